@@ -1,0 +1,368 @@
+import { createHash } from 'node:crypto'
+import { PgBoss } from 'pg-boss'
+import type { Logger } from 'pino'
+import type { z } from 'zod'
+
+/**
+ * Queues: what can be sent, and sending it. Importing a declaration starts nothing; jobs/ says who handles a queue
+ * (core/worker). pg-boss stores, retries, dead-letters and deletes; its schema is `pgboss`.
+ */
+
+/** Which worker process runs a queue (WORKER_KINDS). */
+export type Kind = 'delivery' | 'generation' | 'snapshot' | (string & {})
+
+/**
+ * When a failed message is tried again. `limit` is the number of retries after the first try; with `backoff` the delay
+ * doubles from `delaySeconds` (at least 1), with jitter, up to `maxDelaySeconds`.
+ */
+export type Retry = { limit: number; delaySeconds: number; backoff: boolean; maxDelaySeconds?: number }
+
+export type Queue<M extends object> = {
+  name: string
+  message: z.ZodType<M>
+  /** `standard`: many at once. `stately`: at most one waiting and one active message per key. */
+  policy: 'standard' | 'stately'
+  key?: (message: M) => string
+  project?: (message: M) => string | undefined
+  retry: Retry
+  /** A message whose handler has not been heard of for so long is given to another worker. */
+  leaseSeconds: number
+  kind: Kind
+}
+
+type QueueOptions<M extends object> = {
+  message: z.ZodType<M>
+  kind: Kind
+  /** The project whose share of slots the message counts against. */
+  project?: (message: M) => string | undefined
+  retry?: Partial<Retry>
+  leaseSeconds?: number
+}
+
+/** Every declared queue by name. */
+export const queues = new Map<string, Queue<any>>()
+
+const defaultRetry: Retry = { limit: 2, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 }
+
+function declare<M extends object>(queue: Queue<M>): Queue<M> {
+  if (queues.has(queue.name)) throw new Error(`queue ${queue.name} is declared twice`)
+  if (!/^[\w./-]+$/.test(queue.name)) throw new Error(`queue name ${queue.name}: letters, digits, _ . / - only`)
+  queues.set(queue.name, queue)
+  return queue
+}
+
+/**
+ * Declares a work queue: many messages at once, each tried `retry.limit` times more, then moved to `<name>.dead`.
+ * Defaults: 2 retries with backoff from 1 s to 60 s, a lease of 60 s.
+ */
+export function workQueue<M extends object>(name: string, options: QueueOptions<M>): Queue<M> {
+  const { retry, leaseSeconds = 60, ...rest } = options
+  return declare({ name, policy: 'standard', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
+}
+
+/**
+ * Declares an entity mailbox: the rows are the truth, a message only says "look again". `key` is the entity's id; at
+ * most one message per key waits and at most one is handled, in the whole deployment. A sender writes what is to be
+ * seen while it holds the entity's row lock and sends in the same transaction; the handler takes the same lock to
+ * look and to finish, so no wake-up is lost.
+ */
+export function entityMailbox<M extends object>(
+  name: string,
+  options: QueueOptions<M> & { key: (message: M) => string },
+): Queue<M> {
+  const { retry, leaseSeconds = 60, ...rest } = options
+  return declare({ name, policy: 'stately', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
+}
+
+/** What SQL is run with: the caller's transaction, or a pool. Parameters are `$1`, `$2`, ... */
+export type Executor = { executeSql(text: string, values?: unknown[]): Promise<{ rows: any[] }> }
+
+/**
+ * One message to send. `startAfter` in the future delays it. A message with an `id` (a uuid) is stored once however
+ * often it is sent, for as long as finished messages are kept.
+ */
+export type Message = { queue: Queue<any>; data: object; startAfter?: Date; id?: string }
+
+/** Builds a message with its data checked against the queue's type. */
+export function message<M extends object>(
+  queue: Queue<M>,
+  data: M,
+  options: { startAfter?: Date; id?: string } = {},
+): Message {
+  return { queue, data, ...options }
+}
+
+export type QueueStats = {
+  queue: string
+  /** Due now. */
+  waiting: number
+  /** Due later: delayed messages and retries. */
+  delayed: number
+  active: number
+  /** Dead letters kept for this queue. */
+  dead: number
+  /** How long the oldest due message has been due. */
+  oldest_seconds: number
+}
+
+export type DeadLetter = {
+  id: string
+  queue: string
+  data: object
+  /** What the last attempt failed with. */
+  error: unknown
+  attempts: number
+  sent_at: Date
+  died_at: Date
+}
+
+export type Queues = {
+  boss: PgBoss
+  /** pg-boss's pool, for statements of core/worker. */
+  db: Executor
+  /** Runs `work` in one transaction of that pool; rolls back and rethrows when it throws. */
+  transaction<T>(work: (executor: Executor) => Promise<T>): Promise<T>
+  /**
+   * Sends messages, one statement per queue. With an executor they are part of its transaction: nothing is sent if it
+   * rolls back, and workers are woken by its commit. A message of an entity mailbox whose key already has a waiting one
+   * is dropped without an error: the waiting one will look. Run it at READ COMMITTED: at a stricter level PostgreSQL
+   * reports such a conflict as a serialization failure.
+   * @throws ZodError when data does not fit the queue's schema.
+   */
+  send(messages: Message[], executor?: Executor): Promise<void>
+  stats(): Promise<QueueStats[]>
+  deadLetters: {
+    /** Newest first. */
+    list(options?: { queue?: string; limit?: number }): Promise<DeadLetter[]>
+    inspect(id: string): Promise<DeadLetter | null>
+    /** Sends dead letters of a queue again, oldest first; answers how many. */
+    replay(options: { queue: string; ids?: string[]; limit?: number }): Promise<number>
+  }
+  close(): Promise<void>
+}
+
+const schema = 'pgboss'
+
+/** The group of messages without a project. Every message has one, so that job_i7 finds the active ones. */
+export const NO_PROJECT = '*'
+
+/** The channel pg-boss notifies with a queue's name when a message can be handled at once. */
+export const wakeChannel = `pgboss_${createHash('sha224').update(schema).digest('hex').slice(0, 24)}`
+
+/** Name of the queue that keeps the messages of a queue that failed for good. */
+export const deadName = (name: string) => `${name}.dead`
+
+/**
+ * The key a message is stored under. A delayed wake-up of an entity has a key of its own, so that it never hides an
+ * immediate one; core/worker turns it into an immediate one when it is due.
+ */
+function singletonKey(queue: Queue<any>, data: object, startAfter: Date | undefined): string | undefined {
+  if (!queue.key) return undefined
+  const key = queue.key(data)
+  return startAfter ? `${key}@${startAfter.getTime()}` : key
+}
+
+function toJob(message: Message) {
+  const { queue, id } = message
+  const data = queue.message.parse(message.data)
+  const startAfter = message.startAfter && message.startAfter.getTime() > Date.now() ? message.startAfter : undefined
+  return {
+    ...(id ? { id } : {}),
+    data,
+    singletonKey: singletonKey(queue, data, startAfter),
+    group: { id: queue.project?.(data) ?? NO_PROJECT },
+    ...(startAfter ? { startAfter } : {}),
+  }
+}
+
+function byQueue(messages: Message[]): [string, ReturnType<typeof toJob>[]][] {
+  const groups = new Map<string, ReturnType<typeof toJob>[]>()
+  for (const message of messages) {
+    const jobs = groups.get(message.queue.name)
+    if (jobs) jobs.push(toJob(message))
+    else groups.set(message.queue.name, [toJob(message)])
+  }
+  // One order everywhere: two transactions that send to the same keys wait for each other instead of deadlocking.
+  for (const jobs of groups.values()) {
+    jobs.sort((a, b) => ((a.singletonKey ?? '') < (b.singletonKey ?? '') ? -1 : 1))
+  }
+  return [...groups].sort(([a], [b]) => (a < b ? -1 : 1))
+}
+
+// job_i11 (name, priority, created_on, start_after; waiting) and job_i7 (name, group_id; active) serve the two counts.
+const statsSql = `
+  select q.name, w.waiting::int, w.delayed::int, a.active::int,
+    coalesce(extract(epoch from now() - w.oldest), 0)::float8 as oldest_seconds
+  from unnest($1::text[]) as q (name)
+  cross join lateral (
+    select count(*) filter (where j.start_after <= now()) as waiting,
+      count(*) filter (where j.start_after > now()) as delayed,
+      min(j.start_after) filter (where j.start_after <= now()) as oldest
+    from ${schema}.job_common j where j.name = q.name and j.state < 'active' and not j.blocked
+  ) w
+  cross join lateral (
+    select count(*) as active
+    from ${schema}.job_common j where j.name = q.name and j.state = 'active' and j.group_id is not null
+  ) a`
+
+const deadLetterColumns = `j.id, coalesce(j.source_name, regexp_replace(j.name, '[.]dead$', '')) as queue, j.data,
+  j.source_output as error, coalesce(j.source_retry_count, 0) + 1 as attempts, j.source_created_on as sent_at,
+  j.created_on as died_at`
+
+/**
+ * Opens the queues for sending. Never creates or migrates anything (createQueuesInDatabase does); raises when the
+ * schema is missing or of another version. `connections` bounds the pool; `supervise` (worker processes) lets this
+ * process take part in pg-boss's maintenance, which pg-boss coordinates between processes.
+ */
+export async function openQueues(options: {
+  databaseUrl: string
+  connections: number
+  applicationName?: string
+  supervise?: boolean
+  log: Logger
+}): Promise<Queues> {
+  const { log } = options
+  const boss = new PgBoss({
+    connectionString: options.databaseUrl,
+    application_name: options.applicationName ?? 'muster-queue',
+    max: options.connections,
+    schema,
+    migrate: false,
+    createSchema: false,
+    schedule: false,
+    supervise: options.supervise ?? false,
+    maintenanceIntervalSeconds: 3600,
+  })
+  boss.on('error', error => log.error({ err: error }, 'queue error'))
+  boss.on('warning', warning => log.warn({ warning }, 'queue warning'))
+  await boss.start()
+  const db = boss.getDb()
+
+  const transaction = async <T>(work: (executor: Executor) => Promise<T>): Promise<T> => {
+    const handle = await db.beginTransaction!()
+    try {
+      const result = await work(handle.db)
+      await handle.commit()
+      return result
+    } catch (error) {
+      await handle.rollback()
+      throw error
+    }
+  }
+
+  return {
+    boss,
+    db,
+    transaction,
+
+    async send(messages, executor) {
+      for (const [name, jobs] of byQueue(messages)) {
+        await boss.insert(name, jobs, executor ? { db: executor } : {})
+      }
+    },
+
+    async stats() {
+      const names = [...queues.keys()]
+      const { rows } = await db.executeSql(statsSql, [names.flatMap(name => [name, deadName(name)])])
+      const byName = new Map(rows.map(row => [row.name as string, row]))
+      return names.map(name => {
+        const { waiting, delayed, active, oldest_seconds } = byName.get(name)
+        return { queue: name, waiting, delayed, active, dead: byName.get(deadName(name)).waiting, oldest_seconds }
+      })
+    },
+
+    deadLetters: {
+      async list({ queue, limit = 100 } = {}) {
+        const names = queue ? [deadName(queue)] : [...queues.keys()].map(deadName)
+        const { rows } = await db.executeSql(
+          `select ${deadLetterColumns} from ${schema}.job_common j
+           where j.name = any($1) and j.state < 'active' order by j.created_on desc limit $2`,
+          [names, limit],
+        )
+        return rows
+      },
+      async inspect(id) {
+        const names = [...queues.keys()].map(deadName)
+        const { rows } = await db.executeSql(
+          `select ${deadLetterColumns} from ${schema}.job_common j where j.name = any($1) and j.id = $2`,
+          [names, id],
+        )
+        return rows[0] ?? null
+      },
+      async replay({ queue, ids, limit }) {
+        const moved = await boss.redrive(deadName(queue), { ...(ids ? { ids } : {}), ...(limit ? { limit } : {}) })
+        if (moved > 0) await db.executeSql('select pg_notify($1, $2)', [wakeChannel, queue])
+        return moved
+      },
+    },
+
+    close: () => boss.stop({ graceful: false, close: true }),
+  }
+}
+
+const daysInSeconds = 24 * 60 * 60
+
+function storedOptions(queue: Queue<any>, retentionDays: number) {
+  const { limit, delaySeconds, backoff, maxDelaySeconds } = queue.retry
+  return {
+    retryLimit: limit,
+    retryDelay: delaySeconds,
+    retryBackoff: backoff,
+    retryDelayMax: backoff ? (maxDelaySeconds ?? null) : null,
+    // The lease is kept by core/worker; this is only the bound of one attempt.
+    expireInSeconds: daysInSeconds,
+    // A message waits for as long as it takes: no worker for weeks must not lose work.
+    retentionSeconds: 365 * daysInSeconds,
+    deleteAfterSeconds: retentionDays * daysInSeconds,
+    deadLetter: deadName(queue.name),
+    notify: true,
+  }
+}
+
+/**
+ * Creates or updates the schema of pg-boss, every declared queue and its dead letter queue. Idempotent; run by migrate.
+ * Finished messages are kept `retentionDays` (default 7), dead letters `deadLetterDays` (default 90).
+ * @throws when a queue was created with another policy: pg-boss cannot change it.
+ */
+export async function createQueuesInDatabase(
+  databaseUrl: string,
+  options: { retentionDays?: number; deadLetterDays?: number } = {},
+): Promise<void> {
+  const { retentionDays = 7, deadLetterDays = 90 } = options
+  const boss = new PgBoss({
+    connectionString: databaseUrl,
+    application_name: 'muster-migrate',
+    max: 2,
+    schema,
+    supervise: false,
+    schedule: false,
+  })
+  const errors: Error[] = []
+  boss.on('error', error => errors.push(error))
+  await boss.start()
+  try {
+    const existing = new Map((await boss.getQueues()).map(queue => [queue.name, queue]))
+    for (const queue of queues.values()) {
+      const dead = { retentionSeconds: deadLetterDays * daysInSeconds, deleteAfterSeconds: daysInSeconds }
+      if (existing.has(deadName(queue.name))) await boss.updateQueue(deadName(queue.name), dead)
+      else await boss.createQueue(deadName(queue.name), dead)
+
+      const stored = storedOptions(queue, retentionDays)
+      const present = existing.get(queue.name)
+      if (present && present.policy !== queue.policy) {
+        throw new Error(`queue ${queue.name} has policy ${present.policy}, declared ${queue.policy}`)
+      }
+      const { retryDelayMax, ...rest } = stored
+      if (present) await boss.updateQueue(queue.name, stored)
+      else
+        await boss.createQueue(queue.name, {
+          ...rest,
+          ...(retryDelayMax ? { retryDelayMax } : {}),
+          policy: queue.policy,
+        })
+    }
+  } finally {
+    await boss.stop({ graceful: false, close: true })
+  }
+  if (errors.length > 0) throw errors[0]
+}
