@@ -1,0 +1,114 @@
+/** Areas in the order in which they may know each other: a later one may import an earlier one, never the reverse. */
+const areas = [
+  'core',
+  'identity',
+  'control',
+  'content',
+  'memory',
+  'execution',
+  'conversation',
+  'automation',
+  'evaluation',
+  'formations',
+]
+
+const packages = (...names) => names.flatMap(name => [`^${name}$`, `(^|/)node_modules/(@types/)?${name}/`])
+
+const downward = areas.map((area, index) => ({
+  name: area === 'core' ? 'core-knows-no-module' : `no-upward-import-from-${area}`,
+  comment: `src/${area} may import ${index ? `src/{${areas.slice(0, index)}}` : 'nothing else of src'} and src/config.ts.`,
+  severity: 'error',
+  from: { path: `^src/${area}/` },
+  to: { path: '^src/', pathNot: `^src/(((${areas.slice(0, index + 1).join('|')})/)|config\\.ts$)` },
+}))
+
+export default {
+  forbidden: [
+    ...downward,
+    {
+      name: 'known-area',
+      comment: 'Every folder of src is an area of the list above (or the double).',
+      severity: 'error',
+      from: {},
+      to: { path: '^src/[^/]+/', pathNot: `^src/(${areas.join('|')}|double)/` },
+    },
+    {
+      name: 'no-cycle',
+      comment: 'Modules that need each other are one module.',
+      severity: 'error',
+      from: {},
+      to: { circular: true },
+    },
+    {
+      name: 'config-stands-alone',
+      comment: 'Everything reads the configuration; it reads the environment only.',
+      severity: 'error',
+      from: { path: '^src/config\\.ts$' },
+      to: { path: '^(src|jobs|bin)/' },
+    },
+    {
+      name: 'egress-only',
+      comment: 'Only core/egress opens a socket to an address that a caller gave.',
+      severity: 'error',
+      from: { path: '^(src|jobs|bin)/', pathNot: ['^src/core/egress\\.ts$', '^src/double/'] },
+      to: { path: packages('undici') },
+    },
+    {
+      name: 'database-only-in-core',
+      comment: 'Connections and queues are built in one place.',
+      severity: 'error',
+      from: { path: '^(src|jobs)/', pathNot: '^src/core/(db|queue|notify|migrate|embedded)\\.ts$' },
+      to: { path: packages('pg', 'pg-boss') },
+    },
+    {
+      name: 'double-stands-alone',
+      comment: 'The model double knows nothing of the application it is used against.',
+      severity: 'error',
+      from: { path: '^src/double/' },
+      to: { path: '^(src|jobs|bin|test)/', pathNot: '^src/double/' },
+    },
+    {
+      name: 'double-is-not-the-application',
+      comment: 'Only its own command and tests use the model double.',
+      severity: 'error',
+      from: { path: '^(src|jobs)/', pathNot: '^src/double/' },
+      to: { path: '^src/double/' },
+    },
+    {
+      name: 'no-test-in-the-application',
+      severity: 'error',
+      from: { path: '^(src|jobs|bin)/' },
+      to: { path: '^test/' },
+    },
+    {
+      name: 'no-actor-in-src',
+      comment: 'Actors handle messages of src; src sends them and does not know who handles them.',
+      severity: 'error',
+      from: { path: '^src/' },
+      to: { path: '^(jobs|bin)/' },
+    },
+    {
+      name: 'no-unresolved-import',
+      comment: 'An import that cannot be followed would pass every other rule.',
+      severity: 'error',
+      from: {},
+      to: { couldNotResolve: true },
+    },
+    {
+      name: 'no-development-package-in-the-application',
+      severity: 'error',
+      from: { path: '^(src|jobs|bin)/' },
+      to: { dependencyTypes: ['npm-dev'], dependencyTypesNot: ['type-only'] },
+    },
+  ],
+  options: {
+    doNotFollow: { path: 'node_modules' },
+    tsPreCompilationDeps: true,
+    tsConfig: { fileName: 'tsconfig.json' },
+    enhancedResolveOptions: {
+      exportsFields: ['exports'],
+      conditionNames: ['import', 'node', 'default', 'types'],
+      extensions: ['.ts', '.js', '.mjs', '.cjs', '.json'],
+    },
+  },
+}

@@ -1,0 +1,117 @@
+import assert from 'node:assert/strict'
+import { spawnSync } from 'node:child_process'
+import fs from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+
+const root = path.resolve(import.meta.dirname, '..')
+
+/** Files of a tree that breaks every dependency rule once, and keeps to it once where the two are easily confused. */
+const fixture: Record<string, string> = {
+  'src/config.ts': `import './core/ids.ts'`,
+  'src/app.ts': `import './api.ts'`,
+  'src/api.ts': `import './identity/users/operations.ts'\nimport './formations/stacks/operations.ts'`,
+  'src/core/ids.ts': `import './clock.ts'`,
+  'src/core/clock.ts': `import type { Users } from '../identity/users/model.ts'\nexport type Clock = Users`,
+  'src/core/kind.ts': `import '../api.ts'`,
+  'src/core/db.ts': `import pg from 'pg'\nexport const pool = pg.Pool`,
+  'src/core/queue.ts': `import { PgBoss } from 'pg-boss'\nexport const boss = PgBoss`,
+  'src/core/egress.ts': `import { Agent } from 'undici'\nexport const agent = Agent`,
+  'src/core/left.ts': `import { right } from './right.ts'\nexport const left = () => right`,
+  'src/core/right.ts': `import { left } from './left.ts'\nexport const right = () => left`,
+  'src/core/lost.ts': `import './nowhere.ts'`,
+  'src/core/check.ts': `import ts from 'typescript'\nexport const version = ts.version`,
+  'src/identity/users/model.ts': `export type Users = string`,
+  'src/identity/users/operations.ts': `import '../../core/ids.ts'\nimport '../../control/audit/store.ts'`,
+  'src/identity/users/lazy.ts': `export const audit = () => import('../../control/audit/store.ts')`,
+  'src/control/audit/store.ts': `import type { Users } from '../../identity/users/model.ts'\nexport const users: Users = ''`,
+  'src/control/audit/actor.ts': `import '../../../jobs/delivery.ts'`,
+  'src/control/webhooks/deliver.ts': `import { fetch } from 'undici'\nexport const post = fetch`,
+  'src/control/webhooks/store.ts': `import pg from 'pg'\nexport const client = pg.Client`,
+  'src/control/webhooks/send.ts': `import type { PgBoss } from 'pg-boss'\nexport type Boss = PgBoss`,
+  'src/control/webhooks/probe.ts': `import '../../../test/support/probe.ts'`,
+  'src/execution/models/call.ts': `import '../../double/server.ts'`,
+  'src/extras/odd.ts': `export const odd = 1`,
+  'src/formations/stacks/operations.ts': `import '../../identity/users/operations.ts'\nimport '../../extras/odd.ts'`,
+  'src/double/server.ts': `import '../core/ids.ts'\nimport './script.ts'`,
+  'src/double/script.ts': `export const script = []`,
+  'jobs/delivery.ts': `import '../src/control/audit/store.ts'`,
+  'bin/double.ts': `import '../src/double/server.ts'`,
+  'test/support/probe.ts': `import pg from 'pg'\nimport { fetch } from 'undici'\nexport const probe = [pg, fetch]`,
+}
+
+const expected = [
+  'config-stands-alone: src/config.ts -> src/core/ids.ts',
+  'core-knows-no-module: src/core/clock.ts -> src/identity/users/model.ts',
+  'core-knows-no-module: src/core/kind.ts -> src/api.ts',
+  'database-only-in-core: src/control/webhooks/send.ts -> pg-boss',
+  'database-only-in-core: src/control/webhooks/store.ts -> pg',
+  'double-is-not-the-application: src/execution/models/call.ts -> src/double/server.ts',
+  'double-stands-alone: src/double/server.ts -> src/core/ids.ts',
+  'egress-only: src/control/webhooks/deliver.ts -> undici',
+  'known-area: src/formations/stacks/operations.ts -> src/extras/odd.ts',
+  'no-actor-in-src: src/control/audit/actor.ts -> jobs/delivery.ts',
+  'no-cycle: src/core/left.ts -> src/core/right.ts',
+  'no-development-package-in-the-application: src/core/check.ts -> typescript',
+  'no-test-in-the-application: src/control/webhooks/probe.ts -> test/support/probe.ts',
+  'no-unresolved-import: src/core/lost.ts -> ./nowhere.ts',
+  'no-upward-import-from-execution: src/execution/models/call.ts -> src/double/server.ts',
+  'no-upward-import-from-formations: src/formations/stacks/operations.ts -> src/extras/odd.ts',
+  'no-upward-import-from-identity: src/identity/users/lazy.ts -> src/control/audit/store.ts',
+  'no-upward-import-from-identity: src/identity/users/operations.ts -> src/control/audit/store.ts',
+]
+
+interface Violation {
+  rule: { name: string }
+  from: string
+  to: string
+}
+
+/** Runs the project's rules over `dir`; returns the violations as `rule: from -> to`, packages by their name. */
+function violations(dir: string): string[] {
+  const config = path.join(root, '.dependency-cruiser.mjs')
+  const args = ['--config', config, '--output-type', 'json', 'src', 'jobs', 'bin', 'test']
+  const { stdout, stderr } = spawnSync(path.join(root, 'node_modules/.bin/depcruise'), args, {
+    cwd: dir,
+    encoding: 'utf8',
+    maxBuffer: 64 * 1024 * 1024,
+  })
+  assert.ok(stdout.startsWith('{'), stderr)
+  const found: Violation[] = JSON.parse(stdout).summary.violations
+  return found
+    .map(({ rule, from, to }) => `${rule.name}: ${from} -> ${to.replace(/^.*node_modules\/([^/]+)\/.*$/, '$1')}`)
+    .sort()
+}
+
+function sources(...dirs: string[]): string[] {
+  return dirs
+    .flatMap(dir => fs.readdirSync(path.join(root, dir), { recursive: true, encoding: 'utf8' }).map(f => `${dir}/${f}`))
+    .filter(file => file.endsWith('.ts'))
+}
+
+describe('architecture', () => {
+  it('the dependency rules refuse every forbidden import and nothing else', () => {
+    const dir = fs.mkdtempSync(path.join(tmpdir(), 'muster-architecture-'))
+    try {
+      for (const [file, content] of Object.entries(fixture)) {
+        fs.mkdirSync(path.dirname(path.join(dir, file)), { recursive: true })
+        fs.writeFileSync(path.join(dir, file), `${content}\n`)
+      }
+      for (const file of ['tsconfig.json', 'package.json']) fs.copyFileSync(path.join(root, file), path.join(dir, file))
+      fs.symlinkSync(path.join(root, 'node_modules'), path.join(dir, 'node_modules'))
+      assert.deepEqual(violations(dir), expected)
+    } finally {
+      fs.rmSync(dir, { recursive: true, force: true })
+    }
+  })
+
+  it('only core/db builds a connection pool', () => {
+    const builders = sources('src', 'jobs', 'bin').filter(file =>
+      /\bcreatePool\b|\bnew (pg\.)?Pool\b/.test(fs.readFileSync(path.join(root, file), 'utf8')),
+    )
+    assert.deepEqual(
+      builders.filter(file => file !== 'src/core/db.ts'),
+      [],
+    )
+  })
+})
