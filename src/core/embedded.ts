@@ -40,6 +40,9 @@ const LOG_FILE = 'server.log'
 const START_TIMEOUT_MS = 60_000
 const STOP_TIMEOUT_MS = 15_000
 
+/** Reasons not to start that pass: a port taken meanwhile, backends that outlive a killed postmaster, a second start. */
+const PASSING = /Address already in use|pre-existing shared memory|lock file/
+
 const SETTINGS = [
   'listen_addresses=127.0.0.1',
   'unix_socket_directories=',
@@ -70,11 +73,10 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
   const log = options.log ?? (() => {})
   const owner = serverOwner(dir)
   if (!fs.existsSync(path.join(dir, 'PG_VERSION'))) {
-    await initialise(dir, owner)
+    await initialise(dir, options.ephemeral ?? false, owner)
     log(`initialised PostgreSQL in ${dir}`)
   }
-  const postmaster = await running(dir, options, owner)
-  const url = await database(dir, postmaster.port)
+  const { postmaster, url } = await connectable(dir, options, owner)
   log(`PostgreSQL listens on 127.0.0.1:${postmaster.port}`)
 
   const onExit = () => {
@@ -102,7 +104,7 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
  * fast, clean shutdown, SIGQUIT an immediate one.
  */
 export async function stopEmbedded(dir: string): Promise<void> {
-  await stop(canonical(dir), 'SIGINT')
+  if (fs.existsSync(dir)) await stop(canonical(dir), 'SIGINT')
 }
 
 async function stop(dir: string, how: 'SIGINT' | 'SIGQUIT'): Promise<void> {
@@ -121,7 +123,7 @@ function canonical(dir: string): string {
 }
 
 /** Initialises beside `dir` and renames, so that a directory with PG_VERSION is always a complete cluster. */
-async function initialise(dir: string, owner: Owner | undefined): Promise<void> {
+async function initialise(dir: string, ephemeral: boolean, owner: Owner | undefined): Promise<void> {
   const fresh = fs.mkdtempSync(`${dir}.new-`)
   const passwordFile = `${fresh}.password`
   try {
@@ -139,7 +141,7 @@ async function initialise(dir: string, owner: Owner | undefined): Promise<void> 
       '--locale-provider=builtin',
       '--builtin-locale=C.UTF-8',
       '--set=scram_iterations=1',
-      '--no-sync',
+      ...(ephemeral ? ['--no-sync'] : []),
       '--no-instructions',
     ])
     fs.renameSync(passwordFile, path.join(fresh, PASSWORD_FILE))
@@ -150,6 +152,19 @@ async function initialise(dir: string, owner: Owner | undefined): Promise<void> 
   } finally {
     fs.rmSync(passwordFile, { force: true })
     fs.rmSync(fresh, { recursive: true, force: true })
+  }
+}
+
+/** A running postmaster and the url of its database; tries again when a server that seemed ready was on its way out. */
+async function connectable(dir: string, options: EmbeddedOptions, owner: Owner | undefined) {
+  for (let attempt = 1; ; attempt++) {
+    const postmaster = await running(dir, options, owner)
+    try {
+      return { postmaster, url: await database(dir, postmaster.port) }
+    } catch (error) {
+      if (attempt === 3) throw error
+      await sleep(100)
+    }
   }
 }
 
@@ -168,8 +183,7 @@ async function running(dir: string, options: EmbeddedOptions, owner: Owner | und
       continue
     }
     if (!alive && (!spawned || spawned.exited)) {
-      // Besides a taken port, backends that outlive a killed postmaster refuse a start for a moment.
-      if (starts === 5) break
+      if (starts === 5 || (starts && !PASSING.test(serverLog(dir)))) break
       if (starts++) await sleep(200 * starts)
       // A pid reused by a stranger looks like a running server to PostgreSQL, which would refuse to start.
       if (postmaster && exists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
@@ -177,8 +191,12 @@ async function running(dir: string, options: EmbeddedOptions, owner: Owner | und
     }
     await sleep(15)
   }
-  const tail = fs.readFileSync(path.join(dir, LOG_FILE), 'utf8').trim().split('\n').slice(-15).join('\n')
-  throw new Error(`PostgreSQL did not start in ${dir}:\n${tail}`)
+  throw new Error(`PostgreSQL did not start in ${dir}:\n${serverLog(dir)}`)
+}
+
+/** The last lines that the server wrote. */
+function serverLog(dir: string): string {
+  return fs.readFileSync(path.join(dir, LOG_FILE), 'utf8').trim().split('\n').slice(-15).join('\n')
 }
 
 function launch(dir: string, port: number, ephemeral: boolean, owner: Owner | undefined) {
@@ -199,6 +217,7 @@ async function database(dir: string, port: number): Promise<string> {
   const password = fs.readFileSync(path.join(dir, PASSWORD_FILE), 'utf8').trim()
   const server = `postgres://muster:${password}@127.0.0.1:${port}`
   const client = new pg.Client({ connectionString: `${server}/postgres`, connectionTimeoutMillis: 10_000 })
+  client.on('error', () => {}) // A lost connection also rejects the query that waits for it.
   await client.connect()
   try {
     const found = await client.query(`select 1 from pg_database where datname = 'muster'`)
