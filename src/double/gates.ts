@@ -1,0 +1,90 @@
+/** State of a gate as the control route lists it. */
+export type GateState = { gate: string; open: boolean; waiting: number }
+
+type Waiter = { n: number; lane: string; go: (passed: boolean) => void }
+type Gate = { open: boolean; lanes: Set<string>; waiters: Waiter[] }
+
+/** Named latches that hold requests. */
+export type Gates = ReturnType<typeof createGates>
+
+/** Makes an empty set of gates. */
+export function createGates() {
+  const gates = new Map<string, Gate>()
+
+  function named(name: string): Gate {
+    let gate = gates.get(name)
+    if (!gate) gates.set(name, (gate = { open: false, lanes: new Set(), waiters: [] }))
+    return gate
+  }
+
+  /** Lets the waiting requests go on in arrival order, those of one lane or all. */
+  function release(gate: Gate, lane?: string): void {
+    const waiters = gate.waiters.sort((a, b) => a.n - b.n)
+    gate.waiters = lane === undefined ? [] : waiters.filter(each => each.lane !== lane)
+    for (const waiter of waiters) if (lane === undefined || waiter.lane === lane) waiter.go(true)
+  }
+
+  function state(name: string, gate: Gate): GateState {
+    return { gate: name, open: gate.open, waiting: gate.waiters.length }
+  }
+
+  return {
+    /** Makes a gate known, closed when it is new. */
+    name(name: string, lane: string): void {
+      named(name).lanes.add(lane)
+    },
+
+    /**
+     * Waits until the gate is open. `n` is the arrival number of the request: waiting ones go on in that order. `onGone`
+     * is given the function to call when the client has left. Resolves false in that case.
+     */
+    wait(name: string, lane: string, n: number, onGone: (gone: () => void) => void): Promise<boolean> {
+      const gate = named(name)
+      gate.lanes.add(lane)
+      if (gate.open) return Promise.resolve(true)
+      return new Promise(resolve => {
+        const waiter = { n, lane, go: resolve }
+        gate.waiters.push(waiter)
+        onGone(() => {
+          gate.waiters = gate.waiters.filter(each => each !== waiter)
+          resolve(false)
+        })
+      })
+    },
+
+    /** Opens a gate and lets all that wait go on. */
+    open(name: string): GateState {
+      const gate = named(name)
+      gate.open = true
+      release(gate)
+      return state(name, gate)
+    },
+
+    /** Closes a gate again. */
+    close(name: string): GateState {
+      const gate = named(name)
+      gate.open = false
+      return state(name, gate)
+    },
+
+    /** All gates, in the order they were named. */
+    list(): GateState[] {
+      return [...gates].map(([name, gate]) => state(name, gate))
+    },
+
+    /** Lets the requests of a lane go on and forgets the gates that only this lane names. */
+    drop(lane: string): void {
+      for (const [name, gate] of gates) {
+        release(gate, lane)
+        if (gate.lanes.delete(lane) && gate.lanes.size === 0) gates.delete(name)
+      }
+    },
+
+    /** Releases and forgets all gates. */
+    reset(): void {
+      const all = [...gates.values()]
+      gates.clear()
+      for (const gate of all) release(gate)
+    },
+  }
+}

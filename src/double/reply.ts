@@ -1,0 +1,221 @@
+import { hash } from 'node:crypto'
+import type { JsonObject, ModelRequest } from './request.ts'
+import { smallestValue } from './schema.ts'
+import type { Reply } from './script.ts'
+import { checkDirective } from './script.ts'
+import { fillText, fillValue } from './template.ts'
+
+/** A tool call as it is sent. */
+export type ToolCall = { id: string; type: 'function'; function: { name: string; arguments: string } }
+
+/** The parts of a chat answer, ready to be sent whole or in pieces. */
+export type Answer = {
+  content: string | null
+  /** The content in the pieces a stream sends. */
+  pieces: string[]
+  calls: ToolCall[]
+  finish: string
+  model: string
+  /** `undefined` when the script asks for an answer without it. */
+  usage: JsonObject | undefined
+}
+
+/** Gives the id of the tool call at an index of the answer. */
+export type CallId = (index: number) => string
+
+/** Tokens of a text: a quarter of its UTF-8 bytes, rounded up. */
+export function tokens(text: string): number {
+  return Math.ceil(Buffer.byteLength(text) / 4)
+}
+
+/** Turns a reply into an answer. `literal` leaves the templates as they are. */
+export function compose(reply: Reply, request: ModelRequest, callId: CallId, literal = false): Answer {
+  const value = (part: unknown) => (literal ? part : fillValue(part, request))
+  const calls = (reply.tool_calls ?? []).map(
+    (call, index): ToolCall => ({
+      id: call.id ?? callId(index),
+      type: 'function',
+      function: { name: call.name, arguments: call.raw ?? JSON.stringify(value(call.args ?? {})) },
+    }),
+  )
+  let content: string | undefined
+  if (reply.chunks) content = reply.chunks.join('')
+  else if (reply.object !== undefined) content = JSON.stringify(value(reply.object))
+  else if (reply.text !== undefined) content = literal ? reply.text : fillText(reply.text, request)
+  else if (calls.length === 0) content = ''
+  return {
+    content: content ?? null,
+    pieces: reply.chunks ?? wordPieces(content ?? '', reply.chunk_words ?? 1),
+    calls,
+    finish: reply.finish ?? (calls.length > 0 ? 'tool_calls' : 'stop'),
+    model: reply.model ?? request.requested,
+    usage: reply.usage === null ? undefined : usageOf(reply.usage ?? {}, request, content ?? '', calls),
+  }
+}
+
+/** Cuts a text into pieces of `count` words; spaces stay with the word before them. */
+export function wordPieces(text: string, count: number): string[] {
+  if (text === '') return []
+  if (text.trim() === '') return [text]
+  const words = text.match(/\s*\S+\s*/g) ?? []
+  if (count === 1) return words
+  const pieces: string[] = []
+  for (let index = 0; index < words.length; index += count) pieces.push(words.slice(index, index + count).join(''))
+  return pieces
+}
+
+function usageOf(
+  given: NonNullable<Reply['usage']>,
+  request: ModelRequest,
+  content: string,
+  calls: ToolCall[],
+): JsonObject {
+  const prompt = given.prompt_tokens ?? promptTokens(request)
+  const completion =
+    given.completion_tokens ??
+    calls.reduce((sum, call) => sum + tokens(call.function.name + call.function.arguments), tokens(content))
+  return {
+    prompt_tokens: prompt,
+    completion_tokens: completion,
+    total_tokens: prompt + completion,
+    prompt_tokens_details: { cached_tokens: given.cached_tokens ?? 0 },
+    completion_tokens_details: { reasoning_tokens: given.reasoning_tokens ?? 0 },
+  }
+}
+
+function promptTokens(request: ModelRequest): number {
+  const sum = request.messages.reduce((total, message) => total + tokens(message.text) + 4, 0)
+  return request.tools.length > 0 ? sum + tokens(JSON.stringify(request.body.tools)) : sum
+}
+
+/** The body of an answer that is not streamed. */
+export function completion(answer: Answer, request: ModelRequest, empty = false): JsonObject {
+  const message: JsonObject = { role: 'assistant', content: answer.content }
+  if (answer.calls.length > 0) message.tool_calls = answer.calls
+  return {
+    ...head(answer, request, 'chat.completion'),
+    choices: empty ? [] : [{ index: 0, message, logprobs: null, finish_reason: answer.finish }],
+    ...(answer.usage && { usage: answer.usage }),
+  }
+}
+
+/** The frames of a streamed answer: what comes first, the pieces that may be counted and delayed, what comes last. */
+export function frames(answer: Answer, request: ModelRequest, empty = false) {
+  const base = head(answer, request, 'chat.completion.chunk')
+  const frame = (delta: JsonObject, finish: string | null = null) =>
+    sse({ ...base, choices: [{ index: 0, delta, finish_reason: finish }] })
+  const options = request.body.stream_options as JsonObject | null | undefined
+  const usage =
+    options?.include_usage === true && answer.usage ? sse({ ...base, choices: [], usage: answer.usage }) : ''
+  const done = 'data: [DONE]\n\n'
+  if (empty) return { first: sse({ ...base, choices: [] }), pieces: [], last: usage + done }
+
+  const calls = answer.calls.flatMap((call, index) => {
+    const { name, arguments: text } = call.function
+    const half = Math.ceil(text.length / 2)
+    const part = (piece: string) => frame({ tool_calls: [{ index, function: { arguments: piece } }] })
+    return [
+      frame({ tool_calls: [{ index, id: call.id, type: 'function', function: { name, arguments: '' } }] }),
+      part(text.slice(0, half)),
+      part(text.slice(half)),
+    ]
+  })
+  return {
+    first: frame({ role: 'assistant', content: answer.calls.length > 0 && !answer.content ? null : '' }),
+    pieces: [...answer.pieces.map(content => frame({ content })), ...calls],
+    last: frame({}, answer.finish) + usage + done,
+  }
+}
+
+/** One server-sent event holding a JSON value. */
+export function sse(value: unknown): string {
+  return `data: ${JSON.stringify(value)}\n\n`
+}
+
+function head(answer: Answer, request: ModelRequest, object: string): JsonObject {
+  return {
+    id: `chatcmpl-${request.lane}-${request.call}`,
+    object,
+    created: 1_700_000_000 + request.call,
+    model: answer.model,
+    system_fingerprint: 'double',
+  }
+}
+
+/** Ids of tool calls made by a script or by default. */
+export function laneCallId(request: ModelRequest): CallId {
+  return index => `call_${request.lane}_${request.call}_${index}`
+}
+
+/** Ids of tool calls made by an inline directive: they depend on nothing but the request's body. */
+export function bodyCallId(raw: string): CallId {
+  return index => `call_${hash('sha256', raw + index, 'hex').slice(0, 12)}`
+}
+
+const mark = '@double '
+
+/**
+ * Reads the directive in the last user text: `@double ` and one JSON value on the same line, a reply or a list of them.
+ * The reply at k is used, k being the number of assistant messages after that user message; the last one sticks.
+ * Gives nothing when there is none, problems when it cannot be read.
+ */
+export function inlineReply(
+  request: ModelRequest,
+): { reply: Reply; index: number; problems?: never } | { problems: string[]; reply?: never } | undefined {
+  const at = request.user.indexOf(mark)
+  if (at < 0) return undefined
+  const line = request.user.slice(at + mark.length).split(/\r?\n/, 1)[0]
+  let value: unknown
+  try {
+    value = JSON.parse(jsonPrefix(line))
+  } catch (error) {
+    return { problems: [`document: ${(error as Error).message}`] }
+  }
+  const { replies, problems } = checkDirective(value)
+  if (!replies) return { problems }
+  const from = request.messages.findLastIndex(each => each.role === 'user')
+  const answered = request.messages.slice(from).filter(each => each.role === 'assistant').length
+  const index = Math.min(answered, replies.length - 1)
+  return { reply: replies[index], index }
+}
+
+/** The object or array a line begins with; what follows it (a closing tag around the user's text) is left out. */
+function jsonPrefix(line: string): string {
+  const text = line.trimStart()
+  let depth = 0
+  let quoted = false
+  for (let at = 0; at < text.length; at += 1) {
+    const char = text[at]
+    if (quoted) {
+      if (char === '\\') at += 1
+      else if (char === '"') quoted = false
+    } else if (char === '"') quoted = true
+    else if (char === '{' || char === '[') depth += 1
+    else if ((char === '}' || char === ']') && --depth === 0) return text.slice(0, at + 1)
+  }
+  return text
+}
+
+/**
+ * What is answered when nothing else applies: a call of the forced tool, the smallest value of the schema asked for, or
+ * an echo of the user's text. Holds no templates.
+ */
+export function defaultReply(request: ModelRequest): Reply {
+  const forced = forcedTool(request)
+  if (forced) return { tool_calls: [{ name: forced.name, args: smallestArguments(forced.parameters) }] }
+  if (request.schema !== undefined) return { object: smallestValue(request.schema) }
+  return { text: `echo: ${request.user}` }
+}
+
+function forcedTool(request: ModelRequest): { name: string; parameters: unknown } | undefined {
+  const choice = request.toolChoice
+  if (choice === 'required') return request.tools[0]
+  if (typeof choice === 'string') return undefined
+  return request.tools.find(tool => tool.name === choice.name) ?? { name: choice.name, parameters: {} }
+}
+
+/** Arguments are always an object, also for a tool without a schema. */
+function smallestArguments(parameters: unknown): unknown {
+  const value = smallestValue(parameters)
+  return typeof value === 'object' && value !== null ? value : {}
+}

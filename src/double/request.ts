@@ -1,0 +1,135 @@
+import type { IncomingHttpHeaders } from 'node:http'
+
+/** The two kinds of model request. */
+export type Kind = 'chat' | 'embeddings'
+
+/** One message as conditions and templates see it; `name` is the tool's name on tool messages. */
+export type Message = { role: string; text: string; name?: string | undefined }
+
+/** A function offered to the model; `parameters` is its JSON Schema. */
+export type OfferedTool = { name: string; parameters: unknown }
+
+/** A model request, read once. */
+export type ModelRequest = {
+  kind: Kind
+  lane: string
+  /** Ordinal of this request among those of its kind in the lane, from 1. */
+  call: number
+  /** The model asked for, as sent. */
+  requested: string
+  /** The same without the lane's prefix when the lane was chosen by it. */
+  model: string
+  headers: IncomingHttpHeaders
+  messages: Message[]
+  /** The last user text; for embeddings the last input. */
+  user: string
+  /** All system texts, joined by line ends. */
+  system: string
+  tools: OfferedTool[]
+  /** `auto`, `required`, `none`, or the function that must be called. */
+  toolChoice: string | { name: string }
+  /** Whether a stream was asked for. */
+  stream: boolean
+  /** Whether JSON was asked for, by schema or not. */
+  json: boolean
+  /** The schema asked for. */
+  schema: unknown
+  body: JsonObject
+}
+
+/** A parsed JSON object. */
+export type JsonObject = Record<string, unknown>
+
+/** Tells an object from every other JSON value. */
+export function isObject(value: unknown): value is JsonObject {
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+}
+
+/** What the lane knows about a request before its body is read. */
+export type Addressed = { kind: Kind; lane: string; call: number; model: string; headers: IncomingHttpHeaders }
+
+/** Reads the body of a chat completion request. Gives a message when the body is not one. */
+export function readChat(to: Addressed, body: JsonObject): ModelRequest | string {
+  if (typeof body.model !== 'string') return 'model must be a string'
+  if (!Array.isArray(body.messages) || body.messages.length === 0) return 'messages must be a non-empty array'
+  if (!body.messages.every(each => isObject(each) && typeof each.role === 'string'))
+    return 'every message must be an object with a role'
+  if (body.tools != null && !Array.isArray(body.tools)) return 'tools must be an array'
+  const messages = readMessages(body.messages as JsonObject[])
+  const format = isObject(body.response_format) ? body.response_format : {}
+  const tools = readTools(body.tools)
+  return {
+    ...to,
+    requested: body.model,
+    messages,
+    user: messages.findLast(each => each.role === 'user')?.text ?? '',
+    system: messages
+      .filter(each => each.role === 'system' || each.role === 'developer')
+      .map(each => each.text)
+      .join('\n'),
+    tools,
+    toolChoice: readToolChoice(body.tool_choice, tools.length > 0),
+    stream: body.stream === true,
+    json: format.type === 'json_schema' || format.type === 'json_object',
+    schema:
+      format.type === 'json_schema' && isObject(format.json_schema) ? (format.json_schema.schema ?? {}) : undefined,
+    body,
+  }
+}
+
+/** Reads the body of an embeddings request; each input counts as a user message. Gives a message when it is not one. */
+export function readEmbeddings(to: Addressed, body: JsonObject): ModelRequest | string {
+  if (typeof body.model !== 'string') return 'model must be a string'
+  const inputs = typeof body.input === 'string' ? [body.input] : body.input
+  if (!Array.isArray(inputs) || inputs.length === 0) return 'input must be a string or a non-empty array of strings'
+  if (!inputs.every(each => typeof each === 'string')) return 'token arrays are not supported: input must be text'
+  return {
+    ...to,
+    requested: body.model,
+    messages: inputs.map(text => ({ role: 'user', text })),
+    user: inputs[inputs.length - 1],
+    system: '',
+    tools: [],
+    toolChoice: 'none',
+    stream: false,
+    json: false,
+    schema: undefined,
+    body,
+  }
+}
+
+function readMessages(list: JsonObject[]): Message[] {
+  const calls = new Map<string, string>()
+  return list.map(message => {
+    for (const call of Array.isArray(message.tool_calls) ? message.tool_calls : [])
+      if (isObject(call) && isObject(call.function) && typeof call.id === 'string')
+        calls.set(call.id, String(call.function.name))
+    const role = message.role as string
+    const text = contentText(message.content)
+    if (role !== 'tool') return { role, text }
+    const name = typeof message.name === 'string' ? message.name : calls.get(String(message.tool_call_id))
+    return { role, text, name }
+  })
+}
+
+function contentText(content: unknown): string {
+  if (typeof content === 'string') return content
+  if (!Array.isArray(content)) return ''
+  return content
+    .map(part => (isObject(part) && typeof part.text === 'string' ? part.text : undefined))
+    .filter(text => text !== undefined)
+    .join('\n')
+}
+
+function readTools(tools: unknown): OfferedTool[] {
+  if (!Array.isArray(tools)) return []
+  return tools
+    .filter(tool => isObject(tool) && isObject(tool.function) && typeof tool.function.name === 'string')
+    .map(tool => ({ name: tool.function.name, parameters: tool.function.parameters }))
+}
+
+function readToolChoice(choice: unknown, offered: boolean): string | { name: string } {
+  if (typeof choice === 'string') return choice
+  if (isObject(choice) && isObject(choice.function)) return { name: String(choice.function.name) }
+  return offered ? 'auto' : 'none'
+}
