@@ -10,7 +10,6 @@ const root = path.resolve(import.meta.dirname, '../..')
 const SERVER_DIR = 'muster-test-'
 
 let server: Promise<string> | undefined
-let template: Promise<string> | undefined
 
 /**
  * The url of the server that tests use, naming a maintenance database: TEST_DATABASE_URL (its user must be allowed to
@@ -44,11 +43,13 @@ export async function dropDatabase(name: string): Promise<void> {
   await administer(client => client.query(`drop database if exists "${name}" with (force)`))
 }
 
-/** A migrated database of one's own: every test file takes one in `before` and drops it in `after`. */
+/**
+ * A migrated database of one's own: every test file takes one in `before` and drops it in `after`. It has the queues
+ * whose declarations the process has imported by then.
+ */
 export async function cloneTemplate(): Promise<{ url: string; drop(): Promise<void> }> {
-  template ??= migratedTemplate()
   const name = databaseName()
-  const url = await createDatabase(name, await template)
+  const url = await createDatabase(name, await migratedTemplate())
   return { url, drop: () => dropDatabase(name) }
 }
 
@@ -57,7 +58,11 @@ export async function cloneTemplate(): Promise<{ url: string; drop(): Promise<vo
  * made of, so that a server which outlives a change of the migrations never hands out a stale copy.
  */
 async function migratedTemplate(): Promise<string> {
-  const name = `muster_template_${templateHash()}`
+  // Imported late: the test command takes its server from here and must run when the application does not load.
+  const { migrate } = await import('../../src/core/migrate.ts')
+  const { queues } = await import('../../src/core/queue.ts')
+  const declared = [...queues.values()].map(({ name, policy, retry }) => JSON.stringify([name, policy, retry])).sort()
+  const name = `muster_template_${templateHash(declared)}`
   await administer(async client => {
     // Test processes start at once: one builds, the others wait here. The lock ends with the connection.
     await client.query(`select pg_advisory_lock(hashtext('muster_template'))`)
@@ -66,8 +71,6 @@ async function migratedTemplate(): Promise<string> {
     const building = `${name}_building`
     await client.query(`drop database if exists "${building}" with (force)`)
     await client.query(`create database "${building}" template template0`)
-    // Imported late: the test command takes its server from here and must run when the application does not load.
-    const { migrate } = await import('../../src/core/migrate.ts')
     await migrate(await databaseUrl(building))
     await client.query(`alter database "${building}" rename to "${name}"`)
     // A database with connections cannot be copied.
@@ -76,12 +79,12 @@ async function migratedTemplate(): Promise<string> {
   return name
 }
 
-function templateHash(): string {
-  const hash = createHash('sha256')
+function templateHash(declarations: string[]): string {
+  const hash = createHash('sha256').update(declarations.join('\0'))
   const sql = path.join(root, 'sql')
   const migrations = fs.readdirSync(sql).filter(file => file.endsWith('.sql'))
   for (const file of migrations.sort()) hash.update(`${file}\0`).update(fs.readFileSync(path.join(sql, file)))
-  hash.update(fs.readFileSync(path.join(root, 'src/core/migrate.ts')))
+  for (const file of ['migrate.ts', 'queue.ts']) hash.update(fs.readFileSync(path.join(root, 'src/core', file)))
   hash.update(createRequire(import.meta.url)('pg-boss/package.json').version)
   return hash.digest('hex').slice(0, 16)
 }
