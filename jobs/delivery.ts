@@ -1,0 +1,4 @@
+import type { Services } from '../src/core/operation.ts'
+import type { Concern } from './concern.ts'
+
+export const deliveryActors = (_services: Services): Concern => ({ actors: [], ticks: [] })

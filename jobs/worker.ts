@@ -1,0 +1,109 @@
+import { createServer } from 'node:http'
+import { pathToFileURL } from 'node:url'
+import express from 'express'
+import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../src/config.ts'
+import { sql } from '../src/core/db.ts'
+import { mountHealth } from '../src/core/documents.ts'
+import { closeServer, portOf } from '../src/core/health.ts'
+import { createLog, type Logger } from '../src/core/log.ts'
+import { migrate } from '../src/core/migrate.ts'
+import type { Services } from '../src/core/operation.ts'
+import { untilStopped } from '../src/core/process.ts'
+import { openServices } from '../src/core/services.ts'
+import { startWorkers } from '../src/core/worker.ts'
+import type { Concern } from './concern.ts'
+import { deliveryActors } from './delivery.ts'
+import { generationActors } from './generation.ts'
+import { snapshotActors } from './snapshot.ts'
+
+const concerns: Record<(typeof WORKER_KINDS)[number], (services: Services) => Concern> = {
+  delivery: deliveryActors,
+  generation: generationActors,
+  snapshot: snapshotActors,
+}
+
+export type WorkerProcess = { healthPort: number; stop(): Promise<void> }
+
+/** Starts a worker process for the concerns named. */
+export async function startWorker(
+  config: Config,
+  log: Logger,
+  kinds: readonly (typeof WORKER_KINDS)[number][],
+): Promise<WorkerProcess> {
+  if (config.AUTO_MIGRATE)
+    await migrate(config.DATABASE_URL, {
+      lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
+      log: line => log.debug(line),
+    })
+  const services = await openServices(config, { log, role: 'worker' })
+  const parts = kinds.map(kind => concerns[kind](services))
+  let lastBeat = 0
+  const startedAt = new Date().toISOString()
+  const workers = await startWorkers({
+    queues: services.queues,
+    actors: parts.flatMap(part => part.actors),
+    ticks: parts.flatMap(part => part.ticks),
+    log,
+    concurrency: config.WORKER_CONCURRENCY,
+    projectShare: config.PROJECT_WORKER_SHARE,
+    listen: services.notifications,
+    onPollMs: config.WORKER_HEARTBEAT_INTERVAL_MS,
+    onPoll: async () => {
+      await services.pool.query(sql.unsafe`
+        insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
+        values (${config.INSTANCE_ID}, ${sql.array([...kinds], 'text')}, ${startedAt}, now())
+        on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at`)
+      lastBeat = Date.now()
+    },
+  })
+  const app = express()
+  app.disable('x-powered-by')
+  let draining = false
+  mountHealth(app, services, {
+    draining: () => draining,
+    extra: () => ({
+      worker: Date.now() - lastBeat < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no successful poll lately',
+    }),
+  })
+  const server = createServer(app)
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', reject)
+    server.listen(config.WORKER_HEALTH_PORT, config.HOST, resolve)
+  })
+  const healthPort = portOf(server)
+  log.info({ kinds, health_port: healthPort, instance: config.INSTANCE_ID }, 'worker is ready')
+  let stopping: Promise<void> | undefined
+  return {
+    healthPort,
+    stop: () => {
+      stopping ??= (async () => {
+        draining = true
+        await workers.stop(config.SHUTDOWN_GRACE_MS)
+        await Promise.all(parts.map(part => part.close?.()))
+        await closeServer(server, 1000)
+        await services.pool
+          .query(sql.unsafe`delete from worker_heartbeats where instance_id = ${config.INSTANCE_ID}`)
+          .catch(() => {})
+        await services.close()
+        log.info('worker has stopped')
+      })()
+      return stopping
+    },
+  }
+}
+
+/** The concerns named on the command line; without names, WORKER_KINDS. Raises ConfigError for an unknown one. */
+export function concernsOf(names: readonly string[], config: Config): (typeof WORKER_KINDS)[number][] {
+  if (names.length === 0) return config.WORKER_KINDS
+  for (const name of names)
+    if (!(WORKER_KINDS as readonly string[]).includes(name))
+      throw new ConfigError(name, `is no concern of the worker; there are ${WORKER_KINDS.join(', ')}`)
+  return names as (typeof WORKER_KINDS)[number][]
+}
+
+if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
+  const config = loadConfig()
+  const log = createLog({ level: config.LOG_LEVEL, base: { process: 'worker' } })
+  const kinds = concernsOf(process.argv.slice(2), config)
+  await untilStopped(log, () => startWorker(config, log, kinds))
+}

@@ -1,0 +1,4 @@
+import type { Operation } from './core/operation.ts'
+
+/** The table of contents: every module's operations, in reading order. An operation that is not here does not exist. */
+export const operations: readonly Operation[] = []

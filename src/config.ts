@@ -1,0 +1,322 @@
+import { randomBytes } from 'node:crypto'
+import { hostname } from 'node:os'
+import { z } from 'zod'
+
+/**
+ * The environment, parsed once. Every setting is declared here with its default and its meaning;
+ * docs/operations.md prints this table. An invalid value stops the boot and names the variable.
+ */
+type Setting<T> = {
+  schema: z.ZodType<T, string>
+  default?: string
+  doc: string
+  group: string
+  production?: boolean
+  secret?: boolean
+}
+
+const setting = <T>(
+  group: string,
+  schema: z.ZodType<T, string>,
+  fallback: string | undefined,
+  doc: string,
+  more: { production?: boolean; secret?: boolean } = {},
+) => ({ schema, default: fallback, doc, group, ...more }) as Setting<T>
+
+const text = z.string()
+const optional = z
+  .string()
+  .transform(value => (value === '' ? null : value))
+  .nullable() as unknown as z.ZodType<string | null, string>
+const integer = (min: number, max = Number.MAX_SAFE_INTEGER) =>
+  z
+    .string()
+    .regex(/^-?\d+$/, 'must be an integer')
+    .transform(Number)
+    .pipe(z.number().int().min(min).max(max))
+const fraction = z.string().transform(Number).pipe(z.number().gt(0).max(1))
+const flag = z
+  .string()
+  .toLowerCase()
+  .pipe(z.enum(['true', 'false', '1', '0', 'on', 'off', 'yes', 'no'], 'must be true or false'))
+  .transform(value => ['true', '1', 'on', 'yes'].includes(value))
+const list = z.string().transform(value =>
+  value
+    .split(',')
+    .map(part => part.trim())
+    .filter(part => part !== ''),
+)
+const proxy = z
+  .string()
+  .regex(/^(true|false|\d+)$/, 'must be true, false or a number of hops')
+  .transform(value => (value === 'true' ? true : value === 'false' ? false : Number(value)))
+const headerPrefix = z.string().regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]+-$/, 'must be header-name characters ending in -')
+const hexKeys = list.pipe(z.array(z.string().regex(/^[0-9a-fA-F]{64}$/, 'must be 64 hex characters')))
+
+export const WORKER_KINDS = ['delivery', 'generation', 'snapshot'] as const
+
+const settings = {
+  NODE_ENV: setting(
+    'process',
+    z.enum(['development', 'test', 'production']) as z.ZodType<'development' | 'test' | 'production', string>,
+    'development',
+    'Production refuses development defaults.',
+  ),
+  PORT: setting('process', integer(0, 65535), '5047', 'Port of the web process.'),
+  HOST: setting('process', text, '0.0.0.0', 'Address the web process binds.'),
+  BASE_URL: setting('process', optional, '', 'Public address of the deployment; default `http://localhost:PORT`.', {
+    production: true,
+  }),
+  DOCS_BASE_URL: setting('process', optional, '', 'Address of the reference pages; default `BASE_URL/docs`.'),
+  HEADER_PREFIX: setting('process', headerPrefix, 'X-Svc-', 'Prefix of outbound headers.'),
+  TOOL_CONTEXT_HEADER_PREFIX: setting(
+    'process',
+    optional,
+    '',
+    'Prefix of context headers; default HEADER_PREFIX + `Context-`.',
+  ),
+  TRUST_PROXY: setting('process', proxy, 'false', 'true, or the number of proxies whose X-Forwarded-For is believed.'),
+  CORS_ALLOWED_ORIGINS: setting('process', list, '*', 'Comma list of origins; `*` is any.'),
+  HTTP_JSON_LIMIT_BYTES: setting(
+    'process',
+    integer(1024),
+    '10485760',
+    'Largest JSON body; above it REQUEST_REJECTED 413.',
+  ),
+  SYNC_WAIT_SECONDS: setting('process', integer(1), '300', 'Longest blocking answer of waited work.'),
+  LOG_LEVEL: setting(
+    'process',
+    z.enum(['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']) as z.ZodType<string, string>,
+    'info',
+    'Level of the JSON log lines.',
+  ),
+  ERROR_LOGS_ENABLED: setting('process', flag, 'true', 'Log the cause of a 5xx.'),
+  METRICS_TOKEN: setting('process', optional, '', 'Bearer of /metrics; unset: loopback only.', { secret: true }),
+  SHUTDOWN_GRACE_MS: setting('process', integer(0), '30000', 'Time that work in flight has to finish after SIGTERM.'),
+  INSTANCE_ID: setting(
+    'process',
+    optional,
+    process.env.HOSTNAME ?? '',
+    'Name of this process in heartbeats and logs; default HOSTNAME.',
+  ),
+
+  DATABASE_URL: setting('database', optional, '', 'PostgreSQL address; wins over the five below.', { secret: true }),
+  DATABASE_HOST: setting('database', text, process.env.PGHOST ?? 'localhost', ''),
+  DATABASE_PORT: setting('database', integer(1, 65535), process.env.PGPORT ?? '5432', ''),
+  DATABASE_NAME: setting('database', text, process.env.PGDATABASE ?? 'app', ''),
+  DATABASE_USER: setting('database', text, process.env.PGUSER ?? 'app', ''),
+  DATABASE_PASSWORD: setting('database', optional, process.env.PGPASSWORD ?? '', '', { secret: true }),
+  DATABASE_POOL_MAX: setting('database', integer(2), '20', 'Connections of one process.'),
+  AUTO_MIGRATE: setting('database', flag, 'true', 'Migrate at boot, behind an advisory lock.'),
+  MIGRATION_LOCK_TIMEOUT_MS: setting('database', integer(0), '600000', 'How long a boot waits for the migration lock.'),
+
+  JWT_SECRET: setting(
+    'identity',
+    optional,
+    '',
+    'Signs every token; at least 32 bytes in production; random per boot elsewhere.',
+    { production: true, secret: true },
+  ),
+  JWT_SECRET_PREVIOUS: setting('identity', optional, '', 'Verifies, never signs.', { secret: true }),
+  ADMIN_USERNAME: setting('identity', optional, '', 'First admin at boot when no user exists.'),
+  ADMIN_PASSWORD: setting('identity', optional, '', 'Password of that admin.', { secret: true }),
+  PASSWORD_MIN_LENGTH: setting('identity', integer(1, 1024), '8', 'Characters of a new password.'),
+  SECRETS_ENCRYPTION_KEY: setting(
+    'identity',
+    hexKeys,
+    '',
+    '64 hex characters, AES-256-GCM; outside production a fixed development key.',
+    { production: true, secret: true },
+  ),
+  SECRETS_ENCRYPTION_KEY_PREVIOUS: setting('identity', hexKeys, '', 'Comma list, decrypt only.', { secret: true }),
+  KEY_MAX_TTL_DAYS: setting('identity', integer(0), '0', 'Longest life of a project key; 0 = no bound.'),
+  SECRETS_STRICT_DELETE: setting(
+    'identity',
+    flag,
+    'false',
+    'Refuse the delete of a secret that a template token names.',
+  ),
+  RUN_TOKEN_TTL_SECONDS: setting('identity', integer(1), '3600', 'Life of one run-as token.'),
+  PROVIDER_AMBIENT_CREDENTIALS: setting(
+    'identity',
+    flag,
+    'false',
+    "bedrock and vertex may use the deployment's own credentials.",
+  ),
+
+  EGRESS_ALLOW_HOSTS: setting(
+    'egress',
+    text,
+    '',
+    'Comma list of host, host:port, *.suffix, IP or CIDR that may be reached although internal.',
+  ),
+  EGRESS_MAX_REDIRECTS: setting('egress', integer(0, 20), '5', 'Redirect hops of a webhook.'),
+
+  WORKER_KINDS: setting(
+    'workers',
+    list.pipe(z.array(z.enum(WORKER_KINDS))),
+    WORKER_KINDS.join(','),
+    'Concerns a worker process runs when it is started without arguments.',
+  ),
+  WORKER_CONCURRENCY: setting('workers', integer(1, 1000), '10', 'Messages at once per queue and process.'),
+  PROJECT_WORKER_SHARE: setting(
+    'workers',
+    fraction,
+    '0.5',
+    'Largest share of the running turns one project may hold while others wait.',
+  ),
+  WORKER_HEALTH_PORT: setting('workers', integer(0, 65535), '5048', 'Health port of a worker.'),
+  WORKER_HEARTBEAT_INTERVAL_MS: setting('workers', integer(100), '5000', 'How often a worker writes its heartbeat.'),
+  WORKER_HEARTBEAT_STALE_MS: setting(
+    'workers',
+    integer(500),
+    '30000',
+    'Age of a heartbeat at which a worker is not ready.',
+  ),
+  JOB_RETENTION_DAYS: setting('workers', integer(1), '7', 'Finished jobs are kept so long.'),
+  CONVERSATION_SWEEP_SECONDS: setting(
+    'workers',
+    integer(1),
+    '30',
+    'Search for conversations with due turns and no message.',
+  ),
+  SESSION_SWEEP_SECONDS: setting('workers', integer(1), '60', 'Expiry sweep of sessions.'),
+  GENERATION_LEASE_SECONDS: setting('workers', integer(2), '60', 'Lease of a turn, renewed every third of it.'),
+  GENERATION_SWEEP_SECONDS: setting('workers', integer(1), '30', 'Search for turns without a message.'),
+  GENERATION_MAX_SECONDS: setting('workers', integer(1), '1800', 'Running time of one segment of a turn.'),
+  GENERATION_ACTION_TTL_SECONDS: setting('workers', integer(0), '604800', 'Life of a paused turn; 0 = for ever.'),
+  AGENT_MAX_STEPS_CEILING: setting('workers', integer(1), '200', 'Largest max_steps.'),
+  AGENT_MAX_CALL_DEPTH: setting('workers', integer(0), '10', 'Default and maximum of max_call_depth.'),
+  PROVIDER_MAX_RETRIES: setting('workers', integer(0, 10), '2', 'Retries of a model call.'),
+  MODEL_CALL_TIMEOUT_MS: setting('workers', integer(100), '300000', 'One model call, first byte to last.'),
+  MODEL_LISTING_TIMEOUT_MS: setting('workers', integer(100), '15000', 'One model listing.'),
+  OLLAMA_BASE_URL: setting('workers', text, 'http://localhost:11434', 'Default endpoint of ollama providers.'),
+  FAULT_POINTS: setting(
+    'workers',
+    optional,
+    '',
+    'Faults for tests, `point=kill` or `point=freeze:<ms>`; boot failure in production.',
+  ),
+
+  EVENT_DATA_MAX_BYTES: setting(
+    'control',
+    integer(0),
+    '0',
+    'Larger event data is cut to its scalar fields; 0 = no bound.',
+  ),
+  EVENT_RETENTION_DAYS: setting('control', integer(1), '30', 'Events are kept so long.'),
+  WEBHOOK_TIMEOUT_MS: setting('control', integer(100), '10000', 'One attempt, redirects included.'),
+  WEBHOOK_LEASE_MS: setting(
+    'control',
+    integer(200),
+    '60000',
+    'Lease of an attempt; above the time-out or the boot fails.',
+  ),
+  WEBHOOK_SWEEP_INTERVAL_MS: setting(
+    'control',
+    integer(100),
+    '5000',
+    'Search for due deliveries without a live lease.',
+  ),
+  WEBHOOK_DELIVERY_RETENTION_DAYS: setting('control', integer(1), '30', 'Finished deliveries are kept so long.'),
+  WEBHOOK_AUTO_DISABLE: setting(
+    'control',
+    flag,
+    'true',
+    'Disable a webhook after 100 failed deliveries in a row over a day.',
+  ),
+  AUDIT_RETENTION_DAYS: setting('control', integer(0), '365', 'Audit entries are kept so long; 0 = for ever.'),
+  AUDIT_QUEUE_MAX_SIZE: setting(
+    'control',
+    integer(1),
+    '1000',
+    'Buffered audit entries of reads; above it they are dropped and counted.',
+  ),
+  AUDIT_RETENTION_SWEEP_DISABLED: setting('control', flag, 'false', 'No daily deletion of audit entries.'),
+} satisfies Record<string, Setting<unknown>>
+
+type Settings = { [K in keyof typeof settings]: (typeof settings)[K] extends Setting<infer T> ? T : never }
+
+export type Config = Omit<
+  Settings,
+  'BASE_URL' | 'DOCS_BASE_URL' | 'DATABASE_URL' | 'JWT_SECRET' | 'INSTANCE_ID' | 'TOOL_CONTEXT_HEADER_PREFIX'
+> & {
+  BASE_URL: string
+  /** True when BASE_URL was given rather than derived from PORT. */
+  baseUrlGiven: boolean
+  DOCS_BASE_URL: string
+  DATABASE_URL: string
+  JWT_SECRET: string
+  INSTANCE_ID: string
+  TOOL_CONTEXT_HEADER_PREFIX: string
+  production: boolean
+}
+
+/** A setting that cannot be used. `variable` names it. */
+export class ConfigError extends Error {
+  readonly variable: string
+  constructor(variable: string, message: string) {
+    super(`${variable}: ${message}`)
+    this.variable = variable
+  }
+}
+
+/** The settings as rows, for docs/operations.md and `muster doctor`. */
+export const settingRows = () =>
+  Object.entries(settings as Record<string, Setting<unknown>>).map(([name, entry]) => ({
+    name,
+    group: entry.group,
+    default: name === 'INSTANCE_ID' ? '' : (entry.default ?? ''),
+    required_in_production: entry.production === true,
+    secret: entry.secret === true,
+    meaning: entry.doc,
+  }))
+
+/**
+ * Parses an environment into the configuration.
+ * @throws ConfigError naming the first variable that is missing or invalid.
+ */
+export function loadConfig(env: Record<string, string | undefined> = process.env): Config {
+  const parsed: Record<string, unknown> = {}
+  const production = env.NODE_ENV === 'production'
+  for (const [name, entry] of Object.entries(settings as Record<string, Setting<unknown>>)) {
+    const given = env[name]
+    if (production && entry.production && !given) throw new ConfigError(name, 'is required in production')
+    const result = entry.schema.safeParse(given === undefined || given === '' ? (entry.default ?? '') : given)
+    if (!result.success) throw new ConfigError(name, result.error.issues[0].message)
+    parsed[name] = result.data
+  }
+  const config = parsed as unknown as Config
+  config.production = production
+  config.baseUrlGiven = config.BASE_URL !== null && config.BASE_URL !== undefined
+  config.BASE_URL = (config.BASE_URL ?? `http://localhost:${config.PORT}`).replace(/\/+$/, '')
+  if (!URL.canParse(config.BASE_URL)) throw new ConfigError('BASE_URL', 'must be an absolute URL')
+  config.DOCS_BASE_URL = (config.DOCS_BASE_URL ?? `${config.BASE_URL}/docs`).replace(/\/+$/, '')
+  config.TOOL_CONTEXT_HEADER_PREFIX = config.TOOL_CONTEXT_HEADER_PREFIX ?? `${config.HEADER_PREFIX}Context-`
+  if (!/^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/.test(config.TOOL_CONTEXT_HEADER_PREFIX))
+    throw new ConfigError('TOOL_CONTEXT_HEADER_PREFIX', 'must be header-name characters')
+  config.INSTANCE_ID = config.INSTANCE_ID ?? `${hostname()}-${randomBytes(4).toString('hex')}`
+  config.JWT_SECRET = config.JWT_SECRET ?? randomBytes(32).toString('base64url')
+  if (production && Buffer.byteLength(config.JWT_SECRET) < 32)
+    throw new ConfigError('JWT_SECRET', 'must be at least 32 bytes in production')
+  if (production && config.FAULT_POINTS) throw new ConfigError('FAULT_POINTS', 'must not be set in production')
+  if (config.WEBHOOK_LEASE_MS <= config.WEBHOOK_TIMEOUT_MS)
+    throw new ConfigError('WEBHOOK_LEASE_MS', 'must be above WEBHOOK_TIMEOUT_MS')
+  if (config.SECRETS_ENCRYPTION_KEY.length > 1)
+    throw new ConfigError(
+      'SECRETS_ENCRYPTION_KEY',
+      'must be one key; older ones go into SECRETS_ENCRYPTION_KEY_PREVIOUS',
+    )
+  config.DATABASE_URL ??= databaseUrl(config)
+  return config
+}
+
+/** The address made of the five DATABASE_ settings. */
+function databaseUrl(config: Config): string {
+  const url = new URL(
+    `postgres://${config.DATABASE_HOST}:${config.DATABASE_PORT}/${encodeURIComponent(config.DATABASE_NAME)}`,
+  )
+  url.username = config.DATABASE_USER
+  if (config.DATABASE_PASSWORD) url.password = config.DATABASE_PASSWORD
+  return url.href
+}

@@ -1,0 +1,150 @@
+import {
+  type CommonQueryMethods,
+  createPool,
+  createSqlTag,
+  type DatabasePool,
+  type DriverTypeParser,
+  type FragmentSqlToken,
+  type Interceptor,
+  type QuerySqlToken,
+} from 'slonik'
+import { z } from 'zod'
+import type { Executor } from './queue.ts'
+
+export const sql = createSqlTag()
+
+/** Anything statements can be sent through: the pool, one connection, or a transaction. */
+export type Queryable = Pick<
+  CommonQueryMethods,
+  'any' | 'anyFirst' | 'exists' | 'many' | 'manyFirst' | 'maybeOne' | 'maybeOneFirst' | 'one' | 'oneFirst' | 'query'
+>
+
+export type Fragment = FragmentSqlToken
+export type Pool = DatabasePool
+
+/** `2026-11-21 09:00:05.123+00` becomes `2026-11-21T09:00:05.123Z`: rows hold times as the wire shows them. */
+function wireTime(value: string): string {
+  if (value.endsWith('+00')) {
+    const fraction = value.slice(20, -3)
+    return `${value.slice(0, 10)}T${value.slice(11, 19)}.${(fraction + '000').slice(0, 3)}Z`
+  }
+  return new Date(value).toISOString()
+}
+
+const typeParsers: DriverTypeParser[] = [
+  { name: 'timestamptz', parse: wireTime },
+  { name: 'int8', parse: Number },
+  { name: 'numeric', parse: Number },
+  { name: 'date', parse: value => value },
+]
+
+export type PoolOptions = {
+  databaseUrl: string
+  connections: number
+  applicationName?: string
+  /** Checks every row against the type its statement declares. For tests: it costs more than the query. */
+  checkRows?: boolean
+  /** Called once per round trip. For benchmarks and query-count tests. */
+  onRoundTrip?: (text: string) => void
+}
+
+const rowCheck: Interceptor = {
+  name: 'row-check',
+  transformRow: (context, query, row) => {
+    const parser = context.resultParser as z.ZodType | undefined
+    if (parser) {
+      const result = parser.safeParse(row)
+      if (!result.success)
+        throw new Error(`A row is not what its statement declares: ${result.error.message}\n${query.sql}`)
+    }
+    return row
+  },
+}
+
+/**
+ * Opens the process's pool. Sessions carry no state, so a connection is handed on without a reset; times come
+ * back as ISO text, bigint and numeric as numbers.
+ */
+export async function openPool(options: PoolOptions): Promise<Pool> {
+  const url = new URL(options.databaseUrl)
+  if (!url.searchParams.has('application_name'))
+    url.searchParams.set('application_name', options.applicationName ?? 'muster')
+  url.searchParams.set('options', `${url.searchParams.get('options') ?? ''} -c timezone=UTC`.trim())
+  const interceptors: Interceptor[] = []
+  if (options.checkRows) interceptors.push(rowCheck)
+  if (options.onRoundTrip) {
+    const { onRoundTrip } = options
+    interceptors.push({
+      name: 'round-trips',
+      beforeQueryExecution: (_context, query) => {
+        onRoundTrip(query.sql)
+        return null
+      },
+    })
+  }
+  return createPool(url.href, {
+    captureStackTrace: false,
+    maxPoolSize: options.connections,
+    connectionTimeout: 10_000,
+    idleTimeout: 60_000,
+    statementTimeout: 60_000,
+    queryRetryLimit: 0,
+    transactionRetryLimit: 3,
+    // A micro-batch that was started inside a transaction's async context uses the pool on purpose.
+    dangerouslyAllowForeignConnections: true,
+    resetConnection: async () => {},
+    typeParsers,
+    interceptors,
+  })
+}
+
+const anyRow = z.any()
+
+/** A statement made elsewhere (pg-boss), with positional parameters. */
+export const rawQuery = (text: string, values: unknown[] = []): QuerySqlToken =>
+  Object.freeze({
+    parser: anyRow,
+    sql: text,
+    type: 'SLONIK_TOKEN_QUERY',
+    values: values as never,
+  }) as unknown as QuerySqlToken
+
+/** Lets pg-boss run its statements on a connection of ours, so that a message commits with what caused it. */
+export const executor = (db: Queryable): Executor => ({
+  executeSql: async (text, values = []) => {
+    const result = await db.query(rawQuery(text, values))
+    return { rows: result.rows as unknown[] as never[] }
+  },
+})
+
+/**
+ * Runs `work` in one transaction. An error rolls back and is thrown on; the connection survives it (Slonik
+ * would close a connection whose routine throws, which would make every refused write cost a reconnect).
+ */
+export async function inTransaction<T>(pool: Pool, work: (connection: Queryable) => Promise<T>): Promise<T> {
+  const outcome = await pool.connect(async connection => {
+    try {
+      return { ok: true as const, value: await connection.transaction(inner => work(inner)) }
+    } catch (error) {
+      return { ok: false as const, error }
+    }
+  })
+  if (outcome.ok) return outcome.value
+  throw outcome.error
+}
+
+/** `like` pattern of a case-insensitive substring search; `%`, `_` and `\` are literal. */
+export const substring = (text: string): string => `%${text.replace(/[\\%_]/g, match => `\\${match}`)}%`
+
+/** `like` pattern of a prefix search. */
+export const prefix = (text: string): string => `${text.replace(/[\\%_]/g, match => `\\${match}`)}%`
+
+/** Conditions joined by `and`; none is `true`. */
+export const all = (conditions: (Fragment | null | undefined | false)[]): Fragment => {
+  const present = conditions.filter(condition => !!condition) as Fragment[]
+  return present.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(present, sql.fragment` and `)}`
+}
+
+/** A json value as a jsonb parameter; null stays SQL null. */
+export const jsonb = (value: unknown): Fragment =>
+  value === null || value === undefined ? sql.fragment`null::jsonb` : sql.fragment`${JSON.stringify(value)}::jsonb`

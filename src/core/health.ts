@@ -1,0 +1,59 @@
+import type { Server } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { sql } from './db.ts'
+import type { Services } from './operation.ts'
+
+/** Results by check name: `ok`, or a short reason. */
+export type Checks = Record<string, string>
+
+const BUDGET_MS = 2000
+
+const withBudget = async (check: () => Promise<string>): Promise<string> => {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<string>(resolve => {
+    timer = setTimeout(() => resolve('no answer within 2 s'), BUDGET_MS)
+  })
+  try {
+    return await Promise.race([check(), late])
+  } catch (error) {
+    return error instanceof Error ? error.message.slice(0, 200) : 'failed'
+  } finally {
+    clearTimeout(timer)
+  }
+}
+
+/** The checks of /readyz (control, 9). `expectedMigrations` is the number of files in sql/. */
+export async function readiness(services: Services, expectedMigrations: number): Promise<Checks> {
+  const { pool } = services
+  const [database, migrations, queue] = await Promise.all([
+    withBudget(async () => {
+      await pool.oneFirst(sql.unsafe`select 1`)
+      return 'ok'
+    }),
+    withBudget(async () => {
+      const done = Number(await pool.oneFirst(sql.unsafe`select count(*) from migrations`))
+      return done >= expectedMigrations ? 'ok' : `${expectedMigrations - done} migrations are missing`
+    }),
+    withBudget(async () => {
+      await pool.oneFirst(sql.unsafe`select count(*) from pgboss.queue`)
+      return 'ok'
+    }),
+  ])
+  return { database, migrations, queue, storage: database }
+}
+
+export const allOk = (checks: Checks): boolean => Object.values(checks).every(result => result === 'ok')
+
+/** Closes a listening server: no new connections, idle ones ended at once, busy ones after their answer or at the end of the grace. */
+export function closeServer(server: Server, graceMs: number): Promise<void> {
+  return new Promise(resolve => {
+    const timer = setTimeout(() => server.closeAllConnections(), graceMs)
+    server.close(() => {
+      clearTimeout(timer)
+      resolve()
+    })
+    server.closeIdleConnections()
+  })
+}
+
+export const portOf = (server: Server): number => (server.address() as AddressInfo).port

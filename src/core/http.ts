@@ -1,0 +1,739 @@
+import { createHash, randomUUID } from 'node:crypto'
+import type { ServerResponse } from 'node:http'
+import { pipeline } from 'node:stream'
+import cors from 'cors'
+import express, { type Express, type NextFunction, type Request, type Response, Router } from 'express'
+import passport from 'passport'
+import { Strategy as BearerStrategy } from 'passport-http-bearer'
+import { adminGate, listAllowed, mayEver, permitted, projectBinding, sees, targetName, visibleRows } from './access.ts'
+import { type AuditDraft, type AuditEntry, auditDetail } from './audit.ts'
+import type { Caller } from './caller.ts'
+import { sql } from './db.ts'
+import { AppError, errorBody, invalid, raise } from './errors.ts'
+import { claimIdempotency, type IdempotencyClaim, keepAnswer, releaseIdempotency } from './idempotency.ts'
+import { newId } from './ids.ts'
+import { isIdOf, type Kind, type KindRow, kindOf } from './kind.ts'
+import { parsePage } from './lists.ts'
+import { requestDuration, requests } from './metrics.ts'
+import {
+  type Answer,
+  answer,
+  type Context,
+  isAnswer,
+  type Operation,
+  type RequestFacts,
+  type Services,
+} from './operation.ts'
+import { checkStorable, parse, storable } from './validate.ts'
+import type { Tx } from './write.ts'
+
+/** What the pipeline asks of modules it must not import. */
+export type Hooks = {
+  /** Resolves a bearer token; null is 401. */
+  authenticate(token: string, request: { ip: string | null }): Promise<Caller | null>
+  /** Counts one request of a project key against the `requests` quotas of a project. Raises QUOTA_EXCEEDED. */
+  countRequest(caller: Caller, projectId: string): Promise<void>
+  /** Whether reads of the project are audited. */
+  auditsReads(projectId: string): boolean | Promise<boolean>
+  /** Takes the entry of a read; never waits. */
+  recordRead(entry: AuditEntry): void
+}
+
+type Wire = Request & { requestId: string; startedAt: number }
+
+const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
+
+/** Builds the HTTP application out of operations. `mount` adds what is not an operation (documents, health). */
+export function createHttp(
+  services: Services,
+  operations: readonly Operation[],
+  hooks: Hooks,
+  mount: (app: Express) => void,
+): Express {
+  const { config, log } = services
+  const app = express()
+  app.disable('x-powered-by')
+  app.set('etag', false)
+  app.set('query parser', 'extended')
+  app.set('trust proxy', config.TRUST_PROXY)
+
+  app.use((req: Request, res: Response, next: NextFunction) => {
+    const wire = req as Wire
+    const sent = req.headers['x-request-id']
+    wire.requestId = typeof sent === 'string' && REQUEST_ID.test(sent) ? sent : randomUUID()
+    wire.startedAt = performance.now()
+    res.setHeader('X-Request-Id', wire.requestId)
+    next()
+  })
+  app.use(
+    cors({
+      origin: config.CORS_ALLOWED_ORIGINS.includes('*') ? '*' : config.CORS_ALLOWED_ORIGINS,
+      exposedHeaders: ['ETag', 'Retry-After', 'X-Request-Id', 'Idempotency-Replayed', 'WWW-Authenticate'],
+      maxAge: 600,
+    }),
+  )
+  mount(app)
+
+  const bearer = bearerOf()
+  const readBody = express.json({ limit: config.HTTP_JSON_LIMIT_BYTES, type: () => true, strict: false })
+  const identify = (req: Request): Promise<Caller | null> => {
+    const token = bearer(req)
+    return token === null ? Promise.resolve(null) : hooks.authenticate(token, { ip: req.ip ?? null })
+  }
+
+  // One router per first path segment: a request is matched against the routes of its module only.
+  const routers = new Map<string, Router>()
+  for (const operation of operations) {
+    const segment = operation.path.split('/')[1]
+    let router = routers.get(segment)
+    if (!router) {
+      router = Router({ caseSensitive: true, strict: false })
+      routers.set(segment, router)
+    }
+    const handle = createHandler(services, hooks, operation, identify)
+    router[operation.method](
+      operation.path.replaceAll(/\{(\w+)\}/g, ':$1'),
+      (req: Request, res: Response, next: NextFunction) => {
+        if (operation.method === 'get') return void handle(req as Wire, res).catch(next)
+        readBody(req, res, error => (error ? next(error) : void handle(req as Wire, res).catch(next)))
+      },
+    )
+  }
+  app.use('/api/v1', (req: Request, res: Response, next: NextFunction) => {
+    const router = routers.get(req.path.split('/')[1])
+    if (router) router(req, res, next)
+    else next()
+  })
+  app.use('/api/v1', (req: Request, _res: Response, next: NextFunction) => {
+    identify(req)
+      .then(async caller => {
+        if (!caller) raise('UNAUTHORIZED')
+        if (caller.credential.type === 'api_key' && caller.project_id)
+          await hooks.countRequest(caller, caller.project_id)
+        raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.baseUrl}${req.path}` })
+      })
+      .catch(next)
+  })
+  app.use((req: Request, _res: Response, next: NextFunction) =>
+    next(new AppError('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.path}` })),
+  )
+  app.use((error: unknown, req: Request, res: Response, _next: NextFunction) => {
+    sendError(error, req as Wire, res)
+  })
+
+  function sendError(error: unknown, req: Wire, res: Response) {
+    const refused = asAppError(error)
+    if (refused.status >= 500 && config.ERROR_LOGS_ENABLED && refused.code === 'INTERNAL_ERROR') {
+      log.error(
+        { request_id: req.requestId, method: req.method, path: req.path, err: refused.cause ?? error },
+        'request failed',
+      )
+    }
+    if (res.headersSent) {
+      res.destroy()
+      return
+    }
+    const text = JSON.stringify(errorBody(refused, config.DOCS_BASE_URL))
+    for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)
+    if (refused.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
+      res.setHeader('WWW-Authenticate', 'Bearer')
+    end(req, res, refused.status, text, 'unmatched')
+  }
+
+  /** Turns whatever was thrown into a catalogued error. */
+  function asAppError(error: unknown): AppError {
+    if (error instanceof AppError) return error
+    const layer = error as { type?: string; status?: number; statusCode?: number; expose?: boolean; message?: string }
+    const status = layer.status ?? layer.statusCode
+    if (layer.type === 'entity.parse.failed')
+      return new AppError('VALIDATION_FAILED', {
+        message: `Malformed request body: ${layer.message ?? 'not JSON'}`,
+        meta: { problems: [{ code: 'MALFORMED', path: '', message: 'is not JSON' }] },
+      })
+    if (typeof status === 'number' && status >= 400 && status < 500)
+      return new AppError('REQUEST_REJECTED', { status, message: layer.message })
+    return new AppError('INTERNAL_ERROR', { cause: error })
+  }
+
+  /** Writes a JSON answer and the request's log line. */
+  function end(req: Wire, res: ServerResponse, status: number, text: string | null, route: string, caller?: Caller) {
+    res.statusCode = status
+    if (text !== null) {
+      res.setHeader('Content-Type', 'application/json; charset=utf-8')
+      res.setHeader('Content-Length', Buffer.byteLength(text))
+      res.end(req.method === 'HEAD' ? undefined : text)
+    } else res.end()
+    done(req, status, route, caller)
+  }
+
+  function done(req: Wire, status: number, route: string, caller?: Caller) {
+    const ms = performance.now() - req.startedAt
+    requests.inc({ method: req.method, route, status: String(status) })
+    requestDuration.observe({ method: req.method, route, status: String(status) }, ms / 1000)
+    log.info(
+      {
+        request_id: req.requestId,
+        method: req.method,
+        path: req.originalUrl.split('?', 1)[0],
+        status,
+        ms: Math.round(ms * 10) / 10,
+        principal_id: caller?.principal.id,
+      },
+      'request',
+    )
+  }
+
+  function createHandler(
+    services: Services,
+    hooks: Hooks,
+    operation: Operation,
+    identify: (req: Request) => Promise<Caller | null>,
+  ) {
+    return async (req: Wire, res: Response): Promise<void> => {
+      const run = new Run(services, hooks, operation, req, res)
+      try {
+        const given = await run.carryOut(identify)
+        if (given.stream) {
+          res.statusCode = given.status
+          res.setHeader('Content-Type', given.contentType as string)
+          for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
+          res.flushHeaders()
+          pipeline(given.stream, res, () => done(req, given.status, operation.path, run.caller))
+          return
+        }
+        for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
+        const text =
+          given.body === undefined || given.status === 204 || given.status === 304
+            ? null
+            : typeof given.body === 'string' && run.bodyIsText
+              ? given.body
+              : JSON.stringify(given.body)
+        end(req, res, given.status, text, operation.path, run.caller)
+      } catch (error) {
+        const refused = asAppError(error)
+        await run.recordRefusal(refused)
+        if (refused.status >= 500 && refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
+          log.error(
+            {
+              request_id: req.requestId,
+              method: req.method,
+              path: req.path,
+              operation: operation.id,
+              err: refused.cause ?? error,
+            },
+            'request failed',
+          )
+        }
+        if (res.headersSent) {
+          res.destroy()
+          return
+        }
+        for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)
+        if (refused.code === 'UNAUTHORIZED') res.setHeader('WWW-Authenticate', 'Bearer')
+        end(
+          req,
+          res,
+          refused.status,
+          JSON.stringify(errorBody(refused, config.DOCS_BASE_URL)),
+          operation.path,
+          run.caller,
+        )
+      }
+    }
+  }
+  return app
+}
+
+/**
+ * The bearer token of a request, by passport's bearer strategy. Only the Authorization header is offered to it:
+ * tokens in a query or a body are not accepted (identity, 1.1).
+ */
+function bearerOf(): (req: Request) => string | null {
+  const authenticator = new passport.Passport()
+  authenticator.use(new BearerStrategy((token, done) => done(null, { token })))
+  const middleware = (shim: object, found: (user: unknown) => void) =>
+    authenticator.authenticate('bearer', { session: false }, (_error: unknown, user: unknown) => found(user))(
+      shim,
+      {},
+      () => found(null),
+    )
+  return req => {
+    const { authorization } = req.headers
+    if (!authorization) return null
+    let token: string | null = null
+    middleware({ headers: { authorization } }, user => {
+      token = user ? (user as { token: string }).token : null
+    })
+    return token
+  }
+}
+
+/** Weak entity tag of a record's JSON text. */
+export const etagOf = (text: string): string => `W/"${createHash('sha1').update(text).digest('base64url')}"`
+
+const noTags: Record<string, string> = {}
+
+/** One request on its way through the checks, in the order of conventions section 2. */
+class Run {
+  caller: Caller | undefined
+  bodyIsText = false
+  readonly services: Services
+  readonly hooks: Hooks
+  readonly operation: Operation
+  readonly req: Wire
+  readonly facts: RequestFacts
+  readonly audit: AuditDraft
+  private decided = false
+  private recorded = false
+  private resource: KindRow | undefined
+  private project: string | null = null
+  private body: unknown
+  private idempotency: IdempotencyClaim | null = null
+
+  constructor(services: Services, hooks: Hooks, operation: Operation, req: Wire, res: Response) {
+    this.services = services
+    this.hooks = hooks
+    this.operation = operation
+    this.req = req
+    const closed = new AbortController()
+    res.once('close', () => closed.abort())
+    this.facts = {
+      id: req.requestId,
+      ip: req.ip ?? null,
+      userAgent: req.headers['user-agent'] ?? null,
+      headers: req.headers,
+      closed: closed.signal,
+    }
+    this.audit = {
+      action: operation.action ?? '',
+      project_id: null,
+      resource_srn: null,
+      resource_public_id: null,
+      additional_checks: [],
+      detail: {},
+    }
+  }
+
+  async carryOut(identify: (req: Request) => Promise<Caller | null>): Promise<Answer> {
+    const { operation, req } = this
+    for (const value of Object.values(req.params))
+      if (typeof value !== 'string' || !storable(value))
+        raise('RESOURCE_NOT_FOUND', { meta: { id: String(value).slice(0, 200) } })
+    this.readRawBody()
+    if (operation.gate !== 'public') {
+      const caller = await identify(req)
+      if (!caller) raise('UNAUTHORIZED')
+      this.caller = caller
+      if (caller.credential.type === 'api_key' && caller.project_id)
+        await this.hooks.countRequest(caller, caller.project_id)
+      await this.authorise(caller)
+      if (caller.credential.type === 'api_key' && !caller.project_id && this.project)
+        await this.hooks.countRequest(caller, this.project)
+    }
+    const context = this.context()
+    const writes = operation.method !== 'get'
+    if (operation.method === 'post') {
+      const replay = await this.claim()
+      if (replay) return replay
+    }
+    try {
+      const given =
+        writes && operation.transaction
+          ? await this.runInTransaction(context)
+          : this.asAnswer(await operation.run(context as never))
+      if (writes && !operation.transaction && !given.stream) {
+        await this.recordEntry(given.status, this.createdId(given))
+        if (this.idempotency)
+          await keepAnswer(this.services.pool, this.services.secrets, this.idempotency, given, operation.secretAnswer)
+      } else if (writes && !operation.transaction) {
+        await this.recordEntry(given.status, this.createdId(given))
+        if (this.idempotency) await releaseIdempotency(this.services.pool, this.idempotency)
+      }
+      if (!writes) await this.recordRead(given.status)
+      return operation.method === 'get' &&
+        operation.shape === 'item' &&
+        given.status === 200 &&
+        !operation.paged &&
+        !given.stream
+        ? this.conditional(given)
+        : given
+    } catch (error) {
+      if (this.idempotency) await this.settleFailedIdempotency(error)
+      throw error
+    }
+  }
+
+  /** The body must be a JSON object where there is one, and hold nothing the database cannot. */
+  private readRawBody() {
+    const { operation, req } = this
+    const query = checkStorable(req.query)
+    if (query) invalid(query)
+    if (operation.method === 'get') return
+    let body: unknown = req.body
+    if (body === undefined || (typeof body === 'string' && body === '')) body = undefined
+    if (body !== undefined && (typeof body !== 'object' || body === null || Array.isArray(body))) {
+      raise('VALIDATION_FAILED', {
+        message: 'Malformed request body: must be a JSON object',
+        meta: { problems: [{ code: 'INVALID_TYPE', path: '', message: 'must be a JSON object' }] },
+      })
+    }
+    if (body !== undefined) {
+      const problem = checkStorable(body)
+      if (problem) invalid(problem)
+      if (operation.normalizeBody) body = operation.normalizeBody(body as Record<string, unknown>)
+    }
+    this.body = body
+  }
+
+  private async authorise(caller: Caller): Promise<void> {
+    const { operation } = this
+    if (operation.gate === 'any') {
+      this.decided = operation.action !== null
+      if (operation.shape === 'item') await this.loadItem(caller)
+      return
+    }
+    if (operation.gate === 'owner') {
+      this.decided = true
+      this.audit.resource_srn = operation.kind
+        ? targetName({ kind: operation.kind, project_id: caller.project_id })
+        : null
+      if (operation.shape === 'item') await this.loadItem(caller)
+      return
+    }
+    this.decided = true
+    const action = operation.action as string
+    const kind = operation.kind as Kind
+    if (operation.gate === 'admin') return this.authoriseAdmin(caller, action, operation.kind)
+    if (operation.shape === 'item') return this.authoriseItem(caller, action, kind)
+    if (operation.shape === 'create') return this.authoriseCreate(caller, action, kind)
+    return this.authoriseList(caller, action, kind)
+  }
+
+  private async authoriseAdmin(caller: Caller, action: string, kind: Kind | null) {
+    if (kind) this.audit.resource_srn = targetName({ kind })
+    const id = this.operation.param ? this.req.params[this.operation.param] : undefined
+    if (kind && id) {
+      this.audit.resource_srn = `srn:*:${kind.name}:${id}`
+      this.audit.resource_public_id = id as string
+    }
+    if (!adminGate(caller, action, kind ? { kind, row: id ? ({ id, project_id: null } as KindRow) : undefined } : null))
+      raise('FORBIDDEN', { meta: { action } })
+    if (this.operation.shape === 'item') await this.loadItem(caller)
+  }
+
+  /** Finds the row; its project must be visible to the caller, else it is as if it did not exist. */
+  private async loadItem(caller: Caller): Promise<KindRow> {
+    const kind = this.operation.kind as Kind
+    const id = this.req.params[this.operation.param as string] as string
+    this.audit.resource_public_id = id.slice(0, 200)
+    if (kind.name === 'project') projectBinding(caller, id)
+    const row = isIdOf(kind, id) ? await kind.find(this.services.pool, id) : null
+    if (!row || !sees(caller, row.project_id)) raise(kind.notFound, { meta: { id } })
+    this.resource = row
+    this.project = row.project_id
+    this.audit.project_id = row.project_id
+    this.audit.resource_srn = targetName({ kind, row })
+    return row
+  }
+
+  private async authoriseItem(caller: Caller, action: string, kind: Kind) {
+    const id = this.req.params[this.operation.param as string] as string
+    this.audit.resource_srn = `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
+    if (!mayEver(caller, action)) {
+      this.audit.project_id = caller.project_id
+      this.audit.resource_public_id = id
+      raise('FORBIDDEN', { meta: { action } })
+    }
+    const row = await this.loadItem(caller)
+    if (!permitted(caller, action, { kind, row, requestTags: this.bodyTags() }))
+      raise('FORBIDDEN', { meta: { action } })
+  }
+
+  private async authoriseCreate(caller: Caller, action: string, kind: Kind) {
+    const body = (this.body ?? {}) as Record<string, unknown>
+    if (!mayEver(caller, action)) {
+      this.audit.project_id = caller.project_id
+      this.audit.resource_srn = targetName({ kind, project_id: caller.project_id })
+      raise('FORBIDDEN', { meta: { action } })
+    }
+    const named = body.project_id
+    if (named !== undefined && named !== null && typeof named !== 'string')
+      invalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be a string' })
+    let project = typeof named === 'string' ? named : caller.project_id
+    if (project === null && this.operation.projectOf) project = await this.operation.projectOf(body, this.services)
+    if (project === null)
+      invalid({
+        code: 'REQUIRED',
+        path: 'project_id',
+        message: 'is required with a credential that is bound to no project',
+      })
+    await this.enterProject(caller, project, { action, kind, tags: this.bodyTags() })
+  }
+
+  /** Judges a create or an act on a whole project, and remembers the project. */
+  private async enterProject(
+    caller: Caller,
+    project: string,
+    check: { action: string; kind: Kind; tags?: Record<string, string> },
+  ) {
+    this.audit.resource_srn = targetName({ kind: check.kind, project_id: project })
+    if (caller.project_id !== null && caller.project_id !== project) {
+      this.audit.project_id = caller.project_id
+      this.audit.detail.requested_project = project.slice(0, 200)
+      projectBinding(caller, project)
+    }
+    this.audit.project_id = project
+    if (
+      !permitted(caller, check.action, {
+        kind: check.kind,
+        project_id: project,
+        tags: check.tags ?? noTags,
+        requestTags: check.tags,
+      })
+    ) {
+      if (!(await this.projectExists(project))) this.audit.project_id = null
+      raise('FORBIDDEN', { meta: { action: check.action } })
+    }
+    // A bound credential lives only as long as its project (foreign key), so only a named one is looked up.
+    if (caller.project_id === null && !(await this.projectExists(project))) {
+      this.audit.project_id = null
+      raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
+    }
+    this.project = project
+  }
+
+  private async projectExists(id: string): Promise<boolean> {
+    const projects = kindOf('project')
+    if (!projects || !isIdOf(projects, id)) return false
+    return await this.services.pool.exists(sql.unsafe`select 1 from projects where id = ${id}`)
+  }
+
+  private async authoriseList(caller: Caller, action: string, kind: Kind | null) {
+    const named = this.req.query.project_id
+    if (named !== undefined && typeof named !== 'string')
+      invalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be one string' })
+    const project = (named as string | undefined) ?? caller.project_id
+    if (!mayEver(caller, action)) {
+      this.audit.project_id = caller.project_id
+      raise('FORBIDDEN', { meta: { action } })
+    }
+    if (project === null) return
+    if (caller.project_id !== null && caller.project_id !== project) projectBinding(caller, project)
+    if (!listAllowed(caller, action, kind?.name ?? '*', project)) raise('FORBIDDEN', { meta: { action } })
+    if (caller.project_id === null && !(await this.projectExists(project)))
+      raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
+    this.project = project
+    this.audit.project_id = project
+    this.audit.resource_srn = kind ? targetName({ kind, project_id: project }) : null
+  }
+
+  private bodyTags(): Record<string, string> | undefined {
+    const tags = (this.body as { tags?: unknown } | undefined)?.tags
+    if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return undefined
+    return Object.fromEntries(
+      Object.entries(tags).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
+    )
+  }
+
+  private context(): Context<unknown, unknown, KindRow | undefined> {
+    const { operation, req, services, audit } = this
+    const caller = this.caller as Caller
+    const page = operation.paged
+      ? parsePage(req.query as Record<string, unknown>, operation.pageSize)
+      : { limit: operation.pageSize.default, offset: 0, from: null, to: null }
+    const query = operation.query ? parse(operation.query, req.query) : {}
+    if (operation.body && this.body === undefined && !operation.bodyOptional)
+      invalid({ code: 'REQUIRED', path: '', message: 'a JSON body is required' })
+    if (!operation.body && this.body !== undefined && Object.keys(this.body as object).length > 0) {
+      invalid(
+        Object.keys(this.body as object).map(path => ({
+          code: 'UNKNOWN_PROPERTY',
+          path,
+          message: 'is not a known property',
+        })),
+      )
+    }
+    const body = operation.body ? (this.body === undefined ? undefined : parse(operation.body, this.body)) : undefined
+    const check: Context['allowed'] = (action, target) => {
+      const allowed = permitted(caller, action, { ...target, requestTags: target.tags })
+      audit.additional_checks.push({ action, resource: targetName(target), allowed })
+      return allowed
+    }
+    return {
+      caller,
+      params: req.params as Record<string, string>,
+      query,
+      body,
+      resource: this.resource,
+      project: this.project,
+      page,
+      visible: columns =>
+        visibleRows(
+          caller,
+          { action: operation.action as string, type: operation.kind?.name ?? '*', project: this.project },
+          columns,
+        ),
+      db: services.pool,
+      tx: undefined as unknown as Tx,
+      services,
+      audit,
+      request: this.facts,
+      allow: (action, target) => {
+        if (!check(action, target)) raise('FORBIDDEN', { meta: { action } })
+      },
+      allowed: check,
+      allowTags: tags => {
+        const action = operation.action as string
+        if (!permitted(caller, action, { kind: operation.kind as Kind, row: this.resource, tags, requestTags: tags }))
+          raise('FORBIDDEN', { meta: { action } })
+      },
+    }
+  }
+
+  private asAnswer(result: unknown): Answer {
+    if (isAnswer(result)) return result
+    const status = Number(Object.keys(this.operation.answers)[0])
+    return answer(status, result)
+  }
+
+  private async runInTransaction(context: Context<unknown, unknown, KindRow | undefined>): Promise<Answer> {
+    const { operation, services } = this
+    const draft = { checks: this.audit.additional_checks.length, detail: { ...this.audit.detail } }
+    return services
+      .write(async tx => {
+        // A transaction may be run again after a serialization failure; what it noted is noted anew.
+        this.audit.additional_checks.length = draft.checks
+        this.audit.detail = { ...draft.detail }
+        context.tx = tx
+        context.db = tx
+        await this.checkIfMatch(tx)
+        const given = this.asAnswer(await operation.run(context as never))
+        const entry = this.entry(given.status, this.createdId(given))
+        if (entry) tx.audit(entry)
+        if (this.idempotency) await keepAnswer(tx, services.secrets, this.idempotency, given, operation.secretAnswer)
+        return given
+      })
+      .then(given => {
+        this.recorded = true
+        return given
+      })
+  }
+
+  /** Takes the row's lock and compares the tag the client read with the record as it stands (conventions, 6). */
+  private async checkIfMatch(tx: Tx) {
+    const wanted = this.req.headers['if-match']
+    if (wanted === undefined || this.operation.shape !== 'item' || this.operation.method === 'post') return
+    const kind = this.operation.kind as Kind
+    const row = await kind.find(tx, (this.resource as KindRow).id, true)
+    if (!row) raise(kind.notFound, { meta: { id: (this.resource as KindRow).id } })
+    if (wanted.trim() === '*') return
+    const current = etagOf(JSON.stringify(kind.present(row)))
+    if (!wanted.split(',').some(tag => tag.trim() === current)) raise('PRECONDITION_FAILED')
+  }
+
+  /** Adds the record's tag; answers 304 to a client that already has it. */
+  private conditional(given: Answer): Answer {
+    const kind = this.operation.kind as Kind
+    const row = this.resource as KindRow
+    if ((given.body as { id?: string } | null)?.id !== row.id) return given
+    const text = JSON.stringify(given.body)
+    const record = JSON.stringify(kind.present(row))
+    const tag = etagOf(record)
+    const wanted = this.req.headers['if-none-match']
+    const headers = { ...given.headers, ETag: tag }
+    if (wanted?.split(',').some(item => item.trim() === tag)) return answer(304, undefined, headers)
+    this.bodyIsText = true
+    return answer(200, text, headers)
+  }
+
+  private createdId(given: Answer): string | null {
+    const id = (given.body as { id?: unknown } | null | undefined)?.id
+    return this.operation.shape === 'create' && typeof id === 'string' ? id : null
+  }
+
+  private entry(status: number, createdId: string | null): AuditEntry | null {
+    if (!this.decided || !this.caller) return null
+    const { audit, caller, facts } = this
+    return {
+      id: newId('audit'),
+      project_id: audit.project_id,
+      principal_type: caller.principal.type,
+      principal_id: caller.principal.id,
+      action: audit.action,
+      resource_srn: audit.resource_srn,
+      resource_public_id: audit.resource_public_id ?? createdId,
+      status,
+      request_id: facts.id,
+      ip: facts.ip,
+      user_agent: facts.userAgent?.slice(0, 512) ?? null,
+      detail: auditDetail(audit, caller),
+      created_at: new Date().toISOString(),
+    }
+  }
+
+  /** Writes the entry of a request whose operation holds no transaction of the pipeline's. */
+  private async recordEntry(status: number, createdId: string | null) {
+    const entry = this.recorded ? null : this.entry(status, createdId)
+    this.recorded = true
+    if (!entry) return
+    try {
+      await this.services.write(async tx => tx.audit(entry))
+    } catch (error) {
+      this.services.log.error({ err: error, request_id: this.facts.id }, 'audit entry not written')
+    }
+  }
+
+  private async recordRead(status: number) {
+    const project = this.project
+    if (!project || !this.decided) return
+    if (!(await this.hooks.auditsReads(project))) return
+    const entry = this.entry(status, null)
+    if (entry) this.hooks.recordRead(entry)
+  }
+
+  /** A refused or failed request leaves its entry before the answer goes out (control, 5.3). */
+  async recordRefusal(error: AppError) {
+    if (this.operation.method !== 'get') return this.recordEntry(error.status, null)
+    if (this.audit.project_id && this.decided && (await this.hooks.auditsReads(this.audit.project_id))) {
+      const entry = this.entry(error.status, null)
+      if (entry) this.hooks.recordRead(entry)
+    }
+  }
+
+  private async claim(): Promise<Answer | null> {
+    const key = this.req.headers['idempotency-key']
+    if (key === undefined || !this.caller) return null
+    if (typeof key !== 'string' || !/^[\x21-\x7e]{1,255}$/.test(key))
+      invalid({ code: 'INVALID_VALUE', path: 'Idempotency-Key', message: 'must be 1 to 255 visible ASCII characters' })
+    const claimed = await claimIdempotency(this.services.pool, this.services.secrets, {
+      credential_id: this.caller.credential.id,
+      project_id: this.project,
+      path: this.req.originalUrl.split('?', 1)[0],
+      key,
+      request: JSON.stringify([this.req.query, this.req.body ?? null]),
+    })
+    if (claimed.kind === 'replay') {
+      this.recorded = true
+      return answer(claimed.status, claimed.body, { ...claimed.headers, 'Idempotency-Replayed': 'true' })
+    }
+    this.idempotency = claimed.claim
+    return null
+  }
+
+  private async settleFailedIdempotency(error: unknown) {
+    const claim = this.idempotency as IdempotencyClaim
+    try {
+      if (error instanceof AppError && error.status < 500) {
+        await keepAnswer(
+          this.services.pool,
+          this.services.secrets,
+          claim,
+          { status: error.status, body: errorBody(error, this.services.config.DOCS_BASE_URL), headers: error.headers },
+          false,
+        )
+      } else await releaseIdempotency(this.services.pool, claim)
+    } catch (failure) {
+      this.services.log.error({ err: failure }, 'idempotency answer not kept')
+    }
+  }
+}

@@ -1,0 +1,262 @@
+import type { IncomingHttpHeaders } from 'node:http'
+import type { Readable } from 'node:stream'
+import type { z } from 'zod'
+import type { Config } from '../config.ts'
+import type { AuditDraft } from './audit.ts'
+import type { Caller } from './caller.ts'
+import type { Clock } from './clock.ts'
+import type { Fragment, Pool, Queryable } from './db.ts'
+import type { Egress } from './egress.ts'
+import type { ErrorCode } from './errors.ts'
+import type { Kind, KindRow } from './kind.ts'
+import type { Logger } from './log.ts'
+import type { Notifications } from './notify.ts'
+import type { Queues } from './queue.ts'
+import type { SecretBox } from './secretbox.ts'
+import type { Tx, Writer } from './write.ts'
+
+/** What every module may use. One per process. */
+export type Services = Writer & {
+  config: Config
+  clock: Clock
+  log: Logger
+  pool: Pool
+  queues: Queues
+  notifications: Notifications
+  secrets: SecretBox
+  egress: Egress
+}
+
+/** Page and time bounds of a list, after validation (conventions, 4). */
+export type Page = { limit: number; offset: number; from: Date | null; to: Date | null }
+
+/** An answer with a status or headers of its own. */
+export type Answer = {
+  status: number
+  body?: unknown
+  headers?: Record<string, string>
+  stream?: Readable
+  contentType?: string
+}
+
+const ANSWER = Symbol('answer')
+export const answer = (status: number, body?: unknown, headers?: Record<string, string>): Answer =>
+  ({ [ANSWER]: true, status, body, headers }) as Answer
+/** An answer whose body is streamed: server-sent events, NDJSON. */
+export const streamed = (contentType: string, stream: Readable, headers?: Record<string, string>): Answer =>
+  ({ [ANSWER]: true, status: 200, stream, contentType, headers }) as unknown as Answer
+export const isAnswer = (value: unknown): value is Answer =>
+  typeof value === 'object' && value !== null && ANSWER in value
+
+export type RequestFacts = {
+  id: string
+  ip: string | null
+  userAgent: string | null
+  headers: IncomingHttpHeaders
+  /** Aborted when the client goes away. */
+  closed: AbortSignal
+}
+
+/** What an operation gets. `resource` is the row of the item it addresses; `tx` exists in writing operations. */
+export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> = {
+  caller: Caller
+  params: Record<string, string>
+  query: Q
+  body: B
+  resource: R
+  /** The one project the request was authorised for; null on lists over several and on global resources. */
+  project: string | null
+  page: Page
+  /** On lists: the rows the caller may see, over the columns given. */
+  visible(columns: {
+    project: Fragment
+    id: Fragment
+    path?: Fragment
+    tags?: Fragment
+    created_at?: Fragment
+  }): Fragment
+  db: Queryable
+  tx: Tx
+  services: Services
+  audit: AuditDraft
+  request: RequestFacts
+  /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */
+  allow(
+    action: string,
+    target: { kind: Kind; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
+  ): void
+  /** The same decision without raising; used to filter. */
+  allowed(
+    action: string,
+    target: { kind: Kind; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
+  ): boolean
+  /** For writes that change tags: the action must be allowed with the resulting tags too (identity, 6.3). */
+  allowTags(tags: Record<string, string>): void
+}
+
+/** How an operation's permission is decided: by policy, by the admin role, by ownership in its own code, for any credential, or not at all. */
+export type Gate = 'policy' | 'admin' | 'owner' | 'any' | 'public'
+
+export type Method = 'get' | 'post' | 'put' | 'patch' | 'delete'
+
+/** One declaration of the API. From it come the route, the permission check, the audit entry, the OpenAPI path and the action catalogue. */
+export type Operation = {
+  id: string
+  method: Method
+  path: string
+  summary: string
+  description?: string
+  tag: string
+  action: string | null
+  /** Further actions the operation asks for; shown in the catalogue. */
+  alsoActions: string[]
+  gate: Gate
+  /** The kind the action is about. */
+  kind: Kind | null
+  shape: 'item' | 'create' | 'list' | 'other'
+  /** Path parameter that holds the item's id. */
+  param: string | null
+  paged: boolean
+  /** Default and largest page size. */
+  pageSize: { default: number; max: number }
+  query: z.ZodType | null
+  body: z.ZodType | null
+  /** The request may come without a body. */
+  bodyOptional: boolean
+  answers: Record<number, z.ZodType | null>
+  /** Content type of a 200 that is not JSON. */
+  produces?: string
+  raises: ErrorCode[]
+  /** Resolves the project of a create out of the raw body when it follows from a referenced id (conversation part, head). */
+  projectOf?: (body: Record<string, unknown>, services: Services) => Promise<string | null>
+  /** Names the camelCase spellings a body or query accepts (identity, 4.3). */
+  normalizeBody?: (body: Record<string, unknown>) => Record<string, unknown>
+  /** False: `run` opens its own transactions through `services.write`. */
+  transaction: boolean
+  /** The answer holds a secret: its stored idempotency answer is sealed. */
+  secretAnswer: boolean
+  /** Left out of MCP tools and platform tools. */
+  internal: boolean
+  run(context: Context<never, never, never>): Promise<unknown>
+}
+
+type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
+  id: string
+  method: Method
+  path: string
+  summary: string
+  description?: string
+  tag: string
+  action?: string
+  alsoActions?: string[]
+  gate?: Gate
+  query?: Q
+  body?: B
+  bodyOptional?: boolean
+  answers: Record<number, z.ZodType | null>
+  produces?: string
+  raises?: ErrorCode[]
+  paged?: boolean
+  pageSize?: { default: number; max: number }
+  normalizeBody?: (body: Record<string, unknown>) => Record<string, unknown>
+  transaction?: boolean
+  secretAnswer?: boolean
+  internal?: boolean
+}
+
+type QueryOf<Q> = Q extends z.ZodType ? z.output<Q> : Record<string, never>
+type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
+
+type Shaped<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> =
+  | {
+      creates: Kind<never>
+      projectOf?: Operation['projectOf']
+      run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown>
+    }
+  | { lists: Kind<never>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
+  | { about?: Kind<never>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
+
+const declared: Operation[] = []
+
+/**
+ * Declares an operation on an item: the path ends in or passes through `{param}` (default `{<kind>_id}`), the row
+ * is found, authorised and handed to `run` as `resource`.
+ */
+export function itemOperation<
+  Row extends KindRow,
+  Q extends z.ZodType | undefined = undefined,
+  B extends z.ZodType | undefined = undefined,
+>(
+  target: Kind<Row>,
+  declaration: Common<Q, B> & { param?: string; run(context: Context<QueryOf<Q>, BodyOf<B>, Row>): Promise<unknown> },
+): Operation {
+  return add({
+    ...base(declaration),
+    kind: target as unknown as Kind,
+    shape: 'item',
+    param: declaration.param ?? `${target.name}_id`,
+    run: declaration.run as Operation['run'],
+  })
+}
+
+/** Declares any other operation: `creates` a kind, `lists` a kind, or neither. */
+export function operation<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
+  declaration: Common<Q, B> & Shaped<Q, B>,
+): Operation {
+  const common = { ...base(declaration), param: null, run: declaration.run as Operation['run'] }
+  if ('creates' in declaration)
+    return add({
+      ...common,
+      kind: declaration.creates as unknown as Kind,
+      shape: 'create',
+      projectOf: declaration.projectOf,
+    })
+  if ('lists' in declaration)
+    return add({
+      ...common,
+      kind: declaration.lists as unknown as Kind,
+      shape: 'list',
+      paged: declaration.paged ?? true,
+    })
+  return add({
+    ...common,
+    kind: ((declaration as { about?: Kind<never> }).about ?? null) as Kind | null,
+    shape: 'other',
+  })
+}
+
+function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>) {
+  const gate = declaration.gate ?? 'policy'
+  if (gate === 'policy' && !declaration.action) throw new Error(`operation ${declaration.id} declares no action`)
+  return {
+    id: declaration.id,
+    method: declaration.method,
+    path: declaration.path,
+    summary: declaration.summary,
+    description: declaration.description,
+    tag: declaration.tag,
+    action: declaration.action ?? null,
+    alsoActions: declaration.alsoActions ?? [],
+    gate,
+    paged: declaration.paged ?? false,
+    pageSize: declaration.pageSize ?? { default: 50, max: 100 },
+    query: declaration.query ?? null,
+    body: declaration.body ?? null,
+    bodyOptional: declaration.bodyOptional ?? false,
+    answers: declaration.answers,
+    produces: declaration.produces,
+    raises: declaration.raises ?? [],
+    normalizeBody: declaration.normalizeBody,
+    transaction: declaration.transaction ?? declaration.method !== 'get',
+    secretAnswer: declaration.secretAnswer ?? false,
+    internal: declaration.internal ?? false,
+  }
+}
+
+function add(made: Operation): Operation {
+  declared.push(made)
+  return made
+}
+
+/** Every operation that was declared, listed in api.ts or not; a test compares the two. */
+export const declaredOperations = (): readonly Operation[] => declared

@@ -1,0 +1,80 @@
+import type { Config } from '../config.ts'
+import { type Clock, systemClock } from './clock.ts'
+import { openPool } from './db.ts'
+import { createEgress } from './egress.ts'
+import type { Logger } from './log.ts'
+import { openNotifications } from './notify.ts'
+import type { Services } from './operation.ts'
+import { openQueues } from './queue.ts'
+import { createSecretBox, DEVELOPMENT_KEY } from './secretbox.ts'
+import { createWriter } from './write.ts'
+
+export type OpenServices = Services & { close(): Promise<void> }
+
+/**
+ * Opens what a process needs: the pool, the queues, the listening connection, the egress client, the secret box.
+ * The schema must be there (core/migrate). `close` releases all of it, in the reverse order, once.
+ */
+export async function openServices(
+  config: Config,
+  options: {
+    log: Logger
+    role: 'web' | 'worker' | 'cli'
+    clock?: Clock
+    checkRows?: boolean
+    onRoundTrip?: (text: string) => void
+  },
+): Promise<OpenServices> {
+  const { log } = options
+  const applicationName = `muster ${options.role} ${config.INSTANCE_ID}`.slice(0, 63)
+  const secrets = createSecretBox({
+    key: config.SECRETS_ENCRYPTION_KEY[0] ?? DEVELOPMENT_KEY,
+    previous: config.SECRETS_ENCRYPTION_KEY_PREVIOUS,
+  })
+  if (config.SECRETS_ENCRYPTION_KEY.length === 0)
+    log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
+  const queueConnections = options.role === 'worker' ? 6 : 2
+  const pool = await openPool({
+    databaseUrl: config.DATABASE_URL,
+    connections: Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 1),
+    applicationName,
+    checkRows: options.checkRows,
+    onRoundTrip: options.onRoundTrip,
+  })
+  pool.on('error', error => log.error({ err: error }, 'database connection lost'))
+  const queues = await openQueues({
+    databaseUrl: config.DATABASE_URL,
+    connections: queueConnections,
+    applicationName,
+    log,
+  })
+  const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
+  const egress = createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS })
+  const { write } = createWriter({
+    pool,
+    queues,
+    eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
+    onError: error => log.error({ err: error }, 'after-commit action failed'),
+  })
+  let closing: Promise<void> | undefined
+  return {
+    config,
+    clock: options.clock ?? systemClock,
+    log,
+    pool,
+    queues,
+    notifications,
+    secrets,
+    egress,
+    write,
+    close: () => {
+      closing ??= (async () => {
+        await notifications.close()
+        await queues.close()
+        await egress.close()
+        await pool.end()
+      })()
+      return closing
+    },
+  }
+}

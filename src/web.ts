@@ -1,0 +1,55 @@
+import { createServer, type Server } from 'node:http'
+import { pathToFileURL } from 'node:url'
+import { createApp } from './app.ts'
+import { type Config, loadConfig } from './config.ts'
+import { closeServer, portOf } from './core/health.ts'
+import { createLog, type Logger } from './core/log.ts'
+import { migrate } from './core/migrate.ts'
+import { untilStopped } from './core/process.ts'
+import { openServices } from './core/services.ts'
+import { bootstrapFromSettings } from './identity/users/bootstrap.ts'
+
+export type Web = { port: number; url: string; server: Server; stop(): Promise<void> }
+
+/** Starts the web process: migrates when asked, makes the first admin when none exists, answers requests. */
+export async function startWeb(config: Config, log: Logger): Promise<Web> {
+  if (config.AUTO_MIGRATE)
+    await migrate(config.DATABASE_URL, {
+      lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
+      log: line => log.debug(line),
+    })
+  const services = await openServices(config, { log, role: 'web' })
+  await bootstrapFromSettings(services)
+  const app = createApp(services)
+  const server = createServer(app.http)
+  server.keepAliveTimeout = 65_000
+  server.headersTimeout = 66_000
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', reject)
+    server.listen(config.PORT, config.HOST, resolve)
+  })
+  const port = portOf(server)
+  log.info({ port, instance: config.INSTANCE_ID }, 'web is ready')
+  let stopping: Promise<void> | undefined
+  return {
+    port,
+    url: `http://127.0.0.1:${port}`,
+    server,
+    stop: () => {
+      stopping ??= (async () => {
+        app.drain()
+        await closeServer(server, config.SHUTDOWN_GRACE_MS)
+        await app.close()
+        await services.close()
+        log.info('web has stopped')
+      })()
+      return stopping
+    },
+  }
+}
+
+if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
+  const config = loadConfig()
+  const log = createLog({ level: config.LOG_LEVEL, base: { process: 'web' } })
+  await untilStopped(log, () => startWeb(config, log))
+}

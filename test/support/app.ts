@@ -1,0 +1,183 @@
+import { createServer, type Server } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { deliveryActors } from '../../jobs/delivery.ts'
+import { generationActors } from '../../jobs/generation.ts'
+import { snapshotActors } from '../../jobs/snapshot.ts'
+import { type App, createApp } from '../../src/app.ts'
+import { type Config, loadConfig } from '../../src/config.ts'
+import type { Clock } from '../../src/core/clock.ts'
+import { createLog } from '../../src/core/log.ts'
+import { type OpenServices, openServices } from '../../src/core/services.ts'
+import { startWorkers, type Workers } from '../../src/core/worker.ts'
+import { cloneTemplate } from './postgres.ts'
+
+export type Reply = { status: number; body: any; headers: Headers }
+
+/** Calls as one credential. `send` never throws for a status. */
+export type Client = {
+  token: string | null
+  get(path: string, headers?: Record<string, string>): Promise<Reply>
+  post(path: string, body?: unknown, headers?: Record<string, string>): Promise<Reply>
+  put(path: string, body?: unknown, headers?: Record<string, string>): Promise<Reply>
+  patch(path: string, body?: unknown, headers?: Record<string, string>): Promise<Reply>
+  delete(path: string, headers?: Record<string, string>): Promise<Reply>
+}
+
+export type TestApp = {
+  url: string
+  databaseUrl: string
+  services: OpenServices
+  config: Config
+  /** The first admin, signed in. */
+  admin: Client
+  anonymous: Client
+  as(token: string | null): Client
+  /** A project made by the admin, and a bound key of it without policies. */
+  project(name?: string): Promise<{ id: string; key: Client; keyId: string }>
+  /** A user without policies, signed in. */
+  user(username?: string, policies?: object[]): Promise<Client & { id: string }>
+  /** Lines the process logged. */
+  logs: string[]
+  close(): Promise<void>
+}
+
+let counter = 0
+
+/** A client for a base URL. Paths are relative to /api/v1 unless they start with `//`. */
+export function client(url: string, token: string | null): Client {
+  const send = async (
+    method: string,
+    path: string,
+    body?: unknown,
+    headers: Record<string, string> = {},
+  ): Promise<Reply> => {
+    const response = await fetch(path.startsWith('//') ? `${url}${path.slice(1)}` : `${url}/api/v1${path}`, {
+      method,
+      headers: {
+        ...(token ? { authorization: `Bearer ${token}` } : {}),
+        ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+        ...headers,
+      },
+      body: body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body),
+    })
+    const text = await response.text()
+    const json =
+      response.headers.get('content-type')?.includes('json') &&
+      !response.headers.get('content-type')?.includes('ndjson')
+    return { status: response.status, body: text && json ? JSON.parse(text) : text || null, headers: response.headers }
+  }
+  return {
+    token,
+    get: (path, headers) => send('GET', path, undefined, headers),
+    post: (path, body, headers) => send('POST', path, body, headers),
+    put: (path, body, headers) => send('PUT', path, body, headers),
+    patch: (path, body, headers) => send('PATCH', path, body, headers),
+    delete: (path, headers) => send('DELETE', path, undefined, headers),
+  }
+}
+
+export const ADMIN = { username: 'admin', password: 'correct horse battery' }
+
+/** The environment every test process starts from. */
+export const testEnvironment = (databaseUrl: string): Record<string, string> => ({
+  NODE_ENV: 'test',
+  DATABASE_URL: databaseUrl,
+  PORT: '0',
+  HOST: '127.0.0.1',
+  WORKER_HEALTH_PORT: '0',
+  LOG_LEVEL: 'info',
+  AUTO_MIGRATE: 'false',
+  JWT_SECRET: 'a secret of the tests that is long enough',
+  SECRETS_ENCRYPTION_KEY: '00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff',
+  EGRESS_ALLOW_HOSTS: '127.0.0.1,localhost',
+  DATABASE_POOL_MAX: '12',
+})
+
+/**
+ * The real application on a database of its own, in this process. `workers` names the concerns that run beside it;
+ * `env` overrides settings.
+ */
+export async function startApp(
+  options: {
+    env?: Record<string, string>
+    workers?: ('delivery' | 'generation' | 'snapshot')[]
+    clock?: Clock
+    databaseUrl?: string
+  } = {},
+): Promise<TestApp> {
+  const database = options.databaseUrl ? { url: options.databaseUrl, drop: async () => {} } : await cloneTemplate()
+  const config = loadConfig({ ...testEnvironment(database.url), ...options.env })
+  const logs: string[] = []
+  const log = createLog({ level: config.LOG_LEVEL, destination: { write: (line: string) => void logs.push(line) } })
+  const services = await openServices(config, { log, role: 'worker', clock: options.clock, checkRows: true })
+  const app: App = createApp(services)
+  const server: Server = createServer(app.http)
+  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const concerns = { delivery: deliveryActors, generation: generationActors, snapshot: snapshotActors }
+  const parts = (options.workers ?? []).map(kind => concerns[kind](services))
+  const workers: Workers | null =
+    parts.length === 0
+      ? null
+      : await startWorkers({
+          queues: services.queues,
+          actors: parts.flatMap(part => part.actors),
+          ticks: parts.flatMap(part => part.ticks),
+          log,
+          concurrency: config.WORKER_CONCURRENCY,
+          projectShare: config.PROJECT_WORKER_SHARE,
+          listen: services.notifications,
+        })
+  const anonymous = client(url, null)
+  const signIn = async (username: string, password: string) =>
+    client(url, (await anonymous.post('/users/login', { username, password })).body.token)
+  await anonymous.post('/users/bootstrap', ADMIN)
+  const admin = await signIn(ADMIN.username, ADMIN.password)
+  return {
+    url,
+    databaseUrl: database.url,
+    services,
+    config,
+    admin,
+    anonymous,
+    logs,
+    as: token => client(url, token),
+    async project(name = `project ${++counter}`) {
+      const made = await admin.post('/projects', { name })
+      const key = await admin.post('/project-keys', { project_id: made.body.id })
+      return { id: made.body.id, key: client(url, key.body.secret), keyId: key.body.id }
+    },
+    async user(username = `user${++counter}`, policies = []) {
+      const made = await admin.post('/users', { username, password: 'a fine password' })
+      const ids = []
+      for (const document of policies) ids.push((await admin.post('/policies', { document })).body.id)
+      if (ids.length > 0) await admin.put(`/users/${made.body.id}/policies`, { policy_ids: ids })
+      return { ...(await signIn(username, 'a fine password')), id: made.body.id }
+    },
+    async close() {
+      await workers?.stop(5000)
+      await Promise.all(parts.map(part => part.close?.()))
+      await new Promise(resolve => {
+        server.close(resolve)
+        server.closeAllConnections()
+      })
+      await app.close()
+      await services.close()
+      await database.drop()
+    },
+  }
+}
+
+/** Waits until a check gives something truthy, and gives it back. */
+export async function eventually<T>(
+  check: () => Promise<T> | T,
+  options: { within?: number; every?: number; what?: string } = {},
+): Promise<NonNullable<T>> {
+  const deadline = Date.now() + (options.within ?? 10_000)
+  for (;;) {
+    const value = await check()
+    if (value) return value as NonNullable<T>
+    if (Date.now() > deadline) throw new Error(`not seen in time: ${options.what ?? check.toString().slice(0, 200)}`)
+    await new Promise(resolve => setTimeout(resolve, options.every ?? 20))
+  }
+}
