@@ -70,7 +70,7 @@ export async function openNotifications(options: {
           () => {
             log.info('notifications up')
             call(() => options.onUp?.())
-            for (const subscriptions of channels.values()) {
+            for (const { subscriptions } of channels.values()) {
               for (const { onReconnect } of [...subscriptions]) if (onReconnect) call(onReconnect)
             }
           },
