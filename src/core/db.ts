@@ -26,7 +26,7 @@ export type Pool = DatabasePool
 function wireTime(value: string): string {
   if (value.endsWith('+00')) {
     const fraction = value.slice(20, -3)
-    return `${value.slice(0, 10)}T${value.slice(11, 19)}.${(fraction + '000').slice(0, 3)}Z`
+    return `${value.slice(0, 10)}T${value.slice(11, 19)}.${fraction.padEnd(3, '0').slice(0, 3)}Z`
   }
   return new Date(value).toISOString()
 }

@@ -102,7 +102,7 @@ function mountMetrics(app: Express, services: Services): void {
   })
 }
 
-const escape = (text: string): string =>
+const escapeHtml = (text: string): string =>
   text.replace(/[&<>"]/g, character => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;' })[character] as string)
 
 const page = (
@@ -123,27 +123,27 @@ function referencePage(operations: readonly Operation[]): string {
   const document = openApiDocument(operations, { DOCS_BASE_URL: '/docs' }, '')
   const paths = document.paths as Record<string, Record<string, Record<string, unknown>>>
   const tags = [...new Set(operations.map(operation => operation.tag))]
-  const show = (value: unknown) => `<pre>${escape(JSON.stringify(value, null, 2))}</pre>`
+  const show = (value: unknown) => `<pre>${escapeHtml(JSON.stringify(value, null, 2))}</pre>`
   const sections = tags.map(tag => {
     const entries = operations
       .filter(operation => operation.tag === tag)
       .map(operation => {
         const described = paths[`/api/v1${operation.path}`][operation.method]
         const parts = [
-          `<p>${escape(operation.description ?? operation.summary)}</p>`,
-          operation.action ? `<p>Permission <code>${escape(operation.action)}</code></p>` : '',
+          `<p>${escapeHtml(operation.description ?? operation.summary)}</p>`,
+          operation.action ? `<p>Permission <code>${escapeHtml(operation.action)}</code></p>` : '',
           described.parameters ? `<p>Parameters</p>${show(described.parameters)}` : '',
           described.requestBody ? `<p>Body</p>${show(described.requestBody)}` : '',
           `<p>Answers</p>${show(described.responses)}`,
         ]
-        return `<details id="${operation.id}"><summary><span class="method">${operation.method.toUpperCase()}</span><code>/api/v1${escape(operation.path)}</code> ${escape(operation.summary)}</summary>${parts.join('')}</details>`
+        return `<details id="${operation.id}"><summary><span class="method">${operation.method.toUpperCase()}</span><code>/api/v1${escapeHtml(operation.path)}</code> ${escapeHtml(operation.summary)}</summary>${parts.join('')}</details>`
       })
-    return `<h2>${escape(tag)}</h2>${entries.join('')}`
+    return `<h2>${escapeHtml(tag)}</h2>${entries.join('')}`
   })
   const components = (document.components as { schemas: Record<string, unknown> }).schemas
   const records = Object.entries(components).map(
     ([name, schema]) =>
-      `<details id="schema-${escape(name)}"><summary><code>${escape(name)}</code></summary>${show(schema)}</details>`,
+      `<details id="schema-${escapeHtml(name)}"><summary><code>${escapeHtml(name)}</code></summary>${show(schema)}</details>`,
   )
   return page('API reference', `${sections.join('')}<h2>Records</h2>${records.join('')}`)
 }
@@ -151,7 +151,7 @@ function referencePage(operations: readonly Operation[]): string {
 function errorPage(): string {
   const rows = errorCodes.map(code => {
     const { status, description, hint } = errorEntry(code)
-    return `<tr id="${code}"><td><code>${code}</code></td><td>${status}</td><td>${escape(description)}</td><td>${escape(hint)}</td></tr>`
+    return `<tr id="${code}"><td><code>${code}</code></td><td>${status}</td><td>${escapeHtml(description)}</td><td>${escapeHtml(hint)}</td></tr>`
   })
   return page(
     'Error codes',
@@ -163,9 +163,9 @@ function permissionPage(operations: readonly Operation[]): string {
   const sections = actionCatalogue(operations).map(({ module, actions }) => {
     const rows = actions.map(
       entry =>
-        `<tr><td><code>${escape(entry.action)}</code></td><td>${escape(entry.description)}</td><td>${entry.resource_type ?? ''}</td><td>${entry.gate}</td></tr>`,
+        `<tr><td><code>${escapeHtml(entry.action)}</code></td><td>${escapeHtml(entry.description)}</td><td>${entry.resource_type ?? ''}</td><td>${entry.gate}</td></tr>`,
     )
-    return `<h2>${escape(module)}</h2><table><tr><th>Action</th><th>Guards</th><th>Resource type</th><th>Gate</th></tr>${rows.join('')}</table>`
+    return `<h2>${escapeHtml(module)}</h2><table><tr><th>Action</th><th>Guards</th><th>Resource type</th><th>Gate</th></tr>${rows.join('')}</table>`
   })
   return page('Permissions', sections.join(''))
 }
