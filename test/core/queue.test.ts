@@ -1,0 +1,559 @@
+import assert from 'node:assert/strict'
+import { type ChildProcess, fork } from 'node:child_process'
+import { once } from 'node:events'
+import path from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import pg from 'pg'
+import pino, { type Logger } from 'pino'
+import { silentLog } from '../../src/core/log.ts'
+import { type Notifications, openNotifications } from '../../src/core/notify.ts'
+import { createQueuesInDatabase, type Message, message, openQueues, type Queues } from '../../src/core/queue.ts'
+import { type Actor, actor, every, HandBack, startWorkers, type Workers } from '../../src/core/worker.ts'
+import { createDatabase, dropDatabase } from '../support/postgres.ts'
+import { fragile, mailbox, shared, tasks } from '../support/queue-fixtures.ts'
+
+describe('core/queue and core/worker', function () {
+  this.timeout(30_000)
+  const name = `muster_queue_${process.pid}`
+  let databaseUrl: string
+  let queues: Queues
+  let listen: Notifications
+  let pool: pg.Pool
+  const started: Workers[] = []
+  const children: ChildProcess[] = []
+
+  before(async () => {
+    databaseUrl = await createDatabase(name)
+    await createQueuesInDatabase(databaseUrl)
+    queues = await openQueues({ databaseUrl, connections: 6, log: silentLog() })
+    listen = await openNotifications({ databaseUrl, log: silentLog() })
+    pool = new pg.Pool({ connectionString: databaseUrl, max: 60 })
+    await pool.query(`
+      create table entity (id text primary key, posted int not null default 0, seen int not null default 0);
+      create table spans (n serial primary key, entity text, worker text,
+        started timestamptz not null default clock_timestamp(), ended timestamptz);
+      create table trail (n serial primary key, task text, worker text, attempt int, what text);`)
+  })
+
+  afterEach(async () => {
+    for (const child of children.splice(0)) {
+      child.kill('SIGCONT')
+      child.kill('SIGKILL')
+    }
+    await Promise.all(started.splice(0).map(workers => workers.stop(0)))
+    await pool.query('delete from pgboss.job_common; truncate entity, spans, trail')
+  })
+
+  after(async () => {
+    await listen?.close()
+    await queues?.close()
+    await pool?.end()
+    await dropDatabase(name)
+  })
+
+  async function run(actors: Actor[], more: Partial<Parameters<typeof startWorkers>[0]> = {}): Promise<Workers> {
+    const workers = await startWorkers({ queues, actors, log: silentLog(), concurrency: 10, listen, ...more })
+    started.push(workers)
+    return workers
+  }
+
+  async function startProcess(worker: string): Promise<ChildProcess> {
+    const child = fork(path.resolve(import.meta.dirname, '../support/queue-worker.ts'), [databaseUrl, worker])
+    children.push(child)
+    await once(child, 'message')
+    return child
+  }
+
+  async function until(what: string, done: () => boolean | Promise<boolean>, ms = 15_000): Promise<void> {
+    const deadline = Date.now() + ms
+    while (!(await done())) {
+      if (Date.now() > deadline) throw new Error(`not reached in ${ms} ms: ${what}`)
+      await sleep(5)
+    }
+  }
+
+  const one = async (sql: string, values: unknown[] = []) => (await pool.query(sql, values)).rows[0]
+  const jobs = async (queue: string) =>
+    (await pool.query('select * from pgboss.job_common where name = $1 order by created_on', [queue])).rows
+
+  /** Lines of a log, as objects. */
+  function recorder(): { log: Logger; lines: Record<string, any>[] } {
+    const lines: Record<string, any>[] = []
+    return { lines, log: pino({}, { write: line => lines.push(JSON.parse(line)) }) }
+  }
+
+  describe('sending', () => {
+    it('a message sent in a transaction that rolls back does not exist', async () => {
+      await assert.rejects(
+        queues.transaction(async tx => {
+          await queues.send([message(tasks, { id: 'a' })], tx)
+          throw new Error('no')
+        }),
+      )
+      assert.equal((await jobs(tasks.name)).length, 0)
+    })
+
+    it('data that does not fit the schema is refused', async () => {
+      await assert.rejects(queues.send([{ queue: tasks, data: { id: 1 } }]), { name: 'ZodError' })
+    })
+
+    it('a second wake-up of an entity is dropped without hurting the transaction', async () => {
+      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.transaction(async tx => {
+        await queues.send([message(mailbox, { id: 'e' })], tx)
+        await tx.executeSql(`insert into entity (id) values ('e')`)
+      })
+      assert.equal((await jobs(mailbox.name)).length, 1)
+      assert.equal((await one('select count(*)::int as n from entity')).n, 1)
+    })
+
+    it('a wake-up sent while another is handled is kept and handled after it', async () => {
+      const order: string[] = []
+      let finish = () => {}
+      await run([
+        actor(mailbox, {}, async () => {
+          order.push('start')
+          if (order.length === 1) await new Promise<void>(resolve => (finish = resolve))
+          order.push('end')
+        }),
+      ])
+      await queues.send([message(mailbox, { id: 'e' })])
+      await until('first handler', () => order.length === 1)
+      await queues.send([message(mailbox, { id: 'e' })])
+      await queues.send([message(mailbox, { id: 'e' })])
+      assert.equal((await jobs(mailbox.name)).length, 2)
+      await sleep(100)
+      assert.deepEqual(order, ['start'])
+      finish()
+      await until('second handler', () => order.length === 4)
+      await sleep(100)
+      assert.deepEqual(order, ['start', 'end', 'start', 'end'])
+    })
+
+    it('a delayed wake-up hides no immediate one and comes on its own under the same key', async () => {
+      const at: number[] = []
+      await run([actor(mailbox, {}, async () => void at.push(Date.now()))])
+      const due = Date.now() + 1000
+      await queues.send([message(mailbox, { id: 'e' }, { startAfter: new Date(due) })])
+      await queues.send([message(mailbox, { id: 'e' })])
+      await until('both', () => at.length === 2)
+      assert.ok(at[0] < due && at[1] >= due, `${at[0] - due} ${at[1] - due}`)
+      assert.ok(at[1] < due + 1500)
+    })
+
+    it('two transactions that send to the same keys in different orders do not deadlock', async () => {
+      const keys = Array.from({ length: 20 }, (_, i) => message(mailbox, { id: `k${i}` }))
+      const send = (messages: Message[]) => queues.transaction(tx => queues.send(messages, tx))
+      await Promise.all(Array.from({ length: 12 }, (_, i) => send(i % 2 ? keys : [...keys].reverse())))
+      assert.equal((await jobs(mailbox.name)).length, 20)
+    })
+
+    it('creating the queues again changes nothing and stores changed rules', async () => {
+      await createQueuesInDatabase(databaseUrl, { retentionDays: 3 })
+      const row = await one('select * from pgboss.queue where name = $1', [mailbox.name])
+      assert.equal(row.deletion_seconds, 3 * 86_400)
+      assert.equal(row.policy, 'stately')
+      assert.equal(row.dead_letter, 'test-mailbox.dead')
+      await createQueuesInDatabase(databaseUrl)
+    })
+  })
+
+  describe('waking', () => {
+    it('a committed message reaches its handler within milliseconds', async () => {
+      let arrived = (_: number) => {}
+      await run([actor(tasks, {}, async () => arrived(performance.now()))])
+      const times: number[] = []
+      for (let i = 0; i < 30; i++) {
+        await sleep(10)
+        const arrival = new Promise<number>(resolve => (arrived = resolve))
+        const { commit, transaction } = await begun()
+        await queues.send([message(tasks, { id: String(i) })], transaction)
+        const sent = performance.now()
+        await commit()
+        times.push((await arrival) - sent)
+      }
+      times.sort((a, b) => a - b)
+      assert.ok(times[15] < 50, `median ${times[15]} ms`)
+    })
+
+    async function begun() {
+      const client = await pool.connect()
+      await client.query('begin')
+      return {
+        transaction: { executeSql: (text: string, values?: unknown[]) => client.query(text, values) },
+        commit: async () => {
+          await client.query('commit')
+          client.release()
+        },
+      }
+    }
+
+    it('messages come without notifications too', async () => {
+      let handled = 0
+      await run([actor(tasks, {}, async () => void handled++)], { listen: undefined, pollMs: 100 })
+      await queues.send([message(tasks, { id: 'a' })])
+      await until('poll', () => handled === 1)
+    })
+
+    it('no wake-up is lost with 50 senders and two worker processes, and no entity is handled twice at once', async () => {
+      const entities = ['a', 'b', 'c', 'd', 'e', 'f', 'g']
+      await pool.query('insert into entity (id) select unnest($1::text[])', [entities])
+      await Promise.all([startProcess('one'), startProcess('two')])
+      await Promise.all(
+        Array.from({ length: 50 }, async (_, sender) => {
+          for (let i = 0; i < 20; i++) {
+            const id = entities[(sender + i) % entities.length]
+            const client = await pool.connect()
+            await client.query('begin')
+            await client.query('update entity set posted = posted + 1 where id = $1', [id])
+            await queues.send([message(mailbox, { id })], { executeSql: (text, values) => client.query(text, values) })
+            await client.query('commit')
+            client.release()
+          }
+        }),
+      )
+      await until('all seen', async () => (await one('select bool_and(seen = posted) as done from entity')).done)
+      assert.equal((await one('select sum(posted)::int as n from entity')).n, 1000)
+      const overlap =
+        await one(`select count(*)::int as n from spans x join spans y on x.entity = y.entity and x.n < y.n
+        where x.started < y.ended and y.started < x.ended`)
+      assert.equal(overlap.n, 0)
+      assert.equal((await one('select count(distinct worker)::int as n from spans')).n, 2)
+    })
+  })
+
+  describe('leases', () => {
+    const trail = async () => (await pool.query('select worker, attempt, what from trail order by n')).rows
+
+    it('the message of a killed worker goes to another after the lease', async () => {
+      const first = await startProcess('one')
+      await queues.send([message(tasks, { id: 't', ms: 600 })])
+      await until('started', async () => (await trail()).length === 1)
+      first.kill('SIGKILL')
+      const killed = Date.now()
+      await startProcess('two')
+      await until('second start', async () => (await trail()).length >= 2)
+      const took = Date.now() - killed
+      assert.ok(took > 1000 && took < 5000, `${took} ms`)
+      await until('end', async () => (await trail()).length === 3)
+      assert.deepEqual(await trail(), [
+        { worker: 'one', attempt: 1, what: 'start' },
+        { worker: 'two', attempt: 2, what: 'start' },
+        { worker: 'two', attempt: 2, what: 'end' },
+      ])
+    })
+
+    it('a worker that was stopped past its lease settles nothing', async () => {
+      const first = await startProcess('one')
+      await queues.send([message(tasks, { id: 't', ms: 600 })])
+      await until('started', async () => (await trail()).length === 1)
+      first.kill('SIGSTOP')
+      const second = await startProcess('two')
+      await until('second start', async () => (await trail()).length === 2)
+      second.kill('SIGSTOP')
+      first.kill('SIGCONT')
+      await until('first leaves', async () => (await trail()).some(row => row.worker === 'one' && row.what !== 'start'))
+      await sleep(300)
+      const [job] = await jobs(tasks.name)
+      assert.equal(job.state, 'active')
+      assert.equal(job.retry_count, 1)
+      second.kill('SIGCONT')
+      await until('completed', async () => (await jobs(tasks.name))[0].state === 'completed')
+    })
+
+    it('a handler that runs longer than the lease keeps it', async () => {
+      const attempts: number[] = []
+      await run([
+        actor(tasks, {}, async (_, { attempt }) => {
+          attempts.push(attempt)
+          await sleep(3500)
+        }),
+      ])
+      await queues.send([message(tasks, { id: 't' })])
+      await until('completed', async () => (await jobs(tasks.name))[0].state === 'completed')
+      assert.deepEqual(attempts, [1])
+    })
+
+    it('the signal of a handler whose message was taken away is aborted', async () => {
+      let aborted = false
+      await run([
+        actor(tasks, {}, async (_, { signal }) => {
+          await once(signal, 'abort')
+          aborted = true
+          throw new Error('left')
+        }),
+      ])
+      await queues.send([message(tasks, { id: 't' })])
+      await until('active', async () => (await jobs(tasks.name))[0].state === 'active')
+      await pool.query(`update pgboss.job_common set state = 'cancelled' where name = $1`, [tasks.name])
+      await until('aborted', () => aborted)
+      await sleep(50)
+      assert.equal((await jobs(tasks.name))[0].state, 'cancelled')
+    })
+  })
+
+  describe('failing', () => {
+    it('the last failure is told to onExhausted, then the message is a dead letter that can be replayed', async () => {
+      const told: unknown[] = []
+      let broken = true
+      let handled = 0
+      const { log, lines } = recorder()
+      await run(
+        [
+          actor(fragile, { onExhausted: async (data, error) => void told.push(data, String(error)) }, async () => {
+            if (broken) throw Object.assign(new Error('broken'), { code: 'E_BROKEN' })
+            handled += 1
+          }),
+        ],
+        { log },
+      )
+      await queues.send([message(fragile, { id: 'f' })])
+      await until('dead', async () => (await queues.deadLetters.list({ queue: fragile.name })).length === 1)
+      assert.deepEqual(told, [{ id: 'f' }, 'Error: broken'])
+      const [letter] = await queues.deadLetters.list()
+      assert.equal(letter.queue, fragile.name)
+      assert.deepEqual(letter.data, { id: 'f' })
+      assert.deepEqual(letter.error, { name: 'Error', code: 'E_BROKEN', message: 'broken' })
+      assert.equal(letter.attempts, 2)
+      assert.deepEqual(await queues.deadLetters.inspect(letter.id), letter)
+      const stats = (await queues.stats()).find(row => row.queue === fragile.name)!
+      assert.equal(stats.dead, 1)
+
+      broken = false
+      assert.equal(await queues.deadLetters.replay({ queue: fragile.name, ids: [letter.id] }), 1)
+      await until('replayed', () => handled === 1)
+      assert.equal((await queues.deadLetters.list()).length, 0)
+
+      const written = lines.filter(line => line.msg === 'attempt')
+      await until('three lines', () => lines.filter(line => line.msg === 'attempt').length === 3)
+      assert.deepEqual(
+        written.slice(0, 2).map(line => [line.queue, line.attempt, line.outcome, line.message.id, line.next_ms]),
+        [
+          [fragile.name, 1, 'retry', 'f', 0],
+          [fragile.name, 2, 'dead', 'f', undefined],
+        ],
+      )
+      assert.ok(written.every(line => typeof line.duration_ms === 'number' && typeof line.job === 'string'))
+    })
+
+    it('a handler sets the delay of its own retry', async () => {
+      const at: number[] = []
+      await run([
+        actor(tasks, {}, async (_, { retryIn }) => {
+          at.push(Date.now())
+          if (at.length > 1) return
+          retryIn(300)
+          throw new Error('later')
+        }),
+      ])
+      await queues.send([message(tasks, { id: 't' })])
+      await until('second', () => at.length === 2)
+      const gap = at[1] - at[0]
+      assert.ok(gap >= 300 && gap < 900, `${gap} ms`)
+    })
+
+    it('a failing entity takes new wake-ups at once and never fills the dead letters with merged retries', async () => {
+      let handled = 0
+      let broken = true
+      await run([
+        actor(mailbox, {}, async (_, { retryIn }) => {
+          handled += 1
+          retryIn(60_000)
+          if (broken) throw new Error('broken')
+        }),
+      ])
+      for (const n of [1, 2, 3]) {
+        await queues.send([message(mailbox, { id: 'e' })])
+        await until(`attempt ${n}`, () => handled === n)
+        await until('settled', async () => (await jobs(mailbox.name)).every(job => job.state !== 'active'))
+      }
+      assert.deepEqual((await jobs(mailbox.name)).map(job => job.state).sort(), ['completed', 'completed', 'retry'])
+      broken = false
+      await queues.send([message(mailbox, { id: 'e' })])
+      await until('handled', () => handled === 4)
+    })
+
+    it('an onExhausted that cannot record the failure is called again after the lease', async () => {
+      const calls: number[] = []
+      await run([
+        actor(
+          tasks,
+          {
+            onExhausted: async () => {
+              calls.push(Date.now())
+              if (calls.length === 1) throw new Error('database away')
+            },
+          },
+          async (_, { last }) => {
+            assert.equal(last, true)
+            throw new Error('broken')
+          },
+        ),
+      ])
+      await queues.send([message(tasks, { id: 't' })])
+      await pool.query(`update pgboss.job_common set retry_limit = 0 where name = $1`, [tasks.name])
+      await until('dead', async () => (await queues.deadLetters.list({ queue: tasks.name })).length === 1)
+      assert.equal(calls.length, 2)
+      assert.ok(calls[1] - calls[0] > 1000)
+    })
+
+    it('when a batch fails its messages are tried one by one', async () => {
+      const calls: string[][] = []
+      const { log, lines } = recorder()
+      await queues.send(['a', 'b', 'c'].map(id => message(tasks, { id })))
+      await run(
+        [
+          actor(tasks, { batch: 10 }, async (messages, { attempt }) => {
+            calls.push(messages.map(({ id }) => id))
+            if (attempt === 1 && messages.some(({ id }) => id === 'b')) throw new Error('b')
+          }),
+        ],
+        { log },
+      )
+      await until('completed', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+      assert.equal(calls[0].length, 3)
+      assert.deepEqual(
+        calls.slice(1).map(ids => ids.length),
+        [1, 1, 1, 1],
+      )
+      await until('lines', () => lines.length === 4)
+      assert.deepEqual(lines.map(line => `${line.message.id} ${line.outcome}`).sort(), [
+        'a done',
+        'b done',
+        'b retry',
+        'c done',
+      ])
+    })
+  })
+
+  describe('slots', () => {
+    it('a slow message holds its own slot only', async () => {
+      let finish = () => {}
+      let quick = 0
+      await run([
+        actor(tasks, { concurrency: 2 }, async ({ id }) => {
+          if (id === 'slow') await new Promise<void>(resolve => (finish = resolve))
+          else quick += 1
+        }),
+      ])
+      await queues.send([message(tasks, { id: 'slow' })])
+      await queues.send(Array.from({ length: 20 }, (_, i) => message(tasks, { id: String(i) })))
+      await until('quick ones', () => quick === 20, 2000)
+      finish()
+    })
+
+    it('a waiting wake-up of a busy entity holds up no other entity', async () => {
+      let finish = () => {}
+      let quick = 0
+      await run([
+        actor(mailbox, {}, async ({ id }) => {
+          if (id === 'slow') await new Promise<void>(resolve => (finish = resolve))
+          else quick += 1
+        }),
+      ])
+      await queues.send([message(mailbox, { id: 'slow' })])
+      await until('active', async () => (await jobs(mailbox.name))[0].state === 'active')
+      await queues.send([message(mailbox, { id: 'slow' })])
+      for (let i = 0; i < 20; i++) await queues.send([message(mailbox, { id: String(i) })])
+      await until('quick ones', () => quick === 20, 2000)
+      finish()
+    })
+
+    it('one project holds its share while others wait, and all but one slot alone', async () => {
+      const held = new Map<string, number>()
+      let most = 0
+      let release: (() => void)[] = []
+      await queues.send(Array.from({ length: 30 }, () => message(shared, { id: 'x', project_id: 'big' })))
+      await queues.send(Array.from({ length: 6 }, () => message(shared, { id: 'x', project_id: 'small' })))
+      const handler: Actor = actor(shared, {}, async ({ project_id = '' }) => {
+        held.set(project_id, (held.get(project_id) ?? 0) + 1)
+        if (held.get('small')) most = Math.max(most, held.get('big') ?? 0)
+        await new Promise<void>(resolve => release.push(resolve))
+        held.set(project_id, held.get(project_id)! - 1)
+      })
+      await run([handler], { concurrency: 6, projectShare: 0.5 })
+      await until('full', () => release.length === 6)
+      assert.deepEqual(Object.fromEntries(held), { big: 3, small: 3 })
+      const free = async () => {
+        for (const resolve of release.splice(0)) resolve()
+        await sleep(100)
+      }
+      await free()
+      assert.deepEqual(Object.fromEntries(held), { big: 3, small: 3 })
+      await free()
+      await until('borrowed', () => held.get('big') === 5)
+      await queues.send([message(shared, { id: 'late', project_id: 'small' })])
+      await until('the free slot', () => held.get('small') === 1, 2000)
+      release = [...release]
+      for (let i = 0; i < 8; i++) await free()
+      await until('drained', async () => (await jobs(shared.name)).every(job => job.state === 'completed'))
+      assert.ok(most <= 5)
+    })
+  })
+
+  describe('stopping', () => {
+    it('waits for what runs, then gives the rest back at once without counting the attempt', async () => {
+      const { log, lines } = recorder()
+      const seen: string[] = []
+      const workers = await run(
+        [
+          actor(tasks, {}, async ({ id }, { stopping, signal }) => {
+            await once(stopping, 'abort')
+            seen.push(`${id} asked`)
+            if (id === 'quick') return
+            if (id === 'gives up') throw new HandBack()
+            await once(signal, 'abort')
+            if (id === 'deaf') await sleep(60_000, undefined, { ref: false })
+            throw new Error('interrupted')
+          }),
+        ],
+        { log },
+      )
+      await queues.send(['quick', 'gives up', 'slow', 'deaf'].map(id => message(tasks, { id })))
+      await until('all active', () => workers.running() === 4)
+      const { handedBack } = await workers.stop(200)
+      assert.equal(handedBack, 3)
+      assert.equal(seen.length, 4)
+      const states = Object.fromEntries((await jobs(tasks.name)).map(job => [job.data.id, job.state]))
+      assert.deepEqual(states, { quick: 'completed', 'gives up': 'created', slow: 'created', deaf: 'created' })
+      assert.deepEqual(lines.map(line => line.outcome).sort(), ['done', 'handed_back', 'handed_back', 'handed_back'])
+
+      const attempts: number[] = []
+      await run([actor(tasks, {}, async (_, { attempt }) => void attempts.push(attempt))])
+      await until('again', () => attempts.length === 3, 1000)
+      assert.deepEqual(attempts, [1, 1, 1])
+    })
+
+    it('an entity given back while its next wake-up waits is looked at once', async () => {
+      const workers = await run([
+        actor(mailbox, {}, async (_, { signal }) => {
+          await once(signal, 'abort')
+          throw new Error('interrupted')
+        }),
+      ])
+      await queues.send([message(mailbox, { id: 'e' })])
+      await until('active', () => workers.running() === 1)
+      await queues.send([message(mailbox, { id: 'e' })])
+      assert.equal((await workers.stop(0)).handedBack, 1)
+      assert.deepEqual((await jobs(mailbox.name)).map(job => job.state).sort(), ['completed', 'created'])
+    })
+  })
+
+  describe('ticks', () => {
+    it('any number of workers makes one message per instant', async () => {
+      let handled = 0
+      const actors = [actor(tasks, {}, async () => void handled++)]
+      const ticks = [every('test-tick', 1, tasks, instant => ({ id: instant.toISOString() }))]
+      await run(actors, { ticks })
+      await run([], { ticks })
+      await run([], { ticks: [every('test-cron', '* * * * * *', tasks, { id: 'cron' })] })
+      await sleep(3200)
+      const rows = await jobs(tasks.name)
+      const instants = rows.map(job => job.data.id).filter(id => id !== 'cron')
+      assert.equal(new Set(instants).size, instants.length)
+      assert.ok(instants.length >= 3 && instants.length <= 4, instants.join())
+      assert.ok(rows.length - instants.length >= 2)
+      assert.ok(handled >= 5)
+    })
+  })
+})

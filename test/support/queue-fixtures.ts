@@ -1,0 +1,29 @@
+import { z } from 'zod'
+import { entityMailbox, workQueue } from '../../src/core/queue.ts'
+
+/** Queues of the queue tests and of the worker programs they start. */
+const entity = z.object({ id: z.string() })
+const task = z.object({ id: z.string(), project_id: z.string().optional(), ms: z.number().optional() })
+
+export const mailbox = entityMailbox('test-mailbox', {
+  message: entity,
+  key: m => m.id,
+  kind: 'test',
+  leaseSeconds: 2,
+  retry: { limit: 5, delaySeconds: 0, backoff: false },
+})
+
+export const tasks = workQueue('test-tasks', {
+  message: task,
+  kind: 'test',
+  leaseSeconds: 2,
+  retry: { limit: 5, delaySeconds: 0, backoff: false },
+})
+
+export const fragile = workQueue('test-fragile', {
+  message: task,
+  kind: 'test',
+  retry: { limit: 1, delaySeconds: 0, backoff: false },
+})
+
+export const shared = workQueue('test-shared', { message: task, kind: 'test', project: m => m.project_id })
