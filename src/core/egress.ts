@@ -1,0 +1,559 @@
+/**
+ * The one way out to addresses that callers give (tools, 1.4; webhooks, control 2.4). A host is resolved once, every address
+ * of it is checked, and the connection goes to a checked address: there is no second lookup that could answer differently.
+ */
+import { lookup } from 'node:dns/promises'
+import { isIP } from 'node:net'
+import { domainToASCII } from 'node:url'
+import ipaddr from 'ipaddr.js'
+import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
+
+export type EgressOptions = {
+  /** comma list of `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public */
+  allowHosts: string
+  /** addresses of a host name; the system's resolver when absent */
+  resolve?: (hostname: string) => Promise<string[]>
+  /** certificate authorities (PEM) instead of the built-in ones */
+  ca?: string
+  /** longest silence of a server during `fetch`, before and between parts of its answer; default 10 min */
+  fetchIdleTimeoutMs?: number
+}
+
+export type EgressRequest = {
+  url: string
+  method: string
+  /** Host, connection and framing headers are left out: they follow from the url and the body. */
+  headers?: Record<string, string>
+  body?: string | Buffer | Uint8Array
+  /** for the whole call, redirects and body included */
+  timeoutMs: number
+  /** default 10 s, for each address tried */
+  connectTimeoutMs?: number
+  maxRedirects: number
+  /**
+   * `repost`: 301, 302, 307 and 308 repeat method, body and headers, 303 is a failure (webhooks). `standard`: 303, and 301
+   * and 302 after POST, become GET without body. `none`: a redirect is the answer.
+   */
+  redirectMode: 'repost' | 'standard' | 'none'
+  maxBytes: number
+  /** A longer body is cut at maxBytes and the connection dropped, instead of failing. */
+  truncate?: boolean
+  /** header names that do not follow a redirect to another origin, beside the standard credential headers */
+  sensitiveHeaders?: string[]
+  signal?: AbortSignal
+}
+
+export type EgressFailure = 'dns' | 'connect' | 'tls' | 'timeout' | 'aborted' | 'response_too_large' | 'redirects'
+
+/**
+ * `answer`: any status. `blocked`: the egress rule refused, before a connection to that hop was opened; `address` is null
+ * when it was not about an address. `failed`: what the network or the receiver did, `connect` being every transport error
+ * without a name of its own; `status` is the refused redirect's. Only `repost` fails with `redirects`: the other modes
+ * count too many hops as blocked.
+ */
+export type EgressOutcome =
+  | { kind: 'answer'; status: number; headers: Record<string, string>; body: Buffer; url: string }
+  | { kind: 'blocked'; url: string; address: string | null; reason: string }
+  | { kind: 'failed'; reason: EgressFailure; message: string; status?: number }
+
+export type Egress = {
+  /** One request with redirects followed by hand. Never throws for what the network or the receiver does. */
+  request(request: EgressRequest): Promise<EgressOutcome>
+  /**
+   * `fetch` for libraries: the same address rule, no redirect followed (a 3xx is the response), the body streams.
+   * Rejects with EgressBlockedError, else as `fetch` does.
+   */
+  fetch: typeof globalThis.fetch
+  /** Ends every connection, those in use too. */
+  close(): Promise<void>
+}
+
+/** What `Egress.fetch` rejects with when the rule refuses. */
+export class EgressBlockedError extends Error {
+  readonly url: string
+  readonly address: string | null
+
+  constructor(blocked: { url: string; address: string | null; reason: string }) {
+    // Without its query, which may carry a key: messages end up in logs and answers.
+    super(`Egress to ${blocked.url.replace(/[?#].*$/s, '')} is blocked: ${blocked.reason}`)
+    this.name = 'EgressBlockedError'
+    this.url = blocked.url
+    this.address = blocked.address
+  }
+}
+
+type Blocked = Extract<EgressOutcome, { kind: 'blocked' }>
+type Failed = Extract<EgressOutcome, { kind: 'failed' }>
+type Target = { kind: 'target'; url: URL; addresses: string[] }
+type Address = ipaddr.IPv4 | ipaddr.IPv6
+
+const DEFAULT_CONNECT_TIMEOUT_MS = 10_000
+const DEFAULT_FETCH_IDLE_TIMEOUT_MS = 600_000
+const MAX_TIMEOUT_MS = 2 ** 31 - 1
+/** Long enough for a burst of deliveries to one host, too short to matter when a name moves. */
+const RESOLVE_CACHE_MS = 1000
+const RESOLVE_CACHE_SIZE = 10_000
+const POOL_IDLE_MS = 60_000
+const POOL_SWEEP_MS = 10_000
+/** How long an address that refused a connection is tried after the others of its host. */
+const ADDRESS_PENALTY_MS = 30_000
+/** More of a redirect's body is not read to keep the connection. */
+const REDIRECT_BODY_BYTES = 16 * 1024
+
+const REDIRECT_STATUSES = new Set([301, 302, 303, 307, 308])
+const UNSENT_HEADERS = new Set([
+  'host',
+  'connection',
+  'proxy-connection',
+  'keep-alive',
+  'transfer-encoding',
+  'content-length',
+  'upgrade',
+  'expect',
+  'te',
+  'trailer',
+])
+const CREDENTIAL_HEADERS = ['authorization', 'cookie', 'proxy-authorization']
+
+/**
+ * Opens the egress client.
+ * @throws Error for an entry of `allowHosts` that is none of the accepted forms
+ */
+export function createEgress(options: EgressOptions): Egress {
+  const allowed = parseAllowHosts(options.allowHosts)
+  const resolver = cachedResolver(options.resolve ?? systemResolve)
+  const pools = new Pools(options)
+
+  /** Judges a url and pins it to the addresses its host has now. */
+  async function target(
+    text: string,
+    base: URL | undefined,
+    signal: AbortSignal | undefined,
+  ): Promise<Target | Blocked | Failed> {
+    const url = URL.parse(text, base?.href)
+    const blocked = (address: string | null, reason: string): Blocked => ({
+      kind: 'blocked',
+      url: url?.href ?? text,
+      address,
+      reason,
+    })
+    if (!url) return blocked(null, 'the url is not valid')
+    if (url.protocol !== 'http:' && url.protocol !== 'https:') return blocked(null, 'only http and https are allowed')
+    if (url.username || url.password) return blocked(null, 'the url carries credentials')
+    const host = url.hostname.replace(/^\[|\]$/g, '')
+    const port = Number(url.port) || (url.protocol === 'https:' ? 443 : 80)
+    let addresses = [host]
+    if (!isIP(host)) {
+      try {
+        addresses = await abortable(resolver(host), signal)
+      } catch (error) {
+        return failure(error, 'dns')
+      }
+      if (addresses.length === 0) return { kind: 'failed', reason: 'dns', message: `${host} has no address` }
+    }
+    if (!allowed.host(host, port))
+      for (const address of addresses) {
+        const parsed = unwrapped(address)
+        if (!parsed || !(isPublic(parsed) || allowed.address(parsed, port)))
+          return blocked(address, `${address} is not a public address`)
+      }
+    return { kind: 'target', url, addresses }
+  }
+
+  async function request(req: EgressRequest): Promise<EgressOutcome> {
+    const deadline = new AbortController()
+    const abort = () => deadline.abort(new EgressAbort('aborted'))
+    const timer = setTimeout(() => deadline.abort(new EgressAbort('timeout')), Math.min(req.timeoutMs, MAX_TIMEOUT_MS))
+    if (req.signal?.aborted) abort()
+    else req.signal?.addEventListener('abort', abort, { once: true })
+    try {
+      return await follow(req, deadline.signal)
+    } finally {
+      clearTimeout(timer)
+      req.signal?.removeEventListener('abort', abort)
+    }
+  }
+
+  async function follow(req: EgressRequest, signal: AbortSignal): Promise<EgressOutcome> {
+    let { method, body } = req
+    const headers = sendable(req.headers ?? {})
+    let location = req.url
+    let from: URL | undefined
+    for (let hops = 0; ; hops++) {
+      const to = await target(location, from, signal)
+      // A webhook whose receiver answers an unusable location failed; the rule was not violated.
+      if (to.kind === 'blocked' && from && req.redirectMode === 'repost' && !URL.canParse(location, from.href))
+        return { kind: 'failed', reason: 'redirects', message: 'the redirect names no valid url' }
+      if (to.kind !== 'target') return to
+      if (from && from.origin !== to.url.origin)
+        for (const name of [...CREDENTIAL_HEADERS, ...(req.sensitiveHeaders ?? [])]) delete headers[name.toLowerCase()]
+
+      const hop = await send(to, { ...req, method, body }, headers, signal)
+      if (hop.kind !== 'redirect') return hop
+      if (req.redirectMode === 'repost' && (hop.status === 303 || hops >= req.maxRedirects)) {
+        const message = hop.status === 303 ? 'the receiver answered 303' : `more than ${req.maxRedirects} redirects`
+        return { kind: 'failed', reason: 'redirects', message, status: hop.status }
+      }
+      if (hops >= req.maxRedirects) {
+        const reason = `more than ${req.maxRedirects} redirects`
+        return { kind: 'blocked', url: to.url.href, address: null, reason }
+      }
+      const becomesGet = hop.status === 303 ? method !== 'HEAD' : hop.status < 303 && method === 'POST'
+      if (req.redirectMode === 'standard' && becomesGet) {
+        method = 'GET'
+        body = undefined
+        for (const name of Object.keys(headers)) if (name.startsWith('content-')) delete headers[name]
+      }
+      location = hop.location
+      from = to.url
+    }
+  }
+
+  /** One hop. Another address of the host is tried only while no request can have been sent. */
+  async function send(
+    to: Target,
+    req: EgressRequest,
+    headers: Record<string, string>,
+    signal: AbortSignal,
+  ): Promise<EgressOutcome | { kind: 'redirect'; status: number; location: string }> {
+    const candidates = pools.candidates(to)
+    for (const [index, pool] of candidates.entries()) {
+      if (signal.aborted) return failure(signal.reason, 'aborted')
+      try {
+        const response = await pool.get(req.connectTimeoutMs ?? DEFAULT_CONNECT_TIMEOUT_MS).request({
+          path: to.url.pathname + to.url.search,
+          method: req.method as 'POST',
+          headers,
+          body: req.body ?? null,
+          signal,
+          // The deadline of the whole call covers both.
+          headersTimeout: 0,
+          bodyTimeout: 0,
+        })
+        const { statusCode: status, body } = response
+        body.on('error', () => {})
+        const location = [response.headers.location].flat()[0]
+        if (req.redirectMode !== 'none' && REDIRECT_STATUSES.has(status) && location !== undefined) {
+          await body.dump({ limit: REDIRECT_BODY_BYTES, signal })
+          return { kind: 'redirect', status, location }
+        }
+        const received = await read(body, req)
+        if (!received) {
+          const message = `the response body is larger than ${req.maxBytes} bytes`
+          return { kind: 'failed', reason: 'response_too_large', message }
+        }
+        return { kind: 'answer', status, headers: flat(response.headers), body: received, url: to.url.href }
+      } catch (error) {
+        if (signal.aborted) return failure(signal.reason, 'aborted')
+        if (!isConnectError(error)) return failure(error, 'connect')
+        pool.penalize()
+        if (index === candidates.length - 1) return failure(error, 'connect')
+      }
+    }
+    return { kind: 'failed', reason: 'aborted', message: 'the egress client is closed' }
+  }
+
+  async function egressFetch(input: string | URL | Request, init: RequestInit = {}): Promise<unknown> {
+    const given: RequestInit =
+      input instanceof Request
+        ? {
+            method: input.method,
+            headers: input.headers,
+            body: input.body,
+            signal: input.signal,
+            ...(input.body && { duplex: 'half' }),
+            ...init,
+          }
+        : init
+    const signal = given.signal ?? undefined
+    signal?.throwIfAborted()
+    const to = await target(input instanceof Request ? input.url : String(input), undefined, signal)
+    signal?.throwIfAborted()
+    if (to.kind === 'blocked') throw new EgressBlockedError(to)
+    if (to.kind === 'failed') throw new TypeError('fetch failed', { cause: new Error(to.message) })
+
+    const headers = new Headers(given.headers as Record<string, string>)
+    headers.delete('host')
+    const body = given.body instanceof globalThis.FormData ? ownFormData(given.body) : given.body
+    const repeatable = body == null || typeof body === 'string' || body instanceof Uint8Array
+    const candidates = pools.candidates(to)
+    for (const [index, pool] of candidates.entries()) {
+      try {
+        return await undiciFetch(to.url, {
+          ...(given as object),
+          headers,
+          body: body as string,
+          redirect: 'manual',
+          dispatcher: pool.get(DEFAULT_CONNECT_TIMEOUT_MS),
+        })
+      } catch (error) {
+        const refused = error instanceof Error && isConnectError(error.cause)
+        if (refused) pool.penalize()
+        if (!refused || !repeatable || index === candidates.length - 1) throw error
+      }
+    }
+    throw new TypeError('fetch failed', { cause: new Error('the egress client is closed') })
+  }
+
+  return { request, fetch: egressFetch as typeof globalThis.fetch, close: () => pools.close() }
+}
+
+/** Why the deadline signal of a request fired. */
+class EgressAbort extends Error {
+  readonly reason: 'aborted' | 'timeout'
+
+  constructor(reason: 'aborted' | 'timeout') {
+    super(reason === 'timeout' ? 'the call took too long' : 'the call was aborted')
+    this.reason = reason
+  }
+}
+
+function failure(error: unknown, otherwise: EgressFailure): Failed {
+  const message = error instanceof Error ? error.message : String(error)
+  if (error instanceof EgressAbort) return { kind: 'failed', reason: error.reason, message }
+  const code = codeOf(error)
+  if (/^(ERR_TLS|ERR_SSL|CERT_|UNABLE_TO_|DEPTH_ZERO|SELF_SIGNED|HOSTNAME_MISMATCH|INVALID_CA|EPROTO)/.test(code))
+    return { kind: 'failed', reason: 'tls', message }
+  if (code === 'UND_ERR_HEADERS_OVERFLOW') return { kind: 'failed', reason: 'response_too_large', message }
+  if (code === 'UND_ERR_DESTROYED' || code === 'UND_ERR_CLOSED') return { kind: 'failed', reason: 'aborted', message }
+  return { kind: 'failed', reason: otherwise, message }
+}
+
+function codeOf(error: unknown): string {
+  return error instanceof Error && 'code' in error ? String(error.code) : ''
+}
+
+/** Whether no connection came to be, so that nothing can have been sent. */
+function isConnectError(error: unknown): boolean {
+  if (codeOf(error) === 'UND_ERR_CONNECT_TIMEOUT') return true
+  return error instanceof Error && 'syscall' in error && error.syscall === 'connect'
+}
+
+/** The promise, or the signal's reason when that comes first. */
+function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  if (!signal) return promise
+  return new Promise((resolve, reject) => {
+    const abort = () => reject(signal.reason)
+    if (signal.aborted) abort()
+    signal.addEventListener('abort', abort, { once: true })
+    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort))
+  })
+}
+
+function sendable(headers: Record<string, string>): Record<string, string> {
+  const sent: Record<string, string> = {}
+  for (const [name, value] of Object.entries(headers)) {
+    const lower = name.toLowerCase()
+    if (!UNSENT_HEADERS.has(lower)) sent[lower] = value
+  }
+  return sent
+}
+
+function flat(headers: Record<string, string | string[] | undefined>): Record<string, string> {
+  const single: Record<string, string> = {}
+  for (const [name, value] of Object.entries(headers))
+    if (value !== undefined) single[name] = Array.isArray(value) ? value.join(', ') : value
+  return single
+}
+
+/** The body up to maxBytes; null when it is longer and may not be cut. Leaving the loop early drops the connection. */
+async function read(body: AsyncIterable<Buffer>, req: EgressRequest): Promise<Buffer | null> {
+  const chunks: Buffer[] = []
+  let room = req.maxBytes
+  for await (const chunk of body) {
+    if (chunk.length > room && !req.truncate) return null
+    chunks.push(chunk.length > room ? chunk.subarray(0, room) : chunk)
+    room -= chunk.length
+    if (req.truncate && room <= 0) break
+  }
+  return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks)
+}
+
+/** undici knows only its own FormData; the parts are the same objects. */
+function ownFormData(form: globalThis.FormData): FormData {
+  const own = new FormData()
+  for (const [name, value] of form as Iterable<[string, string | File]>) {
+    if (typeof value === 'string') own.append(name, value)
+    else own.append(name, value, value.name)
+  }
+  return own
+}
+
+async function systemResolve(hostname: string): Promise<string[]> {
+  const found = await lookup(hostname, { all: true, order: 'verbatim' })
+  return found.map(({ address }) => address)
+}
+
+/** Answers are shared for a second; a failure only with those who already wait for it. */
+function cachedResolver(resolve: (hostname: string) => Promise<string[]>): (hostname: string) => Promise<string[]> {
+  const cache = new Map<string, { until: number; addresses: Promise<string[]> }>()
+  return hostname => {
+    const now = performance.now()
+    const known = cache.get(hostname)
+    if (known && known.until > now) return known.addresses
+    if (cache.size >= RESOLVE_CACHE_SIZE) for (const [name, { until }] of cache) if (until <= now) cache.delete(name)
+    if (cache.size >= RESOLVE_CACHE_SIZE) cache.clear()
+    const entry = { until: Number.POSITIVE_INFINITY, addresses: resolve(hostname) }
+    cache.set(hostname, entry)
+    entry.addresses.then(
+      () => {
+        entry.until = performance.now() + RESOLVE_CACHE_MS
+      },
+      () => {
+        if (cache.get(hostname) === entry) cache.delete(hostname)
+      },
+    )
+    return entry.addresses
+  }
+}
+
+type Pinned = { get(connectTimeoutMs: number): Pool; penalize(): void }
+
+/** Keep-alive connections, one pool for each origin and the address it is pinned to. */
+class Pools {
+  readonly #options: EgressOptions
+  readonly #pools = new Map<string, { pool: Pool; usedAt: number }>()
+  /** origin and address -> when it counts as reachable again */
+  readonly #penalties = new Map<string, number>()
+  #sweptAt = performance.now()
+  #closed = false
+
+  constructor(options: EgressOptions) {
+    this.#options = options
+  }
+
+  /** The addresses to try, best first: connected ones, then in the resolver's order, lately unreachable ones last. */
+  candidates({ url, addresses }: Target): Pinned[] {
+    if (this.#closed) return []
+    this.#sweep()
+    const now = performance.now()
+    const rank = (address: string) => {
+      const key = `${url.origin} ${address}`
+      if ((this.#penalties.get(key) ?? 0) > now) return 2
+      return this.#pools.has(`${key} ${DEFAULT_CONNECT_TIMEOUT_MS}`) ? 0 : 1
+    }
+    const ordered = addresses.length > 1 ? addresses.toSorted((a, b) => rank(a) - rank(b)) : addresses
+    return ordered.map(address => ({
+      get: connectTimeoutMs => this.#get(url.origin, address, connectTimeoutMs),
+      penalize: () => this.#penalties.set(`${url.origin} ${address}`, performance.now() + ADDRESS_PENALTY_MS),
+    }))
+  }
+
+  #get(origin: string, address: string, connectTimeoutMs: number): Pool {
+    const key = `${origin} ${address} ${connectTimeoutMs}`
+    const now = performance.now()
+    const known = this.#pools.get(key)
+    if (known) {
+      known.usedAt = now
+      return known.pool
+    }
+    const { ca, fetchIdleTimeoutMs = DEFAULT_FETCH_IDLE_TIMEOUT_MS } = this.#options
+    const connect = buildConnector({
+      timeout: connectTimeoutMs,
+      allowH2: false,
+      autoSelectFamily: false,
+      ...(ca && { ca }),
+    })
+    const pool = new Pool(origin, {
+      // An address as host name leaves nothing to look up; the certificate is still checked against the url's host.
+      connect: (options, callback) => connect({ ...options, hostname: address }, callback),
+      allowH2: false,
+      headersTimeout: fetchIdleTimeoutMs,
+      bodyTimeout: fetchIdleTimeoutMs,
+      keepAliveMaxTimeout: POOL_IDLE_MS,
+    })
+    this.#pools.set(key, { pool, usedAt: now })
+    return pool
+  }
+
+  #sweep(): void {
+    const now = performance.now()
+    if (now - this.#sweptAt < POOL_SWEEP_MS) return
+    this.#sweptAt = now
+    for (const [key, { pool, usedAt }] of this.#pools) {
+      if (now - usedAt < POOL_IDLE_MS || pool.stats.size > 0) continue
+      this.#pools.delete(key)
+      pool.close().catch(() => {})
+    }
+    for (const [key, until] of this.#penalties) if (until <= now) this.#penalties.delete(key)
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    const open = [...this.#pools.values()]
+    this.#pools.clear()
+    await Promise.all(open.map(({ pool }) => pool.destroy()))
+  }
+}
+
+/** The address a connection would really reach: IPv4-mapped and NAT64 forms unwrapped, the zone dropped. Null if none. */
+function unwrapped(address: string): Address | null {
+  const bare = address.replace(/%.*$/, '')
+  if (!isIP(bare)) return null
+  const parsed = ipaddr.parse(bare)
+  if (!(parsed instanceof ipaddr.IPv6)) return parsed
+  if (parsed.isIPv4MappedAddress()) return parsed.toIPv4Address()
+  const nat64 = parsed.match(ipaddr.IPv6.parse('64:ff9b::'), 96)
+  return nat64 ? new ipaddr.IPv4(parsed.toByteArray().slice(12)) : parsed
+}
+
+/** Only what the registries hand out for the Internet; for IPv6 that is 2000::/3 without its special ranges. */
+function isPublic(address: Address): boolean {
+  if (address.range() !== 'unicast') return false
+  return !(address instanceof ipaddr.IPv6) || (address.parts[0] & 0xe000) === 0x2000
+}
+
+type AllowHosts = { host(hostname: string, port: number): boolean; address(address: Address, port: number): boolean }
+
+/** Parses the allow-list. An entry with a port allows that port only; `*.suffix` does not allow the suffix itself. */
+function parseAllowHosts(list: string): AllowHosts {
+  const hosts: { name: string; suffix: boolean; port: number | null }[] = []
+  const ranges: { range: [Address, number]; port: number | null }[] = []
+  for (const raw of list.split(',')) {
+    const entry = raw.trim().toLowerCase()
+    if (entry === '') continue
+    const bad = () => new Error(`"${raw.trim()}" is not a host, host:port, *.suffix, IP or CIDR`)
+    const [base, bits, ...rest] = entry.split('/')
+    if (bits !== undefined) {
+      const address = unwrapped(base)
+      const width = isIP(base) === 6 ? 128 : 32
+      const length = Number(bits)
+      if (!address || rest.length > 0 || !/^\d+$/.test(bits) || length > width) throw bad()
+      const unwrappedBits = width === 128 && address.kind() === 'ipv4' ? length - 96 : length
+      if (unwrappedBits < 0) throw bad()
+      ranges.push({ range: [address, unwrappedBits], port: null })
+      continue
+    }
+    const [, host, portText] = /^(\[[^\]]*\]|[^:]*)(?::(\d+))?$/.exec(isIP(entry) === 6 ? `[${entry}]` : entry) ?? []
+    if (!host) throw bad()
+    const port = portText === undefined ? null : Number(portText)
+    if (port !== null && (port < 1 || port > 65_535)) throw bad()
+    const address = unwrapped(host.replace(/^\[|\]$/g, ''))
+    if (address) {
+      ranges.push({ range: [address, address.kind() === 'ipv6' ? 128 : 32], port })
+      continue
+    }
+    const suffix = host.startsWith('*.')
+    const name = domainToASCII(suffix ? host.slice(2) : host).replace(/\.$/, '')
+    if (isIP(name) || !/^[a-z0-9_-]+(\.[a-z0-9_-]+)*$/.test(name)) throw bad()
+    hosts.push({ name, suffix, port })
+  }
+  return {
+    host(hostname, port) {
+      const name = hostname.replace(/\.$/, '')
+      return hosts.some(
+        entry =>
+          (entry.port === null || entry.port === port) &&
+          (entry.suffix ? name.endsWith(`.${entry.name}`) : name === entry.name),
+      )
+    },
+    address(address, port) {
+      return ranges.some(
+        ({ range, port: only }) =>
+          (only === null || only === port) &&
+          range[0].kind() === address.kind() &&
+          (address as ipaddr.IPv4).match(range as [ipaddr.IPv4, number]),
+      )
+    },
+  }
+}
