@@ -107,7 +107,8 @@ export class QueueLoop {
   async stop(graceMs: number): Promise<number> {
     const deadline = performance.now() + graceMs
     this.wake()
-    await this.#loop
+    // A claim that hangs on a lost connection must not hold the stop; what it still claims is given back.
+    await Promise.race([this.#loop, sleep(Math.max(graceMs, 1000), undefined, { ref: false })])
     while (this.#held.size > 0 && performance.now() < deadline) await this.#change(deadline)
 
     this.#hardStop = true

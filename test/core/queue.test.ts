@@ -6,6 +6,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import pino, { type Logger } from 'pino'
 import { silentLog } from '../../src/core/log.ts'
+import { registry, reportQueues } from '../../src/core/metrics.ts'
 import { type Notifications, openNotifications } from '../../src/core/notify.ts'
 import { createQueuesInDatabase, type Message, message, openQueues, type Queues } from '../../src/core/queue.ts'
 import { type Actor, actor, every, HandBack, startWorkers, type Workers } from '../../src/core/worker.ts'
@@ -290,6 +291,41 @@ describe('core/queue and core/worker', function () {
       await sleep(50)
       assert.equal((await jobs(tasks.name))[0].state, 'cancelled')
     })
+  })
+
+  it('lost connections lose no message', async () => {
+    const handled = new Map<string, number>()
+    await run([actor(tasks, {}, async ({ id }) => void handled.set(id, (handled.get(id) ?? 0) + 1))])
+    const cut = () =>
+      pool.query(`select pg_terminate_backend(pid) from pg_stat_activity
+        where datname = current_database() and application_name in ('muster-queue', 'muster-listen')`)
+    let sent = 0
+    for (let round = 0; round < 4; round++) {
+      for (let i = 0; i < 50; i++) {
+        const id = String(sent)
+        // A send whose connection was cut may or may not have happened; the test sends it again.
+        await queues.send([message(tasks, { id })]).then(
+          () => sent++,
+          () => sleep(5),
+        )
+        if (i === 25) await cut()
+      }
+    }
+    await until('all handled', () => handled.size === sent)
+    await until('all recorded', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+  })
+
+  it('the gauges show what waits', async () => {
+    reportQueues(() => queues.stats())
+    await queues.send([
+      message(tasks, { id: 'a' }),
+      message(tasks, { id: 'b' }, { startAfter: new Date(Date.now() + 1e6) }),
+    ])
+    const text = await registry.metrics()
+    reportQueues(async () => [])
+    assert.match(text, /muster_queue_messages\{queue="test-tasks",state="waiting"\} 1\n/)
+    assert.match(text, /muster_queue_messages\{queue="test-tasks",state="delayed"\} 1\n/)
+    assert.match(text, /muster_dead_letters\{queue="test-tasks"\} 0\n/)
   })
 
   describe('failing', () => {
