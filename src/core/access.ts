@@ -1,7 +1,7 @@
 import { type Caller, facts, isAdmin } from './caller.ts'
 import { type Fragment, sql } from './db.ts'
 import { raise } from './errors.ts'
-import { couldAllow, decide, listPossible, projectVisible, rowFilter } from './iam.ts'
+import { couldAllow, decide, listPossible, listProjects, projectVisible, rowFilter } from './iam.ts'
 import { type Kind, type KindRow, srn } from './kind.ts'
 
 /** What a decision is about: a row, or everything of a kind in a project (creates). */
@@ -70,7 +70,7 @@ export function visibleRows(
   const { project } = request
   const parts: Fragment[] = []
   if (project !== null) parts.push(sql.fragment`${columns.project} = ${project}`)
-  const filter = rowFilter(caller.layers, { action: request.action, type: request.type, facts: facts(caller) }, columns)
+  const filter = rowFilter(caller.layers, { action: request.action, type: request.type, facts: facts(caller), projectId: project ?? undefined }, columns)
   if (filter === false) return sql.fragment`false`
   if (filter !== true) parts.push(sql.fragment`(${filter})`)
   return parts.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(parts, sql.fragment` and `)}`
@@ -79,3 +79,10 @@ export function visibleRows(
 /** Whether a list over a named project can show anything at all. */
 export const listAllowed = (caller: Caller, action: string, type: string, projectId: string): boolean =>
   caller.layers.length === 0 || listPossible(caller.layers, { action, type, projectId, facts: facts(caller) })
+
+/** Whether a list without a named project is left with any project. */
+export function listsSomewhere(caller: Caller, action: string, type: string): boolean {
+  if (caller.layers.length === 0) return true
+  const projects = listProjects(caller.layers, { action, type, facts: facts(caller) })
+  return projects === 'all' || projects.length > 0
+}

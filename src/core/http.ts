@@ -5,7 +5,7 @@ import cors from 'cors'
 import express, { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
-import { adminGate, listAllowed, mayEver, permitted, projectBinding, sees, targetName, visibleRows } from './access.ts'
+import { adminGate, listAllowed, listsSomewhere, mayEver, permitted, projectBinding, sees, targetName, visibleRows } from './access.ts'
 import { type AuditDraft, type AuditEntry, auditDetail } from './audit.ts'
 import type { Caller } from './caller.ts'
 import { sql } from './db.ts'
@@ -517,7 +517,10 @@ class Run {
       this.audit.project_id = caller.project_id
       raise('FORBIDDEN', { meta: { action } })
     }
-    if (project === null) return
+    if (project === null) {
+      if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, kind.name)) raise('FORBIDDEN', { meta: { action } })
+      return
+    }
     if (caller.project_id !== null && caller.project_id !== project) projectBinding(caller, project)
     if (!listAllowed(caller, action, kind?.name ?? '*', project)) raise('FORBIDDEN', { meta: { action } })
     if (caller.project_id === null && !(await this.projectExists(project)))
