@@ -18,25 +18,24 @@ export type Claim = {
 const columns = `j.id, j.data, j.retry_count as "retryCount", j.retry_limit as "retryLimit", j.singleton_key as "key",
   j.group_id as "project"`
 
+// A scalar subquery is looked up in job_i3 for each candidate. As `not exists` PostgreSQL turns it into a join, which on
+// a table without statistics read every waiting message: 35 ms for 10 messages out of 10,000 instead of 0.9.
+const none = (state: 'active' | 'created') => `(
+        select 1 from pgboss.job_common other
+        where other.name = j.name and other.policy = 'stately' and other.state = '${state}'
+          and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, '') limit 1) is null`
+
 // pg-boss's fetch of a stately queue answers nothing at all while the oldest waiting message's key is active: activating
-// it violates job_i3. So a key that is active is skipped here (job_i3 serves the lookup), and of a key that waits twice,
-// once fresh and once for its retry, only the fresh one is taken. job_i11 serves the order. The array keeps PostgreSQL
-// from joining the whole table when its statistics are stale.
+// it violates job_i3. So a key that is active is skipped here, and of a key that waits twice, once fresh and once for its
+// retry, only the fresh one is taken. job_i11 serves the order. The array keeps PostgreSQL from joining the whole table
+// when its statistics are stale.
 const claimSql = (stately: boolean) => `
   with next as (
     select j.id
     from pgboss.job_common j
     where j.name = $1 and j.state < 'active' and not j.blocked and j.start_after <= now()
       and (j.group_id is null or j.group_id <> all ($3::text[]))
-      ${
-        stately
-          ? `and not exists (
-        select from pgboss.job_common other
-        where other.name = $1 and other.policy = 'stately'
-          and (other.state = 'active' or (other.state = 'created' and j.state = 'retry'))
-          and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, ''))`
-          : ''
-      }
+      ${stately ? `and ${none('active')} and (j.state <> 'retry' or ${none('created')})` : ''}
     order by j.priority desc, j.created_on
     limit $2
     for update skip locked
