@@ -169,12 +169,12 @@ type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
 
 type Shaped<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> =
   | {
-      creates: Kind<never>
+      creates: Kind<any>
       projectOf?: Operation['projectOf']
       run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown>
     }
-  | { lists: Kind<never>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
-  | { about?: Kind<never>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
+  | { lists: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
+  | { about?: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
 
 const declared: Operation[] = []
 
@@ -220,7 +220,7 @@ export function operation<Q extends z.ZodType | undefined = undefined, B extends
     })
   return add({
     ...common,
-    kind: ((declaration as { about?: Kind<never> }).about ?? null) as Kind | null,
+    kind: ((declaration as { about?: Kind<any> }).about ?? null) as Kind | null,
     shape: 'other',
   })
 }
