@@ -1,12 +1,19 @@
 import { z } from 'zod'
 import type { AuditEntry } from './audit.ts'
-import { executor, inTransaction, type Pool, type Queryable, sql } from './db.ts'
+import { executor, type Fragment, inTransaction, type Pool, type Queryable, sql } from './db.ts'
 import { type EventName, makeEvent, type StoredEvent } from './events.ts'
 import { type Message, type Queue, type Queues, workQueue } from './queue.ts'
 
-/** Events of one transaction on their way to webhooks and internal subscribers. */
+/**
+ * Dispatch of events. An event row whose `dispatched_at` is null is the work; the statement that writes it notifies
+ * this channel, so that a dispatcher looks at once, and a sweep looks every few seconds. There is no message per event:
+ * an ordinary write saves a round trip, and one look takes many events.
+ */
+export const DISPATCH_CHANNEL = 'muster_events'
+
+/** An event whose dispatch failed goes on alone, with the retries and the dead letters of a queue. */
 export const dispatchQueue = workQueue('event.dispatch', {
-  message: z.object({ event_ids: z.array(z.string()) }),
+  message: z.object({ event_id: z.string() }),
   kind: 'delivery',
   retry: { limit: 10, delaySeconds: 1, backoff: true, maxDelaySeconds: 300 },
   leaseSeconds: 60,
@@ -35,22 +42,43 @@ export type Tx = Queryable & {
 
 export type Writer = { write<T>(work: (tx: Tx) => Promise<T>): Promise<T> }
 
-type Outbox = {
+export type Outbox = {
   events: StoredEvent[]
   entries: AuditEntry[]
-  messages: Message[]
   notifications: { channel: string; payload: string }[]
 }
 
+const ENTRY_COLUMNS = [
+  'text',
+  'text',
+  'text',
+  'text',
+  'text',
+  'text',
+  'text',
+  'int4',
+  'text',
+  'text',
+  'text',
+  'jsonb',
+  'timestamptz',
+] as const
+
 /**
- * The one statement that writes an outbox: events and audit entries as rows, notifications sent at commit. One
- * round trip whatever their number; the messages follow in one more per queue.
+ * The parts of a statement that write an outbox: `ctes` for its `with`, and its final select, which sends the
+ * notifications at commit. `guard` makes all of it depend on a condition, for example on a row that an earlier cte
+ * updated. A statement of its own is a transaction of its own: one round trip in all.
  */
-async function writeOutbox(db: Queryable, outbox: Outbox): Promise<void> {
-  const { events, entries, notifications } = outbox
-  const parts = []
+export function outboxParts(
+  outbox: Outbox,
+  guard: Fragment = sql.fragment`true`,
+): { ctes: Fragment[]; select: Fragment } {
+  const { events, entries } = outbox
+  const notifications =
+    events.length > 0 ? [...outbox.notifications, { channel: DISPATCH_CHANNEL, payload: '' }] : outbox.notifications
+  const ctes: Fragment[] = []
   if (events.length > 0) {
-    parts.push(sql.fragment`e as (
+    ctes.push(sql.fragment`outbox_events as (
       insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at)
       select * from ${sql.unnest(
         events.map(event => [
@@ -63,10 +91,10 @@ async function writeOutbox(db: Queryable, outbox: Outbox): Promise<void> {
           event.created_at,
         ]),
         ['text', 'text', 'text', 'text', 'text', 'text', 'timestamptz'],
-      )})`)
+      )} where ${guard})`)
   }
   if (entries.length > 0) {
-    parts.push(sql.fragment`a as (
+    ctes.push(sql.fragment`outbox_entries as (
       insert into audit_entries (id, project_id, principal_type, principal_id, action, resource_srn, resource_public_id, status,
         request_id, ip, user_agent, detail, created_at)
       select * from ${sql.unnest(
@@ -85,32 +113,23 @@ async function writeOutbox(db: Queryable, outbox: Outbox): Promise<void> {
           entry.detail ? JSON.stringify(entry.detail) : null,
           entry.created_at,
         ]),
-        [
-          'text',
-          'text',
-          'text',
-          'text',
-          'text',
-          'text',
-          'text',
-          'int4',
-          'text',
-          'text',
-          'text',
-          'jsonb',
-          'timestamptz',
-        ],
-      )})`)
+        [...ENTRY_COLUMNS],
+      )} where ${guard})`)
   }
-  const ctes = parts.length > 0 ? sql.fragment`with ${sql.join(parts, sql.fragment`, `)}` : sql.fragment``
-  const last =
+  const select =
     notifications.length > 0
-      ? sql.fragment`select pg_notify(channel, payload)::text from ${sql.unnest(
+      ? sql.fragment`select count(pg_notify(channel, payload)) as sent from ${sql.unnest(
           notifications.map(item => [item.channel, item.payload]),
           ['text', 'text'],
-        )} as n(channel, payload)`
-      : sql.fragment`select 1`
-  await db.query(sql.unsafe`${ctes} ${last}`)
+        )} as n (channel, payload) where ${guard}`
+      : sql.fragment`select 0 as sent`
+  return { ctes, select }
+}
+
+async function writeOutbox(db: Queryable, outbox: Outbox): Promise<void> {
+  const { ctes, select } = outboxParts(outbox)
+  const head = ctes.length > 0 ? sql.fragment`with ${sql.join(ctes, sql.fragment`, `)}` : sql.fragment``
+  await db.query(sql.unsafe`${head} ${select}`)
 }
 
 /** The audit entry as its GET shows it and as `audit_entries.created` carries it. */
@@ -131,7 +150,8 @@ export function createWriter(options: {
     async write(work) {
       let after: (() => void)[] = []
       const value = await inTransaction(pool, async connection => {
-        const outbox: Outbox = { events: [], entries: [], messages: [], notifications: [] }
+        const outbox: Outbox = { events: [], entries: [], notifications: [] }
+        const messages: Message[] = []
         const before: ((tx: Tx) => void | Promise<void>)[] = []
         after = []
         const tx: Tx = {
@@ -142,7 +162,7 @@ export function createWriter(options: {
             outbox.events.push(makeEvent(name, projectId, resourceId, record, more.extra, eventMaxBytes))
           },
           send(queue, data, more = {}) {
-            outbox.messages.push({ queue, data, startAfter: more.startAfter })
+            messages.push({ queue, data, startAfter: more.startAfter })
           },
           notify(channel, payload) {
             outbox.notifications.push({ channel, payload })
@@ -163,11 +183,9 @@ export function createWriter(options: {
           const event = entryEvent(entry, eventMaxBytes)
           if (event) outbox.events.push(event)
         }
-        if (outbox.events.length > 0)
-          outbox.messages.push({ queue: dispatchQueue, data: { event_ids: outbox.events.map(event => event.id) } })
         if (outbox.events.length + outbox.entries.length + outbox.notifications.length > 0)
           await writeOutbox(connection, outbox)
-        if (outbox.messages.length > 0) await queues.send(outbox.messages, executor(connection))
+        if (messages.length > 0) await queues.send(messages, executor(connection))
         return result
       })
       for (const action of after) {
