@@ -5,7 +5,17 @@ import cors from 'cors'
 import express, { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
-import { adminGate, listAllowed, listsSomewhere, mayEver, permitted, projectBinding, sees, targetName, visibleRows } from './access.ts'
+import {
+  adminGate,
+  listAllowed,
+  listsSomewhere,
+  mayEver,
+  permitted,
+  projectBinding,
+  sees,
+  targetName,
+  visibleRows,
+} from './access.ts'
 import { type AuditDraft, type AuditEntry, auditDetail } from './audit.ts'
 import type { Caller } from './caller.ts'
 import { sql } from './db.ts'
@@ -369,8 +379,7 @@ class Run {
     const query = checkStorable(req.query)
     if (query) invalid(query)
     if (operation.method === 'get') return
-    let body: unknown = req.body
-    if (body === undefined || (typeof body === 'string' && body === '')) body = undefined
+    const body: unknown = req.body === '' ? undefined : req.body
     if (body !== undefined && (typeof body !== 'object' || body === null || Array.isArray(body))) {
       raise('VALIDATION_FAILED', {
         message: 'Malformed request body: must be a JSON object',
@@ -380,7 +389,6 @@ class Run {
     if (body !== undefined) {
       const problem = checkStorable(body)
       if (problem) invalid(problem)
-      if (operation.normalizeBody) body = operation.normalizeBody(body as Record<string, unknown>)
     }
     this.body = body
   }
@@ -398,6 +406,8 @@ class Run {
         ? targetName({ kind: operation.kind, project_id: caller.project_id })
         : null
       if (operation.shape === 'item') await this.loadItem(caller)
+      if (operation.decide && operation.decide(caller, this.resource) !== 'allow')
+        raise('FORBIDDEN', { meta: { action: operation.action } })
       return
     }
     this.decided = true
@@ -428,12 +438,18 @@ class Run {
     this.audit.resource_public_id = id.slice(0, 200)
     if (kind.name === 'project') projectBinding(caller, id)
     const row = isIdOf(kind, id) ? await kind.find(this.services.pool, id) : null
-    if (!row || !sees(caller, row.project_id)) raise(kind.notFound, { meta: { id } })
+    if (!row || !this.mayKnow(caller, row)) raise(kind.notFound, { meta: { id } })
     this.resource = row
     this.project = row.project_id
     this.audit.project_id = row.project_id
     this.audit.resource_srn = targetName({ kind, row })
     return row
+  }
+
+  /** Owners know what is theirs whatever their policies say of its project. */
+  private mayKnow(caller: Caller, row: KindRow): boolean {
+    const { gate, decide } = this.operation
+    return gate === 'owner' && decide ? decide(caller, row) !== 'hide' : sees(caller, row.project_id)
   }
 
   private async authoriseItem(caller: Caller, action: string, kind: Kind) {
@@ -518,7 +534,8 @@ class Run {
       raise('FORBIDDEN', { meta: { action } })
     }
     if (project === null) {
-      if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, kind.name)) raise('FORBIDDEN', { meta: { action } })
+      if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, kind.name))
+        raise('FORBIDDEN', { meta: { action } })
       return
     }
     if (caller.project_id !== null && caller.project_id !== project) projectBinding(caller, project)
@@ -531,7 +548,9 @@ class Run {
   }
 
   private bodyTags(): Record<string, string> | undefined {
-    const tags = (this.body as { tags?: unknown } | undefined)?.tags
+    // The body of a tag route is the bag itself.
+    const body = this.body as { tags?: unknown } | undefined
+    const tags = this.operation.path.endsWith('/tags') ? body : body?.tags
     if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return undefined
     return Object.fromEntries(
       Object.entries(tags).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),

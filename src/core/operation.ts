@@ -97,6 +97,9 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> =
 /** How an operation's permission is decided: by policy, by the admin role, by ownership in its own code, for any credential, or not at all. */
 export type Gate = 'policy' | 'admin' | 'owner' | 'any' | 'public'
 
+/** What the owner gate decides: `hide` answers like an id that does not exist. */
+export type Verdict = 'allow' | 'forbid' | 'hide'
+
 export type Method = 'get' | 'post' | 'put' | 'patch' | 'delete'
 
 /** One declaration of the API. From it come the route, the permission check, the audit entry, the OpenAPI path and the action catalogue. */
@@ -129,8 +132,8 @@ export type Operation = {
   raises: ErrorCode[]
   /** Resolves the project of a create out of the raw body when it follows from a referenced id (conversation part, head). */
   projectOf?: (body: Record<string, unknown>, services: Services) => Promise<string | null>
-  /** Names the camelCase spellings a body or query accepts (identity, 4.3). */
-  normalizeBody?: (body: Record<string, unknown>) => Record<string, unknown>
+  /** The decision of the owner gate, before the body is read. Without it `run` decides. */
+  decide?: (caller: Caller, row: KindRow | undefined) => Verdict
   /** False: `run` opens its own transactions through `services.write`. */
   transaction: boolean
   /** The answer holds a secret: its stored idempotency answer is sealed. */
@@ -158,7 +161,6 @@ type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = 
   raises?: ErrorCode[]
   paged?: boolean
   pageSize?: { default: number; max: number }
-  normalizeBody?: (body: Record<string, unknown>) => Record<string, unknown>
   transaction?: boolean
   secretAnswer?: boolean
   internal?: boolean
@@ -170,6 +172,7 @@ type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
 type Shaped<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> =
   | {
       creates: Kind<any>
+      decide?(caller: Caller): Verdict
       projectOf?: Operation['projectOf']
       run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown>
     }
@@ -188,13 +191,18 @@ export function itemOperation<
   B extends z.ZodType | undefined = undefined,
 >(
   target: Kind<Row>,
-  declaration: Common<Q, B> & { param?: string; run(context: Context<QueryOf<Q>, BodyOf<B>, Row>): Promise<unknown> },
+  declaration: Common<Q, B> & {
+    param?: string
+    decide?(caller: Caller, row: Row): Verdict
+    run(context: Context<QueryOf<Q>, BodyOf<B>, Row>): Promise<unknown>
+  },
 ): Operation {
   return add({
     ...base(declaration),
     kind: target as unknown as Kind,
     shape: 'item',
     param: declaration.param ?? `${target.name}_id`,
+    decide: declaration.decide as Operation['decide'],
     run: declaration.run as Operation['run'],
   })
 }
@@ -209,6 +217,7 @@ export function operation<Q extends z.ZodType | undefined = undefined, B extends
       ...common,
       kind: declaration.creates as unknown as Kind,
       shape: 'create',
+      decide: declaration.decide,
       projectOf: declaration.projectOf,
     })
   if ('lists' in declaration)
@@ -246,7 +255,6 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     answers: declaration.answers,
     produces: declaration.produces,
     raises: declaration.raises ?? [],
-    normalizeBody: declaration.normalizeBody,
     transaction: declaration.transaction ?? declaration.method !== 'get',
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,
