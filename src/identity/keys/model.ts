@@ -1,0 +1,121 @@
+import ipaddr from 'ipaddr.js'
+import { z } from 'zod'
+import { sql } from '../../core/db.ts'
+import { kind } from '../../core/kind.ts'
+import { parseTime } from '../../core/lists.ts'
+
+/** A project key as the wire shows it (identity, 4.1). */
+export const ProjectKey = z
+  .object({
+    id: z.string(),
+    name: z.string().nullable(),
+    key_prefix: z.string().describe('First 11 characters of the key, for recognition'),
+    user_id: z.string(),
+    project_id: z.string().nullable(),
+    policy_ids: z.array(z.string()),
+    allowed_ips: z.array(z.string()).nullable(),
+    expires_at: z.string().nullable(),
+    last_used_at: z.string().nullable(),
+    rotated_at: z.string().nullable(),
+    created_at: z.string(),
+    updated_at: z.string(),
+  })
+  .meta({ id: 'ProjectKey' })
+export type ProjectKey = z.output<typeof ProjectKey>
+
+/** The answer of create and rotate, the only ones that hold the key. */
+export const ProjectKeyWithSecret = ProjectKey.extend({
+  secret: z.string().describe('The key; shown once'),
+  key: z.string().describe('Same as secret'),
+}).meta({ id: 'ProjectKeyWithSecret' })
+
+const time = z.string().refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
+const address = z
+  .string()
+  .max(64)
+  .refine(value => ipaddr.isValidCIDR(value) || ipaddr.isValid(value), 'must be an IP address or a CIDR range')
+const project = z.string().min(1).max(64).nullable()
+const policies = z.array(z.string().min(1).max(64)).max(20)
+
+const fields = {
+  name: z.string().trim().min(1).max(255).nullable(),
+  project_id: project.describe('Binds the key; null leaves it unscoped'),
+  policy_ids: policies.describe('Boundary policies; none leaves the key the rights of its owner'),
+  allowed_ips: z.array(address).max(50).nullable().describe('Addresses and ranges the key may be used from'),
+  expires_at: time.nullable(),
+  projectPublicId: project.describe('Same as project_id'),
+  projectId: project.describe('Same as project_id'),
+  policyIds: policies.describe('Same as policy_ids'),
+  expiresAt: time.nullable().describe('Same as expires_at'),
+}
+
+const spellings = [
+  ['projectPublicId', 'project_id'],
+  ['projectId', 'project_id'],
+  ['policyIds', 'policy_ids'],
+  ['expiresAt', 'expires_at'],
+] as const
+
+type Spelled = Partial<{ [K in keyof typeof fields]: z.output<(typeof fields)[K]> }>
+
+export type KeyFields = Pick<Spelled, 'name' | 'project_id' | 'policy_ids' | 'allowed_ips' | 'expires_at'>
+
+/** Folds the camelCase spellings; two spellings of one field must agree (identity, 4.3). */
+function fold(body: Spelled, context: z.core.$RefinementCtx): KeyFields {
+  const folded: Record<string, unknown> = { ...body }
+  for (const [alias, name] of spellings) {
+    if (folded[alias] === undefined) continue
+    if (folded[name] !== undefined && JSON.stringify(folded[name]) !== JSON.stringify(folded[alias]))
+      context.addIssue({ code: 'custom', path: [alias], message: `differs from another spelling of ${name}` })
+    folded[name] = folded[alias]
+    delete folded[alias]
+  }
+  if (body.allowed_ips?.length === 0) folded.allowed_ips = null
+  return folded as KeyFields
+}
+
+export const KeyInput = z.strictObject(fields).partial().transform(fold).meta({ id: 'ProjectKeyInput' })
+
+export const KeyPatch = z
+  .strictObject(fields)
+  .partial()
+  .refine(patch => Object.keys(patch).length > 0, 'must name at least one field')
+  .transform(fold)
+  .meta({ id: 'ProjectKeyPatch' })
+
+export const RotateInput = z
+  .strictObject({ grace_seconds: z.int().min(0).max(604_800).default(0) })
+  .meta({ id: 'ProjectKeyRotateInput' })
+
+export type KeyRow = ProjectKey
+
+/** Columns of a key's row; hashes stay in the database. */
+export const keyColumns = sql.fragment`t.id, t.name, t.key_prefix, t.user_id, t.project_id,
+  array(select p.policy_id from project_key_policies p where p.key_id = t.id order by p.position) as policy_ids,
+  t.allowed_ips, t.expires_at, t.last_used_at, t.rotated_at, t.created_at, t.updated_at`
+
+export const projectKey = kind<KeyRow>({
+  name: 'project_key',
+  prefix: 'key',
+  table: 'project_keys',
+  counted: false,
+  columns: keyColumns,
+  references: [
+    { kind: 'user', column: 'user_id', on_delete: 'cascade' },
+    { kind: 'project', column: 'project_id', on_delete: 'cascade' },
+  ],
+  present: row => ({
+    id: row.id,
+    name: row.name,
+    key_prefix: row.key_prefix,
+    user_id: row.user_id,
+    project_id: row.project_id,
+    policy_ids: row.policy_ids,
+    allowed_ips: row.allowed_ips,
+    expires_at: row.expires_at,
+    last_used_at: row.last_used_at,
+    rotated_at: row.rotated_at,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})

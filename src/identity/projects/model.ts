@@ -1,0 +1,95 @@
+import { z } from 'zod'
+import { sql } from '../../core/db.ts'
+import { kind } from '../../core/kind.ts'
+import { TagBag, type Tags } from '../../core/tags.ts'
+
+const MAX_INTEGER = 2_147_483_647
+const limit = z.int().min(1).max(MAX_INTEGER).nullable()
+
+/** A project as the wire shows it (identity, 3.1). */
+export const Project = z
+  .object({
+    id: z.string(),
+    name: z.string(),
+    description: z.string().nullable(),
+    guardrail_ids: z.array(z.string()),
+    default_model_route_id: z.string().nullable(),
+    max_run_depth: limit,
+    max_concurrent_runs: limit,
+    max_chain_generations: limit,
+    audit_reads_enabled: z.boolean(),
+    trace_content_retention_days: limit,
+    trace_content_mode: z.enum(['full', 'none']),
+    tags: TagBag,
+    paused_at: z.string().nullable(),
+    pause_reason: z.string().nullable(),
+    delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
+    created_at: z.string(),
+    updated_at: z.string(),
+  })
+  .meta({ id: 'Project' })
+export type Project = z.output<typeof Project>
+
+const settings = {
+  name: z.string().trim().min(1).max(255),
+  description: z.string().max(2000).nullable(),
+  max_run_depth: limit,
+  max_concurrent_runs: limit,
+  max_chain_generations: limit,
+  audit_reads_enabled: z.boolean(),
+  trace_content_retention_days: limit,
+  trace_content_mode: z.enum(['full', 'none']),
+}
+
+export const ProjectInput = z
+  .strictObject({ ...settings })
+  .partial()
+  .required({ name: true })
+  .meta({ id: 'ProjectInput' })
+export type ProjectInput = z.output<typeof ProjectInput>
+
+export const ProjectPatch = z
+  .strictObject({
+    ...settings,
+    guardrail_ids: z.array(z.string().min(1).max(64)).max(20).nullable(),
+    default_model_route_id: z.string().min(1).max(64).nullable(),
+  })
+  .partial()
+  .refine(patch => Object.keys(patch).length > 0, 'must name at least one field')
+  .meta({ id: 'ProjectPatch' })
+export type ProjectPatch = z.output<typeof ProjectPatch>
+
+export const PauseInput = z.strictObject({ reason: z.string().max(256).nullable().optional() }).meta({
+  id: 'ProjectPauseInput',
+})
+
+export type ProjectRow = Project & { project_id: string; tags: Tags }
+
+/** Its own project, so that decisions about it fall under `srn:<id>:project:<id>`. */
+export const project = kind<ProjectRow>({
+  name: 'project',
+  prefix: 'proj',
+  table: 'projects',
+  tags: true,
+  counted: false,
+  columns: sql.fragment`t.*, t.id as project_id`,
+  present: row => ({
+    id: row.id,
+    name: row.name,
+    description: row.description,
+    guardrail_ids: row.guardrail_ids,
+    default_model_route_id: row.default_model_route_id,
+    max_run_depth: row.max_run_depth,
+    max_concurrent_runs: row.max_concurrent_runs,
+    max_chain_generations: row.max_chain_generations,
+    audit_reads_enabled: row.audit_reads_enabled,
+    trace_content_retention_days: row.trace_content_retention_days,
+    trace_content_mode: row.trace_content_mode,
+    tags: row.tags,
+    paused_at: row.paused_at,
+    pause_reason: row.pause_reason,
+    delete_at: row.delete_at,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})

@@ -1,0 +1,155 @@
+import { z } from 'zod'
+import { visibleRows } from '../../core/access.ts'
+import { sql, substring } from '../../core/db.ts'
+import { raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import { srn } from '../../core/kind.ts'
+import { between, page, pageOf, textFilter } from '../../core/lists.ts'
+import { type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
+import { tagOperations } from '../../core/tags.ts'
+import { PauseInput, Project, ProjectInput, ProjectPatch, type ProjectRow, project } from './model.ts'
+import { insertProject, pauseProject, resumeProject, setProjectTags, updateProject } from './store.ts'
+
+const tag = 'Projects'
+
+/** The entry of a project's create names the new project (identity, 12). */
+export function auditCreated(audit: Context['audit'], id: string): void {
+  audit.project_id = id
+  audit.resource_srn = srn(id, 'project', id)
+}
+
+const listProjects = operation({
+  id: 'listProjects',
+  method: 'get',
+  path: '/projects',
+  summary: 'List the projects the caller may list or read',
+  tag,
+  action: 'projects:ListProjects',
+  alsoActions: ['projects:GetProject'],
+  gate: 'any',
+  lists: project,
+  query: z.object({ name: textFilter }),
+  answers: { 200: pageOf(Project) },
+  async run(context) {
+    const { caller, query } = context
+    const columns = { project: sql.fragment`t.id`, id: sql.fragment`t.id`, tags: sql.fragment`t.tags` }
+    const visible = (action: string) =>
+      visibleRows(caller, { action, type: project.name, project: caller.project_id }, columns)
+    return page<ProjectRow>(context, {
+      columns: sql.fragment`t.*, t.id as project_id`,
+      from: sql.fragment`projects t`,
+      where: [
+        sql.fragment`(${visible('projects:ListProjects')} or ${visible('projects:GetProject')})`,
+        query.name !== undefined && sql.fragment`t.name ilike ${substring(query.name)}`,
+        between(sql.fragment`t.created_at`, context.page),
+      ],
+      // Ids rise with creation time, so the primary key gives the order.
+      order: sql.fragment`t.id desc`,
+      present: project.present,
+    })
+  },
+})
+
+const createProject = operation({
+  id: 'createProject',
+  method: 'post',
+  path: '/projects',
+  summary: 'Create a project',
+  tag,
+  action: 'projects:CreateProject',
+  gate: 'admin',
+  creates: project,
+  body: ProjectInput,
+  answers: { 201: Project },
+  async run({ tx, body, audit }) {
+    const row = await insertProject(tx, newId('proj'), body)
+    auditCreated(audit, row.id)
+    return project.present(row)
+  },
+})
+
+const getProject = itemOperation(project, {
+  id: 'getProject',
+  method: 'get',
+  path: '/projects/{project_id}',
+  summary: 'Read a project',
+  tag,
+  action: 'projects:GetProject',
+  answers: { 200: Project },
+  raises: ['API_KEY_PROJECT_SCOPE'],
+  run: async ({ resource }) => project.present(resource),
+})
+
+const patchProject = itemOperation(project, {
+  id: 'updateProject',
+  method: 'patch',
+  path: '/projects/{project_id}',
+  summary: 'Change settings of a project',
+  description: 'A lowered limit binds new starts only.',
+  tag,
+  action: 'projects:UpdateProject',
+  body: ProjectPatch,
+  answers: { 200: Project },
+  raises: ['API_KEY_PROJECT_SCOPE', 'GUARDRAIL_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND'],
+  async run({ tx, body, resource }) {
+    if (body.guardrail_ids?.length) raise('GUARDRAIL_NOT_FOUND', { meta: { id: body.guardrail_ids[0] } })
+    if (body.default_model_route_id) raise('MODEL_ROUTE_NOT_FOUND', { meta: { id: body.default_model_route_id } })
+    const row = await updateProject(tx, resource.id, body)
+    if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+    tx.emit('projects.updated', row.id, project.present(row))
+    return project.present(row)
+  },
+})
+
+const pause = itemOperation(project, {
+  id: 'pauseProject',
+  method: 'post',
+  path: '/projects/{project_id}/pause',
+  summary: 'Refuse new work in a project until it is resumed',
+  description: 'Pausing a paused project changes nothing: the first reason stays.',
+  tag,
+  action: 'projects:PauseProject',
+  body: PauseInput,
+  bodyOptional: true,
+  answers: { 200: Project },
+  raises: ['API_KEY_PROJECT_SCOPE'],
+  async run({ tx, body, resource }) {
+    const paused = await pauseProject(tx, resource.id, body?.reason ?? null)
+    if (paused) tx.emit('projects.paused', paused.id, project.present(paused))
+    const row = paused ?? (await project.find(tx, resource.id))
+    return row ? project.present(row) : raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+  },
+})
+
+const resume = itemOperation(project, {
+  id: 'resumeProject',
+  method: 'post',
+  path: '/projects/{project_id}/resume',
+  summary: 'Lift the pause of a project, and a deferred delete with it',
+  tag,
+  action: 'projects:ResumeProject',
+  answers: { 200: Project },
+  raises: ['API_KEY_PROJECT_SCOPE', 'PROJECT_NOT_PAUSED'],
+  async run({ tx, resource }) {
+    const row = await resumeProject(tx, resource.id)
+    if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
+    tx.emit('projects.resumed', row.id, project.present(row))
+    return project.present(row)
+  },
+})
+
+export const projectOperations: Operation[] = [
+  listProjects,
+  createProject,
+  getProject,
+  patchProject,
+  pause,
+  resume,
+  ...tagOperations(project, {
+    path: '/projects/{project_id}',
+    tag,
+    read: 'projects:GetProject',
+    write: 'projects:UpdateProject',
+    setTags: (tx, row, tags) => setProjectTags(tx, row.id, tags),
+  }),
+]

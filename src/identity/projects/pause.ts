@@ -1,0 +1,15 @@
+import { raise } from '../../core/errors.ts'
+import type { Tx } from '../../core/write.ts'
+import { lockPauseState } from './store.ts'
+
+/**
+ * Admits work that is about to start in a project: call it in the transaction that inserts the work. Holds the project
+ * row FOR SHARE to the end of the transaction, so that no start commits after a pause answered (identity, 3.4).
+ * Raises PROJECT_PAUSED with `meta { project_id, pause_reason }`, RESOURCE_NOT_FOUND when the project is gone.
+ */
+export async function lockRunnable(tx: Tx, projectId: string): Promise<void> {
+  const state = await lockPauseState(tx, projectId)
+  if (!state) return raise('RESOURCE_NOT_FOUND', { meta: { id: projectId } })
+  if (state.paused_at !== null)
+    raise('PROJECT_PAUSED', { meta: { project_id: projectId, pause_reason: state.pause_reason } })
+}
