@@ -1,0 +1,35 @@
+import { invalid, raise } from '../../core/errors.ts'
+import { isIdOf, type Kind } from '../../core/kind.ts'
+import type { Context } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import { type ActorRow, actorKind } from './model.ts'
+import { deleteActor, moveActor } from './store.ts'
+
+/** What else names an actor and moves with it; sessions add themselves. Raises what forbids the merge. */
+export const actorMoves: ((tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>)[] = []
+
+/**
+ * Gives everything of one actor to another of the same project and deletes it (conversation, 6.3, beyond).
+ * Answers the record of the actor that stays. Raises ACTOR_NOT_FOUND, SINGLE_SESSION_CONFLICT, VALIDATION_FAILED.
+ */
+export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow: Context['allow']): Promise<object> {
+  if (intoId === source.id)
+    invalid({ code: 'INVALID_VALUE', path: 'into_actor_id', message: 'must name another actor' })
+  const rows = new Map<string, ActorRow>()
+  // In the order of their ids, so that two merges of one pair wait for each other instead of deadlocking.
+  for (const id of [source.id, intoId].sort()) {
+    const row = isIdOf(actorKind, id) ? await actorKind.find(tx, id, true) : null
+    if (row) rows.set(id, row)
+  }
+  const from = rows.get(source.id)
+  if (!from) raise(actorKind.notFound, { meta: { id: source.id } })
+  const to = rows.get(intoId)
+  if (!to || to.project_id !== from.project_id) raise('ACTOR_NOT_FOUND', { meta: { id: intoId } })
+  allow('actors:UpdateActor', { kind: actorKind as unknown as Kind, row: to })
+  for (const move of actorMoves) await move(tx, from, to)
+  await moveActor(tx, from.id, to.id)
+  await deleteActor(tx, from.id)
+  tx.emit('actors.deleted', from.project_id, actorKind.present(from))
+  tx.emit('actors.updated', to.project_id, actorKind.present(to))
+  return actorKind.present(to)
+}

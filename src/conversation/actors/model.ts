@@ -1,0 +1,107 @@
+import { z } from 'zod'
+import { kind } from '../../core/kind.ts'
+import { TagBag, TagInput } from '../../core/tags.ts'
+
+/** Largest metadata bag, serialized (conversation, 0.1). */
+const METADATA_BYTES = 16 * 1024
+const METADATA_DEPTH = 8
+
+function depthOf(value: unknown): number {
+  let deepest = 0
+  const stack: { value: unknown; depth: number }[] = [{ value, depth: 1 }]
+  while (stack.length > 0) {
+    const item = stack.pop() as { value: unknown; depth: number }
+    if (typeof item.value !== 'object' || item.value === null) continue
+    deepest = Math.max(deepest, item.depth)
+    for (const inner of Object.values(item.value)) stack.push({ value: inner, depth: item.depth + 1 })
+  }
+  return deepest
+}
+
+/** A caller's own JSON object: at most 16 KiB as JSON text, at most 8 levels deep. */
+export const MetadataInput = z
+  .record(z.string(), z.unknown())
+  .refine(bag => Buffer.byteLength(JSON.stringify(bag)) <= METADATA_BYTES, 'must be at most 16 KiB as JSON')
+  .refine(bag => depthOf(bag) <= METADATA_DEPTH, `must be at most ${METADATA_DEPTH} levels deep`)
+
+export const Metadata = z.record(z.string(), z.unknown())
+
+/** Names: 1 to 255 characters after trimming. */
+export const Name = z.string().trim().min(1).max(255)
+
+const time = z.iso.datetime()
+
+export const Actor = z
+  .object({
+    id: z.string(),
+    project_id: z.string(),
+    name: z.string(),
+    external_id: z.string().nullable(),
+    instructions: z.string().nullable(),
+    agent_id: z.string().nullable(),
+    chat_id: z.string().nullable(),
+    metadata: Metadata.nullable(),
+    tags: TagBag,
+    created_at: time,
+    updated_at: time,
+  })
+  .meta({ id: 'Actor' })
+
+const externalId = z
+  .string()
+  .min(1)
+  .max(255)
+  .meta({ description: 'Sent as a context header with every tool call of session turns: no personal data here.' })
+const instructions = z.string().max(65_536)
+const link = z.string().min(1).max(255)
+
+export const ActorInput = z
+  .strictObject({
+    project_id: z.string().optional(),
+    name: Name,
+    external_id: externalId.nullish(),
+    instructions: instructions.nullish(),
+    agent_id: link.nullish(),
+    chat_id: link.nullish(),
+    metadata: MetadataInput.nullish(),
+  })
+  .meta({ id: 'ActorInput' })
+
+export const ActorPatch = z
+  .strictObject({
+    name: Name.optional(),
+    external_id: externalId.optional(),
+    instructions: instructions.nullish(),
+    agent_id: link.nullish(),
+    chat_id: link.nullish(),
+    metadata: MetadataInput.nullish(),
+    tags: TagInput.optional(),
+  })
+  .meta({ id: 'ActorPatch' })
+
+export const ActorMerge = z.strictObject({ into_actor_id: z.string() }).meta({ id: 'ActorMerge' })
+
+/** A row of actors; its columns are the record. */
+export type ActorRow = z.infer<typeof Actor>
+
+export const actorKind = kind<ActorRow>({
+  name: 'actor',
+  prefix: 'actor',
+  table: 'actors',
+  tags: true,
+  missing: 'ACTOR_NOT_FOUND',
+  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'null' }],
+  present: row => ({
+    id: row.id,
+    project_id: row.project_id,
+    name: row.name,
+    external_id: row.external_id,
+    instructions: row.instructions,
+    agent_id: row.agent_id,
+    chat_id: row.chat_id,
+    metadata: row.metadata,
+    tags: row.tags,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})
