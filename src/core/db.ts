@@ -4,6 +4,7 @@ import {
   createSqlTag,
   type DatabasePool,
   type DriverTypeParser,
+  ForeignKeyIntegrityConstraintViolationError,
   type FragmentSqlToken,
   type Interceptor,
   type QuerySqlToken,
@@ -148,3 +149,7 @@ export const all = (conditions: (Fragment | null | undefined | false)[]): Fragme
 /** A json value as a jsonb parameter; null stays SQL null. */
 export const jsonb = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::jsonb` : sql.fragment`${JSON.stringify(value)}::jsonb`
+
+/** Whether a statement failed because the project it writes for was deleted meanwhile. */
+export const isProjectGone = (error: unknown): boolean =>
+  error instanceof ForeignKeyIntegrityConstraintViolationError && /_project_id_fkey$/.test(error.constraint ?? '')

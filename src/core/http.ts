@@ -18,7 +18,7 @@ import {
 } from './access.ts'
 import { type AuditDraft, type AuditEntry, auditDetail } from './audit.ts'
 import type { Caller } from './caller.ts'
-import { sql } from './db.ts'
+import { isProjectGone, sql } from './db.ts'
 import { AppError, errorBody, invalid, raise } from './errors.ts'
 import { claimIdempotency, type IdempotencyClaim, keepAnswer, releaseIdempotency } from './idempotency.ts'
 import { newId } from './ids.ts'
@@ -220,7 +220,10 @@ export function createHttp(
               : JSON.stringify(given.body)
         end(req, res, given.status, text, operation.path, run.caller)
       } catch (error) {
-        const refused = asAppError(error)
+        // A create that lost the race against the delete of its project is like one that came after it (identity, 3.5).
+        const refused = isProjectGone(error)
+          ? new AppError('RESOURCE_NOT_FOUND', { meta: { id: run.audit.project_id } })
+          : asAppError(error)
         await run.recordRefusal(refused)
         if (refused.status >= 500 && refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
           log.error(
@@ -405,6 +408,7 @@ class Run {
       this.audit.resource_srn = operation.kind
         ? targetName({ kind: operation.kind, project_id: caller.project_id })
         : null
+      operation.admit?.(caller, this.req.params as Record<string, string>)
       if (operation.shape === 'item') await this.loadItem(caller)
       if (operation.decide && operation.decide(caller, this.resource) !== 'allow')
         raise('FORBIDDEN', { meta: { action: operation.action } })
@@ -699,7 +703,13 @@ class Run {
     this.recorded = true
     if (!entry) return
     try {
-      await this.services.write(async tx => tx.audit(entry))
+      await this.services
+        .write(async tx => tx.audit(entry))
+        .catch(error => {
+          // The entry's event cannot be written for a project that is gone; the entry can, as one of the deployment.
+          if (!isProjectGone(error)) throw error
+          return this.services.write(async tx => tx.audit({ ...entry, project_id: null }))
+        })
     } catch (error) {
       this.services.log.error({ err: error, request_id: this.facts.id }, 'audit entry not written')
     }

@@ -1,5 +1,6 @@
 import { type Fragment, type Queryable, sql } from './db.ts'
 import type { ErrorCode } from './errors.ts'
+import type { Tx } from './write.ts'
 
 /** How a row of one kind names a row of another. */
 export type Reference = {
@@ -29,6 +30,8 @@ export type Kind<Row extends KindRow = KindRow> = {
   missing: ErrorCode
   /** Rows that a project shows as its dependents when it is deleted; false for what goes silently (identity, 3.5). */
   counted: boolean
+  /** Ids that were not made by `newId`: rows that ship with the deployment. */
+  fixedIds: readonly string[]
   references: Reference[]
   /** Reads one row by id, in the shape `present` takes. `lock` takes the row's lock. */
   find(db: Queryable, id: string, lock?: boolean): Promise<Row | null>
@@ -36,6 +39,8 @@ export type Kind<Row extends KindRow = KindRow> = {
   present(row: Row): object
   /** Resource names are those of the parent when the kind has none of its own (deliveries: their webhook). */
   authorize?: (row: Row) => { type: string; id: string }
+  /** Deletes one row with what follows from it, its delete event first of all; for forced deletes of what it names. */
+  remove?: (tx: Tx, row: Row) => Promise<void>
 }
 
 export type KindRow = { id: string; project_id: string | null; tags?: Record<string, string> | null }
@@ -53,12 +58,14 @@ type Declaration<Row extends KindRow> = {
   notFound?: ErrorCode
   missing?: ErrorCode
   counted?: boolean
+  fixedIds?: readonly string[]
   references?: Reference[]
   /** Columns of a row; default every column of the table. May hold expressions over the alias `t`. */
   columns?: Fragment
   find?: Kind<Row>['find']
   present: (row: Row) => object
   authorize?: (row: Row) => { type: string; id: string }
+  remove?: (tx: Tx, row: Row) => Promise<void>
 }
 
 /** Declares a kind. */
@@ -75,6 +82,7 @@ export function kind<Row extends KindRow>(declaration: Declaration<Row>): Kind<R
     notFound: declaration.notFound ?? 'RESOURCE_NOT_FOUND',
     missing: declaration.missing ?? 'RESOURCE_NOT_FOUND',
     counted: declaration.counted ?? true,
+    fixedIds: declaration.fixedIds ?? [],
     references: declaration.references ?? [],
     find:
       declaration.find ??
@@ -84,6 +92,7 @@ export function kind<Row extends KindRow>(declaration: Declaration<Row>): Kind<R
         )) as Row | null),
     present: declaration.present,
     authorize: declaration.authorize,
+    remove: declaration.remove,
   }
   registry.set(made.name, made as unknown as Kind)
   byPrefix.set(made.prefix, made as unknown as Kind)
@@ -96,8 +105,9 @@ export const kindOf = (name: string): Kind | undefined => registry.get(name)
 const ID = /^[a-z]+(?:_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
 
 /** Whether a string can be an id of a kind; anything else is answered like an id that does not exist, without a query. */
-export const isIdOf = (target: Pick<Kind, 'prefix'>, id: string): boolean =>
-  ID.test(id) && id.startsWith(`${target.prefix}_`) && id.length === target.prefix.length + 27
+export const isIdOf = (target: Pick<Kind, 'prefix' | 'fixedIds'>, id: string): boolean =>
+  (ID.test(id) && id.startsWith(`${target.prefix}_`) && id.length === target.prefix.length + 27) ||
+  target.fixedIds.includes(id)
 
 /** The name policies use: `srn:<project>:<type>:<id>` (identity, 7). */
 export const srn = (projectId: string | null, type: string, id: string): string =>

@@ -1,0 +1,146 @@
+import { type Fragment, type Queryable, sql } from './db.ts'
+import { type ErrorCode, raise } from './errors.ts'
+import { type Kind, kinds } from './kind.ts'
+import type { Tx } from './write.ts'
+
+/** What keeps a row from being deleted, by plural kind name; kinds without such rows are absent. */
+export type Dependents = {
+  counts: Record<string, number>
+  /** At most 5 ids a kind, newest first. */
+  sample_ids: Record<string, string[]>
+  /** Whether force deletes them all. */
+  forcible: boolean
+}
+
+/** Rows of one kind that name the target, directly or through rows that a forced delete takes along. */
+type Level = { kind: Kind; on_delete: 'block' | 'force'; where: Fragment }
+
+const SAMPLE = 5
+
+/**
+ * The declared references to `target`, and below each that goes with a forced delete the references to it in turn.
+ * Ends because a kind is followed once on its path.
+ */
+function levels(target: string, id: Fragment, path: readonly string[] = []): Level[] {
+  const found: Level[] = []
+  for (const kind of kinds()) {
+    for (const { kind: named, column, on_delete } of kind.references) {
+      if (named !== target || (on_delete !== 'block' && on_delete !== 'force')) continue
+      const where = sql.fragment`${sql.identifier([column])} in (${id})`
+      found.push({ kind, on_delete, where })
+      if (on_delete === 'force' && !path.includes(kind.name)) {
+        const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
+        found.push(...levels(kind.name, ids, [...path, kind.name]))
+      }
+    }
+  }
+  return found
+}
+
+type Measured = { count: number; ids: string[] }
+
+/** Counts and samples sets of rows in one statement, in the order of the sets. */
+async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragment }[]): Promise<readonly Measured[]> {
+  if (sets.length === 0) return []
+  const parts = sets.map(({ kind, where }, index) => {
+    const table = sql.identifier([kind.table])
+    return sql.fragment`select ${index}::int as index, (select count(*) from ${table} where ${where}) as count,
+      array(select id from ${table} where ${where} order by id desc limit ${SAMPLE}) as ids`
+  })
+  return (await db.any(
+    sql.unsafe`select count, ids from (${sql.join(parts, sql.fragment` union all `)}) as sets order by index`,
+  )) as readonly Measured[]
+}
+
+/** Sums up by plural kind name what is there. */
+function summed(sets: readonly { kind: Kind }[], measured: readonly Measured[]) {
+  const counts: Record<string, number> = {}
+  const sample_ids: Record<string, string[]> = {}
+  for (const [index, { count, ids }] of measured.entries()) {
+    if (count === 0) continue
+    const { plural } = sets[index].kind
+    counts[plural] = (counts[plural] ?? 0) + count
+    sample_ids[plural] = [...new Set([...(sample_ids[plural] ?? []), ...ids])].slice(0, SAMPLE)
+  }
+  return { counts, sample_ids }
+}
+
+/** What refers to a row, out of the `references` of every kind, in one statement. */
+export async function dependentsOf(db: Queryable, target: Pick<Kind, 'name'>, id: string): Promise<Dependents> {
+  const sets = levels(target.name, sql.fragment`${id}`)
+  const measured = await measure(db, sets)
+  return {
+    ...summed(sets, measured),
+    forcible: !sets.some(({ on_delete }, index) => on_delete === 'block' && measured[index].count > 0),
+  }
+}
+
+/**
+ * Clears the way for the delete of a row whose lock the caller holds (conventions, 2): raises `code` with
+ * `meta { counts, sample_ids, forcible }` while something refers to it; with `force`, deletes what may go with it,
+ * innermost first, each through its kind's `remove`. Rows that go are locked before they are judged, so that nothing
+ * can come to refer to them in between.
+ */
+export async function refuseDependents(
+  tx: Tx,
+  target: Pick<Kind, 'name'>,
+  id: string,
+  { force, code }: { force: boolean; code: ErrorCode },
+): Promise<void> {
+  const forced = force ? levels(target.name, sql.fragment`${id}`).filter(level => level.on_delete === 'force') : []
+  const taken: { kind: Kind; ids: readonly string[] }[] = []
+  for (const { kind, where } of forced) {
+    const ids = (await tx.anyFirst(
+      sql.unsafe`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
+    )) as readonly string[]
+    taken.push({ kind, ids })
+  }
+  const dependents = await dependentsOf(tx, target, id)
+  if (Object.keys(dependents.counts).length === 0) return
+  if (!force || !dependents.forcible) raise(code, { meta: dependents })
+  for (const { kind, ids } of taken.reverse()) await removeRows(tx, kind, ids)
+}
+
+async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<void> {
+  if (!kind.remove) {
+    await tx.query(
+      sql.unsafe`delete from ${sql.identifier([kind.table])} where id = any(${sql.array(ids as string[], 'text')})`,
+    )
+    return
+  }
+  for (const id of ids) {
+    const row = await kind.find(tx, id, true)
+    if (row) await kind.remove(tx, row)
+  }
+}
+
+/** Rows of a project by kind. `counted`: only the kinds that keep a project from being deleted (identity, 3.5). */
+export async function rowsOfProject(
+  db: Queryable,
+  projectId: string,
+  { counted }: { counted: boolean },
+): Promise<Pick<Dependents, 'counts' | 'sample_ids'>> {
+  const where = sql.fragment`project_id = ${projectId}`
+  const sets = projectKinds().flatMap(kind => (kind.counted || !counted ? [{ kind, where }] : []))
+  return summed(sets, await measure(db, sets))
+}
+
+/** Kinds whose rows belong to a project. */
+export const projectKinds = (): Kind[] => kinds().filter(kind => !kind.global && kind.name !== 'project')
+
+/** One reference to a row: which row of which kind names it, and in which field. */
+export type ReferenceEntry = { type: string; id: string; field: string }
+
+/** Rows that name a row through the declared references, as a relation `type, id, field` to page over; null without any. */
+export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment | null {
+  const parts = kinds().flatMap(kind =>
+    kind.references
+      .filter(reference => reference.kind === target.name)
+      .map(
+        ({ column }) =>
+          sql.fragment`select ${kind.name}::text as type, id, ${column}::text as field
+            from ${sql.identifier([kind.table])} where ${sql.identifier([column])} = ${id}`,
+      ),
+  )
+  return parts.length === 0 ? null : sql.fragment`(${sql.join(parts, sql.fragment` union all `)})`
+}
