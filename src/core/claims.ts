@@ -144,15 +144,15 @@ export async function handBack(
   }
 }
 
-// job_i7 (name, group_id; active) serves it: every message has a group. Renewing the heartbeat makes this process the
-// only one that deals with the message for another lease.
+// job_i7 (name, group_id; active) serves it, and the order makes sure of it: every message has a group. Renewing the
+// heartbeat makes this process the only one that deals with the message for another lease.
 const expiredSql = `
   update pgboss.job_common j set heartbeat_on = now()
   where j.name = $1 and j.state = 'active' and j.id = any (array(
     select e.id from pgboss.job_common e
     where e.name = $1 and e.state = 'active' and e.group_id is not null
       and e.heartbeat_on < now() - $2 * interval '1 s'
-    limit 100 for update skip locked))
+    order by e.name, e.group_id limit 100 for update skip locked))
   returning ${columns}`
 
 /** Takes over messages whose lease ran out. */

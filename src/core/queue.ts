@@ -226,6 +226,7 @@ export async function openQueues(options: {
     connectionString: options.databaseUrl,
     application_name: options.applicationName ?? 'muster-queue',
     max: options.connections,
+    options: plannerOptions,
     schema,
     migrate: false,
     createSchema: false,
@@ -299,6 +300,10 @@ export async function openQueues(options: {
     close: () => boss.stop({ graceful: false, close: true }),
   }
 }
+
+// Without statistics on a queue PostgreSQL may read and sort all of its messages instead of following job_i11, which is
+// in the order of the claim: 5 ms a message at 10,000 waiting instead of 0.5. Only queue statements use this pool.
+const plannerOptions = '-c enable_sort=off -c jit=off'
 
 const daysInSeconds = 24 * 60 * 60
 
