@@ -154,8 +154,7 @@ export function createWriter(options: {
         const messages: Message[] = []
         const before: ((tx: Tx) => void | Promise<void>)[] = []
         after = []
-        const tx: Tx = {
-          ...connection,
+        const outgoing: Omit<Tx, keyof Queryable> = {
           emit(name, projectId, record, more = {}) {
             const resourceId = more.resourceId ?? record.id
             if (!resourceId) throw new Error(`event ${name} without a resource id`)
@@ -177,6 +176,8 @@ export function createWriter(options: {
             before.push(action)
           },
         }
+        // The connection's methods are on its prototype, where a spread would not find them.
+        const tx: Tx = Object.assign(Object.create(connection) as Queryable, outgoing)
         const result = await work(tx)
         for (const action of before) await action(tx)
         for (const entry of outbox.entries) {
