@@ -136,6 +136,8 @@ export type Operation = {
   decide?: (caller: Caller, row: KindRow | undefined) => Verdict
   /** False: `run` opens its own transactions through `services.write`. */
   transaction: boolean
+  /** Owner gates: refuses a caller before anything is looked up. */
+  admit?: (caller: Caller, params: Record<string, string>) => void
   /** The answer holds a secret: its stored idempotency answer is sealed. */
   secretAnswer: boolean
   /** Left out of MCP tools and platform tools. */
@@ -162,6 +164,7 @@ type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = 
   paged?: boolean
   pageSize?: { default: number; max: number }
   transaction?: boolean
+  admit?: Operation['admit']
   secretAnswer?: boolean
   internal?: boolean
 }
@@ -256,6 +259,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     produces: declaration.produces,
     raises: declaration.raises ?? [],
     transaction: declaration.transaction ?? declaration.method !== 'get',
+    admit: declaration.admit,
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,
   }
