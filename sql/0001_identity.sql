@@ -28,6 +28,8 @@ create table policies (
   description text,
   document jsonb not null,
   version integer not null default 1,
+  -- Ships with the deployment: attachable, never changed by a request.
+  managed boolean not null default false,
   created_at timestamptz(3) not null default now(),
   updated_at timestamptz(3) not null default now()
 );

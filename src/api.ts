@@ -1,7 +1,17 @@
 import { actorOperations } from './conversation/actors/operations.ts'
 import type { Operation } from './core/operation.ts'
 import { keyOperations } from './identity/keys/operations.ts'
+import { permissionOperations } from './identity/permissions.ts'
+import { policyOperations } from './identity/policies/operations.ts'
 import { projectOperations } from './identity/projects/operations.ts'
+import { userOperations } from './identity/users/operations.ts'
 
 /** The table of contents: every module's operations, in reading order. An operation that is not here does not exist. */
-export const operations: readonly Operation[] = [...projectOperations, ...keyOperations, ...actorOperations]
+export const operations: readonly Operation[] = [
+  ...userOperations,
+  ...policyOperations,
+  ...permissionOperations,
+  ...projectOperations,
+  ...keyOperations,
+  ...actorOperations,
+]

@@ -1,11 +1,187 @@
-import type { Caller } from '../core/caller.ts'
+import { createHash } from 'node:crypto'
+import ipaddr from 'ipaddr.js'
+import type { Caller, PrincipalRecord } from '../core/caller.ts'
+import type { Layer } from '../core/iam.ts'
 import type { Services } from '../core/operation.ts'
+import { keyUseLog } from './key-use.ts'
+import { layerOf } from './layers.ts'
+import { PrincipalCache, principalChannel, registerCache, type Source } from './principal-cache.ts'
+import {
+  keyPrincipal,
+  keyPrincipalByHash,
+  noteKeyUse,
+  type PrincipalKey,
+  type PrincipalUser,
+  userPrincipal,
+} from './store.ts'
+import { verifyToken } from './tokens.ts'
+
+export { principalsChanged } from './principal-cache.ts'
 
 export type Principals = {
+  /** Resolves a bearer token to its caller; null is 401 whatever the reason. */
   authenticate(token: string, request: { ip: string | null }): Promise<Caller | null>
   close(): Promise<void>
 }
 
-export function createPrincipals(_services: Services): Principals {
-  return { authenticate: async () => null, close: async () => {} }
+type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
+
+type Principal = {
+  user: Omit<PrincipalUser, 'policies'>
+  key: (Omit<PrincipalKey, 'policies' | 'allowed_ips'> & { networks: Network[] | null }) | null
+  layers: Layer[]
+  sources: Source[]
+}
+
+/** Longer strings are no key of ours; they are refused without a look at the database. */
+const KEY = /^sk_[0-9A-Za-z]{20,100}$/
+
+const hashOf = (key: string): Buffer => createHash('sha256').update(key).digest()
+
+function network(text: string): Network[] {
+  try {
+    return [ipaddr.parseCIDR(text.includes('/') ? text : `${text}/${ipaddr.parse(text).kind() === 'ipv4' ? 32 : 128}`)]
+  } catch {
+    // A range that cannot be read matches nobody.
+    return []
+  }
+}
+
+function comesFrom(networks: Network[], ip: string | null): boolean {
+  if (ip === null || !ipaddr.isValid(ip)) return false
+  const address = ipaddr.process(ip)
+  return networks.some(([range, bits]) => range.kind() === address.kind() && address.match(range as never, bits))
+}
+
+/** Puts together what a row says: the layers of identity 6.4 and what the principal depends on. */
+function principalOf(
+  row: { user: PrincipalUser; key?: Omit<PrincipalKey, 'string_expires_at'>; string_expires_at?: string | null },
+  log: Services['log'],
+): Principal {
+  const { policies, ...user } = row.user
+  const layers: Layer[] = user.role === 'admin' ? [] : [layerOf('user', policies, log)]
+  const sources: Source[] = [`user:${user.id}`, ...policies.map(({ id }): Source => `policy:${id}`)]
+  if (!row.key) return { user, key: null, layers, sources }
+  const { policies: boundary, allowed_ips, ...key } = row.key
+  if (boundary.length > 0) layers.push(layerOf('key', boundary, log))
+  sources.push(`key:${key.id}`, ...boundary.map(({ id }): Source => `policy:${id}`))
+  if (key.project_id) sources.push(`project:${key.project_id}`)
+  return {
+    user,
+    key: { ...key, string_expires_at: row.string_expires_at ?? null, networks: allowed_ips?.flatMap(network) ?? null },
+    layers,
+    sources,
+  }
+}
+
+const past = (time: string | null, now: Date): boolean =>
+  time !== null && (time === '-infinity' || new Date(time).getTime() <= now.getTime())
+
+/** Opens authentication for one process: principals are cached at most 5 s and dropped when a change is announced. */
+export function createPrincipals(services: Services): Principals {
+  const { pool, clock, log, notifications } = services
+  const cache = new PrincipalCache<Principal>()
+  const unregister = registerCache(cache as never)
+  const unlisten = notifications.listen(principalChannel, source => cache.drop(source as Source), {
+    onReconnect: () => cache.clear(),
+  })
+  let listening = false
+  void unlisten.ready.then(() => {
+    cache.clear()
+    listening = true
+  })
+  const uses = keyUseLog((ids, now) => noteKeyUse(pool, ids, now), services)
+
+  const resolve = (name: string, load: () => Promise<Principal | null>) => {
+    // Announcements are missed while the connection is down.
+    if (listening && notifications.healthy()) return cache.get(name, load)
+    cache.clear()
+    return load()
+  }
+
+  async function byKey(token: string, ip: string | null): Promise<Caller | null> {
+    const hash = hashOf(token)
+    const found = await resolve(`key ${hash.toString('base64url')}`, async () => {
+      const row = await keyPrincipalByHash(pool, hash)
+      return row && principalOf(row, log)
+    })
+    if (!found?.key) return null
+    const { user, key, layers } = found
+    const now = clock.now()
+    if (user.disabled_at !== null || past(key.expires_at, now) || past(key.string_expires_at, now)) return null
+    if (key.networks && !comesFrom(key.networks, ip)) return null
+    uses.note(key.id)
+    return {
+      user: { id: user.id, username: user.username, role: user.role },
+      credential: { type: 'api_key', id: key.id, expires_at: wire(key.expires_at), scopes: null },
+      principal: { type: 'api_key', id: key.id },
+      project_id: key.project_id,
+      layers,
+    }
+  }
+
+  async function byToken(token: string): Promise<Caller | null> {
+    const claims = await verifyToken(services, 'user', token)
+    if (!claims) return null
+    const found = await resolve(`user ${claims.sub}`, async () => {
+      const row = await userPrincipal(pool, claims.sub)
+      return row && principalOf(row, log)
+    })
+    if (!found) return null
+    const { user, layers } = found
+    if (user.disabled_at !== null || claims.ver !== user.token_version) return null
+    return {
+      user: { id: user.id, username: user.username, role: user.role },
+      credential: {
+        type: 'user',
+        id: user.id,
+        expires_at: new Date(claims.exp * 1000).toISOString(),
+        scopes: null,
+      },
+      principal: { type: 'user', id: user.id },
+      project_id: null,
+      layers,
+    }
+  }
+
+  return {
+    authenticate: (token, { ip }) =>
+      token.startsWith('sk_') ? (KEY.test(token) ? byKey(token, ip) : Promise.resolve(null)) : byToken(token),
+    async close() {
+      unlisten()
+      unregister()
+      await uses.close()
+    },
+  }
+}
+
+const wire = (time: string | null): string | null => time && new Date(time).toISOString()
+
+/**
+ * The caller of work that was started earlier and is driven now: who started it, with the rights of this moment, bound
+ * to the work's project (identity, 1.3). Null when the user or key is gone, disabled, expired or no longer reaches the
+ * project, and for work started through a grant or a trigger that is not known. One statement, never cached.
+ */
+export async function callerForPrincipal(
+  services: Pick<Services, 'pool' | 'clock' | 'log'>,
+  record: PrincipalRecord,
+  projectId: string,
+  run?: Caller['run'],
+): Promise<Caller | null> {
+  if (record.via !== null) return null
+  const { pool, clock, log } = services
+  const row = await (record.type === 'user' ? userPrincipal(pool, record.id) : keyPrincipal(pool, record.id))
+  if (!row) return null
+  const { user, key, layers } = principalOf(row, log)
+  if (user.disabled_at !== null) return null
+  if (key && (past(key.expires_at, clock.now()) || (key.project_id !== null && key.project_id !== projectId)))
+    return null
+  return {
+    user: { id: user.id, username: user.username, role: user.role },
+    credential: { type: 'run', id: run?.work_id ?? record.id, expires_at: wire(key?.expires_at ?? null), scopes: null },
+    principal: { type: record.type, id: record.id },
+    project_id: projectId,
+    layers,
+    run,
+  }
 }

@@ -1,0 +1,33 @@
+import { z } from 'zod'
+import { actionCatalogue } from '../core/catalogue.ts'
+import { pageOf, pageOfArray } from '../core/lists.ts'
+import { declaredOperations, type Operation, operation } from '../core/operation.ts'
+
+const PermissionModule = z
+  .object({
+    module: z.string(),
+    actions: z.array(
+      z.object({
+        action: z.string(),
+        description: z.string(),
+        resource_type: z.string().nullable(),
+        gate: z.string(),
+        operation_ids: z.array(z.string()),
+      }),
+    ),
+  })
+  .meta({ id: 'PermissionModule' })
+
+export const permissionOperations: Operation[] = [
+  operation({
+    id: 'listPermissions',
+    method: 'get',
+    path: '/permissions',
+    summary: 'List the actions that policies may name',
+    tag: 'Policies',
+    gate: 'any',
+    paged: true,
+    answers: { 200: pageOf(PermissionModule) },
+    run: async ({ page }) => pageOfArray(actionCatalogue(declaredOperations()), page),
+  }),
+]

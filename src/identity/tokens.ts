@@ -1,0 +1,63 @@
+import { createSecretKey, type KeyObject, randomUUID } from 'node:crypto'
+import { type JWTPayload, jwtVerify, SignJWT } from 'jose'
+import type { Services } from '../core/operation.ts'
+
+/** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing (identity, 1.1). */
+export type TokenKind = 'user' | 'oauth' | 'run' | 'download' | 'upload' | 'ingestion'
+
+export type Signed = { token: string; expires_at: string }
+export type Claims = JWTPayload & { sub: string; exp: number; iat: number }
+
+type Signer = Pick<Services, 'config' | 'clock'>
+
+const keyOf = (secret: string): KeyObject => createSecretKey(Buffer.from(secret, 'utf8'))
+const keys = new WeakMap<Services['config'], { current: KeyObject; previous: KeyObject | null }>()
+
+function keysOf(config: Services['config']) {
+  let found = keys.get(config)
+  if (!found) {
+    found = {
+      current: keyOf(config.JWT_SECRET),
+      previous: config.JWT_SECRET_PREVIOUS ? keyOf(config.JWT_SECRET_PREVIOUS) : null,
+    }
+    keys.set(config, found)
+  }
+  return found
+}
+
+/** Signs a token of a kind for a subject with further claims; it lives `ttlSeconds` from now. */
+export async function signToken(
+  { config, clock }: Signer,
+  kind: TokenKind,
+  subject: string,
+  claims: Record<string, unknown>,
+  ttlSeconds: number,
+): Promise<Signed> {
+  const issued = Math.floor(clock.now().getTime() / 1000)
+  const token = await new SignJWT({ ...claims, typ: kind })
+    .setProtectedHeader({ alg: 'HS256', typ: 'JWT' })
+    .setSubject(subject)
+    .setIssuedAt(issued)
+    .setExpirationTime(issued + ttlSeconds)
+    .setJti(randomUUID())
+    .sign(keysOf(config).current)
+  return { token, expires_at: new Date((issued + ttlSeconds) * 1000).toISOString() }
+}
+
+/** The claims of a token of this kind, or null when it is of another, expired, or not signed by one of our secrets. */
+export async function verifyToken({ config, clock }: Signer, kind: TokenKind, token: string): Promise<Claims | null> {
+  const { current, previous } = keysOf(config)
+  for (const key of previous ? [current, previous] : [current]) {
+    try {
+      const { payload } = await jwtVerify(token, key, {
+        algorithms: ['HS256'],
+        currentDate: clock.now(),
+        requiredClaims: ['sub', 'exp', 'iat'],
+      })
+      return payload.typ === kind ? (payload as Claims) : null
+    } catch {
+      // Whatever is wrong with it, it is the same 401; the previous secret gets its try.
+    }
+  }
+  return null
+}

@@ -1,0 +1,56 @@
+import { UniqueIntegrityConstraintViolationError } from 'slonik'
+import type { Clock } from '../../core/clock.ts'
+import { raise } from '../../core/errors.ts'
+import type { Tx } from '../../core/write.ts'
+import { principalsChanged } from '../principals.ts'
+import { type Role, type UserRow, users } from './model.ts'
+import { deleteUser, lockAdmins, updateUser } from './store.ts'
+
+/** Raises LAST_ADMIN_REQUIRED when nobody but this user is an admin who can sign in. */
+function needAnotherAdmin(admins: readonly string[], id: string): void {
+  if (admins.includes(id) && admins.length === 1) raise('LAST_ADMIN_REQUIRED')
+}
+
+/**
+ * Changes name, role or the disabled mark of a user. A new name or role ends the user's tokens; the last admin who can
+ * sign in stays one. Raises NAME_CONFLICT, LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND.
+ */
+export async function changeUser(
+  tx: Tx,
+  clock: Clock,
+  id: string,
+  change: { username?: string; role?: Role; disabled?: boolean },
+): Promise<UserRow> {
+  // The admins first, in their order: whoever waits here holds no other lock.
+  const admins = change.role === 'user' || change.disabled ? await lockAdmins(tx) : null
+  const user = await users.find(tx, id, true)
+  if (!user) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  if (admins) needAnotherAdmin(admins, id)
+  const username = change.username ?? user.username
+  const role = change.role ?? user.role
+  const disabled_at =
+    change.disabled === undefined
+      ? user.disabled_at
+      : change.disabled
+        ? (user.disabled_at ?? clock.now().toISOString())
+        : null
+  const endTokens = username !== user.username || role !== user.role
+  if (!endTokens && disabled_at === user.disabled_at) return user
+  principalsChanged(tx, `user:${id}`)
+  try {
+    return await updateUser(tx, id, { username, role, disabled_at, endTokens })
+  } catch (error) {
+    if (error instanceof UniqueIntegrityConstraintViolationError) return raise('NAME_CONFLICT', { meta: { username } })
+    throw error
+  }
+}
+
+/** Deletes a user with keys and attachments. Raises LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND. */
+export async function removeUser(tx: Tx, id: string): Promise<void> {
+  const admins = await lockAdmins(tx)
+  const user = await users.find(tx, id, true)
+  if (!user) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  needAnotherAdmin(admins, id)
+  await deleteUser(tx, id)
+  principalsChanged(tx, `user:${id}`)
+}

@@ -1,0 +1,246 @@
+import { z } from 'zod'
+import { adminGate } from '../../core/access.ts'
+import type { Caller } from '../../core/caller.ts'
+import { raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import { srn } from '../../core/kind.ts'
+import { pageOf, textFilter } from '../../core/lists.ts'
+import { itemOperation, type Operation, operation } from '../../core/operation.ts'
+import { principalsChanged } from '../principals.ts'
+import { bootstrapAdmin } from './bootstrap.ts'
+import { changeUser, removeUser } from './change.ts'
+import {
+  Credentials,
+  checkNewPassword,
+  Me,
+  OwnPasswordInput,
+  PasswordInput,
+  presentUser,
+  roles,
+  SignedIn,
+  Token,
+  User,
+  UserInput,
+  UserPatch,
+  type UserRow,
+  users,
+} from './model.ts'
+import { hashPassword, verifyPassword } from './passwords.ts'
+import { signIn, userToken } from './sign-in.ts'
+import { endTokens, forgetFailures, insertUser, listUsers, passwordOf, setPassword } from './store.ts'
+
+const tag = 'Users'
+
+/** Admits the user of an id and admins; anyone else is refused whatever the id. Raises FORBIDDEN. */
+export function ownOrAdmin(action: string) {
+  return (caller: Caller, params: Record<string, string>): void => {
+    const row = { id: params.user_id, project_id: null }
+    if (caller.user.id !== params.user_id && !adminGate(caller, action, { kind: users as never, row }))
+      raise('FORBIDDEN', { meta: { action } })
+  }
+}
+
+/** Admits user tokens only: keys and grants do not manage the sign-in of their user. Raises FORBIDDEN. */
+const userTokenOnly = (action: string) => (caller: Caller) => {
+  if (caller.credential.type !== 'user') raise('FORBIDDEN', { meta: { action } })
+}
+
+export const userOperations: Operation[] = [
+  operation({
+    id: 'bootstrapUser',
+    method: 'post',
+    path: '/users/bootstrap',
+    summary: 'Create the first admin of a deployment',
+    tag,
+    gate: 'public',
+    transaction: false,
+    body: Credentials,
+    answers: { 201: User },
+    raises: ['BOOTSTRAP_ALREADY_COMPLETED'],
+    run: async ({ body, services, request }) => presentUser(await bootstrapAdmin(services, body, request)),
+  }),
+  operation({
+    id: 'loginUser',
+    method: 'post',
+    path: '/users/login',
+    summary: 'Sign in with username and password',
+    tag,
+    gate: 'public',
+    transaction: false,
+    body: Credentials,
+    answers: { 200: SignedIn },
+    raises: ['UNAUTHORIZED'],
+    run: ({ body, services, request }) => signIn(services, body, request),
+  }),
+  operation({
+    id: 'getMe',
+    method: 'get',
+    path: '/users/me',
+    summary: 'Read the calling user and credential',
+    tag,
+    gate: 'any',
+    answers: { 200: Me },
+    async run({ caller, db }) {
+      const user = await users.find(db, caller.user.id)
+      if (!user) return raise('UNAUTHORIZED')
+      const { type, id, expires_at, scopes } = caller.credential
+      return { ...presentUser(user), credential: { type, id, project_id: caller.project_id, expires_at, scopes } }
+    },
+  }),
+  operation({
+    id: 'changeOwnPassword',
+    method: 'put',
+    path: '/users/me/password',
+    summary: 'Change the own password',
+    description: 'Ends every token of the user; the answer holds a new one. Project keys stay.',
+    tag,
+    action: 'users:ChangeOwnPassword',
+    gate: 'owner',
+    about: users,
+    admit: userTokenOnly('users:ChangeOwnPassword'),
+    body: OwnPasswordInput,
+    answers: { 200: Token },
+    secretAnswer: true,
+    raises: ['UNAUTHORIZED'],
+    async run({ caller, body, services, tx, audit }) {
+      audit.resource_srn = srn(null, users.name, caller.user.id)
+      audit.resource_public_id = caller.user.id
+      checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
+      const user = await passwordOf(tx, caller.user.id)
+      const { matches } = await verifyPassword(body.current_password, user?.password_hash ?? null)
+      if (!user || !matches) return raise('UNAUTHORIZED')
+      const token_version = await setPassword(tx, user, await hashPassword(body.new_password))
+      if (token_version === null) return raise('UNAUTHORIZED')
+      principalsChanged(tx, `user:${user.id}`)
+      return userToken(services, { ...user, token_version })
+    },
+  }),
+  operation({
+    id: 'revokeOwnTokens',
+    method: 'post',
+    path: '/users/me/revoke-tokens',
+    summary: 'End every token of the calling user',
+    tag,
+    action: 'users:ChangeOwnPassword',
+    gate: 'owner',
+    about: users,
+    admit: userTokenOnly('users:ChangeOwnPassword'),
+    answers: { 204: null },
+    async run({ caller, tx, audit }) {
+      audit.resource_srn = srn(null, users.name, caller.user.id)
+      audit.resource_public_id = caller.user.id
+      await endTokens(tx, caller.user.id)
+      principalsChanged(tx, `user:${caller.user.id}`)
+    },
+  }),
+  operation({
+    id: 'listUsers',
+    method: 'get',
+    path: '/users',
+    summary: 'List users',
+    tag,
+    action: 'users:ListUsers',
+    gate: 'admin',
+    lists: users,
+    query: z.object({ username: textFilter, role: z.enum(roles).optional() }),
+    answers: { 200: pageOf(User) },
+    run: ({ db, page, query }) => listUsers(db, page, query),
+  }),
+  operation({
+    id: 'createUser',
+    method: 'post',
+    path: '/users',
+    summary: 'Create a user',
+    tag,
+    action: 'users:CreateUser',
+    gate: 'admin',
+    creates: users,
+    body: UserInput,
+    answers: { 201: User },
+    raises: ['NAME_CONFLICT'],
+    async run({ body, services, tx }) {
+      const { username, role, password } = body
+      checkNewPassword(password, services.config.PASSWORD_MIN_LENGTH, 'password')
+      const password_hash = await hashPassword(password)
+      const made = await insertUser(tx, { id: newId('user'), username, role, password_hash })
+      if (!made) return raise('NAME_CONFLICT', { meta: { username } })
+      return presentUser(made)
+    },
+  }),
+  itemOperation(users, {
+    id: 'getUser',
+    method: 'get',
+    path: '/users/{user_id}',
+    summary: 'Read a user',
+    tag,
+    action: 'users:GetUser',
+    gate: 'owner',
+    admit: ownOrAdmin('users:GetUser'),
+    answers: { 200: User },
+    run: async ({ resource }) => presentUser(resource),
+  }),
+  itemOperation(users, {
+    id: 'updateUser',
+    method: 'patch',
+    path: '/users/{user_id}',
+    summary: 'Rename, promote, demote, disable or enable a user',
+    description: 'A new name or role ends the tokens of the user. A disabled user is refused with every credential.',
+    tag,
+    action: 'users:UpdateUser',
+    gate: 'admin',
+    body: UserPatch,
+    answers: { 200: User },
+    raises: ['NAME_CONFLICT', 'LAST_ADMIN_REQUIRED'],
+    run: async ({ resource, body, tx, services }) =>
+      presentUser(await changeUser(tx, services.clock, resource.id, body)),
+  }),
+  itemOperation(users, {
+    id: 'deleteUser',
+    method: 'delete',
+    path: '/users/{user_id}',
+    summary: 'Delete a user with keys and attachments',
+    tag,
+    action: 'users:DeleteUser',
+    gate: 'admin',
+    answers: { 204: null },
+    raises: ['LAST_ADMIN_REQUIRED'],
+    run: ({ resource, tx }) => removeUser(tx, resource.id),
+  }),
+  itemOperation(users, {
+    id: 'resetUserPassword',
+    method: 'put',
+    path: '/users/{user_id}/password',
+    summary: 'Set the password of a user',
+    description: 'Ends every token of the user and a lockout of the name.',
+    tag,
+    action: 'users:ResetPassword',
+    gate: 'admin',
+    body: PasswordInput,
+    answers: { 204: null },
+    async run({ resource, body, services, tx }) {
+      checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
+      const version = await setPassword(tx, { id: resource.id }, await hashPassword(body.new_password))
+      if (version === null) gone(resource)
+      await forgetFailures(tx, resource.username)
+      principalsChanged(tx, `user:${resource.id}`)
+    },
+  }),
+  itemOperation(users, {
+    id: 'revokeUserTokens',
+    method: 'post',
+    path: '/users/{user_id}/revoke-tokens',
+    summary: 'End every token of a user',
+    tag,
+    action: 'users:ResetPassword',
+    gate: 'admin',
+    answers: { 204: null },
+    async run({ resource, tx }) {
+      await endTokens(tx, resource.id)
+      principalsChanged(tx, `user:${resource.id}`)
+    },
+  }),
+]
+
+function gone({ id }: UserRow): never {
+  return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+}

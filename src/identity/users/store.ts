@@ -1,0 +1,157 @@
+import { all, type Queryable, sql, substring } from '../../core/db.ts'
+import { page } from '../../core/lists.ts'
+import type { Page } from '../../core/operation.ts'
+import { presentUser, type Role, type UserRow, userColumns } from './model.ts'
+
+export type SignInRow = {
+  id: string
+  username: string
+  role: Role
+  password_hash: string
+  token_version: number
+  disabled_at: string | null
+}
+
+/** Holds off every other bootstrap until the transaction ends. */
+export const lockBootstrap = (db: Queryable) =>
+  db.query(sql.unsafe`select pg_advisory_xact_lock(hashtext('muster.bootstrap'))`)
+
+export const anyUser = (db: Queryable): Promise<boolean> => db.exists(sql.unsafe`select 1 from users`)
+
+/** Makes a user; null when the name is taken. Index users_username. */
+export const insertUser = (
+  db: Queryable,
+  user: { id: string; username: string; role: Role; password_hash: string },
+): Promise<UserRow | null> =>
+  db.maybeOne(sql.unsafe`
+    insert into users as t (id, username, role, password_hash)
+    values (${user.id}, ${user.username}, ${user.role}, ${user.password_hash})
+    on conflict do nothing
+    returning ${userColumns}`) as Promise<UserRow | null>
+
+/** The page of users, filtered by part of the name and by role. Primary key: ids rise with time. */
+export const listUsers = (db: Queryable, bounds: Page, filter: { username?: string; role?: Role }) =>
+  page<UserRow>(
+    { db, page: bounds },
+    {
+      columns: userColumns,
+      from: sql.fragment`users t`,
+      where: [
+        filter.username !== undefined && sql.fragment`t.username ilike ${substring(filter.username)}`,
+        filter.role !== undefined && sql.fragment`t.role = ${filter.role}`,
+      ],
+      order: sql.fragment`t.id desc`,
+      present: presentUser,
+    },
+  )
+
+/** What signing in compares, with the end of a lockout of the name; the name need not be anyone's. */
+export const signInFacts = async (
+  db: Queryable,
+  username: string,
+  now: Date,
+): Promise<{ user: SignInRow | null; locked: boolean }> => {
+  const row = (await db.one(sql.unsafe`
+    select to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
+    from (values (lower(${username}::text))) as name (key)
+    left join lateral (
+      select id, username, role, password_hash, token_version, disabled_at from users where lower(username) = name.key
+    ) u on true
+    left join login_failures f on f.username = name.key`)) as { user: SignInRow | null; locked: boolean }
+  return row
+}
+
+/** Notes a success; false when the user changed since the password was compared. */
+export const noteSignIn = async (
+  db: Queryable,
+  user: Pick<SignInRow, 'id' | 'token_version'>,
+  now: Date,
+  newHash: string | null,
+): Promise<boolean> =>
+  (await db.maybeOneFirst(sql.unsafe`
+    with forgotten as (
+      delete from login_failures where username = (select lower(username) from users where id = ${user.id})
+    )
+    update users set last_login_at = ${now.toISOString()}::timestamptz, password_hash = coalesce(${newHash}::text, password_hash)
+    where id = ${user.id} and token_version = ${user.token_version} and disabled_at is null
+    returning id`)) !== null
+
+/** Ends the lockout of a user's name. */
+export const forgetFailures = (db: Queryable, username: string) =>
+  db.query(sql.unsafe`delete from login_failures where username = lower(${username}::text)`)
+
+/**
+ * Counts a failure: the tenth in a row inside the window locks the name. Failures older than the window start anew,
+ * and a few stale rows of other names go with each call, so that guessed names do not pile up.
+ */
+export const countFailure = (
+  db: Queryable,
+  username: string,
+  rule: { now: Date; limit: number; windowSeconds: number },
+) => {
+  const now = sql.fragment`${rule.now.toISOString()}::timestamptz`
+  const window = sql.fragment`make_interval(secs => ${rule.windowSeconds})`
+  return db.query(sql.unsafe`
+    with stale as (
+      delete from login_failures where username in (
+        select username from login_failures
+        where username <> lower(${username}::text) and first_failed_at < ${now} - ${window}
+          and (locked_until is null or locked_until < ${now})
+        limit 20 for update skip locked
+      )
+    )
+    insert into login_failures as f (username, failures, first_failed_at) values (lower(${username}::text), 1, ${now})
+    on conflict (username) do update set
+      failures = case when f.first_failed_at < ${now} - ${window} then 1 else f.failures + 1 end,
+      first_failed_at = case when f.first_failed_at < ${now} - ${window} then ${now} else f.first_failed_at end,
+      locked_until = case
+        when f.first_failed_at >= ${now} - ${window} and f.failures + 1 >= ${rule.limit} then ${now} + ${window}
+      end`)
+}
+
+/** Locks every admin, so that two of them cannot leave at once. In id order: no deadlock. Answers those that may sign in. */
+export const lockAdmins = async (db: Queryable): Promise<string[]> =>
+  (
+    (await db.any(
+      sql.unsafe`select id, disabled_at from users where role = 'admin' order by id for update`,
+    )) as readonly { id: string; disabled_at: string | null }[]
+  )
+    .filter(admin => admin.disabled_at === null)
+    .map(admin => admin.id)
+
+/** Writes name, role and the disabled mark. `endTokens` ends the sessions of before. */
+export const updateUser = (
+  db: Queryable,
+  id: string,
+  user: { username: string; role: Role; disabled_at: string | null; endTokens: boolean },
+): Promise<UserRow> =>
+  db.one(sql.unsafe`
+    update users t set username = ${user.username}, role = ${user.role}, disabled_at = ${user.disabled_at}::timestamptz,
+      token_version = token_version + ${user.endTokens ? 1 : 0}, updated_at = now()
+    where t.id = ${id}
+    returning ${userColumns}`) as Promise<UserRow>
+
+export const deleteUser = (db: Queryable, id: string) => db.query(sql.unsafe`delete from users where id = ${id}`)
+
+/** Hash and version of a user, for a change of the own password. */
+export const passwordOf = (db: Queryable, id: string): Promise<SignInRow | null> =>
+  db.maybeOne(sql.unsafe`
+    select id, username, role, password_hash, token_version, disabled_at from users where id = ${id}`) as Promise<SignInRow | null>
+
+/** Sets a password and ends the tokens of before; null when the version is no longer the one given. */
+export const setPassword = (
+  db: Queryable,
+  user: { id: string; token_version?: number },
+  hash: string,
+): Promise<number | null> =>
+  db.maybeOneFirst(sql.unsafe`
+    update users set password_hash = ${hash}, token_version = token_version + 1, updated_at = now()
+    where ${all([
+      sql.fragment`id = ${user.id}`,
+      user.token_version !== undefined && sql.fragment`token_version = ${user.token_version}`,
+    ])}
+    returning token_version`) as Promise<number | null>
+
+/** Ends every token of a user. */
+export const endTokens = (db: Queryable, id: string) =>
+  db.query(sql.unsafe`update users set token_version = token_version + 1, updated_at = now() where id = ${id}`)
