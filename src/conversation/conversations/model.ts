@@ -1,0 +1,119 @@
+import { z } from 'zod'
+import { kind } from '../../core/kind.ts'
+import { TagBag, TagInput } from '../../core/tags.ts'
+import { Metadata, MetadataInput, Name } from '../actors/model.ts'
+
+export const CONVERSATION_STATUSES = ['open', 'closed'] as const
+export const MESSAGE_ROLES = ['user', 'assistant'] as const
+
+const time = z.iso.datetime()
+
+export const Conversation = z
+  .object({
+    id: z.string(),
+    project_id: z.string(),
+    name: z.string().nullable(),
+    status: z.enum(CONVERSATION_STATUSES),
+    actor_id: z.string().nullable().describe('Owner; not the same as authorship'),
+    session_id: z.string().nullable().describe('The session it belongs to'),
+    tags: TagBag,
+    message_count: z.int(),
+    created_at: time,
+    updated_at: time,
+  })
+  .meta({ id: 'Conversation' })
+
+/** A message; it has no id of its own and is named by its document (conversation, 8.1). */
+export const ConversationMessage = z
+  .object({
+    document_id: z.string(),
+    conversation_id: z.string(),
+    role: z.enum(MESSAGE_ROLES),
+    actor_id: z.string().nullable(),
+    agent_id: z.string().nullable(),
+    generation_id: z.string().nullable(),
+    position: z.int().describe('Order; changes when messages are inserted before it'),
+    content: z.string().nullable().describe('Null when the content was purged'),
+    metadata: Metadata.nullable().describe('Shown to the model'),
+    created_at: time,
+  })
+  .meta({ id: 'ConversationMessage' })
+
+const link = z.string().min(1).max(255)
+
+export const ConversationInput = z
+  .strictObject({
+    project_id: z.string().optional(),
+    name: Name.nullish(),
+    status: z.enum(CONVERSATION_STATUSES).optional(),
+    actor_id: link.nullish(),
+    tags: TagInput.optional(),
+  })
+  .meta({ id: 'ConversationInput' })
+
+export const ConversationPatch = z
+  .strictObject({
+    name: Name.nullish(),
+    status: z.enum(CONVERSATION_STATUSES).optional(),
+    tags: TagInput.optional(),
+  })
+  .refine(patch => Object.values(patch).some(value => value !== undefined), 'must change at least one property')
+  .meta({ id: 'ConversationPatch' })
+
+/** Largest text of a message, in characters (conversation, 0.1). */
+export const MessageText = z.string().min(1).max(262_144)
+
+export const MessageInput = z
+  .strictObject({
+    message: MessageText,
+    role: z.enum(MESSAGE_ROLES),
+    actor_id: link.nullish(),
+    position: z.int().min(0).max(2_147_483_647).optional(),
+    metadata: MetadataInput.nullish(),
+    idempotency_key: z.string().min(1).max(255).optional(),
+  })
+  .meta({ id: 'ConversationMessageInput' })
+
+export const MessagePatch = z
+  .strictObject({ metadata: MetadataInput.nullable() })
+  .meta({ id: 'ConversationMessagePatch' })
+
+/** A row of conversations; its columns are the record. */
+export type ConversationRow = z.infer<typeof Conversation>
+
+/** A message with its text; its columns are the record. */
+export type MessageRow = z.infer<typeof ConversationMessage>
+
+export const conversationKind = kind<ConversationRow>({
+  name: 'conversation',
+  prefix: 'conv',
+  table: 'conversations',
+  tags: true,
+  references: [{ kind: 'actor', column: 'actor_id', on_delete: 'null' }],
+  present: row => ({
+    id: row.id,
+    project_id: row.project_id,
+    name: row.name,
+    status: row.status,
+    actor_id: row.actor_id,
+    session_id: row.session_id,
+    tags: row.tags,
+    message_count: row.message_count,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})
+
+/** The record of a message as every surface shows it. */
+export const presentMessage = (row: MessageRow): MessageRow => ({
+  document_id: row.document_id,
+  conversation_id: row.conversation_id,
+  role: row.role,
+  actor_id: row.actor_id,
+  agent_id: row.agent_id,
+  generation_id: row.generation_id,
+  position: row.position,
+  content: row.content,
+  metadata: row.metadata,
+  created_at: row.created_at,
+})

@@ -1,0 +1,239 @@
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
+import { newId } from '../../core/ids.ts'
+import { page } from '../../core/lists.ts'
+import type { Page } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import {
+  Conversation,
+  ConversationMessage,
+  type ConversationRow,
+  conversationKind,
+  type MessageRow,
+  presentMessage,
+} from './model.ts'
+
+export type { ConversationRow, MessageRow } from './model.ts'
+
+const conversation = sql.type(Conversation)
+const message = sql.type(ConversationMessage)
+
+/** Columns of a message `m` with its text `x`. */
+const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, m.actor_id, m.agent_id, m.generation_id,
+  m.position, x.content, m.metadata, m.created_at`
+const messageTables = sql.fragment`conversation_messages m left join message_texts x on x.document_id = m.document_id`
+
+/** Inserts a conversation. Emits nothing: whoever makes it says so. */
+export const insertConversation = (
+  db: Queryable,
+  row: Pick<ConversationRow, 'project_id' | 'name' | 'actor_id' | 'session_id' | 'tags'> & {
+    id?: string
+    status?: ConversationRow['status']
+  },
+): Promise<ConversationRow> =>
+  db.one(conversation`
+    insert into conversations (id, project_id, name, status, actor_id, session_id, tags)
+    values (${row.id ?? newId('conv')}, ${row.project_id}, ${row.name}, ${row.status ?? 'open'}, ${row.actor_id},
+      ${row.session_id}, ${jsonb(row.tags)})
+    returning *`)
+
+/** The order lock: whoever writes messages or turns of a conversation holds it (conversation, 8.3.1 and 9). */
+export const lockConversation = (tx: Queryable, id: string): Promise<ConversationRow | null> =>
+  tx.maybeOne(conversation`select * from conversations where id = ${id} for update`)
+
+export const updateConversation = (db: Queryable, row: ConversationRow): Promise<ConversationRow> =>
+  db.one(conversation`
+    update conversations set name = ${row.name}, status = ${row.status}, tags = ${jsonb(row.tags)}, updated_at = now()
+    where id = ${row.id} returning *`)
+
+export const setConversationTags = (
+  db: Queryable,
+  id: string,
+  tags: Record<string, string>,
+): Promise<ConversationRow> =>
+  db.one(conversation`
+    update conversations set tags = ${jsonb(tags)}, updated_at = now() where id = ${id} returning *`)
+
+export type MessageDraft = {
+  role: MessageRow['role']
+  content: string
+  actor_id: string | null
+  agent_id?: string | null
+  generation_id?: string | null
+  metadata?: Record<string, unknown> | null
+  /** Where to insert; absent or beyond the end: at the end. */
+  position?: number
+  idempotency_key?: string
+}
+
+/**
+ * Adds a message under lockConversation and emits conversation_messages.created. With an idempotency key that the
+ * conversation has seen, gives the first message back and does nothing (conversation, 8.3.2 and 8.3.5).
+ */
+export async function appendMessage(
+  tx: Tx,
+  owner: ConversationRow,
+  draft: MessageDraft,
+): Promise<{ message: MessageRow; created: boolean }> {
+  if (draft.idempotency_key !== undefined) {
+    const first = await findMessageByKey(tx, owner.id, draft.idempotency_key)
+    if (first) return { message: first, created: false }
+  }
+  if (draft.position !== undefined) await makeRoom(tx, owner.id, draft.position)
+  const row = presentMessage(await insertMessage(tx, owner, draft))
+  tx.emit('conversation_messages.created', owner.project_id, row, { resourceId: row.document_id })
+  return { message: row, created: true }
+}
+
+/** By conversation_messages_idempotency. */
+const findMessageByKey = (tx: Queryable, conversationId: string, key: string): Promise<MessageRow | null> =>
+  tx.maybeOne(message`
+    select ${messageColumns} from ${messageTables}
+    where m.conversation_id = ${conversationId} and m.idempotency_key = ${key}`)
+
+/**
+ * Moves the message at a position and all later ones up by one when the position is taken. What the running turn has
+ * seen moves along, so that its reply still lands behind it.
+ */
+const makeRoom = (tx: Queryable, conversationId: string, position: number) =>
+  tx.query(sql.unsafe`
+    with taken as (
+      select 1 from conversation_messages where conversation_id = ${conversationId} and position = ${position}
+    ), seen as (
+      update conversation_turns set seen_position = seen_position + 1
+      where conversation_id = ${conversationId} and state in ('queued', 'running') and seen_position >= ${position}
+        and exists (select 1 from taken)
+    )
+    update conversation_messages set position = position + 1
+    where conversation_id = ${conversationId} and position >= ${position} and exists (select 1 from taken)`)
+
+/** The text, the message behind the last or at its position, and the count, in one statement. */
+const insertMessage = (tx: Queryable, owner: ConversationRow, draft: MessageDraft): Promise<MessageRow> => {
+  const documentId = newId('doc')
+  const position: Fragment =
+    draft.position === undefined ? sql.fragment`place.next` : sql.fragment`least(${draft.position}::int, place.next)`
+  return tx.one(message`
+    with place as (
+      select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id}
+    ), text as (
+      insert into message_texts (document_id, project_id, content)
+      values (${documentId}, ${owner.project_id}, ${draft.content})
+    ), counted as (
+      update conversations set message_count = message_count + 1, updated_at = now() where id = ${owner.id}
+    ), added as (
+      insert into conversation_messages (conversation_id, document_id, position, role, actor_id, agent_id,
+        generation_id, metadata, idempotency_key)
+      select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${draft.actor_id}, ${draft.agent_id ?? null},
+        ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
+      from place
+      returning *
+    )
+    select document_id, conversation_id, role, actor_id, agent_id, generation_id, position,
+      ${draft.content} as content, metadata, created_at
+    from added`)
+}
+
+export type MessageFilter = {
+  role?: readonly MessageRow['role'][]
+  actor_id?: string
+  after_position?: number
+  before_position?: number
+}
+
+/** A page of messages in order, with their texts; conversation_messages_position serves it. */
+export const listMessages = (
+  context: { db: Queryable; page: Page },
+  conversationId: string,
+  filter: MessageFilter,
+  present: (row: MessageRow) => unknown = presentMessage,
+) =>
+  page<MessageRow>(context, {
+    columns: messageColumns,
+    from: messageTables,
+    where: [
+      sql.fragment`m.conversation_id = ${conversationId}`,
+      filter.role && sql.fragment`m.role = any(${sql.array([...filter.role], 'text')})`,
+      filter.actor_id !== undefined && sql.fragment`m.actor_id = ${filter.actor_id}`,
+      filter.after_position !== undefined && sql.fragment`m.position > ${filter.after_position}`,
+      filter.before_position !== undefined && sql.fragment`m.position < ${filter.before_position}`,
+      context.page.from && sql.fragment`m.created_at >= ${context.page.from.toISOString()}::timestamptz`,
+      context.page.to && sql.fragment`m.created_at <= ${context.page.to.toISOString()}::timestamptz`,
+    ],
+    order: sql.fragment`m.position`,
+    present,
+  })
+
+/** The next messages behind a position, in order; conversation_messages_position serves it. */
+export const messagesAfter = (
+  db: Queryable,
+  conversationId: string,
+  position: number,
+  limit: number,
+): Promise<readonly MessageRow[]> =>
+  db.any(message`
+    select ${messageColumns} from ${messageTables}
+    where m.conversation_id = ${conversationId} and m.position > ${position} order by m.position limit ${limit}`)
+
+export const findMessage = (db: Queryable, conversationId: string, documentId: string): Promise<MessageRow | null> =>
+  db.maybeOne(message`
+    select ${messageColumns} from ${messageTables}
+    where m.conversation_id = ${conversationId} and m.document_id = ${documentId}`)
+
+export const setMessageMetadata = (
+  db: Queryable,
+  conversationId: string,
+  documentId: string,
+  metadata: Record<string, unknown> | null,
+): Promise<MessageRow | null> =>
+  db.maybeOne(message`
+    with m as (
+      update conversation_messages set metadata = ${jsonb(metadata)}
+      where conversation_id = ${conversationId} and document_id = ${documentId} returning *
+    )
+    select ${messageColumns} from m left join message_texts x on x.document_id = m.document_id`)
+
+/**
+ * Removes one message under lockConversation, with its text when no other message uses it; the rest keep their
+ * positions. Emits conversation_messages.deleted; false when there is no such message.
+ */
+export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: string): Promise<boolean> {
+  const row = await findMessage(tx, owner.id, documentId)
+  if (!row) return false
+  await lockTexts(tx, sql.fragment`x.document_id = ${documentId}`)
+  await tx.query(sql.unsafe`
+    with gone as (
+      delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
+    )
+    update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
+  await removeTexts(tx, [documentId])
+  tx.emit('conversation_messages.deleted', owner.project_id, presentMessage(row), { resourceId: documentId })
+  return true
+}
+
+/**
+ * Removes a conversation under lockConversation: its turns, its messages and the texts that no other message uses.
+ * Emits conversations.deleted. The turns must have been cancelled before (turns/mailbox, clearMailbox).
+ */
+export async function removeConversation(tx: Tx, owner: ConversationRow): Promise<void> {
+  const texts = await lockTexts(
+    tx,
+    sql.fragment`x.document_id in (select document_id from conversation_messages where conversation_id = ${owner.id})`,
+  )
+  await tx.query(sql.unsafe`delete from conversations where id = ${owner.id}`)
+  await removeTexts(tx, texts)
+  tx.emit('conversations.deleted', owner.project_id, conversationKind.present(owner))
+}
+
+/**
+ * Locks texts in one order. Two forks that are deleted at once wait for each other here, so the second one sees that
+ * the texts they share are no longer used.
+ */
+const lockTexts = (tx: Queryable, which: Fragment): Promise<readonly string[]> =>
+  tx.anyFirst(sql.unsafe`
+    select x.document_id from message_texts x where ${which} order by x.document_id for update`) as Promise<
+    readonly string[]
+  >
+
+const removeTexts = (tx: Queryable, documentIds: readonly string[]) =>
+  tx.query(sql.unsafe`
+    delete from message_texts x where x.document_id = any(${sql.array([...documentIds], 'text')})
+      and not exists (select 1 from conversation_messages m where m.document_id = x.document_id)`)
