@@ -4,6 +4,7 @@ import { keyOperations } from './identity/keys/operations.ts'
 import { permissionOperations } from './identity/permissions.ts'
 import { policyOperations } from './identity/policies/operations.ts'
 import { projectOperations } from './identity/projects/operations.ts'
+import { secretOperations } from './identity/secrets/operations.ts'
 import { userOperations } from './identity/users/operations.ts'
 
 /** The table of contents: every module's operations, in reading order. An operation that is not here does not exist. */
@@ -13,5 +14,6 @@ export const operations: readonly Operation[] = [
   ...permissionOperations,
   ...projectOperations,
   ...keyOperations,
+  ...secretOperations,
   ...actorOperations,
 ]

@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import { jsonb, type Queryable, sql } from './db.ts'
 import { raise } from './errors.ts'
+import { sealedColumn } from './sealed.ts'
 import type { SecretBox } from './secretbox.ts'
 
 export type IdempotencyClaim = { credential_id: string; project_id: string | null; path: string; key: string }
@@ -58,6 +59,13 @@ const sealFor = (claim: IdempotencyClaim) => ({
   kind: 'idempotency',
   id: `${claim.credential_id}:${claim.path}:${claim.key}`,
   project_id: claim.project_id ?? '*',
+})
+
+sealedColumn({
+  table: 'idempotency_keys',
+  column: 'sealed_body',
+  kind: 'idempotency',
+  id: sql.fragment`(credential_id || ':' || path || ':' || key)`,
 })
 
 /** Keeps the answer for repeats; an answer that holds a secret is sealed (identity, 4.4 rule 12). */

@@ -15,6 +15,7 @@ import {
   type Verdict,
 } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
+import { principalsChanged } from '../principals.ts'
 import { project } from '../projects/model.ts'
 import {
   type KeyFields,
@@ -169,6 +170,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         const action = 'project-keys:UpdateProjectKey'
         const fields = await checkFields(tx, { caller, services, action }, body, stored)
         const row = await updateKey(tx, resource.id, fields)
+        principalsChanged(tx, `key:${row.id}`)
         emit(tx, 'project_keys.updated', row)
         return projectKey.present(row)
       },
@@ -266,6 +268,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         if (!(await lockKey(tx, resource.id))) gone(resource.id)
         const row = (await projectKey.find(tx, resource.id)) as KeyRow
         await deleteKey(tx, row.id)
+        principalsChanged(tx, `key:${row.id}`)
         emit(tx, 'project_keys.deleted', row)
       },
     }),
@@ -289,6 +292,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         const until = new Date(services.clock.now().getTime() + seconds * 1000)
         if (!(await rotateKey(tx, resource.id, next, seconds, until))) gone(resource.id)
         const row = (await projectKey.find(tx, resource.id)) as KeyRow
+        principalsChanged(tx, `key:${row.id}`)
         emit(tx, 'project_keys.updated', row)
         return { ...projectKey.present(row), secret: key, key }
       },

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { sql } from '../../core/db.ts'
 import { kind } from '../../core/kind.ts'
+import { booleanQuery } from '../../core/lists.ts'
 import { TagBag, type Tags } from '../../core/tags.ts'
 
 const MAX_INTEGER = 2_147_483_647
@@ -62,6 +63,40 @@ export type ProjectPatch = z.output<typeof ProjectPatch>
 export const PauseInput = z.strictObject({ reason: z.string().max(256).nullable().optional() }).meta({
   id: 'ProjectPauseInput',
 })
+
+export const CloneInput = z
+  .strictObject({
+    name: settings.name,
+    include: z.array(z.string().min(1).max(64)).max(50).default([]).describe('Kinds of configuration to copy'),
+  })
+  .meta({ id: 'ProjectCloneInput' })
+
+export const ProjectClone = z
+  .object({
+    project: Project,
+    ids: z.record(z.string(), z.string()).describe('Id of each copy by the id it was made of'),
+  })
+  .meta({ id: 'ProjectClone' })
+
+export const ProjectSummary = z
+  .object({
+    counts: z.record(z.string(), z.int()).describe('Rows by kind; kinds without rows are absent'),
+    last_activity_at: z.string().nullable().describe('Time of the newest event or audit entry'),
+  })
+  .meta({ id: 'ProjectSummary' })
+
+export const DeleteQuery = z
+  .object({
+    force: booleanQuery.default(false),
+    grace_days: z
+      .string()
+      .regex(/^\d{1,3}$/, 'must be an integer from 0 to 365')
+      .transform(Number)
+      .pipe(z.int().max(365))
+      .optional()
+      .describe('With force: pause the project now and delete it after so many days; a resume cancels'),
+  })
+  .refine(query => query.force || !query.grace_days, { path: ['grace_days'], message: 'needs force=true' })
 
 export type ProjectRow = Project & { project_id: string; tags: Tags }
 

@@ -1,14 +1,36 @@
 import { z } from 'zod'
 import { visibleRows } from '../../core/access.ts'
 import { sql, substring } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
+import { rowsOfProject } from '../../core/dependents.ts'
+import { invalid, raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { srn } from '../../core/kind.ts'
 import { between, page, pageOf, textFilter } from '../../core/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { tagOperations } from '../../core/tags.ts'
-import { PauseInput, Project, ProjectInput, ProjectPatch, type ProjectRow, project } from './model.ts'
-import { insertProject, pauseProject, resumeProject, setProjectTags, updateProject } from './store.ts'
+import { cloneableNames, copyConfiguration } from './clone.ts'
+import { removeProject, scheduleDelete } from './delete.ts'
+import {
+  CloneInput,
+  DeleteQuery,
+  PauseInput,
+  Project,
+  ProjectClone,
+  ProjectInput,
+  ProjectPatch,
+  type ProjectRow,
+  ProjectSummary,
+  project,
+} from './model.ts'
+import {
+  copyProject,
+  insertProject,
+  lastActivity,
+  pauseProject,
+  resumeProject,
+  setProjectTags,
+  updateProject,
+} from './store.ts'
 
 const tag = 'Projects'
 
@@ -138,13 +160,83 @@ const resume = itemOperation(project, {
   },
 })
 
+const deleteProject = itemOperation(project, {
+  id: 'deleteProject',
+  method: 'delete',
+  path: '/projects/{project_id}',
+  summary: 'Delete a project; with force, everything in it',
+  tag,
+  action: 'projects:DeleteProject',
+  gate: 'admin',
+  query: DeleteQuery,
+  answers: { 204: null },
+  raises: ['PROJECT_HAS_DEPENDENTS'],
+  async run({ tx, query, resource, audit, services }) {
+    // The entry is one of the deployment: it outlives the project (identity, 12).
+    audit.project_id = null
+    if (query.grace_days) await scheduleDelete(tx, services, resource.id, query.grace_days)
+    else await removeProject(tx, resource.id, query.force)
+  },
+})
+
+const summary = itemOperation(project, {
+  id: 'getProjectSummary',
+  method: 'get',
+  path: '/projects/{project_id}/summary',
+  summary: 'Count what a project holds',
+  tag,
+  action: 'projects:GetProject',
+  answers: { 200: ProjectSummary },
+  raises: ['API_KEY_PROJECT_SCOPE'],
+  async run({ db, resource }) {
+    const [{ counts }, last_activity_at] = await Promise.all([
+      rowsOfProject(db, resource.id, { counted: false }),
+      lastActivity(db, resource.id),
+    ])
+    return { counts, last_activity_at }
+  },
+})
+
+const clone = itemOperation(project, {
+  id: 'cloneProject',
+  method: 'post',
+  path: '/projects/{project_id}/clone',
+  summary: 'Create a project with the settings and the named configuration of another',
+  description: 'Secrets, keys, content and history are not copied.',
+  tag,
+  action: 'projects:CreateProject',
+  gate: 'admin',
+  body: CloneInput,
+  answers: { 201: ProjectClone },
+  async run({ tx, body, resource, audit }) {
+    const unknown = body.include.findIndex(name => !cloneableNames().includes(name))
+    if (unknown >= 0)
+      invalid({
+        code: 'INVALID_VALUE',
+        path: `include[${unknown}]`,
+        message: `is not one of: ${cloneableNames().join(', ') || 'none can be copied'}`,
+      })
+    // Held against changes while its parts are copied.
+    if (!(await project.find(tx, resource.id, true))) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+    const made = await copyProject(tx, newId('proj'), resource.id, body.name)
+    const ids = await copyConfiguration(tx, resource.id, made.id, body.include)
+    auditCreated(audit, made.id)
+    audit.resource_public_id = made.id
+    audit.detail.cloned_from = resource.id
+    return { project: project.present(made), ids }
+  },
+})
+
 export const projectOperations: Operation[] = [
   listProjects,
   createProject,
   getProject,
   patchProject,
+  deleteProject,
   pause,
   resume,
+  summary,
+  clone,
   ...tagOperations(project, {
     path: '/projects/{project_id}',
     tag,

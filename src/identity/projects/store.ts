@@ -14,6 +14,16 @@ export const insertProject = (db: Queryable, id: string, input: ProjectInput): P
       ${input.trace_content_retention_days ?? null}, ${input.trace_content_mode ?? 'full'})
     returning ${columns}`) as Promise<ProjectRow>
 
+/** Adds a project with the settings and tags of another. */
+export const copyProject = (db: Queryable, id: string, from: string, name: string): Promise<ProjectRow> =>
+  db.one(sql.unsafe`
+    insert into projects as t (id, name, description, max_run_depth, max_concurrent_runs, max_chain_generations,
+      audit_reads_enabled, trace_content_retention_days, trace_content_mode, tags)
+    select ${id}, ${name}, description, max_run_depth, max_concurrent_runs, max_chain_generations,
+      audit_reads_enabled, trace_content_retention_days, trace_content_mode, tags
+    from projects where id = ${from}
+    returning ${columns}`) as Promise<ProjectRow>
+
 /** Writes the settings a patch names, in one statement; null when the project is gone. */
 export function updateProject(db: Queryable, id: string, patch: ProjectPatch): Promise<ProjectRow | null> {
   const { guardrail_ids, ...plain } = patch
@@ -61,10 +71,6 @@ export const dueDeletes = (db: Queryable, now: Date): Promise<readonly string[]>
 /** Removes the project and, by foreign keys, every row of it. */
 export const deleteProject = (db: Queryable, id: string): Promise<unknown> =>
   db.query(sql.unsafe`delete from projects where id = ${id}`)
-
-/** Keys bound to the project (index project_keys_project). */
-export const keysOfProject = (db: Queryable, id: string): Promise<readonly string[]> =>
-  db.anyFirst(sql.unsafe`select id from project_keys where project_id = ${id}`) as Promise<readonly string[]>
 
 /** Whether the project runs, under FOR SHARE: no pause commits before the reader's transaction ends. */
 export const lockPauseState = (

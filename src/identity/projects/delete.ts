@@ -1,0 +1,75 @@
+import { rowsOfProject } from '../../core/dependents.ts'
+import { raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import { srn } from '../../core/kind.ts'
+import type { Services } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import { principalsChanged } from '../principals.ts'
+import { type ProjectRow, project } from './model.ts'
+import { deferDelete, deleteProject, dueDeletes } from './store.ts'
+
+const DAY_MS = 86_400_000
+
+/**
+ * Deletes a project. Without `force` only one that holds nothing that counts; with it, everything it holds goes by the
+ * foreign keys on it. Raises PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`,
+ * RESOURCE_NOT_FOUND (identity, 3.5).
+ */
+export async function removeProject(tx: Tx, id: string, force: boolean): Promise<void> {
+  // Inserts hold the row FOR KEY SHARE by their foreign key: from here on they wait, and then find no project.
+  if (!(await project.find(tx, id, true))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  if (!force) {
+    const dependents = await rowsOfProject(tx, id, { counted: true })
+    if (Object.keys(dependents.counts).length > 0)
+      raise('PROJECT_HAS_DEPENDENTS', { meta: { ...dependents, forcible: true } })
+  }
+  await deleteProject(tx, id)
+  principalsChanged(tx, `project:${id}`)
+}
+
+/**
+ * Schedules the forced delete of a project in `days` days and pauses it; a resume before then cancels it.
+ * Emits projects.paused when the project ran, else projects.updated.
+ */
+export async function scheduleDelete(tx: Tx, services: Services, id: string, days: number): Promise<ProjectRow> {
+  const before = await project.find(tx, id, true)
+  if (!before) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  const at = new Date(services.clock.now().getTime() + days * DAY_MS)
+  const row = await deferDelete(tx, id, at, 'deletion scheduled')
+  tx.emit(before.paused_at === null ? 'projects.paused' : 'projects.updated', row.id, project.present(row))
+  return row
+}
+
+/**
+ * Deletes the projects whose deferred delete is due, one transaction each, and leaves an audit entry without principal
+ * for each. For a daily tick; a second sweep at the same time does no harm.
+ * @returns how many projects went
+ */
+export async function sweepDeferredDeletes(services: Services): Promise<number> {
+  const now = services.clock.now()
+  let deleted = 0
+  for (const id of await dueDeletes(services.pool, now)) {
+    deleted += await services.write(async tx => {
+      const row = await project.find(tx, id, true)
+      if (!row?.delete_at || new Date(row.delete_at) > now) return 0
+      await removeProject(tx, id, true)
+      tx.audit({
+        id: newId('audit'),
+        project_id: null,
+        principal_type: null,
+        principal_id: null,
+        action: 'projects:DeleteProject',
+        resource_srn: srn(id, project.name, id),
+        resource_public_id: id,
+        status: 204,
+        request_id: null,
+        ip: null,
+        user_agent: null,
+        detail: { deferred: true, delete_at: row.delete_at },
+        created_at: now.toISOString(),
+      })
+      return 1
+    })
+  }
+  return deleted
+}

@@ -1,0 +1,70 @@
+import { z } from 'zod'
+import { sql } from '../../core/db.ts'
+import { kind } from '../../core/kind.ts'
+import { sealedColumn } from '../../core/sealed.ts'
+
+const MAX_BYTES = 65_536
+
+/** A secret as the wire shows it; its value is in no answer (identity, 9.1). */
+export const Secret = z
+  .object({
+    id: z.string(),
+    project_id: z.string(),
+    name: z.string(),
+    has_value: z.boolean(),
+    value_updated_at: z.string().nullable(),
+    created_at: z.string(),
+    updated_at: z.string(),
+  })
+  .meta({ id: 'Secret' })
+export type Secret = z.output<typeof Secret>
+
+const name = z.string().trim().min(1).max(255)
+const value = z
+  .string()
+  .min(1)
+  .refine(text => Buffer.byteLength(text) <= MAX_BYTES, 'must be at most 64 KiB of UTF-8')
+  .describe('Write-only')
+
+export const SecretInput = z
+  .strictObject({ project_id: z.string().nullable().optional(), name, value })
+  .meta({ id: 'SecretInput' })
+
+export const SecretPatch = z
+  .strictObject({ name, value })
+  .partial()
+  .refine(patch => Object.keys(patch).length > 0, 'must name at least one field')
+  .meta({ id: 'SecretPatch' })
+
+export const SecretReference = z
+  .object({ type: z.string(), id: z.string(), field: z.string() })
+  .meta({ id: 'SecretReference' })
+
+export type SecretRow = Omit<Secret, 'has_value'>
+
+/** Columns of a secret's row; sealed values stay out of it. */
+export const secretColumns = sql.fragment`t.id, t.project_id, t.name, t.value_updated_at, t.created_at, t.updated_at`
+
+export const secret = kind<SecretRow>({
+  name: 'secret',
+  prefix: 'sec',
+  table: 'secrets',
+  missing: 'SECRET_NOT_FOUND',
+  columns: secretColumns,
+  references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
+  present: row => ({
+    id: row.id,
+    project_id: row.project_id,
+    name: row.name,
+    has_value: true,
+    value_updated_at: row.value_updated_at,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})
+
+/** The row a secret's value is sealed for. */
+export const sealedFor = (id: string, projectId: string) => ({ kind: 'secret', id, project_id: projectId })
+
+sealedColumn({ table: 'secrets', column: 'sealed_value', kind: 'secret' })
+sealedColumn({ table: 'secrets', column: 'previous_sealed_value', kind: 'secret' })

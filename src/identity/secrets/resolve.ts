@@ -1,0 +1,94 @@
+import type { Queryable } from '../../core/db.ts'
+import { raise } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { sealedFor } from './model.ts'
+import { lockSecrets, sealedValues } from './store.ts'
+
+/** `{{secret:<id>}}` inside a string (identity, 9.4). */
+const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
+const MASK = '***'
+const MASKED_FROM = 8
+
+/** Ids of the secrets that tokens in the texts name, each once. */
+export const tokenIds = (texts: readonly string[]): string[] => [
+  ...new Set(texts.flatMap(text => [...text.matchAll(TOKEN)].map(match => match[1]))),
+]
+
+type Opener = { secrets: Services['secrets'] }
+
+/** Values of secrets by id, in one query. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`. */
+async function openAll(
+  db: Queryable,
+  services: Opener,
+  projectId: string,
+  ids: readonly string[],
+): Promise<Map<string, string>> {
+  const values = new Map<string, string>()
+  if (ids.length === 0) return values
+  const sealed = new Map((await sealedValues(db, projectId, ids)).map(row => [row.id, row.sealed_value]))
+  for (const id of ids) {
+    const text = sealed.get(id)
+    if (text === undefined) return raise('SECRET_NOT_FOUND', { meta: { secret_id: id } })
+    const opened = services.secrets.open(text, sealedFor(id, projectId))
+    if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE', { meta: { secret_id: id } })
+    values.set(id, opened.value)
+  }
+  return values
+}
+
+/**
+ * The value of a secret of a project, for use at once: it is not to be kept, logged or put into a message.
+ * Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`.
+ */
+export async function openSecret(
+  db: Queryable,
+  services: Opener,
+  projectId: string,
+  secretId: string,
+): Promise<string> {
+  return (await openAll(db, services, projectId, [secretId])).get(secretId) as string
+}
+
+/**
+ * Puts the values of secrets of a project in the place of their tokens, all texts with one query (none when no text has
+ * a token). One pass: what a value holds is never read as a token. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE
+ * with `meta.secret_id`.
+ * @returns the texts in their order, and the values that were used, for `mask`
+ */
+export async function resolveTokens(
+  db: Queryable,
+  services: Opener,
+  projectId: string,
+  texts: readonly string[],
+): Promise<{ texts: string[]; values: string[] }> {
+  const values = await openAll(db, services, projectId, tokenIds(texts))
+  return {
+    texts: texts.map(text => text.replace(TOKEN, (_token, id: string) => values.get(id) as string)),
+    values: [...values.values()],
+  }
+}
+
+/**
+ * Checks at a write that every token of the texts, and every id of `ids`, names a secret of the project, and holds those
+ * against deletion to the end of the transaction. Raises SECRET_NOT_FOUND with `meta.secret_id`.
+ */
+export async function checkTokens(
+  tx: Queryable,
+  projectId: string,
+  texts: readonly string[],
+  ids: readonly string[] = [],
+): Promise<void> {
+  const named = [...new Set([...ids, ...tokenIds(texts)])]
+  if (named.length === 0) return
+  const found = await lockSecrets(tx, projectId, named)
+  const missing = named.find(id => !found.includes(id))
+  if (missing !== undefined) raise('SECRET_NOT_FOUND', { meta: { secret_id: missing } })
+}
+
+/** Replaces every value of 8 characters or more in a text by `***` (identity, 9.3 rule 6); longer values first. */
+export function mask(text: string, values: readonly string[]): string {
+  let masked = text
+  for (const value of values.filter(item => item.length >= MASKED_FROM).sort((a, b) => b.length - a.length))
+    masked = masked.replaceAll(value, MASK)
+  return masked
+}
