@@ -1,6 +1,6 @@
 import { type Fragment, type Queryable, sql } from './db.ts'
 import { type ErrorCode, raise } from './errors.ts'
-import { type Kind, kinds } from './kind.ts'
+import { type Kind, kinds, type Reference } from './kind.ts'
 import type { Tx } from './write.ts'
 
 /** What keeps a row from being deleted, by plural kind name; kinds without such rows are absent. */
@@ -17,6 +17,12 @@ type Level = { kind: Kind; on_delete: 'block' | 'force'; where: Fragment }
 
 const SAMPLE = 5
 
+/** The condition that a row names one of the ids that a subquery gives. */
+const names = ({ column, many }: Reference, ids: Fragment): Fragment =>
+  many
+    ? sql.fragment`${sql.identifier([column])} && array(${ids})`
+    : sql.fragment`${sql.identifier([column])} in (${ids})`
+
 /**
  * The declared references to `target`, and below each that goes with a forced delete the references to it in turn.
  * Ends because a kind is followed once on its path.
@@ -24,9 +30,10 @@ const SAMPLE = 5
 function levels(target: string, id: Fragment, path: readonly string[] = []): Level[] {
   const found: Level[] = []
   for (const kind of kinds()) {
-    for (const { kind: named, column, on_delete } of kind.references) {
-      if (named !== target || (on_delete !== 'block' && on_delete !== 'force')) continue
-      const where = sql.fragment`${sql.identifier([column])} in (${id})`
+    for (const reference of kind.references) {
+      const { on_delete } = reference
+      if (reference.kind !== target || (on_delete !== 'block' && on_delete !== 'force')) continue
+      const where = names(reference, id)
       found.push({ kind, on_delete, where })
       if (on_delete === 'force' && !path.includes(kind.name)) {
         const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
@@ -67,7 +74,7 @@ function summed(sets: readonly { kind: Kind }[], measured: readonly Measured[]) 
 
 /** What refers to a row, out of the `references` of every kind, in one statement. */
 export async function dependentsOf(db: Queryable, target: Pick<Kind, 'name'>, id: string): Promise<Dependents> {
-  const sets = levels(target.name, sql.fragment`${id}`)
+  const sets = levels(target.name, sql.fragment`select ${id}::text`)
   const measured = await measure(db, sets)
   return {
     ...summed(sets, measured),
@@ -87,7 +94,9 @@ export async function refuseDependents(
   id: string,
   { force, code }: { force: boolean; code: ErrorCode },
 ): Promise<void> {
-  const forced = force ? levels(target.name, sql.fragment`${id}`).filter(level => level.on_delete === 'force') : []
+  const forced = force
+    ? levels(target.name, sql.fragment`select ${id}::text`).filter(level => level.on_delete === 'force')
+    : []
   const taken: { kind: Kind; ids: readonly string[] }[] = []
   for (const { kind, where } of forced) {
     const ids = (await tx.anyFirst(
@@ -137,9 +146,8 @@ export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment |
     kind.references
       .filter(reference => reference.kind === target.name)
       .map(
-        ({ column }) =>
-          sql.fragment`select ${kind.name}::text as type, id, ${column}::text as field
-            from ${sql.identifier([kind.table])} where ${sql.identifier([column])} = ${id}`,
+        reference => sql.fragment`select ${kind.name}::text as type, id, ${reference.column}::text as field
+          from ${sql.identifier([kind.table])} where ${names(reference, sql.fragment`select ${id}::text`)}`,
       ),
   )
   return parts.length === 0 ? null : sql.fragment`(${sql.join(parts, sql.fragment` union all `)})`

@@ -6,6 +6,8 @@ import type { Tx } from './write.ts'
 export type Reference = {
   kind: string
   column: string
+  /** The column is a text[] of ids. */
+  many?: boolean
   /** `block`: the target cannot be deleted while this row lives, nor by force. `force`: blocks unless forced, then deleted with it. */
   on_delete: 'block' | 'force' | 'cascade' | 'null'
 }
