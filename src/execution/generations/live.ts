@@ -1,0 +1,118 @@
+import { sql } from '../../core/db.ts'
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { disturbed } from './store.ts'
+
+/** Tells web processes about frames and ends: `<generation id> frames` or `<generation id> settled`. */
+export const TURN_CHANNEL = 'muster_turns'
+/** Tells executors that an abort was asked for: the generation id. */
+export const ABORT_CHANNEL = 'muster_turn_aborts'
+
+/** How often an executor looks for aborts and lost turns that no notification told it about. */
+const LOOK_MS = 2000
+
+/** Why a running attempt was ended from outside. */
+export class TurnAborted extends Error {
+  readonly failure: RecordedFailure & { stop_reason: 'error' | 'cancelled' }
+  constructor(failure: RecordedFailure & { stop_reason: 'error' | 'cancelled' }) {
+    super(failure.message)
+    this.failure = failure
+  }
+}
+/** Another attempt owns the turn: write nothing, leave. */
+export class TurnLost extends Error {}
+
+type Running = { attempt: number; controller: AbortController }
+
+/** What one process knows of turns: those it runs, and those its callers listen to. */
+export type LiveTurns = {
+  /** Announces a running attempt; its controller is aborted with TurnAborted or TurnLost. Call the result when it ends. */
+  run(generationId: string, attempt: number, controller: AbortController): () => void
+  /** Calls back on every notification about a turn, and after the listening connection was lost. Call the result to end. */
+  watch(generationId: string, listener: (what: 'frames' | 'settled' | 'reconnected') => void): () => void
+}
+
+const instances = new WeakMap<Services, LiveTurns>()
+
+/** The live turns of a process. */
+export function liveTurns(services: Services): LiveTurns {
+  let live = instances.get(services)
+  if (!live) {
+    live = open(services)
+    instances.set(services, live)
+  }
+  return live
+}
+
+function open(services: Services): LiveTurns {
+  const running = new Map<string, Running>()
+  const watchers = new Map<string, Set<(what: 'frames' | 'settled' | 'reconnected') => void>>()
+  let timer: NodeJS.Timeout | undefined
+  let looking = false
+
+  const look = async () => {
+    if (running.size === 0 || looking) return
+    looking = true
+    try {
+      const rows = await disturbed(
+        services.pool,
+        [...running].map(([id, { attempt }]) => ({ id, attempt })),
+      )
+      for (const row of rows) {
+        const entry = running.get(row.id)
+        if (!entry || entry.attempt !== row.running_attempt) continue
+        if (row.status !== 'in_progress' || row.attempt !== entry.attempt) entry.controller.abort(new TurnLost())
+        else if (row.abort) entry.controller.abort(new TurnAborted(row.abort))
+      }
+    } catch (error) {
+      services.log.warn({ err: error }, 'running turns could not be looked at')
+    } finally {
+      looking = false
+    }
+  }
+  services.notifications.listen(ABORT_CHANNEL, id => {
+    if (running.has(id)) void look()
+  })
+  services.notifications.listen(
+    TURN_CHANNEL,
+    payload => {
+      const [id, what] = payload.split(' ')
+      const listeners = watchers.get(id)
+      if (listeners) for (const listener of [...listeners]) listener(what as 'frames' | 'settled')
+    },
+    {
+      onReconnect: () => {
+        for (const listeners of [...watchers.values()]) for (const listener of [...listeners]) listener('reconnected')
+      },
+    },
+  )
+  return {
+    run(generationId, attempt, controller) {
+      const entry = { attempt, controller }
+      running.set(generationId, entry)
+      timer ??= setInterval(() => void look(), LOOK_MS).unref()
+      return () => {
+        if (running.get(generationId) === entry) running.delete(generationId)
+        if (running.size === 0) {
+          clearInterval(timer)
+          timer = undefined
+        }
+      }
+    },
+    watch(generationId, listener) {
+      let listeners = watchers.get(generationId)
+      if (!listeners) {
+        listeners = new Set()
+        watchers.set(generationId, listeners)
+      }
+      listeners.add(listener)
+      return () => {
+        listeners.delete(listener)
+        if (listeners.size === 0 && watchers.get(generationId) === listeners) watchers.delete(generationId)
+      }
+    },
+  }
+}
+
+/** A fragment that tells executors of an abort, for statements that ask for one. */
+export const abortNotice = (generationId: string) => sql.fragment`pg_notify(${ABORT_CHANNEL}, ${generationId})`

@@ -1,0 +1,25 @@
+import type { Problem } from '../../core/errors.ts'
+import { schemaProblems } from '../agents/schema.ts'
+
+const FENCE = /^```[\w-]*\s*\n([\s\S]*?)\n?```$/
+
+/** A text minus one markdown fence around all of it. */
+export function withoutFence(text: string): string {
+  const trimmed = text.trim()
+  return FENCE.exec(trimmed)?.[1].trim() ?? trimmed
+}
+
+/** The final answer as the object its schema asks for (execution, 8.8). */
+export function readObject(
+  text: string,
+  schema: object,
+): { ok: true; object: unknown } | { ok: false; problems: Problem[] } {
+  let value: unknown
+  try {
+    value = JSON.parse(withoutFence(text))
+  } catch {
+    return { ok: false, problems: [{ code: 'NOT_JSON', path: '', message: 'the answer is not JSON' }] }
+  }
+  const problems = schemaProblems(schema, value)
+  return problems.length === 0 ? { ok: true, object: value } : { ok: false, problems }
+}

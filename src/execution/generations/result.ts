@@ -1,0 +1,38 @@
+import type { ModelMessage } from '../providers/call.ts'
+import type { GenerationRow, StepRow } from './model.ts'
+
+/** A step as stored history: the assistant's message and, when it called tools, their results. */
+export function stepMessages(step: StepRow): ModelMessage[] {
+  const assistant: ModelMessage = {
+    role: 'assistant',
+    content: [
+      ...(step.text ? [{ type: 'text' as const, text: step.text }] : []),
+      ...step.tool_calls.map(call => ({
+        type: 'tool_call' as const,
+        tool_call_id: call.id,
+        tool_name: call.tool_name,
+        args: call.args,
+      })),
+    ],
+  }
+  if (step.tool_results.length === 0) return [assistant]
+  return [
+    assistant,
+    { role: 'tool', content: step.tool_results.map(result => ({ type: 'tool_result' as const, ...result })) },
+  ]
+}
+
+/** What a waiting caller of an agent gets (execution, 5.2). */
+export function agentResult(generation: GenerationRow, steps: readonly StepRow[]) {
+  const { output } = generation
+  return {
+    id: generation.id,
+    trace_id: generation.trace_id,
+    status: generation.status,
+    agent_version: generation.agent_version,
+    ai_provider_id: steps.at(-1)?.ai_provider_id ?? null,
+    output: output && { ...output, response_messages: steps.flatMap(stepMessages) },
+    required_action: generation.required_action,
+    usage: generation.usage,
+  }
+}

@@ -1,0 +1,432 @@
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
+import type { RecordedFailure } from '../../core/errors.ts'
+import { type Outbox, outboxParts } from '../../core/write.ts'
+import type { AgentRow } from '../agents/model.ts'
+import { type ProviderRow, providerColumns } from '../providers/model.ts'
+import type { GenerationRow, StepRow, TraceRow } from './model.ts'
+
+const json = (value: unknown): Fragment => jsonb(value)
+
+/**
+ * Writes a pending generation, its trace when it is a new one, and its sealed bag, while it holds the project against a
+ * pause: one round trip. Nothing is written in a paused project. Answers the project's pause and the agent's provider.
+ */
+export async function insertTurn(
+  db: Queryable,
+  turn: Pick<
+    GenerationRow,
+    | 'id'
+    | 'project_id'
+    | 'agent_id'
+    | 'trace_id'
+    | 'conversation_id'
+    | 'session_id'
+    | 'actor_id'
+    | 'initiator_generation_id'
+    | 'started_by_principal_type'
+    | 'started_by_principal_id'
+    | 'action_id'
+    | 'source'
+    | 'metadata'
+    | 'authority'
+    | 'permission'
+    | 'streamed'
+    | 'shape'
+    | 'deadline_at'
+    | 'created_at'
+  > & { newTrace: boolean; parent_trace_id: string | null; root_trace_id: string | null; sealedWork: string },
+): Promise<{ paused_at: string | null; pause_reason: string | null; provider: ProviderRow | null } | null> {
+  return (await db.maybeOne(sql.unsafe`
+    with project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share),
+    runnable as (select trace_content_mode as mode from project where paused_at is null),
+    new_trace as (
+      insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
+      select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
+      from runnable where ${turn.newTrace}),
+    new_generation as (
+      insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, started_by_principal_type,
+        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, created_at, updated_at)
+      select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
+        ${turn.initiator_generation_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
+        case when mode = 'full' then ${json(turn.metadata)} end, ${json(turn.authority)}, ${json(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
+        ${turn.deadline_at}::timestamptz, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
+      from runnable),
+    kept as (insert into generation_work (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'full'),
+    hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')
+    select project.paused_at, project.pause_reason,
+      (select to_jsonb(provider) from agents a cross join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) provider
+        where a.id = ${turn.agent_id}) as provider
+    from project`)) as { paused_at: string | null; pause_reason: string | null; provider: ProviderRow | null } | null
+}
+
+const workTable = (mode: 'full' | 'none') =>
+  sql.identifier([mode === 'none' ? 'generation_work_unlogged' : 'generation_work'])
+
+export type LoadedTurn = {
+  generation: GenerationRow
+  agent: AgentRow
+  provider: ProviderRow | null
+  paused: boolean
+  sealedWork: string | null
+  steps: StepRow[]
+  lastFrame: number
+}
+
+/** Everything an executor needs to start or resume a turn, in one round trip; null when the generation is gone. */
+export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | null> {
+  const row = (await db.maybeOne(sql.unsafe`
+    select g.*,
+      to_jsonb(a) as loaded_agent,
+      to_jsonb(pr) as loaded_provider,
+      p.paused_at is not null as loaded_paused,
+      coalesce(w.sealed, wu.sealed) as loaded_work,
+      coalesce((select jsonb_agg(to_jsonb(s) order by s.n) from generation_steps s where s.generation_id = g.id), '[]') as loaded_steps,
+      coalesce((select max(f.seq) from stream_frames f where f.generation_id = g.id), 0) as loaded_frame
+    from generations g
+    join agents a on a.id = g.agent_id
+    join projects p on p.id = g.project_id
+    left join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr on true
+    left join generation_work w on w.generation_id = g.id
+    left join generation_work_unlogged wu on wu.generation_id = g.id
+    where g.id = ${id}`)) as
+    | (GenerationRow & {
+        loaded_agent: AgentRow
+        loaded_provider: ProviderRow | null
+        loaded_paused: boolean
+        loaded_work: string | null
+        loaded_steps: StepRow[]
+        loaded_frame: number
+      })
+    | null
+  if (!row) return null
+  const { loaded_agent, loaded_provider, loaded_paused, loaded_work, loaded_steps, loaded_frame, ...generation } = row
+  return {
+    generation,
+    agent: loaded_agent,
+    provider: loaded_provider,
+    paused: loaded_paused,
+    sealedWork: loaded_work,
+    steps: loaded_steps.map(wireStep),
+    lastFrame: loaded_frame,
+  }
+}
+
+/** A step out of jsonb: its times in wire form. */
+export const wireStep = (step: StepRow): StepRow => ({
+  ...step,
+  started_at: new Date(step.started_at).toISOString(),
+  completed_at: new Date(step.completed_at).toISOString(),
+})
+
+export type Frame = { seq: number; event: string; data: string }
+
+const frameRows = (generationId: string, frames: Frame[], guard: Fragment): Fragment => sql.fragment`
+  insert into stream_frames (generation_id, seq, event, data)
+  select ${generationId}, f.seq, f.event, f.data
+  from ${sql.unnest(
+    frames.map(frame => [frame.seq, frame.event, frame.data]),
+    ['int4', 'text', 'text'],
+  )} as f (seq, event, data) where ${guard}
+  on conflict do nothing`
+
+/**
+ * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it. The
+ * prepared bag, the first frame and the outbox ride in the same statement. Answers whether it was got.
+ */
+export async function claimTurn(
+  db: Queryable,
+  claim: {
+    generation: GenerationRow
+    attempt: number
+    lostAttempts: number
+    startedAt: string
+    agentVersion: number
+    now: string
+    sealedWork: string | null
+    frames: Frame[]
+    outbox: Outbox
+  },
+): Promise<boolean> {
+  const { generation } = claim
+  const guard = sql.fragment`exists (select 1 from claimed)`
+  const { ctes, select } = outboxParts(claim.outbox, guard)
+  const parts = [
+    sql.fragment`claimed as (
+      update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false,
+        started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress')
+      returning id)`,
+    ...(claim.sealedWork === null
+      ? []
+      : [
+          sql.fragment`prepared as (
+            update ${workTable(generation.content_mode)} set sealed = ${claim.sealedWork} where generation_id = ${generation.id} and ${guard})`,
+        ]),
+    ...(claim.frames.length === 0
+      ? []
+      : [sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`]),
+    ...ctes,
+  ]
+  return (
+    (await db.oneFirst(sql.unsafe`
+    with ${sql.join(parts, sql.fragment`, `)}, told as (${select})
+    select (select count(*) from claimed)::int + 0 * (select sent from told)::int as claimed`)) === 1
+  )
+}
+
+/** Appends frames of a running attempt and tells the listeners. Answers false when the attempt no longer owns the turn. */
+export async function appendFrames(
+  db: Queryable,
+  generationId: string,
+  attempt: number,
+  frames: Frame[],
+  channel: string,
+): Promise<boolean> {
+  return (
+    (await db.oneFirst(sql.unsafe`
+    with owned as (select 1 from generations where id = ${generationId} and attempt = ${attempt} and status = 'in_progress'),
+      added as (${frameRows(generationId, frames, sql.fragment`exists (select 1 from owned)`)})
+    select count(pg_notify(${channel}, ${`${generationId} frames`}))::int as told from owned`)) === 1
+  )
+}
+
+const stepInsert = (generationId: string, step: StepRow, guard: Fragment): Fragment => sql.fragment`
+  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, started_at, completed_at)
+  select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${json(step.tool_calls)},
+    ${json(step.tool_results)}, ${json(step.usage)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
+  where ${guard}
+  on conflict do nothing`
+
+/** Writes one frame of a turn that the same transaction settled. */
+export async function addFrame(db: Queryable, generationId: string, frame: Frame): Promise<void> {
+  await db.query(sql.unsafe`${frameRows(generationId, [frame], sql.fragment`true`)}`)
+}
+
+/** Journals a settled step of a turn that goes on. Answers false when the attempt no longer owns the turn. */
+export async function journalStep(
+  db: Queryable,
+  generation: GenerationRow,
+  step: StepRow,
+  frames: Frame[],
+  channel: string,
+): Promise<boolean> {
+  const guard = sql.fragment`exists (select 1 from owned)`
+  return (
+    (await db.oneFirst(sql.unsafe`
+    with owned as (
+        update generations set step_count = step_count + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at}
+        where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id),
+      counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
+      journalled as (${stepInsert(generation.id, step, guard)}),
+      added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
+    select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned from owned`)) ===
+    1
+  )
+}
+
+export type Settlement = {
+  generation: GenerationRow
+  /** The record as it stands afterwards. */
+  after: GenerationRow
+  step: StepRow | null
+  frames: Frame[]
+  outbox: Outbox
+}
+
+/**
+ * Ends an attempt in one statement: the record, its trace, the last step, the bag, the last frames, events and
+ * notifications. Guarded by the attempt; answers false when another process owns the turn.
+ */
+export async function settleTurn(db: Queryable, settlement: Settlement): Promise<boolean> {
+  const { generation, after, step } = settlement
+  const guard = sql.fragment`exists (select 1 from settled)`
+  const { ctes, select } = outboxParts(settlement.outbox, guard)
+  const parts = [
+    sql.fragment`settled as (
+      update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${json(after.error)}, output = ${json(after.output)},
+        input = ${json(after.input)}, usage = ${json(after.usage)}, step_count = ${after.step_count}, completed_at = ${after.completed_at},
+        last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
+        content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
+        content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress')
+      returning id)`,
+    sql.fragment`traced as (
+      update traces set step_count = step_count + ${step ? 1 : 0}, updated_at = ${after.updated_at}
+        ${after.error ? sql.fragment`, error = ${json(after.error)}` : sql.fragment``}
+        ${
+          after.content_redacted_at
+            ? sql.fragment`, content_redacted_at = coalesce(content_redacted_at, ${after.content_redacted_at}),
+              content_redacted_by_principal_type = coalesce(content_redacted_by_principal_type, ${after.content_redacted_by_principal_type}),
+              content_redacted_by_principal_id = coalesce(content_redacted_by_principal_id, ${after.content_redacted_by_principal_id})`
+            : sql.fragment``
+        }
+      where id = ${generation.trace_id} and ${guard})`,
+    sql.fragment`emptied as (delete from ${workTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
+    ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
+    ...(settlement.frames.length > 0
+      ? [sql.fragment`last_frames as (${frameRows(generation.id, settlement.frames, guard)})`]
+      : []),
+    ...ctes,
+  ]
+  return (
+    (await db.oneFirst(sql.unsafe`
+    with ${sql.join(parts, sql.fragment`, `)}, told as (${select})
+    select (select count(*) from settled)::int + 0 * (select sent from told)::int as settled`)) === 1
+  )
+}
+
+/** Gives a running turn back without counting the attempt as lost. */
+export async function handBackTurn(db: Queryable, generation: GenerationRow): Promise<void> {
+  await db.query(
+    sql.unsafe`update generations set handed_back = true where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress'`,
+  )
+}
+
+/** A settled or running generation with what its last frame says. */
+export async function findWithResult(
+  db: Queryable,
+  id: string,
+): Promise<(GenerationRow & { last_frame: { seq: number; data: string } | null }) | null> {
+  return (await db.maybeOne(sql.unsafe`
+    select g.*, (
+      select jsonb_build_object('seq', f.seq, 'data', f.data) from stream_frames f
+      where f.generation_id = g.id and f.event in ('completed', 'error', 'requires_action') limit 1) as last_frame
+    from generations g where g.id = ${id}`)) as
+    | (GenerationRow & { last_frame: { seq: number; data: string } | null })
+    | null
+}
+
+/** Frames after a position, in order. */
+export async function framesAfter(db: Queryable, id: string, after: number): Promise<readonly Frame[]> {
+  return (await db.any(
+    sql.unsafe`select seq, event, data from stream_frames where generation_id = ${id} and seq > ${after} order by seq limit 1000`,
+  )) as readonly Frame[]
+}
+
+export async function findSteps(
+  db: Queryable,
+  generationIds: readonly string[],
+): Promise<readonly (StepRow & { generation_id: string })[]> {
+  return (await db.any(sql.unsafe`
+    select * from generation_steps where generation_id = any(${sql.array([...generationIds], 'text')}) order by generation_id, n`)) as readonly (StepRow & {
+    generation_id: string
+  })[]
+}
+
+export async function lockGeneration(db: Queryable, id: string): Promise<GenerationRow | null> {
+  return (await db.maybeOne(sql.unsafe`select * from generations where id = ${id} for update`)) as GenerationRow | null
+}
+
+export async function requestAbort(
+  db: Queryable,
+  id: string,
+  abort: RecordedFailure & { stop_reason: string },
+): Promise<void> {
+  await db.query(sql.unsafe`update generations set abort = coalesce(abort, ${json(abort)}) where id = ${id}`)
+}
+
+/** Of turns that run here: those whose abort was asked for, or that another attempt owns. */
+export async function disturbed(
+  db: Queryable,
+  running: { id: string; attempt: number }[],
+): Promise<
+  readonly { id: string; attempt: number; abort: GenerationRow['abort']; status: string; running_attempt: number }[]
+> {
+  return (await db.any(sql.unsafe`
+    select r.id, r.attempt as running_attempt, g.attempt, g.abort, coalesce(g.status, 'gone') as status
+    from ${sql.unnest(
+      running.map(item => [item.id, item.attempt]),
+      ['text', 'int4'],
+    )} as r (id, attempt)
+    left join generations g on g.id = r.id
+    where g.id is null or g.abort is not null or g.attempt <> r.attempt`)) as never
+}
+
+/** Turns outside a conversation that nobody has touched for a while: their wake-up may be missing. Index generations_open. */
+export async function idleTurns(db: Queryable, idleSeconds: number): Promise<readonly string[]> {
+  return (await db.anyFirst(sql.unsafe`
+    select g.id from generations g join projects p on p.id = g.project_id
+    where g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
+      and g.updated_at < now() - make_interval(secs => ${idleSeconds})
+    order by g.updated_at limit 1000`)) as readonly string[]
+}
+
+/** Drops frames of turns that ended more than ten minutes ago. */
+export async function dropOldFrames(db: Queryable): Promise<void> {
+  await db.query(sql.unsafe`
+    delete from stream_frames f using generations g
+    where g.id = f.generation_id and f.created_at < now() - interval '10 minutes' and g.status in ('completed', 'failed') and g.completed_at < now() - interval '10 minutes'`)
+}
+
+/** One merge, so that concurrent patches of different keys both survive. */
+export async function mergeMetadata(db: Queryable, id: string, metadata: object): Promise<GenerationRow> {
+  return (await db.one(sql.unsafe`
+    update generations set metadata = coalesce(metadata, '{}') || ${json(metadata)}, updated_at = now() where id = ${id} returning *`)) as GenerationRow
+}
+
+export async function findTrace(db: Queryable, id: string): Promise<TraceRow | null> {
+  return (await db.maybeOne(sql.unsafe`select * from traces where id = ${id}`)) as TraceRow | null
+}
+
+/** The whole tree of a trace, parents before children; one more than `limit` when it is larger. Index traces_root. */
+export async function findTree(db: Queryable, rootId: string, limit: number): Promise<readonly TraceRow[]> {
+  return (await db.any(sql.unsafe`
+    select * from traces where id = ${rootId} or root_trace_id = ${rootId} order by (id = ${rootId}) desc, created_at, id limit ${limit + 1}`)) as readonly TraceRow[]
+}
+
+/** A trace and every descendant of it. */
+export async function lockSubtree(db: Queryable, id: string): Promise<readonly TraceRow[]> {
+  return (await db.any(sql.unsafe`
+    with recursive subtree as (
+      select t.id from traces t where t.id = ${id}
+      union all select t.id from traces t join subtree s on t.parent_trace_id = s.id)
+    select t.* from traces t where t.id in (select id from subtree) order by t.id for update`)) as readonly TraceRow[]
+}
+
+export async function generationsOf(
+  db: Queryable,
+  traceIds: readonly string[],
+  lock = false,
+): Promise<readonly GenerationRow[]> {
+  return (await db.any(sql.unsafe`
+    select * from generations where trace_id = any(${sql.array([...traceIds], 'text')}) order by created_at, id ${lock ? sql.fragment`for update` : sql.fragment``}`)) as readonly GenerationRow[]
+}
+
+type Redaction = { type: string; id: string }
+
+/** Erases the content of generations; the skeleton stays. The first stamp stays. */
+export async function redactGenerations(
+  db: Queryable,
+  ids: readonly string[],
+  by: Redaction,
+): Promise<readonly GenerationRow[]> {
+  const list = sql.array([...ids], 'text')
+  return (await db.any(sql.unsafe`
+    with steps as (delete from generation_steps where generation_id = any(${list})),
+      frames as (delete from stream_frames where generation_id = any(${list})),
+      work as (delete from generation_work where generation_id = any(${list})),
+      hidden as (delete from generation_work_unlogged where generation_id = any(${list}))
+    update generations set metadata = null, error = null, input = null, output = null, required_action = null, content_redacted_at = now(),
+      content_redacted_by_principal_type = ${by.type}, content_redacted_by_principal_id = ${by.id}, updated_at = now()
+    where id = any(${list}) and content_redacted_at is null
+    returning *`)) as readonly GenerationRow[]
+}
+
+export async function redactTraces(db: Queryable, ids: readonly string[], by: Redaction): Promise<readonly TraceRow[]> {
+  return (await db.any(sql.unsafe`
+    update traces set error = null, content_redacted_at = now(), content_redacted_by_principal_type = ${by.type}, content_redacted_by_principal_id = ${by.id}, updated_at = now()
+    where id = any(${sql.array([...ids], 'text')}) and content_redacted_at is null
+    returning *`)) as readonly TraceRow[]
+}
+
+const CONTENT_FIELDS = ['metadata', 'error', 'output', 'input', 'required_action'] as const
+
+/** The only rewrite an envelope ever sees: content fields of the record inside `data` become null (control, 6.2). */
+export async function redactEnvelopes(db: Queryable, resources: readonly string[]): Promise<void> {
+  const nulls = JSON.stringify(Object.fromEntries(CONTENT_FIELDS.map(field => [field, null])))
+  const list = sql.array([...resources], 'text')
+  await db.query(sql.unsafe`
+    update events set envelope = jsonb_set(envelope::jsonb, '{data}', (envelope::jsonb -> 'data') || (
+      select coalesce(jsonb_object_agg(n.key, n.value), '{}') from jsonb_each(${nulls}::jsonb) n where envelope::jsonb -> 'data' ? n.key))::text
+    where resource_id = any(${list}) and resource_type in ('generation', 'trace')`)
+}

@@ -1,0 +1,653 @@
+import { z } from 'zod'
+import { permitted } from '../../core/access.ts'
+import type { PrincipalRecord } from '../../core/caller.ts'
+import type { Queryable } from '../../core/db.ts'
+import { AppError, type RecordedFailure, raise } from '../../core/errors.ts'
+import { type EventName, makeEvent } from '../../core/events.ts'
+import { newId } from '../../core/ids.ts'
+import { kindOf } from '../../core/kind.ts'
+import type { Logger } from '../../core/log.ts'
+import { turns as turnsCounted } from '../../core/metrics.ts'
+import type { Services } from '../../core/operation.ts'
+import { entityMailbox } from '../../core/queue.ts'
+import type { Tx } from '../../core/write.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import type { AgentRow } from '../agents/model.ts'
+import { callModel, type ModelAnswer, type ModelMessage } from '../providers/call.ts'
+import { modelClient } from '../providers/models.ts'
+import { fault } from './fault.ts'
+import { FrameWriter } from './frames.ts'
+import { liveTurns, TURN_CHANNEL, TurnAborted, TurnLost } from './live.ts'
+import { type GenerationRow, presentGeneration, type StepRow, sumUsage, totalsOf, type Work } from './model.ts'
+import { readObject } from './output.ts'
+import { agentResult, stepMessages } from './result.ts'
+import {
+  addFrame,
+  claimTurn,
+  handBackTurn,
+  insertTurn,
+  journalStep,
+  type LoadedTurn,
+  loadTurn,
+  settleTurn,
+} from './store.ts'
+
+/** Wake-ups of turns outside a conversation; the truth is the generation's row. */
+export const generationRun = entityMailbox('generation-run', {
+  message: z.object({ generation_id: z.string(), project_id: z.string() }),
+  key: message => message.generation_id,
+  project: message => message.project_id,
+  kind: 'generation',
+  retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  leaseSeconds: 60,
+})
+
+const LOST_ATTEMPTS_MAX = 3
+const DEFAULT_MAX_STEPS = 20
+const DEPTH_GUARD_TEXT = 'The largest depth of nested calls is reached; this agent was not asked.'
+
+export type TurnInput = {
+  project_id: string
+  agent_id: string
+  /** Null: the turn's source prepares them when it starts. */
+  messages: ModelMessage[] | null
+  system_extra?: string[]
+  model?: string | null
+  tool_context?: Record<string, string> | null
+  /** Calls that may nest below this one. */
+  depth?: number
+  metadata?: Record<string, unknown> | null
+  action_id?: string | null
+  /** An existing trace to group under. */
+  trace_id?: string | null
+  parent_trace_id?: string | null
+  root_trace_id?: string | null
+  initiator_generation_id?: string | null
+  conversation_id?: string | null
+  session_id?: string | null
+  actor_id?: string | null
+  authority: PrincipalRecord
+  /** Asked again when the turn starts; default the right to run the agent. */
+  permission?: { action: string; kind: string; id: string } | null
+  source?: string | null
+  streamed: boolean
+  /** Whose events its stream sends: section 5.3 here, or 0.5 of the conversation part. */
+  shape: 'agent' | 'conversation'
+  /** Fails the turn when it is not at its end by then. */
+  deadline_at?: string | null
+  /** Drawn before by a caller that already listens. */
+  generation_id?: string
+}
+
+const workSeal = (id: string, projectId: string) => ({ kind: 'generation_work', id, project_id: projectId })
+
+/**
+ * Writes a pending generation with its trace inside the caller's transaction; turns outside a conversation get their
+ * wake-up too. Raises PROJECT_PAUSED, RESOURCE_NOT_FOUND (project gone) and AI_PROVIDER_MISCONFIGURED: nothing is
+ * written when it refuses.
+ */
+export async function createTurn(
+  tx: Tx,
+  services: Services,
+  input: TurnInput,
+): Promise<{ generation_id: string; trace_id: string }> {
+  const id = input.generation_id ?? newId('gen')
+  const trace_id = input.trace_id ?? newId('trace')
+  const work: Work = {
+    messages: input.messages,
+    system_extra: input.system_extra ?? [],
+    model: input.model ?? null,
+    tool_context: input.tool_context ?? null,
+    depth: input.depth ?? services.config.AGENT_MAX_CALL_DEPTH,
+    notes: {},
+  }
+  const shown = input.authority.via === null
+  const project = await insertTurn(tx, {
+    id,
+    project_id: input.project_id,
+    agent_id: input.agent_id,
+    trace_id,
+    newTrace: !input.trace_id,
+    parent_trace_id: input.parent_trace_id ?? null,
+    root_trace_id: input.root_trace_id ?? null,
+    conversation_id: input.conversation_id ?? null,
+    session_id: input.session_id ?? null,
+    actor_id: input.actor_id ?? null,
+    initiator_generation_id: input.initiator_generation_id ?? null,
+    started_by_principal_type: shown ? input.authority.type : null,
+    started_by_principal_id: shown ? input.authority.id : null,
+    action_id: input.action_id ?? null,
+    source: input.source ?? null,
+    metadata: input.metadata ?? null,
+    authority: input.authority,
+    permission: input.permission ?? { action: 'agents:CreateAgentGeneration', kind: 'agent', id: input.agent_id },
+    streamed: input.streamed,
+    shape: input.shape,
+    deadline_at: input.deadline_at ?? null,
+    created_at: new Date().toISOString(),
+    sealedWork: services.secrets.seal(JSON.stringify(work), workSeal(id, input.project_id)),
+  })
+  if (!project) raise('RESOURCE_NOT_FOUND', { meta: { id: input.project_id } })
+  if (project.paused_at)
+    raise('PROJECT_PAUSED', { meta: { project_id: input.project_id, pause_reason: project.pause_reason } })
+  if (!project.provider) raise('AI_PROVIDER_NOT_FOUND')
+  await modelClient(services, project.provider)
+  if (!input.conversation_id) tx.send(generationRun, { generation_id: id, project_id: input.project_id })
+  return { generation_id: id, trace_id }
+}
+
+export type TurnOutcome = {
+  status: 'completed' | 'failed'
+  content: string | null
+  /** Text of the step that was under way when the turn was aborted, as far as it was streamed. */
+  partial: string | null
+  model: string | null
+  error: RecordedFailure | null
+  /** What `prepare` noted. */
+  notes: Record<string, unknown>
+}
+
+/** What a turn's surface adds to it. */
+export type TurnSource = {
+  /** Read once, at the first claim; a resumed turn sees what it gave. `refuse` fails the turn before it starts. */
+  prepare?(
+    db: Queryable,
+    generation: GenerationRow,
+  ): Promise<
+    { messages: ModelMessage[]; system_extra: string[]; notes?: Record<string, unknown> } | { refuse: RecordedFailure }
+  >
+  /** Inside the claim's transaction, first attempt only. */
+  started?(tx: Tx, generation: GenerationRow): Promise<void>
+  /** Inside the settle transaction. `result` is what a waiting caller and the last frame get instead of the agent's result. */
+  settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
+}
+
+export type TurnRun = { signal: AbortSignal; stopping: AbortSignal; log: Logger; source?: TurnSource }
+
+/**
+ * Claims a generation (attempt + 1) and runs it to its end (execution, 8 and 9). Answers `settled` when it is at its
+ * end, `lost` when another process owns it, `handed_back` when the process is stopping and the turn goes on elsewhere,
+ * `waiting` when its project is paused and it has not started.
+ */
+export async function executeTurn(
+  services: Services,
+  generationId: string,
+  run: TurnRun,
+): Promise<'settled' | 'lost' | 'handed_back' | 'waiting'> {
+  const loaded = await loadTurn(services.pool, generationId)
+  if (!loaded) return 'settled'
+  const { status } = loaded.generation
+  if (status !== 'pending' && status !== 'in_progress') return 'settled'
+  if (status === 'pending' && loaded.paused) return 'waiting'
+  return new Execution(services, loaded, run).carryOut()
+}
+
+const recorded = (error: unknown): RecordedFailure =>
+  error instanceof AppError
+    ? error.recorded()
+    : { code: 'GENERATION_FAILED', message: error instanceof Error ? error.message : String(error) }
+
+/** One attempt at a turn. */
+class Execution {
+  private readonly services: Services
+  private readonly run: TurnRun
+  private readonly loaded: LoadedTurn
+  private readonly agent: AgentRow
+  private readonly startedAt = performance.now()
+  private generation: GenerationRow
+  private work: Work | null = null
+  private steps: StepRow[]
+  private frames: FrameWriter
+  private partial = ''
+
+  constructor(services: Services, loaded: LoadedTurn, run: TurnRun) {
+    this.services = services
+    this.loaded = loaded
+    this.run = run
+    this.agent = loaded.agent
+    this.generation = loaded.generation
+    this.steps = loaded.steps
+    this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame)
+  }
+
+  async carryOut(): Promise<'settled' | 'lost' | 'handed_back'> {
+    const controller = new AbortController()
+    const leave = () => controller.abort(new TurnLost())
+    this.run.signal.addEventListener('abort', leave, { once: true })
+    let ended: (() => void) | null = null
+    try {
+      const refusal = await this.prepare()
+      await this.claim(refusal)
+      ended = liveTurns(this.services).run(this.generation.id, this.generation.attempt, controller)
+      if (this.run.signal.aborted) throw new TurnLost()
+      if (refusal) return await this.fail(refusal)
+      if (this.generation.lost_attempts >= LOST_ATTEMPTS_MAX) {
+        return await this.fail({
+          code: 'GENERATION_FAILED',
+          message: 'The worker of the turn was lost three times without progress',
+          meta: { reason: 'executor_lost' },
+        })
+      }
+      if (this.generation.abort) throw new TurnAborted(this.generation.abort)
+      await fault(this.services, 'after_claim')
+      if (this.work?.depth === 0) return await this.guardDepth()
+      return await this.loop(controller)
+    } catch (error) {
+      const reason = controller.signal.aborted ? controller.signal.reason : error
+      if (reason instanceof TurnLost) return this.left()
+      if (reason instanceof TurnAborted) return this.failOrLeave(reason.failure, reason.failure.stop_reason)
+      return this.failOrLeave(recorded(reason))
+    } finally {
+      this.run.signal.removeEventListener('abort', leave)
+      ended?.()
+      await this.frames.discard()
+    }
+  }
+
+  /** What must hold before the turn starts, and what it works on; a refusal fails it without steps or usage. */
+  private async prepare(): Promise<RecordedFailure | null> {
+    const { generation, loaded, services } = this
+    if (loaded.sealedWork === null)
+      return { code: 'GENERATION_CONTENT_UNAVAILABLE', message: 'The working state of the turn is gone' }
+    const opened = services.secrets.open(loaded.sealedWork, workSeal(generation.id, generation.project_id))
+    if (!opened.ok)
+      return { code: 'SECRET_NOT_DECRYPTABLE', message: 'The working state of the turn cannot be decrypted' }
+    this.work = JSON.parse(opened.value) as Work
+    if (generation.status !== 'pending') return null
+    if (generation.abort)
+      return {
+        code: generation.abort.code,
+        message: generation.abort.message,
+        ...(generation.abort.meta ? { meta: generation.abort.meta } : {}),
+      }
+    const caller = await callerForPrincipal(services, generation.authority, generation.project_id)
+    if (!caller || !(await this.stillAllowed(caller))) return { code: 'FORBIDDEN', message: 'Forbidden' }
+    if (this.work.messages !== null || !this.run.source?.prepare) return null
+    const prepared = await this.run.source.prepare(services.pool, generation)
+    if ('refuse' in prepared) return prepared.refuse
+    this.work = {
+      ...this.work,
+      messages: prepared.messages,
+      system_extra: [...this.work.system_extra, ...prepared.system_extra],
+      notes: prepared.notes ?? {},
+    }
+    return null
+  }
+
+  private async stillAllowed(caller: Parameters<typeof permitted>[0]): Promise<boolean> {
+    const { permission } = this.generation
+    if (!permission || caller.layers.length === 0) return true
+    const kind = kindOf(permission.kind)
+    if (!kind) return false
+    const row =
+      kind.name === 'agent'
+        ? { id: permission.id, project_id: this.generation.project_id }
+        : await kind.find(this.services.pool, permission.id)
+    return row !== null && permitted(caller, permission.action, { kind, row })
+  }
+
+  /** Takes the turn. On a resume, tells listeners that the interrupted step's text is void. Raises TurnLost. */
+  private async claim(refusal: RecordedFailure | null): Promise<void> {
+    const { generation: before, services, run, loaded } = this
+    const now = new Date().toISOString()
+    const first = before.status === 'pending'
+    const lost = first || before.handed_back ? before.lost_attempts : before.lost_attempts + 1
+    const after: GenerationRow = {
+      ...before,
+      status: 'in_progress',
+      attempt: before.attempt + 1,
+      lost_attempts: lost,
+      handed_back: false,
+      started_at: before.started_at ?? now,
+      agent_version: before.agent_version ?? loaded.agent.version,
+      last_activity_at: before.last_activity_at ?? now,
+      updated_at: now,
+    }
+    this.frames = new FrameWriter(services, after, loaded.lastFrame)
+    const frames = []
+    if (after.streamed && first && !refusal) frames.push(this.frames.next('started', this.startedFrame(after)))
+    if (after.streamed && !first && loaded.lastFrame > 0)
+      frames.push(this.frames.next('step_restarted', { step: this.steps.length + 1 }))
+    const announce = first && !refusal
+    const claim = {
+      generation: before,
+      attempt: after.attempt,
+      lostAttempts: after.lost_attempts,
+      startedAt: after.started_at as string,
+      agentVersion: after.agent_version as number,
+      now,
+      sealedWork:
+        announce && run.source?.prepare && this.work
+          ? services.secrets.seal(JSON.stringify(this.work), workSeal(before.id, before.project_id))
+          : null,
+      frames,
+    }
+    const notifications = frames.length > 0 ? [{ channel: TURN_CHANNEL, payload: `${before.id} frames` }] : []
+    const { started } = run.source ?? {}
+    let got: boolean
+    if (announce && started) {
+      got = await services.write(async tx => {
+        if (!(await claimTurn(tx, { ...claim, outbox: { events: [], entries: [], notifications } }))) return false
+        tx.emit('generations.started', after.project_id, presentGeneration(after))
+        await started(tx, after)
+        return true
+      })
+    } else {
+      const events = announce ? [this.event('generations.started', after)] : []
+      got = await claimTurn(services.pool, { ...claim, outbox: { events, entries: [], notifications } })
+    }
+    if (!got) throw new TurnLost()
+    this.generation = after
+  }
+
+  private startedFrame(generation: GenerationRow): object {
+    const { id: generation_id, trace_id, agent_version } = generation
+    return generation.shape === 'agent' ? { generation_id, trace_id, agent_version } : { generation_id, trace_id }
+  }
+
+  private event(name: EventName, row: GenerationRow) {
+    return makeEvent(
+      name,
+      row.project_id,
+      row.id,
+      presentGeneration(row),
+      undefined,
+      this.services.config.EVENT_DATA_MAX_BYTES,
+    )
+  }
+
+  /** Step after step until an answer, a limit or an abort. */
+  private async loop(controller: AbortController): Promise<'settled' | 'lost' | 'handed_back'> {
+    const { agent, services, run } = this
+    const maxSteps = Math.min(agent.max_steps ?? DEFAULT_MAX_STEPS, services.config.AGENT_MAX_STEPS_CEILING)
+    const limits = this.limit(controller)
+    try {
+      for (;;) {
+        controller.signal.throwIfAborted()
+        if (run.stopping.aborted && this.steps.length > this.loaded.steps.length) return await this.handBack()
+        const startedAt = new Date().toISOString()
+        await fault(services, 'before_model')
+        this.partial = ''
+        const answer = await this.callModel(controller.signal)
+        await fault(services, 'after_model')
+        controller.signal.throwIfAborted()
+        const step = this.stepOf(answer, startedAt)
+        if (answer.tool_calls.length === 0) return await this.complete(answer, step)
+        this.settleCalls(step, answer)
+        if (step.n >= maxSteps) return await this.complete(answer, step, 'max_steps')
+        await this.journal(step)
+      }
+    } finally {
+      limits()
+    }
+  }
+
+  /** Ends the attempt when its segment or the turn's own deadline is over. */
+  private limit(controller: AbortController): () => void {
+    const { generation, services } = this
+    const deadline = (reason: string) =>
+      new TurnAborted({
+        code: 'GENERATION_FAILED',
+        message: 'The turn took too long',
+        meta: { reason },
+        stop_reason: 'cancelled',
+      })
+    const segment = services.config.GENERATION_MAX_SECONDS * 1000
+    const own = generation.deadline_at
+      ? new Date(generation.deadline_at).getTime() - Date.now()
+      : Number.POSITIVE_INFINITY
+    const timer = setTimeout(
+      () => controller.abort(deadline('deadline')),
+      Math.max(0, Math.min(segment, own, 2 ** 31 - 1)),
+    )
+    return () => clearTimeout(timer)
+  }
+
+  private callModel(signal: AbortSignal): Promise<ModelAnswer> {
+    const { agent, work, generation, services, loaded } = this
+    if (!loaded.provider) raise('AI_PROVIDER_NOT_FOUND')
+    const system = [agent.instructions ?? '', ...(work as Work).system_extra]
+      .map(part => part.trim())
+      .filter(part => part !== '')
+    return callModel(services, loaded.provider, (work as Work).model ?? agent.model ?? loaded.provider.default_model, {
+      system: system.length > 0 ? system.join('\n\n') : null,
+      messages: [...this.history(), ...this.steps.flatMap(stepMessages)],
+      temperature: agent.temperature,
+      tools: [],
+      tool_choice: null,
+      output_schema: agent.output_schema,
+      prompt_caching: agent.prompt_caching?.enabled ?? false,
+      max_output_tokens: agent.max_output_tokens,
+      top_p: agent.top_p,
+      seed: agent.seed,
+      provider_options: agent.provider_options,
+      signal,
+      ...(generation.streamed ? { onDelta: (text: string) => this.receive(text) } : {}),
+    })
+  }
+
+  private receive(text: string) {
+    this.partial += text
+    this.frames.text(text)
+  }
+
+  /** The turn's messages, the newest ones when the agent bounds them; a tool message left alone by the cut goes too. */
+  private history(): ModelMessage[] {
+    const messages = (this.work as Work).messages ?? []
+    const { max_context_messages } = this.agent
+    if (max_context_messages === null || messages.length <= max_context_messages) return messages
+    const kept = messages.slice(-max_context_messages)
+    while (kept[0]?.role === 'tool') kept.shift()
+    return kept
+  }
+
+  private stepOf(answer: ModelAnswer, startedAt: string): StepRow {
+    return {
+      n: this.steps.length + 1,
+      text: answer.text,
+      finish_reason: answer.finish_reason,
+      model: answer.model,
+      ai_provider_id: answer.ai_provider_id,
+      tool_calls: answer.tool_calls.map(({ id, tool_name, args }) => ({ id, tool_name, args })),
+      tool_results: [],
+      usage: answer.usage ? totalsOf(answer.usage) : null,
+      started_at: startedAt,
+      completed_at: new Date().toISOString(),
+    }
+  }
+
+  /** Gives every call of a step its result. No tool is bound, so each names a tool that is not there; the model sees that (8.5). */
+  private settleCalls(step: StepRow, answer: ModelAnswer): void {
+    step.tool_results = answer.tool_calls.map(call => ({
+      tool_call_id: call.id,
+      tool_name: call.tool_name,
+      result: null,
+      error: { code: 'TOOL_NOT_FOUND', message: `There is no tool ${call.tool_name}` },
+    }))
+  }
+
+  /** Keeps a settled step, so that another worker could go on from it. Raises TurnLost. */
+  private async journal(step: StepRow): Promise<void> {
+    const frames = await this.frames.drain()
+    if (this.generation.streamed && this.generation.shape === 'agent')
+      frames.push(this.frames.next('step', { step: step.n, finish_reason: step.finish_reason, usage: step.usage }))
+    if (!(await journalStep(this.services.pool, this.generation, this.stored(step), frames, TURN_CHANNEL)))
+      throw new TurnLost()
+    this.steps.push(step)
+    this.generation = {
+      ...this.generation,
+      step_count: this.generation.step_count + 1,
+      lost_attempts: 0,
+      last_activity_at: step.completed_at,
+    }
+  }
+
+  /** In content mode `none` the journal keeps counters and usage. */
+  private stored(step: StepRow): StepRow {
+    return this.generation.content_mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [] }
+  }
+
+  private async complete(answer: ModelAnswer, step: StepRow, stop?: 'max_steps'): Promise<'settled'> {
+    const { agent } = this
+    let object: unknown = null
+    if (agent.output_schema) {
+      const read = stop
+        ? {
+            ok: false as const,
+            problems: [{ code: 'NO_ANSWER', path: '', message: 'the turn ended at max_steps without an answer' }],
+          }
+        : readObject(answer.text, agent.output_schema)
+      if (!read.ok) {
+        const failure = {
+          code: 'OUTPUT_SCHEMA_VALIDATION_FAILED',
+          message: 'The answer does not satisfy the output schema',
+          meta: { problems: read.problems, finish_reason: answer.finish_reason },
+        }
+        return this.settle({ status: 'failed', stop_reason: 'error', error: failure, output: null }, step)
+      }
+      object = read.object
+    }
+    const output = { model: answer.model, content: answer.text, finish_reason: answer.finish_reason, object }
+    return this.settle({ status: 'completed', stop_reason: stop ?? answer.finish_reason, error: null, output }, step)
+  }
+
+  /** The end of a chain of nested calls: a completed turn without a model call (execution, 5.1). */
+  private guardDepth(): Promise<'settled'> {
+    const { agent, loaded, work } = this
+    const model = (work as Work).model ?? agent.model ?? loaded.provider?.default_model ?? ''
+    const output = { model, content: DEPTH_GUARD_TEXT, finish_reason: 'other', object: null }
+    return this.settle({ status: 'completed', stop_reason: 'depth_guard', error: null, output }, null)
+  }
+
+  private async fail(failure: RecordedFailure, stop_reason = 'error'): Promise<'settled'> {
+    return this.settle({ status: 'failed', stop_reason, error: failure, output: null }, null)
+  }
+
+  /** Records a failure; when even that finds the turn owned by another process, leaves. */
+  private async failOrLeave(
+    failure: RecordedFailure,
+    stop_reason = 'error',
+  ): Promise<'settled' | 'lost' | 'handed_back'> {
+    const { code, message, meta } = failure
+    try {
+      return await this.fail({ code, message, ...(meta ? { meta } : {}) }, stop_reason)
+    } catch (error) {
+      if (error instanceof TurnLost) return this.left()
+      throw error
+    }
+  }
+
+  /** Ends the turn: record, journal, bag, frames and events in one transaction guarded by the attempt. Raises TurnLost. */
+  private async settle(
+    end: Pick<GenerationRow, 'status' | 'stop_reason' | 'error' | 'output'>,
+    step: StepRow | null,
+  ): Promise<'settled'> {
+    const { services, run } = this
+    await fault(services, 'before_settle')
+    const frames = await this.frames.drain()
+    if (step && this.generation.streamed && this.generation.shape === 'agent')
+      frames.push(this.frames.next('step', { step: step.n, finish_reason: step.finish_reason, usage: step.usage }))
+    const steps = step ? [...this.steps, step] : this.steps
+    const now = new Date().toISOString()
+    const hidden = this.generation.content_mode === 'none'
+    const shown: GenerationRow = {
+      ...this.generation,
+      ...end,
+      input: this.work?.messages ?? null,
+      usage: sumUsage(steps),
+      step_count: steps.length,
+      completed_at: now,
+      last_activity_at: now,
+      updated_at: now,
+    }
+    const after: GenerationRow = hidden
+      ? {
+          ...shown,
+          error: null,
+          output: null,
+          input: null,
+          metadata: null,
+          content_redacted_at: now,
+          content_redacted_by_principal_type: 'system',
+          content_redacted_by_principal_id: 'zero_retention',
+        }
+      : shown
+    const name = end.status === 'completed' ? 'generations.completed' : 'generations.failed'
+    const settled = { channel: TURN_CHANNEL, payload: `${after.id} settled` }
+    const last = (result: object | null) =>
+      end.status === 'completed'
+        ? this.frames.next('completed', result ?? agentResult(shown, steps))
+        : this.frames.next('error', shown.error as object)
+    const settlement = { generation: this.generation, after, step: step ? this.stored(step) : null }
+    let owned: boolean
+    if (run.source?.settle) {
+      const { source } = run
+      const firstSeq = this.frames.seq
+      owned = await services.write(async tx => {
+        this.frames.seq = firstSeq
+        if (!(await settleTurn(tx, { ...settlement, frames, outbox: { events: [], entries: [], notifications: [] } })))
+          return false
+        tx.emit(name, after.project_id, presentGeneration(after))
+        const outcome: TurnOutcome = {
+          status: end.status as 'completed' | 'failed',
+          content: end.output?.content ?? null,
+          partial: this.partial === '' ? null : this.partial,
+          model: end.output?.model ?? null,
+          error: end.error,
+          notes: this.work?.notes ?? {},
+        }
+        const given = await source.settle?.(tx, after, outcome)
+        await addFrame(tx, after.id, last(given?.result ?? null))
+        tx.notify(settled.channel, settled.payload)
+        return true
+      })
+    } else {
+      owned = await settleTurn(services.pool, {
+        ...settlement,
+        frames: [...frames, last(null)],
+        outbox: { events: [this.event(name, after)], entries: [], notifications: [settled] },
+      })
+    }
+    if (!owned) throw new TurnLost()
+    this.generation = after
+    await fault(services, 'after_settle')
+    turnsCounted.inc({ outcome: end.status })
+    this.report(end.status === 'completed' ? 'completed' : 'failed', end.error)
+    return 'settled'
+  }
+
+  private async handBack(): Promise<'handed_back'> {
+    await handBackTurn(this.services.pool, this.generation)
+    this.report('handed_back', null)
+    return 'handed_back'
+  }
+
+  private async left(): Promise<'lost' | 'handed_back'> {
+    // The worker that stops hard gives its turns back; one that lost its lease no longer owns them, and this finds no row.
+    if (this.run.stopping.aborted && this.generation.status === 'in_progress') {
+      await handBackTurn(this.services.pool, this.generation).catch(() => {})
+      this.report('handed_back', null)
+      return 'handed_back'
+    }
+    this.report('lost', null)
+    return 'lost'
+  }
+
+  private report(outcome: string, error: RecordedFailure | null) {
+    const { id, attempt, project_id, agent_id, conversation_id } = this.generation
+    this.run.log.info(
+      {
+        generation_id: id,
+        project_id,
+        agent_id,
+        conversation_id,
+        attempt,
+        steps: this.steps.length,
+        outcome,
+        code: error?.code,
+        ms: Math.round(performance.now() - this.startedAt),
+      },
+      'turn',
+    )
+  }
+}

@@ -1,0 +1,116 @@
+import { AppError, isErrorCode, type RecordedFailure, raise } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { readFrame } from './frames.ts'
+import { liveTurns } from './live.ts'
+import type { GenerationRow } from './model.ts'
+import { agentResult } from './result.ts'
+import { findSteps, findWithResult, wireStep } from './store.ts'
+
+/** A turn at its end, with what a waiting caller gets: `result` when it completed, `failure` when it failed. */
+export type EndedTurn = GenerationRow & { result: object | null; failure: RecordedFailure | null }
+
+/** The floor under the notifications. */
+const POLL_MS = 2000
+
+/**
+ * Listens for the end of a turn before it exists, so that nothing is missed and nothing is asked twice. `wait` answers
+ * null when SYNC_WAIT_SECONDS ran out or the client went away; the turn goes on either way.
+ */
+export function expectTurn(
+  services: Services,
+  generationId: string,
+): { wait(closed: AbortSignal, lookNow?: boolean): Promise<EndedTurn | null>; cancel(): void } {
+  let settled = false
+  let wake = () => {}
+  const end = liveTurns(services).watch(generationId, what => {
+    if (what === 'frames') return
+    settled = true
+    wake()
+  })
+  return {
+    cancel: end,
+    async wait(closed, lookNow = false) {
+      const deadline = Date.now() + services.config.SYNC_WAIT_SECONDS * 1000
+      const left = () => wake()
+      closed.addEventListener('abort', left, { once: true })
+      try {
+        let look = lookNow
+        for (;;) {
+          if (look || settled) {
+            settled = false
+            const ended = await readEnd(services, generationId)
+            if (ended) return ended
+          }
+          const rest = deadline - Date.now()
+          if (rest <= 0 || closed.aborted) return null
+          if (!settled) {
+            await new Promise<void>(resolve => {
+              const timer = setTimeout(resolve, Math.min(POLL_MS, rest))
+              wake = () => {
+                clearTimeout(timer)
+                resolve()
+              }
+            })
+          }
+          look = true
+        }
+      } finally {
+        closed.removeEventListener('abort', left)
+        end()
+      }
+    },
+  }
+}
+
+/** Waits for the end of a turn that may already be over. */
+export async function waitForTurn(
+  services: Services,
+  generationId: string,
+  options: { closed: AbortSignal },
+): Promise<EndedTurn | null> {
+  return expectTurn(services, generationId).wait(options.closed, true)
+}
+
+/** The end of a turn as its callers see it; null while it runs. */
+export async function readEnd(services: Services, generationId: string): Promise<EndedTurn | null> {
+  const row = await findWithResult(services.pool, generationId)
+  if (!row) raise('RESOURCE_NOT_FOUND', { message: 'The generation is gone', meta: { id: generationId } })
+  const { last_frame, ...generation } = row
+  if (generation.status === 'pending' || generation.status === 'in_progress') return null
+  const said = last_frame ? (JSON.parse(readFrame(services, generation, last_frame)) as object) : null
+  if (generation.status === 'failed')
+    return {
+      ...generation,
+      result: null,
+      failure: generation.error ??
+        (said as RecordedFailure | null) ?? {
+          code: 'GENERATION_CONTENT_UNAVAILABLE',
+          message: 'The failure was not kept',
+        },
+    }
+  return { ...generation, result: said ?? (await recordedResult(services, generation)), failure: null }
+}
+
+/** The result built from the record alone, once the frames are gone. */
+async function recordedResult(services: Services, generation: GenerationRow): Promise<object> {
+  if (generation.shape === 'agent')
+    return agentResult(generation, (await findSteps(services.pool, [generation.id])).map(wireStep))
+  const { id: generation_id, trace_id, status, output } = generation
+  return {
+    status,
+    content: output?.content ?? null,
+    message: null,
+    model: output?.model ?? null,
+    generation_id,
+    trace_id,
+    required_action: generation.required_action,
+  }
+}
+
+/** Raises a failed turn's own code; what the catalogue does not know answers GENERATION_FAILED. */
+export function raiseFailure(ended: EndedTurn): never {
+  const failure = ended.failure as RecordedFailure
+  const { id: generation_id, trace_id } = ended
+  const code = isErrorCode(failure.code) ? failure.code : 'GENERATION_FAILED'
+  throw new AppError(code, { message: failure.message, meta: { ...failure.meta, generation_id, trace_id } })
+}
