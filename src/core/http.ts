@@ -608,6 +608,13 @@ class Run {
         if (!check(action, target)) raise('FORBIDDEN', { meta: { action } })
       },
       allowed: check,
+      record: (tx, status, resourceId) => {
+        const entry = this.entry(status, resourceId ?? null)
+        if (entry) tx.audit(entry)
+        tx.afterCommit(() => {
+          this.recorded = true
+        })
+      },
       allowTags: tags => {
         const action = operation.action as string
         if (!permitted(caller, action, { kind: operation.kind as Kind, row: this.resource, tags, requestTags: tags }))

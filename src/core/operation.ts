@@ -90,6 +90,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> =
     action: string,
     target: { kind: Kind; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
   ): boolean
+  /** Writes the request's audit entry with a transaction that `run` opened itself. */
+  record(tx: Tx, status: number, resourceId?: string): void
   /** For writes that change tags: the action must be allowed with the resulting tags too (identity, 6.3). */
   allowTags(tags: Record<string, string>): void
 }
