@@ -1,0 +1,185 @@
+import { Agent, fetch as undiciFetch } from 'undici'
+import { AppError, invalid } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
+import { openCredentials, type Settings, settingsOf } from './config.ts'
+import { misconfigured } from './failure.ts'
+import type { ProviderRow, ProviderType } from './model.ts'
+
+export type AwsKeys = { accessKeyId: string; secretAccessKey: string; sessionToken?: string }
+export type GoogleAccount = { client_email: string; private_key: string; project_id: string | null }
+
+/** How a provider proves itself. `ambient`: with the credentials of the deployment. */
+export type Credential =
+  | { kind: 'none' }
+  | { kind: 'key'; key: string }
+  | { kind: 'aws'; keys: AwsKeys }
+  | { kind: 'google'; account: GoogleAccount }
+  | { kind: 'ambient' }
+
+/** Everything a request to a vendor needs, secrets in the clear: held in memory for a client's life and never logged. */
+export type Access = {
+  id: string
+  type: ProviderType
+  settings: Settings
+  /** Without a trailing slash; null where the SDK derives it from a region, a location or a resource name. */
+  baseUrl: string | null
+  /** The base url was chosen by a tenant. */
+  tenant: boolean
+  credential: Credential
+  headers: Record<string, string>
+  fetch: typeof globalThis.fetch
+  /** Values to mask in what the vendor says. */
+  secrets: string[]
+}
+
+const VENDOR_URLS: Partial<Record<ProviderType, string>> = {
+  openai: 'https://api.openai.com/v1',
+  anthropic: 'https://api.anthropic.com/v1',
+  google: 'https://generativelanguage.googleapis.com/v1beta',
+  xai: 'https://api.x.ai/v1',
+  groq: 'https://api.groq.com/openai/v1',
+}
+
+const KEY_REQUIRED = new Set<ProviderType>(['openai', 'anthropic', 'google', 'xai', 'groq', 'azure'])
+
+// The deadline of a call bounds it; undici's own limits of five minutes would cut longer ones.
+const vendorAgent = new Agent({ headersTimeout: 0, bodyTimeout: 0 })
+
+/** `fetch` for hosts the vendor or the operator chose. A redirect is the response. */
+const vendorFetch = ((input: string, init: object) =>
+  undiciFetch(input, { ...init, redirect: 'manual', dispatcher: vendorAgent })) as unknown as typeof globalThis.fetch
+
+/**
+ * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them.
+ * Raises AI_PROVIDER_MISCONFIGURED with a reason, SECRET_NOT_FOUND.
+ */
+export async function resolveAccess(services: Services, row: ProviderRow): Promise<Access> {
+  const credentials = openCredentials(services, row)
+  const settings = settingsOf(row, credentials)
+  const linked = row.secret_id === null ? null : await openLinked(services, row, row.secret_id)
+  const headers = await resolveHeaders(services, row, settings.headers)
+  const credential = credentialOf(row, settings, linked, services.config.PROVIDER_AMBIENT_CREDENTIALS)
+  if (row.provider === 'azure' && row.base_url === null && settings.resource_name === null)
+    throw misconfigured(row.id, 'config_key', 'An azure provider needs config.resource_name or a base_url')
+  return {
+    id: row.id,
+    type: row.provider,
+    settings,
+    baseUrl: baseUrlOf(row, services.config.OLLAMA_BASE_URL),
+    tenant: row.base_url !== null,
+    credential,
+    headers: headers.values,
+    fetch: row.base_url === null ? vendorFetch : services.egress.fetch,
+    secrets: [
+      ...(linked === null ? [] : [linked]),
+      ...partsOf(credential),
+      ...headers.secrets,
+      ...Object.values(credentials.config),
+      ...Object.values(credentials.headers),
+    ],
+  }
+}
+
+async function openLinked(services: Services, row: ProviderRow, secretId: string): Promise<string> {
+  try {
+    return (await openSecret(services.pool, services, row.project_id, secretId)).trim()
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'SECRET_NOT_DECRYPTABLE')
+      throw misconfigured(row.id, 'secret_undecryptable', 'The secret of the AI provider cannot be decrypted')
+    throw error
+  }
+}
+
+async function resolveHeaders(services: Services, row: ProviderRow, headers: Record<string, string>) {
+  const names = Object.keys(headers)
+  if (names.length === 0) return { values: {}, secrets: [] }
+  const { texts, values } = await resolveTokens(services.pool, services, row.project_id, Object.values(headers))
+  const broken = texts.findIndex(text => !/^[\t\x20-\x7e\x80-\xff]*$/.test(text))
+  if (broken >= 0)
+    invalid({
+      code: 'INVALID_VALUE',
+      path: `config.headers.${names[broken]}`,
+      message: 'is not a header value once its secrets are filled in',
+    })
+  return { values: Object.fromEntries(names.map((name, index) => [name, texts[index]])), secrets: values }
+}
+
+function baseUrlOf(row: ProviderRow, ollamaUrl: string): string | null {
+  if (row.provider !== 'ollama') return row.base_url ?? VENDOR_URLS[row.provider] ?? null
+  const base = (row.base_url ?? ollamaUrl).replace(/\/+$/, '')
+  return base.endsWith('/v1') ? base : `${base}/v1`
+}
+
+function credentialOf(row: ProviderRow, settings: Settings, linked: string | null, ambient: boolean): Credential {
+  if (row.provider === 'bedrock') return bedrockCredential(row, settings, linked, ambient)
+  if (row.provider === 'vertex') return vertexCredential(row, settings, linked, ambient)
+  if (linked !== null) return { kind: 'key', key: bareKey(row, linked) }
+  if (KEY_REQUIRED.has(row.provider))
+    throw misconfigured(row.id, 'no_credential', `A ${row.provider} provider needs a secret that holds its key`)
+  return { kind: 'none' }
+}
+
+/** In the order of execution 1.2.2. */
+function bedrockCredential(row: ProviderRow, settings: Settings, linked: string | null, ambient: boolean): Credential {
+  const given = linked === null ? null : parseCredential(linked)
+  const key = given?.apiKey ?? (given === null && linked?.startsWith('ABSK') ? linked : undefined) ?? settings.api_key
+  if (typeof key === 'string') return { kind: 'key', key: bareKey(row, key) }
+  if (given) {
+    const { accessKeyId, secretAccessKey, sessionToken } = given
+    if (!isText(accessKeyId) || !isText(secretAccessKey) || !(sessionToken === undefined || isText(sessionToken)))
+      throw shape(row, 'a JSON object with accessKeyId and secretAccessKey, or with apiKey, or a bare ABSK key')
+    return { kind: 'aws', keys: { accessKeyId, secretAccessKey, ...(sessionToken && { sessionToken }) } }
+  }
+  if (linked !== null)
+    throw shape(row, 'a JSON object with accessKeyId and secretAccessKey, or with apiKey, or a bare ABSK key')
+  return ambientCredential(row, ambient)
+}
+
+function vertexCredential(row: ProviderRow, settings: Settings, linked: string | null, ambient: boolean): Credential {
+  const given = linked === null ? null : parseCredential(linked)
+  const bare = given === null && linked !== null && !linked.startsWith('{') ? linked : undefined
+  const key = given?.apiKey ?? bare ?? settings.api_key
+  if (typeof key === 'string') return { kind: 'key', key: bareKey(row, key) }
+  if (linked === null) return ambientCredential(row, ambient)
+  // Nothing but the account's own keys is taken over: other forms of the file name files and addresses to read.
+  const { type, client_email, private_key, project_id } = given ?? {}
+  if ((type !== undefined && type !== 'service_account') || !isText(client_email) || !isText(private_key))
+    throw shape(row, 'the JSON key file of a service account, or {"apiKey"}, or a bare key')
+  return { kind: 'google', account: { client_email, private_key, project_id: isText(project_id) ? project_id : null } }
+}
+
+function ambientCredential(row: ProviderRow, ambient: boolean): Credential {
+  if (ambient) return { kind: 'ambient' }
+  throw misconfigured(row.id, 'no_credential', `A ${row.provider} provider needs a secret or config.api_key here`)
+}
+
+const shape = (row: ProviderRow, wanted: string): AppError =>
+  misconfigured(row.id, 'secret_shape', `The secret of a ${row.provider} provider must be ${wanted}`)
+
+function bareKey(row: ProviderRow, key: string): string {
+  const trimmed = key.trim()
+  if (!/^[\x21-\x7e]+$/.test(trimmed)) throw shape(row, 'a bare key of visible ASCII characters')
+  return trimmed
+}
+
+/** A credential in JSON form, in either spelling of its keys; null when it is not a JSON object. */
+function parseCredential(text: string): Record<string, unknown> | null {
+  if (!text.startsWith('{')) return null
+  try {
+    const parsed = JSON.parse(text) as Record<string, unknown>
+    return { apiKey: parsed.api_key, accessKeyId: parsed.access_key_id, ...parsed }
+  } catch {
+    return null
+  }
+}
+
+const isText = (value: unknown): value is string => typeof value === 'string' && value !== ''
+
+function partsOf(credential: Credential): string[] {
+  if (credential.kind === 'key') return [credential.key]
+  if (credential.kind === 'google') return [credential.account.private_key]
+  if (credential.kind === 'aws')
+    return [credential.keys.secretAccessKey, ...(credential.keys.sessionToken ? [credential.keys.sessionToken] : [])]
+  return []
+}

@@ -1,0 +1,162 @@
+import { APICallError, LoadAPIKeyError, LoadSettingError, StreamProviderError } from 'ai'
+import { EgressBlockedError } from '../../core/egress.ts'
+import { AppError, type ErrorCode } from '../../core/errors.ts'
+import { mask } from '../../identity/secrets/resolve.ts'
+
+/** Why a call failed, as execution 2.4 classes it; null is deterministic and never repeated. */
+export type FailureClass = 'rate_limited' | 'timeout' | 'provider_error' | null
+
+/** A failed attempt, ready to be raised or recorded; `message` and `meta` hold no secret. */
+export type ModelFailure = {
+  code: ErrorCode
+  message: string
+  meta: Record<string, unknown>
+  class: FailureClass
+  /** The vendor's Retry-After. */
+  retry_after_ms: number | null
+  /** For the log line of the attempt. */
+  facts: { error_class: FailureClass; provider_status_code: number | null; error: string }
+  cause: unknown
+}
+
+export type MisconfiguredReason =
+  | 'no_credential'
+  | 'no_project'
+  | 'secret_undecryptable'
+  | 'secret_shape'
+  | 'config_key'
+  | 'egress_blocked'
+
+/** A provider record that cannot be used as it stands (execution, 1.2.4). */
+export const misconfigured = (providerId: string | null, reason: MisconfiguredReason, message: string): AppError =>
+  new AppError('AI_PROVIDER_MISCONFIGURED', {
+    message,
+    meta: { reason, ...(providerId ? { ai_provider_id: providerId } : {}) },
+  })
+
+type About = {
+  ai_provider_id: string
+  model: string
+  secrets: string[]
+  timedOutAfter: number | null
+  started: boolean
+}
+
+const BODY_BYTES = 2048
+const TEXT_LENGTH = 500
+
+/** Names what went wrong in an attempt (execution, 8.6). */
+export function failureOf(thrown: unknown, about: About): ModelFailure {
+  const found = <T>(is: (error: unknown) => error is T): T | null => (causes(thrown).find(is) as T | undefined) ?? null
+  const own = found((error): error is AppError => error instanceof AppError)
+  if (own) return deterministic(own, thrown)
+  const blocked = found((error): error is EgressBlockedError => error instanceof EgressBlockedError)
+  if (blocked)
+    return deterministic(
+      misconfigured(about.ai_provider_id, 'egress_blocked', mask(blocked.message, about.secrets)),
+      thrown,
+    )
+  const unset = found(
+    (error): error is Error => LoadSettingError.isInstance(error) || LoadAPIKeyError.isInstance(error),
+  )
+  if (unset) return deterministic(misconfigured(about.ai_provider_id, 'config_key', unset.message), thrown)
+
+  const answered = found(APICallError.isInstance)
+  const streamed =
+    thrown instanceof Error ? found(StreamProviderError.isInstance) : (thrown as Partial<StreamProviderError>)
+  const status = answered?.statusCode ?? null
+  const body = answered?.responseBody ?? null
+  const text = mask(vendorText(thrown, answered, body), about.secrets).slice(0, TEXT_LENGTH)
+  const judged =
+    about.timedOutAfter !== null ? 'timeout' : classOf(status ?? streamed?.statusCode ?? null, answered, streamed)
+  const kind = about.started ? null : judged
+  const message =
+    about.timedOutAfter !== null
+      ? `The AI provider did not answer within ${about.timedOutAfter} ms`
+      : status === null
+        ? `The AI provider failed: ${text}`
+        : `The AI provider answered ${status}: ${text}`
+  return {
+    code: 'AI_PROVIDER_ERROR',
+    message,
+    meta: {
+      provider_status_code: status,
+      provider_response_body: body === null ? null : cut(mask(body, about.secrets), BODY_BYTES),
+      ai_provider_id: about.ai_provider_id,
+      model: about.model,
+    },
+    class: kind,
+    retry_after_ms: retryAfter(answered?.responseHeaders),
+    facts: { error_class: judged, provider_status_code: status, error: message },
+    // Errors of the SDK carry the whole request; what is worth keeping of them is in the message.
+    cause: undefined,
+  }
+}
+
+/** Milliseconds before attempt `n + 2`; null when the failure is not repeated (execution, 2.4.3). */
+export function retryDelay(failure: ModelFailure, n: number): number | null {
+  if (failure.class === null) return null
+  if (failure.class === 'rate_limited' && failure.retry_after_ms !== null)
+    return failure.retry_after_ms <= MAX_DELAY_MS ? failure.retry_after_ms : null
+  return Math.min(MAX_DELAY_MS, 250 * 2 ** n * (0.8 + Math.random() * 0.4))
+}
+
+const MAX_DELAY_MS = 5000
+
+function deterministic(error: AppError, thrown: unknown): ModelFailure {
+  return {
+    code: error.code,
+    message: error.message,
+    meta: error.meta ?? {},
+    class: null,
+    retry_after_ms: null,
+    facts: { error_class: null, provider_status_code: null, error: `${error.code}: ${error.message}` },
+    cause: error === thrown ? error.cause : error,
+  }
+}
+
+function classOf(
+  status: number | null,
+  answered: APICallError | null,
+  streamed: Partial<StreamProviderError> | null,
+): FailureClass {
+  if (status === 429) return 'rate_limited'
+  if (status !== null && status >= 500) return 'provider_error'
+  if (status === 408 || status === 409) return (answered ?? streamed)?.isRetryable ? 'provider_error' : null
+  if (status !== null) return null
+  return 'provider_error'
+}
+
+/** The error and what caused it, outermost first. */
+function causes(error: unknown): unknown[] {
+  const chain: unknown[] = []
+  for (let next = error; next !== undefined && next !== null && chain.length < 10; next = (next as Error).cause)
+    chain.push(next)
+  return chain
+}
+
+/** What the vendor said; the raw body when the SDK made nothing of it. */
+function vendorText(thrown: unknown, answered: APICallError | null, body: string | null): string {
+  const said = (answered ?? (thrown as { message?: unknown } | null))?.message
+  if (typeof said === 'string' && said !== '') return said
+  if (body) return body
+  return typeof thrown === 'string' ? thrown : 'no reason was given'
+}
+
+function cut(text: string, bytes: number): string {
+  const whole = Buffer.from(text)
+  if (whole.length <= bytes) return text
+  let end = bytes
+  while (end > 0 && (whole[end] & 0xc0) === 0x80) end--
+  return whole.subarray(0, end).toString()
+}
+
+function retryAfter(headers: Record<string, string> | undefined): number | null {
+  const ms = Number(headers?.['retry-after-ms'] ?? Number.NaN)
+  if (Number.isFinite(ms) && ms >= 0) return ms
+  const value = headers?.['retry-after']
+  if (value === undefined) return null
+  if (/^\d+(\.\d+)?$/.test(value)) return Number(value) * 1000
+  const at = Date.parse(value)
+  return Number.isNaN(at) ? null : Math.max(0, at - Date.now())
+}

@@ -1,0 +1,115 @@
+import { z } from 'zod'
+import { sql } from '../../core/db.ts'
+import { kind } from '../../core/kind.ts'
+import { sealedColumn } from '../../core/sealed.ts'
+import type { Tx } from '../../core/write.ts'
+
+export const PROVIDER_TYPES = [
+  'openai',
+  'anthropic',
+  'google',
+  'xai',
+  'groq',
+  'ollama',
+  'azure',
+  'bedrock',
+  'vertex',
+  'gateway',
+  'custom',
+] as const
+
+export type ProviderType = (typeof PROVIDER_TYPES)[number]
+
+/** Per-type settings as stored: credential values read `***`. */
+export type ProviderConfig = Record<string, unknown>
+
+export const AiProvider = z
+  .object({
+    id: z.string(),
+    project_id: z.string(),
+    name: z.string(),
+    provider: z.enum(PROVIDER_TYPES),
+    default_model: z.string(),
+    secret_id: z.string().nullable(),
+    base_url: z.string().nullable(),
+    config: z.record(z.string(), z.unknown()).nullable(),
+    created_at: z.string(),
+    updated_at: z.string(),
+  })
+  .meta({ id: 'AiProvider' })
+
+/** A provider as calls and writes need it. `secret_stamp` changes when the value of a secret it names does. */
+export type ProviderRow = z.infer<typeof AiProvider> & {
+  sealed_credentials: string | null
+  secret_stamp: string | null
+}
+
+const name = z.string().trim().min(1).max(255)
+const model = z.string().min(1).max(255)
+
+const fields = {
+  name,
+  provider: z.enum(PROVIDER_TYPES),
+  default_model: model,
+  secret_id: z.string().min(1).max(255).nullable().optional(),
+  base_url: z.string().min(1).max(2048).nullable().optional(),
+  config: z.record(z.string(), z.unknown()).nullable().optional(),
+}
+
+export const AiProviderInput = z
+  .strictObject({ project_id: z.string().optional(), ...fields })
+  .meta({ id: 'AiProviderInput' })
+
+export const AiProviderPatch = z
+  .strictObject({
+    name: name.optional(),
+    provider: fields.provider.optional(),
+    default_model: model.optional(),
+    secret_id: fields.secret_id,
+    base_url: fields.base_url,
+    config: fields.config,
+  })
+  .meta({ id: 'AiProviderPatch' })
+
+export const ProviderModel = z
+  .object({
+    id: z.string(),
+    display_name: z.string().nullable(),
+    vendor: z.string().nullable(),
+    input_modalities: z.array(z.string()).nullable(),
+    output_modalities: z.array(z.string()).nullable(),
+    streaming: z.boolean().nullable(),
+    lifecycle: z.enum(['active', 'legacy', 'deprecated']).nullable(),
+    inference_types: z.array(z.string()).nullable(),
+  })
+  .meta({ id: 'ProviderModel' })
+
+export type ListedModel = z.infer<typeof ProviderModel>
+
+/** The columns of a ProviderRow over the alias `t`. */
+export const providerColumns = sql.fragment`t.id, t.project_id, t.name, t.provider, t.default_model, t.secret_id,
+  t.base_url, t.config, t.sealed_credentials, t.created_at, t.updated_at,
+  (select string_agg(s.id || ' ' || s.updated_at::text, ',' order by s.id) from secrets s
+    where s.id = any(t.secret_ids)) as secret_stamp`
+
+export const aiProviderKind = kind<ProviderRow>({
+  name: 'ai_provider',
+  prefix: 'aip',
+  table: 'ai_providers',
+  missing: 'AI_PROVIDER_NOT_FOUND',
+  references: [
+    { kind: 'project', column: 'project_id', on_delete: 'cascade' },
+    { kind: 'secret', column: 'secret_id', on_delete: 'force' },
+  ],
+  columns: providerColumns,
+  remove: removeProvider,
+  present: ({ sealed_credentials: _sealed, secret_stamp: _stamp, ...record }) => record,
+})
+
+sealedColumn({ table: 'ai_providers', column: 'sealed_credentials', kind: 'ai_provider' })
+
+/** Deletes a provider whose lock the caller holds and to which nothing refers, with its event. */
+export async function removeProvider(tx: Tx, row: ProviderRow): Promise<void> {
+  await tx.query(sql.unsafe`delete from ai_providers where id = ${row.id}`)
+  tx.emit('ai_providers.deleted', row.project_id, aiProviderKind.present(row))
+}

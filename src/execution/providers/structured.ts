@@ -1,0 +1,49 @@
+/** What the model is told when its vendor takes no schema (execution, 1.2, structured_outputs). */
+export const schemaInstruction = (schema: object): string =>
+  `Answer with one JSON value and nothing else. It must satisfy this JSON Schema:\n${JSON.stringify(schema)}`
+
+const UNSUPPORTED = [
+  'oneOf',
+  'allOf',
+  'not',
+  'if',
+  'then',
+  'else',
+  'patternProperties',
+  'propertyNames',
+  'dependentSchemas',
+  'dependentRequired',
+  'dependencies',
+  'unevaluatedProperties',
+  'prefixItems',
+  'contains',
+]
+
+/**
+ * Whether a schema keeps to the subset that vendors decode under constraint: every object closed, every property required,
+ * an object at the top. Others are sent as a guide (`strict: false`) instead of being refused by the vendor.
+ */
+export function strictFits(schema: object): boolean {
+  const top = schema as Record<string, unknown>
+  return top.type === 'object' && top.anyOf === undefined && fits(schema)
+}
+
+function fits(node: unknown): boolean {
+  if (typeof node !== 'object' || node === null || Array.isArray(node)) return false
+  const schema = node as Record<string, unknown>
+  if (UNSUPPORTED.some(keyword => keyword in schema)) return false
+  const properties = (schema.properties ?? {}) as Record<string, unknown>
+  if (schema.type === 'object' || schema.properties) {
+    const required = new Set(Array.isArray(schema.required) ? schema.required : [])
+    if (schema.additionalProperties !== false) return false
+    if (Object.keys(properties).some(name => !required.has(name))) return false
+  }
+  const nested = [
+    ...Object.values(properties),
+    ...Object.values((schema.$defs ?? {}) as object),
+    ...Object.values((schema.definitions ?? {}) as object),
+    ...(Array.isArray(schema.anyOf) ? schema.anyOf : []),
+    ...(schema.items === undefined ? [] : [schema.items]),
+  ]
+  return nested.every(fits)
+}
