@@ -1,0 +1,26 @@
+import { z } from 'zod'
+import { ConversationMessage } from '../conversations/model.ts'
+
+/** What a caller that waits for a turn gets, and what ends its stream (conversation, 0.4). */
+export const TurnResult = z
+  .object({
+    status: z.enum(['completed', 'requires_action']),
+    content: z.string().nullable(),
+    message: z.object({ ...ConversationMessage.shape, model: z.string().nullable() }).nullable(),
+    model: z.string().nullable(),
+    generation_id: z.string().nullable(),
+    trace_id: z.string().nullable(),
+    required_action: z.record(z.string(), z.unknown()).nullish(),
+  })
+  .meta({ id: 'TurnResult' })
+
+/** The answer of a turn that nobody waits for, or that took longer than its caller was made to wait. */
+export const AcceptedTurn = z
+  .object({
+    status: z.literal('accepted'),
+    session_id: z.string().optional(),
+    conversation_id: z.string().optional(),
+    generation_id: z.string(),
+    trace_id: z.string(),
+  })
+  .meta({ id: 'AcceptedTurn' })
