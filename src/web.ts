@@ -7,6 +7,7 @@ import { createLog, type Logger } from './core/log.ts'
 import { migrate } from './core/migrate.ts'
 import { untilStopped } from './core/process.ts'
 import { openServices } from './core/services.ts'
+import { syncManagedPolicies } from './identity/policies/managed.ts'
 import { bootstrapFromSettings } from './identity/users/bootstrap.ts'
 
 export type Web = { port: number; url: string; server: Server; stop(): Promise<void> }
@@ -20,6 +21,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     })
   const services = await openServices(config, { log, role: 'web' })
   await bootstrapFromSettings(services)
+  await syncManagedPolicies(services)
   const app = createApp(services)
   const server = createServer(app.http)
   server.keepAliveTimeout = 65_000

@@ -185,3 +185,33 @@ export async function callerForPrincipal(
     run,
   }
 }
+
+/**
+ * A user or a key as a caller, with what each of its layers is made of, to explain decisions. Null when there is no
+ * such user or key. One statement, never cached.
+ */
+export async function resolveSubject(
+  { pool, log }: Pick<Services, 'pool' | 'log'>,
+  subject: { user_id?: string; key_id?: string },
+): Promise<{ caller: Caller; layerIds: string[]; policyIds: string[][] } | null> {
+  const row: { user: PrincipalUser; key?: Omit<PrincipalKey, 'string_expires_at'> } | null =
+    subject.key_id !== undefined
+      ? await keyPrincipal(pool, subject.key_id)
+      : await userPrincipal(pool, subject.user_id as string)
+  if (!row) return null
+  const { user, layers } = principalOf(row, log)
+  const { key } = row
+  const type = key ? 'api_key' : 'user'
+  const id = key?.id ?? user.id
+  return {
+    caller: {
+      user: { id: user.id, username: user.username, role: user.role },
+      credential: { type, id, expires_at: wire(key?.expires_at ?? null), scopes: null },
+      principal: { type, id },
+      project_id: key?.project_id ?? null,
+      layers,
+    },
+    layerIds: layers.map(({ kind }) => (kind === 'key' ? id : user.id)),
+    policyIds: layers.map(({ kind }) => (kind === 'key' && key ? key : row.user).policies.map(policy => policy.id)),
+  }
+}

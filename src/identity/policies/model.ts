@@ -41,10 +41,25 @@ export const Policy = z
   .meta({ id: 'Policy' })
 export type Policy = Omit<z.infer<typeof Policy>, 'document'> & { document: unknown }
 
+export const PolicyVersion = z
+  .object({
+    policy_id: z.string(),
+    version: z.int(),
+    name: z.string().nullable(),
+    description: z.string().nullable(),
+    document: PolicyDocumentSchema,
+    created_by: z.string().nullable().describe('User or key that wrote it; null for the deployment'),
+    created_at: z.string(),
+  })
+  .meta({ id: 'PolicyVersion' })
+export type PolicyVersion = Omit<z.infer<typeof PolicyVersion>, 'document'> & { document: unknown }
+
+export const PolicyAttachment = z.object({ type: z.string(), id: z.string() }).meta({ id: 'PolicyAttachment' })
+
 const name = z.string().max(255).nullable()
 const description = z.string().max(2000).nullable()
 // The engine's own check gives the codes of identity 5.2; a schema in front of it would hide them.
-const document = z.unknown().meta({ type: 'object', description: 'A PolicyDocument' })
+const document = z.unknown().meta({ $ref: '#/$defs/PolicyDocument' })
 
 export const PolicyInput = z
   .strictObject({ name: name.optional(), description: description.optional(), document })
@@ -65,11 +80,13 @@ export const UserPoliciesInput = z
  * document is written. Raises VALIDATION_FAILED; `path` is the field.
  */
 export function checkDocument(document: unknown, path = 'document'): PolicyDocument {
-  if (document === undefined) invalid({ code: 'REQUIRED', path, message: 'is required' })
   const problems = checkPolicyDocument(document, policyCatalogue(declaredOperations()), path)
   if (problems.length > 0) invalid(problems)
   return document as PolicyDocument
 }
+
+/** Ids of the policies that ship with the deployment (identity, 5). */
+export const managedIds = ['pol_managed_read_only', 'pol_managed_project_admin', 'pol_managed_agent_runner'] as const
 
 export type PolicyRow = Policy & { project_id: null }
 
@@ -86,6 +103,7 @@ export const policies = kind<PolicyRow>({
   table: 'policies',
   global: true,
   missing: 'POLICY_NOT_FOUND',
+  fixedIds: managedIds,
   columns: policyColumns,
   present: presentPolicy,
 })

@@ -1,15 +1,41 @@
 import { z } from 'zod'
+import { Comparison } from '../../core/compare.ts'
+import { raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { pageOf, textFilter } from '../../core/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { users } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
-import { changePolicy, removePolicy } from './change.ts'
-import { checkDocument, Policy, PolicyInput, PolicyPatch, policies, presentPolicy, UserPoliciesInput } from './model.ts'
-import { insertPolicy, listPolicies, listUserPolicies } from './store.ts'
+import { changePolicy, comparePolicyVersions, removePolicy, restorePolicy, versionNumber } from './change.ts'
+import {
+  checkDocument,
+  Policy,
+  PolicyAttachment,
+  PolicyInput,
+  PolicyPatch,
+  PolicyVersion,
+  policies,
+  presentPolicy,
+  UserPoliciesInput,
+} from './model.ts'
+import { Simulation, SimulationInput, simulate } from './simulate.ts'
+import {
+  findPolicyVersions,
+  insertPolicy,
+  listAttachments,
+  listPolicies,
+  listPolicyVersions,
+  listUserPolicies,
+} from './store.ts'
 
 const tag = 'Policies'
+
+const versionQuery = z
+  .string()
+  .regex(/^[1-9]\d{0,8}$/, 'must be a positive integer')
+  .transform(Number)
+  .optional()
 
 export const policyOperations: Operation[] = [
   operation({
@@ -64,8 +90,7 @@ export const policyOperations: Operation[] = [
     gate: 'admin',
     body: PolicyInput,
     answers: { 200: Policy },
-    run: async ({ resource, body, caller, tx, audit }) => {
-      checkDocument(body.document)
+    async run({ resource, body, caller, tx, audit }) {
       const changed = await changePolicy(tx, resource.id, body, caller.principal.id)
       audit.detail.version = changed.version
       return presentPolicy(changed)
@@ -81,12 +106,98 @@ export const policyOperations: Operation[] = [
     gate: 'admin',
     body: PolicyPatch,
     answers: { 200: Policy },
-    run: async ({ resource, body, caller, tx, audit }) => {
-      if (body.document !== undefined) checkDocument(body.document)
+    async run({ resource, body, caller, tx, audit }) {
       const changed = await changePolicy(tx, resource.id, body, caller.principal.id)
       audit.detail.version = changed.version
       return presentPolicy(changed)
     },
+  }),
+  itemOperation(policies, {
+    id: 'listPolicyVersions',
+    method: 'get',
+    path: '/policies/{policy_id}/versions',
+    summary: 'List the versions of a policy, newest first',
+    tag,
+    action: 'policies:GetPolicy',
+    gate: 'admin',
+    paged: true,
+    answers: { 200: pageOf(PolicyVersion) },
+    run: ({ resource, db, page }) => listPolicyVersions(db, page, resource.id),
+  }),
+  itemOperation(policies, {
+    id: 'comparePolicyVersions',
+    method: 'get',
+    path: '/policies/{policy_id}/versions/compare',
+    summary: 'Compare two versions of a policy',
+    tag,
+    action: 'policies:GetPolicy',
+    gate: 'admin',
+    query: z.object({
+      from: versionQuery.describe('Default: the version before the current one'),
+      to: versionQuery.describe('Default: the current version'),
+    }),
+    answers: { 200: Comparison },
+    run: ({ resource, db, query }) => {
+      const { from = Math.max(1, resource.version - 1), to = resource.version } = query
+      return comparePolicyVersions(db, resource.id, from, to)
+    },
+  }),
+  itemOperation(policies, {
+    id: 'getPolicyVersion',
+    method: 'get',
+    path: '/policies/{policy_id}/versions/{version}',
+    summary: 'Read a version of a policy',
+    tag,
+    action: 'policies:GetPolicy',
+    gate: 'admin',
+    answers: { 200: PolicyVersion },
+    async run({ resource, params, db }) {
+      const number = versionNumber(params.version)
+      const [version] = await findPolicyVersions(db, resource.id, [number])
+      return version ?? raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id, version: number } })
+    },
+  }),
+  itemOperation(policies, {
+    id: 'restorePolicyVersion',
+    method: 'post',
+    path: '/policies/{policy_id}/versions/{version}/restore',
+    summary: 'Write an earlier version of a policy as the next one',
+    tag,
+    action: 'policies:UpdatePolicy',
+    gate: 'admin',
+    answers: { 200: Policy },
+    async run({ resource, params, caller, tx, audit }) {
+      const restored = await restorePolicy(tx, resource.id, versionNumber(params.version), caller.principal.id)
+      audit.detail.version = restored.version
+      return presentPolicy(restored)
+    },
+  }),
+  itemOperation(policies, {
+    id: 'listPolicyAttachments',
+    method: 'get',
+    path: '/policies/{policy_id}/attachments',
+    summary: 'List what a policy is attached to',
+    tag,
+    action: 'policies:GetPolicy',
+    gate: 'admin',
+    paged: true,
+    answers: { 200: pageOf(PolicyAttachment) },
+    run: ({ resource, db, page }) => listAttachments(db, page, resource.id),
+  }),
+  operation({
+    id: 'simulatePolicies',
+    method: 'post',
+    path: '/policies/simulate',
+    summary: 'Tell how a request of a user or key would be decided',
+    tag,
+    action: 'policies:GetPolicy',
+    gate: 'owner',
+    about: policies,
+    transaction: false,
+    body: SimulationInput,
+    answers: { 200: Simulation },
+    raises: ['FORBIDDEN', 'RESOURCE_NOT_FOUND'],
+    run: ({ services, caller, body }) => simulate(services, caller, body),
   }),
   itemOperation(policies, {
     id: 'deletePolicy',

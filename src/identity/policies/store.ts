@@ -1,7 +1,8 @@
 import { jsonb, type Queryable, sql, substring } from '../../core/db.ts'
+import { referencesTo } from '../../core/dependents.ts'
 import { between, page } from '../../core/lists.ts'
 import type { Page } from '../../core/operation.ts'
-import { type PolicyRow, policyColumns, presentPolicy } from './model.ts'
+import { type PolicyRow, type PolicyVersion, policies, policyColumns, presentPolicy } from './model.ts'
 
 type Fields = { name: string | null; description: string | null; document: unknown }
 
@@ -34,7 +35,7 @@ export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: s
 
 export const deletePolicy = (db: Queryable, id: string) => db.query(sql.unsafe`delete from policies where id = ${id}`)
 
-/** The page of policies, filtered by part of the name. Primary key: ids rise with time. */
+/** The page of policies, filtered by holder and part of the name. The table is small and read as a whole. */
 export const listPolicies = (db: Queryable, bounds: Page, filter: { user_id?: string; name?: string }) =>
   page<PolicyRow>(
     { db, page: bounds },
@@ -86,14 +87,18 @@ export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: re
     select ${userId}, policy_id, position from wanted
     on conflict (user_id, policy_id) do update set position = excluded.position`)
 
-export type Attachment = { type: 'user' | 'project_key'; id: string }
+type Attachment = { type: string; id: string }
 
-const attachments = (policyId: string) => sql.fragment`(
-  select 'user' as type, user_id as id from user_policies where policy_id = ${policyId}
-  union all select 'project_key', key_id from project_key_policies where policy_id = ${policyId}
-) t`
+const attachments = (policyId: string) => {
+  const named = referencesTo(policies, policyId)
+  return sql.fragment`(
+    select 'user' as type, user_id as id from user_policies where policy_id = ${policyId}
+    union all select 'project_key', key_id from project_key_policies where policy_id = ${policyId}
+    ${named ? sql.fragment`union all select named.type, named.id from ${named} as named` : sql.fragment``}
+  ) t`
+}
 
-/** The page of what a policy is attached to. Indexes user_policies_policy, project_key_policies_policy. */
+/** The page of what a policy is attached to. Indexes user_policies_policy, project_key_policies_policy and those of the referring kinds. */
 export const listAttachments = (db: Queryable, bounds: Page, policyId: string) =>
   page<Attachment>(
     { db, page: bounds },
@@ -101,17 +106,62 @@ export const listAttachments = (db: Queryable, bounds: Page, policyId: string) =
       columns: sql.fragment`t.type, t.id`,
       from: attachments(policyId),
       where: [],
-      order: sql.fragment`t.type desc, t.id`,
+      order: sql.fragment`t.type, t.id`,
       present: attachment => attachment,
     },
   )
 
-/** How many hold a policy, by kind, and a few of their ids. */
-export const policyHolders = async (
+/** How many hold a policy by kind of holder, and the ids of at most five of each. */
+export const policyHolders = (
   db: Queryable,
   policyId: string,
-): Promise<{ counts: { users: number; project_keys: number }; sample_ids: string[] }> =>
-  (await db.one(sql.unsafe`
-    select jsonb_build_object('users', count(*) filter (where type = 'user'), 'project_keys', count(*) filter (where type = 'project_key')) as counts,
-      coalesce((array_agg(id order by id))[1:10], '{}') as sample_ids
-    from ${attachments(policyId)}`)) as { counts: { users: number; project_keys: number }; sample_ids: string[] }
+): Promise<readonly { type: string; count: number; ids: string[] }[]> =>
+  db.any(sql.unsafe`
+    select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids from ${attachments(policyId)} group by type`) as Promise<
+    readonly { type: string; count: number; ids: string[] }[]
+  >
+
+const versionColumns = sql.fragment`t.policy_id, t.version, t.name, t.description, t.document, t.created_by, t.created_at`
+
+/** The page of a policy's versions, newest first. Primary key of policy_versions. */
+export const listPolicyVersions = (db: Queryable, bounds: Page, policyId: string) =>
+  page<PolicyVersion>(
+    { db, page: bounds },
+    {
+      columns: versionColumns,
+      from: sql.fragment`policy_versions t`,
+      where: [sql.fragment`t.policy_id = ${policyId}`, between(sql.fragment`t.created_at`, bounds)],
+      order: sql.fragment`t.version desc`,
+      present: version => version,
+    },
+  )
+
+/** Those of the numbered versions that exist. Primary key of policy_versions. */
+export const findPolicyVersions = (
+  db: Queryable,
+  policyId: string,
+  versions: readonly number[],
+): Promise<readonly PolicyVersion[]> =>
+  db.any(sql.unsafe`
+    select ${versionColumns} from policy_versions t
+    where t.policy_id = ${policyId} and t.version = any(${sql.array([...versions], 'int4')})`) as Promise<
+    readonly PolicyVersion[]
+  >
+
+/** Writes a managed policy where it is missing or differs; null when it is as it should be. */
+export const putManagedPolicy = (db: Queryable, policy: Fields & { id: string }): Promise<PolicyRow | null> =>
+  db.maybeOne(sql.unsafe`
+    with t as (
+      insert into policies as kept (id, name, description, document, managed)
+      values (${policy.id}, ${policy.name}, ${policy.description}, ${jsonb(policy.document)}, true)
+      on conflict (id) do update
+        set name = excluded.name, description = excluded.description, document = excluded.document,
+          version = kept.version + 1, updated_at = now()
+        where kept.document <> excluded.document or kept.name is distinct from excluded.name
+          or kept.description is distinct from excluded.description
+      returning *
+    ), next as (
+      insert into policy_versions (policy_id, version, name, description, document)
+      select id, version, name, description, document from t
+    )
+    select ${policyColumns} from t`) as Promise<PolicyRow | null>

@@ -4,7 +4,7 @@ import type { Caller } from '../../core/caller.ts'
 import { raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { srn } from '../../core/kind.ts'
-import { pageOf, textFilter } from '../../core/lists.ts'
+import { pageOf, pageOfArray, textFilter } from '../../core/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { principalsChanged } from '../principals.ts'
 import { bootstrapAdmin } from './bootstrap.ts'
@@ -26,6 +26,7 @@ import {
   users,
 } from './model.ts'
 import { hashPassword, verifyPassword } from './passwords.ts'
+import { OwnPermission, ownPermissions } from './permissions.ts'
 import { signIn, userToken } from './sign-in.ts'
 import { endTokens, forgetFailures, insertUser, listUsers, passwordOf, setPassword } from './store.ts'
 
@@ -86,6 +87,20 @@ export const userOperations: Operation[] = [
       const { type, id, expires_at, scopes } = caller.credential
       return { ...presentUser(user), credential: { type, id, project_id: caller.project_id, expires_at, scopes } }
     },
+  }),
+  operation({
+    id: 'listOwnPermissions',
+    method: 'get',
+    path: '/users/me/permissions',
+    summary: 'List what the calling credential may do',
+    tag,
+    gate: 'any',
+    paged: true,
+    pageSize: { default: 100, max: 1000 },
+    query: z.object({ project_id: textFilter }),
+    answers: { 200: pageOf(OwnPermission) },
+    raises: ['API_KEY_PROJECT_SCOPE', 'RESOURCE_NOT_FOUND'],
+    run: async ({ db, caller, query, page }) => pageOfArray(await ownPermissions(db, caller, query.project_id), page),
   }),
   operation({
     id: 'changeOwnPassword',

@@ -1,5 +1,5 @@
 import { all, type Queryable, sql, substring } from '../../core/db.ts'
-import { page } from '../../core/lists.ts'
+import { between, page } from '../../core/lists.ts'
 import type { Page } from '../../core/operation.ts'
 import { presentUser, type Role, type UserRow, userColumns } from './model.ts'
 
@@ -29,7 +29,7 @@ export const insertUser = (
     on conflict do nothing
     returning ${userColumns}`) as Promise<UserRow | null>
 
-/** The page of users, filtered by part of the name and by role. Primary key: ids rise with time. */
+/** The page of users, filtered by part of the name and by role. The table is small and read as a whole. */
 export const listUsers = (db: Queryable, bounds: Page, filter: { username?: string; role?: Role }) =>
   page<UserRow>(
     { db, page: bounds },
@@ -39,8 +39,9 @@ export const listUsers = (db: Queryable, bounds: Page, filter: { username?: stri
       where: [
         filter.username !== undefined && sql.fragment`t.username ilike ${substring(filter.username)}`,
         filter.role !== undefined && sql.fragment`t.role = ${filter.role}`,
+        between(sql.fragment`t.created_at`, bounds),
       ],
-      order: sql.fragment`t.id desc`,
+      order: sql.fragment`t.created_at desc, t.id desc`,
       present: presentUser,
     },
   )

@@ -1,0 +1,74 @@
+import type { PolicyDocument, PolicyStatement } from '../../core/iam.ts'
+import { declaredOperations, type Operation, type Services } from '../../core/operation.ts'
+import { principalsChanged } from '../principals.ts'
+import type { managedIds } from './model.ts'
+import { putManagedPolicy } from './store.ts'
+
+const MAX_ACTIONS = 100
+
+/** Modules whose every action somebody needs who only works with agents that others configured. */
+const RUNNER_MODULES = ['actors', 'chats', 'conversations', 'sessions', 'generations', 'chains', 'tasks']
+const RUNNER_ACTIONS = ['agents:CreateAgentGeneration', 'tools:CallTool', 'orchestrations:StartRun']
+
+/** Statements allow at most 100 actions each. */
+function allow(actions: string[]): PolicyStatement[] {
+  const statements: PolicyStatement[] = []
+  for (let start = 0; start < actions.length; start += MAX_ACTIONS)
+    statements.push({ effect: 'Allow', action: actions.slice(start, start + MAX_ACTIONS) })
+  return statements
+}
+
+/** Actions that only read and show no secret: all their routes are GET, or they search. */
+function readActions(operations: readonly Operation[]): string[] {
+  const reads = new Map<string, boolean>()
+  for (const { action, gate, method } of operations) {
+    if (!action || gate !== 'policy') continue
+    const [module, name] = action.split(':')
+    const reading = method === 'get' || name.startsWith('Search')
+    const revealing = name.endsWith('Secret') && module !== 'secrets'
+    reads.set(action, (reads.get(action) ?? true) && reading && !revealing)
+  }
+  return [...reads].filter(([, reading]) => reading).map(([action]) => action)
+}
+
+function runActions(operations: readonly Operation[]): string[] {
+  const actions = new Set(readActions(operations))
+  for (const { action, gate } of operations)
+    if (action && gate === 'policy')
+      if (RUNNER_ACTIONS.includes(action) || RUNNER_MODULES.includes(action.split(':')[0])) actions.add(action)
+  return [...actions]
+}
+
+type Managed = { id: (typeof managedIds)[number]; name: string; description: string; document: PolicyDocument }
+
+/** The policies that ship with the deployment, for the actions that it has. */
+export const managedPolicies = (operations: readonly Operation[]): Managed[] => [
+  {
+    id: 'pol_managed_read_only',
+    name: 'Read only',
+    description: 'Reads everything that policies open, in every project, except signing secrets',
+    document: { statement: allow(readActions(operations)) },
+  },
+  {
+    id: 'pol_managed_project_admin',
+    name: 'Project admin',
+    description: 'Does everything that policies open, in every project; narrow it by the binding of a key',
+    document: { statement: [{ effect: 'Allow', action: ['*'] }] },
+  },
+  {
+    id: 'pol_managed_agent_runner',
+    name: 'Agent runner',
+    description: 'Reads everything and runs agents: conversations, sessions, turns, tasks and what belongs to them',
+    document: { statement: allow(runActions(operations)) },
+  },
+]
+
+/** Brings the managed policies of a deployment up to date with its actions. For the boot of a process that serves them all. */
+export async function syncManagedPolicies(services: Services): Promise<void> {
+  await services.write(async tx => {
+    for (const policy of managedPolicies(declaredOperations())) {
+      const written = await putManagedPolicy(tx, policy)
+      if (written) principalsChanged(tx, `policy:${policy.id}`)
+    }
+  })
+}

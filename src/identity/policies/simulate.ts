@@ -1,0 +1,95 @@
+import { z } from 'zod'
+import { adminGate } from '../../core/access.ts'
+import { type Caller, facts } from '../../core/caller.ts'
+import { policyCatalogue } from '../../core/catalogue.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import { canonicalActions, canonicalType, decide, explain } from '../../core/iam.ts'
+import { kindOf } from '../../core/kind.ts'
+import { declaredOperations, type Services } from '../../core/operation.ts'
+import { splitName } from '../../core/policy.ts'
+import { resolveSubject } from '../principals.ts'
+
+export const SimulationInput = z
+  .strictObject({
+    user_id: z.string().optional(),
+    key_id: z.string().optional(),
+    action: z.string().min(1).max(200),
+    resource: z.string().min(1).max(2048).describe('`srn:<project>:<type>:<id>`'),
+    tags: z.record(z.string().max(128), z.string().max(256)).optional().describe('Tags of the resource'),
+  })
+  .refine(body => (body.user_id === undefined) !== (body.key_id === undefined), {
+    message: 'exactly one of user_id and key_id is required',
+    path: ['user_id'],
+  })
+  .meta({ id: 'PolicySimulationInput' })
+
+export const Simulation = z
+  .object({
+    allowed: z.boolean(),
+    layers: z
+      .array(
+        z.object({
+          kind: z.enum(['user', 'key', 'grant', 'trigger', 'agent']),
+          id: z.string(),
+          decision: z.enum(['allow', 'deny', 'none']),
+          policy_id: z.string().nullable(),
+          statement_index: z.int().nullable(),
+        }),
+      )
+      .describe('Every layer must allow; none for an admin'),
+  })
+  .meta({ id: 'PolicySimulation' })
+
+/** The one gate of an action, out of the operations that ask for it. Raises VALIDATION_FAILED for no action of ours. */
+function gateOf(action: string): string {
+  const [module, name] = action.split(':')
+  const operations = declaredOperations()
+  if (!policyCatalogue(operations).actions.get(module)?.has(name))
+    invalid({ code: 'UNKNOWN_ACTION', path: 'action', message: 'is not an action of this deployment' })
+  return operations.find(operation => operation.action === action)?.gate ?? 'policy'
+}
+
+/**
+ * Tells how a request of a user (with a user token) or of a key would be decided, and which statement of which policy
+ * decides in each layer. Users may ask about themselves and their keys. Raises FORBIDDEN, RESOURCE_NOT_FOUND,
+ * VALIDATION_FAILED.
+ */
+export async function simulate(
+  services: Services,
+  caller: Caller,
+  input: z.output<typeof SimulationInput>,
+): Promise<z.infer<typeof Simulation>> {
+  const admin = adminGate(caller, 'policies:GetPolicy', null)
+  const subject = await resolveSubject(services, input)
+  const own = caller.credential.type === 'user' && subject?.caller.user.id === caller.user.id
+  if (!admin && !own) raise('FORBIDDEN', { meta: { action: 'policies:GetPolicy' } })
+  if (!subject) return raise('RESOURCE_NOT_FOUND', { meta: { id: input.user_id ?? input.key_id } })
+  const [action] = canonicalActions(input.action, policyCatalogue(declaredOperations()))
+  const gate = gateOf(action)
+  const name = splitName(input.resource)
+  if (!name)
+    return invalid({ code: 'INVALID_RESOURCE', path: 'resource', message: 'must be srn:<project>:<type>:<id>' })
+  const type = canonicalType(name.type)
+  const request = {
+    action,
+    names: [`srn:${name.project}:${type}:${name.id}`],
+    type,
+    resourceTags: input.tags ?? {},
+    facts: facts(subject.caller),
+  }
+  const bound = subject.caller.project_id
+  const reachable = bound === null || bound === name.project
+  const kind = kindOf(type)
+  const allowed =
+    gate === 'admin'
+      ? adminGate(subject.caller, action, kind ? { kind, row: { id: name.id, project_id: null } } : null)
+      : reachable && decide(subject.caller.layers, request)
+  const layers = explain(subject.caller.layers, request).map((layer, index) => ({
+    kind: layer.kind,
+    id: subject.layerIds[index],
+    decision: layer.decision,
+    policy_id: layer.document_index === null ? null : subject.policyIds[index][layer.document_index],
+    statement_index: layer.statement_index,
+  }))
+  return { allowed, layers }
+}

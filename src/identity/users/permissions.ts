@@ -1,0 +1,61 @@
+import { z } from 'zod'
+import { adminGate, listAllowed, projectBinding, sees } from '../../core/access.ts'
+import { type Caller, facts, isAdmin } from '../../core/caller.ts'
+import { type ActionEntry, actionCatalogue } from '../../core/catalogue.ts'
+import { type Queryable, sql } from '../../core/db.ts'
+import { raise } from '../../core/errors.ts'
+import { rowFilter } from '../../core/iam.ts'
+import { isIdOf, kindOf } from '../../core/kind.ts'
+import { declaredOperations } from '../../core/operation.ts'
+
+export const OwnPermission = z
+  .object({
+    action: z.string(),
+    allowed: z.enum(['all', 'some', 'none']).describe('`some`: it depends on the resource'),
+  })
+  .meta({ id: 'OwnPermission' })
+
+// The filter is only asked whether it needs the row at all, never sent.
+const row = {
+  project: sql.fragment`project_id`,
+  id: sql.fragment`id`,
+  path: sql.fragment`path`,
+  tags: sql.fragment`tags`,
+}
+
+function allowance(caller: Caller, entry: ActionEntry, projectId: string | null): 'all' | 'some' | 'none' {
+  const { action, gate, resource_type } = entry
+  if (gate === 'any') return 'all'
+  if (gate === 'admin') return adminGate(caller, action, null) ? 'all' : 'none'
+  if (gate === 'owner') return adminGate(caller, action, null) ? 'all' : 'some'
+  const type = resource_type ?? '*'
+  if (projectId !== null && !listAllowed(caller, action, type, projectId)) return 'none'
+  const filter = rowFilter(
+    caller.layers,
+    { action, type, facts: facts(caller), projectId: projectId ?? undefined },
+    row,
+  )
+  return filter === true ? 'all' : filter === false ? 'none' : 'some'
+}
+
+/**
+ * What the caller may do, over the whole catalogue, in one project or anywhere. A project is named like in a list:
+ * raises API_KEY_PROJECT_SCOPE, FORBIDDEN, and RESOURCE_NOT_FOUND to those who may see every project.
+ */
+export async function ownPermissions(
+  db: Queryable,
+  caller: Caller,
+  named: string | undefined,
+): Promise<z.infer<typeof OwnPermission>[]> {
+  const projectId = named ?? caller.project_id
+  if (named !== undefined) {
+    projectBinding(caller, named)
+    if (!sees(caller, named)) raise('FORBIDDEN')
+    const projects = kindOf('project')
+    const found = projects && isIdOf(projects, named) ? await projects.find(db, named) : null
+    if (!found) raise(isAdmin(caller) ? 'RESOURCE_NOT_FOUND' : 'FORBIDDEN', { meta: { id: named } })
+  }
+  return actionCatalogue(declaredOperations())
+    .flatMap(({ actions }) => actions)
+    .map(entry => ({ action: entry.action, allowed: allowance(caller, entry, projectId) }))
+}
