@@ -317,6 +317,39 @@ export async function lockGeneration(db: Queryable, id: string): Promise<Generat
   return (await db.maybeOne(sql.unsafe`select * from generations where id = ${id} for update`)) as GenerationRow | null
 }
 
+/** A turn that has not started, with its sealed bag; null when there is none. Its row is locked. */
+export async function findPendingWork(
+  db: Queryable,
+  id: string,
+): Promise<(Pick<GenerationRow, 'id' | 'project_id' | 'content_mode' | 'permission'> & { sealed: string }) | null> {
+  return (await db.maybeOne(sql.unsafe`
+    select g.id, g.project_id, g.content_mode, g.permission, coalesce(w.sealed, wu.sealed) as sealed
+    from generations g
+    left join generation_work w on w.generation_id = g.id
+    left join generation_work_unlogged wu on wu.generation_id = g.id
+    where g.id = ${id} and g.status = 'pending' and coalesce(w.sealed, wu.sealed) is not null
+    for update of g`)) as
+    | (Pick<GenerationRow, 'id' | 'project_id' | 'content_mode' | 'permission'> & { sealed: string })
+    | null
+}
+
+/** Writes whom a turn that has not started runs as, and its bag. */
+export async function amendGeneration(
+  db: Queryable,
+  generation: Pick<GenerationRow, 'id' | 'content_mode'>,
+  change: Pick<GenerationRow, 'authority' | 'permission' | 'started_by_principal_type' | 'started_by_principal_id'> & {
+    sealedWork: string
+  },
+): Promise<void> {
+  await db.query(sql.unsafe`
+    with work as (
+      update ${workTable(generation.content_mode)} set sealed = ${change.sealedWork} where generation_id = ${generation.id})
+    update generations set authority = ${json(change.authority)}, permission = ${json(change.permission)},
+      started_by_principal_type = ${change.started_by_principal_type},
+      started_by_principal_id = ${change.started_by_principal_id}, updated_at = now()
+    where id = ${generation.id} and status = 'pending'`)
+}
+
 export async function requestAbort(
   db: Queryable,
   id: string,

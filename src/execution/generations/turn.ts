@@ -79,7 +79,8 @@ export type TurnInput = {
   generation_id?: string
 }
 
-const workSeal = (id: string, projectId: string) => ({ kind: 'generation_work', id, project_id: projectId })
+/** What binds a sealed bag to its turn. */
+export const workSeal = (id: string, projectId: string) => ({ kind: 'generation_work', id, project_id: projectId })
 
 /**
  * Writes a pending generation with its trace inside the caller's transaction; turns outside a conversation get their
@@ -158,6 +159,11 @@ export type TurnSource = {
   >
   /** Inside the claim's transaction, first attempt only. */
   started?(tx: Tx, generation: GenerationRow): Promise<void>
+  /**
+   * First in the settle transaction, before the generation's row is taken: takes what `settle` needs, in the order in
+   * which an abort takes it. A failure it answers ends a turn that would have completed.
+   */
+  lock?(tx: Tx, generation: GenerationRow): Promise<(RecordedFailure & { stop_reason?: 'error' | 'cancelled' }) | null>
   /** Inside the settle transaction. `result` is what a waiting caller and the last frame get instead of the agent's result. */
   settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
 }
@@ -585,6 +591,8 @@ class Execution {
       const firstSeq = this.frames.seq
       owned = await services.write(async tx => {
         this.frames.seq = firstSeq
+        const stop = await source.lock?.(tx, this.generation)
+        if (stop && end.status === 'completed') throw new TurnAborted({ stop_reason: 'error', ...stop })
         if (!(await settleTurn(tx, { ...settlement, frames, outbox: { events: [], entries: [], notifications: [] } })))
           return false
         tx.emit(name, after.project_id, presentGeneration(after))
