@@ -100,7 +100,7 @@ const makeRoom = (tx: Queryable, conversationId: string, position: number) =>
       select 1 from conversation_messages where conversation_id = ${conversationId} and position = ${position}
     ), seen as (
       update conversation_turns set seen_position = seen_position + 1
-      where conversation_id = ${conversationId} and state in ('queued', 'running') and seen_position >= ${position}
+      where conversation_id = ${conversationId} and state = 'running' and seen_position >= ${position}
         and exists (select 1 from taken)
     )
     update conversation_messages set position = position + 1

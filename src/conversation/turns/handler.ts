@@ -1,0 +1,152 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { z } from 'zod'
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { message, workQueue } from '../../core/queue.ts'
+import { type Actor, actor, type Context, every, HandBack, type Tick } from '../../core/worker.ts'
+import type { Tx } from '../../core/write.ts'
+import { abortTurn } from '../../execution/generations/abort.ts'
+import { executeTurn } from '../../execution/generations/turn.ts'
+import { lockConversation } from '../conversations/store.ts'
+import { conversationQueue, wakeConversation } from './mailbox.ts'
+import { type Picked, promptOf, turnSource } from './source.ts'
+import { endTurns, nextTurn, setTurnState, type TurnState, wakeableConversations } from './store.ts'
+
+/** Looks for conversations with due turns and no message: the floor under the wake-ups. */
+export const conversationSweep = workQueue('conversation.sweep', {
+  message: z.object({}),
+  kind: 'generation',
+  retry: { limit: 0 },
+  leaseSeconds: 60,
+})
+
+/** What a turn's row becomes once its generation is at its end. */
+const endOf: Record<string, Extract<TurnState, 'done' | 'failed'> | undefined> = {
+  completed: 'done',
+  requires_action: 'done',
+  failed: 'failed',
+}
+
+/**
+ * Takes the turn to run now: the one that runs already (its worker was lost), else the lowest due one. Its prompt is read
+ * with the choice, so that a message either is in it or finds the turn running and asks for another. Null when nothing
+ * is due; then a wake-up stands for the next one that waits for its time. Holding the conversation's lock to look is
+ * what keeps wake-ups from being lost (conversation, 9.3.1).
+ */
+async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> {
+  const conversation = await lockConversation(tx, conversationId)
+  if (!conversation) return null
+  for (;;) {
+    const turn = await nextTurn(tx, conversationId)
+    if (!turn) return null
+    const end = endOf[turn.generation_status]
+    if (end) {
+      // Its generation was ended without its worker, by a cancel or a redaction.
+      await endTurns(tx, conversationId, [turn.seq], end)
+      continue
+    }
+    if (turn.generation_status === 'in_progress') return { conversation, turn, prompt: null }
+    // Resumed by the project's resume or the sweep.
+    if (turn.paused) return null
+    if (turn.state === 'queued' && !turn.due) {
+      wakeConversation(tx, conversation, new Date(turn.not_before as string))
+      return null
+    }
+    await setTurnState(tx, turn, 'running')
+    return { conversation, turn, prompt: await promptOf(tx, conversation, turn) }
+  }
+}
+
+/** Gives back a turn that was taken and did not start, because its project was paused in between. */
+const untake = (services: Services, { conversation, turn }: Picked) =>
+  services.write(async tx => {
+    if (await lockConversation(tx, conversation.id)) await setTurnState(tx, turn, 'queued')
+  })
+
+/** Runs the due turns of a conversation, one after the other, in the order of their acceptance. */
+async function drain(services: Services, conversationId: string, context: Context): Promise<void> {
+  const { signal, stopping } = context
+  for (;;) {
+    if (signal.aborted) return
+    if (stopping.aborted) throw new HandBack('the worker stops')
+    const picked = await services.write(tx => takeTurn(tx, conversationId))
+    if (!picked) return
+    const log = context.log.child({ conversation_id: conversationId, seq: picked.turn.seq })
+    const outcome = await executeTurn(services, picked.turn.generation_id, {
+      signal,
+      stopping,
+      log,
+      source: turnSource(picked),
+    })
+    if (outcome === 'handed_back') throw new HandBack('the turn goes on elsewhere')
+    if (outcome === 'waiting') {
+      await untake(services, picked)
+      return
+    }
+    if (outcome === 'lost') {
+      if (signal.aborted) return
+      if (await stillOpen(services, conversationId, picked)) {
+        context.retryIn(1000)
+        throw new Error('another worker runs the turn of this conversation')
+      }
+    }
+  }
+}
+
+/** Whether a turn that this worker does not own goes on elsewhere; one that was cancelled at its start does not. */
+const stillOpen = (services: Services, conversationId: string, picked: Picked): Promise<boolean> =>
+  services.write(async tx => {
+    if (!(await lockConversation(tx, conversationId))) return false
+    const turn = await nextTurn(tx, conversationId)
+    return turn?.seq === picked.turn.seq && endOf[turn.generation_status] === undefined
+  })
+
+/** Records that the mailbox could not get past its next turn, so that the turns behind it are not held up. */
+async function giveUp(services: Services, conversationId: string, error: unknown): Promise<void> {
+  await services.write(async tx => {
+    const conversation = await lockConversation(tx, conversationId)
+    if (!conversation) return
+    const turn = await nextTurn(tx, conversationId)
+    if (!turn?.due && turn?.state !== 'running') return
+    const failure: RecordedFailure = {
+      code: 'GENERATION_FAILED',
+      message: 'The turn could not be run',
+      meta: { reason: error instanceof Error ? error.message.slice(0, 500) : 'unknown' },
+    }
+    await abortTurn(tx, services, turn.generation_id, failure)
+    await endTurns(tx, conversationId, [turn.seq], 'failed')
+    wakeConversation(tx, conversation)
+  })
+}
+
+const SWEEP_PAGE = 500
+/** A turn this young has its own wake-up on the way. */
+const QUIET_SECONDS = 5
+
+/** Sends a wake-up to every conversation with a due turn; one that has a message keeps that one. */
+async function sweep(services: Services): Promise<void> {
+  let after = ''
+  for (;;) {
+    const found = await wakeableConversations(services.pool, { quietSeconds: QUIET_SECONDS, after, limit: SWEEP_PAGE })
+    if (found.length > 0)
+      await services.queues.send(
+        found.map(({ conversation_id, project_id }) => message(conversationQueue, { conversation_id, project_id })),
+      )
+    if (found.length < SWEEP_PAGE) return
+    after = found[found.length - 1].conversation_id
+    await sleep(0)
+  }
+}
+
+/** The actors of conversations: the mailbox, and the sweep under it. */
+export const conversationActors = (services: Services): { actors: Actor[]; ticks: Tick[] } => ({
+  actors: [
+    actor(
+      { ...conversationQueue, leaseSeconds: services.config.GENERATION_LEASE_SECONDS },
+      { onExhausted: ({ conversation_id }, error) => giveUp(services, conversation_id, error) },
+      ({ conversation_id }, context) => drain(services, conversation_id, context),
+    ),
+    actor(conversationSweep, { concurrency: 1 }, () => sweep(services)),
+  ],
+  ticks: [every('conversation.sweep', services.config.CONVERSATION_SWEEP_SECONDS, conversationSweep, {})],
+})

@@ -1,0 +1,50 @@
+import type { Queryable } from '../../core/db.ts'
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { KindRow } from '../../core/kind.ts'
+import type { Services } from '../../core/operation.ts'
+import type { ToolContext } from '../../core/tool-context.ts'
+import type { Tx } from '../../core/write.ts'
+import type { MessageRow } from '../conversations/store.ts'
+
+/** What the mailbox needs to know of the session whose conversation it is. */
+export type SessionFacts = {
+  id: string
+  project_id: string
+  agent_id: string
+  /** The end user. */
+  actor_id: string | null
+  /** The status in force, expiry included. */
+  status: 'open' | 'closed' | 'expired'
+  /** The stored bag and the keys that only the platform may say; a request's bag is laid over it. */
+  tool_context: ToolContext | null
+  /** The session as its kind finds it, for permission checks. */
+  row: KindRow
+}
+
+export type SettledTurn = {
+  generation_id: string
+  trace_id: string
+  status: 'completed' | 'failed'
+  error: RecordedFailure | null
+  agent_id: string
+  /** What the model had said when the turn was ended; null when nothing or when it completed. */
+  partial: string | null
+  /** Where a reply of the turn goes. */
+  reply_position: number | undefined
+}
+
+/**
+ * What sessions add to the turns of their conversations. Sessions build on conversations, so they register here
+ * instead of being imported. All run under the conversation's row lock, save `load` outside of a transaction and
+ * `started`.
+ */
+export const sessionHooks: {
+  load?: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>
+  /** In the transaction of the claim; takes no lock on the conversation. */
+  started?: (tx: Tx, sessionId: string, turn: { generation_id: string; trace_id: string }) => Promise<void>
+  settled?: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
+  /** A message was added by the routes of conversations. */
+  stored?: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>
+  /** Removes the session's row with its event; its conversation is removed by the caller. */
+  remove?: (tx: Tx, services: Services, sessionId: string) => Promise<void>
+} = {}

@@ -1,0 +1,148 @@
+import { z } from 'zod'
+import type { Queryable } from '../../core/db.ts'
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { entityMailbox } from '../../core/queue.ts'
+import type { Tx } from '../../core/write.ts'
+import { abortTurn } from '../../execution/generations/abort.ts'
+import { amendTurn } from '../../execution/generations/amend.ts'
+import { createTurn, type TurnInput } from '../../execution/generations/turn.ts'
+import type { ConversationRow } from '../conversations/store.ts'
+import { sessionHooks } from './hooks.ts'
+import { endTurns, insertTurnRow, moveTurn, openTurns, type TurnRow } from './store.ts'
+
+export type { TurnRow } from './store.ts'
+
+/**
+ * Wake-ups of conversations. A worker that dies costs a try, and one message may carry many turns, so the tries are
+ * many; what a single turn may cost is bounded by its own attempts (execution, 9).
+ */
+export const conversationQueue = entityMailbox('conversation', {
+  message: z.object({ conversation_id: z.string(), project_id: z.string() }),
+  kind: 'generation',
+  key: message => message.conversation_id,
+  project: message => message.project_id,
+  retry: { limit: 10, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  leaseSeconds: 60,
+})
+
+/** Sends the wake-up of a conversation, at once or for a time. */
+export const wakeConversation = (tx: Tx, conversation: { id: string; project_id: string }, startAfter?: Date): void =>
+  tx.send(
+    conversationQueue,
+    { conversation_id: conversation.id, project_id: conversation.project_id },
+    startAfter ? { startAfter } : {},
+  )
+
+export type Asked = {
+  kind: 'turn' | 'auto'
+  input: TurnInput
+  /** The actor that the agent speaks as. */
+  speaker_actor_id?: string | null
+  /** Not to be started before. */
+  not_before?: Date
+}
+
+/**
+ * Puts a turn at the end of a conversation's mailbox, with its generation and its wake-up. Under lockConversation.
+ * The input's conversation_id and session_id are the conversation's.
+ */
+export async function enqueueTurn(
+  tx: Tx,
+  services: Services,
+  conversation: ConversationRow,
+  asked: Asked,
+): Promise<{ generation_id: string; trace_id: string; seq: number }> {
+  const { input } = asked
+  const made = await createTurn(tx, services, {
+    ...input,
+    conversation_id: conversation.id,
+    session_id: conversation.session_id,
+  })
+  const seq = await insertTurnRow(tx, {
+    conversation_id: conversation.id,
+    kind: asked.kind,
+    generation_id: made.generation_id,
+    actor_id: asked.speaker_actor_id ?? null,
+    principal_type: input.authority.type,
+    principal_id: input.authority.id,
+    not_before: asked.not_before ?? null,
+  })
+  wakeConversation(tx, conversation, asked.not_before)
+  return { ...made, seq }
+}
+
+export type MailboxState = { running: TurnRow | null; queued: TurnRow[] }
+
+/** What runs and what waits. Under lockConversation it stays so, but for the end of the running turn. */
+export async function mailboxState(db: Queryable, conversationId: string): Promise<MailboxState> {
+  const open = await openTurns(db, conversationId)
+  return {
+    running: open.find(turn => turn.state === 'running') ?? null,
+    queued: open.filter(turn => turn.state === 'queued'),
+  }
+}
+
+/**
+ * Asks for a turn that answers a message: the queued automatic one when there is one, which moves to the new time, takes
+ * the new keys of tool_context and runs as the newest message's principal; else a new one (conversation, 9.2). Under
+ * lockConversation.
+ */
+export async function coalesceAuto(
+  tx: Tx,
+  services: Services,
+  conversation: ConversationRow,
+  asked: Omit<Asked, 'kind'>,
+): Promise<{ generation_id: string; trace_id: string }> {
+  const { queued } = await mailboxState(tx, conversation.id)
+  const waiting = queued.find(turn => turn.kind === 'auto')
+  if (!waiting) return enqueueTurn(tx, services, conversation, { ...asked, kind: 'auto' })
+  const { authority, permission, tool_context } = asked.input
+  await amendTurn(tx, services, waiting.generation_id, { authority, permission, tool_context })
+  await moveTurn(tx, waiting, {
+    not_before: asked.not_before ?? null,
+    principal_type: authority.type,
+    principal_id: authority.id,
+  })
+  wakeConversation(tx, conversation, asked.not_before)
+  return { generation_id: waiting.generation_id, trace_id: waiting.trace_id }
+}
+
+/**
+ * Ends turns that have not ended: their generations fail with the failure, at once unless a worker runs them, which is
+ * then asked to abort and settles the turn itself. Under lockConversation.
+ */
+export async function cancelTurns(
+  tx: Tx,
+  services: Services,
+  turns: readonly TurnRow[],
+  failure: RecordedFailure,
+  options: { stop_reason?: 'error' | 'cancelled' } = {},
+): Promise<void> {
+  for (const turn of turns) {
+    const outcome = await abortTurn(tx, services, turn.generation_id, failure, options)
+    if (outcome !== 'failed') continue
+    await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
+    if (turn.session_id !== null)
+      await sessionHooks.settled?.(tx, turn.session_id, {
+        generation_id: turn.generation_id,
+        trace_id: turn.trace_id,
+        status: 'failed',
+        error: failure,
+        agent_id: turn.agent_id,
+        partial: null,
+        reply_position: undefined,
+      })
+  }
+}
+
+/** Cancels every queued turn and asks the running one to abort. Under lockConversation. */
+export async function clearMailbox(
+  tx: Tx,
+  services: Services,
+  conversation: Pick<ConversationRow, 'id'>,
+  failure: RecordedFailure,
+): Promise<void> {
+  const { running, queued } = await mailboxState(tx, conversation.id)
+  await cancelTurns(tx, services, [...(running ? [running] : []), ...queued], failure)
+}

@@ -1,0 +1,61 @@
+import type { Queryable } from '../../core/db.ts'
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { ModelMessage } from '../../execution/providers/call.ts'
+import type { ConversationRow } from '../conversations/store.ts'
+import { type PromptFacts, promptFacts, type SeenMessage, seeMessages, type TurnRow } from './store.ts'
+
+export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
+
+/**
+ * What a turn works on: the conversation as it stands now (conversation, 8.4.1 to 8.4.3). Notes on the turn how far it
+ * saw, so that the reply lands behind it. Under lockConversation.
+ * @param listener the session's end user, or without a session the owner
+ */
+export async function preparePrompt(
+  tx: Queryable,
+  conversation: ConversationRow,
+  turn: TurnRow,
+  listener: string | null,
+): Promise<Prompt | { refuse: RecordedFailure }> {
+  const facts = await promptFacts(tx, turn.agent_id, [turn.actor_id, listener])
+  if (facts.agent_id === null)
+    return { refuse: { code: 'AGENT_NOT_FOUND', message: 'The agent of the turn no longer exists' } }
+  const seen = await seeMessages(tx, turn, facts.max_context_messages)
+  const messages = seen.flatMap(messagesOf)
+  if (messages.length === 0)
+    return {
+      refuse: { code: 'VALIDATION_FAILED', message: `Conversation ${conversation.id} has no messages to answer` },
+    }
+  return { messages, system_extra: systemParts(facts, turn.actor_id, listener) }
+}
+
+/** Instructions of the speaker, those of whom it speaks to when they differ, and who it is. */
+function systemParts(facts: PromptFacts, speakerId: string | null, listenerId: string | null): string[] {
+  const speaker = speakerId === null ? undefined : facts.actors[speakerId]
+  const listener = listenerId === null ? undefined : facts.actors[listenerId]
+  const parts = [speaker?.instructions ?? '']
+  if (listener && listener.instructions !== speaker?.instructions) parts.push(listener.instructions ?? '')
+  if (speaker)
+    parts.push(`You speak as ${speaker.name}. Answer only for yourself and never write the words of anybody else.`)
+  return parts.filter(part => part.trim() !== '')
+}
+
+/** A stored message as the model sees it; one whose text was purged is left out. */
+function messagesOf(message: SeenMessage): ModelMessage[] {
+  if (Array.isArray(message.history)) return message.history as ModelMessage[]
+  if (message.content === null) return []
+  if (message.role === 'assistant') return [{ role: 'assistant', content: [{ type: 'text', text: message.content }] }]
+  return [{ role: 'user', content: `${labelOf(message)}${message.content}` }]
+}
+
+/** `[Ann] [lang: en]: `, or nothing when a message has neither author nor metadata. */
+function labelOf({ actor_name, metadata }: SeenMessage): string {
+  const facts = Object.entries(metadata ?? {}).map(
+    ([key, value]) => `${key}: ${typeof value === 'string' ? value : JSON.stringify(value)}`,
+  )
+  const labels = [
+    ...(actor_name === null ? [] : [`[${actor_name}]`]),
+    ...(facts.length === 0 ? [] : [`[${facts.join(', ')}]`]),
+  ]
+  return labels.length === 0 ? '' : `${labels.join(' ')}: `
+}

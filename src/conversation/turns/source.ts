@@ -1,0 +1,105 @@
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { Tx } from '../../core/write.ts'
+import type { TurnSource } from '../../execution/generations/turn.ts'
+import { shareActor } from '../actors/store.ts'
+import { appendMessage, type ConversationRow, lockConversation } from '../conversations/store.ts'
+import { sessionHooks } from './hooks.ts'
+import { type Prompt, preparePrompt } from './prompt.ts'
+import { endTurns, openTurnOf, type TurnRow } from './store.ts'
+
+/** A turn of the mailbox that is about to run, with its prompt unless an earlier attempt has kept it. */
+export type Picked = {
+  conversation: ConversationRow
+  turn: TurnRow
+  prompt: Prompt | { refuse: RecordedFailure } | null
+}
+
+/** The prompt of a turn under lockConversation; refused when its session does not take turns any more. */
+export async function promptOf(tx: Tx, conversation: ConversationRow, turn: TurnRow): Promise<Picked['prompt']> {
+  if (conversation.session_id === null) return preparePrompt(tx, conversation, turn, conversation.actor_id)
+  const session = (await sessionHooks.load?.(tx, conversation.session_id)) ?? null
+  if (!session || session.status === 'closed')
+    return { refuse: { code: 'SESSION_CLOSED', message: 'The session was closed before its turn started' } }
+  if (session.status === 'expired')
+    return { refuse: { code: 'SESSION_EXPIRED', message: 'The session expired before its turn started' } }
+  return preparePrompt(tx, conversation, turn, session.actor_id)
+}
+
+/** What a conversation adds to a turn: its prompt, the state of its row, the reply and where it goes. */
+export function turnSource(picked: Picked): TurnSource {
+  const { session_id } = picked.conversation
+  let held: { conversation: ConversationRow; turn: TurnRow } | null = null
+  return {
+    async prepare() {
+      if (!picked.prompt) throw new Error(`turn ${picked.turn.seq} of ${picked.conversation.id} was not prepared`)
+      return picked.prompt
+    },
+
+    async started(tx, generation) {
+      if (session_id !== null)
+        await sessionHooks.started?.(tx, session_id, { generation_id: generation.id, trace_id: generation.trace_id })
+    },
+
+    async lock(tx, generation) {
+      held = null
+      // Before the conversation's lock: the delete of an actor goes the other way round.
+      const speaks = picked.turn.actor_id !== null
+      if (speaks) await shareActor(tx, picked.turn.actor_id as string, picked.conversation.project_id)
+      const conversation = await lockConversation(tx, picked.conversation.id)
+      if (!conversation) return gone(picked.conversation.id)
+      const turn = await openTurnOf(tx, generation.id)
+      if (!turn) return gone(picked.conversation.id)
+      held = { conversation, turn }
+      return turn.abort
+    },
+
+    async settle(tx, generation, outcome) {
+      if (!held) return undefined
+      const { conversation, turn } = held
+      const { id: generation_id, trace_id, agent_id } = generation
+      const reply_position = turn.seen_position === null ? undefined : turn.seen_position + 1
+      let result: object | null = null
+      if (outcome.status === 'completed') {
+        const { message } = await appendMessage(tx, conversation, {
+          role: 'assistant',
+          content: outcome.content ?? '',
+          actor_id: turn.actor_id,
+          agent_id,
+          generation_id,
+          position: reply_position,
+        })
+        tx.emit('conversation_messages.generated', conversation.project_id, message, {
+          resourceId: message.document_id,
+          extra: { trace_id },
+        })
+        result = {
+          status: 'completed',
+          content: message.content,
+          message: { ...message, model: outcome.model },
+          model: outcome.model,
+          generation_id,
+          trace_id,
+        }
+      }
+      await endTurns(tx, conversation.id, [turn.seq], outcome.status === 'completed' ? 'done' : 'failed')
+      if (conversation.session_id !== null)
+        await sessionHooks.settled?.(tx, conversation.session_id, {
+          generation_id,
+          trace_id,
+          status: outcome.status,
+          error: outcome.error,
+          agent_id,
+          partial: outcome.status === 'failed' ? outcome.partial : null,
+          reply_position,
+        })
+      return { result }
+    },
+  }
+}
+
+/** The failure of turns whose conversation was deleted. */
+export const gone = (conversationId: string): RecordedFailure => ({
+  code: 'RESOURCE_NOT_FOUND',
+  message: 'The conversation was deleted',
+  meta: { id: conversationId },
+})
