@@ -1,4 +1,9 @@
 import type { Services } from '../src/core/operation.ts'
+import { generationActors as turnActors } from '../src/execution/generations/handler.ts'
 import type { Concern } from './concern.ts'
 
-export const generationActors = (_services: Services): Concern => ({ actors: [], ticks: [] })
+/** Turns of agents, on their own and in conversations. */
+export function generationActors(services: Services): Concern {
+  const parts = [turnActors(services)]
+  return { actors: parts.flatMap(part => part.actors), ticks: parts.flatMap(part => part.ticks) }
+}

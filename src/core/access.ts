@@ -6,7 +6,7 @@ import { type Kind, type KindRow, srn } from './kind.ts'
 
 /** What a decision is about: a row, or everything of a kind in a project (creates). */
 export type Target = {
-  kind: Kind
+  kind: Kind<any>
   row?: KindRow
   project_id?: string | null
   tags?: Record<string, string>
@@ -70,7 +70,11 @@ export function visibleRows(
   const { project } = request
   const parts: Fragment[] = []
   if (project !== null) parts.push(sql.fragment`${columns.project} = ${project}`)
-  const filter = rowFilter(caller.layers, { action: request.action, type: request.type, facts: facts(caller), projectId: project ?? undefined }, columns)
+  const filter = rowFilter(
+    caller.layers,
+    { action: request.action, type: request.type, facts: facts(caller), projectId: project ?? undefined },
+    columns,
+  )
   if (filter === false) return sql.fragment`false`
   if (filter !== true) parts.push(sql.fragment`(${filter})`)
   return parts.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(parts, sql.fragment` and `)}`

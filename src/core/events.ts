@@ -47,9 +47,10 @@ const families = [
   {
     resource_type: 'generation',
     prefix: 'generations',
-    verbs: ['started', 'requires_action', 'completed', 'failed'],
+    verbs: ['started', 'requires_action', 'completed', 'failed', 'content_purged'],
     notes: 'failed carries error, requires_action carries required_action',
   },
+  { resource_type: 'trace', prefix: 'traces', verbs: ['content_purged'] },
   {
     resource_type: 'quota',
     prefix: 'quotas',

@@ -83,12 +83,12 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> =
   /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */
   allow(
     action: string,
-    target: { kind: Kind; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
+    target: { kind: Kind<any>; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
   ): void
   /** The same decision without raising; used to filter. */
   allowed(
     action: string,
-    target: { kind: Kind; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
+    target: { kind: Kind<any>; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
   ): boolean
   /** Writes the request's audit entry with a transaction that `run` opened itself. */
   record(tx: Tx, status: number, resourceId?: string): void

@@ -107,9 +107,16 @@ export const Generation = z
   })
   .meta({ id: 'Generation' })
 
-export const GenerationPatch = z
-  .strictObject({ metadata: z.record(z.string(), z.unknown()) })
-  .meta({ id: 'GenerationPatch' })
+const depthOf = (value: unknown): number =>
+  typeof value === 'object' && value !== null ? 1 + Math.max(0, ...Object.values(value).map(depthOf)) : 0
+
+/** A caller's bag: at most 16 KiB serialized, 8 levels deep; its keys are never touched. */
+export const MetadataBag = z
+  .record(z.string(), z.unknown())
+  .refine(bag => Buffer.byteLength(JSON.stringify(bag)) <= 16 * 1024, 'must be at most 16 KiB')
+  .refine(bag => depthOf(bag) <= 8, 'must be at most 8 levels deep')
+
+export const GenerationPatch = z.strictObject({ metadata: MetadataBag }).meta({ id: 'GenerationPatch' })
 
 export const Trace = z
   .object({

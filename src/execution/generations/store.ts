@@ -376,12 +376,15 @@ export async function disturbed(
 }
 
 /** Turns outside a conversation that nobody has touched for a while: their wake-up may be missing. Index generations_open. */
-export async function idleTurns(db: Queryable, idleSeconds: number): Promise<readonly string[]> {
-  return (await db.anyFirst(sql.unsafe`
-    select g.id from generations g join projects p on p.id = g.project_id
+export async function idleTurns(
+  db: Queryable,
+  idleSeconds: number,
+): Promise<readonly { id: string; project_id: string }[]> {
+  return (await db.any(sql.unsafe`
+    select g.id, g.project_id from generations g join projects p on p.id = g.project_id
     where g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
       and g.updated_at < now() - make_interval(secs => ${idleSeconds})
-    order by g.updated_at limit 1000`)) as readonly string[]
+    order by g.updated_at limit 1000`)) as readonly { id: string; project_id: string }[]
 }
 
 /** Drops frames of turns that ended more than ten minutes ago. */

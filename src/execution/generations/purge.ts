@@ -1,0 +1,55 @@
+import { raise } from '../../core/errors.ts'
+import type { Tx } from '../../core/write.ts'
+import { type GenerationRow, presentGeneration, presentTrace, type TraceRow } from './model.ts'
+import {
+  findTrace,
+  generationsOf,
+  lockGeneration,
+  lockSubtree,
+  redactEnvelopes,
+  redactGenerations,
+  redactTraces,
+} from './store.ts'
+
+type By = { type: string; id: string }
+
+const busy = (generations: readonly GenerationRow[]) =>
+  generations.filter(row => row.status === 'pending' || row.status === 'in_progress')
+
+/**
+ * Erases a generation's content and keeps its skeleton; a second purge keeps the first stamp and emits nothing. A paused
+ * turn ends failed with GENERATION_CONTENT_UNAVAILABLE. Raises GENERATION_ALREADY_IN_PROGRESS while it runs or waits.
+ */
+export async function purgeGeneration(tx: Tx, id: string, by: By): Promise<GenerationRow> {
+  const row = await lockGeneration(tx, id)
+  if (!row) raise('GENERATION_NOT_FOUND', { meta: { id } })
+  if (busy([row]).length > 0) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: id } })
+  const [redacted] = await redactGenerations(tx, [id], by)
+  if (!redacted) return row
+  await redactEnvelopes(tx, [id])
+  tx.emit('generations.content_purged', redacted.project_id, presentGeneration(redacted))
+  return redacted
+}
+
+/** The same for a trace, its descendants and all their generations. */
+export async function purgeTrace(tx: Tx, id: string, by: By): Promise<TraceRow> {
+  const traces = await lockSubtree(tx, id)
+  if (traces.length === 0) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  const ids = traces.map(trace => trace.id)
+  const generations = await generationsOf(tx, ids, true)
+  const running = busy(generations)
+  if (running.length > 0) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: running[0].id } })
+  const redactedGenerations = await redactGenerations(
+    tx,
+    generations.map(row => row.id),
+    by,
+  )
+  const redactedTraces = await redactTraces(tx, ids, by)
+  await redactEnvelopes(
+    tx,
+    [...redactedGenerations, ...redactedTraces].map(row => row.id),
+  )
+  for (const row of redactedGenerations) tx.emit('generations.content_purged', row.project_id, presentGeneration(row))
+  for (const row of redactedTraces) tx.emit('traces.content_purged', row.project_id, presentTrace(row))
+  return (await findTrace(tx, id)) as TraceRow
+}

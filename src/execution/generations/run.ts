@@ -1,0 +1,191 @@
+import { z } from 'zod'
+import { principalRecord } from '../../core/caller.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import { answer, type Context, itemOperation, streamed } from '../../core/operation.ts'
+import { type AgentRow, agentKind } from '../agents/model.ts'
+import type { ModelMessage } from '../providers/call.ts'
+import { MetadataBag, UsageTotals } from './model.ts'
+import { findTrace } from './store.ts'
+import { streamTurn } from './stream.ts'
+import { createTurn } from './turn.ts'
+import { expectTurn, raiseFailure } from './wait.ts'
+
+const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
+
+const Message = z.strictObject({
+  // A system entry has a code of its own, so it is let through to be named.
+  role: z.enum(['user', 'assistant', 'system']),
+  content: z.string().min(1).max(262_144),
+})
+
+export const GenerateInput = z
+  .strictObject({
+    messages: z.array(Message).min(1).max(500).optional(),
+    prompt: z.string().min(1).max(262_144).optional(),
+    stream: z.boolean().optional(),
+    metadata: MetadataBag.nullable().optional(),
+    action_id: z.string().min(1).max(255).optional(),
+    trace_id: z.string().min(1).optional(),
+    parent_trace_id: z.string().min(1).optional(),
+    root_trace_id: z.string().min(1).optional(),
+    max_call_depth: z.int().min(0).optional(),
+    timeout_seconds: z.int().min(1).max(3600).optional(),
+  })
+  .meta({ id: 'GenerateInput' })
+
+export const Accepted = z
+  .object({ status: z.literal('accepted'), generation_id: z.string(), trace_id: z.string() })
+  .meta({ id: 'TurnAccepted' })
+
+export const GenerateResult = z
+  .object({
+    id: z.string(),
+    trace_id: z.string(),
+    status: z.enum(['completed', 'requires_action']),
+    agent_version: z.int(),
+    ai_provider_id: z.string().nullable(),
+    output: z
+      .object({
+        model: z.string(),
+        content: z.string(),
+        finish_reason: z.string(),
+        object: z.unknown(),
+        response_messages: z.array(z.record(z.string(), z.unknown())),
+      })
+      .nullable(),
+    required_action: z.record(z.string(), z.unknown()).nullable(),
+    usage: UsageTotals.nullable(),
+  })
+  .meta({ id: 'GenerateResult' })
+
+/** `wait=true|false`; anything else is refused. */
+export const WaitQuery = z.object({
+  wait: z
+    .enum(['true', 'false'])
+    .transform(value => value === 'true')
+    .optional(),
+})
+
+type Body = z.output<typeof GenerateInput>
+
+/** The turn's messages: those sent, then the prompt as a last user message. */
+function messagesOf(body: Body): ModelMessage[] {
+  const messages = body.messages ?? []
+  if (messages.some(message => message.role === 'system')) raise('SYSTEM_MESSAGE_NOT_ALLOWED')
+  if (messages.length === 0 && body.prompt === undefined)
+    invalid({ code: 'REQUIRED', path: 'messages', message: 'messages or prompt is required' })
+  if (Buffer.byteLength(JSON.stringify(messages)) > MAX_MESSAGES_BYTES)
+    invalid({ code: 'TOO_BIG', path: 'messages', message: 'must be at most 4 MiB in total' })
+  return [
+    ...(messages as ModelMessage[]),
+    ...(body.prompt === undefined ? [] : [{ role: 'user' as const, content: body.prompt }]),
+  ]
+}
+
+/** Checks the traces a request names (execution, 5.1). */
+async function checkTraces({
+  db,
+  project,
+  body,
+}: Pick<Context<unknown, Body>, 'db' | 'project' | 'body'>): Promise<void> {
+  const { trace_id, parent_trace_id, root_trace_id } = body
+  if (trace_id && (parent_trace_id || root_trace_id))
+    invalid({ code: 'INVALID_VALUE', path: 'trace_id', message: 'does not go with parent_trace_id or root_trace_id' })
+  if (root_trace_id && !parent_trace_id)
+    invalid({ code: 'REQUIRED', path: 'parent_trace_id', message: 'is required with root_trace_id' })
+  const find = async (id: string) => {
+    const trace = await findTrace(db, id)
+    if (!trace || trace.project_id !== project) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+    return trace
+  }
+  if (trace_id && (await find(trace_id)).content_redacted_at)
+    raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { trace_id } })
+  if (parent_trace_id) {
+    const parent = await find(parent_trace_id)
+    if (root_trace_id && root_trace_id !== (parent.root_trace_id ?? parent.id))
+      invalid({ code: 'INVALID_VALUE', path: 'root_trace_id', message: 'must be the root of the parent trace' })
+    body.root_trace_id = parent.root_trace_id ?? parent.id
+  }
+}
+
+export const generateOperation = itemOperation(agentKind, {
+  id: 'createAgentGeneration',
+  method: 'post',
+  path: '/agents/{agent_id}/generate',
+  summary: 'Run an agent: in the background, waited for, or streamed',
+  tag: 'Generations',
+  action: 'agents:CreateAgentGeneration',
+  query: WaitQuery,
+  body: GenerateInput,
+  answers: { 202: Accepted, 200: GenerateResult },
+  produces: 'text/event-stream',
+  raises: [
+    'SYSTEM_MESSAGE_NOT_ALLOWED',
+    'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
+    'PROJECT_PAUSED',
+    'AI_PROVIDER_NOT_FOUND',
+    'AI_PROVIDER_MISCONFIGURED',
+    'AI_PROVIDER_ERROR',
+    'OUTPUT_SCHEMA_VALIDATION_FAILED',
+    'GENERATION_FAILED',
+    'GENERATION_CONTENT_UNAVAILABLE',
+    'RESOURCE_NOT_FOUND',
+  ],
+  transaction: false,
+  async run(context) {
+    const { body, query, services, caller, request } = context
+    const agent = context.resource as AgentRow
+    const messages = messagesOf(body)
+    if (body.stream && query.wait === false)
+      invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
+    if (body.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+    const { AGENT_MAX_CALL_DEPTH } = services.config
+    if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
+      invalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
+    await checkTraces(context)
+    const generation_id = newId('gen')
+    const waits = query.wait === true && !body.stream
+    const expected = waits ? expectTurn(services, generation_id) : null
+    let created: { generation_id: string; trace_id: string }
+    try {
+      created = await services.write(async tx => {
+        const turn = await createTurn(tx, services, {
+          generation_id,
+          project_id: agent.project_id,
+          agent_id: agent.id,
+          messages,
+          metadata: body.metadata ?? null,
+          action_id: body.action_id ?? null,
+          trace_id: body.trace_id ?? null,
+          parent_trace_id: body.parent_trace_id ?? null,
+          root_trace_id: body.root_trace_id ?? null,
+          depth: body.max_call_depth,
+          deadline_at: body.timeout_seconds ? new Date(Date.now() + body.timeout_seconds * 1000).toISOString() : null,
+          authority: principalRecord(caller),
+          streamed: body.stream === true,
+          shape: 'agent',
+        })
+        context.record(tx, waits || body.stream ? 200 : 202)
+        return turn
+      })
+    } catch (error) {
+      expected?.cancel()
+      throw error
+    }
+    if (body.stream)
+      return streamed(
+        'text/event-stream',
+        streamTurn(services, { id: generation_id }, { after: 0, closed: request.closed }),
+        {
+          'Cache-Control': 'no-store',
+        },
+      )
+    const accepted = answer(202, { status: 'accepted', ...created })
+    if (!expected) return accepted
+    const ended = await expected.wait(request.closed)
+    if (!ended) return accepted
+    if (ended.failure) raiseFailure(ended)
+    return answer(200, ended.result)
+  },
+})
