@@ -1,5 +1,10 @@
+import { auditOperations } from './control/audit/operations.ts'
+import { quotaOperations } from './control/quotas/operations.ts'
 import { actorOperations } from './conversation/actors/operations.ts'
 import type { Operation } from './core/operation.ts'
+import { agentOperations } from './execution/agents/operations.ts'
+import { generationOperations, traceOperations } from './execution/generations/operations.ts'
+import { aiProviderOperations } from './execution/providers/operations.ts'
 import { keyOperations } from './identity/keys/operations.ts'
 import { permissionOperations } from './identity/permissions.ts'
 import { policyOperations } from './identity/policies/operations.ts'
@@ -15,5 +20,11 @@ export const operations: readonly Operation[] = [
   ...projectOperations,
   ...keyOperations,
   ...secretOperations,
+  ...quotaOperations,
+  ...auditOperations,
+  ...generationOperations,
+  ...traceOperations,
   ...actorOperations,
+  ...aiProviderOperations,
+  ...agentOperations,
 ]
