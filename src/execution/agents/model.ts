@@ -1,6 +1,7 @@
 import { z } from 'zod'
-import type { Queryable } from '../../core/db.ts'
+import { type Queryable, sql } from '../../core/db.ts'
 import { kind } from '../../core/kind.ts'
+import type { Tx } from '../../core/write.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
@@ -73,9 +74,20 @@ export const agentKind = kind<AgentRow>({
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
     { kind: 'ai_provider', column: 'ai_provider_id', on_delete: 'block' },
   ],
+  remove: removeAgent,
   present: row => ({
     id: row.id,
     project_id: row.project_id,
+    ...configOf(row),
+    version: row.version,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})
+
+/** The part of a row that its callers write. */
+export function configOf(row: AgentRow): AgentConfig {
+  return {
     name: row.name,
     instructions: row.instructions,
     ai_provider_id: row.ai_provider_id,
@@ -90,11 +102,14 @@ export const agentKind = kind<AgentRow>({
     prompt_caching: row.prompt_caching,
     max_context_messages: row.max_context_messages,
     single_session_per_actor: row.single_session_per_actor,
-    version: row.version,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
-})
+  }
+}
+
+/** Deletes an agent whose lock the caller holds and to which nothing refers, with its event. */
+export async function removeAgent(tx: Tx, row: AgentRow): Promise<void> {
+  await tx.query(sql.unsafe`delete from agents where id = ${row.id}`)
+  tx.emit('agents.deleted', row.project_id, agentKind.present(row))
+}
 
 /** The agent of an id, whatever its project; null when there is none. */
 export const findAgent = (db: Queryable, id: string): Promise<AgentRow | null> => agentKind.find(db, id)

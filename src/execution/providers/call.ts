@@ -12,7 +12,7 @@ import {
 import type { Queryable } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
-import { failureOf, type ModelFailure, retryDelay } from './failure.ts'
+import { failureOf, isOwnFault, type ModelFailure, retryDelay } from './failure.ts'
 import type { ProviderRow } from './model.ts'
 import { aiProviderKind } from './model.ts'
 import { type LanguageModelV4, type ModelClient, modelClient } from './models.ts'
@@ -132,6 +132,7 @@ export async function attemptCall(
     return { ok: true, answer: { ...answer, model, ai_provider_id: provider.id } }
   } catch (error) {
     if (request.signal.aborted) throw request.signal.reason
+    if (isOwnFault(error)) throw error
     const failure = failureOf(error, {
       ai_provider_id: provider.id,
       model,

@@ -1,4 +1,16 @@
-import { APICallError, LoadAPIKeyError, LoadSettingError, StreamProviderError } from 'ai'
+import {
+  APICallError,
+  InvalidArgumentError,
+  InvalidPromptError,
+  JSONParseError,
+  LoadAPIKeyError,
+  LoadSettingError,
+  MissingToolResultsError,
+  NoSuchModelError,
+  StreamProviderError,
+  TypeValidationError,
+  UnsupportedFunctionalityError,
+} from 'ai'
 import { EgressBlockedError } from '../../core/egress.ts'
 import { AppError, type ErrorCode } from '../../core/errors.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
@@ -64,11 +76,16 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
   const answered = found(APICallError.isInstance)
   const streamed =
     thrown instanceof Error ? found(StreamProviderError.isInstance) : (thrown as Partial<StreamProviderError>)
-  const status = answered?.statusCode ?? null
+  const broken = brokenTransfer(answered)
+  const status = broken ? null : (answered?.statusCode ?? tokenStatus(thrown))
   const body = answered?.responseBody ?? null
-  const text = mask(vendorText(thrown, answered, body), about.secrets).slice(0, TEXT_LENGTH)
+  const text = mask(broken ?? vendorText(thrown, answered, body), about.secrets).slice(0, TEXT_LENGTH)
   const judged =
-    about.timedOutAfter !== null ? 'timeout' : classOf(status ?? streamed?.statusCode ?? null, answered, streamed)
+    about.timedOutAfter !== null
+      ? 'timeout'
+      : REFUSED_BY_SDK.some(kind => found(kind.isInstance))
+        ? null
+        : classOf(status ?? streamed?.statusCode ?? null, answered, streamed)
   const kind = about.started ? null : judged
   const message =
     about.timedOutAfter !== null
@@ -91,6 +108,29 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
     // Errors of the SDK carry the whole request; what is worth keeping of them is in the message.
     cause: undefined,
   }
+}
+
+/** Whether an error says that we asked wrongly: nothing the vendor or the record did. */
+export const isOwnFault = (error: unknown): boolean =>
+  InvalidPromptError.isInstance(error) || MissingToolResultsError.isInstance(error)
+
+/** What the SDK refuses to send: the model, an option or a part that the vendor does not know. */
+const REFUSED_BY_SDK = [UnsupportedFunctionalityError, InvalidArgumentError, NoSuchModelError]
+
+/** Why an answer that began well did not come to its end; null when it did, readable or not. */
+function brokenTransfer(answered: APICallError | null): string | null {
+  const status = answered?.statusCode
+  if (status === undefined || status < 200 || status > 299) return null
+  const chain = causes(answered)
+  if (chain.some(error => JSONParseError.isInstance(error) || TypeValidationError.isInstance(error))) return null
+  const root = chain.at(-1)
+  return `the answer broke off: ${root instanceof Error ? root.message : 'no reason was given'}`
+}
+
+/** The status with which a token endpoint refused the credential. */
+function tokenStatus(thrown: unknown): number | null {
+  const { name, status } = (thrown ?? {}) as { name?: unknown; status?: unknown }
+  return name === 'GaxiosError' && typeof status === 'number' ? status : null
 }
 
 /** Milliseconds before attempt `n + 2`; null when the failure is not repeated (execution, 2.4.3). */
