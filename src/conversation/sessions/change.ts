@@ -1,0 +1,68 @@
+import { isDeepStrictEqual } from 'node:util'
+import type { z } from 'zod'
+import { raise } from '../../core/errors.ts'
+import type { Context } from '../../core/operation.ts'
+import { replacedTags } from '../../core/tags.ts'
+import { callerContext } from '../../core/tool-context.ts'
+import { requireSole } from './create.ts'
+import { expireLocked } from './expire.ts'
+import { presentSession, type SessionPatch, type SessionRow } from './model.ts'
+import { failureOf, lockSession } from './state.ts'
+import { lockPair, type SessionChange, shareAgent, updateSession } from './store.ts'
+import { cancelIdleAuto, clearTurns } from './turns.ts'
+
+type Patch = z.output<typeof SessionPatch>
+
+/** The fields of a patch whose value differs from the stored one. */
+function changed(session: SessionRow, patch: SessionChange): SessionChange {
+  const differing = Object.entries(patch).filter(
+    ([key, value]) => value !== undefined && !isDeepStrictEqual(value, session[key as keyof SessionRow]),
+  )
+  return Object.fromEntries(differing)
+}
+
+/**
+ * PATCH of a session (conversation, 10.3.7 and 10.3.8): settings, close, reopen. Closing clears the mailbox in the same
+ * transaction, so that a reply which races it finds the session closed. A patch that changes nothing emits nothing.
+ * @throws SESSION_EXPIRED for a status on an expired session, SINGLE_SESSION_CONFLICT for a reopen
+ */
+export async function changeSession(
+  context: Pick<Context<unknown, Patch, SessionRow>, 'tx' | 'services' | 'body' | 'resource' | 'allowTags'>,
+): Promise<SessionRow> {
+  const { tx, services, body, resource } = context
+  if (body.status === 'open' && resource.actor_id) await lockPair(tx, resource.agent_id, resource.actor_id)
+  let session = await lockSession(tx, resource.id)
+  if (session.status === 'expired') {
+    if (body.status !== undefined) raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
+    if (session.stored_status !== 'expired') session = (await expireLocked(tx, [session.id]))[0] ?? session
+  }
+  const { status, tags, tool_context, ...settings } = body
+  const change = changed(session, {
+    ...settings,
+    status,
+    tags: tags && replacedTags(session.tags, tags),
+    tool_context:
+      tool_context === undefined ? undefined : callerContext(tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX),
+  })
+  if (Object.keys(change).length === 0) return session
+  if (change.tags) context.allowTags(change.tags)
+  if (change.status === 'open') {
+    await requireReopenable(tx, session)
+    change.reopened = true
+  }
+  if (change.status === 'closed')
+    await clearTurns(tx, services, session, failureOf('SESSION_CLOSED', undefined, { session_id: session.id }))
+  else if (change.auto_generate === false) await cancelIdleAuto(tx, services, session)
+  const next = await updateSession(tx, session.id, change)
+  tx.emit('sessions.updated', next.project_id, presentSession(next))
+  if (change.status === 'closed') tx.emit('sessions.closed', next.project_id, presentSession(next))
+  // A shorter time to live may already be over.
+  return (await expireLocked(tx, [next.id]))[0] ?? next
+}
+
+/** A reopened session counts for its agent's single_session_per_actor again. */
+async function requireReopenable(tx: Context['tx'], session: SessionRow): Promise<void> {
+  if (session.actor_id === null) return
+  const agent = await shareAgent(tx, session.agent_id)
+  if (agent?.single_session_per_actor) await requireSole(tx, session.agent_id, session.actor_id)
+}

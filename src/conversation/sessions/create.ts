@@ -1,0 +1,140 @@
+import type { z } from 'zod'
+import { sees } from '../../core/access.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import type { Kind } from '../../core/kind.ts'
+import type { Context, Services } from '../../core/operation.ts'
+import { callerContext } from '../../core/tool-context.ts'
+import type { Tx } from '../../core/write.ts'
+import { actorKind } from '../actors/model.ts'
+import { findActorByExternalId, insertActor, shareActor } from '../actors/store.ts'
+import { type ConversationRow, conversationKind } from '../conversations/model.ts'
+import { insertConversation } from '../conversations/store.ts'
+import { expireLocked } from './expire.ts'
+import { presentSession, type SessionInput, type SessionRow } from './model.ts'
+import {
+  agentProject,
+  findSession,
+  insertSession,
+  lockPair,
+  openSessionsOf,
+  type SessionAgent,
+  type SessionValues,
+  shareAgent,
+} from './store.ts'
+
+/**
+ * The agent of a session of the project.
+ * @throws AGENT_NOT_FOUND when there is none, or it is another project's
+ */
+export async function sessionAgent(tx: Tx, projectId: string, agentId: string): Promise<SessionAgent> {
+  const agent = await shareAgent(tx, agentId)
+  if (agent?.project_id !== projectId) return raise('AGENT_NOT_FOUND', { meta: { id: agentId } })
+  return agent
+}
+
+/**
+ * The project of a session that names none: its agent's.
+ * @throws AGENT_NOT_FOUND for an agent that does not exist
+ */
+export async function projectOfAgent(body: Record<string, unknown>, { pool }: Services): Promise<string | null> {
+  if (typeof body.agent_id !== 'string') return null
+  return (await agentProject(pool, body.agent_id)) ?? raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
+}
+
+/**
+ * The rule of `single_session_per_actor`: no other open session of agent and end user. Sessions past their time to live
+ * are expired on the spot and do not count. Holds the pair until the transaction ends; called before the lock of a
+ * conversation is taken, which is the order everywhere.
+ * @throws SINGLE_SESSION_CONFLICT with `meta { session_id }`
+ */
+export async function requireSole(tx: Tx, agentId: string, actorId: string): Promise<void> {
+  await lockPair(tx, agentId, actorId)
+  const open = await openSessionsOf(tx, agentId, actorId)
+  const overdue = open.filter(session => session.status === 'expired').map(session => session.id)
+  for (const id of overdue) await findSession(tx, id, true)
+  const expired = new Set((await expireLocked(tx, overdue)).map(session => session.id))
+  const other = open.find(session => !expired.has(session.id))
+  if (other) raise('SINGLE_SESSION_CONFLICT', { meta: { session_id: other.id } })
+}
+
+/** The end user with an external id, found or made, as POST /actors does. */
+export async function actorNamed(
+  tx: Tx,
+  projectId: string,
+  { external_id, name }: { external_id: string; name: string },
+): Promise<string> {
+  const fields = { project_id: projectId, name, external_id, instructions: null, agent_id: null, metadata: null }
+  // A second round only when the actor that was in the way is deleted before it can be read.
+  for (let round = 0; round < 5; round++) {
+    const made = await insertActor(tx, { id: newId('actor'), ...fields })
+    if (made) tx.emit('actors.created', projectId, actorKind.present(made))
+    const actor = made ?? (await findActorByExternalId(tx, projectId, external_id))
+    if (actor && (await shareActor(tx, actor.id, projectId))) return actor.id
+  }
+  throw new Error(`external id neither free nor taken in project ${projectId}`)
+}
+
+export type NewSession = Omit<SessionValues, 'id' | 'conversation_id'>
+
+/** Adds a session with its conversation, which starts empty. The events are `emitCreated`'s, once all is in place. */
+export async function addSession(
+  tx: Tx,
+  values: NewSession,
+): Promise<{ session: SessionRow; conversation: ConversationRow }> {
+  const id = newId('sess')
+  const conversation = await insertConversation(tx, {
+    project_id: values.project_id,
+    name: values.name,
+    actor_id: values.actor_id,
+    session_id: id,
+    tags: {},
+  })
+  const session = await insertSession(tx, { ...values, id, conversation_id: conversation.id })
+  return { session, conversation }
+}
+
+export function emitCreated(tx: Tx, session: SessionRow, conversation: ConversationRow): void {
+  tx.emit('conversations.created', conversation.project_id, conversationKind.present(conversation))
+  tx.emit('sessions.created', session.project_id, presentSession(session))
+}
+
+/**
+ * POST /sessions (conversation, 10.3.1): the session and its conversation in one transaction.
+ * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, INVALID_TOOL_CONTEXT_KEY, SINGLE_SESSION_CONFLICT; VALIDATION_FAILED for a
+ * named project that is not the agent's
+ */
+export async function createSession(
+  context: Pick<
+    Context<unknown, z.output<typeof SessionInput>>,
+    'tx' | 'services' | 'body' | 'project' | 'caller' | 'allow'
+  >,
+): Promise<SessionRow> {
+  const { tx, services, body, caller } = context
+  const project_id = context.project as string
+  const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  const agent = await shareAgent(tx, body.agent_id)
+  if (agent && agent.project_id !== project_id && caller.project_id === null && sees(caller, agent.project_id))
+    invalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'is not the project of the agent' })
+  if (agent?.project_id !== project_id) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
+  let actor_id = body.actor_id ?? null
+  if (body.actor) {
+    context.allow('actors:CreateActor', { kind: actorKind as unknown as Kind, project_id })
+    actor_id = await actorNamed(tx, project_id, body.actor)
+  } else if (actor_id !== null && !(await shareActor(tx, actor_id, project_id)))
+    raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
+  if (agent.single_session_per_actor && actor_id !== null) await requireSole(tx, agent.id, actor_id)
+  const { session, conversation } = await addSession(tx, {
+    project_id,
+    agent_id: agent.id,
+    name: body.name ?? null,
+    actor_id,
+    tags: body.tags ?? {},
+    auto_generate: body.auto_generate ?? false,
+    message_delay_seconds: body.message_delay_seconds ?? null,
+    inactivity_ttl_seconds: body.inactivity_ttl_seconds ?? 0,
+    tool_context,
+  })
+  emitCreated(tx, session, conversation)
+  return session
+}

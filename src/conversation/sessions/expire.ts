@@ -1,0 +1,59 @@
+import { z } from 'zod'
+import { type Actor, actor, every, type Tick } from '../../core/actor.ts'
+import type { Services } from '../../core/operation.ts'
+import { workQueue } from '../../core/queue.ts'
+import type { Tx } from '../../core/write.ts'
+import './hooks.ts'
+import { presentSession, type SessionRow } from './model.ts'
+import { lockFree, overdueSessions, writeExpiry } from './store.ts'
+
+/**
+ * Writes the expiry of overdue sessions down, with its event; the caller holds their conversations' locks. A session
+ * expires only with an empty mailbox, so there is nothing to clear. Returns the rows that expired.
+ */
+export async function expireLocked(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
+  const expired = ids.length === 0 ? [] : await writeExpiry(tx, ids)
+  for (const session of expired) tx.emit('sessions.expired', session.project_id, presentSession(session))
+  return expired
+}
+
+const BATCH = 100
+
+/**
+ * Expires what is overdue, in batches of one transaction each; sessions whose conversation is locked are left to the
+ * next sweep. Returns how many expired.
+ */
+export async function sweepExpired(services: Services, stop: AbortSignal): Promise<number> {
+  let count = 0
+  let after: { id: string; expires_at: string } | null = null
+  while (!stop.aborted) {
+    const found: readonly { id: string; expires_at: string }[] = await overdueSessions(services.pool, after, BATCH)
+    if (found.length === 0) break
+    after = found[found.length - 1]
+    count += await services.write(async tx => {
+      const locked = await lockFree(
+        tx,
+        found.map(session => session.id),
+      )
+      return (await expireLocked(tx, locked)).length
+    })
+  }
+  return count
+}
+
+export const sessionExpiryQueue = workQueue('session-expiry', {
+  message: z.object({}),
+  kind: 'generation',
+  retry: { limit: 0 },
+})
+
+/** The expiry sweep, one message every SESSION_SWEEP_SECONDS in the whole deployment. */
+export const sessionActors = (services: Services): { actors: Actor[]; ticks: Tick[] } => ({
+  actors: [
+    actor(sessionExpiryQueue, { concurrency: 1 }, async (_message, { stopping, log }) => {
+      const expired = await sweepExpired(services, stopping)
+      if (expired > 0) log.info({ expired }, 'sessions expired')
+    }),
+  ],
+  ticks: [every('session-expiry', services.config.SESSION_SWEEP_SECONDS, sessionExpiryQueue, {})],
+})

@@ -1,0 +1,44 @@
+import type { z } from 'zod'
+import { invalid } from '../../core/errors.ts'
+import type { ToolContext } from '../../core/tool-context.ts'
+import type { Tx } from '../../core/write.ts'
+import { addSession, emitCreated, sessionAgent } from './create.ts'
+import type { ForkInput, SessionRow } from './model.ts'
+import { lockSession } from './state.ts'
+import { copyMessages, hasMessageAt } from './store.ts'
+
+/**
+ * Forks a session: a new one whose conversation holds the parent's messages up to a position, the same texts (conversation,
+ * 10.6). The parent may have any status.
+ * @param toolContext replaces the parent's when given; null is a bag that was cleared
+ * @throws VALIDATION_FAILED without a message at the position, AGENT_NOT_FOUND for an agent outside the parent's project
+ */
+export async function forkSession(
+  tx: Tx,
+  parentId: string,
+  input: z.output<typeof ForkInput>,
+  toolContext: ToolContext | null | undefined,
+): Promise<SessionRow> {
+  const parent = await lockSession(tx, parentId)
+  const agentId = input.agent_id ?? parent.agent_id
+  if (agentId !== parent.agent_id) await sessionAgent(tx, parent.project_id, agentId)
+  const until = input.fork_at_position ?? null
+  if (until !== null && !(await hasMessageAt(tx, parent.conversation_id, until)))
+    invalid({ code: 'INVALID_VALUE', path: 'fork_at_position', message: 'is not the position of a message' })
+  const { session, conversation } = await addSession(tx, {
+    project_id: parent.project_id,
+    agent_id: agentId,
+    name: input.name ?? null,
+    actor_id: null,
+    tags: input.tags ?? {},
+    auto_generate: false,
+    message_delay_seconds: parent.message_delay_seconds,
+    inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
+    tool_context: toolContext === undefined ? parent.tool_context : toolContext,
+    forked_from_session_id: parent.id,
+    forked_from_position: until,
+  })
+  const message_count = await copyMessages(tx, { from: parent.conversation_id, to: conversation.id, until })
+  emitCreated(tx, session, { ...conversation, message_count })
+  return session
+}

@@ -1,0 +1,100 @@
+import type { z } from 'zod'
+import { invalid, raise } from '../../core/errors.ts'
+import { type Answer, answer, type Context, type Services, streamed } from '../../core/operation.ts'
+import { callerContext } from '../../core/tool-context.ts'
+import type { Tx } from '../../core/write.ts'
+import { admitTurn } from '../../execution/generations/admit.ts'
+import { streamTurn } from '../../execution/generations/stream.ts'
+import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
+import { lockConversation } from '../conversations/store.ts'
+import { cancelTurns, enqueueTurn, mailboxState, type TurnRow } from '../turns/mailbox.ts'
+import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
+import { CANCELLED, INTERRUPTED, lockSession, ROLLED_BACK, requireOpen } from './state.ts'
+import { interruptedSince, noteInterruption } from './store.ts'
+import { turnContext, turnInput } from './turns.ts'
+
+type OnBusy = (typeof ON_BUSY)[number]
+
+/** Most turns that `on_busy: queue` lets wait. */
+const MAX_WAITING = 20
+
+/**
+ * POST of a generate (conversation, 10.3.5 and 10.8). All that can refuse it is decided under the conversation's lock, so
+ * of any number of concurrent calls exactly one starts.
+ * @throws SESSION_CLOSED, SESSION_EXPIRED, GENERATION_ALREADY_IN_PROGRESS with `meta { generation_id }`,
+ * OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` what the turn failed with
+ */
+export async function generate(
+  context: Pick<
+    Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
+    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request'
+  >,
+): Promise<Answer> {
+  const { services, caller, query, resource, request } = context
+  const body = context.body ?? {}
+  const stream = body.stream === true
+  if (stream && query.wait === false)
+    invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
+  const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  const turn = await services.write(async tx => {
+    const session = await lockSession(tx, resource.id)
+    requireOpen(session)
+    const agent = await admitTurn(tx, services, {
+      project_id: session.project_id,
+      agent_id: session.agent_id,
+      model: body.model,
+    })
+    if (stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+    const conversation = await lockConversation(tx, session.conversation_id)
+    if (!conversation) throw new Error(`session ${session.id} without conversation`)
+    if (conversation.message_count === 0)
+      invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
+    await makeWay(tx, services, session, body.on_busy ?? 'reject')
+    const input = turnInput(session, caller, {
+      tool_context: await turnContext(tx, session, sent),
+      model: body.model,
+      streamed: stream,
+    })
+    return enqueueTurn(tx, services, conversation, { kind: 'turn', input })
+  })
+  const accepted = {
+    status: 'accepted',
+    session_id: resource.id,
+    generation_id: turn.generation_id,
+    trace_id: turn.trace_id,
+  }
+  if (stream)
+    return streamed(
+      'text/event-stream',
+      streamTurn(services, { id: turn.generation_id }, { after: 0, closed: request.closed }),
+    )
+  if (!query.wait) return answer(202, accepted)
+  const ended = await waitForTurn(services, turn.generation_id, { closed: request.closed })
+  if (!ended) return answer(202, accepted)
+  if (ended.failure) raiseFailure(ended)
+  return answer(200, ended.result)
+}
+
+/**
+ * Decides what a turn that runs, or is due, means to the one that was asked for, and takes out of the mailbox what the
+ * new one answers for: an automatic turn that still waits out its delay, an aborted turn.
+ */
+async function makeWay(tx: Tx, services: Services, session: SessionRow, onBusy: OnBusy): Promise<void> {
+  const { running, queued } = await mailboxState(tx, session.conversation_id)
+  const due = queued.filter(turn => turn.due)
+  const first = running ?? due[0]
+  if (first) {
+    if (onBusy === 'reject' || (onBusy === 'queue' && due.length >= MAX_WAITING)) busyWith(first)
+    if (onBusy === 'interrupt' || onBusy === 'rollback') {
+      // One that was asked for before another took over loses, however long it waited for the lock.
+      if (first.abort || (await interruptedSince(tx, session.id))) busyWith(first)
+      await cancelTurns(tx, services, [first], onBusy === 'interrupt' ? INTERRUPTED : ROLLED_BACK)
+      await noteInterruption(tx, session.id)
+    }
+  }
+  const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
+  if (idle.length > 0) await cancelTurns(tx, services, idle, CANCELLED)
+}
+
+const busyWith = ({ generation_id }: TurnRow): never =>
+  raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id } })

@@ -1,0 +1,77 @@
+import { raise } from '../../core/errors.ts'
+import type { Tx } from '../../core/write.ts'
+import { actorMoves } from '../actors/merge.ts'
+import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { type SettledTurn, sessionHooks } from '../turns/hooks.ts'
+import { presentSession, type SessionRow } from './model.ts'
+import { INTERRUPTED } from './state.ts'
+import { findSession, moveSessions, pairConflict, touchSession } from './store.ts'
+import { turnContext } from './turns.ts'
+
+/** Emits what happens to a turn, beside the events of the turn itself (conversation, 10.7). */
+async function emitTurn(
+  tx: Tx,
+  name: 'sessions.generation_started' | 'sessions.generation_completed' | 'sessions.generation_failed',
+  sessionId: string,
+  extra: object,
+): Promise<SessionRow | null> {
+  const session = await findSession(tx, sessionId)
+  if (session) tx.emit(name, session.project_id, presentSession(session), { extra })
+  return session
+}
+
+/** Keeps what an interrupted turn had said, where its reply would be (conversation, 10.8). */
+async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise<void> {
+  const conversation = turn.partial ? await lockConversation(tx, session.conversation_id) : null
+  if (!conversation || !turn.partial) return
+  await appendMessage(tx, conversation, {
+    role: 'assistant',
+    content: turn.partial,
+    actor_id: null,
+    agent_id: turn.agent_id,
+    generation_id: turn.generation_id,
+    metadata: { interrupted: true },
+    position: turn.reply_position,
+  })
+}
+
+// Importing this module makes the turns of conversations know the sessions they belong to.
+sessionHooks.load = async (db, sessionId) => {
+  const session = await findSession(db, sessionId)
+  if (!session) return null
+  const { id, project_id, agent_id, actor_id, status } = session
+  return {
+    id,
+    project_id,
+    agent_id,
+    actor_id,
+    status,
+    tool_context: await turnContext(db, session, null),
+    row: session,
+  }
+}
+sessionHooks.started = async (tx, sessionId, turn) => {
+  await emitTurn(tx, 'sessions.generation_started', sessionId, turn)
+}
+sessionHooks.settled = async (tx, sessionId, turn) => {
+  const { generation_id, trace_id, status, error } = turn
+  if (status === 'completed') {
+    await emitTurn(tx, 'sessions.generation_completed', sessionId, { generation_id, trace_id })
+    return
+  }
+  const session = await emitTurn(tx, 'sessions.generation_failed', sessionId, { generation_id, trace_id, error })
+  if (session && error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
+}
+sessionHooks.stored = async (tx, sessionId, message) => {
+  if (message.role === 'user') await touchSession(tx, sessionId)
+}
+// The row itself goes with its conversation's.
+sessionHooks.remove = async (tx, _services, sessionId) => {
+  const session = await findSession(tx, sessionId)
+  if (session) tx.emit('sessions.deleted', session.project_id, presentSession(session))
+}
+actorMoves.push(async (tx, from, to) => {
+  const conflict = await pairConflict(tx, from.id, to.id)
+  if (conflict) raise('SINGLE_SESSION_CONFLICT', { meta: { session_id: conflict } })
+  await moveSessions(tx, from.id, to.id)
+})

@@ -1,0 +1,70 @@
+import type { z } from 'zod'
+import { type Answer, answer, type Context } from '../../core/operation.ts'
+import { callerContext } from '../../core/tool-context.ts'
+import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
+import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { coalesceAuto } from '../turns/mailbox.ts'
+import type { SessionMessageInput, SessionRow } from './model.ts'
+import { lockSession, requireOpen } from './state.ts'
+import { noteRequestedTurn, requestedTurn, touchSession } from './store.ts'
+import { turnContext, turnInput } from './turns.ts'
+
+/**
+ * POST of a user message (conversation, 10.3.2 to 10.3.4). Stored at once whatever runs; with auto_generate it asks, in
+ * the same transaction, for one following turn that sees it. `wait` holds the answer of a message without delay until
+ * that turn is over.
+ * @throws SESSION_CLOSED, SESSION_EXPIRED; with `wait` what the turn failed with
+ */
+export async function sendMessage(
+  context: Pick<
+    Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
+    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request'
+  >,
+): Promise<Answer> {
+  const { services, caller, body, query, resource, request } = context
+  const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  const { message, created, generation_id, delayed } = await services.write(async tx => {
+    const session = await lockSession(tx, resource.id)
+    requireOpen(session)
+    const conversation = await lockConversation(tx, session.conversation_id)
+    if (!conversation) throw new Error(`session ${session.id} without conversation`)
+    const stored = await appendMessage(tx, conversation, {
+      role: 'user',
+      content: body.message,
+      actor_id: session.actor_id,
+      idempotency_key: body.idempotency_key,
+    })
+    const delayed = (session.message_delay_seconds ?? 0) > 0
+    const { document_id } = stored.message
+    if (!stored.created)
+      return { ...stored, delayed, generation_id: await requestedTurn(tx, conversation.id, document_id) }
+    await touchSession(tx, session.id)
+    if (!session.auto_generate) return { ...stored, delayed, generation_id: null }
+    const input = turnInput(session, caller, {
+      tool_context: await turnContext(tx, session, sent),
+      streamed: false,
+    })
+    const { generation_id } = await coalesceAuto(tx, services, conversation, {
+      input,
+      not_before: delayed ? new Date(Date.now() + (session.message_delay_seconds as number) * 1000) : undefined,
+    })
+    if (body.idempotency_key !== undefined)
+      await noteRequestedTurn(tx, { conversation_id: conversation.id, document_id, generation_id })
+    return { ...stored, delayed, generation_id }
+  })
+  let reply: object | null = null
+  if (query.wait && generation_id !== null && !delayed) {
+    const ended = await waitForTurn(services, generation_id, { closed: request.closed })
+    if (ended?.failure) raiseFailure(ended)
+    reply = ended?.result ?? null
+  }
+  return answer(created ? 201 : 200, {
+    role: message.role,
+    content: message.content,
+    document_id: message.document_id,
+    position: message.position,
+    created_at: message.created_at,
+    generation_id,
+    reply,
+  })
+}

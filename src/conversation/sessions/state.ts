@@ -1,0 +1,26 @@
+import { AppError, type ErrorCode, type RecordedFailure, raise } from '../../core/errors.ts'
+import type { Tx } from '../../core/write.ts'
+import { type SessionRow, sessionKind } from './model.ts'
+import { findSession } from './store.ts'
+
+/** What the turns end with that a session takes down with it. */
+export const failureOf = (code: ErrorCode, message?: string, meta?: Record<string, unknown>): RecordedFailure =>
+  new AppError(code, { message, meta }).recorded()
+
+export const CANCELLED = failureOf('GENERATION_FAILED', 'cancelled')
+/** The end of a turn that another took the place of; the text it had is kept. */
+export const INTERRUPTED = failureOf('GENERATION_FAILED', 'interrupted', { reason: 'interrupted' })
+/** The same, leaving no message. */
+export const ROLLED_BACK = failureOf('GENERATION_FAILED', 'rolled back', { reason: 'rolled_back' })
+
+/** The session under its lock. Raises RESOURCE_NOT_FOUND when it is gone. */
+export async function lockSession(tx: Tx, id: string): Promise<SessionRow> {
+  const session = await findSession(tx, id, true)
+  return session ?? raise(sessionKind.notFound, { meta: { id } })
+}
+
+/** Refuses messages and turns of a session that is not open: SESSION_CLOSED, SESSION_EXPIRED. */
+export function requireOpen(session: Pick<SessionRow, 'id' | 'status'>): void {
+  if (session.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
+  if (session.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
+}

@@ -1,0 +1,68 @@
+import { type Caller, principalRecord } from '../../core/caller.ts'
+import type { Queryable } from '../../core/db.ts'
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { mergeContext, type ToolContext } from '../../core/tool-context.ts'
+import type { Tx } from '../../core/write.ts'
+import type { TurnInput } from '../../execution/generations/turn.ts'
+import { lockConversation } from '../conversations/store.ts'
+import { cancelTurns, clearMailbox, mailboxState } from '../turns/mailbox.ts'
+import type { SessionRow } from './model.ts'
+import { CANCELLED } from './state.ts'
+import { externalIdOf } from './store.ts'
+
+/**
+ * The bag of a turn: the session's, then the request's, then what the platform says about session and end user, which
+ * no caller can say (conversation, 0.3).
+ */
+export async function turnContext(
+  db: Queryable,
+  session: SessionRow,
+  sent: ToolContext | null | undefined,
+): Promise<ToolContext> {
+  const stamps: ToolContext = { sessionId: session.id }
+  if (session.actor_id !== null) {
+    stamps.actorId = session.actor_id
+    const external = await externalIdOf(db, session.actor_id)
+    if (external !== null) stamps.actorExternalId = external
+  }
+  return mergeContext(session.tool_context, sent, stamps)
+}
+
+/** A turn of the session's agent, whose messages are read when it starts. */
+export const turnInput = (
+  session: SessionRow,
+  caller: Caller,
+  turn: { tool_context: ToolContext; model?: string | null; streamed: boolean },
+): TurnInput => ({
+  project_id: session.project_id,
+  agent_id: session.agent_id,
+  messages: null,
+  model: turn.model ?? null,
+  tool_context: turn.tool_context,
+  conversation_id: session.conversation_id,
+  session_id: session.id,
+  actor_id: session.actor_id,
+  authority: principalRecord(caller),
+  permission: { action: 'sessions:SendSessionMessage', kind: 'session', id: session.id },
+  streamed: turn.streamed,
+  shape: 'conversation',
+})
+
+/** Cancels what waits and aborts what runs; all of it ends with the failure. */
+export async function clearTurns(
+  tx: Tx,
+  services: Services,
+  session: SessionRow,
+  failure: RecordedFailure,
+): Promise<void> {
+  const conversation = await lockConversation(tx, session.conversation_id)
+  if (conversation) await clearMailbox(tx, services, conversation, failure)
+}
+
+/** Cancels a queued automatic turn whose delay is not over. */
+export async function cancelIdleAuto(tx: Tx, services: Services, session: SessionRow): Promise<void> {
+  const { queued } = await mailboxState(tx, session.conversation_id)
+  const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
+  if (idle.length > 0) await cancelTurns(tx, services, idle, CANCELLED)
+}
