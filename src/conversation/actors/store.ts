@@ -59,6 +59,10 @@ export const moveActor = (db: Queryable, from: string, to: string) =>
 export const shareActor = (db: Queryable, id: string, projectId: string): Promise<boolean> =>
   db.exists(sql.unsafe`select 1 from actors where id = ${id} and project_id = ${projectId} for key share`)
 
+/** The actor of a project, kept from being deleted or changed in its keys until the transaction ends. */
+export const lockActor = (db: Queryable, id: string, projectId: string): Promise<ActorRow | null> =>
+  db.maybeOne(actor`select * from actors where id = ${id} and project_id = ${projectId} for key share`)
+
 /** Keeps an agent of the project from being deleted until the transaction ends; false when there is none. */
 export const shareAgent = (db: Queryable, id: string, projectId: string): Promise<boolean> =>
   db.exists(sql.unsafe`select 1 from agents where id = ${id} and project_id = ${projectId} for key share`)

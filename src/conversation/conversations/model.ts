@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/kind.ts'
 import { TagBag, TagInput } from '../../core/tags.ts'
+import { ToolContextInput } from '../../core/tool-context.ts'
 import { Metadata, MetadataInput, Name } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
@@ -66,7 +67,8 @@ export const MessageText = z.string().min(1).max(262_144)
 export const MessageInput = z
   .strictObject({
     message: MessageText,
-    role: z.enum(MESSAGE_ROLES),
+    // A system entry has a code of its own, so it is let through to be named.
+    role: z.enum([...MESSAGE_ROLES, 'system']),
     actor_id: link.nullish(),
     position: z.int().min(0).max(2_147_483_647).optional(),
     metadata: MetadataInput.nullish(),
@@ -77,6 +79,17 @@ export const MessageInput = z
 export const MessagePatch = z
   .strictObject({ metadata: MetadataInput.nullable() })
   .meta({ id: 'ConversationMessagePatch' })
+
+export const GenerateMessageInput = z
+  .strictObject({
+    agent_id: link.nullish(),
+    actor_id: link.nullish().describe('Who speaks; without agent_id its linked agent answers'),
+    model: z.string().min(1).max(255).nullish(),
+    stream: z.boolean().optional(),
+    tool_context: ToolContextInput.nullish(),
+  })
+  .refine(input => input.agent_id != null || input.actor_id != null, 'agent_id or actor_id is required')
+  .meta({ id: 'ConversationGenerateInput' })
 
 /** A row of conversations; its columns are the record. */
 export type ConversationRow = z.infer<typeof Conversation>

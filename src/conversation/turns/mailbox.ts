@@ -43,9 +43,16 @@ export type Asked = {
   not_before?: Date
 }
 
+/** What its principal must still be allowed when the turn starts. */
+const permissionOf = (conversation: ConversationRow) =>
+  conversation.session_id === null
+    ? { action: 'conversations:GenerateConversationMessage', kind: 'conversation', id: conversation.id }
+    : { action: 'sessions:SendSessionMessage', kind: 'session', id: conversation.session_id }
+
 /**
  * Puts a turn at the end of a conversation's mailbox, with its generation and its wake-up. Under lockConversation.
- * The input's conversation_id and session_id are the conversation's.
+ * The input's conversation_id and session_id are the conversation's; without a permission of its own the turn needs the
+ * one to ask the conversation or its session.
  */
 export async function enqueueTurn(
   tx: Tx,
@@ -56,6 +63,7 @@ export async function enqueueTurn(
   const { input } = asked
   const made = await createTurn(tx, services, {
     ...input,
+    permission: input.permission ?? permissionOf(conversation),
     conversation_id: conversation.id,
     session_id: conversation.session_id,
   })
@@ -97,7 +105,8 @@ export async function coalesceAuto(
   const { queued } = await mailboxState(tx, conversation.id)
   const waiting = queued.find(turn => turn.kind === 'auto')
   if (!waiting) return enqueueTurn(tx, services, conversation, { ...asked, kind: 'auto' })
-  const { authority, permission, tool_context } = asked.input
+  const { authority, tool_context } = asked.input
+  const permission = asked.input.permission ?? permissionOf(conversation)
   await amendTurn(tx, services, waiting.generation_id, { authority, permission, tool_context })
   await moveTurn(tx, waiting, {
     not_before: asked.not_before ?? null,

@@ -1,0 +1,141 @@
+import type { z } from 'zod'
+import { principalRecord } from '../../core/caller.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import { type Answer, answer, type Context, streamed } from '../../core/operation.ts'
+import { callerContext, mergeContext } from '../../core/tool-context.ts'
+import type { Tx } from '../../core/write.ts'
+import { admitTurn } from '../../execution/generations/admit.ts'
+import { streamTurn } from '../../execution/generations/stream.ts'
+import { expectTurn, raiseFailure } from '../../execution/generations/wait.ts'
+import { lockActor } from '../actors/store.ts'
+import type { GenerateMessageInput } from '../conversations/model.ts'
+import { type ConversationRow, lockConversation } from '../conversations/store.ts'
+import { sessionHooks } from './hooks.ts'
+import { cancelTurns, enqueueTurn, mailboxState } from './mailbox.ts'
+
+type Body = z.output<typeof GenerateMessageInput>
+type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
+
+/**
+ * Asks for a reply: checks all that can refuse it, puts the turn into the conversation's mailbox, and answers its ids,
+ * its result or its stream (conversation, 8.4 and 0.4). A caller that goes away changes nothing.
+ * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED,
+ * GENERATION_ALREADY_IN_PROGRESS; a failed turn that was waited for raises its own code
+ */
+export async function generate(context: Generate): Promise<Answer> {
+  const { body, query, services, request, resource } = context
+  const stream = body.stream === true
+  if (stream && query.wait === false)
+    invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
+  const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  const generation_id = newId('gen')
+  const waits = query.wait === true && !stream
+  const expected = waits ? expectTurn(services, generation_id) : null
+  let asked: { generation_id: string; trace_id: string }
+  try {
+    asked = await services.write(async tx => {
+      const turn = await ask(tx, context, { generation_id, stream, sent })
+      context.record(tx, waits || stream ? 200 : 202)
+      return turn
+    })
+  } catch (error) {
+    expected?.cancel()
+    throw error
+  }
+  if (stream)
+    return streamed(
+      'text/event-stream',
+      streamTurn(services, { id: generation_id }, { after: 0, closed: request.closed }),
+      { 'Cache-Control': 'no-store' },
+    )
+  const accepted = answer(202, {
+    status: 'accepted',
+    conversation_id: resource.id,
+    generation_id,
+    trace_id: asked.trace_id,
+  })
+  const ended = await expected?.wait(request.closed)
+  if (!ended) return accepted
+  if (ended.failure) raiseFailure(ended)
+  return answer(200, ended.result)
+}
+
+async function ask(
+  tx: Tx,
+  { body, caller, services, resource }: Generate,
+  turn: { generation_id: string; stream: boolean; sent: Record<string, string> | null },
+) {
+  const { project_id } = resource
+  const agent_id = await answering(tx, project_id, body)
+  const agent = await admitTurn(tx, services, { project_id, agent_id, model: body.model })
+  if (turn.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+  const conversation = await lockConversation(tx, resource.id)
+  if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+  const session = conversation.session_id === null ? null : await admitSession(tx, conversation, agent_id)
+  if (conversation.message_count === 0)
+    invalid({ code: 'INVALID_VALUE', path: '', message: 'the conversation has no messages' })
+  if (session) {
+    const { running, queued } = await mailboxState(tx, conversation.id)
+    const busy = running ?? queued.find(waiting => waiting.due)
+    if (busy) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: busy.generation_id } })
+    // This turn answers for the automatic one that still waits (10.3.5).
+    await cancelTurns(
+      tx,
+      services,
+      queued.filter(waiting => waiting.kind === 'auto'),
+      { code: 'GENERATION_FAILED', message: 'cancelled' },
+      { stop_reason: 'cancelled' },
+    )
+  }
+  return enqueueTurn(tx, services, conversation, {
+    kind: 'turn',
+    speaker_actor_id: body.actor_id ?? null,
+    input: {
+      generation_id: turn.generation_id,
+      project_id,
+      agent_id,
+      messages: null,
+      model: body.model ?? null,
+      tool_context: session ? mergeContext(session.tool_context, turn.sent) : turn.sent,
+      actor_id: session?.actor_id ?? null,
+      authority: principalRecord(caller),
+      permission: {
+        action: 'conversations:GenerateConversationMessage',
+        kind: 'conversation',
+        id: conversation.id,
+      },
+      streamed: turn.stream,
+      shape: 'conversation',
+    },
+  })
+}
+
+/** The agent that answers: the one named, or the one the actor is linked to (8.4). */
+async function answering(tx: Tx, projectId: string, body: Body): Promise<string> {
+  const actor = body.actor_id == null ? null : await lockActor(tx, body.actor_id, projectId)
+  if (body.actor_id != null && !actor) raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
+  const agentId = body.agent_id ?? actor?.agent_id
+  if (agentId == null)
+    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to no agent: name one' })
+  if (body.agent_id != null && actor?.agent_id != null && actor.agent_id !== body.agent_id)
+    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to another agent' })
+  return agentId
+}
+
+/** The session whose conversation it is. Raises SESSION_CLOSED, SESSION_EXPIRED; 400 for another agent. */
+async function admitSession(tx: Tx, conversation: ConversationRow, agentId: string) {
+  const session = await openSession(tx, conversation)
+  if (session && session.agent_id !== agentId)
+    invalid({ code: 'INVALID_VALUE', path: 'agent_id', message: 'only the agent of the session answers here' })
+  return session
+}
+
+/** The open session of a conversation, null when it belongs to none. Raises SESSION_CLOSED, SESSION_EXPIRED (8.3.8). */
+export async function openSession(tx: Tx, conversation: ConversationRow) {
+  if (conversation.session_id === null) return null
+  const session = (await sessionHooks.load?.(tx, conversation.session_id)) ?? null
+  if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
+  if (session?.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
+  return session
+}
