@@ -1,6 +1,7 @@
 import { auditOperations } from './control/audit/operations.ts'
 import { quotaOperations } from './control/quotas/operations.ts'
 import { actorOperations } from './conversation/actors/operations.ts'
+import { conversationOperations } from './conversation/conversations/operations.ts'
 import { sessionOperations } from './conversation/sessions/operations.ts'
 import type { Operation } from './core/operation.ts'
 import { agentOperations } from './execution/agents/operations.ts'
@@ -26,6 +27,7 @@ export const operations: readonly Operation[] = [
   ...generationOperations,
   ...traceOperations,
   ...actorOperations,
+  ...conversationOperations,
   ...sessionOperations,
   ...aiProviderOperations,
   ...agentOperations,

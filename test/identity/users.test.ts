@@ -1,0 +1,475 @@
+import assert from 'node:assert/strict'
+import { createHash, scryptSync } from 'node:crypto'
+import { decodeJwt } from 'jose'
+import { loadConfig } from '../../src/config.ts'
+import { manualClock } from '../../src/core/clock.ts'
+import { sql } from '../../src/core/db.ts'
+import { bootstrapFromSettings } from '../../src/identity/users/bootstrap.ts'
+import { ADMIN, client, eventually, startApp, type TestApp } from '../support/app.ts'
+
+const PASSWORD = 'a fine password'
+
+/** Audit entries of an action, oldest first. */
+const entries = (app: TestApp, action: string) =>
+  app.services.pool.any(
+    sql.unsafe`select * from audit_entries where action = ${action} order by created_at, id`,
+  ) as Promise<readonly any[]>
+
+describe('users', () => {
+  let app: TestApp
+  const clock = manualClock()
+  before(async () => {
+    app = await startApp({ clock })
+  })
+  after(() => app.close())
+
+  const login = (username: string, password = PASSWORD) => app.anonymous.post('/users/login', { username, password })
+  const make = async (username: string, more: object = {}) =>
+    (await app.admin.post('/users', { username, password: PASSWORD, ...more })).body
+
+  describe('bootstrap', () => {
+    it('lets exactly one of ten concurrent calls through', async () => {
+      const empty = await startApp()
+      try {
+        await empty.services.pool.query(sql.unsafe`delete from users`)
+        const body = { username: 'root', password: PASSWORD }
+        const replies = await Promise.all(
+          Array.from({ length: 10 }, () => empty.anonymous.post('/users/bootstrap', body)),
+        )
+        const made = replies.filter(reply => reply.status === 201)
+        const refused = replies.filter(reply => reply.body.error?.code === 'BOOTSTRAP_ALREADY_COMPLETED')
+        assert.equal(made.length, 1)
+        assert.equal(refused.length, 9)
+        assert.ok(refused.every(reply => reply.status === 409))
+        assert.equal(made[0].body.role, 'admin')
+        assert.equal((await entries(empty, 'users:Bootstrap')).at(-1).principal_id, made[0].body.id)
+      } finally {
+        await empty.close()
+      }
+    })
+
+    it('answers 409 to a valid body and 400 to an invalid one once it is done', async () => {
+      assert.equal((await app.anonymous.post('/users/bootstrap', ADMIN)).status, 409)
+      assert.equal((await app.anonymous.post('/users/bootstrap', {})).status, 400)
+      assert.equal((await app.anonymous.post('/users/bootstrap', { username: 'x', password: 'short' })).status, 400)
+    })
+
+    it('is done at boot from ADMIN_USERNAME and ADMIN_PASSWORD, and silently nothing later', async () => {
+      const empty = await startApp()
+      try {
+        await empty.services.pool.query(sql.unsafe`delete from users`)
+        const config = { ...loadConfig(), ...empty.config, ADMIN_USERNAME: 'boot', ADMIN_PASSWORD: PASSWORD }
+        const services = { ...empty.services, config }
+        await Promise.all([bootstrapFromSettings(services), bootstrapFromSettings(services)])
+        await bootstrapFromSettings(services)
+        const signedIn = await empty.anonymous.post('/users/login', { username: 'boot', password: PASSWORD })
+        assert.equal(signedIn.body.role, 'admin')
+        assert.equal((await client(empty.url, signedIn.body.token).get('/users')).body.total, 1)
+      } finally {
+        await empty.close()
+      }
+    })
+  })
+
+  describe('login', () => {
+    it('answers a token of seven days that authenticates', async () => {
+      const user = await make('carol')
+      const reply = await login('carol')
+      assert.equal(reply.status, 200)
+      assert.deepEqual(Object.keys(reply.body).sort(), ['expires_at', 'id', 'role', 'token', 'username'])
+      const claims = decodeJwt(reply.body.token)
+      assert.equal((claims.exp as number) - (claims.iat as number), 604_800)
+      assert.deepEqual([claims.sub, claims.typ, claims.role], [user.id, 'user', 'user'])
+      const me = await app.as(reply.body.token).get('/users/me')
+      assert.equal(me.status, 200)
+      assert.equal(me.body.id, user.id)
+      assert.equal(me.body.last_login_at, clock.now().toISOString())
+      const { credential } = me.body
+      assert.deepEqual(credential, {
+        type: 'user',
+        id: user.id,
+        project_id: null,
+        expires_at: reply.body.expires_at,
+        scopes: null,
+      })
+    })
+
+    it('takes the name whatever its case', async () => {
+      await make('MixedCase')
+      assert.equal((await login('mixedcase')).body.username, 'MixedCase')
+    })
+
+    it('answers a wrong password and an unknown name alike, and a bad shape with 400', async () => {
+      const wrong = await login(ADMIN.username, 'not the password')
+      const unknown = await login('nobody at all', 'not the password')
+      assert.equal(wrong.status, 401)
+      assert.deepEqual(wrong.body, unknown.body)
+      assert.equal(wrong.headers.get('www-authenticate'), 'Bearer')
+      for (const body of [{}, { username: 1, password: 2 }, { username: 'a', password: '' }, { username: 'a' }])
+        assert.equal((await app.anonymous.post('/users/login', body)).status, 400)
+    })
+
+    it('ignores a bad bearer', async () => {
+      assert.equal((await app.as('nonsense').post('/users/login', ADMIN)).status, 200)
+    })
+
+    it('leaves a global audit entry with the name, signed in or refused', async () => {
+      const user = await make('audited')
+      await login('audited')
+      await login('audited', 'wrong password')
+      const [good, bad] = (await entries(app, 'users:Login')).filter(entry => entry.detail.username === 'audited')
+      assert.deepEqual([good.status, good.principal_id, good.project_id], [200, user.id, null])
+      assert.deepEqual([bad.status, bad.principal_id, bad.project_id], [401, null, null])
+    })
+
+    it('rewrites a hash with older parameters', async () => {
+      const user = await make('oldhash')
+      const salt = Buffer.from('0123456789abcdef')
+      const key = scryptSync(PASSWORD, salt, 32, { N: 1024, r: 8, p: 1 })
+      const text = (bytes: Buffer) => bytes.toString('base64').replace(/=+$/, '')
+      const phc = `$scrypt$ln=10,r=8,p=1$${text(salt)}$${text(key)}`
+      const stored = () => app.services.pool.oneFirst(sql.unsafe`select password_hash from users where id = ${user.id}`)
+      await app.services.pool.query(sql.unsafe`update users set password_hash = ${phc} where id = ${user.id}`)
+      assert.equal((await login('oldhash', 'wrong password')).status, 401)
+      assert.equal(await stored(), phc)
+      assert.equal((await login('oldhash')).status, 200)
+      assert.match(String(await stored()), /^\$scrypt\$ln=15,r=8,p=1\$/)
+      assert.equal((await login('oldhash')).status, 200)
+    })
+
+    it('locks a name, known or not, for fifteen minutes after ten failures in a row', async () => {
+      await make('locked')
+      for (const name of ['locked', 'ghost']) {
+        for (let round = 0; round < 10; round++) assert.equal((await login(name, 'wrong password')).status, 401)
+      }
+      assert.equal((await login('LOCKED')).status, 401)
+      clock.advance(15 * 60_000 + 1000)
+      assert.equal((await login('locked')).status, 200)
+    })
+
+    it('forgets failures at a success, at an admin reset and after the window', async () => {
+      const user = await make('forgetful')
+      const fail = async (times: number) => {
+        for (let round = 0; round < times; round++) await login('forgetful', 'wrong password')
+      }
+      await fail(9)
+      assert.equal((await login('forgetful')).status, 200)
+      await fail(9)
+      clock.advance(15 * 60_000 + 1000)
+      await fail(1)
+      assert.equal((await login('forgetful')).status, 200)
+      await fail(10)
+      assert.equal((await login('forgetful')).status, 401)
+      await app.admin.put(`/users/${user.id}/password`, { new_password: 'another password' })
+      assert.equal((await login('forgetful', 'another password')).status, 200)
+    })
+  })
+
+  describe('records', () => {
+    it('are created by admins, with 409 for a name that differs in case only', async () => {
+      const made = await app.admin.post('/users', { username: ' alice ', password: PASSWORD })
+      assert.equal(made.status, 201)
+      assert.deepEqual(Object.keys(made.body), [
+        'id',
+        'username',
+        'role',
+        'policy_ids',
+        'last_login_at',
+        'disabled_at',
+        'created_at',
+        'updated_at',
+      ])
+      assert.deepEqual([made.body.username, made.body.role, made.body.policy_ids], ['alice', 'user', []])
+      const second = await app.admin.post('/users', { username: 'Alice', password: PASSWORD })
+      assert.equal(second.status, 409)
+      assert.equal(second.body.error.code, 'NAME_CONFLICT')
+    })
+
+    it('refuse names and passwords that break the rules, naming the field', async () => {
+      for (const [path, body] of [
+        ['username', { username: '  ', password: PASSWORD }],
+        ['username', { username: 'a\u0007b', password: PASSWORD }],
+        ['username', { username: 'x'.repeat(129), password: PASSWORD }],
+        ['password', { username: 'shorty', password: '1234567' }],
+        ['password', { username: 'longy', password: 'é'.repeat(513) }],
+        ['role', { username: 'roly', password: PASSWORD, role: 'root' }],
+        ['color', { username: 'coly', password: PASSWORD, color: 'red' }],
+      ] as const) {
+        const reply = await app.admin.post('/users', body)
+        assert.equal(reply.status, 400, path)
+        assert.equal(reply.body.error.meta.problems[0].path, path)
+      }
+      assert.equal((await app.admin.post('/users', { username: 'longest', password: 'é'.repeat(512) })).status, 201)
+    })
+
+    it('are listed without password material, filtered by part of the name and by role', async () => {
+      await make('dora-lists')
+      await make('100%_sure')
+      const all = await app.admin.get('/users?limit=3')
+      assert.equal(all.status, 200)
+      assert.equal(all.body.data.length, 3)
+      assert.ok(all.body.total > 3)
+      assert.doesNotMatch(JSON.stringify(all.body), /scrypt|hash|token_version/)
+      assert.equal((await app.admin.get('/users?username=DORA')).body.total, 1)
+      assert.equal((await app.admin.get('/users?username=%25_')).body.total, 1)
+      assert.deepEqual(
+        (await app.admin.get('/users?role=admin')).body.data.map((user: any) => user.username),
+        ['admin'],
+      )
+      assert.equal((await app.admin.get('/users?role=root')).status, 400)
+    })
+
+    it('are readable by admins and by the user, with an entity tag', async () => {
+      const dave = await app.user('dave')
+      const own = await dave.get(`/users/${dave.id}`)
+      assert.equal(own.status, 200)
+      assert.ok(own.headers.get('etag'))
+      assert.equal((await app.admin.get(`/users/${dave.id}`)).status, 200)
+      const missing = await app.admin.get('/users/user_00000000000000000000000000')
+      assert.equal(missing.body.error.code, 'RESOURCE_NOT_FOUND')
+    })
+
+    it('refuse non-admins whatever the id, the body or the policy', async () => {
+      const eve = await app.user('eve', [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
+      const ids = [(await app.admin.get('/users/me')).body.id, 'user_00000000000000000000000000', 'x']
+      for (const id of ids) {
+        for (const reply of [
+          await eve.get(`/users/${id}`),
+          await eve.get(`/users/${id}/policies`),
+          await eve.patch(`/users/${id}`, { nonsense: 1 }),
+          await eve.delete(`/users/${id}`),
+          await eve.put(`/users/${id}/password`, {}),
+          await eve.put(`/users/${id}/policies`, {}),
+          await eve.post(`/users/${id}/revoke-tokens`),
+        ]) {
+          assert.equal(reply.status, 403)
+          assert.equal(reply.body.error.message, 'Forbidden')
+        }
+      }
+      assert.equal((await eve.get('/users')).status, 403)
+      assert.equal((await eve.post('/users', { username: 'x', password: PASSWORD })).status, 403)
+    })
+
+    it('honour If-Match', async () => {
+      const user = await make('etagged')
+      const { headers } = await app.admin.get(`/users/${user.id}`)
+      const tag = { 'if-match': headers.get('etag') as string }
+      assert.equal((await app.admin.patch(`/users/${user.id}`, { username: 'etagged2' }, tag)).status, 200)
+      assert.equal((await app.admin.patch(`/users/${user.id}`, { username: 'etagged3' }, tag)).status, 412)
+    })
+  })
+
+  describe('changes', () => {
+    it('rename, promote and demote, each ending the tokens of before', async () => {
+      const frank = await app.user('frank')
+      const renamed = await app.admin.patch(`/users/${frank.id}`, { username: 'Frank' })
+      assert.equal(renamed.body.username, 'Frank')
+      assert.equal((await frank.get('/users/me')).status, 401)
+      let again = app.as((await login('frank')).body.token)
+      assert.equal((await app.admin.patch(`/users/${frank.id}`, { role: 'admin' })).body.role, 'admin')
+      assert.equal((await again.get('/users/me')).status, 401)
+      again = app.as((await login('frank')).body.token)
+      assert.equal((await again.get('/users')).status, 200)
+      await app.admin.patch(`/users/${frank.id}`, { role: 'user' })
+      assert.equal((await again.get('/users')).status, 401)
+      assert.equal(
+        (await app.admin.patch(`/users/${frank.id}`, { username: 'ADMIN' })).body.error.code,
+        'NAME_CONFLICT',
+      )
+    })
+
+    it('keep tokens when nothing changes', async () => {
+      const gina = await app.user('gina')
+      assert.equal((await app.admin.patch(`/users/${gina.id}`, { username: 'gina', role: 'user' })).status, 200)
+      assert.equal((await gina.get('/users/me')).status, 200)
+    })
+
+    it('never leave the deployment without an admin', async () => {
+      const { id } = (await app.admin.get('/users/me')).body
+      for (const reply of [
+        await app.admin.patch(`/users/${id}`, { role: 'user' }),
+        await app.admin.patch(`/users/${id}`, { disabled: true }),
+        await app.admin.delete(`/users/${id}`),
+      ]) {
+        assert.equal(reply.status, 409)
+        assert.equal(reply.body.error.code, 'LAST_ADMIN_REQUIRED')
+      }
+    })
+
+    it('let one of two admins who demote each other succeed', async () => {
+      const pair = await startApp()
+      try {
+        const first = (await pair.admin.get('/users/me')).body.id
+        const credentials = { username: 'second', password: PASSWORD }
+        const second = (await pair.admin.post('/users', { ...credentials, role: 'admin' })).body.id
+        const other = pair.as((await pair.anonymous.post('/users/login', credentials)).body.token)
+        // Both are past authentication and wait for the same rows.
+        const replies = await pair.services.write(async tx => {
+          await tx.any(sql.unsafe`select id from users for update`)
+          const waiting = [
+            pair.admin.patch(`/users/${second}`, { role: 'user' }),
+            other.patch(`/users/${first}`, { role: 'user' }),
+          ]
+          await eventually(async () => {
+            const found = await pair.services.pool.oneFirst(sql.unsafe`
+              select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
+            return found === 2
+          })
+          return { waiting }
+        })
+        assert.deepEqual((await Promise.all(replies.waiting)).map(reply => reply.status).sort(), [200, 409])
+        const left = await pair.services.pool.oneFirst(sql.unsafe`select count(*) from users where role = 'admin'`)
+        assert.equal(left, 1)
+      } finally {
+        await pair.close()
+      }
+    })
+
+    it('disable a user with every credential until enabled again', async () => {
+      const harry = await app.user('harry')
+      const key = app.as((await harry.post('/project-keys', {})).body.secret)
+      assert.equal((await key.get('/users/me')).status, 200)
+      const disabled = await app.admin.patch(`/users/${harry.id}`, { disabled: true })
+      assert.equal(disabled.body.disabled_at, clock.now().toISOString())
+      assert.equal((await harry.get('/users/me')).status, 401)
+      assert.equal((await key.get('/users/me')).status, 401)
+      assert.equal((await login('harry')).status, 401)
+      assert.equal((await app.admin.patch(`/users/${harry.id}`, { disabled: false })).body.disabled_at, null)
+      assert.equal((await harry.get('/users/me')).status, 200)
+      assert.equal((await key.get('/users/me')).status, 200)
+    })
+
+    it('delete a user with keys and attachments: token and key are 401', async () => {
+      const iris = await app.user('iris', [{ statement: [{ effect: 'Allow', action: ['*'] }] }])
+      const key = app.as((await iris.post('/project-keys', {})).body.secret)
+      assert.equal((await key.get('/users/me')).status, 200)
+      assert.equal((await app.admin.delete(`/users/${iris.id}`)).status, 204)
+      assert.equal((await iris.get('/users/me')).status, 401)
+      assert.equal((await key.get('/users/me')).status, 401)
+      assert.equal((await app.admin.delete(`/users/${iris.id}`)).status, 404)
+    })
+  })
+
+  describe('passwords', () => {
+    it('change by their owner: the old token is 401, the new one and the keys work', async () => {
+      const jane = await app.user('jane')
+      const key = app.as((await jane.post('/project-keys', {})).body.secret)
+      const change = { current_password: PASSWORD, new_password: 'quite another one' }
+      const wrong = await jane.put('/users/me/password', { ...change, current_password: 'not the password' })
+      assert.equal(wrong.status, 401)
+      assert.equal((await jane.put('/users/me/password', { ...change, new_password: 'short' })).status, 400)
+      assert.equal((await key.put('/users/me/password', change)).status, 403)
+      assert.equal((await jane.get('/users/me')).status, 200)
+      const changed = await jane.put('/users/me/password', change)
+      assert.equal(changed.status, 200)
+      assert.deepEqual(Object.keys(changed.body).sort(), ['expires_at', 'token'])
+      assert.equal((await jane.get('/users/me')).status, 401)
+      assert.equal((await app.as(changed.body.token).get('/users/me')).status, 200)
+      assert.equal((await key.get('/users/me')).status, 200)
+      assert.equal((await login('jane')).status, 401)
+      assert.equal((await login('jane', 'quite another one')).status, 200)
+    })
+
+    it('are reset by an admin, and never show in the audit log', async () => {
+      const kim = await app.user('kim')
+      const reset = await app.admin.put(`/users/${kim.id}/password`, { new_password: 'reset by an admin' })
+      assert.equal(reset.status, 204)
+      assert.equal((await kim.get('/users/me')).status, 401)
+      assert.equal((await login('kim', 'reset by an admin')).status, 200)
+      const [entry] = (await entries(app, 'users:ResetPassword')).filter(found => found.resource_public_id === kim.id)
+      assert.deepEqual([entry.status, entry.resource_srn, entry.project_id], [204, `srn:*:user:${kim.id}`, null])
+      assert.doesNotMatch(JSON.stringify(await entries(app, 'users:ResetPassword')), /reset by an admin/)
+      assert.doesNotMatch(app.logs.join(''), /reset by an admin|scrypt/)
+    })
+
+    it('of ten concurrent own changes leave the one whose token works', async () => {
+      const lena = await app.user('lena')
+      const replies = await Promise.all(
+        Array.from({ length: 4 }, (_, index) =>
+          lena.put('/users/me/password', { current_password: PASSWORD, new_password: `new password ${index}` }),
+        ),
+      )
+      const changed = replies.filter(reply => reply.status === 200)
+      assert.equal(changed.length, 1)
+      assert.ok(replies.every(reply => reply.status === 200 || reply.status === 401))
+      assert.equal((await app.as(changed[0].body.token).get('/users/me')).status, 200)
+    })
+
+    it('are stored as scrypt PHC strings with a salt each', async () => {
+      await make('salt1')
+      await make('salt2')
+      const hashes = (await app.services.pool.anyFirst(
+        sql.unsafe`select password_hash from users where username in ('salt1', 'salt2')`,
+      )) as readonly string[]
+      assert.notEqual(hashes[0], hashes[1])
+      for (const hash of hashes) {
+        assert.match(hash, /^\$scrypt\$ln=15,r=8,p=1\$[A-Za-z0-9+/]{22}\$[A-Za-z0-9+/]{43}$/)
+        assert.ok(!hash.includes(createHash('sha256').update(PASSWORD).digest('base64').slice(0, 20)))
+      }
+    })
+  })
+
+  describe('tokens', () => {
+    it('end together when the user or an admin revokes them', async () => {
+      const mona = await app.user('mona')
+      const second = app.as((await login('mona')).body.token)
+      assert.equal((await mona.post('/users/me/revoke-tokens')).status, 204)
+      assert.equal((await mona.get('/users/me')).status, 401)
+      assert.equal((await second.get('/users/me')).status, 401)
+      const third = app.as((await login('mona')).body.token)
+      assert.equal((await app.admin.post(`/users/${mona.id}/revoke-tokens`)).status, 204)
+      assert.equal((await third.get('/users/me')).status, 401)
+    })
+
+    it('of users expire after seven days', async () => {
+      const nora = await app.user('nora')
+      clock.advance(7 * 24 * 3_600_000 - 5000)
+      assert.equal((await nora.get('/users/me')).status, 200)
+      clock.advance(10_000)
+      assert.equal((await nora.get('/users/me')).status, 401)
+      clock.advance(-7 * 24 * 3_600_000)
+    })
+  })
+
+  describe('own permissions', () => {
+    const of = (reply: any, action: string) => reply.body.data.find((item: any) => item.action === action)?.allowed
+
+    it('say all, some or none for every action of the catalogue', async () => {
+      const project = await app.project()
+      const other = await app.project()
+      const user = await app.user('olga', [
+        {
+          statement: [
+            { effect: 'Allow', action: ['actors:*'], resource: [`srn:${project.id}:actor:*`] },
+            { effect: 'Deny', action: ['actors:DeleteActor'] },
+            {
+              effect: 'Deny',
+              action: ['actors:UpdateActor'],
+              condition: { StringEquals: { 'svc:ResourceTag/locked': 'yes' } },
+            },
+          ],
+        },
+      ])
+      const anywhere = await user.get('/users/me/permissions?limit=1000')
+      assert.equal(anywhere.status, 200)
+      assert.equal(anywhere.body.total, anywhere.body.data.length)
+      assert.equal(of(anywhere, 'actors:GetActor'), 'some')
+      assert.equal(of(anywhere, 'users:CreateUser'), 'none')
+      assert.equal(of(anywhere, 'projects:GetProject'), 'none')
+      const here = await user.get(`/users/me/permissions?limit=1000&project_id=${project.id}`)
+      assert.equal(of(here, 'actors:GetActor'), 'all')
+      assert.equal(of(here, 'actors:UpdateActor'), 'some')
+      assert.equal(of(here, 'actors:DeleteActor'), 'none')
+      assert.equal((await user.get(`/users/me/permissions?project_id=${other.id}`)).status, 403)
+      const scope = await project.key.get(`/users/me/permissions?project_id=${other.id}`)
+      assert.equal(scope.body.error.code, 'API_KEY_PROJECT_SCOPE')
+      const bound = await project.key.get('/users/me/permissions?limit=1000')
+      assert.equal(of(bound, 'actors:DeleteActor'), 'all')
+      assert.equal(of(bound, 'users:CreateUser'), 'none')
+      const admin = await app.admin.get('/users/me/permissions?limit=1000')
+      assert.equal(of(admin, 'users:CreateUser'), 'all')
+      const missing = await app.admin.get('/users/me/permissions?project_id=proj_00000000000000000000000000')
+      assert.equal(missing.status, 404)
+    })
+  })
+})
