@@ -1,5 +1,7 @@
 import { auditOperations } from './control/audit/operations.ts'
+import { eventOperations } from './control/events/operations.ts'
 import { quotaOperations } from './control/quotas/operations.ts'
+import { webhookOperations } from './control/webhooks/operations.ts'
 import { actorOperations } from './conversation/actors/operations.ts'
 import { conversationOperations } from './conversation/conversations/operations.ts'
 import { sessionOperations } from './conversation/sessions/operations.ts'
@@ -24,6 +26,8 @@ export const operations: readonly Operation[] = [
   ...secretOperations,
   ...quotaOperations,
   ...auditOperations,
+  ...eventOperations,
+  ...webhookOperations,
   ...generationOperations,
   ...traceOperations,
   ...actorOperations,

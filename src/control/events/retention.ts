@@ -1,0 +1,20 @@
+import type { Services } from '../../core/operation.ts'
+import { deleteDispatched } from './store.ts'
+
+const DAY_MS = 86_400_000
+const BATCH = 1000
+
+/**
+ * Deletes events older than EVENT_RETENTION_DAYS, in batches; one that is not dispatched is never deleted. Deliveries
+ * keep their own copy of the envelope. For a daily tick; a second run at the same time does no harm.
+ * @returns how many went
+ */
+export async function pruneEvents(services: Services): Promise<number> {
+  const before = new Date(services.clock.now().getTime() - services.config.EVENT_RETENTION_DAYS * DAY_MS)
+  let total = 0
+  for (;;) {
+    const deleted = await deleteDispatched(services.pool, before, BATCH)
+    total += deleted
+    if (deleted < BATCH) return total
+  }
+}

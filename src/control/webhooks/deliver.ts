@@ -1,0 +1,119 @@
+import { createHmac } from 'node:crypto'
+import type { EgressOutcome } from '../../core/egress.ts'
+import type { Services } from '../../core/operation.ts'
+import type { Claimed } from './delivery-store.ts'
+import { MAX_ATTEMPTS, sealedFor } from './model.ts'
+
+/** Bytes of an answer that are kept. */
+const ANSWER_BYTES = 1024
+
+const FIRST_BACKOFF_MS = 1000
+const JITTER = 0.25
+
+/** What one attempt came to: what is recorded, and what the log says of it. */
+export type Outcome = {
+  decision: 'done' | 'retry' | 'failed' | 'closed' | 'returned'
+  status: 'queued' | 'completed' | 'failed'
+  status_code: number | null
+  /** The attempt was made. One that was refused or cut off does not count. */
+  counted: boolean
+  retry_ms: number | null
+  response_body: string | null
+}
+
+/** Refused before anything was sent: no retry, attempts unchanged (control, 2.5). */
+const closed = (reason: string): Outcome => ({
+  decision: 'closed',
+  status: 'failed',
+  status_code: null,
+  counted: false,
+  retry_ms: null,
+  response_body: reason,
+})
+
+/** Given back untouched. */
+export const returned: Outcome = {
+  decision: 'returned',
+  status: 'queued',
+  status_code: null,
+  counted: false,
+  retry_ms: null,
+  response_body: null,
+}
+
+/**
+ * `t=<unix seconds>,v1=<hex>`: HMAC-SHA256 over `<t>.<body>` (control, 2.4), one `v1` for each secret.
+ * @param secrets the secret strings; their UTF-8 bytes are the keys
+ */
+export function signature(secrets: readonly string[], body: string, now: Date): string {
+  const t = Math.floor(now.getTime() / 1000)
+  const parts = secrets.map(secret => `v1=${createHmac('sha256', secret).update(`${t}.`).update(body).digest('hex')}`)
+  return `t=${t},${parts.join(',')}`
+}
+
+/** Time until the next attempt after `attempts` failed ones: 1 s, then 2 s, plus up to a quarter. */
+export const backoff = (attempts: number): number =>
+  FIRST_BACKOFF_MS * 2 ** (attempts - 1) * (1 + Math.random() * JITTER)
+
+/**
+ * One attempt: opens the secret, signs, posts, judges the answer. Never throws for what a receiver does. `signal` cuts
+ * it off; it then counts for nothing.
+ */
+export async function attempt(services: Services, delivery: Claimed, signal: AbortSignal): Promise<Outcome> {
+  const { config, clock, egress, secrets, log } = services
+  const sealed = sealedFor(delivery.webhook_id, delivery.project_id)
+  const opened = secrets.open(delivery.sealed_secret, sealed)
+  if (!opened.ok) return closed('the secret of the webhook cannot be decrypted')
+  const keys = [opened.value]
+  const now = clock.now()
+  if (delivery.previous_sealed_secret && now < new Date(delivery.previous_secret_until ?? 0)) {
+    const previous = secrets.open(delivery.previous_sealed_secret, sealed)
+    if (previous.ok) keys.push(previous.value)
+    else log.warn({ webhook_id: delivery.webhook_id }, 'previous secret of a webhook cannot be decrypted')
+  }
+  const prefix = config.HEADER_PREFIX
+  const outcome = await egress.request({
+    url: delivery.url,
+    method: 'POST',
+    headers: {
+      'Content-Type': 'application/json',
+      [`${prefix}Event`]: delivery.event_type,
+      [`${prefix}Delivery`]: delivery.id,
+      [`${prefix}Event-Id`]: delivery.event_id,
+      [`${prefix}Signature`]: signature(keys, delivery.envelope, now),
+    },
+    body: delivery.envelope,
+    timeoutMs: config.WEBHOOK_TIMEOUT_MS,
+    connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
+    maxRedirects: config.EGRESS_MAX_REDIRECTS,
+    redirectMode: 'repost',
+    maxBytes: ANSWER_BYTES,
+    truncate: true,
+    signal,
+  })
+  return judge(outcome, delivery.attempts + 1, signal)
+}
+
+function judge(outcome: EgressOutcome, attempts: number, signal: AbortSignal): Outcome {
+  if (outcome.kind === 'blocked') return closed(`blocked by the egress rule: ${outcome.reason}`)
+  if (outcome.kind === 'failed' && outcome.reason === 'aborted' && signal.aborted) return returned
+  const answered =
+    outcome.kind === 'answer'
+      ? { status_code: outcome.status, response_body: storableText(outcome.body) }
+      : { status_code: outcome.status ?? null, response_body: oneLine(`${outcome.reason}: ${outcome.message}`) }
+  if (outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300)
+    return { decision: 'done', status: 'completed', counted: true, retry_ms: null, ...answered }
+  return attempts < MAX_ATTEMPTS
+    ? { decision: 'retry', status: 'queued', counted: true, retry_ms: backoff(attempts), ...answered }
+    : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...answered }
+}
+
+/** An answer's bytes as text that the database can hold. */
+const storableText = (body: Buffer): string =>
+  body.subarray(0, ANSWER_BYTES).toString('utf8').replaceAll('\0', '\ufffd')
+
+const oneLine = (text: string): string =>
+  text
+    .replaceAll('\0', '\ufffd')
+    .replace(/\s*[\r\n]+\s*/g, ' ')
+    .slice(0, ANSWER_BYTES)

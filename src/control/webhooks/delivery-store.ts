@@ -1,0 +1,331 @@
+import { type Fragment, type Queryable, sql } from '../../core/db.ts'
+import { newId } from '../../core/ids.ts'
+import { WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
+
+/** An event on its way to webhooks. `tags` are those of its data, read only where a policy may ask for them. */
+export type DispatchedEvent = {
+  id: string
+  project_id: string
+  name: string
+  resource_type: string
+  resource_id: string
+  tags: unknown
+}
+
+/** A webhook as far as matching needs it. `policy` is the document; null with a `policy_id` means that it is gone. */
+export type Subscriber = {
+  id: string
+  project_id: string
+  events: string[]
+  policy_id: string | null
+  policy: unknown
+}
+
+export type Target = { webhook_id: string; project_id: string }
+
+const undispatched = sql.fragment`e.dispatched_at is null and not e.dispatch_deferred`
+
+/**
+ * Marks undispatched events of projects without an active webhook, up to `limit` events in all. Answers how many it
+ * saw and how many of those are left for `readUndispatched`. One round trip is all that such events cost. Served by
+ * events_undispatched.
+ */
+export async function passUnwanted(db: Queryable, limit: number): Promise<{ seen: number; left: number }> {
+  return (await db.one(sql.unsafe`
+    with picked as (
+      select e.id, e.project_id from events e where ${undispatched}
+      order by e.created_at, e.id limit ${limit} for update skip locked
+    ), passed as (
+      update events e set dispatched_at = now() from picked p
+      where e.id = p.id and not exists (select from webhooks w where w.project_id = p.project_id and w.active)
+      returning e.id
+    )
+    select count(*)::int as seen, (count(*) - (select count(*) from passed))::int as left from picked`)) as {
+    seen: number
+    left: number
+  }
+}
+
+/**
+ * Locks undispatched events and reads them with the active webhooks of their projects, in one round trip: the oldest
+ * `limit` ones that nobody else dispatches, or those of `ids`.
+ */
+export async function readUndispatched(
+  db: Queryable,
+  which: { limit: number } | { ids: readonly string[] },
+): Promise<{ events: DispatchedEvent[]; webhooks: Subscriber[] }> {
+  const picked: Fragment =
+    'ids' in which
+      ? sql.fragment`e.id = any (${sql.array([...which.ids], 'text')}) and e.dispatched_at is null order by e.id for update`
+      : sql.fragment`${undispatched} order by e.created_at, e.id limit ${which.limit} for update skip locked`
+  return (await db.one(sql.unsafe`
+    with picked as (
+      select e.id, e.project_id, e.name, e.resource_type, e.resource_id,
+        case when exists (
+          select from webhooks w where w.project_id = e.project_id and w.active and w.policy_id is not null
+        ) then e.envelope::json #> '{data,tags}' end as tags
+      from events e where ${picked}
+    ), hooks as (
+      select w.id, w.project_id, w.events, w.policy_id, p.document as policy
+      from webhooks w left join policies p on p.id = w.policy_id
+      where w.active and w.project_id in (select project_id from picked)
+    )
+    select (select coalesce(json_agg(picked), '[]') from picked) as events,
+      (select coalesce(json_agg(hooks), '[]') from hooks) as webhooks`)) as {
+    events: DispatchedEvent[]
+    webhooks: Subscriber[]
+  }
+}
+
+/**
+ * Ends the dispatch of events: marks them and queues the deliveries of `pairs`. A pair that has its delivery is left
+ * out, and so is a webhook that is newer than the event or was switched off since it was read. Answers the webhooks
+ * that have something new to send.
+ */
+export async function finishDispatch(
+  db: Queryable,
+  eventIds: readonly string[],
+  pairs: readonly { event_id: string; webhook_id: string }[],
+): Promise<readonly Target[]> {
+  return (await db.any(sql.unsafe`
+    with marked as (
+      update events set dispatched_at = now() where id = any (${sql.array([...eventIds], 'text')})
+    ), made as (
+      insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope)
+      select p.id, w.id, w.project_id, e.id, e.name, e.envelope
+      from ${sql.unnest(
+        pairs.map(pair => [newId('whd'), pair.event_id, pair.webhook_id]),
+        ['text', 'text', 'text'],
+      )} as p (id, event_id, webhook_id)
+      join events e on e.id = p.event_id
+      join webhooks w on w.id = p.webhook_id and w.active and w.created_at <= e.created_at
+      on conflict do nothing
+      returning webhook_id, project_id
+    )
+    select distinct webhook_id, project_id from made`)) as readonly Target[]
+}
+
+/** Takes the oldest undispatched events out of the common way; answers their ids. */
+export async function deferDispatch(db: Queryable, limit: number): Promise<readonly string[]> {
+  return (await db.anyFirst(sql.unsafe`
+    update events set dispatch_deferred = true where id = any (array(
+      select e.id from events e where ${undispatched} order by e.created_at, e.id limit ${limit} for update skip locked))
+    returning id`)) as readonly string[]
+}
+
+/**
+ * Webhooks that have deliveries due without a live lease. Steps from webhook to webhook through
+ * webhook_deliveries_queued, so that a long backlog of one costs no more than a short one.
+ */
+export async function webhooksWithDue(db: Queryable): Promise<readonly Target[]> {
+  return (await db.any(sql.unsafe`
+    with recursive queued as (
+      (select webhook_id from webhook_deliveries where status = 'queued' order by webhook_id limit 1)
+      union all
+      select (select d.webhook_id from webhook_deliveries d
+        where d.status = 'queued' and d.webhook_id > q.webhook_id order by d.webhook_id limit 1)
+      from queued q where q.webhook_id is not null
+    )
+    select w.id as webhook_id, w.project_id from queued q join webhooks w on w.id = q.webhook_id
+    where exists (select from webhook_deliveries d
+      where d.webhook_id = q.webhook_id and d.status = 'queued' and d.next_attempt_at <= now()
+        and (d.lease_expires_at is null or d.lease_expires_at <= now()))`)) as readonly Target[]
+}
+
+/** What a worker asks for one webhook: at most `rows` deliveries and `slots` more slots than it holds. */
+export type Ask = { webhook_id: string; rows: number; slots: number; held: readonly number[] }
+
+/** A delivery that is ours until its lease ends, with what is needed to send it. Secrets are still sealed. */
+export type Claimed = {
+  id: string
+  claim: number
+  attempts: number
+  event_id: string
+  event_type: string
+  envelope: string
+  webhook_id: string
+  project_id: string
+  url: string
+  sealed_secret: string
+  previous_sealed_secret: string | null
+  previous_secret_until: string | null
+}
+
+export type Grant = { webhook_id: string; slots: number[]; deliveries: Claimed[] }
+
+type GrantRow = Omit<Claimed, 'id'> & { slots: number[] | null; id: string | null }
+
+/**
+ * Claims due deliveries and the slots to send them, for many webhooks in one conditional update (control, 2.6 rules 1
+ * and 3). Rows and slots that someone else is taking are skipped, never waited for, and judged by their latest version,
+ * so that two workers never get the same one. Without a slot nothing is claimed; the leases of the slots held are
+ * renewed, and those that ran out are no longer in the answer.
+ */
+export async function claimDue(
+  db: Queryable,
+  holder: string,
+  asks: readonly Ask[],
+  leaseMs: number,
+): Promise<Map<string, Grant>> {
+  const lease = sql.fragment`now() + make_interval(secs => ${leaseMs / 1000})`
+  const rows = (await db.any(sql.unsafe`
+    with ask as (
+      select * from ${sql.unnest(
+        asks.map(ask => [ask.webhook_id, ask.rows, ask.slots]),
+        ['text', 'int4', 'int4'],
+      )} as a (webhook_id, rows, slots)
+    ), due as materialized (
+      select d.id, a.webhook_id from ask a cross join lateral (
+        select t.id from webhook_deliveries t
+        where t.webhook_id = a.webhook_id and t.status = 'queued' and t.next_attempt_at <= now()
+          and (t.lease_expires_at is null or t.lease_expires_at <= now())
+        order by t.next_attempt_at, t.id limit a.rows for update skip locked
+      ) d
+    ), found as (
+      select webhook_id, count(*) as number from due group by webhook_id
+    ), free as materialized (
+      select s.webhook_id, s.slot from ask a join found f on f.webhook_id = a.webhook_id cross join lateral (
+        select t.webhook_id, t.slot from webhook_slots t
+        where t.webhook_id = a.webhook_id and (t.lease_expires_at is null or t.lease_expires_at <= now())
+        order by t.slot limit least(a.slots, f.number) for update skip locked
+      ) s
+    ), taken as (
+      update webhook_slots s set holder = ${holder}, lease_expires_at = ${lease}
+      from free f where s.webhook_id = f.webhook_id and s.slot = f.slot
+      returning s.webhook_id, s.slot
+    ), renewed as (
+      update webhook_slots s set lease_expires_at = ${lease}
+      from ${sql.unnest(
+        asks.flatMap(ask => ask.held.map(slot => [ask.webhook_id, slot])),
+        ['text', 'int4'],
+      )} as r (webhook_id, slot)
+      where s.webhook_id = r.webhook_id and s.slot = r.slot and s.holder = ${holder} and s.lease_expires_at > now()
+      returning s.webhook_id, s.slot
+    ), held as (
+      select webhook_id, array_agg(slot::int) as slots
+      from (select * from taken union all select * from renewed) s group by webhook_id
+    ), claimed as (
+      update webhook_deliveries d set claim = d.claim + 1, lease_expires_at = ${lease}
+      from due u where d.id = u.id and u.webhook_id in (select webhook_id from held)
+      returning d.id, d.claim, d.attempts, d.event_id, d.event_type, d.envelope, d.webhook_id, d.next_attempt_at
+    )
+    select a.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, c.envelope, w.project_id, w.url,
+      w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until
+    from ask a
+    join webhooks w on w.id = a.webhook_id
+    left join held h on h.webhook_id = a.webhook_id
+    left join claimed c on c.webhook_id = a.webhook_id
+    order by c.next_attempt_at, c.id`)) as readonly GrantRow[]
+  const grants = new Map<string, Grant>()
+  for (const { slots, ...row } of rows) {
+    let grant = grants.get(row.webhook_id)
+    if (!grant) {
+      grant = { webhook_id: row.webhook_id, slots: slots ?? [], deliveries: [] }
+      grants.set(row.webhook_id, grant)
+    }
+    if (row.id !== null) grant.deliveries.push(row as Claimed)
+  }
+  return grants
+}
+
+/**
+ * What became of a claim. `settled: false` gives the delivery back untouched. `counted` adds a finished attempt;
+ * `retry_ms` says when the next one is due, null when there is none.
+ */
+export type Settlement = {
+  id: string
+  webhook_id: string
+  claim: number
+  settled: boolean
+  status: 'queued' | 'completed' | 'failed'
+  status_code: number | null
+  counted: boolean
+  retry_ms: number | null
+  response_body: string | null
+}
+
+/**
+ * Records outcomes, ends the row of failures of webhooks that answered well, and releases slots, in one statement.
+ * Each outcome is guarded by its claim: a worker that was paused past its lease changes nothing. Answers the
+ * deliveries it recorded.
+ */
+export async function settle(
+  db: Queryable,
+  holder: string,
+  outcomes: readonly Settlement[],
+  releases: readonly { webhook_id: string; slot: number }[],
+): Promise<Set<string>> {
+  const well = [...new Set(outcomes.filter(item => item.status === 'completed').map(item => item.webhook_id))]
+  const ids = (await db.anyFirst(sql.unsafe`
+    with released as (
+      update webhook_slots s set holder = null, lease_expires_at = null
+      from ${sql.unnest(
+        releases.map(release => [release.webhook_id, release.slot]),
+        ['text', 'int4'],
+      )} as r (webhook_id, slot)
+      where s.webhook_id = r.webhook_id and s.slot = r.slot and s.holder = ${holder}
+    ), well as (
+      update webhooks w set failures = 0, failing_since = null
+      where w.id = any (${sql.array(well, 'text')}) and w.failures > 0
+    )
+    update webhook_deliveries d set
+      lease_expires_at = null,
+      status = o.status,
+      status_code = case when o.settled then o.status_code else d.status_code end,
+      response_body = case when o.settled then o.response_body else d.response_body end,
+      attempts = d.attempts + o.counted::int,
+      last_attempt_at = case when o.counted then now() else d.last_attempt_at end,
+      next_attempt_at = case when o.settled then now() + make_interval(secs => o.retry_ms / 1000) else d.next_attempt_at end,
+      updated_at = case when o.settled then now() else d.updated_at end
+    from ${sql.unnest(
+      outcomes.map(item => [
+        item.id,
+        item.claim,
+        item.settled,
+        item.status,
+        item.status_code,
+        item.counted,
+        item.retry_ms,
+        item.response_body,
+      ]),
+      ['text', 'int4', 'bool', 'text', 'int4', 'bool', 'float8', 'text'],
+    )} as o (id, claim, settled, status, status_code, counted, retry_ms, response_body)
+    where d.id = o.id and d.claim = o.claim and d.status = 'queued'
+    returning d.id`)) as readonly string[]
+  return new Set(ids)
+}
+
+/**
+ * Counts failures in a row, by webhook. Answers the active webhooks with at least `limit` of them, the first at `since`
+ * or before.
+ */
+export async function countFailures(
+  db: Queryable,
+  failures: ReadonlyMap<string, number>,
+  now: Date,
+  { limit, since }: { limit: number; since: Date },
+): Promise<readonly string[]> {
+  return (await db.anyFirst(sql.unsafe`
+    with locked as (
+      select w.id from webhooks w where w.id = any (${sql.array([...failures.keys()], 'text')})
+      order by w.id for no key update
+    ), counted as (
+      update webhooks w set failures = w.failures + f.number,
+        failing_since = coalesce(w.failing_since, ${now.toISOString()}::timestamptz)
+      from locked l join ${sql.unnest([...failures], ['text', 'int4'])} as f (id, number) on f.id = l.id
+      where w.id = l.id
+      returning w.id, w.active, w.failures, w.failing_since
+    )
+    select id from counted
+    where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)) as readonly string[]
+}
+
+/** Tells every worker to look at webhooks. */
+export async function notifyWebhooks(db: Queryable, targets: readonly Target[]): Promise<void> {
+  await db.query(sql.unsafe`
+    select pg_notify(${WEBHOOK_CHANNEL}, n.payload)
+    from ${sql.unnest(
+      targets.map(target => [webhookPayload(target.webhook_id, target.project_id)]),
+      ['text'],
+    )} as n (payload)`)
+}

@@ -1,0 +1,46 @@
+import type { Services } from '../../core/operation.ts'
+import type { Outcome } from './deliver.ts'
+import { type Claimed, countFailures } from './delivery-store.ts'
+import { webhook } from './model.ts'
+import { updateWebhook } from './store.ts'
+
+/** A webhook is switched off after so many failed deliveries in a row, over at least so long (control, 2.7). */
+const FAILURES = 100
+const FAILING_MS = 24 * 60 * 60 * 1000
+
+/**
+ * Counts deliveries that failed in a row and switches off webhooks that fail for too long. A success has ended the row
+ * already when it was recorded.
+ * @param ended deliveries with what their attempt came to, in the order they ended
+ */
+export async function recordFailures(
+  services: Services,
+  ended: readonly { delivery: Claimed; outcome: Outcome }[],
+): Promise<void> {
+  const failures = new Map<string, number>()
+  for (const { delivery, outcome } of ended) {
+    const { webhook_id } = delivery
+    if (outcome.status === 'failed') failures.set(webhook_id, (failures.get(webhook_id) ?? 0) + 1)
+    else if (outcome.status === 'completed') failures.delete(webhook_id)
+  }
+  if (failures.size === 0) return
+  const now = services.clock.now()
+  const since = new Date(now.getTime() - FAILING_MS)
+  const failing = await countFailures(services.pool, failures, now, { limit: FAILURES, since })
+  if (!services.config.WEBHOOK_AUTO_DISABLE) return
+  for (const id of failing) await switchOff(services, id)
+}
+
+async function switchOff(services: Services, id: string): Promise<void> {
+  await services.write(async tx => {
+    const before = await webhook.find(tx, id, true)
+    if (!before?.active) return
+    const row = await updateWebhook(tx, id, { active: false })
+    if (!row) return
+    tx.emit('webhooks.updated', row.project_id, webhook.present(row))
+    services.log.warn(
+      { webhook_id: id, project_id: row.project_id },
+      'webhook switched off: its deliveries keep failing',
+    )
+  })
+}

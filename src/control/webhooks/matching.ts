@@ -1,0 +1,64 @@
+import { eventAliases, patternMatches } from '../../core/events.ts'
+import { type CompiledDocument, compileDocument, eventAllowed, type Tags } from '../../core/iam.ts'
+import { srn } from '../../core/kind.ts'
+import type { Logger } from '../../core/log.ts'
+import type { DispatchedEvent, Subscriber } from './delivery-store.ts'
+
+/**
+ * Which webhooks want which events: pattern, then policy (control, 2.6 rule 5). One that cannot be judged is left out
+ * and logged; the others are not affected by it.
+ */
+export function matchEvents(
+  events: readonly DispatchedEvent[],
+  webhooks: readonly Subscriber[],
+  log: Logger,
+): { event_id: string; webhook_id: string }[] {
+  const byProject = Map.groupBy(webhooks, webhook => webhook.project_id)
+  const gates = new Map<Subscriber, CompiledDocument>()
+  const pairs: { event_id: string; webhook_id: string }[] = []
+  for (const event of events) {
+    for (const webhook of byProject.get(event.project_id) ?? []) {
+      try {
+        if (!webhook.events.some(pattern => patternMatches(pattern, event.name))) continue
+        if (webhook.policy_id !== null && !gateAllows(gates, webhook, event, log)) continue
+        pairs.push({ event_id: event.id, webhook_id: webhook.id })
+      } catch (error) {
+        log.error({ err: error, webhook_id: webhook.id, event_id: event.id }, 'webhook left out of a dispatch')
+      }
+    }
+  }
+  return pairs
+}
+
+function gateAllows(
+  gates: Map<Subscriber, CompiledDocument>,
+  webhook: Subscriber,
+  event: DispatchedEvent,
+  log: Logger,
+): boolean {
+  let gate = gates.get(webhook)
+  if (!gate) {
+    gate = compileDocument(webhook.policy)
+    gates.set(webhook, gate)
+    if (!gate.valid)
+      log.error(
+        { webhook_id: webhook.id, policy_id: webhook.policy_id },
+        'policy of a webhook does not parse: it denies',
+      )
+  }
+  return eventAllowed(gate, {
+    name: event.name,
+    aliases: eventAliases(event.name),
+    srn: srn(event.project_id, event.resource_type, event.resource_id),
+    type: event.resource_type,
+    tags: tagsOf(event.tags),
+  })
+}
+
+/** Tags of event data; data has whatever shape its resource has. */
+function tagsOf(value: unknown): Tags | null {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return null
+  return Object.fromEntries(
+    Object.entries(value).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
+  )
+}

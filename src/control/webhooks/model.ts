@@ -1,0 +1,219 @@
+import { z } from 'zod'
+import { sql } from '../../core/db.ts'
+import { isEventPattern } from '../../core/events.ts'
+import { kind } from '../../core/kind.ts'
+import { parseTime } from '../../core/lists.ts'
+import { sealedColumn } from '../../core/sealed.ts'
+
+/** Told of a webhook that has something new to send, or that changed: workers look, and read it anew. */
+export const WEBHOOK_CHANNEL = 'muster_webhooks'
+
+/** What is said on the channel, and how it is read. */
+export const webhookPayload = (webhookId: string, projectId: string): string => `${webhookId} ${projectId}`
+export function payloadTarget(payload: string): { webhook_id: string; project_id: string } {
+  const [webhook_id, project_id] = payload.split(' ')
+  return { webhook_id, project_id }
+}
+
+export const MAX_ATTEMPTS = 3
+
+const time = z.iso.datetime()
+
+/** Absolute http or https, no credentials, no fragment. Only parsed: the egress rule judges addresses when sending. */
+function urlProblem(text: string): string | null {
+  const url = URL.parse(text)
+  if (!url || !/^https?:\/\/[^/?#\\\s][^\s]*$/i.test(text)) return 'must be an absolute http or https URL'
+  if (/^https?:\/\/[^/?#\\]*@/i.test(text)) return 'must not carry a username or password'
+  if (text.includes('#')) return 'must not carry a fragment'
+  return null
+}
+
+const url = z
+  .string()
+  .max(2048)
+  .superRefine((text, context) => {
+    const problem = urlProblem(text)
+    if (problem) context.addIssue({ code: 'custom', message: problem })
+  })
+
+const pattern = z
+  .string()
+  .refine(isEventPattern, 'must be *, prefix.* or an event name in lower case, at most 128 characters')
+
+const events = z
+  .array(pattern)
+  .min(1)
+  .max(100)
+  .transform(patterns => [...new Set(patterns)])
+
+const fields = {
+  name: z.string().min(1).max(200),
+  description: z.string().max(2000).nullable(),
+  url,
+  events,
+  active: z.boolean(),
+  policy_id: z.string().nullable(),
+}
+
+export const Webhook = z
+  .object({
+    id: z.string(),
+    project_id: z.string(),
+    policy_id: z.string().nullable().meta({ description: 'Policy that gates delivery' }),
+    name: z.string(),
+    description: z.string().nullable(),
+    url: z.string(),
+    events: z.array(z.string()).meta({ description: 'Event patterns: `*`, `prefix.*` or an exact name' }),
+    active: z.boolean(),
+    created_at: time,
+    updated_at: time,
+  })
+  .meta({ id: 'Webhook' })
+
+export const WebhookWithSecret = Webhook.extend({ secret: z.string() }).meta({ id: 'WebhookWithSecret' })
+
+export const WebhookSecret = z.object({ secret: z.string() }).meta({ id: 'WebhookSecret' })
+
+export const WebhookInput = z
+  .strictObject({
+    project_id: z.string().nullable().optional(),
+    ...fields,
+    description: fields.description.default(null),
+    active: fields.active.default(true),
+    policy_id: fields.policy_id.default(null),
+  })
+  .meta({ id: 'WebhookInput' })
+
+export const WebhookPatch = z.strictObject(fields).partial().meta({ id: 'WebhookPatch' })
+
+export const RotateSecretInput = z
+  .strictObject({ overlap_seconds: z.int().min(0).max(86_400).default(0) })
+  .meta({ id: 'RotateWebhookSecretInput' })
+
+export const deliveryStatuses = ['queued', 'completed', 'failed'] as const
+export type DeliveryStatus = (typeof deliveryStatuses)[number]
+
+/** What every delivery sends: the event as it was written. */
+export const Envelope = z
+  .object({
+    id: z.string(),
+    event: z.string(),
+    project_id: z.string(),
+    resource_type: z.string(),
+    resource_id: z.string(),
+    data: z.record(z.string(), z.unknown()),
+    timestamp: time,
+  })
+  .meta({ id: 'EventEnvelope' })
+
+export const WebhookDelivery = z
+  .object({
+    id: z.string(),
+    webhook_id: z.string(),
+    event_type: z.string(),
+    payload: Envelope,
+    status: z.enum(deliveryStatuses),
+    status_code: z.int().nullable(),
+    attempts: z.int(),
+    last_attempt_at: time.nullable(),
+    next_attempt_at: time.nullable(),
+    response_body: z.string().nullable(),
+    redelivery_of: z.string().nullable(),
+    created_at: time,
+    updated_at: time,
+  })
+  .meta({ id: 'WebhookDelivery' })
+
+const bound = z.string().refine(text => parseTime(text) !== null, 'must be one ISO 8601 time')
+
+export const RedeliverInput = z
+  .strictObject({
+    webhook_id: z.string(),
+    status: z.enum(['completed', 'failed']).default('failed'),
+    event_type: z.string().max(128).optional(),
+    from: bound.optional(),
+    to: bound.optional(),
+  })
+  .meta({ id: 'RedeliverWebhookDeliveriesInput' })
+
+export const RedeliverResult = z.object({ count: z.int() }).meta({ id: 'RedeliverWebhookDeliveriesResult' })
+
+export type WebhookRow = z.infer<typeof Webhook> & { sealed_secret: string }
+
+/** Columns of a webhook's row; what counts failures is the delivery side's. */
+export const webhookColumns = sql.fragment`t.id, t.project_id, t.policy_id, t.name, t.description, t.url, t.events, t.active,
+  t.sealed_secret, t.created_at, t.updated_at`
+
+export const webhook = kind<WebhookRow>({
+  name: 'webhook',
+  prefix: 'wh',
+  table: 'webhooks',
+  counted: false,
+  columns: webhookColumns,
+  references: [{ kind: 'policy', column: 'policy_id', on_delete: 'block' }],
+  present: row => ({
+    id: row.id,
+    project_id: row.project_id,
+    policy_id: row.policy_id,
+    name: row.name,
+    description: row.description,
+    url: row.url,
+    events: row.events,
+    active: row.active,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})
+
+/** The row a webhook's secrets are sealed for. */
+export const sealedFor = (id: string, projectId: string) => ({ kind: 'webhook_secret', id, project_id: projectId })
+
+for (const column of ['sealed_secret', 'previous_sealed_secret'])
+  sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' })
+
+export type DeliveryRow = {
+  id: string
+  project_id: string
+  webhook_id: string
+  event_id: string
+  event_type: string
+  envelope: string
+  status: DeliveryStatus
+  status_code: number | null
+  attempts: number
+  last_attempt_at: string | null
+  next_attempt_at: string | null
+  response_body: string | null
+  redelivery_of: string | null
+  created_at: string
+  updated_at: string
+}
+
+export const deliveryColumns = sql.fragment`t.id, t.project_id, t.webhook_id, t.event_id, t.event_type, t.envelope, t.status,
+  t.status_code, t.attempts, t.last_attempt_at, t.next_attempt_at, t.response_body, t.redelivery_of, t.created_at, t.updated_at`
+
+export const delivery = kind<DeliveryRow>({
+  name: 'webhook_delivery',
+  plural: 'webhook_deliveries',
+  prefix: 'whd',
+  table: 'webhook_deliveries',
+  counted: false,
+  columns: deliveryColumns,
+  references: [{ kind: 'webhook', column: 'webhook_id', on_delete: 'cascade' }],
+  present: row => ({
+    id: row.id,
+    webhook_id: row.webhook_id,
+    event_type: row.event_type,
+    payload: JSON.parse(row.envelope),
+    status: row.status,
+    status_code: row.status_code,
+    attempts: row.attempts,
+    last_attempt_at: row.last_attempt_at,
+    next_attempt_at: row.next_attempt_at,
+    response_body: row.response_body,
+    redelivery_of: row.redelivery_of,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+  authorize: row => ({ type: 'webhook', id: row.webhook_id }),
+})

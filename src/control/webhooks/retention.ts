@@ -1,0 +1,20 @@
+import type { Services } from '../../core/operation.ts'
+import { deleteFinished } from './store.ts'
+
+const DAY_MS = 86_400_000
+const BATCH = 1000
+
+/**
+ * Deletes finished deliveries older than WEBHOOK_DELIVERY_RETENTION_DAYS, in batches; a queued one is never deleted.
+ * For a daily tick; a second run at the same time does no harm.
+ * @returns how many went
+ */
+export async function pruneDeliveries(services: Services): Promise<number> {
+  const before = new Date(services.clock.now().getTime() - services.config.WEBHOOK_DELIVERY_RETENTION_DAYS * DAY_MS)
+  let total = 0
+  for (;;) {
+    const deleted = await deleteFinished(services.pool, before, BATCH)
+    total += deleted
+    if (deleted < BATCH) return total
+  }
+}

@@ -1,0 +1,116 @@
+import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
+import { newId } from '../../core/ids.ts'
+import { between } from '../../core/lists.ts'
+import { type DeliveryRow, deliveryColumns, type WebhookRow, webhookColumns } from './model.ts'
+
+/** Attempts in flight to one webhook at once, over all workers (control, 2.6 rule 3). */
+export const SLOTS = 5
+
+export type NewWebhook = Omit<WebhookRow, 'updated_at'>
+
+/** Writes a webhook and its slots. */
+export async function insertWebhook(db: Queryable, row: NewWebhook): Promise<WebhookRow> {
+  return (await db.one(sql.unsafe`
+    with t as (
+      insert into webhooks (id, project_id, policy_id, name, description, url, events, active, sealed_secret, created_at, updated_at)
+      values (${row.id}, ${row.project_id}, ${row.policy_id}, ${row.name}, ${row.description}, ${row.url},
+        ${sql.array(row.events, 'text')}, ${row.active}, ${row.sealed_secret}, ${row.created_at}, ${row.created_at})
+      returning *
+    ), s as (insert into webhook_slots (webhook_id, slot) select t.id, n from t, generate_series(1, ${SLOTS}) n)
+    select ${webhookColumns} from t`)) as WebhookRow
+}
+
+/** Writes the columns given; a webhook that is switched on starts with a clean record. */
+export async function updateWebhook(db: Queryable, id: string, patch: Partial<NewWebhook>): Promise<WebhookRow | null> {
+  const set: Fragment[] = [sql.fragment`updated_at = now()`]
+  for (const name of ['policy_id', 'name', 'description', 'url', 'active'] as const)
+    if (patch[name] !== undefined) set.push(sql.fragment`${sql.identifier([name])} = ${patch[name]}`)
+  if (patch.events) set.push(sql.fragment`events = ${sql.array(patch.events, 'text')}`)
+  if (patch.active) set.push(sql.fragment`failures = 0, failing_since = null`)
+  return (await db.maybeOne(sql.unsafe`
+    update webhooks t set ${sql.join(set, sql.fragment`, `)} where t.id = ${id} returning ${webhookColumns}`)) as WebhookRow | null
+}
+
+/** Puts a new secret in place; the old one goes on signing a second element for `overlapSeconds`. */
+export async function rotateSecret(
+  db: Queryable,
+  id: string,
+  sealed: string,
+  overlapSeconds: number,
+): Promise<WebhookRow | null> {
+  return (await db.maybeOne(sql.unsafe`
+    update webhooks t set sealed_secret = ${sealed}, updated_at = now(),
+      previous_sealed_secret = case when ${overlapSeconds} > 0 then t.sealed_secret end,
+      previous_secret_until = case when ${overlapSeconds} > 0 then now() + make_interval(secs => ${overlapSeconds}) end
+    where t.id = ${id} returning ${webhookColumns}`)) as WebhookRow | null
+}
+
+/** Deletes a webhook; its deliveries and slots go by their foreign keys. */
+export async function deleteWebhook(db: Queryable, id: string): Promise<WebhookRow | null> {
+  return (await db.maybeOne(
+    sql.unsafe`delete from webhooks t where t.id = ${id} returning ${webhookColumns}`,
+  )) as WebhookRow | null
+}
+
+/** Whether a policy exists; it cannot go until the transaction ends. */
+export async function holdPolicy(db: Queryable, id: string): Promise<boolean> {
+  return (await db.maybeOne(sql.unsafe`select 1 from policies where id = ${id} for key share`)) !== null
+}
+
+/**
+ * Queues one delivery; null when the webhook is gone, or has one of this event already and this is no redelivery.
+ */
+export async function insertDelivery(
+  db: Queryable,
+  row: Pick<DeliveryRow, 'webhook_id' | 'event_id' | 'event_type' | 'envelope' | 'redelivery_of'>,
+): Promise<DeliveryRow | null> {
+  return (await db.maybeOne(sql.unsafe`
+    with t as (
+      insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope, redelivery_of)
+      select ${newId('whd')}, w.id, w.project_id, ${row.event_id}, ${row.event_type}, ${row.envelope}, ${row.redelivery_of}
+      from webhooks w where w.id = ${row.webhook_id}
+      on conflict do nothing
+      returning *
+    )
+    select ${deliveryColumns} from t`)) as DeliveryRow | null
+}
+
+/**
+ * Deliveries of a webhook that a bulk redelivery names, oldest first, at most `limit`. Served by
+ * webhook_deliveries_webhook, read backwards.
+ */
+export async function redeliverable(
+  db: Queryable,
+  filter: { webhook_id: string; status: string; event_type?: string; from: Date | null; to: Date | null },
+  limit: number,
+): Promise<readonly string[]> {
+  return (await db.anyFirst(sql.unsafe`
+    select t.id from webhook_deliveries t
+    where ${all([
+      sql.fragment`t.webhook_id = ${filter.webhook_id} and t.status = ${filter.status}`,
+      filter.event_type !== undefined && sql.fragment`t.event_type = ${filter.event_type}`,
+      between(sql.fragment`t.created_at`, filter),
+    ])}
+    order by t.created_at, t.id limit ${limit}`)) as readonly string[]
+}
+
+/** Makes the deliveries named again, each as a new one with the same envelope. */
+export async function redeliverAll(db: Queryable, ids: readonly string[]): Promise<number> {
+  const { rowCount } = await db.query(sql.unsafe`
+    insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope, redelivery_of)
+    select n.new_id, t.webhook_id, t.project_id, t.event_id, t.event_type, t.envelope, t.id
+    from ${sql.unnest(
+      ids.map(id => [id, newId('whd')]),
+      ['text', 'text'],
+    )} as n (id, new_id) join webhook_deliveries t on t.id = n.id`)
+  return rowCount
+}
+
+/** One batch of a retention: finished deliveries made before `before`. Served by webhook_deliveries_finished. */
+export async function deleteFinished(db: Queryable, before: Date, limit: number): Promise<number> {
+  const { rowCount } = await db.query(sql.unsafe`
+    delete from webhook_deliveries where id = any (array(
+      select id from webhook_deliveries where status <> 'queued' and created_at < ${before.toISOString()}::timestamptz
+      order by created_at limit ${limit}))`)
+  return rowCount
+}
