@@ -625,7 +625,9 @@ class Run {
 
   private asAnswer(result: unknown): Answer {
     if (isAnswer(result)) return result
-    const status = Number(Object.keys(this.operation.answers)[0])
+    const { answers, shape } = this.operation
+    // Keys that are numbers come in their order, whatever the order they were written in.
+    const status = shape === 'create' && answers[201] !== undefined ? 201 : Number(Object.keys(answers)[0])
     return answer(status, result)
   }
 
