@@ -1,4 +1,52 @@
+import { pruneAudit } from '../src/control/audit/retention.ts'
+import { sealEntries, sealQueue } from '../src/control/audit/seal.ts'
+import { pruneCounters } from '../src/control/quotas/prune.ts'
+import {
+  pruneHeartbeats,
+  pruneIdempotencyKeys,
+  pruneLoginFailures,
+  sweepQueue,
+} from '../src/control/retention/sweep.ts'
 import type { Services } from '../src/core/operation.ts'
+import { actor, every } from '../src/core/worker.ts'
+import { sweepDeferredDeletes } from '../src/identity/projects/delete.ts'
 import type { Concern } from './concern.ts'
 
-export const snapshotActors = (_services: Services): Concern => ({ actors: [], ticks: [] })
+type Sweep = {
+  /** Cron expression in UTC; minutes differ, so that sweeps do not pile up. */
+  when: string
+  /** Answers how many rows went. */
+  run: (services: Services, stopping: AbortSignal) => Promise<number>
+}
+
+const sweeps: Record<string, Sweep> = {
+  'idempotency keys': { when: '7 * * * *', run: pruneIdempotencyKeys },
+  'deferred project deletes': { when: '11 * * * *', run: sweepDeferredDeletes },
+  'login failures': { when: '13 3 * * *', run: pruneLoginFailures },
+  'worker heartbeats': { when: '17 3 * * *', run: pruneHeartbeats },
+  'quota counters': { when: '23 3 * * *', run: pruneCounters },
+  'audit entries': { when: '31 3 * * *', run: pruneAudit },
+}
+
+const SEAL_SECONDS = 5
+
+/** Daily and hourly retention, and the hash chain of the audit log. */
+export const snapshotActors = (services: Services): Concern => ({
+  actors: [
+    actor(sweepQueue, { concurrency: 1 }, async (message, { log, stopping }) => {
+      const sweep = sweeps[message.sweep]
+      if (!sweep) return
+      const started = performance.now()
+      const removed = await sweep.run(services, stopping)
+      log.info({ sweep: message.sweep, removed, ms: Math.round(performance.now() - started) }, 'sweep done')
+    }),
+    actor(sealQueue, { concurrency: 1 }, (message, { stopping }) =>
+      sealEntries(services.pool, { full: message.full, stopping }),
+    ),
+  ],
+  ticks: [
+    ...Object.entries(sweeps).map(([sweep, { when }]) => every(`sweep ${sweep}`, when, sweepQueue, { sweep })),
+    every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }),
+    every('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
+  ],
+})

@@ -1,5 +1,9 @@
 import type { AuditEntry } from '../../core/audit.ts'
+import { isProjectGone } from '../../core/db.ts'
+import { auditReadsDropped } from '../../core/metrics.ts'
+import { NotifiedCache } from '../../core/notified-cache.ts'
 import type { Services } from '../../core/operation.ts'
+import { readSwitches } from './store.ts'
 
 export type ReadAudit = {
   enabledFor(projectId: string): boolean | Promise<boolean>
@@ -7,8 +11,96 @@ export type ReadAudit = {
   close(): Promise<void>
 }
 
-export const createReadAudit = (_services: Services): ReadAudit => ({
-  enabledFor: () => false,
-  record: () => {},
-  close: async () => {},
-})
+/** A trigger on projects notifies it with the id of a project whose audit_reads_enabled has changed. */
+const CHANNEL = 'muster_audit_reads'
+const MAX_AGE_MS = 30_000
+
+/** Nobody waits for the entry of a read, so reads of a tenth of a second share a transaction. */
+const GATHER_MS = 100
+const BATCH = 500
+const RETRY_MS = 1000
+
+/**
+ * The audit of reads (control, 5.3): which projects want it, known for at most 30 s, and a buffer of at most
+ * AUDIT_QUEUE_MAX_SIZE entries in front of the database. What does not fit is dropped and counted. `close` writes what
+ * is buffered.
+ */
+export function createReadAudit(services: Services): ReadAudit {
+  const { config, log, notifications, pool } = services
+  const switches = new NotifiedCache<{ on: boolean }>(notifications, {
+    channel: CHANNEL,
+    maxAgeMs: MAX_AGE_MS,
+    load: async projectIds => {
+      const rows = await readSwitches(pool, projectIds)
+      const on = new Set(rows.filter(row => row.audit_reads_enabled).map(({ id }) => id))
+      return projectIds.map(id => ({ on: on.has(id) }))
+    },
+  })
+  let buffer: AuditEntry[] = []
+  let timer: NodeJS.Timeout | undefined
+  let writing: Promise<boolean> | null = null
+  let closed = false
+
+  const write = (entries: AuditEntry[]) =>
+    services.write(async tx => {
+      for (const entry of entries) tx.audit(entry)
+    })
+
+  /** Writes the oldest entries; they stay in the buffer, and count against its size, until they are stored. */
+  async function writeSome(): Promise<boolean> {
+    const batch = buffer.slice(0, BATCH)
+    try {
+      await write(batch).catch(async error => {
+        if (!isProjectGone(error)) throw error
+        // Events cannot be written for a project that is gone; its entries can, as those of the deployment.
+        const present = new Set((await readSwitches(pool, batch.map(projectOf))).map(({ id }) => id))
+        await write(batch.map(entry => (present.has(projectOf(entry)) ? entry : { ...entry, project_id: null })))
+      })
+      buffer = buffer.slice(batch.length)
+      return true
+    } catch (error) {
+      log.error({ err: error, entries: batch.length }, 'audit entries of reads not written')
+      return false
+    }
+  }
+
+  function flushLater(ms: number) {
+    if (closed || timer || writing) return
+    timer = setTimeout(() => {
+      timer = undefined
+      writing = writeSome()
+      void writing.then(stored => {
+        writing = null
+        if (buffer.length > 0) flushLater(stored ? (buffer.length < BATCH ? GATHER_MS : 0) : RETRY_MS)
+      })
+    }, ms)
+  }
+
+  return {
+    enabledFor(projectId) {
+      const known = switches.get(projectId)
+      return known instanceof Promise ? known.then(({ on }) => on) : known.on
+    },
+    record(entry) {
+      if (buffer.length >= config.AUDIT_QUEUE_MAX_SIZE) {
+        auditReadsDropped.inc()
+        return
+      }
+      buffer.push(entry)
+      flushLater(GATHER_MS)
+    },
+    async close() {
+      closed = true
+      clearTimeout(timer)
+      switches.close()
+      await writing
+      while (buffer.length > 0) {
+        if (await writeSome()) continue
+        auditReadsDropped.inc(buffer.length)
+        return
+      }
+    },
+  }
+}
+
+const projectOf = (entry: AuditEntry): string => entry.project_id ?? ''

@@ -1,0 +1,90 @@
+import { z } from 'zod'
+import type { AuditEntry as Entry } from '../../core/audit.ts'
+import { sql } from '../../core/db.ts'
+import { kind } from '../../core/kind.ts'
+import { parseTime, textFilter } from '../../core/lists.ts'
+
+/** A line of the audit log as the wire shows it (control, 5.1). */
+export const AuditEntry = z
+  .object({
+    id: z.string(),
+    project_id: z.string().nullable().describe('null for global actions; survives the deletion of the project'),
+    principal_type: z.enum(['user', 'api_key']).nullable().describe('null when the platform acted'),
+    principal_id: z.string().nullable(),
+    action: z.string().describe('The permission that decided the request'),
+    resource_srn: z.string().nullable(),
+    resource_public_id: z.string().nullable(),
+    status: z.int(),
+    request_id: z.string().nullable(),
+    ip: z.string().nullable(),
+    user_agent: z.string().nullable(),
+    detail: z.record(z.string(), z.unknown()).nullable(),
+    created_at: z.string(),
+  })
+  .meta({ id: 'AuditEntry' })
+
+/** The answer of a verification: how many entries the chain seals and the first that is not what was sealed. */
+export const Verification = z
+  .object({ valid: z.boolean(), checked: z.int(), first_broken_id: z.string().nullable() })
+  .meta({ id: 'AuditVerification' })
+export type Verification = z.output<typeof Verification>
+
+const statuses = z
+  .preprocess(
+    value => (typeof value === 'string' ? [value] : value),
+    z
+      .array(
+        z
+          .string()
+          .regex(/^[1-5]\d\d$/, 'must be an HTTP status')
+          .transform(Number),
+      )
+      .min(1),
+  )
+  .optional() as unknown as z.ZodOptional<z.ZodArray<z.ZodInt>>
+
+export const AuditFilters = z.object({
+  action: textFilter,
+  principal_id: textFilter,
+  resource_public_id: textFilter,
+  resource_srn: textFilter.describe('Prefix; % and _ are literal'),
+  status: statuses,
+})
+export type AuditFilters = z.output<typeof AuditFilters>
+
+const time = z
+  .string()
+  .refine(value => parseTime(value) !== null, 'must be one ISO 8601 time')
+  .transform(value => parseTime(value) as Date)
+  .optional()
+
+export const ExportFilters = AuditFilters.extend({ from: time, to: time })
+
+/** Entries are never changed; a lock on one is never taken. */
+export const auditEntry = kind<Entry>({
+  name: 'audit_entry',
+  plural: 'audit_entries',
+  prefix: 'audit',
+  table: 'audit_entries',
+  counted: false,
+  columns: sql.fragment`t.id, t.project_id, t.principal_type, t.principal_id, t.action, t.resource_srn, t.resource_public_id,
+    t.status, t.request_id, t.ip, t.user_agent, t.detail, t.created_at`,
+  present: row => presentEntry(row),
+})
+
+/** The entry with its keys in wire order. */
+export const presentEntry = (row: Entry): Entry => ({
+  id: row.id,
+  project_id: row.project_id,
+  principal_type: row.principal_type,
+  principal_id: row.principal_id,
+  action: row.action,
+  resource_srn: row.resource_srn,
+  resource_public_id: row.resource_public_id,
+  status: row.status,
+  request_id: row.request_id,
+  ip: row.ip,
+  user_agent: row.user_agent,
+  detail: row.detail,
+  created_at: row.created_at,
+})

@@ -1,0 +1,132 @@
+import { Readable } from 'node:stream'
+import { z } from 'zod'
+import type { AuditEntry as Entry } from '../../core/audit.ts'
+import { type Caller, isAdmin } from '../../core/caller.ts'
+import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import { between, listTable, pageOf } from '../../core/lists.ts'
+import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/operation.ts'
+import { AuditEntry, AuditFilters, auditEntry, ExportFilters, presentEntry, Verification } from './model.ts'
+import { verifyChain } from './seal.ts'
+import { entriesAfter, filterConditions, GLOBAL_CHAIN } from './store.ts'
+
+const tag = 'Audit'
+
+/** Entries without a project are for admins whose credential is bound to none. */
+const seesGlobal = (caller: Caller): boolean => isAdmin(caller) && caller.project_id === null
+
+const withoutGlobal = (caller: Caller): Fragment | null =>
+  seesGlobal(caller) ? null : sql.fragment`t.project_id is not null`
+
+const listEntries = operation({
+  id: 'listAuditEntries',
+  method: 'get',
+  path: '/audit-log',
+  summary: 'List who did what, newest first',
+  tag,
+  action: 'audit:ListAuditEntries',
+  lists: auditEntry,
+  query: AuditFilters,
+  pageSize: { default: 25, max: 200 },
+  answers: { 200: pageOf(AuditEntry) },
+  // Index audit_entries_project, or audit_entries_created over all projects.
+  run: context =>
+    listTable<Entry>(context, {
+      table: 'audit_entries',
+      where: [withoutGlobal(context.caller), filterConditions(context.query)],
+      present: presentEntry,
+    }),
+})
+
+const EXPORT_PAGE = 500
+
+/**
+ * NDJSON chunks of the entries a condition selects, oldest first. Pages are read as the client takes them, so memory
+ * stays bounded; entries made after the start are left out, so it ends.
+ */
+async function* exportChunks(db: Queryable, where: Fragment): AsyncGenerator<string> {
+  let last: Entry | null = null
+  for (;;) {
+    const entries: readonly Entry[] = await entriesAfter(db, where, last, EXPORT_PAGE)
+    if (entries.length > 0) yield `${entries.map(entry => JSON.stringify(presentEntry(entry))).join('\n')}\n`
+    if (entries.length < EXPORT_PAGE) return
+    last = entries[entries.length - 1]
+  }
+}
+
+/** The project an export or a verification is about; raises VALIDATION_FAILED when none is named. */
+function namedProject({ project }: Pick<Context, 'project'>): string {
+  return (
+    project ??
+    invalid({
+      code: 'REQUIRED',
+      path: 'project_id',
+      message: 'is required with a credential that is bound to no project',
+    })
+  )
+}
+
+const exportEntries = operation({
+  id: 'exportAuditEntries',
+  method: 'get',
+  path: '/audit-log/export',
+  summary: 'Stream the entries of a project, oldest first',
+  description: 'One JSON object a line. Entries made after the export began are not part of it.',
+  tag,
+  action: 'audit:ExportAuditEntries',
+  lists: auditEntry,
+  paged: false,
+  query: ExportFilters,
+  answers: { 200: AuditEntry },
+  produces: 'application/x-ndjson',
+  internal: true,
+  async run(context) {
+    namedProject(context)
+    const { query, services } = context
+    const started = new Date()
+    const to = query.to && query.to < started ? query.to : started
+    const where = all([
+      context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }),
+      between(sql.fragment`t.created_at`, { from: query.from ?? null, to }),
+      filterConditions(query),
+    ])
+    return streamed('application/x-ndjson', Readable.from(exportChunks(services.pool, where), { highWaterMark: 1 }))
+  },
+})
+
+const verify = operation({
+  id: 'verifyAuditLog',
+  method: 'get',
+  path: '/audit-log/verify',
+  summary: 'Check the hash chain of a project for changed and deleted entries',
+  description:
+    'Seals what is pending, then checks every sealed entry. Without a project an admin checks the entries that have none. Entries removed by retention do not break the chain.',
+  tag,
+  action: 'audit:ListAuditEntries',
+  lists: auditEntry,
+  paged: false,
+  query: z.object({}),
+  answers: { 200: Verification },
+  async run(context) {
+    const { caller, project, services, request } = context
+    const chain = project === null && seesGlobal(caller) ? GLOBAL_CHAIN : namedProject(context)
+    return verifyChain(services.pool, chain, { closed: request.closed })
+  },
+})
+
+const getEntry = itemOperation(auditEntry, {
+  id: 'getAuditEntry',
+  method: 'get',
+  path: '/audit-log/{entry_id}',
+  param: 'entry_id',
+  summary: 'Read an audit entry',
+  tag,
+  action: 'audit:GetAuditEntry',
+  answers: { 200: AuditEntry },
+  async run({ caller, resource }) {
+    if (resource.project_id === null && !seesGlobal(caller)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+    return presentEntry(resource)
+  },
+})
+
+export const auditOperations: Operation[] = [listEntries, exportEntries, verify, getEntry]

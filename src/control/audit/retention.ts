@@ -1,0 +1,24 @@
+import { inTransaction } from '../../core/db.ts'
+import type { Services } from '../../core/operation.ts'
+import { deleteEntries } from './store.ts'
+
+const DAY_MS = 86_400_000
+const BATCH = 5000
+
+/**
+ * Deletes entries older than AUDIT_RETENTION_DAYS (0 = none), one transaction per 5000, unless the sweep is disabled.
+ * Answers how many.
+ */
+export async function pruneAudit(
+  { config, clock, pool }: Pick<Services, 'config' | 'clock' | 'pool'>,
+  stopping?: AbortSignal,
+): Promise<number> {
+  if (config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED) return 0
+  const before = new Date(clock.now().getTime() - config.AUDIT_RETENTION_DAYS * DAY_MS)
+  let deleted = 0
+  for (;;) {
+    const count = await inTransaction(pool, tx => deleteEntries(tx, before, BATCH))
+    deleted += count
+    if (count < BATCH || stopping?.aborted) return deleted
+  }
+}

@@ -1,0 +1,139 @@
+import { createHash } from 'node:crypto'
+import { z } from 'zod'
+import type { AuditEntry } from '../../core/audit.ts'
+import { inTransaction, type Pool } from '../../core/db.ts'
+import { idFloor } from '../../core/ids.ts'
+import { entityMailbox } from '../../core/queue.ts'
+import { auditEntry, presentEntry, type Verification } from './model.ts'
+import {
+  chainHeads,
+  GLOBAL_CHAIN,
+  insertSeals,
+  lastPass,
+  lockChains,
+  notePass,
+  type Seal,
+  sealsAfter,
+  unsealedChains,
+  unsealedEntries,
+} from './store.ts'
+
+/**
+ * Tamper evidence (control, 5.4). Behind the entries of a project, and behind those without one, a worker writes a hash
+ * chain: `hash = sha256(previous hash + canonical entry)`, so that writes of a project do not queue on it. A chain shows
+ * that a sealed entry was changed or deleted. It does not show what happened to an entry in the seconds before it was
+ * sealed, nor a tail that was cut off together with its seals, nor a chain that was computed anew as a whole: compare
+ * the last hash with a copy kept elsewhere for that. Seals outlive entries that retention deleted.
+ */
+
+/** Wakes the sealing worker; one message at a time in the whole deployment. */
+export const sealQueue = entityMailbox('audit.seal', {
+  message: z.object({ full: z.boolean() }),
+  key: message => (message.full ? 'full' : 'tick'),
+  kind: 'snapshot',
+})
+
+const PAGE = 500
+const CHECK_PAGE = 2000
+
+/** An entry can be committed so much later than its id says; a full pass finds what is later still. */
+const LATE_MS = 120_000
+
+/** An entry as text that depends on its values only, whatever the order of the keys in its detail. */
+export const canonical = (entry: AuditEntry): string => JSON.stringify(sorted(presentEntry(entry)))
+
+function sorted(value: unknown): unknown {
+  if (typeof value !== 'object' || value === null) return value
+  if (Array.isArray(value)) return value.map(sorted)
+  return Object.fromEntries(
+    Object.entries(value)
+      .sort(([a], [b]) => (a < b ? -1 : 1))
+      .map(([key, inner]) => [key, sorted(inner)]),
+  )
+}
+
+const hashOf = (previous: Buffer, entry: AuditEntry): Buffer =>
+  createHash('sha256').update(previous).update(canonical(entry)).digest()
+
+const chainName = (entry: AuditEntry): string => entry.project_id ?? GLOBAL_CHAIN
+
+/** Seals up to a page of entries under the locks of their chains. Answers how many, and the last one's id. */
+function sealPage(
+  pool: Pool,
+  scope: { chain?: string; floor: string | null },
+): Promise<{ count: number; last: string | null }> {
+  return inTransaction(pool, async db => {
+    const chains = scope.chain ? [scope.chain] : await unsealedChains(db, scope.floor, PAGE)
+    if (chains.length === 0) return { count: 0, last: null }
+    await lockChains(db, chains)
+    // Read under the locks: what another sealed meanwhile has its seal now.
+    const entries = await unsealedEntries(db, chains, scope, PAGE)
+    if (entries.length === 0) return { count: 0, last: null }
+    const heads = new Map((await chainHeads(db, chains)).map(head => [head.chain, head]))
+    const seals = entries.map((entry): Seal => {
+      const chain = chainName(entry)
+      const head = heads.get(chain) ?? { position: 0, hash: Buffer.alloc(0) }
+      const seal = { chain, entry_id: entry.id, position: head.position + 1, hash: hashOf(head.hash, entry) }
+      heads.set(chain, seal)
+      return seal
+    })
+    await insertSeals(db, seals)
+    return { count: entries.length, last: entries[entries.length - 1].id }
+  })
+}
+
+async function sealPages(
+  pool: Pool,
+  scope: { chain?: string; floor: string | null },
+  stopping?: AbortSignal,
+): Promise<number> {
+  let sealed = 0
+  let { floor } = scope
+  while (!stopping?.aborted) {
+    // Each page begins where the last ended: what is sealed already is not looked through again.
+    const { count, last } = await sealPage(pool, { ...scope, floor })
+    if (last === null) break
+    sealed += count
+    floor = last
+  }
+  return sealed
+}
+
+/**
+ * Seals every entry that is due: those since the last pass, with a margin for late commits, or with `full` whatever has
+ * no seal. Safe to run at the same time as others. Answers how many were sealed.
+ */
+export async function sealEntries(pool: Pool, options: { full: boolean; stopping?: AbortSignal }): Promise<number> {
+  const began = new Date()
+  const last = options.full ? null : await lastPass(pool)
+  const floor = last ? idFloor(auditEntry.prefix, new Date(new Date(last).getTime() - LATE_MS)) : null
+  const sealed = await sealPages(pool, { floor }, options.stopping)
+  if (!options.stopping?.aborted) await notePass(pool, began)
+  return sealed
+}
+
+/**
+ * Seals what is pending of a chain, then checks the whole chain: positions without a gap, every hash the one its
+ * predecessor and its entry give. An entry that retention removed is passed by its seal; one that is missing otherwise,
+ * or differs, is the first broken one. `chain` is a project id or `global`.
+ */
+export async function verifyChain(
+  pool: Pool,
+  chain: string,
+  options: { closed?: AbortSignal } = {},
+): Promise<Verification> {
+  await sealPages(pool, { chain, floor: null }, options.closed)
+  let previous: Buffer = Buffer.alloc(0)
+  let checked = 0
+  for (;;) {
+    const seals = await sealsAfter(pool, chain, checked, CHECK_PAGE)
+    for (const seal of seals) {
+      const intact =
+        seal.position === checked + 1 && (seal.entry ? hashOf(previous, seal.entry).equals(seal.hash) : seal.pruned)
+      checked++
+      if (!intact) return { valid: false, checked, first_broken_id: seal.entry_id }
+      previous = seal.hash
+    }
+    if (seals.length < CHECK_PAGE || options.closed?.aborted) return { valid: true, checked, first_broken_id: null }
+  }
+}

@@ -1,0 +1,113 @@
+import { newId } from '../../core/ids.ts'
+import { srn } from '../../core/kind.ts'
+import type { Services } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import { presentQuota, type QuotaRow } from './model.ts'
+import { type Count, lockMarks, type Marks, setMarks } from './store.ts'
+import type { Window } from './windows.ts'
+
+/** A quota as it stood when something was measured against it. */
+export type Measured = Omit<Count, 'count'>
+
+/** What a measurement gives reason to report; each is reported once per window. */
+export type Reasons = { exceeded: boolean; audited: boolean; fraction: number | null }
+
+/** A mark moves forward only: a process that lags behind must not report a past window again. */
+const reported = (mark: string | null, window: Window): boolean => mark !== null && mark >= window.key
+
+/**
+ * What is to be reported of a measured value that its marks do not name yet; null when there is nothing. `breached`
+ * says whether the value breaks the limit, which is a matter of the metric.
+ */
+export function reasonsFor(quota: Measured, window: Window, value: number, breached: boolean): Reasons | null {
+  const reached = quota.warn_at.filter(fraction => value >= fraction * quota.limit)
+  const fraction = reached.length > 0 ? Math.max(...reached) : null
+  const reasons = {
+    exceeded: breached && !reported(quota.fired_window_key, window),
+    audited: breached && quota.mode === 'monitor' && !reported(quota.audited_window_key, window),
+    fraction: fraction !== null && !warned(quota, window, fraction) ? fraction : null,
+  }
+  return reasons.exceeded || reasons.audited || reasons.fraction !== null ? reasons : null
+}
+
+const warned = (marks: Pick<QuotaRow, 'warned_window_key' | 'warned_fraction'>, window: Window, fraction: number) =>
+  reported(marks.warned_window_key, window) &&
+  (marks.warned_window_key !== window.key || (marks.warned_fraction ?? 0) >= fraction)
+
+/**
+ * Reports a measurement: quota.exceeded, the audit entry of a monitored breach, quotas.warned (control, 3.5 and 3.6).
+ * The marks move under the row's lock in the transaction that writes the reports, so concurrent breaches in any number
+ * of processes report once.
+ */
+export const report = (
+  services: Pick<Services, 'write' | 'clock'>,
+  quota: Measured,
+  window: Window,
+  values: { exceeded: number; warned: (fraction: number) => number },
+  reasons: Reasons,
+): Promise<void> =>
+  services.write(async tx => {
+    const row = await lockMarks(tx, quota.id)
+    if (!row) return
+    const marks: Marks = { ...row }
+    if (reasons.exceeded && !reported(row.fired_window_key, window)) {
+      marks.fired_window_key = window.key
+      marks.last_fired_at = services.clock.now().toISOString()
+      emitExceeded(tx, quota, window, values.exceeded)
+    }
+    if (reasons.audited && !reported(row.audited_window_key, window)) {
+      marks.audited_window_key = window.key
+      auditMonitored(tx, quota, window, values.exceeded)
+    }
+    if (reasons.fraction !== null && !warned(row, window, reasons.fraction)) {
+      const { fraction: top } = reasons
+      const due = quota.warn_at.filter(fraction => fraction <= top && !warned(row, window, fraction))
+      marks.warned_window_key = window.key
+      marks.warned_fraction = top
+      for (const fraction of due.sort((a, b) => a - b)) emitWarned(tx, row, window, values.warned(fraction), fraction)
+    }
+    await setMarks(tx, quota.id, marks)
+  })
+
+const facts = (quota: Measured, window: Window, observed: number) => ({
+  metric: quota.metric,
+  meter_type: quota.meter_type,
+  scope: quota.scope,
+  scope_ref: quota.scope_ref,
+  window: quota.window,
+  window_key: window.key,
+  limit: quota.limit,
+  observed_value: observed,
+})
+
+function emitExceeded(tx: Tx, quota: Measured, window: Window, observed: number): void {
+  const { id: quota_id, project_id, mode } = quota
+  const data = { quota_id, project_id, ...facts(quota, window, observed), mode }
+  tx.emit('quota.exceeded', project_id, data, { resourceId: quota_id })
+}
+
+function emitWarned(tx: Tx, row: QuotaRow, window: Window, observed: number, fraction: number): void {
+  const { key: window_key, resets_at } = window
+  const usage = row.metric === 'requests' && resets_at ? { window_key, count: observed, resets_at } : null
+  tx.emit('quotas.warned', row.project_id, presentQuota(row, usage), {
+    extra: { window_key, observed_value: observed, fraction },
+  })
+}
+
+function auditMonitored(tx: Tx, quota: Measured, window: Window, observed: number): void {
+  tx.audit({
+    id: newId('audit'),
+    project_id: quota.project_id,
+    principal_type: null,
+    principal_id: null,
+    action: 'quotas:MonitorBreach',
+    resource_srn: srn(quota.project_id, 'quota', quota.id),
+    resource_public_id: quota.id,
+    status: 200,
+    request_id: null,
+    ip: null,
+    user_agent: null,
+    detail: { kind: 'quota_monitor_breach', ...facts(quota, window, observed) },
+    created_at: new Date().toISOString(),
+  })
+}
