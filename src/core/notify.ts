@@ -130,10 +130,16 @@ export async function openNotifications(options: {
     }, heartbeatMs)
   }
 
-  const tell = async (statement: 'listen' | 'unlisten', channel: string) => {
-    const target = client
-    // While the connection is down the reconnect listens to whatever is subscribed then.
-    await target?.query(`${statement} ${pg.escapeIdentifier(channel)}`).catch(error => drop(target, error))
+  let told: Promise<unknown> = Promise.resolve()
+  /** One statement at a time, in the order of the calls. */
+  const tell = (statement: 'listen' | 'unlisten', channel: string): Promise<void> => {
+    const telling = told.then(async () => {
+      const target = client
+      // While the connection is down the reconnect listens to whatever is subscribed then.
+      await target?.query(`${statement} ${pg.escapeIdentifier(channel)}`).catch(error => drop(target, error))
+    })
+    told = telling
+    return telling
   }
 
   await connect()
