@@ -47,23 +47,23 @@ export async function updateKey(db: Queryable, id: string, patch: KeyFields): Pr
  * Replaces the key string in one statement, so that concurrent rotations queue on the row. The old string is good for
  * `graceSeconds` more, until `graceEnd`. False when the key is gone.
  */
-export const rotateKey = (
+export const rotateKey = async (
   db: Queryable,
   id: string,
   next: { hash: Buffer; prefix: string },
   graceSeconds: number,
   graceEnd: Date,
 ): Promise<boolean> =>
-  db.exists(sql.unsafe`
+  (await db.maybeOneFirst(sql.unsafe`
     update project_keys set key_hash = ${sql.binary(next.hash)}, key_prefix = ${next.prefix},
       previous_key_hash = case when ${graceSeconds}::int > 0 then key_hash end,
       previous_key_expires_at = case when ${graceSeconds}::int > 0 then ${graceEnd.toISOString()}::timestamptz end,
       rotated_at = now(), updated_at = now()
-    where id = ${id} returning 1`)
+    where id = ${id} returning 1`)) !== null
 
 /** Takes the row's lock, so that the policies read after it are those of the last writer. False when the key is gone. */
-export const lockKey = (db: Queryable, id: string): Promise<boolean> =>
-  db.exists(sql.unsafe`select 1 from project_keys where id = ${id} for update`)
+export const lockKey = async (db: Queryable, id: string): Promise<boolean> =>
+  (await db.maybeOneFirst(sql.unsafe`select 1 from project_keys where id = ${id} for update`)) !== null
 
 export const deleteKey = (db: Queryable, id: string): Promise<unknown> =>
   db.query(sql.unsafe`delete from project_keys where id = ${id}`)
@@ -97,5 +97,5 @@ export const lockPolicies = (db: Queryable, ids: readonly string[]): Promise<rea
   ) as Promise<readonly string[]>
 
 /** Whether the project exists, held against deletion to the end of the transaction. */
-export const lockProject = (db: Queryable, id: string): Promise<boolean> =>
-  db.exists(sql.unsafe`select 1 from projects where id = ${id} for key share`)
+export const lockProject = async (db: Queryable, id: string): Promise<boolean> =>
+  (await db.maybeOneFirst(sql.unsafe`select 1 from projects where id = ${id} for key share`)) !== null

@@ -1,0 +1,499 @@
+import { strict as assert } from 'node:assert'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { manualClock } from '../../src/core/clock.ts'
+import { rawQuery } from '../../src/core/db.ts'
+import { AppError } from '../../src/core/errors.ts'
+import { kinds } from '../../src/core/kind.ts'
+import { cloneable } from '../../src/identity/projects/clone.ts'
+import { sweepDeferredDeletes } from '../../src/identity/projects/delete.ts'
+import { lockRunnable } from '../../src/identity/projects/pause.ts'
+import { startApp, type TestApp } from '../support/app.ts'
+
+const DAY = 86_400_000
+
+describe('projects', () => {
+  let app: TestApp
+  const clock = manualClock()
+  const rows = async (text: string, values: unknown[] = []) =>
+    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+  const eventsOf = async (id: string) =>
+    (await rows('select name, envelope from events where project_id = $1 order by id', [id])).filter(event =>
+      event.name.startsWith('projects.'),
+    )
+
+  before(async () => {
+    app = await startApp({ clock })
+  })
+  after(() => app.close())
+
+  describe('create', () => {
+    it('answers the record with its defaults', async () => {
+      const made = await app.admin.post('/projects', { name: '  Support  ', description: 'd', max_run_depth: 3 })
+      assert.equal(made.status, 201)
+      const { id, created_at, updated_at, ...rest } = made.body
+      assert.match(id, /^proj_[0-9a-z]{26}$/)
+      assert.match(created_at, /^\d{4}-.*Z$/)
+      assert.equal(created_at, updated_at)
+      assert.deepEqual(rest, {
+        name: 'Support',
+        description: 'd',
+        guardrail_ids: [],
+        default_model_route_id: null,
+        max_run_depth: 3,
+        max_concurrent_runs: null,
+        max_chain_generations: null,
+        audit_reads_enabled: false,
+        trace_content_retention_days: null,
+        trace_content_mode: 'full',
+        tags: {},
+        paused_at: null,
+        pause_reason: null,
+        delete_at: null,
+      })
+      assert.deepEqual((await app.admin.get(`/projects/${id}`)).body, made.body)
+    })
+
+    it('refuses what it does not know and what is out of range', async () => {
+      for (const body of [
+        {},
+        { name: '' },
+        { name: '   ' },
+        { name: 'x'.repeat(256) },
+        { name: null },
+        { name: 'x', nope: 1 },
+        { name: 'x', guardrail_ids: [] },
+        { name: 'x', default_model_route_id: null },
+        { name: 'x', paused_at: null },
+        { name: 'x', require_priced_model: true },
+        { name: 'x', description: 'd'.repeat(2001) },
+        { name: 'x', max_concurrent_runs: 0 },
+        { name: 'x', trace_content_mode: 'some' },
+        { name: 'x', audit_reads_enabled: null },
+      ])
+        assert.equal((await app.admin.post('/projects', body)).status, 400, JSON.stringify(body).slice(0, 60))
+    })
+
+    it('is for admins with an unbound credential', async () => {
+      const nobody = await app.user()
+      assert.equal((await nobody.post('/projects', { name: 'x' })).status, 403)
+      const allowed = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
+      assert.equal((await allowed.post('/projects', { name: 'x' })).status, 403)
+      const { key } = await app.project()
+      assert.equal((await key.post('/projects', { name: 'x' })).status, 403)
+      const unscoped = await app.admin.post('/project-keys', {})
+      assert.equal((await app.as(unscoped.body.secret).post('/projects', { name: 'x' })).status, 201)
+    })
+
+    it('is audited under the id of the new project and emits nothing', async () => {
+      const { id } = (await app.admin.post('/projects', { name: 'audited' })).body
+      const [entry] = await rows(
+        `select * from audit_entries where action = 'projects:CreateProject' and project_id = $1`,
+        [id],
+      )
+      assert.equal(entry.resource_public_id, id)
+      assert.equal(entry.resource_srn, `srn:${id}:project:${id}`)
+      assert.equal(entry.status, 201)
+      assert.deepEqual(await eventsOf(id), [])
+    })
+  })
+
+  describe('list', () => {
+    it('shows nothing to a user without policies', async () => {
+      const nobody = await app.user()
+      const list = await nobody.get('/projects')
+      assert.equal(list.status, 200)
+      assert.equal(list.body.total, 0)
+    })
+
+    it('shows the projects where the caller may list or read', async () => {
+      const [a, b, c] = await Promise.all([app.project(), app.project(), app.project()])
+      const reader = await app.user(undefined, [
+        {
+          statement: [
+            { effect: 'Allow', action: ['projects:GetProject'], resource: [`srn:${a.id}:project:*`] },
+            { effect: 'Allow', action: ['projects:ListProjects'], resource: [`srn:${b.id}:*:*`] },
+            { effect: 'Allow', action: ['secrets:*'], resource: [`srn:${c.id}:*:*`] },
+          ],
+        },
+      ])
+      const list = await reader.get('/projects')
+      assert.deepEqual(list.body.data.map((item: { id: string }) => item.id).sort(), [a.id, b.id].sort())
+      assert.equal(list.body.total, 2)
+    })
+
+    it('shows a bound key its own project only, whoever owns it', async () => {
+      const [a, b] = await Promise.all([app.project(), app.project()])
+      const list = await a.key.get('/projects')
+      assert.deepEqual(
+        list.body.data.map((item: { id: string }) => item.id),
+        [a.id],
+      )
+      const other = await a.key.get(`/projects/${b.id}`)
+      assert.equal(other.status, 403)
+      assert.equal(other.body.error.code, 'API_KEY_PROJECT_SCOPE')
+      assert.deepEqual(other.body.error.meta, { scoped_project: a.id, requested_project: b.id })
+      assert.equal((await a.key.get('/projects/proj_00000000000000000000000000')).status, 403)
+    })
+
+    it('filters by name, newest first, page by page', async () => {
+      for (const name of ['Zebra 100%', 'zebra two', 'other']) await app.admin.post('/projects', { name })
+      const list = await app.admin.get('/projects?name=ZEBRA')
+      assert.deepEqual(
+        list.body.data.map((item: { name: string }) => item.name),
+        ['zebra two', 'Zebra 100%'],
+      )
+      assert.equal((await app.admin.get('/projects?name=0%25')).body.total, 1)
+      const second = await app.admin.get('/projects?name=zebra&limit=1&offset=1')
+      assert.deepEqual([second.body.total, second.body.data[0].name], [2, 'Zebra 100%'])
+      assert.equal((await app.admin.get('/projects?limit=0')).status, 400)
+    })
+  })
+
+  describe('update', () => {
+    it('changes what it names and emits the record', async () => {
+      const { id } = await app.project()
+      const changed = await app.admin.patch(`/projects/${id}`, {
+        name: 'new',
+        max_run_depth: 4,
+        trace_content_mode: 'none',
+      })
+      assert.equal(changed.status, 200)
+      assert.deepEqual(
+        [changed.body.name, changed.body.max_run_depth, changed.body.trace_content_mode],
+        ['new', 4, 'none'],
+      )
+      const cleared = await app.admin.patch(`/projects/${id}`, { max_run_depth: null, description: null })
+      assert.equal(cleared.body.max_run_depth, null)
+      const events = await eventsOf(id)
+      assert.deepEqual(
+        events.map(event => event.name),
+        ['projects.updated', 'projects.updated'],
+      )
+      assert.deepEqual(JSON.parse(events[1].envelope).data, cleared.body)
+    })
+
+    it('refuses an empty patch, unknown fields and wrong values', async () => {
+      const { id } = await app.project()
+      for (const body of [
+        {},
+        { nope: 1 },
+        { id: 'x' },
+        { paused_at: null },
+        { name: null },
+        { audit_reads_enabled: null },
+        { trace_content_mode: null },
+        { max_run_depth: 0 },
+        { max_run_depth: -1 },
+        { max_run_depth: 1.5 },
+        { max_run_depth: '3' },
+        { max_run_depth: 2 ** 31 },
+      ])
+        assert.equal((await app.admin.patch(`/projects/${id}`, body)).status, 400, JSON.stringify(body))
+    })
+
+    it('names guardrails and routes that do not exist with their own codes', async () => {
+      const { id } = await app.project()
+      const guardrail = await app.admin.patch(`/projects/${id}`, { guardrail_ids: ['guard_x'] })
+      assert.deepEqual([guardrail.status, guardrail.body.error.code], [400, 'GUARDRAIL_NOT_FOUND'])
+      const route = await app.admin.patch(`/projects/${id}`, { default_model_route_id: 'route_x' })
+      assert.deepEqual([route.status, route.body.error.code], [400, 'MODEL_ROUTE_NOT_FOUND'])
+      const none = await app.admin.patch(`/projects/${id}`, { guardrail_ids: null, default_model_route_id: null })
+      assert.deepEqual(none.body.guardrail_ids, [])
+    })
+
+    it('follows policies, not the role', async () => {
+      const { id } = await app.project()
+      const editor = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['projects:UpdateProject'], resource: [`srn:${id}:project:${id}`] }] },
+      ])
+      assert.equal((await editor.patch(`/projects/${id}`, { name: 'mine' })).status, 200)
+      assert.equal((await editor.get(`/projects/${id}`)).status, 403)
+      assert.equal((await editor.patch(`/projects/${(await app.project()).id}`, { name: 'x' })).status, 404)
+    })
+
+    it('refuses a write that was based on another version', async () => {
+      const { id } = await app.project()
+      const read = await app.admin.get(`/projects/${id}`)
+      const etag = read.headers.get('etag') as string
+      assert.equal((await app.admin.patch(`/projects/${id}`, { name: 'a' }, { 'if-match': etag })).status, 200)
+      assert.equal((await app.admin.patch(`/projects/${id}`, { name: 'b' }, { 'if-match': etag })).status, 412)
+    })
+  })
+
+  describe('pause', () => {
+    it('keeps the first reason and tells once', async () => {
+      const { id } = await app.project()
+      const first = await app.admin.post(`/projects/${id}/pause`, { reason: 'one' })
+      assert.equal(first.status, 200)
+      assert.equal(first.body.pause_reason, 'one')
+      assert.ok(first.body.paused_at)
+      assert.deepEqual((await app.admin.post(`/projects/${id}/pause`, { reason: 'two' })).body, first.body)
+      assert.equal((await eventsOf(id)).filter(event => event.name === 'projects.paused').length, 1)
+    })
+
+    it('keeps one reason of many concurrent pauses', async () => {
+      const { id } = await app.project()
+      const replies = await Promise.all(
+        Array.from({ length: 8 }, (_, index) => app.admin.post(`/projects/${id}/pause`, { reason: `r${index}` })),
+      )
+      assert.deepEqual([...new Set(replies.map(reply => reply.status))], [200])
+      assert.equal(new Set(replies.map(reply => reply.body.pause_reason)).size, 1)
+      assert.equal((await eventsOf(id)).filter(event => event.name === 'projects.paused').length, 1)
+    })
+
+    it('needs no body and takes a reason of at most 256 characters', async () => {
+      const { id } = await app.project()
+      assert.equal((await app.admin.post(`/projects/${id}/pause`, { reason: 'x'.repeat(257) })).status, 400)
+      assert.equal((await app.admin.post(`/projects/${id}/pause`, { why: 'x' })).status, 400)
+      assert.equal((await app.admin.post(`/projects/${id}/pause`)).body.pause_reason, null)
+    })
+
+    it('leaves reads, configuration and deletes alone', async () => {
+      const { id } = await app.project()
+      await app.admin.post(`/projects/${id}/pause`)
+      assert.equal((await app.admin.get(`/projects/${id}`)).status, 200)
+      assert.equal((await app.admin.patch(`/projects/${id}`, { name: 'still' })).status, 200)
+      assert.equal((await app.admin.delete(`/projects/${id}`)).status, 204)
+    })
+
+    it('is lifted by resume, which a running project refuses', async () => {
+      const { id } = await app.project()
+      assert.equal((await app.admin.post(`/projects/${id}/resume`)).body.error.code, 'PROJECT_NOT_PAUSED')
+      await app.admin.post(`/projects/${id}/pause`, { reason: 'r' })
+      const resumed = await app.admin.post(`/projects/${id}/resume`)
+      assert.deepEqual([resumed.body.paused_at, resumed.body.pause_reason], [null, null])
+      assert.equal((await app.admin.post(`/projects/${id}/resume`)).status, 409)
+      assert.deepEqual(
+        (await eventsOf(id)).map(event => event.name),
+        ['projects.paused', 'projects.resumed'],
+      )
+    })
+
+    it('refuses work that starts, with the reason', async () => {
+      const { id } = await app.project()
+      await app.services.write(tx => lockRunnable(tx, id))
+      await app.admin.post(`/projects/${id}/pause`, { reason: 'audit' })
+      await assert.rejects(
+        app.services.write(tx => lockRunnable(tx, id)),
+        (error: AppError) =>
+          error instanceof AppError &&
+          error.code === 'PROJECT_PAUSED' &&
+          error.meta?.project_id === id &&
+          error.meta?.pause_reason === 'audit',
+      )
+      await app.admin.post(`/projects/${id}/resume`)
+      await app.services.write(tx => lockRunnable(tx, id))
+    })
+
+    it('answers a pause only after the starts it meets have committed', async () => {
+      const { id } = await app.project()
+      let answered = false
+      let entered = () => {}
+      const admitted = new Promise<void>(resolve => {
+        entered = resolve
+      })
+      const start = app.services.write(async tx => {
+        await lockRunnable(tx, id)
+        entered()
+        await sleep(200)
+        return answered
+      })
+      await admitted
+      const pause = app.admin.post(`/projects/${id}/pause`).then(reply => {
+        answered = true
+        return reply
+      })
+      assert.equal(await start, false)
+      assert.equal((await pause).status, 200)
+      await assert.rejects(app.services.write(tx => lockRunnable(tx, id)))
+    })
+  })
+
+  describe('delete', () => {
+    it('refuses while something counts, and takes it along when forced', async () => {
+      const { id, key } = await app.project()
+      const secret = (await key.post('/secrets', { name: 's', value: 'v' })).body.id
+      const refused = await app.admin.delete(`/projects/${id}`)
+      assert.equal(refused.status, 409)
+      assert.equal(refused.body.error.code, 'PROJECT_HAS_DEPENDENTS')
+      assert.deepEqual(refused.body.error.meta, {
+        counts: { secrets: 1 },
+        sample_ids: { secrets: [secret] },
+        forcible: true,
+      })
+      assert.equal((await app.admin.delete(`/projects/${id}?force=maybe`)).status, 400)
+      assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
+      assert.equal((await app.admin.get(`/secrets/${secret}`)).status, 404)
+      assert.equal((await app.admin.get(`/projects/${id}`)).status, 404)
+      assert.equal((await app.admin.delete(`/projects/${id}`)).status, 404)
+    })
+
+    it('shows at most five ids a kind', async () => {
+      const { id, key } = await app.project()
+      for (let index = 0; index < 7; index++) await key.post('/secrets', { name: 's', value: 'v' })
+      const { meta } = (await app.admin.delete(`/projects/${id}`)).body.error
+      assert.equal(meta.counts.secrets, 7)
+      assert.equal(meta.sample_ids.secrets.length, 5)
+    })
+
+    it('takes keys and what goes silently without being forced, and ends the keys', async () => {
+      const { id, key } = await app.project()
+      assert.equal((await key.get('/projects')).status, 200)
+      assert.equal((await app.admin.delete(`/projects/${id}`)).status, 204)
+      assert.equal((await key.get('/projects')).status, 401)
+    })
+
+    it('is for admins', async () => {
+      const { id, key } = await app.project()
+      const allowed = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
+      assert.equal((await allowed.delete(`/projects/${id}`)).status, 403)
+      assert.equal((await key.delete(`/projects/${id}`)).status, 403)
+    })
+
+    it('leaves the audit entries, its own among those of the deployment', async () => {
+      const { id, key } = await app.project()
+      await key.post('/secrets', { name: 's', value: 'v' })
+      await app.admin.delete(`/projects/${id}?force=true`)
+      const kept = await rows('select action, project_id, status from audit_entries where project_id = $1', [id])
+      assert.ok(kept.some(entry => entry.action === 'secrets:CreateSecret'))
+      const [own] = await rows(
+        `select project_id, status from audit_entries where action = 'projects:DeleteProject' and resource_public_id = $1`,
+        [id],
+      )
+      assert.deepEqual({ ...own }, { project_id: null, status: 204 })
+    })
+
+    it('leaves nothing of a project whose creates it races', async () => {
+      for (let round = 0; round < 4; round++) {
+        const { id } = await app.project()
+        const creates = Array.from({ length: 24 }, async (_, index) => {
+          await sleep(index)
+          return app.admin.post('/secrets', { project_id: id, name: `s${index}`, value: 'v' })
+        })
+        const removed = sleep(8).then(() => app.admin.delete(`/projects/${id}?force=true`))
+        const replies = await Promise.all(creates)
+        assert.equal((await removed).status, 204)
+        for (const reply of replies) assert.ok([201, 404].includes(reply.status), JSON.stringify(reply.body))
+        assert.deepEqual(await rows('select 1 from secrets where project_id = $1', [id]), [])
+        assert.deepEqual(await rows('select 1 from events where project_id = $1', [id]), [])
+      }
+    })
+
+    it('survives updates of its rows at the same time', async () => {
+      const { id, key } = await app.project()
+      const ids: string[] = []
+      for (let index = 0; index < 6; index++) ids.push((await key.post('/secrets', { name: 's', value: 'v' })).body.id)
+      const updates = ids.flatMap(secret =>
+        Array.from({ length: 3 }, (_, index) => app.admin.patch(`/secrets/${secret}`, { name: `n${index}` })),
+      )
+      const removed = app.admin.delete(`/projects/${id}?force=true`)
+      const replies = await Promise.all(updates)
+      assert.equal((await removed).status, 204)
+      for (const reply of replies) assert.ok([200, 404].includes(reply.status), JSON.stringify(reply.body))
+    })
+
+    it('reaches every table with a project, by the schema', async () => {
+      const referring = await rows(`
+        select c.conrelid::regclass::text as table_name, c.confdeltype as action from pg_constraint c
+        where c.contype = 'f' and c.confrelid = 'projects'::regclass order by 1`)
+      const named = await rows(`
+        select table_name from information_schema.columns
+        where table_schema = 'public' and column_name = 'project_id' order by 1`)
+      // Audit entries outlive their project.
+      const surviving = new Set(['audit_entries'])
+      const cascading = new Set(referring.filter(row => row.action === 'c').map(row => row.table_name))
+      assert.deepEqual(
+        named.map(row => row.table_name).filter(table => !cascading.has(table) && !surviving.has(table)),
+        [],
+      )
+      for (const kind of kinds().filter(item => !item.global && item.name !== 'project'))
+        if (!surviving.has(kind.table)) assert.ok(cascading.has(kind.table), kind.table)
+    })
+  })
+
+  describe('deferred delete', () => {
+    it('pauses now and deletes on its day', async () => {
+      const { id, key } = await app.project()
+      await key.post('/secrets', { name: 's', value: 'v' })
+      assert.equal((await app.admin.delete(`/projects/${id}?force=true&grace_days=2`)).status, 204)
+      const waiting = (await app.admin.get(`/projects/${id}`)).body
+      assert.ok(waiting.paused_at)
+      assert.equal(waiting.delete_at, new Date(clock.now().getTime() + 2 * DAY).toISOString())
+      assert.equal(await sweepDeferredDeletes(app.services), 0)
+      clock.advance(2 * DAY)
+      const swept = await Promise.all([sweepDeferredDeletes(app.services), sweepDeferredDeletes(app.services)])
+      assert.equal(swept[0] + swept[1], 1)
+      assert.equal((await app.admin.get(`/projects/${id}`)).status, 404)
+      const [entry] = await rows(
+        `select principal_id, detail from audit_entries where action = 'projects:DeleteProject'
+           and resource_public_id = $1 and detail is not null`,
+        [id],
+      )
+      assert.equal(entry.principal_id, null)
+      assert.equal(entry.detail.deferred, true)
+    })
+
+    it('is cancelled by a resume', async () => {
+      const { id } = await app.project()
+      await app.admin.delete(`/projects/${id}?force=true&grace_days=1`)
+      assert.equal((await app.admin.post(`/projects/${id}/resume`)).body.delete_at, null)
+      clock.advance(2 * DAY)
+      assert.equal(await sweepDeferredDeletes(app.services), 0)
+      assert.equal((await app.admin.get(`/projects/${id}`)).status, 200)
+    })
+
+    it('needs force and a sane number of days', async () => {
+      const { id } = await app.project()
+      for (const query of [
+        'grace_days=7',
+        'force=true&grace_days=-1',
+        'force=true&grace_days=366',
+        'force=true&grace_days=x',
+      ])
+        assert.equal((await app.admin.delete(`/projects/${id}?${query}`)).status, 400, query)
+      assert.equal((await app.admin.get(`/projects/${id}`)).status, 200)
+    })
+  })
+
+  describe('summary', () => {
+    it('counts what a project holds', async () => {
+      const { id, key } = await app.project()
+      await key.post('/secrets', { name: 's', value: 'v' })
+      await key.post('/secrets', { name: 's', value: 'v' })
+      const summary = await key.get(`/projects/${id}/summary`)
+      assert.equal(summary.status, 200)
+      assert.deepEqual(summary.body.counts, { secrets: 2, project_keys: 1 })
+      assert.ok(summary.body.last_activity_at)
+    })
+  })
+
+  describe('clone', () => {
+    it('copies settings and tags, and what include names', async () => {
+      cloneable({
+        name: 'test_parts',
+        async copy(_tx, from, to, ids) {
+          ids.set(from, to)
+        },
+      })
+      const { id, key } = await app.project()
+      await key.post('/secrets', { name: 's', value: 'v' })
+      await app.admin.patch(`/projects/${id}`, { max_run_depth: 5 })
+      await app.admin.put(`/projects/${id}/tags`, { team: 'a' })
+      const made = await app.admin.post(`/projects/${id}/clone`, { name: 'copy', include: ['test_parts'] })
+      assert.equal(made.status, 201)
+      const { project, ids } = made.body
+      assert.deepEqual([project.name, project.max_run_depth, project.tags], ['copy', 5, { team: 'a' }])
+      assert.deepEqual(ids, { [id]: project.id })
+      assert.deepEqual((await app.admin.get(`/projects/${project.id}/summary`)).body.counts, {})
+    })
+
+    it('refuses kinds that cannot be copied, and callers who are not admins', async () => {
+      const { id, key } = await app.project()
+      const refused = await app.admin.post(`/projects/${id}/clone`, { name: 'copy', include: ['secrets'] })
+      assert.equal(refused.status, 400)
+      assert.equal(refused.body.error.meta.problems[0].path, 'include[0]')
+      assert.equal((await app.admin.post(`/projects/${id}/clone`, {})).status, 400)
+      assert.equal((await key.post(`/projects/${id}/clone`, { name: 'copy' })).status, 403)
+    })
+  })
+})
