@@ -54,7 +54,7 @@ export async function insertTurn(
     kept as (insert into generation_work (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'full'),
     hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')
     select project.paused_at, project.pause_reason,
-      (select to_jsonb(provider) from agents a cross join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) provider
+      (select to_jsonb(pr) from agents a cross join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr
         where a.id = ${turn.agent_id}) as provider
     from project`)) as { paused_at: string | null; pause_reason: string | null; provider: ProviderRow | null } | null
 }

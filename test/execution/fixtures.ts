@@ -1,0 +1,39 @@
+import { type Double, startDouble } from '../../src/double/server.ts'
+import { startApp, type TestApp } from '../support/app.ts'
+
+/** An application with a model double, a provider of the admin's project that points at it, and an agent. */
+export type AgentApp = TestApp & {
+  double: Double
+  projectId: string
+  key: Awaited<ReturnType<TestApp['project']>>['key']
+  providerId: string
+  agentId: string
+  /** Another agent of the same project and provider. */
+  agent(fields?: Record<string, unknown>): Promise<string>
+}
+
+export async function startAgentApp(options: Parameters<typeof startApp>[0] = {}): Promise<AgentApp> {
+  const double = await startDouble({})
+  const app = await startApp({ workers: ['generation'], ...options })
+  const project = await app.project()
+  const provider = await project.key.post('/ai-providers', { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` })
+  if (provider.status !== 201) throw new Error(JSON.stringify(provider.body))
+  const agent = async (fields: Record<string, unknown> = {}) => {
+    const made = await project.key.post('/agents', { name: 'agent', ai_provider_id: provider.body.id, ...fields })
+    if (made.status !== 201) throw new Error(JSON.stringify(made.body))
+    return made.body.id as string
+  }
+  return {
+    ...app,
+    double,
+    projectId: project.id,
+    key: project.key,
+    providerId: provider.body.id,
+    agentId: await agent(),
+    agent,
+    async close() {
+      await app.close()
+      await double.close()
+    },
+  }
+}

@@ -1,0 +1,55 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import path from 'node:path'
+import { testEnvironment } from './app.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
+
+export type TestProcess = {
+  child: ChildProcess
+  pid: number
+  /** Base URL of a web process; of the health port for a worker. */
+  url: string
+  output: string[]
+  exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>
+  kill(signal?: NodeJS.Signals): Promise<{ code: number | null; signal: NodeJS.Signals | null }>
+}
+
+/** Starts a real web or worker process on a test's database and waits until it is ready. */
+export async function startProcess(kind: 'web' | 'worker', databaseUrl: string, env: Record<string, string> = {}, args: string[] = []): Promise<TestProcess> {
+  const script = kind === 'web' ? 'src/web.ts' : 'jobs/worker.ts'
+  const child = spawn(process.execPath, [script, ...args], {
+    cwd: root,
+    env: { PATH: process.env.PATH, HOME: process.env.HOME, ...testEnvironment(databaseUrl), ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  })
+  const output: string[] = []
+  const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>(resolve => child.once('exit', (code, signal) => resolve({ code, signal })))
+  const ready = new Promise<number>((resolve, reject) => {
+    let rest = ''
+    const read = (chunk: Buffer) => {
+      rest += chunk
+      const lines = rest.split('\n')
+      rest = lines.pop() as string
+      for (const line of lines) {
+        output.push(line)
+        const found = /"(?:port|health_port)":(\d+)/.exec(line)
+        if (found && line.includes('is ready')) resolve(Number(found[1]))
+      }
+    }
+    child.stdout?.on('data', read)
+    child.stderr?.on('data', read)
+    void exited.then(({ code, signal }) => reject(new Error(`${kind} ended with ${code ?? signal} before it was ready:\n${output.join('\n')}${rest}`)))
+  })
+  const port = await ready
+  return {
+    child,
+    pid: child.pid as number,
+    url: `http://127.0.0.1:${port}`,
+    output,
+    exited,
+    async kill(signal = 'SIGKILL') {
+      child.kill(signal)
+      return exited
+    },
+  }
+}
