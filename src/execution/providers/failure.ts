@@ -83,7 +83,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
   const judged =
     about.timedOutAfter !== null
       ? 'timeout'
-      : REFUSED_BY_SDK.some(kind => found(kind.isInstance))
+      : causes(thrown).some(refusedBySdk)
         ? null
         : classOf(status ?? streamed?.statusCode ?? null, answered, streamed)
   const kind = about.started ? null : judged
@@ -115,7 +115,10 @@ export const isOwnFault = (error: unknown): boolean =>
   InvalidPromptError.isInstance(error) || MissingToolResultsError.isInstance(error)
 
 /** What the SDK refuses to send: the model, an option or a part that the vendor does not know. */
-const REFUSED_BY_SDK = [UnsupportedFunctionalityError, InvalidArgumentError, NoSuchModelError]
+const refusedBySdk = (error: unknown): boolean =>
+  UnsupportedFunctionalityError.isInstance(error) ||
+  InvalidArgumentError.isInstance(error) ||
+  NoSuchModelError.isInstance(error)
 
 /** Why an answer that began well did not come to its end; null when it did, readable or not. */
 function brokenTransfer(answered: APICallError | null): string | null {
