@@ -16,7 +16,12 @@ export async function startAgentApp(options: Parameters<typeof startApp>[0] = {}
   const double = await startDouble({})
   const app = await startApp({ workers: ['generation'], ...options })
   const project = await app.project()
-  const provider = await project.key.post('/ai-providers', { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` })
+  const provider = await project.key.post('/ai-providers', {
+    name: 'double',
+    provider: 'custom',
+    default_model: 'double-1',
+    base_url: `${double.url}/v1`,
+  })
   if (provider.status !== 201) throw new Error(JSON.stringify(provider.body))
   const agent = async (fields: Record<string, unknown> = {}) => {
     const made = await project.key.post('/agents', { name: 'agent', ai_provider_id: provider.body.id, ...fields })

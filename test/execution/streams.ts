@@ -6,16 +6,30 @@ export type Message = { id: number; event: string; data: any }
 export type OpenStream = { status: number; headers: Headers; messages: AsyncIterable<Message>; close(): void }
 
 /** Opens an event stream: a POST when there is a body, else a GET. */
-export async function openStream(app: Pick<TestApp, 'url'> & { key: Client }, path: string, body?: object, headers: Record<string, string> = {}): Promise<OpenStream> {
+export async function openStream(
+  app: Pick<TestApp, 'url'> & { key: Client },
+  path: string,
+  body?: object,
+  headers: Record<string, string> = {},
+): Promise<OpenStream> {
   const controller = new AbortController()
   const response = await fetch(`${app.url}/api/v1${path}`, {
     method: body ? 'POST' : 'GET',
-    headers: { authorization: `Bearer ${app.key.token}`, ...(body ? { 'content-type': 'application/json' } : {}), ...headers },
+    headers: {
+      authorization: `Bearer ${app.key.token}`,
+      ...(body ? { 'content-type': 'application/json' } : {}),
+      ...headers,
+    },
     body: body ? JSON.stringify(body) : undefined,
     signal: controller.signal,
   })
   if (response.status !== 200) throw new Error(`${response.status} ${await response.text()}`)
-  return { status: response.status, headers: response.headers, messages: parse(response.body as ReadableStream<Uint8Array>), close: () => controller.abort() }
+  return {
+    status: response.status,
+    headers: response.headers,
+    messages: parse(response.body as ReadableStream<Uint8Array>),
+    close: () => controller.abort(),
+  }
 }
 
 async function* parse(body: ReadableStream<Uint8Array>): AsyncGenerator<Message> {
@@ -26,7 +40,9 @@ async function* parse(body: ReadableStream<Uint8Array>): AsyncGenerator<Message>
     const blocks = rest.split('\n\n')
     rest = blocks.pop() as string
     for (const block of blocks) {
-      const fields = Object.fromEntries(block.split('\n').map(line => [line.slice(0, line.indexOf(': ')), line.slice(line.indexOf(': ') + 2)]))
+      const fields = Object.fromEntries(
+        block.split('\n').map(line => [line.slice(0, line.indexOf(': ')), line.slice(line.indexOf(': ') + 2)]),
+      )
       if (fields.event) yield { id: Number(fields.id), event: fields.event, data: JSON.parse(fields.data) }
     }
   }

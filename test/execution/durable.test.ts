@@ -1,0 +1,273 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { client } from '../double/client.ts'
+import { eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { type Message, openStream, readStream } from './streams.ts'
+
+/** Short leases, so that a lost worker is missed within seconds. */
+const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' }
+
+describe('durable turns', function () {
+  this.timeout(60_000)
+  let app: AgentApp
+  let double: ReturnType<typeof client>
+  const processes: TestProcess[] = []
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['generation'])
+    processes.push(made)
+    return made
+  }
+  const open = (gate: string) => double.read('POST', `/control/gates/${gate}/open`)
+  const waitingAt = (gate: string, count = 1) =>
+    eventually(async () => ((await double.gate(gate))?.waiting ?? 0) >= count, { what: `${count} waiting at ${gate}` })
+  const ended = (id: string, within = 20_000) =>
+    eventually(
+      async () => {
+        const { body } = await app.key.get(`/generations/${id}`)
+        return body.status === 'completed' || body.status === 'failed' ? body : null
+      },
+      { within, what: `end of ${id}` },
+    )
+
+  beforeEach(async () => {
+    app = await startAgentApp({ workers: [] })
+    double = client(app.double)
+  })
+  afterEach(async () => {
+    await Promise.all(
+      processes
+        .splice(0)
+        .map(async each => (each.child.exitCode === null && each.child.signalCode === null ? each.kill() : null)),
+    )
+    await app.close()
+  })
+
+  it('two workers run 200 background turns once each', async () => {
+    await double.put('many', { rules: [] })
+    const agent = await app.agent({ model: 'many/m' })
+    await Promise.all([worker(), worker()])
+    const asked = await Promise.all(
+      Array.from({ length: 200 }, (_, n) => app.key.post(`/agents/${agent}/generate`, { prompt: `turn ${n}` })),
+    )
+    assert.ok(asked.every(answer => answer.status === 202))
+    await eventually(
+      async () => (await app.key.get(`/generations?agent_id=${agent}&status=completed`)).body.total === 200,
+      { within: 30_000 },
+    )
+    const prompts = (await double.requests('many')).map(request => request.body.messages.at(-1).content)
+    assert.equal(prompts.length, 200)
+    assert.equal(new Set(prompts).size, 200)
+  })
+
+  it('a killed worker is followed by another, which goes on after the settled step', async () => {
+    await double.put('killed', {
+      rules: [
+        { when: { call: 1 }, reply: { tool_calls: [{ name: 'nothing', args: {} }] } },
+        { when: { call: 2 }, reply: { text: 'lost', gate: 'killed-gate' } },
+        { reply: { text: 'found' } },
+      ],
+    })
+    const agent = await app.agent({ model: 'killed/m' })
+    const first = await worker()
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await waitingAt('killed-gate')
+    await first.kill()
+    await worker()
+    const record = await ended(body.generation_id)
+    assert.equal(record.output.content, 'found')
+    const transcript = (await app.key.get(`/generations/${record.id}/transcript`)).body
+    assert.deepEqual(
+      transcript.steps.map((step: { index: number }) => step.index),
+      [0, 1],
+    )
+    assert.equal((await double.requests('killed')).length, 3)
+    assert.equal(record.step_count, 2)
+  })
+
+  it('a worker frozen past its lease changes nothing when it thaws', async () => {
+    await double.put('frozen', {
+      rules: [{ when: { call: 1 }, reply: { text: 'stale', gate: 'frozen-gate' } }, { reply: { text: 'fresh' } }],
+    })
+    const agent = await app.agent({ model: 'frozen/m' })
+    const first = await worker()
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await waitingAt('frozen-gate')
+    first.child.kill('SIGSTOP')
+    await worker()
+    const record = await ended(body.generation_id)
+    assert.equal(record.output.content, 'fresh')
+    await open('frozen-gate')
+    first.child.kill('SIGCONT')
+    await eventually(() => first.output.some(line => line.includes('"outcome":"lost"')), {
+      what: 'the thawed worker leaving',
+    })
+    assert.deepEqual((await app.key.get(`/generations/${record.id}`)).body, record)
+    assert.equal((await app.key.get(`/traces/${record.trace_id}`)).body.step_count, 1)
+  })
+
+  it('a turn whose workers are lost three times without progress fails with executor_lost', async () => {
+    await double.put('cursed', {
+      rules: [
+        { when: { call: { from: 2 } }, reply: { text: 'x' } },
+        { reply: { tool_calls: [{ name: 'nothing', args: {} }] } },
+      ],
+    })
+    const agent = await app.agent({ model: 'cursed/m' })
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    // The first settles a step and dies at the next; two more die at once.
+    const first = await worker({ FAULT_POINTS: 'before_settle=kill' })
+    await first.exited
+    for (let lost = 0; lost < 2; lost++) await (await worker({ FAULT_POINTS: 'before_model=kill' })).exited
+    await worker()
+    const record = await ended(body.generation_id)
+    assert.equal(record.status, 'failed')
+    assert.equal(record.error.code, 'GENERATION_FAILED')
+    assert.equal(record.error.meta.reason, 'executor_lost')
+    assert.equal(record.step_count, 1)
+    assert.ok(record.usage.output_tokens > 0)
+  })
+
+  for (const point of ['after_claim', 'before_model', 'after_model', 'before_settle', 'after_settle']) {
+    it(`a worker killed ${point.replace('_', ' ')} costs no turn and doubles none`, async () => {
+      const agent = await app.agent()
+      const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+      await (await worker({ FAULT_POINTS: `${point}=kill` })).exited
+      await worker()
+      const record = await ended(body.generation_id)
+      assert.equal(record.output.content, 'echo: x')
+      assert.equal(record.step_count, 1)
+      assert.equal((await app.key.get(`/traces/${record.trace_id}`)).body.step_count, 1)
+      const events = await app.key.get(`/events?resource_id=${record.id}`)
+      assert.deepEqual(events.body.data.map((event: { event: string }) => event.event).sort(), [
+        'generations.completed',
+        'generations.started',
+      ])
+    })
+  }
+
+  it('workers killed under load lose no turn and double none', async () => {
+    await double.put('load', { rules: [{ reply: { text: 'ok', delay_ms: 20 } }] })
+    const agent = await app.agent({ model: 'load/m' })
+    let running = await worker()
+    const asked: string[] = []
+    for (let round = 0; round < 3; round++) {
+      const answers = await Promise.all(
+        Array.from({ length: 40 }, () => app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })),
+      )
+      asked.push(...answers.map(answer => answer.body.generation_id))
+      await sleep(150)
+      await running.kill()
+      running = await worker()
+    }
+    await eventually(
+      async () => (await app.key.get(`/generations?agent_id=${agent}&status=completed`)).body.total === asked.length,
+      { within: 40_000, every: 200 },
+    )
+    const counted = await app.services.pool.any(
+      (await import('../../src/core/db.ts')).sql
+        .unsafe`select resource_id, count(*) as count from events where name = 'generations.completed' group by 1 having count(*) > 1`,
+    )
+    assert.deepEqual(counted, [])
+  })
+
+  it('a client of a killed web process goes on at another without a gap', async () => {
+    await double.put('moved', {
+      rules: [{ reply: { text: 'one two three four five six seven eight', chunk_delay_ms: 80 } }],
+    })
+    const agent = await app.agent({ model: 'moved/m' })
+    const web = await startProcess('web', app.databaseUrl)
+    processes.push(web)
+    await worker()
+    const stream = await openStream({ url: web.url, key: app.key }, `/agents/${agent}/generate`, {
+      prompt: 'x',
+      stream: true,
+    })
+    const seen: Message[] = []
+    await assert.rejects(async () => {
+      for await (const message of stream.messages) {
+        seen.push(message)
+        if (seen.length === 3) await web.kill()
+      }
+      throw new Error('the stream ended')
+    })
+    assert.ok(seen.length >= 3)
+    const id = seen[0].data.generation_id
+    const rest = await readStream(
+      await openStream(app, `/generations/${id}/stream`, undefined, { 'last-event-id': String(seen.at(-1)?.id) }),
+    )
+    const all = [...seen, ...rest]
+    assert.deepEqual(
+      all.map(message => message.id),
+      all.map((_, index) => index + 1),
+    )
+    assert.equal(
+      all
+        .filter(message => message.event === 'delta')
+        .map(message => message.data.choices[0].delta.content)
+        .join(''),
+      'one two three four five six seven eight',
+    )
+    assert.equal(all.at(-1)?.event, 'completed')
+  })
+
+  it('a stream tells when the text of a step is void because its worker was lost', async () => {
+    await double.put('void', {
+      rules: [
+        { when: { call: 1 }, reply: { text: 'never to be seen whole', gate: 'void-gate', gate_after: 2 } },
+        { reply: { text: 'the real answer' } },
+      ],
+    })
+    const agent = await app.agent({ model: 'void/m' })
+    const first = await worker()
+    const stream = openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true }).then(readStream)
+    await waitingAt('void-gate')
+    await sleep(100)
+    await first.kill()
+    await worker()
+    const messages = await stream
+    const restart = messages.findIndex(message => message.event === 'step_restarted')
+    assert.ok(restart > 0)
+    assert.deepEqual(messages[restart].data, { step: 1 })
+    const text = messages
+      .slice(restart)
+      .filter(message => message.event === 'delta')
+      .map(message => message.data.choices[0].delta.content)
+    assert.equal(text.join(''), 'the real answer')
+    assert.equal(messages.at(-1)?.data.output.content, 'the real answer')
+  })
+
+  it('SIGTERM lets a running turn finish; the process exits 0', async () => {
+    await double.put('polite', { rules: [{ reply: { text: 'finished', gate: 'polite-gate' } }] })
+    const agent = await app.agent({ model: 'polite/m' })
+    const running = await worker()
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await waitingAt('polite-gate')
+    running.child.kill('SIGTERM')
+    await sleep(300)
+    await open('polite-gate')
+    assert.deepEqual(await running.exited, { code: 0, signal: null })
+    const record = await ended(body.generation_id)
+    assert.equal(record.output.content, 'finished')
+  })
+
+  it('a worker whose grace runs out hands its turn back at once, uncounted', async () => {
+    await double.put('handed', {
+      rules: [{ when: { call: 1 }, reply: { text: 'held', gate: 'handed-gate' } }, { reply: { text: 'taken over' } }],
+    })
+    const agent = await app.agent({ model: 'handed/m' })
+    const running = await worker({
+      SHUTDOWN_GRACE_MS: '200',
+      GENERATION_LEASE_SECONDS: '60',
+      GENERATION_SWEEP_SECONDS: '60',
+    })
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await waitingAt('handed-gate')
+    running.child.kill('SIGTERM')
+    assert.equal((await running.exited).code, 0)
+    await worker({ GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' })
+    assert.equal((await ended(body.generation_id, 8000)).output.content, 'taken over')
+  })
+})

@@ -1,0 +1,603 @@
+import assert from 'node:assert/strict'
+import http from 'node:http'
+import { sql } from '../../src/core/db.ts'
+import { client } from '../double/client.ts'
+import { eventually } from '../support/app.ts'
+import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { type Message, openStream, readStream } from './streams.ts'
+
+describe('generations', () => {
+  let app: AgentApp
+  let double: ReturnType<typeof client>
+
+  before(async () => {
+    app = await startAgentApp()
+    double = client(app.double)
+  })
+  after(() => app.close())
+
+  const open = (gate: string) => double.read('POST', `/control/gates/${gate}/open`)
+  const generate = (body: object, query = '?wait=true', agent = app.agentId) =>
+    app.key.post(`/agents/${agent}/generate${query}`, body)
+  const ended = (id: string) =>
+    eventually(async () => {
+      const { body } = await app.key.get(`/generations/${id}`)
+      return body.status === 'completed' || body.status === 'failed' ? body : null
+    })
+
+  describe('running an agent', () => {
+    it('answers a waiting caller with the output', async () => {
+      const { status, body } = await generate({ prompt: 'hello' })
+      assert.equal(status, 200)
+      assert.deepEqual(Object.keys(body).sort(), [
+        'agent_version',
+        'ai_provider_id',
+        'id',
+        'output',
+        'required_action',
+        'status',
+        'trace_id',
+        'usage',
+      ])
+      assert.equal(body.status, 'completed')
+      assert.equal(body.output.content, 'echo: hello')
+      assert.equal(body.output.finish_reason, 'stop')
+      assert.equal(body.output.object, null)
+      assert.deepEqual(body.output.response_messages, [
+        { role: 'assistant', content: [{ type: 'text', text: 'echo: hello' }] },
+      ])
+      assert.equal(body.ai_provider_id, app.providerId)
+      assert.equal(body.agent_version, 1)
+      assert.ok(body.usage.input_tokens > 0)
+      assert.equal(body.usage.cost_usd, null)
+    })
+
+    it('runs in the background by default; the record is readable at once', async () => {
+      const { status, body } = await generate({ messages: [{ role: 'user', content: 'later' }] }, '')
+      assert.equal(status, 202)
+      assert.deepEqual(Object.keys(body).sort(), ['generation_id', 'status', 'trace_id'])
+      assert.equal((await app.key.get(`/generations/${body.generation_id}`)).status, 200)
+      const done = await ended(body.generation_id)
+      assert.equal(done.output.content, 'echo: later')
+      assert.equal(done.status, 'completed')
+      assert.equal(done.stop_reason, 'stop')
+    })
+
+    it('sends instructions as system, then the messages in order, the prompt last', async () => {
+      await double.put('order', { rules: [] })
+      const agent = await app.agent({ instructions: 'Be brief.', model: 'order/m', temperature: 0.5 })
+      await generate(
+        {
+          messages: [
+            { role: 'user', content: 'a' },
+            { role: 'assistant', content: 'b' },
+          ],
+          prompt: 'c',
+        },
+        '?wait=true',
+        agent,
+      )
+      const [request] = await double.requests('order')
+      assert.deepEqual(
+        request.body.messages.map((message: { role: string; content: string }) => [message.role, message.content]),
+        [
+          ['system', 'Be brief.'],
+          ['user', 'a'],
+          ['assistant', 'b'],
+          ['user', 'c'],
+        ],
+      )
+      assert.equal(request.body.temperature, 0.5)
+      assert.equal(request.body.tools, undefined)
+      assert.equal(request.body.tool_choice, undefined)
+    })
+
+    it('keeps only the newest messages when the agent bounds them', async () => {
+      await double.put('bounded', { rules: [] })
+      const agent = await app.agent({ model: 'bounded/m', max_context_messages: 2 })
+      await generate({ messages: ['a', 'b', 'c'].map(content => ({ role: 'user', content })) }, '?wait=true', agent)
+      const [request] = await double.requests('bounded')
+      assert.deepEqual(
+        request.body.messages.map((message: { content: string }) => message.content),
+        ['b', 'c'],
+      )
+    })
+
+    it('refuses what it cannot run, and writes nothing', async () => {
+      const count = async () => (await app.key.get('/generations')).body.total
+      const before = await count()
+      const cases: [object, string, number, string][] = [
+        [{}, '', 400, 'VALIDATION_FAILED'],
+        [{ messages: [{ role: 'system', content: 'x' }] }, '', 400, 'SYSTEM_MESSAGE_NOT_ALLOWED'],
+        [{ messages: [{ role: 'tool', content: 'x' }] }, '', 400, 'VALIDATION_FAILED'],
+        [{ messages: [] }, '', 400, 'VALIDATION_FAILED'],
+        [{ prompt: 5 }, '', 400, 'VALIDATION_FAILED'],
+        [{ prompt: 'x', tool_choice: 'auto' }, '', 400, 'VALIDATION_FAILED'],
+        [{ prompt: 'x', stream: true }, '?wait=false', 400, 'VALIDATION_FAILED'],
+        [{ prompt: 'x' }, '?wait=yes', 400, 'VALIDATION_FAILED'],
+        [{ prompt: 'x', max_call_depth: 11 }, '', 400, 'VALIDATION_FAILED'],
+        [{ prompt: 'x', trace_id: 'trace_00000000000000000000000000' }, '', 404, 'RESOURCE_NOT_FOUND'],
+      ]
+      for (const [body, query, status, code] of cases) {
+        const answer = await generate(body, query)
+        assert.equal(answer.status, status, JSON.stringify(body))
+        assert.equal(answer.body.error.code, code, JSON.stringify(body))
+      }
+      assert.equal(await count(), before)
+    })
+
+    it('refuses a stream of an agent with an output schema', async () => {
+      const agent = await app.agent({ output_schema: { type: 'object' } })
+      const { status, body } = await generate({ prompt: 'x', stream: true }, '', agent)
+      assert.equal(status, 400)
+      assert.equal(body.error.code, 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+    })
+
+    it('refuses in a paused project, and runs what was accepted after it resumes', async () => {
+      const other = await startAgentApp()
+      try {
+        await other.key.post(`/projects/${other.projectId}/pause`, { reason: 'maintenance' })
+        const refused = await other.key.post(`/agents/${other.agentId}/generate`, { prompt: 'x' })
+        assert.equal(refused.status, 409)
+        assert.equal(refused.body.error.code, 'PROJECT_PAUSED')
+        assert.deepEqual(refused.body.error.meta, { project_id: other.projectId, pause_reason: 'maintenance' })
+        assert.equal((await other.key.get('/generations')).body.total, 0)
+        await other.key.post(`/projects/${other.projectId}/resume`)
+        assert.equal((await other.key.post(`/agents/${other.agentId}/generate?wait=true`, { prompt: 'x' })).status, 200)
+      } finally {
+        await other.close()
+      }
+    })
+
+    it('goes on when the waiting caller closes the connection', async () => {
+      await double.put('closed', { rules: [{ reply: { text: 'done', gate: 'closed-gate' } }] })
+      const agent = await app.agent({ model: 'closed/m' })
+      const request = http.request(`${app.url}/api/v1/agents/${agent}/generate?wait=true`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${app.key.token}`, 'content-type': 'application/json' },
+      })
+      request.on('error', () => {})
+      request.end(JSON.stringify({ prompt: 'x' }))
+      const row = await eventually(
+        async () => (await app.key.get(`/generations?agent_id=${agent}&status=in_progress`)).body.data[0],
+      )
+      request.destroy()
+      await open('closed-gate')
+      assert.equal((await ended(row.id)).output.content, 'done')
+    })
+
+    it('hands a waiting caller the background answer when the wait is over', async () => {
+      const other = await startAgentApp({ env: { SYNC_WAIT_SECONDS: '1' } })
+      try {
+        const control = client(other.double)
+        await control.put('slow', { rules: [{ reply: { text: 'late', gate: 'slow-gate' } }] })
+        const agent = await other.agent({ model: 'slow/m' })
+        const answer = await other.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'x' })
+        assert.equal(answer.status, 202)
+        assert.equal(answer.body.status, 'accepted')
+        await control.read('POST', '/control/gates/slow-gate/open')
+        await eventually(
+          async () => (await other.key.get(`/generations/${answer.body.generation_id}`)).body.status === 'completed',
+        )
+      } finally {
+        await other.close()
+      }
+    })
+
+    it('answers at depth 0 without asking a model', async () => {
+      await double.put('depth', { rules: [] })
+      const agent = await app.agent({ model: 'depth/m' })
+      const { status, body } = await generate({ prompt: 'x', max_call_depth: 0 }, '?wait=true', agent)
+      assert.equal(status, 200)
+      assert.equal(body.usage, null)
+      assert.equal((await app.key.get(`/generations/${body.id}`)).body.stop_reason, 'depth_guard')
+      assert.equal((await double.requests('depth')).length, 0)
+    })
+
+    it('ends at its own deadline', async () => {
+      await double.put('deadline', { rules: [{ reply: { text: 'never', gate: 'deadline-gate' } }] })
+      const agent = await app.agent({ model: 'deadline/m' })
+      const { status, body } = await generate({ prompt: 'x', timeout_seconds: 1 }, '?wait=true', agent)
+      assert.equal(status, 500)
+      assert.equal(body.error.code, 'GENERATION_FAILED')
+      assert.equal(body.error.meta.reason, 'deadline')
+    })
+
+    it('has one audit entry per call, with the generate action', async () => {
+      const { headers } = await generate({ prompt: 'audited' })
+      const entries = (await app.key.get('/audit-log?action=agents:CreateAgentGeneration&limit=200')).body.data
+      assert.equal(
+        entries.filter((entry: { request_id: string }) => entry.request_id === headers.get('x-request-id')).length,
+        1,
+      )
+    })
+  })
+
+  describe('failures', () => {
+    it('a failing provider fails the turn with its own code on the record, the trace and the event', async () => {
+      await double.put('broken', { rules: [{ reply: { error: { status: 400, message: 'no such thing' } } }] })
+      const agent = await app.agent({ model: 'broken/m' })
+      const { status, body } = await generate({ prompt: 'x' }, '?wait=true', agent)
+      assert.equal(status, 502)
+      assert.equal(body.error.code, 'AI_PROVIDER_ERROR')
+      assert.equal(body.error.meta.provider_status_code, 400)
+      const record = (await app.key.get(`/generations/${body.error.meta.generation_id}`)).body
+      assert.equal(record.status, 'failed')
+      assert.equal(record.stop_reason, 'error')
+      assert.equal(record.error.message, body.error.message)
+      assert.deepEqual((await app.key.get(`/traces/${body.error.meta.trace_id}`)).body.error, record.error)
+      const events = await app.services.pool.any(
+        sql.unsafe`select envelope from events where name = 'generations.failed' and resource_id = ${record.id}`,
+      )
+      assert.equal(events.length, 1)
+      assert.deepEqual(JSON.parse(events[0].envelope).data.error, record.error)
+    })
+
+    it('a provider that fails for a moment is asked again', async () => {
+      await double.put('flaky', { rules: [{ replies: [{ error: { status: 503 } }, { text: 'ok' }] }] })
+      const agent = await app.agent({ model: 'flaky/m' })
+      assert.equal((await generate({ prompt: 'x' }, '?wait=true', agent)).body.output.content, 'ok')
+    })
+
+    it('an answer that breaks the output schema is refused, naming the place; a fenced valid one is an object', async () => {
+      const schema = { type: 'object', properties: { a: { type: 'string', minLength: 5 } }, required: ['a'] }
+      await double.put('shape', {
+        rules: [
+          { when: { user: 'good' }, reply: { text: '```json\n{"a":"abcdef"}\n```' } },
+          { reply: { text: '{"a":"x"}' } },
+        ],
+      })
+      const agent = await app.agent({ model: 'shape/m', output_schema: schema })
+      const good = await generate({ prompt: 'good' }, '?wait=true', agent)
+      assert.deepEqual(good.body.output.object, { a: 'abcdef' })
+      const bad = await generate({ prompt: 'bad' }, '?wait=true', agent)
+      assert.equal(bad.status, 502)
+      assert.equal(bad.body.error.code, 'OUTPUT_SCHEMA_VALIDATION_FAILED')
+      assert.ok(JSON.stringify(bad.body.error.meta.problems).includes('a'))
+      assert.ok((await app.key.get(`/generations/${bad.body.error.meta.generation_id}`)).body.usage.output_tokens > 0)
+    })
+
+    it('a model that calls a tool nobody bound sees the error and goes on; max_steps ends the turn', async () => {
+      await double.put('caller', {
+        rules: [
+          { when: { last_role: 'user' }, reply: { tool_calls: [{ name: 'lookup', args: { q: 1 } }] } },
+          { reply: { text: 'sorry' } },
+        ],
+      })
+      const agent = await app.agent({ model: 'caller/m' })
+      const { body } = await generate({ prompt: 'x' }, '?wait=true', agent)
+      assert.equal(body.output.content, 'sorry')
+      const transcript = (await app.key.get(`/generations/${body.id}/transcript`)).body
+      assert.equal(transcript.step_count, 2)
+      assert.equal(transcript.steps[0].tool_results[0].error.code, 'TOOL_NOT_FOUND')
+      assert.deepEqual(transcript.steps[0].tool_calls[0].args, { q: 1 })
+      const requests = await double.requests('caller')
+      assert.equal(requests[1].body.messages.at(-1).role, 'tool')
+
+      await double.put('forever', { rules: [{ reply: { tool_calls: [{ name: 'lookup', args: {} }] } }] })
+      const stubborn = await app.agent({ model: 'forever/m', max_steps: 2 })
+      const stopped = await generate({ prompt: 'x' }, '?wait=true', stubborn)
+      assert.equal(stopped.status, 200)
+      const record = (await app.key.get(`/generations/${stopped.body.id}`)).body
+      assert.equal(record.stop_reason, 'max_steps')
+      assert.equal(record.step_count, 2)
+      assert.equal((await double.requests('forever')).length, 2)
+    })
+
+    it('a deleted principal fails a queued turn with FORBIDDEN, unmetered', async () => {
+      const other = await startAgentApp({ workers: [] })
+      try {
+        const key = await other.admin.post('/project-keys', { project_id: other.projectId })
+        const asked = await other.as(key.body.secret).post(`/agents/${other.agentId}/generate`, { prompt: 'x' })
+        assert.equal(asked.status, 202)
+        await other.admin.delete(`/project-keys/${key.body.id}`)
+        const worker = await startAgentAppWorker(other)
+        try {
+          const record = await eventually(async () => {
+            const { body } = await other.key.get(`/generations/${asked.body.generation_id}`)
+            return body.status === 'failed' ? body : null
+          })
+          assert.equal(record.error.code, 'FORBIDDEN')
+          assert.equal(record.usage, null)
+        } finally {
+          await worker.kill('SIGTERM')
+        }
+      } finally {
+        await other.close()
+      }
+    })
+  })
+
+  describe('streams', () => {
+    const events = (messages: Message[]) => messages.map(message => message.event)
+
+    it('starts with started, joins to the content, counts its ids, ends once', async () => {
+      await double.put('pieces', { rules: [{ reply: { text: 'one two three four five', chunk_delay_ms: 15 } }] })
+      const agent = await app.agent({ model: 'pieces/m' })
+      const messages = await readStream(
+        await openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true }),
+      )
+      assert.equal(messages[0].event, 'started')
+      assert.deepEqual(Object.keys(messages[0].data).sort(), ['agent_version', 'generation_id', 'trace_id'])
+      assert.deepEqual(
+        messages.map(message => message.id),
+        messages.map((_, index) => index + 1),
+      )
+      const last = messages.at(-1) as Message
+      assert.equal(last.event, 'completed')
+      assert.ok(events(messages).filter(event => event === 'delta').length > 1)
+      assert.equal(events(messages).filter(event => event === 'step').length, 1)
+      const text = messages
+        .filter(message => message.event === 'delta')
+        .map(message => message.data.choices[0].delta.content)
+      assert.equal(text.join(''), last.data.output.content)
+      assert.equal((await app.key.get(`/generations/${last.data.id}`)).body.status, 'completed')
+    })
+
+    it('keeps the pieces and ends with the error of a provider that breaks off', async () => {
+      await double.put('halfway', {
+        rules: [{ reply: { text: 'a b c d', chunk_delay_ms: 10, stream_error: { after: 2, message: 'lost it' } } }],
+      })
+      const agent = await app.agent({ model: 'halfway/m' })
+      const messages = await readStream(
+        await openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true }),
+      )
+      const last = messages.at(-1) as Message
+      assert.equal(last.event, 'error')
+      assert.equal(last.data.code, 'AI_PROVIDER_ERROR')
+      assert.ok(events(messages).includes('delta'))
+      const record = (await app.key.get(`/generations/${messages[0].data.generation_id}`)).body
+      assert.equal(record.error.message, last.data.message)
+    })
+
+    it('goes on after Last-Event-ID, and replays a settled turn', async () => {
+      await double.put('resumed', { rules: [{ reply: { text: 'one two three four', chunk_delay_ms: 60 } }] })
+      const agent = await app.agent({ model: 'resumed/m' })
+      const response = await openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true })
+      const first: Message[] = []
+      for await (const message of response.messages) {
+        first.push(message)
+        if (first.length === 2) break
+      }
+      response.close()
+      const id = first[0].data.generation_id
+      const rest = await readStream(
+        await openStream(app, `/generations/${id}/stream`, undefined, { 'last-event-id': String(first[1].id) }),
+      )
+      assert.equal(rest[0].id, first[1].id + 1)
+      assert.equal(rest.at(-1)?.event, 'completed')
+      const pieces = [...first, ...rest]
+        .filter(message => message.event === 'delta')
+        .map(message => message.data.choices[0].delta.content)
+      assert.equal(pieces.join(''), 'one two three four')
+      const again = await readStream(await openStream(app, `/generations/${id}/stream`))
+      assert.deepEqual(again, [...first, ...rest])
+    })
+
+    it('tells a turn that was not streamed from its record', async () => {
+      const { body } = await generate({ prompt: 'plain' })
+      const messages = await readStream(await openStream(app, `/generations/${body.id}/stream`))
+      assert.deepEqual(events(messages), ['started', 'delta', 'completed'])
+      assert.deepEqual(messages[2].data, body)
+    })
+
+    it('answers 404 for the stream of an unknown generation', async () => {
+      assert.equal(
+        (await app.key.get('/generations/gen_00000000000000000000000000/stream')).body.error.code,
+        'GENERATION_NOT_FOUND',
+      )
+    })
+  })
+
+  describe('records', () => {
+    it('lists by repeated status and refuses an unknown or empty one', async () => {
+      const { body } = await app.key.get('/generations?status=failed&status=completed')
+      assert.ok(body.total > 0)
+      assert.ok(body.data.every((row: object) => !('output' in row)))
+      assert.equal((await app.key.get('/generations?status=done')).status, 400)
+      assert.equal((await app.key.get('/generations?status=')).status, 400)
+      assert.equal((await app.key.get('/generations?session_id=sess_00000000000000000000000000')).body.total, 0)
+    })
+
+    it('keeps metadata apart from attribution, and merges concurrent patches', async () => {
+      const { body } = await generate({ prompt: 'x', metadata: { action_id: 'mine', Odd_Case: 1 }, action_id: 'label' })
+      const record = (await app.key.get(`/generations/${body.id}`)).body
+      assert.equal(record.action_id, 'label')
+      assert.deepEqual(record.metadata, { action_id: 'mine', Odd_Case: 1 })
+      const answers = await Promise.all(
+        [{ a: 1 }, { b: null }].map(metadata => app.key.patch(`/generations/${body.id}`, { metadata })),
+      )
+      assert.deepEqual(
+        answers.map(answer => answer.status),
+        [200, 200],
+      )
+      assert.deepEqual((await app.key.get(`/generations/${body.id}`)).body.metadata, {
+        action_id: 'mine',
+        Odd_Case: 1,
+        a: 1,
+        b: null,
+      })
+      assert.equal((await app.key.patch(`/generations/${body.id}`, {})).status, 400)
+      assert.equal(
+        (await app.key.patch(`/generations/${body.id}`, { metadata: { big: 'x'.repeat(17_000) } })).status,
+        400,
+      )
+    })
+
+    it('shows its transcript; that needs the trace permission too', async () => {
+      const { body } = await generate({ prompt: 'say' })
+      const transcript = (await app.key.get(`/generations/${body.id}/transcript`)).body
+      assert.deepEqual(transcript.input, [{ role: 'user', content: 'say' }])
+      assert.equal(transcript.steps[0].text, 'echo: say')
+      assert.deepEqual(transcript.output, { content: 'echo: say', finish_reason: 'stop', object: null })
+      const reader = await app.user('reader', [
+        { statement: [{ effect: 'Allow', action: ['generations:GetGeneration'] }] },
+      ])
+      assert.equal((await reader.get(`/generations/${body.id}`)).status, 200)
+      assert.equal((await reader.get(`/generations/${body.id}/transcript`)).status, 403)
+    })
+
+    it('groups turns of one trace; each transcript is its own', async () => {
+      const first = await generate({ prompt: 'a' })
+      const [second, third] = await Promise.all(
+        ['b', 'c'].map(prompt => generate({ prompt, trace_id: first.body.trace_id })),
+      )
+      assert.equal(second.body.trace_id, first.body.trace_id)
+      assert.equal((await app.key.get(`/traces/${first.body.trace_id}`)).body.step_count, 3)
+      assert.equal((await app.key.get(`/generations?trace_id=${first.body.trace_id}`)).body.total, 3)
+      assert.equal((await app.key.get(`/generations/${third.body.id}/transcript`)).body.steps[0].text, 'echo: c')
+    })
+
+    it('cancels a running and a pending turn; a settled one stays as it is', async () => {
+      await double.put('cancel', { rules: [{ reply: { text: 'never', gate: 'cancel-gate' } }] })
+      const agent = await app.agent({ model: 'cancel/m' })
+      const { body } = await generate({ prompt: 'x' }, '', agent)
+      await eventually(async () => (await double.requests('cancel')).length === 1)
+      assert.equal((await app.key.post(`/generations/${body.generation_id}/cancel`)).status, 200)
+      const record = await ended(body.generation_id)
+      assert.equal(record.status, 'failed')
+      assert.equal(record.stop_reason, 'cancelled')
+      assert.deepEqual(record.error, { code: 'GENERATION_FAILED', message: 'cancelled' })
+      await eventually(async () => (await double.requests('cancel'))[0].aborted === true)
+      const again = await app.key.post(`/generations/${body.generation_id}/cancel`)
+      assert.equal(again.body.updated_at, record.updated_at)
+    })
+
+    it('shows the tree of nested traces from any of its nodes', async () => {
+      const root = (await generate({ prompt: 'a' })).body
+      const child = (await generate({ prompt: 'b', parent_trace_id: root.trace_id })).body
+      const leaf = (await generate({ prompt: 'c', parent_trace_id: child.trace_id, root_trace_id: root.trace_id })).body
+      assert.equal(
+        (await generate({ prompt: 'c', parent_trace_id: child.trace_id, root_trace_id: child.trace_id })).status,
+        400,
+      )
+      for (const id of [root, child, leaf].map(result => result.trace_id)) {
+        const tree = (await app.key.get(`/traces/${id}/tree?include=generations`)).body
+        assert.equal(tree.id, root.trace_id)
+        assert.equal(tree.children[0].id, child.trace_id)
+        assert.equal(tree.children[0].children[0].id, leaf.trace_id)
+        assert.equal(tree.children[0].children[0].root_trace_id, root.trace_id)
+        assert.equal(tree.generations[0].id, root.id)
+      }
+      assert.equal((await app.key.get(`/traces/${root.trace_id}/tree?include=foo`)).status, 400)
+      assert.ok(!('generations' in (await app.key.get(`/traces/${root.trace_id}/tree`)).body))
+      assert.equal(
+        (await app.key.get('/traces?roots_only=true')).body.data.some(
+          (row: { id: string }) => row.id === leaf.trace_id,
+        ),
+        false,
+      )
+      const purged = await app.key.delete(`/traces/${root.trace_id}/content`)
+      assert.equal(purged.status, 200)
+      for (const result of [root, child, leaf]) {
+        const record = (await app.key.get(`/generations/${result.id}`)).body
+        assert.equal(record.output, null)
+        assert.equal(record.content_redacted_by_principal_type, 'api_key')
+      }
+      assert.equal(
+        (await app.key.delete(`/traces/${root.trace_id}/content`)).body.content_redacted_at,
+        purged.body.content_redacted_at,
+      )
+    })
+
+    it('erases content once and keeps the skeleton', async () => {
+      const { body } = await generate({ prompt: 'erase me', metadata: { secret: 'erase me too' } })
+      const purged = await app.key.delete(`/generations/${body.id}/content`)
+      assert.equal(purged.status, 200)
+      for (const field of ['metadata', 'error', 'output']) assert.equal(purged.body[field], null)
+      assert.deepEqual(purged.body.usage, body.usage)
+      assert.equal(purged.body.agent_version, 1)
+      assert.equal(
+        (await app.key.delete(`/generations/${body.id}/content`)).body.content_redacted_at,
+        purged.body.content_redacted_at,
+      )
+      const transcript = (await app.key.get(`/generations/${body.id}/transcript`)).body
+      assert.equal(transcript.input, null)
+      assert.deepEqual(transcript.steps, [])
+      assert.equal(transcript.step_count, 1)
+      assert.equal(
+        (await app.key.patch(`/generations/${body.id}`, { metadata: { a: 1 } })).body.error.code,
+        'GENERATION_CONTENT_UNAVAILABLE',
+      )
+      const stored = await app.services.pool.any(sql.unsafe`select envelope from events where resource_id = ${body.id}`)
+      assert.ok(stored.every(row => !row.envelope.includes('erase me')))
+      assert.equal((await generate({ prompt: 'x', trace_id: body.trace_id })).status, 200)
+    })
+
+    it('refuses to erase a running turn', async () => {
+      await double.put('purging', { rules: [{ reply: { text: 'x', gate: 'purge-gate' } }] })
+      const agent = await app.agent({ model: 'purging/m' })
+      const { body } = await generate({ prompt: 'x' }, '', agent)
+      assert.equal(
+        (await app.key.delete(`/generations/${body.generation_id}/content`)).body.error.code,
+        'GENERATION_ALREADY_IN_PROGRESS',
+      )
+      await open('purge-gate')
+      await ended(body.generation_id)
+    })
+  })
+
+  describe('with trace_content_mode none', () => {
+    let hidden: AgentApp
+    before(async () => {
+      hidden = await startAgentApp()
+      await hidden.admin.patch(`/projects/${hidden.projectId}`, { trace_content_mode: 'none' })
+    })
+    after(() => hidden.close())
+
+    const dump = async () => {
+      const tables = [
+        'generations',
+        'traces',
+        'generation_steps',
+        'generation_work',
+        'generation_work_unlogged',
+        'stream_frames',
+        'events',
+      ] as const
+      const parts = []
+      for (const table of tables)
+        parts.push(
+          JSON.stringify(
+            await hidden.services.pool.any(sql.unsafe`select to_jsonb(t) as row from ${sql.identifier([table])} t`),
+          ),
+        )
+      return parts.join('\n')
+    }
+
+    it('answers the caller and stores neither prompt nor answer, not even while the turn runs', async () => {
+      const control = client(hidden.double)
+      await control.put('hidden', {
+        rules: [{ reply: { text: 'an unheard answer', gate: 'hidden-gate', gate_after: 2, chunk_delay_ms: 5 } }],
+      })
+      const agent = await hidden.agent({ model: 'hidden/m' })
+      const pending = openStream(hidden, `/agents/${agent}/generate`, {
+        prompt: 'a whispered prompt',
+        stream: true,
+        metadata: { note: 'whispered' },
+      }).then(readStream)
+      await eventually(async () => (await control.requests('hidden')).length === 1)
+      await new Promise(resolve => setTimeout(resolve, 150))
+      assert.ok(!/whispered|unheard/.test(await dump()))
+      await control.read('POST', '/control/gates/hidden-gate/open')
+      const messages = await pending
+      assert.equal(messages.at(-1)?.data.output.content, 'an unheard answer')
+      assert.ok(!/whispered|unheard/.test(await dump()))
+      const id = messages[0].data.generation_id
+      const record = (await hidden.key.get(`/generations/${id}`)).body
+      assert.equal(record.output, null)
+      assert.equal(record.metadata, null)
+      assert.equal(record.content_redacted_by_principal_id, 'zero_retention')
+      assert.equal(record.step_count, 1)
+      assert.ok(record.usage.output_tokens > 0)
+      assert.equal((await hidden.key.patch(`/generations/${id}`, { metadata: {} })).status, 409)
+      const waited = await hidden.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'again' })
+      assert.equal(waited.body.output.content, 'an unheard answer')
+    })
+  })
+})
+
+async function startAgentAppWorker(app: AgentApp) {
+  const { startProcess } = await import('../support/processes.ts')
+  return startProcess('worker', app.databaseUrl, {}, ['generation'])
+}
