@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import ipaddr from 'ipaddr.js'
 import type { Caller, PrincipalRecord } from '../core/caller.ts'
 import type { Layer } from '../core/iam.ts'
+import { isIdOf } from '../core/kind.ts'
 import type { Services } from '../core/operation.ts'
 import { keyUseLog } from './key-use.ts'
 import { layerOf } from './layers.ts'
@@ -15,6 +16,7 @@ import {
   userPrincipal,
 } from './store.ts'
 import { verifyToken } from './tokens.ts'
+import { users } from './users/model.ts'
 
 export { principalsChanged } from './principal-cache.ts'
 
@@ -122,7 +124,7 @@ export function createPrincipals(services: Services): Principals {
 
   async function byToken(token: string): Promise<Caller | null> {
     const claims = await verifyToken(services, 'user', token)
-    if (!claims) return null
+    if (!claims || !isIdOf(users, claims.sub)) return null
     const found = await resolve(`user ${claims.sub}`, async () => {
       const row = await userPrincipal(pool, claims.sub)
       return row && principalOf(row, log)

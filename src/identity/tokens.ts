@@ -54,7 +54,7 @@ export async function verifyToken({ config, clock }: Signer, kind: TokenKind, to
         currentDate: clock.now(),
         requiredClaims: ['sub', 'exp', 'iat'],
       })
-      return payload.typ === kind ? (payload as Claims) : null
+      return payload.typ === kind && typeof payload.sub === 'string' ? (payload as Claims) : null
     } catch {
       // Whatever is wrong with it, it is the same 401; the previous secret gets its try.
     }
