@@ -1,5 +1,6 @@
 import { pruneAudit } from '../src/control/audit/retention.ts'
 import { sealEntries, sealQueue } from '../src/control/audit/seal.ts'
+import { pruneEvents } from '../src/control/events/retention.ts'
 import { pruneCounters } from '../src/control/quotas/prune.ts'
 import {
   pruneHeartbeats,
@@ -7,6 +8,7 @@ import {
   pruneLoginFailures,
   sweepQueue,
 } from '../src/control/retention/sweep.ts'
+import { pruneDeliveries } from '../src/control/webhooks/retention.ts'
 import type { Services } from '../src/core/operation.ts'
 import { actor, every } from '../src/core/worker.ts'
 import { sweepDeferredDeletes } from '../src/identity/projects/delete.ts'
@@ -25,6 +27,8 @@ const sweeps: Record<string, Sweep> = {
   'login failures': { when: '13 3 * * *', run: pruneLoginFailures },
   'worker heartbeats': { when: '17 3 * * *', run: pruneHeartbeats },
   'quota counters': { when: '23 3 * * *', run: pruneCounters },
+  'webhook deliveries': { when: '41 3 * * *', run: pruneDeliveries },
+  events: { when: '47 3 * * *', run: pruneEvents },
   'audit entries': { when: '31 3 * * *', run: pruneAudit },
 }
 

@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'mocha'
 import { snapshotActors } from '../../jobs/snapshot.ts'
+import { createRequestQuotas } from '../../src/control/quotas/requests.ts'
 import { sweepQueue } from '../../src/control/retention/sweep.ts'
+import type { Caller } from '../../src/core/caller.ts'
 import { manualClock } from '../../src/core/clock.ts'
 import { sql } from '../../src/core/db.ts'
+import { openServices } from '../../src/core/services.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 
 describe('quotas', () => {
@@ -403,16 +406,52 @@ describe('quotas', () => {
       assert.equal(await counters(body.id), 0)
     })
 
-    it('costs no query for a project without requests quotas', async () => {
-      const counting = await startApp()
+    it('costs no statement for a project without requests quotas, and one for a request that is counted', async () => {
+      const statements: string[] = []
+      const services = await openServices(app.config, {
+        log: app.services.log,
+        role: 'web',
+        clock,
+        onRoundTrip: text => statements.push(text),
+      })
+      const quotas = createRequestQuotas(services)
       try {
-        const project = await counting.project()
-        await project.key.get('/quotas')
-        const before = await counting.services.pool.oneFirst(sql.unsafe`select count(*) from quota_counters`)
-        assert.equal((await project.key.get('/quotas')).status, 200)
-        assert.equal(before, 0)
+        const caller = { credential: { id: 'key_of_nobody' } } as Caller
+        const free = await app.project()
+        const capped = await app.project()
+        await requestsQuota(capped)
+        for (const project of [free, capped]) {
+          await quotas.count(caller, project.id)
+          await eventually(async () => {
+            statements.length = 0
+            await quotas.count(caller, project.id)
+            return statements.length === (project === free ? 0 : 1)
+          })
+        }
+        statements.length = 0
+        await times(50, () => quotas.count(caller, free.id))
+        assert.equal(statements.length, 0)
       } finally {
-        await counting.close()
+        await quotas.close()
+        await services.close()
+      }
+    })
+
+    it('asks the database while notifications cannot arrive', async () => {
+      const deaf = { ...app.services, notifications: { ...app.services.notifications, healthy: () => false } }
+      const quotas = createRequestQuotas(deaf)
+      try {
+        const caller = { credential: { id: 'key_of_nobody' } } as Caller
+        const project = await app.project()
+        await quotas.count(caller, project.id)
+        // A change that announces nothing, as one that is made while the connection is down.
+        await app.services.pool.query(sql.unsafe`
+          insert into quotas (id, project_id, scope, metric, "window", "limit", mode)
+          values ('quota_0000000000000000000000silent', ${project.id}, 'project', 'requests', 'rolling_1h', 1, 'enforce')`)
+        await quotas.count(caller, project.id)
+        await assert.rejects(quotas.count(caller, project.id), { code: 'QUOTA_EXCEEDED' })
+      } finally {
+        await quotas.close()
       }
     })
   })
@@ -502,7 +541,7 @@ describe('quotas', () => {
       await times(2, () => project.key.get('/quotas'))
       const warned = await eventually(async () => {
         const found = await events(project.id, 'quotas.warned')
-        return found.length > 0 && found
+        return found.length > 0 ? found : null
       })
       assert.equal(warned.length, 1)
       const { window_key, observed_value, fraction, ...record } = warned[0].data

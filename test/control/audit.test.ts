@@ -1,0 +1,588 @@
+import assert from 'node:assert/strict'
+import { after, before, describe, it } from 'mocha'
+import { snapshotActors } from '../../jobs/snapshot.ts'
+import { createReadAudit } from '../../src/control/audit/reads.ts'
+import { sealEntries } from '../../src/control/audit/seal.ts'
+import { sweepQueue } from '../../src/control/retention/sweep.ts'
+import type { AuditEntry } from '../../src/core/audit.ts'
+import { type Clock, systemClock } from '../../src/core/clock.ts'
+import { inTransaction, sql } from '../../src/core/db.ts'
+import { newId } from '../../src/core/ids.ts'
+import { auditReadsDropped } from '../../src/core/metrics.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
+
+const DAY = 86_400_000
+
+describe('the audit log', () => {
+  let app: TestApp
+  let offset = 0
+  const clock: Clock = { now: () => new Date(systemClock.now().getTime() + offset) }
+  before(async () => {
+    app = await startApp({ clock, workers: ['snapshot'] })
+  })
+  after(() => app.close())
+
+  const quota = async (projectId: string, window = 'rolling_24h') =>
+    (
+      await app.admin.post('/quotas', {
+        project_id: projectId,
+        scope: 'project',
+        metric: 'requests',
+        window,
+        limit: 1000,
+      })
+    ).body.id as string
+
+  const entriesOf = async (projectId: string, query = ''): Promise<AuditEntry[]> =>
+    (await app.admin.get(`/audit-log?project_id=${projectId}&limit=200${query}`)).body.data
+  const rows = async (projectId: string) =>
+    Number(
+      await app.services.pool.oneFirst(sql.unsafe`select count(*) from audit_entries where project_id = ${projectId}`),
+    )
+
+  /** Adds entries as the database would hold them, `count` of them a second apart from `start` on. */
+  async function backfill(projectId: string | null, count: number, start: Date): Promise<string[]> {
+    const ids: string[] = []
+    await app.services.write(async tx => {
+      for (let index = 0; index < count; index++) {
+        const id = newId('audit')
+        ids.push(id)
+        tx.audit({
+          id,
+          project_id: projectId,
+          principal_type: 'user',
+          principal_id: 'user_of_old',
+          action: 'quotas:UpdateQuota',
+          resource_srn: `srn:${projectId ?? '*'}:quota:quota_${index}`,
+          resource_public_id: `quota_${index}`,
+          status: 200,
+          request_id: `request-${index}`,
+          ip: '192.0.2.1',
+          user_agent: 'backfill',
+          detail: { b: index, a: { d: [1, { f: 2, e: 1 }], c: null } },
+          created_at: new Date(start.getTime() + index * 1000).toISOString(),
+        })
+      }
+    })
+    return ids
+  }
+
+  /** Runs statements as somebody who got around the triggers. */
+  const tamper = (...statements: ReturnType<typeof sql.unsafe>[]) =>
+    inTransaction(app.services.pool, async tx => {
+      await tx.query(sql.unsafe`set local session_replication_role = replica`)
+      for (const statement of statements) await tx.query(statement)
+    })
+
+  describe('entries', () => {
+    it('a delete leaves one entry with its action, exact name and status, readable with the answer', async () => {
+      const project = await app.project()
+      const id = await quota(project.id)
+      const deleted = await project.key.delete(`/quotas/${id}`, {
+        'user-agent': 'a test',
+        'x-request-id': 'request-of-the-delete',
+      })
+      assert.equal(deleted.status, 204)
+      const entries = await entriesOf(project.id, '&action=quotas:DeleteQuota')
+      assert.equal(entries.length, 1)
+      const { id: entryId, created_at, ...entry } = entries[0]
+      assert.match(entryId, /^audit_/)
+      assert.ok(Math.abs(Date.parse(created_at) - Date.now()) < 5000)
+      assert.deepEqual(entry, {
+        project_id: project.id,
+        principal_type: 'api_key',
+        principal_id: project.keyId,
+        action: 'quotas:DeleteQuota',
+        resource_srn: `srn:${project.id}:quota:${id}`,
+        resource_public_id: id,
+        status: 204,
+        request_id: 'request-of-the-delete',
+        ip: entry.ip,
+        user_agent: 'a test',
+        detail: null,
+      })
+      assert.match(entry.ip as string, /127\.0\.0\.1/)
+      assert.equal(deleted.headers.get('x-request-id'), entry.request_id)
+      assert.deepEqual((await app.admin.get(`/audit-log/${entryId}`)).body, entries[0])
+    })
+
+    it('a create names the new resource', async () => {
+      const project = await app.project()
+      const id = await quota(project.id)
+      const [entry] = await entriesOf(project.id, '&action=quotas:CreateQuota')
+      assert.equal(entry.resource_srn, `srn:${project.id}:quota:*`)
+      assert.equal(entry.resource_public_id, id)
+      assert.equal(entry.status, 201)
+      assert.equal(entry.principal_type, 'user')
+    })
+
+    it('a refused attempt leaves one entry with status 403 and the denied action', async () => {
+      const project = await app.project()
+      const id = await quota(project.id)
+      const reader = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['quotas:GetQuota'], resource: [`srn:${project.id}:*:*`] }] },
+      ])
+      assert.equal((await reader.delete(`/quotas/${id}`)).status, 403)
+      const entries = await app.admin.get(`/audit-log?principal_id=${reader.id}&action=quotas:DeleteQuota`)
+      assert.equal(entries.body.total, 1)
+      assert.equal(entries.body.data[0].status, 403)
+    })
+
+    it('a request without a credential adds nothing', async () => {
+      const before = await app.services.pool.oneFirst(sql.unsafe`select count(*) from audit_entries`)
+      assert.equal((await app.anonymous.post('/quotas', {})).status, 401)
+      assert.equal(await app.services.pool.oneFirst(sql.unsafe`select count(*) from audit_entries`), before)
+    })
+
+    it('every entry of a project emits audit_entries.created, which adds no entry', async () => {
+      const project = await app.project()
+      await quota(project.id)
+      const entries = await entriesOf(project.id)
+      const events = await app.services.pool.anyFirst(sql.unsafe`
+        select envelope from events where project_id = ${project.id} and name = 'audit_entries.created' order by id`)
+      assert.deepEqual(events.map(envelope => JSON.parse(envelope as string).data).reverse(), entries)
+    })
+  })
+
+  describe('reading', () => {
+    it('has no route that writes', async () => {
+      const project = await app.project()
+      await quota(project.id)
+      const [{ id }] = await entriesOf(project.id)
+      for (const reply of [
+        await app.admin.patch(`/audit-log/${id}`, { status: 200 }),
+        await app.admin.put(`/audit-log/${id}`, { status: 200 }),
+        await app.admin.delete(`/audit-log/${id}`),
+        await app.admin.post('/audit-log', {}),
+      ]) {
+        assert.equal(reply.status, 404)
+        assert.equal(reply.body.error.code, 'RESOURCE_NOT_FOUND')
+      }
+    })
+
+    it('pages 25 by default, at most 200, newest first', async () => {
+      assert.equal((await app.admin.get('/audit-log')).body.limit, 25)
+      assert.equal((await app.admin.get('/audit-log?limit=500')).body.limit, 200)
+      assert.equal((await app.admin.get('/audit-log?limit=0')).status, 400)
+      assert.equal((await app.admin.get('/audit-log?from=abc')).status, 400)
+      const project = await app.project()
+      await backfill(project.id, 5, new Date('2026-01-01T00:00:00Z'))
+      const page = (await app.admin.get(`/audit-log?project_id=${project.id}&limit=2&offset=2`)).body
+      assert.equal(page.data.length, 2)
+      const times = (await entriesOf(project.id)).map(({ created_at }) => created_at)
+      assert.deepEqual(times, [...times].sort().reverse())
+    })
+
+    it('filters by action, principal, resource, name prefix, statuses and time', async () => {
+      const project = await app.project()
+      await backfill(project.id, 12, new Date('2026-01-01T00:00:00Z'))
+      const ids = [await quota(project.id), await quota(project.id, 'rolling_1h')]
+      await app.admin.post('/quotas', { project_id: project.id })
+      const total = async (query: string) =>
+        (await app.admin.get(`/audit-log?project_id=${project.id}&${query}`)).body.total
+      assert.equal(await total('action=quotas:UpdateQuota'), 12)
+      assert.equal(await total('principal_id=user_of_old'), 12)
+      assert.equal(await total('resource_public_id=quota_3'), 1)
+      assert.equal(await total(`resource_public_id=${ids[0]}`), 1)
+      assert.equal(await total(`resource_srn=srn:${project.id}:quota:quota_1`), 3)
+      assert.equal(await total(`resource_srn=srn:${project.id}:quota:quota%25`), 0)
+      assert.equal(await total(`resource_srn=srn:${project.id}:quotaX`), 0)
+      assert.equal(await total(`resource_srn=srn:${project.id}:quota:quotaX1`), 0)
+      assert.equal(await total('status=201&action=quotas:CreateQuota'), 2)
+      assert.equal(await total('status=201&status=400&action=quotas:CreateQuota'), 3)
+      assert.equal(await total('from=2026-01-01T00:00:02Z&to=2026-01-01T00:00:04Z'), 3)
+      for (const query of ['status=abc', 'status=', 'status=2000', 'action=', 'to=abc'])
+        assert.equal((await app.admin.get(`/audit-log?${query}`)).status, 400, query)
+    })
+
+    it('shows global entries to admins with an unbound credential only', async () => {
+      const project = await app.project()
+      const found = await app.admin.get('/audit-log?action=projects:DeleteProject')
+      const gone = await app.project()
+      await app.admin.delete(`/projects/${gone.id}?force=true`)
+      const after = await app.admin.get('/audit-log?action=projects:DeleteProject')
+      assert.equal(after.body.total, found.body.total + 1)
+      const entry = after.body.data[0]
+      assert.equal(entry.project_id, null)
+      assert.equal((await app.admin.get(`/audit-log/${entry.id}`)).status, 200)
+
+      const reader = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['audit:*'], resource: ['*'] }] },
+      ])
+      assert.equal((await reader.get(`/audit-log?action=projects:DeleteProject`)).body.total, 0)
+      assert.ok((await reader.get('/audit-log')).body.total > 0)
+      assert.equal((await reader.get(`/audit-log/${entry.id}`)).status, 404)
+      assert.equal((await project.key.get('/audit-log?action=projects:DeleteProject')).body.total, 0)
+      assert.equal((await project.key.get(`/audit-log/${entry.id}`)).status, 404)
+    })
+
+    it('shows a bound key its project only, and answers 404 for entries of others', async () => {
+      const [mine, other] = [await app.project(), await app.project()]
+      await quota(other.id)
+      const [foreign] = await entriesOf(other.id)
+      assert.equal((await mine.key.get(`/audit-log/${foreign.id}`)).status, 404)
+      const seen = (await mine.key.get('/audit-log?limit=200')).body.data as AuditEntry[]
+      assert.ok(seen.every(entry => entry.project_id === mine.id))
+      assert.equal((await mine.key.get(`/audit-log?project_id=${other.id}`)).status, 403)
+      const stranger = await app.user()
+      assert.equal((await stranger.get('/audit-log')).status, 403)
+    })
+
+    it('keeps the entries of a project that was deleted', async () => {
+      const project = await app.project()
+      await quota(project.id)
+      const count = await rows(project.id)
+      await app.admin.delete(`/projects/${project.id}?force=true`)
+      assert.ok(count > 0)
+      assert.equal(await rows(project.id), count)
+    })
+  })
+
+  describe('export', () => {
+    it('needs a project unless the credential is bound', async () => {
+      const refused = await app.admin.get('/audit-log/export')
+      assert.equal(refused.status, 400)
+      assert.equal(refused.body.error.meta.problems[0].path, 'project_id')
+      const project = await app.project()
+      assert.equal((await project.key.get('/audit-log/export')).status, 200)
+      assert.equal((await app.admin.get(`/audit-log/export?project_id=${project.id}&from=abc`)).status, 400)
+      const reader = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['audit:ListAuditEntries'], resource: ['*'] }] },
+      ])
+      assert.equal((await reader.get(`/audit-log/export?project_id=${project.id}`)).status, 403)
+    })
+
+    it('streams every entry as a line of JSON, oldest first, over page bounds and equal times', async () => {
+      const project = await app.project()
+      const start = new Date('2026-01-01T00:00:00Z')
+      for (let part = 0; part < 3; part++) await backfill(project.id, 450, start)
+      const reply = await app.admin.get(`/audit-log/export?project_id=${project.id}&to=2026-02-01T00:00:00Z`)
+      assert.equal(reply.headers.get('content-type'), 'application/x-ndjson')
+      const lines = (reply.body as string).trimEnd().split('\n')
+      const entries = lines.map(line => JSON.parse(line) as AuditEntry)
+      assert.equal(entries.length, 1350)
+      const order = entries.map(({ created_at, id }) => `${created_at} ${id}`)
+      assert.deepEqual(order, [...order].sort())
+      assert.equal(new Set(order).size, 1350)
+      const [newest] = await entriesOf(project.id, '&to=2026-02-01T00:00:00Z')
+      assert.deepEqual(entries.at(-1), newest)
+    })
+
+    it('takes the filters of the list', async () => {
+      const project = await app.project()
+      await backfill(project.id, 20, new Date('2026-01-01T00:00:00Z'))
+      const lines = async (query: string) => {
+        const { body } = await app.admin.get(`/audit-log/export?project_id=${project.id}&${query}`)
+        return body === null ? 0 : (body as string).trimEnd().split('\n').length
+      }
+      assert.equal(await lines('resource_public_id=quota_3'), 1)
+      assert.equal(await lines(`resource_srn=srn:${project.id}:quota:quota_1`), 11)
+      assert.equal(await lines('status=404'), 0)
+      assert.equal(await lines('from=2026-01-01T00:00:05Z&to=2026-01-01T00:00:09Z'), 5)
+    })
+  })
+
+  describe('reads', () => {
+    const read = async (projectId: string, enabled: boolean) =>
+      assert.equal((await app.admin.patch(`/projects/${projectId}`, { audit_reads_enabled: enabled })).status, 200)
+
+    it('are recorded in a project that asks for it, from its change on, and nowhere else', async () => {
+      const project = await app.project()
+      const id = await quota(project.id)
+      const before = await rows(project.id)
+      assert.equal((await app.admin.get(`/quotas/${id}`)).status, 200)
+      await new Promise(resolve => setTimeout(resolve, 250))
+      assert.equal(await rows(project.id), before)
+
+      await read(project.id, true)
+      const reply = await project.key.get(`/quotas/${id}`)
+      await eventually(async () => (await rows(project.id)) === before + 2)
+      const [entry] = await entriesOf(project.id, '&action=quotas:GetQuota')
+      assert.equal(entry.status, 200)
+      assert.equal(entry.resource_srn, `srn:${project.id}:quota:${id}`)
+      assert.equal(entry.principal_id, project.keyId)
+      assert.equal(entry.request_id, reply.headers.get('x-request-id'))
+      // A list names its project; a refused read is one too.
+      assert.equal((await app.admin.get(`/quotas?project_id=${project.id}`)).status, 200)
+      assert.equal((await app.admin.get('/quotas')).status, 200)
+      const stranger = await app.user(undefined, [
+        {
+          statement: [
+            { effect: 'Allow', action: ['quotas:GetQuota', 'audit:*'], resource: [`srn:${project.id}:audit_entry:*`] },
+          ],
+        },
+      ])
+      assert.equal((await stranger.get(`/quotas/${id}`)).status, 403)
+      const refused = await eventually(async () => {
+        const found = await app.services.pool.anyFirst(sql.unsafe`
+          select status from audit_entries where project_id = ${project.id} and principal_id = ${stranger.id}`)
+        return found.length > 0 && found
+      })
+      assert.deepEqual(refused, [403])
+      const lists = await app.services.pool.oneFirst(sql.unsafe`
+        select count(*) from audit_entries where project_id = ${project.id} and action = 'quotas:ListQuotas'`)
+      assert.equal(lists, 1)
+      const named = await app.services.pool.oneFirst(sql.unsafe`
+        select count(*) from audit_entries where project_id is null and action = 'quotas:ListQuotas'`)
+      assert.equal(named, 0)
+
+      await read(project.id, false)
+      await new Promise(resolve => setTimeout(resolve, 250))
+      const settled = await rows(project.id)
+      await app.admin.get(`/quotas/${id}`)
+      await new Promise(resolve => setTimeout(resolve, 250))
+      assert.equal(await rows(project.id), settled)
+    })
+
+    const entry = (projectId: string): AuditEntry => ({
+      id: newId('audit'),
+      project_id: projectId,
+      principal_type: 'user',
+      principal_id: 'user_reading',
+      action: 'quotas:GetQuota',
+      resource_srn: null,
+      resource_public_id: null,
+      status: 200,
+      request_id: null,
+      ip: null,
+      user_agent: null,
+      detail: null,
+      created_at: new Date().toISOString(),
+    })
+
+    it('beyond the buffer are dropped and counted; what is buffered is written at the close', async () => {
+      const project = await app.project()
+      const before = await rows(project.id)
+      const reads = createReadAudit({
+        ...app.services,
+        config: { ...app.config, AUDIT_QUEUE_MAX_SIZE: 10 },
+      })
+      const dropped = async () => (await auditReadsDropped.get()).values[0]?.value ?? 0
+      const droppedBefore = await dropped()
+      for (let index = 0; index < 25; index++) reads.record(entry(project.id))
+      assert.equal((await dropped()) - droppedBefore, 15)
+      await reads.close()
+      assert.equal(await rows(project.id), before + 10)
+      const events = await app.services.pool.oneFirst(sql.unsafe`
+        select count(*) from events where project_id = ${project.id} and name = 'audit_entries.created'
+          and envelope like '%user_reading%'`)
+      assert.equal(events, 10)
+    })
+
+    it('of a project that is gone are kept without it and lose no entry of others', async () => {
+      const [gone, stays] = [await app.project(), await app.project()]
+      const before = await rows(stays.id)
+      const reads = createReadAudit(app.services)
+      const lost = entry(gone.id)
+      await app.admin.delete(`/projects/${gone.id}?force=true`)
+      reads.record(entry(stays.id))
+      reads.record(lost)
+      await reads.close()
+      assert.equal(await rows(stays.id), before + 1)
+      assert.equal((await app.admin.get(`/audit-log/${lost.id}`)).body.project_id, null)
+    })
+  })
+
+  describe('append-only', () => {
+    it('refuses UPDATE, DELETE and TRUNCATE in the database', async () => {
+      const project = await app.project()
+      await quota(project.id)
+      const before = await rows(project.id)
+      const { pool } = app.services
+      await assert.rejects(
+        pool.query(sql.unsafe`update audit_entries set status = 200 where project_id = ${project.id}`),
+        /append-only/,
+      )
+      await assert.rejects(
+        pool.query(sql.unsafe`delete from audit_entries where project_id = ${project.id}`),
+        /append-only/,
+      )
+      await assert.rejects(pool.query(sql.unsafe`truncate audit_entries`), /append-only/)
+      await sealEntries(pool, { full: true })
+      await assert.rejects(pool.query(sql.unsafe`update audit_seals set position = position + 1000000`), /append-only/)
+      await assert.rejects(pool.query(sql.unsafe`delete from audit_seals`), /append-only/)
+      await assert.rejects(pool.query(sql.unsafe`truncate audit_seals`), /append-only/)
+      assert.equal(await rows(project.id), before)
+    })
+  })
+
+  describe('hash chain', () => {
+    const verify = async (projectId: string) =>
+      (await app.admin.get(`/audit-log/verify?project_id=${projectId}`)).body as {
+        valid: boolean
+        checked: number
+        first_broken_id: string | null
+      }
+
+    it('verifies every entry of a project, also what was not sealed yet', async () => {
+      const project = await app.project()
+      await backfill(project.id, 1200, new Date('2026-01-01T00:00:00Z'))
+      const count = await rows(project.id)
+      assert.deepEqual(await verify(project.id), { valid: true, checked: count, first_broken_id: null })
+      await quota(project.id)
+      assert.deepEqual(await verify(project.id), { valid: true, checked: count + 1, first_broken_id: null })
+      assert.equal((await project.key.get('/audit-log/verify')).body.checked, count + 1)
+    })
+
+    it('is written by a worker every few seconds', async () => {
+      const tick = snapshotActors(app.services).ticks.find(({ name }) => name === 'seal audit entries')
+      assert.equal(tick?.when, 5)
+      const project = await app.project()
+      await quota(project.id)
+      await eventually(
+        async () =>
+          (await app.services.pool.oneFirst(sql.unsafe`
+            select count(*) from audit_seals where chain = ${project.id}`)) === (await rows(project.id)),
+        { within: 15_000, every: 200 },
+      )
+    })
+
+    it('names the first entry that was changed', async () => {
+      const project = await app.project()
+      const ids = await backfill(project.id, 30, new Date('2026-01-01T00:00:00Z'))
+      assert.equal((await verify(project.id)).valid, true)
+      await tamper(sql.unsafe`update audit_entries set status = 500 where id = ${ids[7]}`)
+      const broken = await verify(project.id)
+      assert.equal(broken.valid, false)
+      assert.equal(broken.first_broken_id, ids[7])
+      await tamper(sql.unsafe`update audit_entries set status = 200 where id = ${ids[7]}`)
+      assert.equal((await verify(project.id)).valid, true)
+      await tamper(sql.unsafe`update audit_entries set detail = jsonb_set(detail, '{a,d,0}', '2') where id = ${ids[9]}`)
+      assert.equal((await verify(project.id)).first_broken_id, ids[9])
+    })
+
+    it('names an entry that was deleted, and the one after a seal that was deleted with its entry', async () => {
+      const project = await app.project()
+      const ids = await backfill(project.id, 10, new Date('2026-01-01T00:00:00Z'))
+      await verify(project.id)
+      await tamper(sql.unsafe`delete from audit_entries where id = ${ids[4]}`)
+      assert.equal((await verify(project.id)).first_broken_id, ids[4])
+      await tamper(sql.unsafe`delete from audit_seals where entry_id = ${ids[4]}`)
+      assert.equal((await verify(project.id)).first_broken_id, ids[5])
+    })
+
+    it('keeps a chain for the entries without a project, which admins check', async () => {
+      const all = await app.admin.get('/audit-log/verify')
+      assert.equal(all.status, 200)
+      assert.equal(all.body.valid, true)
+      assert.ok(all.body.checked > 0)
+      const reader = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['audit:*'], resource: ['*'] }] },
+      ])
+      const refused = await reader.get('/audit-log/verify')
+      assert.equal(refused.status, 400)
+      assert.equal(refused.body.error.meta.problems[0].path, 'project_id')
+    })
+
+    it('grows without a fork when several seal the same chains at once', async () => {
+      const projects = await Promise.all([1, 2, 3].map(() => app.project()))
+      for (const { id } of projects) await backfill(id, 200, new Date('2026-01-01T00:00:00Z'))
+      const { pool } = app.services
+      await Promise.all([
+        sealEntries(pool, { full: true }),
+        sealEntries(pool, { full: false }),
+        sealEntries(pool, { full: true }),
+        ...projects.map(({ id }) => verify(id)),
+      ])
+      for (const { id } of projects)
+        assert.deepEqual(await verify(id), { valid: true, checked: await rows(id), first_broken_id: null })
+    })
+  })
+
+  describe('retention', () => {
+    const sweep = () => app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'audit entries' } }])
+
+    it('deletes entries older than AUDIT_RETENTION_DAYS daily and leaves the chain valid', async () => {
+      const tick = snapshotActors(app.services).ticks.find(({ name }) => name === 'sweep audit entries')
+      assert.equal(tick?.when, '31 3 * * *')
+      const project = await app.project()
+      await backfill(project.id, 40, new Date(Date.now() - 366 * DAY))
+      await quota(project.id)
+      const total = await rows(project.id)
+      assert.equal((await app.admin.get(`/audit-log/verify?project_id=${project.id}`)).body.checked, total)
+      await sweep()
+      await eventually(async () => (await rows(project.id)) === total - 40)
+      assert.deepEqual((await app.admin.get(`/audit-log/verify?project_id=${project.id}`)).body, {
+        valid: true,
+        checked: total,
+        first_broken_id: null,
+      })
+      offset = 370 * DAY
+      try {
+        await sweep()
+        await eventually(async () => (await rows(project.id)) === 0)
+      } finally {
+        offset = 0
+      }
+      assert.equal((await app.admin.get(`/audit-log/verify?project_id=${project.id}`)).body.valid, true)
+    })
+
+    it('keeps everything with 0 days or when the sweep is disabled', async () => {
+      const settings: Record<string, string>[] = [
+        { AUDIT_RETENTION_DAYS: '0' },
+        { AUDIT_RETENTION_SWEEP_DISABLED: 'true' },
+      ]
+      for (const env of settings) {
+        const keeping = await startApp({
+          env,
+          workers: ['snapshot'],
+          clock: { now: () => new Date(Date.now() + 1000 * DAY) },
+        })
+        try {
+          const { pool, queues } = keeping.services
+          await keeping.services.write(async tx =>
+            tx.audit({
+              id: newId('audit'),
+              project_id: null,
+              principal_type: null,
+              principal_id: null,
+              action: 'quotas:UpdateQuota',
+              resource_srn: null,
+              resource_public_id: null,
+              status: 200,
+              request_id: null,
+              ip: null,
+              user_agent: null,
+              detail: null,
+              created_at: new Date(0).toISOString(),
+            }),
+          )
+          await queues.send([{ queue: sweepQueue, data: { sweep: 'audit entries' } }])
+          await eventually(() => keeping.logs.some(line => line.includes('sweep done')))
+          assert.ok(
+            await pool.exists(sql.unsafe`select 1 from audit_entries where created_at = ${new Date(0).toISOString()}`),
+          )
+        } finally {
+          await keeping.close()
+        }
+      }
+    })
+
+    it('of kept answers, failed logins and heartbeats ends what is past its time', async () => {
+      const { pool, queues } = app.services
+      const names = ['idempotency keys', 'login failures', 'worker heartbeats', 'deferred project deletes']
+      const ticks = snapshotActors(app.services).ticks.map(({ name }) => name)
+      for (const name of names) assert.ok(ticks.includes(`sweep ${name}`))
+      await pool.query(sql.unsafe`
+        insert into idempotency_keys (credential_id, path, key, request_hash, created_at)
+        values ('old', '/', 'old', '', now() - interval '25 hours'), ('new', '/', 'new', '', now())`)
+      await pool.query(sql.unsafe`
+        insert into login_failures (username, failures, first_failed_at, locked_until)
+        values ('stale', 3, now() - interval '2 days', null), ('fresh', 3, now(), null),
+          ('locked', 30, now() - interval '2 days', now() + interval '1 hour')`)
+      await pool.query(sql.unsafe`
+        insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
+        values ('ended', '{delivery}', now() - interval '9 days', now() - interval '8 days'),
+          ('alive', '{delivery}', now(), now())`)
+      await queues.send(names.map(sweep => ({ queue: sweepQueue, data: { sweep } })))
+      const left = async () => [
+        await pool.anyFirst(sql.unsafe`select key from idempotency_keys where key in ('old', 'new')`),
+        await pool.anyFirst(sql.unsafe`
+          select username from login_failures where username in ('stale', 'fresh', 'locked') order by 1`),
+        await pool.anyFirst(sql.unsafe`
+          select instance_id from worker_heartbeats where instance_id in ('ended', 'alive')`),
+      ]
+      await eventually(async () => JSON.stringify(await left()) === '[["new"],["fresh","locked"],["alive"]]')
+    })
+  })
+})
