@@ -38,6 +38,8 @@ export type TestApp = {
   user(username?: string, policies?: object[]): Promise<Client & { id: string }>
   /** Lines the process logged. */
   logs: string[]
+  /** Statements the process sent. */
+  statements: string[]
   close(): Promise<void>
 }
 
@@ -109,7 +111,14 @@ export async function startApp(
   const config = loadConfig({ ...testEnvironment(database.url), ...options.env })
   const logs: string[] = []
   const log = createLog({ level: config.LOG_LEVEL, destination: { write: (line: string) => void logs.push(line) } })
-  const services = await openServices(config, { log, role: 'worker', clock: options.clock, checkRows: true })
+  const statements: string[] = []
+  const services = await openServices(config, {
+    log,
+    role: 'worker',
+    clock: options.clock,
+    checkRows: true,
+    onRoundTrip: text => void statements.push(text),
+  })
   const app: App = createApp(services)
   const server: Server = createServer(app.http)
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
@@ -141,6 +150,7 @@ export async function startApp(
     admin,
     anonymous,
     logs,
+    statements,
     as: token => client(url, token),
     async project(name = `project ${++counter}`) {
       const made = await admin.post('/projects', { name })
