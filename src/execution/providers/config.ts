@@ -50,19 +50,16 @@ function lookup(config: ProviderConfig | null, key: string): { spelling: string;
 
 type Writable = Pick<ProviderRow, 'provider' | 'secret_id' | 'base_url' | 'config'>
 
-/**
- * Judges the record a write would leave (execution, 1.2.1 and 1.2.3). Raises VALIDATION_FAILED naming every field,
- * AI_PROVIDER_MISCONFIGURED for bedrock and vertex without a credential they may use.
- */
-export function checkProvider(provider: Writable, ambientCredentials: boolean): void {
+/** Judges the record a write would leave (execution, 1.2.1). Raises VALIDATION_FAILED naming every field. */
+export function checkProvider(provider: Writable): void {
   const problems = [...baseUrlProblems(provider), ...configProblems(provider)]
   if (problems.length > 0) invalid(problems)
-  if (
-    isCloud(provider.provider) &&
-    !ambientCredentials &&
-    !provider.secret_id &&
-    !lookup(provider.config, 'api_key').value
-  )
+}
+
+/** Refuses bedrock and vertex without a credential they may use: AI_PROVIDER_MISCONFIGURED (execution, 1.2.3). */
+export function checkCredential(provider: Writable, ambientCredentials: boolean): void {
+  if (!isCloud(provider.provider) || ambientCredentials || provider.secret_id) return
+  if (!lookup(provider.config, 'api_key').value)
     throw misconfigured(null, 'no_credential', `A ${provider.provider} provider needs a secret or config.api_key here`)
 }
 

@@ -7,7 +7,7 @@ import { anyOf, booleanQuery, listTable, pageOf, pageOfArray, textFilter } from 
 import { type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { attemptCall } from './call.ts'
-import { checkProvider, openCredentials, sealConfig, tokenTexts } from './config.ts'
+import { checkCredential, checkProvider, openCredentials, sealConfig, tokenTexts } from './config.ts'
 import { listModels } from './listing.ts'
 import {
   AiProvider,
@@ -40,13 +40,14 @@ async function valuesOf(
 ): Promise<ProviderValues> {
   const base_url = draft.base_url?.replace(/\/+$/, '') ?? null
   const wanted = { ...draft, base_url }
+  checkProvider(wanted)
   const nothing = { config: {}, headers: {} }
-  // Parting the config drops credentials that stand for nothing before the record is judged.
   const parted =
     given.config === undefined && stored
       ? { config: stored.config, sealed_credentials: stored.sealed_credentials }
       : sealConfig(services, target, wanted.config, stored ? openCredentials(services, stored) : nothing)
-  checkProvider({ ...wanted, config: parted.config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
+  // Judged last: a mask that stands for nothing is no credential.
+  checkCredential({ ...wanted, config: parted.config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
   const texts = tokenTexts(parted.config)
   const named = given.secret_id && wanted.secret_id ? [wanted.secret_id] : []
   await checkTokens(tx, target.project_id, given.config ? texts : [], named)

@@ -1,0 +1,291 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db.ts'
+import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+
+describe('agents', () => {
+  let app: TestApp
+  let project: { id: string; key: Client }
+  let key: Client
+  let ai_provider_id: string
+
+  const newProvider = async (as: Client): Promise<string> =>
+    (
+      await as.post('/ai-providers', {
+        name: 'p',
+        provider: 'custom',
+        default_model: 'model-1',
+        base_url: 'https://models.example.com/v1',
+      })
+    ).body.id
+
+  before(async () => {
+    app = await startApp({ env: { AGENT_MAX_STEPS_CEILING: '50' } })
+    project = await app.project()
+    key = project.key
+    ai_provider_id = await newProvider(key)
+  })
+
+  after(() => app?.close())
+
+  const create = (fields: Record<string, unknown> = {}): Promise<Reply> =>
+    key.post('/agents', { ai_provider_id, ...fields })
+
+  const made = async (fields: Record<string, unknown> = {}) => {
+    const reply = await create(fields)
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    return reply.body
+  }
+
+  const eventNames = async (id: string): Promise<string[]> =>
+    (await app.services.pool.anyFirst(
+      sql.unsafe`select name from events where resource_id = ${id} order by id`,
+    )) as unknown as string[]
+
+  const refusedAt = (reply: Reply, path: string) => {
+    assert.equal(reply.status, 400, JSON.stringify(reply.body))
+    assert.equal(reply.body.error.code, 'VALIDATION_FAILED')
+    assert.ok(
+      reply.body.error.meta.problems.some((problem: { path: string }) => problem.path === path),
+      JSON.stringify(reply.body.error),
+    )
+  }
+
+  const EVERYTHING = {
+    name: 'helper',
+    instructions: 'Be kind.',
+    model: 'model-2',
+    max_steps: 7,
+    temperature: 0.3,
+    max_output_tokens: 500,
+    top_p: 0.9,
+    seed: 42,
+    provider_options: { anthropic: { thinking: { type: 'enabled', budgetTokens: 1024 } } },
+    output_schema: { type: 'object', required: ['b'], properties: { b: { type: 'string' }, a: {} } },
+    prompt_caching: { enabled: true },
+    max_context_messages: 12,
+    single_session_per_actor: true,
+  }
+
+  it('are created with a provider alone', async () => {
+    const record = await made()
+    assert.match(record.id, /^agent_[0-9a-z]{26}$/)
+    assert.deepEqual(record, {
+      id: record.id,
+      project_id: project.id,
+      name: null,
+      instructions: null,
+      ai_provider_id,
+      model: null,
+      max_steps: null,
+      temperature: null,
+      max_output_tokens: null,
+      top_p: null,
+      seed: null,
+      provider_options: null,
+      output_schema: null,
+      prompt_caching: null,
+      max_context_messages: null,
+      single_session_per_actor: false,
+      version: 1,
+      created_at: record.created_at,
+      updated_at: record.created_at,
+    })
+    assert.deepEqual((await key.get(`/agents/${record.id}`)).body, record)
+  })
+
+  it('keep every field as written', async () => {
+    const record = await made(EVERYTHING)
+    for (const [name, value] of Object.entries(EVERYTHING)) assert.deepEqual(record[name], value, name)
+    assert.equal(
+      JSON.stringify(record.output_schema),
+      JSON.stringify(EVERYTHING.output_schema),
+      'keys keep their order',
+    )
+    assert.deepEqual(await eventNames(record.id), ['agents.created'])
+  })
+
+  it('need a provider of their project', async () => {
+    refusedAt(await key.post('/agents', {}), 'ai_provider_id')
+    refusedAt(await key.post('/agents', { ai_provider_id: null }), 'ai_provider_id')
+    refusedAt(await key.post('/agents', { model: 'model-1' }), 'model')
+    const foreign = await newProvider((await app.project()).key)
+    for (const id of [foreign, 'aip_00000000000000000000000000', 'nonsense']) {
+      const refused = await create({ ai_provider_id: id })
+      assert.equal(refused.status, 400)
+      assert.equal(refused.body.error.code, 'AI_PROVIDER_NOT_FOUND')
+    }
+    const { id } = await made()
+    refusedAt(await key.patch(`/agents/${id}`, { ai_provider_id: null }), 'ai_provider_id')
+    const moved = await key.patch(`/agents/${id}`, { ai_provider_id: foreign })
+    assert.equal(moved.body.error.code, 'AI_PROVIDER_NOT_FOUND')
+  })
+
+  it('are refused with a field that is wrong, naming it', async () => {
+    const wrong: [string, unknown][] = [
+      ['name', ''],
+      ['name', 'x'.repeat(256)],
+      ['instructions', 'x'.repeat(65_537)],
+      ['model', ''],
+      ['max_steps', 0],
+      ['max_steps', 51],
+      ['max_steps', 1.5],
+      ['temperature', 2.1],
+      ['temperature', -1],
+      ['max_output_tokens', 0],
+      ['top_p', 1.1],
+      ['seed', 1.5],
+      ['provider_options', []],
+      ['max_context_messages', 0],
+      ['single_session_per_actor', null],
+      ['prompt_caching', true],
+    ]
+    for (const [path, value] of wrong) refusedAt(await create({ [path]: value }), path)
+    refusedAt(await create({ prompt_caching: { enabled: 'yes' } }), 'prompt_caching.enabled')
+    refusedAt(await create({ prompt_caching: { enabled: true, ttl: 1 } }), 'prompt_caching.ttl')
+    refusedAt(await create({ provider_options: { openai: 1 } }), 'provider_options.openai')
+  })
+
+  it('refuse fields they do not know', async () => {
+    for (const name of [
+      'reasoning',
+      'tool_ids',
+      'tools',
+      'tool_bindings',
+      'guardrail_ids',
+      'model_route_id',
+      'version',
+    ])
+      refusedAt(await create({ [name]: null }), name)
+  })
+
+  it('accept JSON Schemas of draft-07 and 2020-12 and nothing else', async () => {
+    const local = { $ref: '#/definitions/a', definitions: { a: { type: 'string' } } }
+    const tuple = { type: 'array', items: [{ type: 'string' }], additionalItems: false }
+    const accepted = [
+      {},
+      { type: 'object' },
+      { $schema: 'http://json-schema.org/draft-07/schema#', ...local },
+      { $schema: 'https://json-schema.org/draft/2020-12/schema', prefixItems: [{ type: 'string' }] },
+      { type: 'string', format: 'unheard-of', 'x-note': 1 },
+      { $id: 'https://example.com/own', $ref: 'https://example.com/own#/$defs/a', $defs: { a: {} } },
+      tuple,
+    ]
+    for (const output_schema of accepted) {
+      assert.equal((await create({ output_schema })).status, 201, JSON.stringify(output_schema))
+      assert.equal((await create({ output_schema })).status, 201, 'a second time')
+    }
+    const refused = [
+      'text',
+      [],
+      true,
+      { type: 'nonsense' },
+      { properties: 1 },
+      { $ref: 'https://example.com/schema.json' },
+      { properties: { a: { $ref: 'http://json-schema.org/draft-07/schema#' } } },
+      { $ref: '#/definitions/missing' },
+      { $ref: 'other.json' },
+      { $schema: 'http://json-schema.org/draft-04/schema#' },
+      { $schema: 7 },
+      { $async: true },
+      { pattern: '(' },
+      { description: 'x'.repeat(66_000) },
+    ]
+    for (const output_schema of refused) {
+      const reply = await create({ output_schema })
+      assert.equal(reply.status, 400, JSON.stringify(output_schema).slice(0, 100))
+      assert.equal(reply.body.error.code, 'INVALID_OUTPUT_SCHEMA', JSON.stringify(output_schema).slice(0, 100))
+    }
+  })
+
+  it('change by PATCH and by PUT in parts, each change a version', async () => {
+    const record = await made(EVERYTHING)
+    const patched = await key.patch(`/agents/${record.id}`, { name: 'other', model: null })
+    assert.equal(patched.status, 200)
+    assert.deepEqual(patched.body, {
+      ...record,
+      name: 'other',
+      model: null,
+      version: 2,
+      updated_at: patched.body.updated_at,
+    })
+    const put = await key.put(`/agents/${record.id}`, { output_schema: null })
+    assert.deepEqual([put.body.output_schema, put.body.name, put.body.version], [null, 'other', 3])
+    assert.deepEqual(await eventNames(record.id), ['agents.created', 'agents.updated', 'agents.updated'])
+  })
+
+  it('stay as they are when a write changes nothing', async () => {
+    const record = await made(EVERYTHING)
+    const { output_schema, ...rest } = EVERYTHING
+    const { properties, ...schema } = output_schema
+    const same = { ...rest, output_schema: { properties, ...schema }, ai_provider_id }
+    for (const body of [{}, same, { name: ' helper ' }]) {
+      const reply = await key.patch(`/agents/${record.id}`, body)
+      assert.equal(reply.status, 200)
+      assert.deepEqual(reply.body, record)
+    }
+    assert.deepEqual(await eventNames(record.id), ['agents.created'])
+  })
+
+  it('number concurrent changes without gap or repetition', async () => {
+    const { id } = await made()
+    const replies = await Promise.all(
+      Array.from({ length: 20 }, (_, index) => key.patch(`/agents/${id}`, { name: `name ${index}` })),
+    )
+    assert.deepEqual(
+      replies.map(reply => reply.body.version).sort((a, b) => a - b),
+      Array.from({ length: 20 }, (_, index) => index + 2),
+    )
+    const last = replies.find(reply => reply.body.version === 21)
+    assert.deepEqual((await key.get(`/agents/${id}`)).body, last?.body)
+    assert.equal((await eventNames(id)).length, 21)
+  })
+
+  it('are listed by name and provider', async () => {
+    const other = (await app.project()).key
+    const [first, second] = [await newProvider(other), await newProvider(other)]
+    await other.post('/agents', { ai_provider_id: first, name: 'Sales 100%' })
+    await other.post('/agents', { ai_provider_id: second, name: 'sales two' })
+    await other.post('/agents', { ai_provider_id: second })
+    const names = async (query: string) =>
+      (await other.get(`/agents${query}`)).body.data.map((item: { name: string | null }) => item.name)
+    assert.deepEqual(await names(''), [null, 'sales two', 'Sales 100%'])
+    assert.deepEqual(await names('?name=SALES'), ['sales two', 'Sales 100%'])
+    assert.deepEqual(await names('?name=0%25'), ['Sales 100%'])
+    assert.deepEqual(await names(`?ai_provider_id=${second}`), [null, 'sales two'])
+  })
+
+  it('refuse a stale If-Match', async () => {
+    const { id } = await made()
+    const tag = (await key.get(`/agents/${id}`)).headers.get('etag') as string
+    assert.equal((await key.patch(`/agents/${id}`, { name: 'a' }, { 'If-Match': tag })).status, 200)
+    assert.equal((await key.patch(`/agents/${id}`, { name: 'b' }, { 'If-Match': tag })).status, 412)
+  })
+
+  it('are deleted, with an event', async () => {
+    const { id } = await made()
+    assert.equal((await key.delete(`/agents/${id}`)).status, 204)
+    assert.equal((await key.get(`/agents/${id}`)).status, 404)
+    assert.deepEqual(await eventNames(id), ['agents.created', 'agents.deleted'])
+    assert.equal((await key.delete(`/agents/${id}`)).status, 404)
+  })
+
+  it('leave their actors behind without an agent', async () => {
+    const { id } = await made()
+    const actor = (await key.post('/actors', { name: 'Ada', agent_id: id })).body
+    assert.equal(actor.agent_id, id)
+    assert.equal((await key.delete(`/agents/${id}`)).status, 204)
+    assert.equal((await key.get(`/actors/${actor.id}`)).body.agent_id, null)
+  })
+
+  it('answer 404 to other projects and 403 without the permission', async () => {
+    const { id } = await made()
+    const stranger = (await app.project()).key
+    assert.equal((await stranger.get(`/agents/${id}`)).status, 404)
+    assert.equal((await stranger.patch(`/agents/${id}`, { name: 'x' })).status, 404)
+    const reader = await app.user(undefined, [
+      { statement: [{ effect: 'Allow', action: ['agents:GetAgent'], resource: [`srn:${project.id}:agent:${id}`] }] },
+    ])
+    assert.equal((await reader.get(`/agents/${id}`)).status, 200)
+    assert.equal((await reader.patch(`/agents/${id}`, { name: 'x' })).status, 403)
+  })
+})

@@ -1,0 +1,319 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db.ts'
+import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+
+describe('AI providers', () => {
+  let app: TestApp
+  let project: { id: string; key: Client }
+  let key: Client
+
+  before(async () => {
+    app = await startApp()
+    project = await app.project()
+    key = project.key
+  })
+
+  after(() => app?.close())
+
+  const create = (fields: Record<string, unknown> = {}, as = key): Promise<Reply> =>
+    as.post('/ai-providers', {
+      name: 'main',
+      provider: 'custom',
+      default_model: 'model-1',
+      base_url: 'https://models.example.com/v1',
+      ...fields,
+    })
+
+  const made = async (fields: Record<string, unknown> = {}) => {
+    const reply = await create(fields)
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    return reply.body
+  }
+
+  const secret = async (value = 'a secret value', as = key): Promise<string> =>
+    (await as.post('/secrets', { name: 'credential', value })).body.id
+
+  const events = (id: string) =>
+    app.services.pool.any(
+      sql.unsafe`select name, envelope from events where resource_id = ${id} order by id`,
+    ) as unknown as Promise<{ name: string; envelope: string }[]>
+
+  const refusedAt = (reply: Reply, path: string) => {
+    assert.equal(reply.status, 400, JSON.stringify(reply.body))
+    assert.equal(reply.body.error.code, 'VALIDATION_FAILED')
+    assert.ok(
+      reply.body.error.meta.problems.some((problem: { path: string }) => problem.path === path),
+      JSON.stringify(reply.body.error),
+    )
+  }
+
+  it('are created, read and listed with every field', async () => {
+    const secret_id = await secret()
+    const record = await made({ name: '  primary  ', secret_id, config: { other: [1], headers: { 'X-A': 'b' } } })
+    assert.match(record.id, /^aip_[0-9a-z]{26}$/)
+    assert.deepEqual(record, {
+      id: record.id,
+      project_id: project.id,
+      name: 'primary',
+      provider: 'custom',
+      default_model: 'model-1',
+      secret_id,
+      base_url: 'https://models.example.com/v1',
+      config: { other: [1], headers: { 'X-A': 'b' } },
+      created_at: record.created_at,
+      updated_at: record.created_at,
+    })
+    const read = await key.get(`/ai-providers/${record.id}`)
+    assert.deepEqual(read.body, record)
+    const bare = await made({ provider: 'openai', base_url: undefined })
+    assert.deepEqual([bare.secret_id, bare.base_url, bare.config], [null, null, null])
+    assert.equal((await made()).name, 'main', 'a name is not unique')
+  })
+
+  it('are listed by name, type and secret', async () => {
+    const other = (await app.project()).key
+    const secret_id = await secret('v', other)
+    await create({ name: 'Alpha', provider: 'openai', base_url: null }, other)
+    await create({ name: 'alphabet', provider: 'groq', base_url: null, secret_id }, other)
+    await create({ name: 'Beta', provider: 'xai', base_url: null }, other)
+    const names = async (query: string) =>
+      (await other.get(`/ai-providers${query}`)).body.data.map((item: { name: string }) => item.name)
+    assert.deepEqual(await names(''), ['Beta', 'alphabet', 'Alpha'])
+    assert.deepEqual(await names('?name=ALPHA'), ['alphabet', 'Alpha'])
+    assert.deepEqual(await names('?provider=openai&provider=xai'), ['Beta', 'Alpha'])
+    assert.deepEqual(await names(`?secret_id=${secret_id}`), ['alphabet'])
+    assert.equal((await other.get('/ai-providers?provider=foo')).status, 400)
+    assert.equal((await other.get('/ai-providers?limit=2')).body.total, 3)
+  })
+
+  it('are refused with a field that is wrong, naming it', async () => {
+    refusedAt(await create({ provider: 'foo' }), 'provider')
+    refusedAt(await create({ base_url: null }), 'base_url')
+    refusedAt(await create({ provider: 'gateway', base_url: undefined }), 'base_url')
+    for (const base_url of [
+      'http://u:p@h/',
+      'ftp://h/',
+      'h/v1',
+      'https://h/#x',
+      'https://h/?a=b',
+      'javascript:alert(1)',
+    ])
+      refusedAt(await create({ base_url }), 'base_url')
+    refusedAt(await create({ provider: 'bedrock', config: { api_key: 'k' } }), 'base_url')
+    refusedAt(await create({ name: ' ' }), 'name')
+    refusedAt(await create({ name: 'x'.repeat(256) }), 'name')
+    refusedAt(await create({ default_model: '' }), 'default_model')
+    refusedAt(await create({ default_model: undefined }), 'default_model')
+    refusedAt(await create({ unknown: 1 }), 'unknown')
+    refusedAt(await create({ config: [] }), 'config')
+    refusedAt(await create({ config: { large: 'x'.repeat(70_000) } }), 'config')
+  })
+
+  it('are refused with a setting that is wrong, naming it', async () => {
+    const cloud = { base_url: null, config: {} }
+    const location = { api_key: 'k', location: 'evil.example.com/x' }
+    refusedAt(await create({ ...cloud, provider: 'vertex', config: location }), 'config.location')
+    refusedAt(
+      await create({ ...cloud, provider: 'vertex', config: { api_key: 'k', project: 'a/b' } }),
+      'config.project',
+    )
+    refusedAt(await create({ ...cloud, provider: 'bedrock', config: { api_key: 'k', region: 'x.y' } }), 'config.region')
+    const resource = { resourceName: '-edge' }
+    refusedAt(await create({ ...cloud, provider: 'azure', config: resource }), 'config.resourceName')
+    refusedAt(await create({ provider: 'openai', config: { api: 'realtime' } }), 'config.api')
+    refusedAt(await create({ config: { structured_outputs: 'yes' } }), 'config.structured_outputs')
+    refusedAt(await create({ config: { headers: ['a'] } }), 'config.headers')
+    refusedAt(await create({ config: { headers: { 'X-A': 1 } } }), 'config.headers.X-A')
+    refusedAt(await create({ config: { headers: { 'X A': 'b' } } }), 'config.headers.X A')
+    refusedAt(await create({ config: { headers: { 'X-A': 'a\r\nb' } } }), 'config.headers.X-A')
+    for (const name of ['Host', 'content-length', 'Transfer-Encoding'])
+      refusedAt(await create({ config: { headers: { [name]: 'x' } } }), `config.headers.${name}`)
+    const headers = { api_key: 'k', headers: { 'X-A': 'b' } }
+    refusedAt(await create({ ...cloud, provider: 'bedrock', config: headers }), 'config.headers')
+  })
+
+  it('may name only secrets of their project, also in header tokens', async () => {
+    const foreign = await secret('theirs', (await app.project()).key)
+    for (const fields of [
+      { secret_id: foreign },
+      { secret_id: 'sec_00000000000000000000000000' },
+      { config: { headers: { 'X-A': `{{secret:${foreign}}}` } } },
+    ]) {
+      const refused = await create(fields)
+      assert.equal(refused.status, 400)
+      assert.equal(refused.body.error.code, 'SECRET_NOT_FOUND')
+    }
+    const { id } = await made()
+    assert.equal((await key.patch(`/ai-providers/${id}`, { secret_id: foreign })).body.error.code, 'SECRET_NOT_FOUND')
+    const token = await create({ config: { headers: { 'X-A': '{{context:user}}' } } })
+    assert.equal(token.body.error.code, 'INVALID_TEMPLATE_TOKEN')
+  })
+
+  it('of bedrock and vertex need a credential while the deployment lends none', async () => {
+    for (const provider of ['bedrock', 'vertex']) {
+      const refused = await create({ provider, base_url: null })
+      assert.equal(refused.status, 400)
+      assert.equal(refused.body.error.code, 'AI_PROVIDER_MISCONFIGURED')
+      assert.equal(refused.body.error.meta.reason, 'no_credential')
+      const { id } = await made({ provider, base_url: null, secret_id: await secret() })
+      const cleared = await key.patch(`/ai-providers/${id}`, { secret_id: null })
+      assert.equal(cleared.body.error.code, 'AI_PROVIDER_MISCONFIGURED')
+      const masked = await create({ provider, base_url: null, config: { api_key: '***' } })
+      assert.equal(masked.body.error.code, 'AI_PROVIDER_MISCONFIGURED')
+    }
+  })
+
+  it('of bedrock need no credential where the deployment lends its own', async () => {
+    const lending = await startApp({ env: { PROVIDER_AMBIENT_CREDENTIALS: 'true' } })
+    try {
+      const { key: own } = await lending.project()
+      const reply = await create({ provider: 'bedrock', base_url: null }, own)
+      assert.equal(reply.status, 201)
+    } finally {
+      await lending.close()
+    }
+  })
+
+  it('never show credential values of their config, and keep them when the mask is sent back', async () => {
+    const config = { apiKey: 'AKIA-in-the-config', region: 'eu-west-1' }
+    const record = await made({ provider: 'bedrock', base_url: null, config })
+    const shown = { apiKey: '***', region: 'eu-west-1' }
+    assert.deepEqual(record.config, shown)
+    const kept = await key.patch(`/ai-providers/${record.id}`, { config: { ...shown, region: 'us-west-2' } })
+    assert.deepEqual(kept.body.config, { apiKey: '***', region: 'us-west-2' })
+    const dropped = await key.patch(`/ai-providers/${record.id}`, { config: { region: 'us-west-2' } })
+    assert.equal(dropped.body.error.code, 'AI_PROVIDER_MISCONFIGURED')
+    const header = await made({ config: { headers: { Authorization: 'Basic cGFzc3dvcmQ=', 'X-A': 'shown' } } })
+    assert.deepEqual(header.config.headers, { Authorization: '***', 'X-A': 'shown' })
+    const stored = await app.services.pool.any(sql.unsafe`select t::text from ai_providers t`)
+    const said = [...(await events(record.id)), ...(await events(header.id)), ...stored]
+    assert.equal(/in-the-config|cGFzc3dvcmQ/.test(JSON.stringify(said)), false)
+  })
+
+  it('change field by field, with null clearing what may be empty', async () => {
+    const record = await made({ secret_id: await secret(), config: { a: 1 } })
+    const cleared = await key.patch(`/ai-providers/${record.id}`, { secret_id: null, config: null, name: 'renamed' })
+    assert.equal(cleared.status, 200)
+    assert.deepEqual(cleared.body, {
+      ...record,
+      name: 'renamed',
+      secret_id: null,
+      config: null,
+      updated_at: cleared.body.updated_at,
+    })
+    refusedAt(await key.patch(`/ai-providers/${record.id}`, { base_url: null }), 'base_url')
+    refusedAt(await key.patch(`/ai-providers/${record.id}`, { provider: 'vertex' }), 'base_url')
+    refusedAt(await key.patch(`/ai-providers/${record.id}`, { name: null }), 'name')
+    refusedAt(await key.patch(`/ai-providers/${record.id}`, { project_id: project.id }), 'project_id')
+    const slash = await key.patch(`/ai-providers/${record.id}`, { base_url: 'https://h.example.com/v1/' })
+    assert.equal(slash.body.base_url, 'https://h.example.com/v1')
+  })
+
+  it('emit an event with the record for every change', async () => {
+    const record = await made()
+    const changed = (await key.patch(`/ai-providers/${record.id}`, { name: 'second' })).body
+    await key.delete(`/ai-providers/${record.id}`)
+    const said = await events(record.id)
+    assert.deepEqual(
+      said.map(event => [event.name, JSON.parse(event.envelope).data]),
+      [
+        ['ai_providers.created', record],
+        ['ai_providers.updated', changed],
+        ['ai_providers.deleted', changed],
+      ],
+    )
+  })
+
+  it('answer 404 to other projects and 403 without the permission', async () => {
+    const { id } = await made()
+    const stranger = (await app.project()).key
+    assert.equal((await stranger.get(`/ai-providers/${id}`)).status, 404)
+    const reader = await app.user(undefined, [
+      { statement: [{ effect: 'Allow', action: ['ai-providers:GetAiProvider'], resource: ['*'] }] },
+    ])
+    assert.equal((await reader.get(`/ai-providers/${id}`)).status, 200)
+    assert.equal((await reader.delete(`/ai-providers/${id}`)).status, 403)
+    assert.equal((await reader.get(`/ai-providers/${id}/models`)).status, 403)
+  })
+
+  it('are not deleted while an agent names them, not even by force', async () => {
+    const { id } = await made()
+    const agent = (await key.post('/agents', { ai_provider_id: id })).body
+    for (const query of ['', '?force=true']) {
+      const refused = await key.delete(`/ai-providers/${id}${query}`)
+      assert.equal(refused.status, 409)
+      assert.equal(refused.body.error.code, 'AI_PROVIDER_HAS_DEPENDENTS')
+      assert.deepEqual(refused.body.error.meta, {
+        counts: { agents: 1 },
+        sample_ids: { agents: [agent.id] },
+        forcible: false,
+      })
+    }
+    assert.equal((await key.delete(`/agents/${agent.id}`)).status, 204)
+    assert.equal((await key.delete(`/ai-providers/${id}`)).status, 204)
+    assert.equal((await key.get(`/ai-providers/${id}`)).status, 404)
+  })
+
+  it('go with their secret when that is deleted by force, unless an agent names them', async () => {
+    const secret_id = await secret()
+    const { id } = await made({ secret_id })
+    const agent = (await key.post('/agents', { ai_provider_id: id })).body
+    const live = await key.delete(`/secrets/${secret_id}?force=true`)
+    assert.equal(live.status, 409)
+    assert.equal(live.body.error.code, 'SECRET_HAS_DEPENDENTS')
+    assert.equal(live.body.error.meta.forcible, false)
+    assert.equal(live.body.error.meta.counts.agents, 1)
+    await key.delete(`/agents/${agent.id}`)
+    assert.equal((await key.delete(`/secrets/${secret_id}`)).body.error.meta.forcible, true)
+    assert.equal((await key.delete(`/secrets/${secret_id}?force=true`)).status, 204)
+    assert.equal((await key.get(`/ai-providers/${id}`)).status, 404)
+    assert.deepEqual(
+      (await events(id)).map(event => event.name),
+      ['ai_providers.created', 'ai_providers.deleted'],
+    )
+  })
+
+  it('never leave an agent dangling when a delete races its creation', async () => {
+    const outcomes = new Set<string>()
+    for (let round = 0; round < 40; round++) {
+      const { id } = await made()
+      const [gone, agent] = await Promise.all(
+        round % 2 === 0
+          ? [key.delete(`/ai-providers/${id}`), key.post('/agents', { ai_provider_id: id })]
+          : await (async () => {
+              const posted = key.post('/agents', { ai_provider_id: id })
+              await new Promise(resolve => setTimeout(resolve, round / 10))
+              return [key.delete(`/ai-providers/${id}`), posted]
+            })(),
+      )
+      const outcome = `${gone.status} ${agent.status} ${agent.body?.error?.code ?? ''}`.trim()
+      assert.ok(['204 400 AI_PROVIDER_NOT_FOUND', '409 201'].includes(outcome), outcome)
+      outcomes.add(outcome)
+    }
+    assert.equal(outcomes.size, 2, [...outcomes].join())
+    const dangling = await app.services.pool.any(sql.unsafe`
+      select 1 from agents a left join ai_providers p on p.id = a.ai_provider_id where p.id is null`)
+    assert.equal(dangling.length, 0)
+  })
+
+  it('go with their project', async () => {
+    const doomed = await app.project()
+    const { body } = await create({ secret_id: await secret('v', doomed.key) }, doomed.key)
+    await doomed.key.post('/agents', { ai_provider_id: body.id })
+    const refused = await app.admin.delete(`/projects/${doomed.id}`)
+    assert.equal(refused.body.error.meta.counts.ai_providers, 1)
+    assert.equal(refused.body.error.meta.counts.agents, 1)
+    assert.equal((await app.admin.delete(`/projects/${doomed.id}?force=true`)).status, 204)
+  })
+
+  it('keep their credentials through a change of the encryption key', async () => {
+    const { id } = await made({ provider: 'bedrock', base_url: null, config: { api_key: 'ABSK-config-key' } })
+    const { sealedColumns } = await import('../../src/core/sealed.ts')
+    assert.ok(sealedColumns().some(column => column.table === 'ai_providers'))
+    const sealed = (await app.services.pool.oneFirst(
+      sql.unsafe`select sealed_credentials from ai_providers where id = ${id}`,
+    )) as string
+    const opened = app.services.secrets.open(sealed, { kind: 'ai_provider', id, project_id: project.id })
+    assert.deepEqual(opened, { ok: true, value: '{"config":{"api_key":"ABSK-config-key"},"headers":{}}' })
+  })
+})
