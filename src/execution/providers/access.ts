@@ -1,4 +1,3 @@
-import { Agent, fetch as undiciFetch } from 'undici'
 import { AppError, invalid } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
@@ -43,12 +42,8 @@ const VENDOR_URLS: Partial<Record<ProviderType, string>> = {
 
 const KEY_REQUIRED = new Set<ProviderType>(['openai', 'anthropic', 'google', 'xai', 'groq', 'azure'])
 
-// The deadline of a call bounds it; undici's own limits of five minutes would cut longer ones.
-const vendorAgent = new Agent({ headersTimeout: 0, bodyTimeout: 0 })
-
 /** `fetch` for hosts the vendor or the operator chose. A redirect is the response. */
-const vendorFetch = ((input: string, init: object) =>
-  undiciFetch(input, { ...init, redirect: 'manual', dispatcher: vendorAgent })) as unknown as typeof globalThis.fetch
+const vendorFetch: typeof globalThis.fetch = (input, init) => fetch(input, { ...init, redirect: 'manual' })
 
 /**
  * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them.
