@@ -8,7 +8,7 @@ import { closeServer, portOf } from '../src/core/health.ts'
 import { createLog, type Logger } from '../src/core/log.ts'
 import { migrate } from '../src/core/migrate.ts'
 import type { Services } from '../src/core/operation.ts'
-import { untilStopped } from '../src/core/process.ts'
+import { configured, untilStopped } from '../src/core/process.ts'
 import { openServices } from '../src/core/services.ts'
 import { startWorkers } from '../src/core/worker.ts'
 import type { Concern } from './concern.ts'
@@ -97,13 +97,13 @@ export function concernsOf(names: readonly string[], config: Config): (typeof WO
   if (names.length === 0) return config.WORKER_KINDS
   for (const name of names)
     if (!(WORKER_KINDS as readonly string[]).includes(name))
-      throw new ConfigError(name, `is no concern of the worker; there are ${WORKER_KINDS.join(', ')}`)
+      throw new ConfigError(name, `is no concern of the worker; the concerns are ${WORKER_KINDS.join(', ')}`)
   return names as (typeof WORKER_KINDS)[number][]
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
-  const config = loadConfig()
+  const config = configured(() => loadConfig())
   const log = createLog({ level: config.LOG_LEVEL, base: { process: 'worker' } })
-  const kinds = concernsOf(process.argv.slice(2), config)
+  const kinds = configured(() => concernsOf(process.argv.slice(2), config))
   await untilStopped(log, () => startWorker(config, log, kinds))
 }

@@ -101,11 +101,19 @@ const settings = {
   ),
 
   DATABASE_URL: setting('database', optional, '', 'PostgreSQL address; wins over the five below.', { secret: true }),
-  DATABASE_HOST: setting('database', text, process.env.PGHOST ?? 'localhost', ''),
-  DATABASE_PORT: setting('database', integer(1, 65535), process.env.PGPORT ?? '5432', ''),
-  DATABASE_NAME: setting('database', text, process.env.PGDATABASE ?? 'app', ''),
-  DATABASE_USER: setting('database', text, process.env.PGUSER ?? 'app', ''),
-  DATABASE_PASSWORD: setting('database', optional, process.env.PGPASSWORD ?? '', '', { secret: true }),
+  DATABASE_HOST: setting('database', text, process.env.PGHOST ?? 'localhost', 'Server; PGHOST is its default.'),
+  DATABASE_PORT: setting('database', integer(1, 65535), process.env.PGPORT ?? '5432', 'Port; PGPORT is its default.'),
+  DATABASE_NAME: setting('database', text, process.env.PGDATABASE ?? 'app', 'Database; PGDATABASE is its default.'),
+  DATABASE_USER: setting('database', text, process.env.PGUSER ?? 'app', 'User; PGUSER is its default.'),
+  DATABASE_PASSWORD: setting(
+    'database',
+    optional,
+    process.env.PGPASSWORD ?? '',
+    'Password; PGPASSWORD is its default.',
+    {
+      secret: true,
+    },
+  ),
   DATABASE_POOL_MAX: setting('database', integer(2), '20', 'Connections of one process.'),
   AUTO_MIGRATE: setting('database', flag, 'true', 'Migrate at boot, behind an advisory lock.'),
   MIGRATION_LOCK_TIMEOUT_MS: setting('database', integer(0), '600000', 'How long a boot waits for the migration lock.'),
@@ -261,12 +269,22 @@ export class ConfigError extends Error {
   }
 }
 
+/** Defaults as the table shows them: those that follow the machine's environment without it. */
+const shownDefaults: Record<string, string> = {
+  INSTANCE_ID: '',
+  DATABASE_HOST: 'localhost',
+  DATABASE_PORT: '5432',
+  DATABASE_NAME: 'app',
+  DATABASE_USER: 'app',
+  DATABASE_PASSWORD: '',
+}
+
 /** The settings as rows, for docs/operations.md and `muster doctor`. */
 export const settingRows = () =>
   Object.entries(settings as Record<string, Setting<unknown>>).map(([name, entry]) => ({
     name,
     group: entry.group,
-    default: name === 'INSTANCE_ID' ? '' : (entry.default ?? ''),
+    default: shownDefaults[name] ?? entry.default ?? '',
     required_in_production: entry.production === true,
     secret: entry.secret === true,
     meaning: entry.doc,

@@ -2,10 +2,10 @@ import { createServer, type Server } from 'node:http'
 import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
 import { type Config, loadConfig } from './config.ts'
-import { closeServer, portOf } from './core/health.ts'
+import { closeServer, createGate, portOf } from './core/health.ts'
 import { createLog, type Logger } from './core/log.ts'
 import { migrate } from './core/migrate.ts'
-import { untilStopped } from './core/process.ts'
+import { configured, untilStopped } from './core/process.ts'
 import { openServices } from './core/services.ts'
 import { syncManagedPolicies } from './identity/policies/managed.ts'
 import { bootstrapFromSettings } from './identity/users/bootstrap.ts'
@@ -23,7 +23,8 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
   await bootstrapFromSettings(services)
   await syncManagedPolicies(services)
   const app = createApp(services)
-  const server = createServer(app.http)
+  const gate = createGate(app.http, config.DOCS_BASE_URL)
+  const server = createServer(gate.listener)
   server.keepAliveTimeout = 65_000
   server.headersTimeout = 66_000
   await new Promise<void>((resolve, reject) => {
@@ -40,7 +41,8 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     stop: () => {
       stopping ??= (async () => {
         app.drain()
-        await closeServer(server, config.SHUTDOWN_GRACE_MS)
+        await gate.drain(config.SHUTDOWN_GRACE_MS)
+        await closeServer(server, 100)
         await app.close()
         await services.close()
         log.info('web has stopped')
@@ -51,7 +53,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
-  const config = loadConfig()
+  const config = configured(() => loadConfig())
   const log = createLog({ level: config.LOG_LEVEL, base: { process: 'web' } })
   await untilStopped(log, () => startWeb(config, log))
 }

@@ -107,6 +107,14 @@ export async function stopEmbedded(dir: string): Promise<void> {
   if (fs.existsSync(dir)) await stop(canonical(dir), 'SIGINT')
 }
 
+/** The url of the server that runs on data directory `dir`, whoever started it; null when none does. */
+export async function findEmbedded(dir: string): Promise<string | null> {
+  if (!fs.existsSync(dir)) return null
+  const real = canonical(dir)
+  const postmaster = readPostmaster(real)
+  return postmaster?.ready && isPostgres(postmaster.pid, real) ? database(real, postmaster.port) : null
+}
+
 async function stop(dir: string, how: 'SIGINT' | 'SIGQUIT'): Promise<void> {
   const postmaster = readPostmaster(dir)
   if (!postmaster || !isPostgres(postmaster.pid, dir)) return

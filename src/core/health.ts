@@ -1,6 +1,7 @@
-import type { Server } from 'node:http'
+import type { RequestListener, Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { sql } from './db.ts'
+import { AppError, errorBody } from './errors.ts'
 import type { Services } from './operation.ts'
 
 /** Results by check name: `ok`, or a short reason. */
@@ -43,6 +44,45 @@ export async function readiness(services: Services, expectedMigrations: number):
 }
 
 export const allOk = (checks: Checks): boolean => Object.values(checks).every(result => result === 'ok')
+
+const HEALTH_PATH = /^\/(healthz|readyz|metrics)(\?|$)/
+
+/**
+ * Stands before an application so that its process can leave without dropping a request. After `drain` requests in
+ * flight go on, new ones are refused with SERVICE_NOT_READY, and health is still answered, so that a balancer sees why.
+ */
+export function createGate(handler: RequestListener, docsBaseUrl: string) {
+  let inFlight = 0
+  let drained: (() => void) | undefined
+  const listener: RequestListener = (req, res) => {
+    if (HEALTH_PATH.test(req.url ?? '')) return handler(req, res)
+    if (drained) {
+      const error = new AppError('SERVICE_NOT_READY', { meta: { checks: { process: 'shutting down' } } })
+      res.writeHead(error.status, { 'Content-Type': 'application/json; charset=utf-8', Connection: 'close' })
+      res.end(JSON.stringify(errorBody(error, docsBaseUrl)))
+      return
+    }
+    inFlight++
+    res.once('close', () => {
+      inFlight--
+      if (inFlight === 0) drained?.()
+    })
+    handler(req, res)
+  }
+  return {
+    listener,
+    /** Refuses new requests; resolves when none is in flight, or after `graceMs`. */
+    drain: (graceMs: number): Promise<void> =>
+      new Promise(resolve => {
+        const timer = setTimeout(resolve, graceMs)
+        drained = () => {
+          clearTimeout(timer)
+          resolve()
+        }
+        if (inFlight === 0) drained()
+      }),
+  }
+}
 
 /** Closes a listening server: no new connections, idle ones ended at once, busy ones after their answer or at the end of the grace. */
 export function closeServer(server: Server, graceMs: number): Promise<void> {
