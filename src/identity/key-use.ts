@@ -22,10 +22,12 @@ export function keyUseLog(
     const ids = [...used]
     used = new Set()
     if (ids.length === 0) return
-    writing = write(ids, clock.now()).then(
-      () => {},
-      error => log.warn({ err: error }, 'use of keys not noted'),
-    )
+    writing = writing
+      .then(() => write(ids, clock.now()))
+      .then(
+        () => {},
+        error => log.warn({ err: error }, 'use of keys not noted'),
+      )
   }
 
   return {

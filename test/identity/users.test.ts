@@ -382,7 +382,7 @@ describe('users', () => {
       assert.doesNotMatch(app.logs.join(''), /reset by an admin|scrypt/)
     })
 
-    it('of ten concurrent own changes leave the one whose token works', async () => {
+    it('changed four times at once leave the one whose token works', async () => {
       const lena = await app.user('lena')
       const replies = await Promise.all(
         Array.from({ length: 4 }, (_, index) =>
