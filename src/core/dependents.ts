@@ -123,19 +123,30 @@ async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<v
   }
 }
 
-/** Rows of a project by kind. `counted`: only the kinds that keep a project from being deleted (identity, 3.5). */
+/** Rows of a project by kind: those that keep it from being deleted (identity, 3.5). */
 export async function rowsOfProject(
   db: Queryable,
   projectId: string,
-  { counted }: { counted: boolean },
 ): Promise<Pick<Dependents, 'counts' | 'sample_ids'>> {
   const where = sql.fragment`project_id = ${projectId}`
-  const sets = projectKinds().flatMap(kind => (kind.counted || !counted ? [{ kind, where }] : []))
+  const sets = kinds().flatMap(kind => (kind.counted && !kind.global ? [{ kind, where }] : []))
   return summed(sets, await measure(db, sets))
 }
 
-/** Kinds whose rows belong to a project. */
-export const projectKinds = (): Kind[] => kinds().filter(kind => !kind.global && kind.name !== 'project')
+/**
+ * Locks the counted rows of a project against writers, in one statement. For its delete: a writer holds its row and then
+ * wants the project (its event refers to it), so the rows have to be had before the project, or the two would meet
+ * crosswise. Rows that come in between are left to the retry of the transaction.
+ */
+export async function lockRowsOfProject(tx: Tx, projectId: string): Promise<void> {
+  const tables = [...new Set(kinds().flatMap(kind => (kind.counted && !kind.global ? [kind.table] : [])))]
+  const counts = tables.map(
+    table =>
+      sql.fragment`(select count(*) from (
+        select 1 from ${sql.identifier([table])} where project_id = ${projectId} for no key update) as held)`,
+  )
+  if (counts.length > 0) await tx.query(sql.unsafe`select ${sql.join(counts, sql.fragment`, `)}`)
+}
 
 /** One reference to a row: which row of which kind names it, and in which field. */
 export type ReferenceEntry = { type: string; id: string; field: string }

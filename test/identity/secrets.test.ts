@@ -224,6 +224,76 @@ describe('secrets', () => {
     })
   })
 
+  describe('delete of one that is named', () => {
+    const provider = async (secret_id: string) => {
+      const body = { name: 'p', provider: 'openai', default_model: 'm', secret_id }
+      const made = await project.key.post('/ai-providers', body)
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      return made.body.id as string
+    }
+
+    it('is refused while AI providers use it, and takes them along when forced', async () => {
+      const id = await store('v')
+      const providers = [await provider(id), await provider(id)]
+      const refused = await project.key.delete(`/secrets/${id}`)
+      assert.deepEqual([refused.status, refused.body.error.code], [409, 'SECRET_HAS_DEPENDENTS'])
+      assert.deepEqual(refused.body.error.meta, {
+        counts: { ai_providers: 2 },
+        sample_ids: { ai_providers: providers.toReversed() },
+        forcible: true,
+      })
+      assert.equal((await project.key.delete(`/secrets/${id}?force=true`)).status, 204)
+      for (const one of providers) {
+        assert.equal((await project.key.get(`/ai-providers/${one}`)).status, 404)
+        const told = await rows(`select 1 from events where resource_id = $1 and name = 'ai_providers.deleted'`, [one])
+        assert.equal(told.length, 1)
+      }
+    })
+
+    it('is refused even when forced while an agent uses such a provider', async () => {
+      const id = await store('v')
+      const [used, free] = [await provider(id), await provider(id)]
+      const agent = await project.key.post('/agents', { name: 'a', ai_provider_id: used })
+      assert.equal(agent.status, 201, JSON.stringify(agent.body))
+      for (const query of ['', '?force=true']) {
+        const refused = await project.key.delete(`/secrets/${id}${query}`)
+        assert.equal(refused.status, 409)
+        assert.deepEqual(refused.body.error.meta, {
+          counts: { ai_providers: 2, agents: 1 },
+          sample_ids: { ai_providers: [free, used], agents: [agent.body.id] },
+          forcible: false,
+        })
+      }
+      for (const path of [`/secrets/${id}`, `/ai-providers/${used}`, `/ai-providers/${free}`])
+        assert.equal((await project.key.get(path)).status, 200)
+    })
+
+    it('leaves no provider behind that was created at the same time', async () => {
+      for (let round = 0; round < 4; round++) {
+        const id = await store('v')
+        const body = { name: 'p', provider: 'openai', default_model: 'm', secret_id: id }
+        const creates = Array.from({ length: 10 }, () => project.key.post('/ai-providers', body))
+        const removed = await project.key.delete(`/secrets/${id}?force=true`)
+        assert.equal(removed.status, 204, JSON.stringify(removed.body))
+        for (const reply of await Promise.all(creates))
+          assert.ok(reply.status === 201 || reply.body.error.code === 'SECRET_NOT_FOUND', JSON.stringify(reply.body))
+        assert.deepEqual(await rows('select id from ai_providers where secret_id = $1', [id]), [])
+      }
+    })
+
+    it('can be foreseen: what names it is listed', async () => {
+      const id = await store('v')
+      assert.deepEqual((await project.key.get(`/secrets/${id}/references`)).body.data, [])
+      const first = await provider(id)
+      const second = await provider(id)
+      const list = await project.key.get(`/secrets/${id}/references?limit=1`)
+      assert.equal(list.body.total, 2)
+      assert.deepEqual(list.body.data, [{ type: 'ai_provider', id: second, field: 'secret_id' }])
+      const next = await project.key.get(`/secrets/${id}/references?limit=1&offset=1`)
+      assert.deepEqual(next.body.data, [{ type: 'ai_provider', id: first, field: 'secret_id' }])
+    })
+  })
+
   describe('change of the encryption key', () => {
     const old = testEnvironment('').SECRETS_ENCRYPTION_KEY
     const next = 'ff'.repeat(32)
@@ -304,11 +374,10 @@ describe('secrets', () => {
       const declared = new Set(sealedColumns().map(column => `${column.table}.${column.column}`))
       const named = await rows(
         `select table_name || '.' || column_name as name from information_schema.columns
-         where table_schema = 'public' and column_name like '%sealed%'`,
+         where table_schema = 'public' and column_name like '%sealed\\_%'`,
       )
       assert.ok(named.length >= 3)
-      for (const { name } of named.filter(({ name }) => /^(secrets|idempotency_keys)\./.test(name)))
-        assert.ok(declared.has(name), name)
+      for (const { name } of named) assert.ok(declared.has(name), name)
     })
   })
 })

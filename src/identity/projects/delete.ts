@@ -1,4 +1,4 @@
-import { rowsOfProject } from '../../core/dependents.ts'
+import { lockRowsOfProject, rowsOfProject } from '../../core/dependents.ts'
 import { raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { srn } from '../../core/kind.ts'
@@ -6,7 +6,7 @@ import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import { principalsChanged } from '../principals.ts'
 import { type ProjectRow, project } from './model.ts'
-import { deferDelete, deleteProject, dueDeletes } from './store.ts'
+import { deferDelete, deleteProject, dueDeletes, unboundedStatements } from './store.ts'
 
 const DAY_MS = 86_400_000
 
@@ -16,10 +16,14 @@ const DAY_MS = 86_400_000
  * RESOURCE_NOT_FOUND (identity, 3.5).
  */
 export async function removeProject(tx: Tx, id: string, force: boolean): Promise<void> {
+  if (force) {
+    await unboundedStatements(tx)
+    await lockRowsOfProject(tx, id)
+  }
   // Inserts hold the row FOR KEY SHARE by their foreign key: from here on they wait, and then find no project.
   if (!(await project.find(tx, id, true))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   if (!force) {
-    const dependents = await rowsOfProject(tx, id, { counted: true })
+    const dependents = await rowsOfProject(tx, id)
     if (Object.keys(dependents.counts).length > 0)
       raise('PROJECT_HAS_DEPENDENTS', { meta: { ...dependents, forcible: true } })
   }

@@ -184,13 +184,14 @@ const summary = itemOperation(project, {
   method: 'get',
   path: '/projects/{project_id}/summary',
   summary: 'Count what a project holds',
+  description: 'Counts what would keep the project from being deleted.',
   tag,
   action: 'projects:GetProject',
   answers: { 200: ProjectSummary },
   raises: ['API_KEY_PROJECT_SCOPE'],
   async run({ db, resource }) {
     const [{ counts }, last_activity_at] = await Promise.all([
-      rowsOfProject(db, resource.id, { counted: false }),
+      rowsOfProject(db, resource.id),
       lastActivity(db, resource.id),
     ])
     return { counts, last_activity_at }

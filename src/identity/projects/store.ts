@@ -68,6 +68,10 @@ export const dueDeletes = (db: Queryable, now: Date): Promise<readonly string[]>
     sql.unsafe`select id from projects where delete_at <= ${now.toISOString()}::timestamptz order by delete_at`,
   ) as Promise<readonly string[]>
 
+/** Lifts the time limit of statements for this transaction: a large project takes as long as it takes. */
+export const unboundedStatements = (db: Queryable): Promise<unknown> =>
+  db.query(sql.unsafe`set local statement_timeout = 0`)
+
 /** Removes the project and, by foreign keys, every row of it. */
 export const deleteProject = (db: Queryable, id: string): Promise<unknown> =>
   db.query(sql.unsafe`delete from projects where id = ${id}`)
