@@ -643,6 +643,7 @@ class Run {
         context.db = tx
         await this.checkIfMatch(tx)
         const given = this.asAnswer(await operation.run(context as never))
+        this.noteChanges(context.body, given)
         const entry = this.entry(given.status, this.createdId(given))
         if (entry) tx.audit(entry)
         if (this.idempotency) await keepAnswer(tx, services.secrets, this.idempotency, given, operation.secretAnswer)
@@ -652,6 +653,20 @@ class Run {
         this.recorded = true
         return given
       })
+  }
+
+  /** Names, without their values, the fields an update set that the record shows otherwise now (control, 5.4). */
+  private noteChanges(body: unknown, given: Answer) {
+    const { method, kind } = this.operation
+    const row = this.resource
+    if ((method !== 'patch' && method !== 'put') || !kind || !row || typeof body !== 'object' || body === null) return
+    const after = given.body as Record<string, unknown> | null | undefined
+    if (after?.id !== row.id) return
+    const before = kind.present(row) as Record<string, unknown>
+    const changes = Object.keys(body).filter(
+      name => name in before && name in after && JSON.stringify(before[name]) !== JSON.stringify(after[name]),
+    )
+    if (changes.length > 0) this.audit.detail.changes = changes
   }
 
   /** Takes the row's lock and compares the tag the client read with the record as it stands (conventions, 6). */
@@ -676,7 +691,8 @@ class Run {
     const tag = etagOf(record)
     const wanted = this.req.headers['if-none-match']
     const headers = { ...given.headers, ETag: tag }
-    if (wanted?.split(',').some(item => item.trim() === tag)) return answer(304, undefined, headers)
+    // An answer that adds a measured value to the record is worth sending although the record is the same.
+    if (text === record && wanted?.split(',').some(item => item.trim() === tag)) return answer(304, undefined, headers)
     this.bodyIsText = true
     return answer(200, text, headers)
   }

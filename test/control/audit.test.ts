@@ -116,6 +116,18 @@ describe('the audit log', () => {
       assert.equal(entry.principal_type, 'user')
     })
 
+    it('an update names the fields that changed, without their values', async () => {
+      const project = await app.project()
+      const id = await quota(project.id)
+      await app.admin.patch(`/quotas/${id}`, { limit: 77, mode: 'enforce', warn_at: [0.5] })
+      await app.admin.patch(`/quotas/${id}`, { limit: 77 })
+      const entries = await entriesOf(project.id, '&action=quotas:UpdateQuota')
+      assert.deepEqual(
+        entries.map(({ detail }) => detail),
+        [null, { changes: ['limit', 'warn_at'] }],
+      )
+    })
+
     it('a refused attempt leaves one entry with status 403 and the denied action', async () => {
       const project = await app.project()
       const id = await quota(project.id)

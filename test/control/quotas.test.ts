@@ -564,6 +564,19 @@ describe('quotas', () => {
     })
   })
 
+  describe('entity tags', () => {
+    it('stand for the settings: counting neither fails an If-Match nor hides behind a 304', async () => {
+      const project = await app.project()
+      const { body } = await requestsQuota(project, { limit: 100 })
+      const tag = (await project.key.get(`/quotas/${body.id}`)).headers.get('etag') as string
+      const again = await project.key.get(`/quotas/${body.id}`, { 'if-none-match': tag })
+      assert.equal(again.status, 200)
+      assert.equal(again.body.current_usage.count, 2)
+      assert.equal((await project.key.patch(`/quotas/${body.id}`, { limit: 90 }, { 'if-match': tag })).status, 200)
+      assert.equal((await project.key.patch(`/quotas/${body.id}`, { limit: 80 }, { 'if-match': tag })).status, 412)
+    })
+  })
+
   describe('usage', () => {
     it('measures the running window now', async () => {
       const project = await app.project()
