@@ -27,10 +27,17 @@ export default {
     ...downward,
     {
       name: 'known-area',
-      comment: 'Every folder of src is an area of the list above (or the double).',
+      comment: 'Every folder of src is an area of the list above, the command line or the double.',
       severity: 'error',
       from: {},
-      to: { path: '^src/[^/]+/', pathNot: `^src/(${areas.join('|')}|double)/` },
+      to: { path: '^src/[^/]+/', pathNot: `^src/(${areas.join('|')}|cli|double)/` },
+    },
+    {
+      name: 'command-line-is-on-top',
+      comment: 'The command line may use everything; only bin uses it.',
+      severity: 'error',
+      from: { path: '^(src|jobs)/', pathNot: '^src/cli/' },
+      to: { path: '^src/cli/' },
     },
     {
       name: 'no-cycle',
@@ -69,9 +76,9 @@ export default {
     },
     {
       name: 'double-is-not-the-application',
-      comment: 'Only its own command and tests use the model double.',
+      comment: 'Only the command line and tests use the model double.',
       severity: 'error',
-      from: { path: '^(src|jobs)/', pathNot: '^src/double/' },
+      from: { path: '^(src|jobs)/', pathNot: '^src/(cli|double)/' },
       to: { path: '^src/double/' },
     },
     {
@@ -84,7 +91,7 @@ export default {
       name: 'no-actor-in-src',
       comment: 'Actors handle messages of src; src sends them and does not know who handles them.',
       severity: 'error',
-      from: { path: '^src/' },
+      from: { path: '^src/', pathNot: '^src/cli/' },
       to: { path: '^(jobs|bin)/' },
     },
     {
