@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto'
 import { jsonb, type Queryable, sql } from './db.ts'
 import { raise } from './errors.ts'
 import { sealedColumn } from './sealed.ts'
@@ -23,7 +22,8 @@ export async function claimIdempotency(
   request: IdempotencyClaim & { request: string },
 ): Promise<Claimed> {
   const { credential_id, project_id, path, key } = request
-  const hash = createHash('sha256').update(request.request).digest('hex')
+  // Keyed: a request may hold a secret value, which a plain hash would let anyone with the table guess at.
+  const hash = secrets.fingerprint(request.request)
   const claim = { credential_id, project_id, path, key }
   const claimed = await db.maybeOne(sql.unsafe`
     insert into idempotency_keys (credential_id, path, key, project_id, request_hash)
@@ -44,7 +44,7 @@ export async function claimIdempotency(
     headers: Record<string, string> | null
   } | null
   if (!kept) return raise('IDEMPOTENCY_IN_PROGRESS')
-  if (kept.request_hash !== hash) return raise('IDEMPOTENCY_KEY_REUSED')
+  if (!secrets.recognises(kept.request_hash, request.request)) return raise('IDEMPOTENCY_KEY_REUSED')
   if (kept.status === null) return raise('IDEMPOTENCY_IN_PROGRESS')
   let body = kept.body ?? undefined
   if (kept.sealed_body !== null) {

@@ -1,4 +1,4 @@
-import { createCipheriv, createDecipheriv, createHash, randomBytes } from 'node:crypto'
+import { createCipheriv, createDecipheriv, createHash, createHmac, randomBytes, timingSafeEqual } from 'node:crypto'
 
 /**
  * Encryption of stored secret values (identity, 9.3): AES-256-GCM, stored as `v1.<key_id>.<iv>.<tag>.<ciphertext>`, parts
@@ -28,11 +28,16 @@ export type SecretBox = {
   keyIdOf(sealed: string): string | null
   /** Whether a reencryption has to rewrite this text: it is not sealed under the current key. */
   needsReseal(sealed: string): boolean
+  /** A keyed hash, `<key_id>.<hmac>`, to recognise a text by that must not be stored, nor be guessed from its hash. */
+  fingerprint(text: string): string
+  /** Whether a fingerprint, made under any configured key, is that of the text. */
+  recognises(fingerprint: string, text: string): boolean
 }
 
 const VERSION = 'v1'
 const IV_BYTES = 12
 const TAG_BYTES = 16
+const HMAC_BYTES = 32
 
 /**
  * @param keys.key 64 hex characters; seals and opens
@@ -83,6 +88,13 @@ export function createSecretBox(keys: { key: string; previous?: readonly string[
     },
     keyIdOf,
     needsReseal: sealed => keyIdOf(sealed) !== currentId,
+    fingerprint: text => `${currentId}.${hmacOf(current, text).toString('base64url')}`,
+    recognises(fingerprint, text) {
+      const [keyId, hmac = ''] = fingerprint.split('.')
+      const key = byId.get(keyId)
+      const given = Buffer.from(hmac, 'base64url')
+      return key !== undefined && given.length === HMAC_BYTES && timingSafeEqual(given, hmacOf(key, text))
+    },
   }
 }
 
@@ -93,6 +105,12 @@ function readKey(hex: string, what: string): Buffer {
 
 function idOf(key: Buffer): string {
   return createHash('sha256').update(key).digest('hex').slice(0, 8)
+}
+
+/** Under a key of its own purpose, derived from the encryption key. */
+function hmacOf(key: Buffer, text: string): Buffer {
+  const derived = createHmac('sha256', key).update('muster fingerprint').digest()
+  return createHmac('sha256', derived).update(text).digest()
 }
 
 function aadBytes({ kind, id, project_id }: SealedFor): Buffer {

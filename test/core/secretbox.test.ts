@@ -84,4 +84,15 @@ describe('the secret box', () => {
       true,
     )
   })
+
+  it('recognises a text by its fingerprint, also one that an older key made', () => {
+    const fingerprint = box.fingerprint('a text')
+    assert.ok(!fingerprint.includes(createHash('sha256').update('a text').digest('base64url')))
+    assert.equal(box.fingerprint('a text'), fingerprint)
+    assert.ok(box.recognises(fingerprint, 'a text'))
+    assert.ok(!box.recognises(fingerprint, 'another text'))
+    assert.ok(createSecretBox({ key: other, previous: [key] }).recognises(fingerprint, 'a text'))
+    assert.ok(!createSecretBox({ key: other }).recognises(fingerprint, 'a text'))
+    for (const broken of ['', 'x', `${box.keyId}.`, `${box.keyId}.AAAA`]) assert.ok(!box.recognises(broken, 'a text'))
+  })
 })

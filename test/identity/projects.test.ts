@@ -336,8 +336,10 @@ describe('projects', () => {
       assert.equal(meta.sample_ids.secrets.length, 5)
     })
 
-    it('takes keys and what goes silently without being forced, and ends the keys', async () => {
+    it('takes keys and webhooks without being forced, and ends the keys', async () => {
       const { id, key } = await app.project()
+      const hook = await key.post('/webhooks', { name: 'h', url: 'http://127.0.0.1:9/hook', events: ['*'] })
+      assert.equal(hook.status, 201, JSON.stringify(hook.body))
       assert.equal((await key.get('/projects')).status, 200)
       assert.equal((await app.admin.delete(`/projects/${id}`)).status, 204)
       assert.equal((await key.get('/projects')).status, 401)

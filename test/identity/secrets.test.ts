@@ -338,7 +338,7 @@ describe('secrets', () => {
       )
       const restarted = await startApp({
         databaseUrl: app.databaseUrl,
-        env: { SECRETS_ENCRYPTION_KEY: next, JWT_SECRET: app.config.JWT_SECRET },
+        env: { SECRETS_ENCRYPTION_KEY: next, SECRETS_ENCRYPTION_KEY_PREVIOUS: old },
       })
       const replay = await restarted.as(app.admin.token).post('/project-keys', { name: 'kept' }, minted)
       assert.equal(replay.headers.get('idempotency-replayed'), 'true')
