@@ -12,8 +12,8 @@ export type Dependents = {
   forcible: boolean
 }
 
-/** Rows of one kind that name the target, directly or through rows that a forced delete takes along. */
-type Level = { kind: Kind; on_delete: 'block' | 'force'; where: Fragment }
+/** Rows of one kind that name the target, directly or through rows that its delete takes along. */
+type Level = { kind: Kind; on_delete: 'block' | 'force' | 'follow'; where: Fragment }
 
 const SAMPLE = 5
 
@@ -24,7 +24,7 @@ const names = ({ column, many }: Reference, ids: Fragment): Fragment =>
     : sql.fragment`${sql.identifier([column])} in (${ids})`
 
 /**
- * The declared references to `target`, and below each that goes with a forced delete the references to it in turn.
+ * The declared references to `target`, and below each that goes with a delete the references to it in turn.
  * Ends because a kind is followed once on its path.
  */
 function levels(target: string, id: Fragment, path: readonly string[] = []): Level[] {
@@ -32,10 +32,10 @@ function levels(target: string, id: Fragment, path: readonly string[] = []): Lev
   for (const kind of kinds()) {
     for (const reference of kind.references) {
       const { on_delete } = reference
-      if (reference.kind !== target || (on_delete !== 'block' && on_delete !== 'force')) continue
+      if (reference.kind !== target || on_delete === 'cascade' || on_delete === 'null') continue
       const where = names(reference, id)
       found.push({ kind, on_delete, where })
-      if (on_delete === 'force' && !path.includes(kind.name)) {
+      if (on_delete !== 'block' && !path.includes(kind.name)) {
         const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
         found.push(...levels(kind.name, ids, [...path, kind.name]))
       }
@@ -72,21 +72,24 @@ function summed(sets: readonly { kind: Kind }[], measured: readonly Measured[]) 
   return { counts, sample_ids }
 }
 
-/** What refers to a row, out of the `references` of every kind, in one statement. */
-export async function dependentsOf(db: Queryable, target: Pick<Kind, 'name'>, id: string): Promise<Dependents> {
+/** What refers to a row, out of the `references` of every kind, in one statement. `held`: it keeps the row, save by force. */
+export async function dependentsOf(
+  db: Queryable,
+  target: Pick<Kind, 'name'>,
+  id: string,
+): Promise<Dependents & { held: boolean }> {
   const sets = levels(target.name, sql.fragment`select ${id}::text`)
   const measured = await measure(db, sets)
-  return {
-    ...summed(sets, measured),
-    forcible: !sets.some(({ on_delete }, index) => on_delete === 'block' && measured[index].count > 0),
-  }
+  const some = (...kinds: Level['on_delete'][]) =>
+    sets.some(({ on_delete }, index) => kinds.includes(on_delete) && measured[index].count > 0)
+  return { ...summed(sets, measured), forcible: !some('block'), held: some('block', 'force') }
 }
 
 /**
  * Clears the way for the delete of a row whose lock the caller holds (conventions, 2): raises `code` with
- * `meta { counts, sample_ids, forcible }` while something refers to it; with `force`, deletes what may go with it,
- * innermost first, each through its kind's `remove`. Rows that go are locked before they are judged, so that nothing
- * can come to refer to them in between.
+ * `meta { counts, sample_ids, forcible }` while something holds it; with `force`, deletes what may go with it, and in
+ * any case what follows it, innermost first, each through its kind's `remove`. Rows that go are locked before they are
+ * judged, so that nothing can come to refer to them in between.
  */
 export async function refuseDependents(
   tx: Tx,
@@ -94,20 +97,19 @@ export async function refuseDependents(
   id: string,
   { force, code }: { force: boolean; code: ErrorCode },
 ): Promise<void> {
-  const forced = force
-    ? levels(target.name, sql.fragment`select ${id}::text`).filter(level => level.on_delete === 'force')
-    : []
+  const going = levels(target.name, sql.fragment`select ${id}::text`).filter(
+    ({ on_delete }) => on_delete === 'follow' || (force && on_delete === 'force'),
+  )
   const taken: { kind: Kind; ids: readonly string[] }[] = []
-  for (const { kind, where } of forced) {
+  for (const { kind, where } of going) {
     const ids = (await tx.anyFirst(
       sql.unsafe`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
     )) as readonly string[]
     taken.push({ kind, ids })
   }
-  const dependents = await dependentsOf(tx, target, id)
-  if (Object.keys(dependents.counts).length === 0) return
-  if (!force || !dependents.forcible) raise(code, { meta: dependents })
-  for (const { kind, ids } of taken.reverse()) await removeRows(tx, kind, ids)
+  const { held, ...dependents } = await dependentsOf(tx, target, id)
+  if (held && !(force && dependents.forcible)) raise(code, { meta: dependents })
+  for (const { kind, ids } of taken.reverse()) if (ids.length > 0) await removeRows(tx, kind, ids)
 }
 
 async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<void> {

@@ -8,8 +8,11 @@ export type Reference = {
   column: string
   /** The column is a text[] of ids. */
   many?: boolean
-  /** `block`: the target cannot be deleted while this row lives, nor by force. `force`: blocks unless forced, then deleted with it. */
-  on_delete: 'block' | 'force' | 'cascade' | 'null'
+  /**
+   * `block`: the target cannot be deleted while this row lives, nor by force. `force`: blocks unless forced, then deleted
+   * with it. `follow`: deleted with it, forced or not; counted beside what blocks.
+   */
+  on_delete: 'block' | 'force' | 'follow' | 'cascade' | 'null'
 }
 
 /**
