@@ -3,6 +3,7 @@ import { kind } from '../../core/kind.ts'
 import { TagBag, TagInput, type Tags } from '../../core/tags.ts'
 import { type ToolContext, ToolContextInput } from '../../core/tool-context.ts'
 import { TurnResult } from '../turns/result.ts'
+import { removeRow } from './remove.ts'
 import { findSession, sessionColumns } from './store.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
@@ -182,8 +183,12 @@ export const sessionKind = kind<SessionRow>({
   prefix: 'sess',
   table: 'sessions',
   tags: true,
-  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
+  references: [
+    { kind: 'agent', column: 'agent_id', on_delete: 'follow' },
+    { kind: 'actor', column: 'actor_id', on_delete: 'null' },
+  ],
   columns: sessionColumns,
   find: findSession,
   present: presentSession,
+  remove: removeRow,
 })
