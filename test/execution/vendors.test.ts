@@ -1,5 +1,10 @@
 import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
 import { generateKeyPairSync } from 'node:crypto'
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { promisify } from 'node:util'
 import { type Double, startDouble } from '../../src/double/server.ts'
 import { callModel, loadProvider, type ModelRequest } from '../../src/execution/providers/call.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
@@ -212,6 +217,37 @@ describe('model calls', () => {
       }
       await call(await provider({ provider: 'bedrock', config: { apiKey: 'ABSKfrom-config' } }))
       assert.equal(vendors.last().headers.authorization, 'Bearer ABSKfrom-config')
+    })
+
+    it("uses the deployment's AWS keys where that is allowed, wherever the deployment has them", async () => {
+      const tokenFile = path.join(mkdtempSync(path.join(tmpdir(), 'muster-aws-')), 'token')
+      writeFileSync(tokenFile, 'identity token')
+      const sources: [string, Record<string, string>][] = [
+        ['AKENV', { AWS_ACCESS_KEY_ID: 'AKENV', AWS_SECRET_ACCESS_KEY: 'from the environment' }],
+        [
+          'AKIDENTITY',
+          {
+            AWS_WEB_IDENTITY_TOKEN_FILE: tokenFile,
+            AWS_ROLE_ARN: 'arn',
+            AWS_ENDPOINT_URL_STS: `${vendors.url}/aws/sts`,
+          },
+        ],
+        [
+          'AKCONTAINER',
+          {
+            AWS_CONTAINER_CREDENTIALS_FULL_URI: `${vendors.url}/aws/container`,
+            AWS_CONTAINER_AUTHORIZATION_TOKEN: 'container token',
+          },
+        ],
+        ['AKINSTANCE', { AWS_EC2_METADATA_SERVICE_ENDPOINT: `${vendors.url}/aws` }],
+      ]
+      for (const [expected, env] of sources) {
+        const probe = `const { deploymentKeys } = await import('./src/execution/providers/aws.ts')
+          console.log((await deploymentKeys())?.accessKeyId)`
+        const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', probe], { env })
+        assert.equal(stdout.trim(), expected)
+      }
+      rmSync(path.dirname(tokenFile), { recursive: true })
     })
 
     it("never uses the deployment's own AWS credentials for a record that has its own", async () => {

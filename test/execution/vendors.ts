@@ -29,7 +29,7 @@ export async function startVendors(): Promise<Vendors> {
         method: request.method ?? '',
         path: request.url ?? '',
         headers: request.headers,
-        body: text === '' ? null : JSON.parse(text),
+        body: text === '' ? null : request.headers['content-type']?.includes('json') ? JSON.parse(text) : text,
       }
       requests.push(got)
       const index = planned.findIndex(({ part }) => got.path.includes(part))
@@ -61,7 +61,8 @@ const sse = (events: object[], names = false): string =>
     .map(event => `${names ? `event: ${(event as { type: string }).type}\n` : ''}data: ${JSON.stringify(event)}\n\n`)
     .join('')
 
-function usual({ path, body }: VendorRequest): VendorReply {
+function usual({ path, body, headers }: VendorRequest): VendorReply {
+  if (path.startsWith('/aws')) return aws(path, headers)
   if (path.startsWith('/anthropic')) return anthropic(path, body)
   if (path.startsWith('/google')) return google(path, body)
   if (path.includes('/converse')) return bedrock(body)
@@ -268,6 +269,28 @@ function bedrock(body: any): VendorReply {
       metrics: { latencyMs: 1 },
     },
   }
+}
+
+/** Where a deployment on AWS finds its keys: the container's endpoint, the token service, the instance's metadata. */
+function aws(path: string, headers: IncomingMessage['headers']): VendorReply {
+  const Expiration = new Date(Date.now() + 3_600_000).toISOString()
+  const keys = (from: string) => ({
+    AccessKeyId: `AK${from}`,
+    SecretAccessKey: `secret-of-${from}`,
+    Token: 'token',
+    Expiration,
+  })
+  const text = { 'content-type': 'text/plain' }
+  if (path === '/aws/container')
+    return headers.authorization === 'container token' ? { body: keys('CONTAINER') } : { status: 401, body: {} }
+  if (path === '/aws/sts') {
+    const { AccessKeyId, SecretAccessKey, Token } = keys('IDENTITY')
+    const fields = `<AccessKeyId>${AccessKeyId}</AccessKeyId><SecretAccessKey>${SecretAccessKey}</SecretAccessKey>`
+    return { headers: text, body: `<Credentials>${fields}<SessionToken>${Token}</SessionToken></Credentials>` }
+  }
+  if (path.endsWith('/api/token')) return { headers: text, body: 'metadata token' }
+  if (headers['x-aws-ec2-metadata-token'] !== 'metadata token') return { status: 401, body: {} }
+  return path.endsWith('/security-credentials/') ? { headers: text, body: 'role' } : { body: keys('INSTANCE') }
 }
 
 const FOUNDATION_MODELS = {

@@ -1,14 +1,14 @@
 import { AppError, invalid } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
+import { type AwsKeys, deploymentKeys } from './aws.ts'
 import { openCredentials, type Settings, settingsOf } from './config.ts'
 import { misconfigured } from './failure.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
 
-export type AwsKeys = { accessKeyId: string; secretAccessKey: string; sessionToken?: string }
 export type GoogleAccount = { client_email: string; private_key: string; project_id: string | null }
 
-/** How a provider proves itself. `ambient`: with the credentials of the deployment. */
+/** How a provider proves itself. `ambient`: with Google's default credentials of the deployment. */
 export type Credential =
   | { kind: 'none' }
   | { kind: 'key'; key: string }
@@ -54,7 +54,8 @@ export async function resolveAccess(services: Services, row: ProviderRow): Promi
   const settings = settingsOf(row, credentials)
   const linked = row.secret_id === null ? null : await openLinked(services, row, row.secret_id)
   const headers = await resolveHeaders(services, row, settings.headers)
-  const credential = credentialOf(row, settings, linked, services.config.PROVIDER_AMBIENT_CREDENTIALS)
+  const own = credentialOf(row, settings, linked, services.config.PROVIDER_AMBIENT_CREDENTIALS)
+  const credential = row.provider === 'bedrock' && own.kind === 'ambient' ? await lent(row) : own
   if (row.provider === 'azure' && row.base_url === null && settings.resource_name === null)
     throw misconfigured(row.id, 'config_key', 'An azure provider needs config.resource_name or a base_url')
   return {
@@ -147,6 +148,15 @@ function vertexCredential(row: ProviderRow, settings: Settings, linked: string |
 function ambientCredential(row: ProviderRow, ambient: boolean): Credential {
   if (ambient) return { kind: 'ambient' }
   throw misconfigured(row.id, 'no_credential', `A ${row.provider} provider needs a secret or config.api_key here`)
+}
+
+/** What the deployment's environment holds for bedrock. */
+async function lent(row: ProviderRow): Promise<Credential> {
+  const bearer = process.env.AWS_BEARER_TOKEN_BEDROCK?.trim()
+  if (bearer) return { kind: 'key', key: bearer }
+  const keys = await deploymentKeys()
+  if (keys === null) throw misconfigured(row.id, 'no_credential', 'The deployment has no AWS credentials')
+  return { kind: 'aws', keys }
 }
 
 const shape = (row: ProviderRow, wanted: string): AppError =>

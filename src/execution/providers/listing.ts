@@ -3,7 +3,7 @@ import { AppError, raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
 import { type Access, resolveAccess } from './access.ts'
-import { bedrockHeaders } from './aws.ts'
+import { signedGet } from './aws.ts'
 import { misconfigured } from './failure.ts'
 import type { ListedModel, ProviderRow, ProviderType } from './model.ts'
 import { googleKeys, locationOf, regionOf, vertexProject } from './models.ts'
@@ -137,7 +137,10 @@ const bedrock: Lister = {
   // The operator's override of the endpoint, by AWS's own name for it.
   url: access =>
     `${process.env.AWS_ENDPOINT_URL_BEDROCK ?? `https://bedrock.${regionOf(access)}.${awsDomain(regionOf(access))}`}/foundation-models`,
-  headers: (access, url) => bedrockHeaders(access, url),
+  headers: (access, url) =>
+    access.credential.kind === 'aws'
+      ? signedGet(url, access.credential.keys, regionOf(access), new Date())
+      : { authorization: `Bearer ${key(access)}` },
   read: body => ({
     models: entries(body.modelSummaries).flatMap(summary =>
       typeof summary.modelId === 'string'

@@ -137,9 +137,9 @@ const builders: Record<ProviderType, (access: Access) => Promise<Built>> = {
     const vendor = createAmazonBedrock({
       region: regionOf(access),
       fetch,
-      // Left out, the SDK would take the deployment's own from the environment.
-      ...(credential.kind === 'key' && { apiKey: credential.key }),
-      ...(credential.kind === 'aws' && { apiKey: '', ...credential.keys }),
+      // Empty, not left out: the SDK would take the deployment's own from the environment.
+      apiKey: credential.kind === 'key' ? credential.key : '',
+      ...(credential.kind === 'aws' && credential.keys),
     })
     return { model: id => vendor.languageModel(id), optionsKey: 'bedrock', strictOption: false }
   },
@@ -174,8 +174,7 @@ function common({ baseUrl, credential, headers, fetch }: Access) {
   }
 }
 
-export const regionOf = ({ settings, credential }: Access): string =>
-  settings.region ?? (credential.kind === 'ambient' ? process.env.AWS_REGION : undefined) ?? 'us-east-1'
+export const regionOf = ({ settings }: Access): string => settings.region ?? 'us-east-1'
 
 export const locationOf = ({ settings }: Access): string => settings.location ?? 'us-central1'
 
