@@ -134,7 +134,10 @@ export const insertSeals = (db: Queryable, seals: Seal[]): Promise<unknown> =>
 /** A seal with the entry it is for; the entry's columns are null when it is missing. */
 export type SealedEntry = Omit<Seal, 'chain'> & { pruned: boolean; entry: AuditEntry | null }
 
-/** Up to `limit` seals of a chain after a position, each with its entry as it stands (unique index on chain and position). */
+/**
+ * Up to `limit` seals of a chain after a position, each with its entry as it stands. The seals are cut to the page before
+ * the join (unique index on chain and position), else every page would read the whole log.
+ */
 export async function sealsAfter(
   db: Queryable,
   chain: string,
@@ -143,9 +146,11 @@ export async function sealsAfter(
 ): Promise<SealedEntry[]> {
   const rows = (await db.any(sql.unsafe`
     select s.entry_id, s.position, s.hash, s.pruned, ${entryColumns}
-    from audit_seals s left join audit_entries t on t.id = s.entry_id
-    where s.chain = ${chain} and s.position > ${position} order by s.position limit ${limit}`)) as readonly (AuditEntry &
-    Omit<SealedEntry, 'entry' | 'id'> & { id: string | null })[]
+    from (
+      select entry_id, position, hash, pruned from audit_seals
+      where chain = ${chain} and position > ${position} order by position limit ${limit}) as s
+    left join audit_entries t on t.id = s.entry_id
+    order by s.position`)) as readonly (AuditEntry & Omit<SealedEntry, 'entry' | 'id'> & { id: string | null })[]
   return rows.map(({ entry_id, position, hash, pruned, ...entry }) => ({
     entry_id,
     position,
