@@ -41,7 +41,8 @@ export async function openServices(
     checkRows: options.checkRows,
     onRoundTrip: options.onRoundTrip,
   })
-  pool.on('error', error => log.error({ err: error }, 'database connection lost'))
+  // Slonik reports every failed statement here too; those are answered where they were asked.
+  pool.on('error', error => log.debug({ err: error }, 'database error'))
   const queues = await openQueues({
     databaseUrl: config.DATABASE_URL,
     connections: queueConnections,

@@ -230,7 +230,7 @@ describe('generations', () => {
         sql.unsafe`select envelope from events where name = 'generations.failed' and resource_id = ${record.id}`,
       )
       assert.equal(events.length, 1)
-      assert.deepEqual(JSON.parse(events[0].envelope).data.error, record.error)
+      assert.deepEqual(JSON.parse((events[0] as { envelope: string }).envelope).data.error, record.error)
     })
 
     it('a provider that fails for a moment is asked again', async () => {
@@ -520,7 +520,7 @@ describe('generations', () => {
         'GENERATION_CONTENT_UNAVAILABLE',
       )
       const stored = await app.services.pool.any(sql.unsafe`select envelope from events where resource_id = ${body.id}`)
-      assert.ok(stored.every(row => !row.envelope.includes('erase me')))
+      assert.ok(stored.every(row => !(row as { envelope: string }).envelope.includes('erase me')))
       assert.equal((await generate({ prompt: 'x', trace_id: body.trace_id })).status, 200)
     })
 

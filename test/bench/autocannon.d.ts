@@ -1,0 +1,15 @@
+declare module 'autocannon' {
+  namespace autocannon {
+    type Options = {
+      url: string
+      connections?: number
+      duration?: number
+      method?: string
+      headers?: Record<string, string>
+      body?: string
+    }
+    type Result = { requests: { average: number; total: number }; statusCodeStats: Record<string, { count: number }> }
+  }
+  function autocannon(options: autocannon.Options): Promise<autocannon.Result>
+  export default autocannon
+}

@@ -1,0 +1,212 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import path from 'node:path'
+import { pathToFileURL } from 'node:url'
+import autocannon from 'autocannon'
+import pg from 'pg'
+import { startApp, testEnvironment } from '../support/app.ts'
+import type { Row } from './run.ts'
+
+/**
+ * Requests a second of one web process beside bare Express with the same statements, both on this machine and in this
+ * run. Usage: node test/bench/http.ts [seconds a case, default 6]
+ */
+const CONNECTIONS = 16
+/** As in package.json: a small young generation keeps a process small under load. */
+const NODE_FLAGS = ['--max-semi-space-size=8']
+const root = path.resolve(import.meta.dirname, '../..')
+
+/** Starts a program and answers the port it prints. */
+export async function start(
+  script: string,
+  env: Record<string, string>,
+  args: string[] = [],
+): Promise<{ url: string; child: ChildProcess }> {
+  const child = spawn(process.execPath, [...NODE_FLAGS, script, ...args], {
+    cwd: root,
+    env: { PATH: process.env.PATH, HOME: process.env.HOME, ...env },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  })
+  const port = await new Promise<number>((resolve, reject) => {
+    child.once('exit', code => reject(new Error(`${script} ended with ${code}`)))
+    child.stdout?.on('data', chunk => {
+      const found = /"msg":"(?:web|worker|floor) is ready".*"port":(\d+)|"(?:port|health_port)":(\d+).*is ready"/.exec(
+        String(chunk),
+      )
+      if (found) resolve(Number(found[1] ?? found[2]))
+    })
+  })
+  return { url: `http://127.0.0.1:${port}`, child }
+}
+
+/** Resident memory of a process in MiB. */
+export async function memory(child: ChildProcess): Promise<number> {
+  const { readFile } = await import('node:fs/promises')
+  const status = await readFile(`/proc/${child.pid}/status`, 'utf8')
+  return Math.round(Number(/VmRSS:\s+(\d+)/.exec(status)?.[1]) / 1024)
+}
+
+async function rate(
+  options: { url: string; method?: 'GET' | 'POST'; headers?: Record<string, string>; body?: string },
+  seconds: number,
+  expect: number,
+): Promise<number> {
+  const run = (duration: number) => autocannon({ connections: CONNECTIONS, duration, ...options } as autocannon.Options)
+  await run(1)
+  const result = await run(seconds)
+  const wrong =
+    result.requests.total - (result.statusCodeStats as Record<string, { count: number }>)[String(expect)]?.count
+  if (wrong !== 0)
+    throw new Error(`${options.url}: ${wrong} answers were not ${expect}: ${JSON.stringify(result.statusCodeStats)}`)
+  return result.requests.average
+}
+
+export async function run(seconds = 6): Promise<Row[]> {
+  const app = await startApp()
+  const env = { ...testEnvironment(app.databaseUrl), LOG_LEVEL: 'warn', DATABASE_POOL_MAX: '20' }
+  const plain = await app.project()
+  const limited = await app.project()
+  for (const project of [plain, limited]) {
+    for (let n = 0; n < 60; n++) await project.key.post('/actors', { name: `actor ${n}`, external_id: `e${n}` })
+  }
+  await app.admin.post('/quotas', {
+    project_id: limited.id,
+    scope: 'project',
+    metric: 'requests',
+    window: 'rolling_24h',
+    limit: 1_000_000_000,
+  })
+  const actorOf = async (project: typeof plain) => (await project.key.get('/actors?limit=1')).body.data[0].id as string
+  const [free, counted] = [await actorOf(plain), await actorOf(limited)]
+  const trips = await roundTrips(app, plain, limited, free, counted)
+
+  // LOG_LEVEL error would hide the line that tells the port.
+  const web = await start('src/web.ts', { ...env, LOG_LEVEL: 'info' })
+  const floor = await start('test/bench/floor.ts', env)
+  web.child.stdout?.resume()
+  const bearer = (key: { token: string | null }) => ({ authorization: `Bearer ${key.token}` })
+  const rows: Row[] = []
+  const compare = async (
+    what: string,
+    target: number,
+    trip: number,
+    ours: () => Promise<number>,
+    theirs: () => Promise<number>,
+  ) => {
+    // Alternating halves: a machine that slows down slows both.
+    const [a, b, c, d] = [await theirs(), await ours(), await theirs(), await ours()]
+    const [base, got] = [(a + c) / 2, (b + d) / 2]
+    rows.push({
+      what,
+      value: Number((got / base).toFixed(2)),
+      unit: 'x',
+      target: `>= ${target}`,
+      note: `${Math.round(got)}/s against ${Math.round(base)}/s; ${trip} round trips`,
+    })
+  }
+  const half = seconds / 2
+  try {
+    const get = (id: string) => () => rate({ url: `${floor.url}/actors/${id}` }, half, 200)
+    await compare(
+      'GET one actor, no quota',
+      0.55,
+      trips.get,
+      () => rate({ url: `${web.url}/api/v1/actors/${free}`, headers: bearer(plain.key) }, half, 200),
+      get(free),
+    )
+    await compare(
+      'GET one actor, requests quota in force',
+      0.45,
+      trips.getCounted,
+      () => rate({ url: `${web.url}/api/v1/actors/${counted}`, headers: bearer(limited.key) }, half, 200),
+      get(counted),
+    )
+    await compare(
+      'list of 50 actors',
+      0.35,
+      trips.list,
+      () => rate({ url: `${web.url}/api/v1/actors?limit=50`, headers: bearer(plain.key) }, half, 200),
+      () => rate({ url: `${floor.url}/actors?project_id=${plain.id}` }, half, 200),
+    )
+    const json = { 'content-type': 'application/json' }
+    await compare(
+      'create an actor',
+      0.5,
+      trips.create,
+      () =>
+        rate(
+          {
+            url: `${web.url}/api/v1/actors`,
+            method: 'POST',
+            headers: { ...json, ...bearer(plain.key) },
+            body: JSON.stringify({ name: 'made' }),
+          },
+          half,
+          201,
+        ),
+      () =>
+        rate(
+          {
+            url: `${floor.url}/actors`,
+            method: 'POST',
+            headers: json,
+            body: JSON.stringify({ project_id: plain.id, name: 'made' }),
+          },
+          half,
+          201,
+        ),
+    )
+    rows.push({ what: 'memory of web after that load', value: await memory(web.child), unit: 'MiB', target: '< 200' })
+  } finally {
+    web.child.kill('SIGKILL')
+    floor.child.kill('SIGKILL')
+    await app.close()
+  }
+  return rows
+}
+
+/** Statements of one request each, counted at the driver: everything that waits for the database's answer. */
+async function roundTrips(
+  app: Awaited<ReturnType<typeof startApp>>,
+  plain: Awaited<ReturnType<typeof app.project>>,
+  limited: typeof plain,
+  free: string,
+  counted: string,
+) {
+  const count = countStatements()
+  const of = async (call: () => Promise<{ status: number }>) => {
+    await call()
+    await new Promise(resolve => setTimeout(resolve, 200))
+    const before = count.value
+    await call()
+    return count.value - before
+  }
+  const trips = {
+    get: await of(() => plain.key.get(`/actors/${free}`)),
+    getCounted: await of(() => limited.key.get(`/actors/${counted}`)),
+    list: await of(() => plain.key.get('/actors?limit=50')),
+    create: await of(() => plain.key.post('/actors', { name: 'counted' })),
+  }
+  count.stop()
+  return trips
+}
+
+/** Counts every statement that any pg client of this process sends, begin and commit included. */
+export function countStatements(): { value: number; stop(): void } {
+  const original = pg.Client.prototype.query as (...args: unknown[]) => unknown
+  const counter = {
+    value: 0,
+    stop: () => {
+      pg.Client.prototype.query = original as never
+    },
+  }
+  pg.Client.prototype.query = function (this: pg.Client, ...args: unknown[]) {
+    counter.value += 1
+    return original.apply(this, args)
+  } as never
+  return counter
+}
+
+if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
+  console.table(await run(process.argv[2] ? Number(process.argv[2]) : undefined))
+  process.exit(0)
+}

@@ -1,0 +1,53 @@
+import { startServer } from '../support/postgres.ts'
+
+/** One measured number. `target` is what it is wanted to be; a miss is printed, never failed. */
+export type Row = { what: string; value: number; unit: string; target?: string; note?: string }
+
+const missed = ({ value, target }: Row): boolean => {
+  const [, relation, bound] = /^(>=|<=|<|>)\s*([\d.]+)$/.exec(target ?? '') ?? []
+  if (!relation) return false
+  return !{
+    '>=': value >= Number(bound),
+    '<=': value <= Number(bound),
+    '<': value < Number(bound),
+    '>': value > Number(bound),
+  }[relation]
+}
+
+/**
+ * `npm run bench [names]`: every benchmark, or those named (http, turns, deliveries). All numbers of a run come from one
+ * machine at one time; ratios are against a floor measured beside them.
+ */
+const all = {
+  http: async () => (await import('./http.ts')).run(),
+  turns: async () => (await import('./turns.ts')).run(),
+  deliveries: async () => (await import('./deliveries.ts')).run(),
+}
+const names = process.argv.slice(2)
+for (const name of names) {
+  if (!(name in all)) {
+    console.error(`no benchmark ${name}; there are ${Object.keys(all).join(', ')}`)
+    process.exit(2)
+  }
+}
+const server = process.env.TEST_DATABASE_URL ? null : await startServer()
+if (server) process.env.TEST_DATABASE_URL = server.url
+try {
+  for (const [name, run] of Object.entries(all)) {
+    if (names.length > 0 && !names.includes(name)) continue
+    console.log(`\n${name}`)
+    const rows: Row[] = await run()
+    console.table(
+      rows.map(row => ({
+        what: row.what,
+        value: `${row.value} ${row.unit}`.trim(),
+        target: row.target ?? '',
+        met: row.target ? (missed(row) ? 'MISSED' : 'yes') : '',
+        note: row.note ?? '',
+      })),
+    )
+  }
+} finally {
+  await server?.stop()
+}
+process.exit(0)
