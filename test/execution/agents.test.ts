@@ -288,4 +288,23 @@ describe('agents', () => {
     assert.equal((await reader.get(`/agents/${id}`)).status, 200)
     assert.equal((await reader.patch(`/agents/${id}`, { name: 'x' })).status, 403)
   })
+  it('are copied by a project clone with the providers they name, without credentials', async () => {
+    const source = await app.project()
+    const secret_id = (await source.key.post('/secrets', { name: 's', value: 'a value' })).body.id
+    const fields = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
+    const headers = { Authorization: 'Basic abc', 'X-A': `{{secret:${secret_id}}}`, 'X-B': 'plain' }
+    const named = await source.key.post('/ai-providers', { ...fields, secret_id, config: { headers, other: 1 } })
+    await source.key.post('/ai-providers', fields)
+    const agent = await source.key.post('/agents', { ...EVERYTHING, ai_provider_id: named.body.id })
+    const cloned = await app.admin.post(`/projects/${source.id}/clone`, { name: 'copy', include: ['agents'] })
+    assert.equal(cloned.status, 201)
+    const { ids } = cloned.body
+    assert.deepEqual(Object.keys(ids).sort(), [agent.body.id, named.body.id].sort())
+    const copy = (await app.admin.get(`/agents/${ids[agent.body.id]}`)).body
+    assert.equal(copy.ai_provider_id, ids[named.body.id])
+    assert.deepEqual([copy.name, copy.version, copy.project_id], ['helper', 1, cloned.body.project.id])
+    const provider = (await app.admin.get(`/ai-providers/${copy.ai_provider_id}`)).body
+    assert.equal(provider.secret_id, null)
+    assert.deepEqual(provider.config, { headers: { 'X-B': 'plain' }, other: 1 })
+  })
 })

@@ -6,6 +6,7 @@ import { invalid, raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { booleanQuery, listTable, pageOf, textFilter } from '../../core/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
+import './clone.ts'
 import { lockProvider } from '../providers/store.ts'
 import {
   Agent,

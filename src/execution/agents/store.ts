@@ -26,3 +26,9 @@ export const updateAgent = (db: Queryable, id: string, config: AgentConfig): Pro
       max_context_messages = ${config.max_context_messages},
       single_session_per_actor = ${config.single_session_per_actor}, version = t.version + 1, updated_at = now()
     where t.id = ${id} returning t.*`) as Promise<AgentRow>
+
+/** The agents of a project, oldest first. */
+export const agentsOf = (db: Queryable, projectId: string): Promise<readonly AgentRow[]> =>
+  db.any(sql.unsafe`select t.* from agents t where t.project_id = ${projectId} order by t.id`) as Promise<
+    readonly AgentRow[]
+  >

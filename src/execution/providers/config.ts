@@ -173,6 +173,19 @@ export function sealConfig(
   }
 }
 
+/** A config for another project: without credential values and without headers that need a secret. */
+export function withoutCredentials(config: ProviderConfig | null): ProviderConfig | null {
+  if (config === null) return null
+  const open = (values: object) =>
+    Object.fromEntries(
+      Object.entries(values).filter(
+        ([, value]) => value !== MASKED && !(typeof value === 'string' && holdsToken(value)),
+      ),
+    )
+  const { spelling, value: headers } = lookup(config, 'headers')
+  return { ...open(config), ...(headers ? { [spelling]: open(headers) } : {}) }
+}
+
 const holdsToken = (text: string): boolean => text.search(SECRET_TOKEN) >= 0
 
 const sealedFor = (row: { id: string; project_id: string }) => ({

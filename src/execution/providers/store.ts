@@ -32,3 +32,9 @@ export const updateProvider = (db: Queryable, id: string, values: ProviderValues
 /** Whether a project has a provider, which cannot be deleted before the transaction ends. */
 export const lockProvider = (db: Queryable, projectId: string, id: string): Promise<boolean> =>
   db.exists(sql.unsafe`select 1 from ai_providers where id = ${id} and project_id = ${projectId} for key share`)
+
+/** The providers of a project, oldest first. */
+export const providersOf = (db: Queryable, projectId: string): Promise<readonly ProviderRow[]> =>
+  db.any(
+    sql.unsafe`select ${providerColumns} from ai_providers t where t.project_id = ${projectId} order by t.id`,
+  ) as Promise<readonly ProviderRow[]>

@@ -1,0 +1,20 @@
+import { newId } from '../../core/ids.ts'
+import { cloneable } from '../../identity/projects/clone.ts'
+import { copyProviders } from '../providers/clone.ts'
+import { agentKind, configOf } from './model.ts'
+import { agentsOf, insertAgent } from './store.ts'
+
+// An agent cannot be without its provider, so the providers that the copies name come along.
+cloneable({
+  name: 'agents',
+  async copy(tx, from, to, ids) {
+    const agents = await agentsOf(tx, from)
+    await copyProviders(tx, from, to, ids, new Set(agents.map(agent => agent.ai_provider_id)))
+    for (const agent of agents) {
+      const config = { ...configOf(agent), ai_provider_id: ids.get(agent.ai_provider_id) as string }
+      const copy = await insertAgent(tx, newId(agentKind.prefix), to, config)
+      ids.set(agent.id, copy.id)
+      tx.emit('agents.created', to, agentKind.present(copy))
+    }
+  },
+})
