@@ -387,6 +387,35 @@ describe('turns of a conversation', function () {
       )
     })
 
+    it('is not blocked by a turn that no worker can get past', async () => {
+      const id = await t.conversation(['x'])
+      await t.rows(`create function refuse() returns trigger language plpgsql as $$ begin raise 'broken'; end $$`)
+      await t.rows(`create trigger refuse before update on conversation_turns for each row
+        when (new.state = 'running' and new.conversation_id = '${id}' and new.seq = 1) execute function refuse()`)
+      const first = (await t.ask(id)).body
+      const second = (await t.ask(id)).body
+      try {
+        // The first try fails; the rest of the tries is skipped, and the last one is let through at once.
+        await eventually(
+          async () =>
+            (
+              await t.rows(
+                `update pgboss.job_common set retry_count = retry_limit, start_after = now()
+                 where name = 'conversation' and state = 'retry' and data ->> 'conversation_id' = $1 returning id`,
+                [id],
+              )
+            ).length > 0,
+          { what: 'a try that failed' },
+        )
+        const failed = await t.ended(first.generation_id)
+        assert.deepEqual([failed.error.code, failed.error.meta], ['GENERATION_FAILED', { reason: 'handler_failed' }])
+      } finally {
+        await t.rows('drop trigger refuse on conversation_turns')
+      }
+      assert.equal((await t.ended(second.generation_id)).status, 'completed')
+      assert.deepEqual(await t.texts(id), ['x', 'echo: x'])
+    })
+
     it('a turn whose principal lost the permission fails when it starts, without a call of the model', async () => {
       const agent_id = await t.scripted('revoked', [
         { when: { user: 'hold' }, reply: { text: 'held', gate: 'revoked' } },

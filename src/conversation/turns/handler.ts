@@ -5,10 +5,9 @@ import type { Services } from '../../core/operation.ts'
 import { message, workQueue } from '../../core/queue.ts'
 import { type Actor, actor, type Context, every, HandBack, type Tick } from '../../core/worker.ts'
 import type { Tx } from '../../core/write.ts'
-import { abortTurn } from '../../execution/generations/abort.ts'
 import { executeTurn } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
-import { conversationQueue, wakeConversation } from './mailbox.ts'
+import { cancelTurns, conversationQueue, wakeConversation } from './mailbox.ts'
 import { type Picked, promptOf, turnSource } from './source.ts'
 import { endTurns, nextTurn, setTurnState, type TurnState, wakeableConversations } from './store.ts'
 
@@ -102,7 +101,7 @@ const stillOpen = (services: Services, conversationId: string, picked: Picked): 
   })
 
 /** Records that the mailbox could not get past its next turn, so that the turns behind it are not held up. */
-async function giveUp(services: Services, conversationId: string, error: unknown): Promise<void> {
+async function giveUp(services: Services, conversationId: string): Promise<void> {
   await services.write(async tx => {
     const conversation = await lockConversation(tx, conversationId)
     if (!conversation) return
@@ -111,10 +110,9 @@ async function giveUp(services: Services, conversationId: string, error: unknown
     const failure: RecordedFailure = {
       code: 'GENERATION_FAILED',
       message: 'The turn could not be run',
-      meta: { reason: error instanceof Error ? error.message.slice(0, 500) : 'unknown' },
+      meta: { reason: 'handler_failed' },
     }
-    await abortTurn(tx, services, turn.generation_id, failure)
-    await endTurns(tx, conversationId, [turn.seq], 'failed')
+    await cancelTurns(tx, services, [turn], failure, { force: true })
     wakeConversation(tx, conversation)
   })
 }
@@ -143,7 +141,7 @@ export const conversationActors = (services: Services): { actors: Actor[]; ticks
   actors: [
     actor(
       { ...conversationQueue, leaseSeconds: services.config.GENERATION_LEASE_SECONDS },
-      { onExhausted: ({ conversation_id }, error) => giveUp(services, conversation_id, error) },
+      { onExhausted: ({ conversation_id }) => giveUp(services, conversation_id) },
       ({ conversation_id }, context) => drain(services, conversation_id, context),
     ),
     actor(conversationSweep, { concurrency: 1 }, () => sweep(services)),

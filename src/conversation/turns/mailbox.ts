@@ -119,14 +119,14 @@ export async function coalesceAuto(
 
 /**
  * Ends turns that have not ended: their generations fail with the failure, at once unless a worker runs them, which is
- * then asked to abort and settles the turn itself. Under lockConversation.
+ * then asked to abort and settles the turn itself; with `force` at once in any case. Under lockConversation.
  */
 export async function cancelTurns(
   tx: Tx,
   services: Services,
   turns: readonly TurnRow[],
   failure: RecordedFailure,
-  options: { stop_reason?: 'error' | 'cancelled' } = {},
+  options: { stop_reason?: 'error' | 'cancelled'; force?: boolean } = {},
 ): Promise<void> {
   for (const turn of turns) {
     const outcome = await abortTurn(tx, services, turn.generation_id, failure, options)

@@ -8,19 +8,20 @@ import { lockGeneration, requestAbort, settleTurn } from './store.ts'
 
 /**
  * Ends a turn from outside, inside the caller's transaction: a pending one fails at once with the failure, a running
- * one is asked to abort and its worker settles it, a settled one is left alone.
+ * one is asked to abort and its worker settles it, a settled one is left alone. With `force` a running one fails at once
+ * too: for turns that no worker can get past; whatever still runs of it then writes nothing.
  */
 export async function abortTurn(
   tx: Tx,
   services: Services,
   generationId: string,
   failure: RecordedFailure,
-  options: { stop_reason?: 'error' | 'cancelled' } = {},
+  options: { stop_reason?: 'error' | 'cancelled'; force?: boolean } = {},
 ): Promise<'failed' | 'requested' | 'terminal'> {
   const generation = await lockGeneration(tx, generationId)
   if (!generation || generation.status === 'completed' || generation.status === 'failed') return 'terminal'
   const stop_reason = options.stop_reason ?? 'error'
-  if (generation.status === 'in_progress') {
+  if (generation.status === 'in_progress' && !options.force) {
     await requestAbort(tx, generationId, { ...failure, stop_reason })
     tx.notify(ABORT_CHANNEL, generationId)
     return 'requested'
