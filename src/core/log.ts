@@ -2,8 +2,8 @@ import pino, { type DestinationStream, type Logger } from 'pino'
 
 export type { Logger } from 'pino'
 
-/** Keys whose values never reach a log line, wherever they stand in the logged object. */
-const SECRET_KEYS = [
+/** Keys whose values never reach a log line. */
+const SECRET_KEYS = new Set([
   'authorization',
   'cookie',
   'password',
@@ -18,13 +18,33 @@ const SECRET_KEYS = [
   'ADMIN_PASSWORD',
   'DATABASE_URL',
   'JWT_SECRET',
-]
+])
 
-const redactPaths = SECRET_KEYS.flatMap(key => [key, `*.${key}`, `*.*.${key}`])
+const MAX_DEPTH = 4
 
 /**
- * The process log: JSON lines on stdout, one line per request and one per attempt of anything.
- * Bodies and credentials are never logged; the redaction is the second line of defence.
+ * The object of a log line with the values of secret keys hidden. One shallow walk: pino's own redaction compiles a
+ * path per key and level and took 5 % of a request.
+ */
+function redacted(object: Record<string, unknown>, depth = 0): Record<string, unknown> {
+  let out = object
+  for (const key in object) {
+    const value = object[key]
+    let shown = value
+    if (value !== undefined && value !== null && SECRET_KEYS.has(key)) shown = '[redacted]'
+    else if (typeof value === 'object' && value !== null && !(value instanceof Error) && depth < MAX_DEPTH)
+      shown = redacted(value as Record<string, unknown>, depth + 1)
+    if (shown === value) continue
+    if (out === object)
+      out = Array.isArray(object) ? ([...object] as unknown as Record<string, unknown>) : { ...object }
+    out[key] = shown
+  }
+  return out
+}
+
+/**
+ * The process log: JSON lines on stdout, one line per request and one per attempt of anything. Bodies and credentials
+ * are never logged; the redaction is the second line of defence.
  */
 export function createLog(options: {
   level: string
@@ -36,8 +56,7 @@ export function createLog(options: {
       level: options.level,
       base: options.base ?? {},
       timestamp: pino.stdTimeFunctions.isoTime,
-      formatters: { level: label => ({ level: label }) },
-      redact: { paths: redactPaths, censor: '[redacted]' },
+      formatters: { level: label => ({ level: label }), log: object => redacted(object) },
       serializers: { err: pino.stdSerializers.err, error: pino.stdSerializers.err },
     },
     options.destination ?? pino.destination({ fd: 1, sync: false }),
