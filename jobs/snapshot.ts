@@ -12,6 +12,7 @@ import { pruneDeliveries } from '../src/control/webhooks/retention.ts'
 import type { Services } from '../src/core/operation.ts'
 import { actor, every } from '../src/core/worker.ts'
 import { sweepDeferredDeletes } from '../src/identity/projects/delete.ts'
+import { sweepReplacedValues } from '../src/identity/secrets/operations.ts'
 import type { Concern } from './concern.ts'
 
 type Sweep = {
@@ -24,6 +25,7 @@ type Sweep = {
 const sweeps: Record<string, Sweep> = {
   'idempotency keys': { when: '7 * * * *', run: pruneIdempotencyKeys },
   'deferred project deletes': { when: '11 * * * *', run: sweepDeferredDeletes },
+  'replaced secret values': { when: '29 * * * *', run: sweepReplacedValues },
   'login failures': { when: '13 3 * * *', run: pruneLoginFailures },
   'worker heartbeats': { when: '17 3 * * *', run: pruneHeartbeats },
   'quota counters': { when: '23 3 * * *', run: pruneCounters },

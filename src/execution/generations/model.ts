@@ -3,6 +3,7 @@ import type { PrincipalRecord } from '../../core/caller.ts'
 import { sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 import { kind } from '../../core/kind.ts'
+import { sealedColumn } from '../../core/sealed.ts'
 import type { ModelMessage, ModelUsage } from '../providers/call.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
@@ -298,3 +299,14 @@ export const traceKind = kind<TraceRow>({
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
   present: presentTrace,
 })
+
+// The bags and frames of turns that are not at their end outlive a change of the encryption key.
+for (const table of ['generation_work', 'generation_work_unlogged']) {
+  sealedColumn({
+    table,
+    column: 'sealed',
+    kind: 'generation_work',
+    id: sql.fragment`generation_id`,
+    project: sql.fragment`(select g.project_id from generations g where g.id = generation_id)`,
+  })
+}
