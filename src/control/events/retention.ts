@@ -7,14 +7,16 @@ const BATCH = 1000
 /**
  * Deletes events older than EVENT_RETENTION_DAYS, in batches; one that is not dispatched is never deleted. Deliveries
  * keep their own copy of the envelope. For a daily tick; a second run at the same time does no harm.
+ * @param stopping ends it after the batch at hand
  * @returns how many went
  */
-export async function pruneEvents(services: Services): Promise<number> {
+export async function pruneEvents(services: Services, stopping?: AbortSignal): Promise<number> {
   const before = new Date(services.clock.now().getTime() - services.config.EVENT_RETENTION_DAYS * DAY_MS)
   let total = 0
-  for (;;) {
+  while (!stopping?.aborted) {
     const deleted = await deleteDispatched(services.pool, before, BATCH)
     total += deleted
-    if (deleted < BATCH) return total
+    if (deleted < BATCH) break
   }
+  return total
 }

@@ -7,14 +7,16 @@ const BATCH = 1000
 /**
  * Deletes finished deliveries older than WEBHOOK_DELIVERY_RETENTION_DAYS, in batches; a queued one is never deleted.
  * For a daily tick; a second run at the same time does no harm.
+ * @param stopping ends it after the batch at hand
  * @returns how many went
  */
-export async function pruneDeliveries(services: Services): Promise<number> {
+export async function pruneDeliveries(services: Services, stopping?: AbortSignal): Promise<number> {
   const before = new Date(services.clock.now().getTime() - services.config.WEBHOOK_DELIVERY_RETENTION_DAYS * DAY_MS)
   let total = 0
-  for (;;) {
+  while (!stopping?.aborted) {
     const deleted = await deleteFinished(services.pool, before, BATCH)
     total += deleted
-    if (deleted < BATCH) return total
+    if (deleted < BATCH) break
   }
+  return total
 }

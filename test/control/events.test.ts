@@ -1,0 +1,386 @@
+import { strict as assert } from 'node:assert'
+import { pruneEvents } from '../../src/control/events/retention.ts'
+import { dispatchEvents } from '../../src/control/webhooks/dispatch.ts'
+import { pruneDeliveries } from '../../src/control/webhooks/retention.ts'
+import { manualClock } from '../../src/core/clock.ts'
+import { sql } from '../../src/core/db.ts'
+import { eventFamilies, eventNames, isEventPattern, patternMatches } from '../../src/core/events.ts'
+import { dispatchQueue } from '../../src/core/write.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Receiver, startReceiver } from '../support/receiver.ts'
+
+const PAUSE_MS = 300
+const pause = () => new Promise(resolve => setTimeout(resolve, PAUSE_MS))
+
+describe('event patterns', () => {
+  it('are *, prefix.* or a name', () => {
+    for (const good of ['*', 'a', 'a.b', 'a.*', 'a_1.b.*', 'files.created']) assert.ok(isEventPattern(good), good)
+    for (const bad of [
+      '',
+      '.',
+      'a.',
+      '.a',
+      '**',
+      'a.**',
+      'a*',
+      '*.a',
+      'A.b',
+      'a.*.b',
+      'a b',
+      'a.b ',
+      'a-b',
+      'x'.repeat(129),
+    ])
+      assert.ok(!isEventPattern(bad), bad)
+  })
+
+  it('match the whole name, a prefix, or everything', () => {
+    assert.ok(patternMatches('sessions.*', 'sessions.generation_failed'))
+    assert.ok(patternMatches('*', 'orders.shipped'))
+    assert.ok(!patternMatches('files', 'files.created'))
+    assert.ok(!patternMatches('files.created', 'files.created_too'))
+    assert.ok(!patternMatches('file.*', 'files.created'))
+  })
+
+  it('match by an older spelling', () => {
+    assert.ok(patternMatches('agents.generation.completed', 'generations.completed'))
+    assert.ok(patternMatches('quotas.exceeded', 'quota.exceeded'))
+    assert.ok(patternMatches('conversations.*', 'conversation_messages.created'))
+    assert.ok(!patternMatches('agents.generation.completed', 'generations.failed'))
+  })
+})
+
+describe('events', () => {
+  let app: TestApp
+  let receiver: Receiver
+  let project: string
+
+  before(async () => {
+    app = await startApp({ workers: ['delivery'] })
+  })
+  after(async () => await app?.close())
+  beforeEach(async () => {
+    receiver = await startReceiver()
+    project = (await app.project()).id
+  })
+  afterEach(async () => await receiver.close())
+
+  const hook = async (events: string[], more: object = {}) =>
+    (await app.admin.post('/webhooks', { project_id: project, name: 'hook', url: receiver.url, events, ...more })).body
+      .id
+  const makeSecret = async () =>
+    (await app.admin.post('/secrets', { project_id: project, name: `s${Math.random()}`, value: 'a value' })).body
+  const events = async (query: string) => (await app.admin.get(`/events?project_id=${project}${query}`)).body
+  const allDeliveries = async (webhook: string) =>
+    (await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}`)).body.data
+  const emit = (name: 'generations.completed' | 'agents.updated', record: { id: string; [key: string]: unknown }) =>
+    app.services.write(async tx => tx.emit(name, project, record))
+
+  it('are emitted once by a committed write and not at all by a refused one', async () => {
+    const made = await makeSecret()
+    assert.equal((await events(`&resource_id=${made.id}`)).total, 1)
+    const before = (await events('&event=secrets.created')).total
+    assert.equal((await app.admin.post('/secrets', { project_id: project, name: '' })).status, 400)
+    const nobody = await app.user()
+    assert.equal((await nobody.post('/secrets', { project_id: project, name: 'x', value: 'y' })).status, 403)
+    assert.equal((await events('&event=secrets.created')).total, before)
+  })
+
+  it('of a delete carry the record as it stood', async () => {
+    await hook(['secrets.deleted'])
+    const made = await makeSecret()
+    await app.admin.delete(`/secrets/${made.id}`)
+    const request = await eventually(() => receiver.requests[0])
+    assert.equal(request.event.event, 'secrets.deleted')
+    assert.deepEqual(request.event.data, made)
+    assert.equal((await app.admin.get(`/secrets/${made.id}`)).status, 404)
+  })
+
+  it('reach a webhook under their own name when its pattern is an older spelling', async () => {
+    await hook(['agents.generation.completed'])
+    await emit('generations.completed', { id: 'gen_00000000000000000000000001' })
+    const request = await eventually(() => receiver.requests[0])
+    assert.equal(request.event.event, 'generations.completed')
+    assert.equal(request.headers['x-svc-event'], 'generations.completed')
+  })
+
+  it('reach no webhook whose pattern names nothing', async () => {
+    const wrong = await hook(['secrets.creatd', 'secret.*'])
+    await hook(['secrets.created'])
+    await makeSecret()
+    await eventually(() => receiver.requests.length === 1)
+    assert.deepEqual(await allDeliveries(wrong), [])
+  })
+
+  it('reach no webhook of another project, none that is off, none that came later', async () => {
+    const off = await hook(['*'], { active: false })
+    await makeSecret()
+    const late = await hook(['secrets.*'])
+    const foreign = (await app.project()).id
+    const [mine, other] = [project, foreign]
+    project = other
+    const elsewhere = await hook(['secrets.*'])
+    project = mine
+    await pause()
+    for (const id of [off, late, elsewhere]) assert.deepEqual(await allDeliveries(id), [])
+  })
+
+  it('whose webhook was created after them are not sent to it, dispatched late or not', async () => {
+    const made = await makeSecret()
+    const id = await hook(['secrets.*'])
+    await pause()
+    const [event] = (await events(`&resource_id=${made.id}`)).data
+    await app.services.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
+    await dispatchEvents(app.services, { ids: [event.id] })
+    assert.deepEqual(await allDeliveries(id), [])
+  })
+
+  it('are dispatched twice without a second delivery', async () => {
+    const id = await hook(['secrets.*'])
+    const made = await makeSecret()
+    await eventually(() => receiver.requests.length === 1)
+    const [event] = (await events(`&resource_id=${made.id}`)).data
+    assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 0, targets: [] })
+    await app.services.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
+    assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 1, targets: [] })
+    await app.services.queues.send([{ queue: dispatchQueue, data: { event_id: event.id } }])
+    await pause()
+    assert.equal((await allDeliveries(id)).length, 1)
+    assert.equal(receiver.requests.length, 1)
+  })
+
+  it('that were put aside are dispatched by their message', async () => {
+    const id = await hook(['agents.*'])
+    await emit('agents.updated', { id: 'agent_00000000000000000000000001' })
+    await eventually(() => receiver.requests.length === 1)
+    const [event] = (await events('&event=agents.updated')).data
+    await app.services.pool.query(sql.unsafe`
+      with gone as (delete from webhook_deliveries where webhook_id = ${id})
+      update events set dispatched_at = null, dispatch_deferred = true where id = ${event.id}`)
+    await pause()
+    assert.equal(receiver.requests.length, 1)
+    await app.services.queues.send([{ queue: dispatchQueue, data: { event_id: event.id } }])
+    await eventually(() => receiver.requests.length === 2)
+    assert.equal(receiver.requests[1].body, receiver.requests[0].body)
+  })
+
+  it('of a project without webhooks are marked as dispatched', async () => {
+    const made = await makeSecret()
+    await eventually(async () => (await events(`&resource_id=${made.id}`)).data[0].dispatched_at !== null)
+  })
+
+  it('carry any text unchanged', async () => {
+    await hook(['agents.*'])
+    const name = 'Ünï \u2028 "quoted" \\ 💧 𝒳 \u0001 </script>'
+    await emit('agents.updated', { id: 'agent_00000000000000000000000002', name })
+    const request = await eventually(() => receiver.requests[0])
+    assert.equal(request.event.data.name, name)
+    const stored = await app.services.pool.oneFirst(
+      sql.unsafe`select envelope from events where id = ${request.event.id}`,
+    )
+    assert.equal(request.body, stored)
+  })
+
+  describe('and the policy of a webhook', () => {
+    const gated = async (statement: object[], patterns = ['*']) => {
+      const answer = await app.admin.post('/policies', { document: { statement } })
+      assert.equal(answer.status, 201, JSON.stringify(answer.body))
+      return hook(patterns, { policy_id: answer.body.id })
+    }
+
+    it('are not delivered without an explicit allow, nor against a deny', async () => {
+      const denied = await gated([
+        { effect: 'Allow', action: ['*'] },
+        { effect: 'Deny', action: ['*'], resource: ['srn:*:secret:*'] },
+      ])
+      const narrow = await gated([{ effect: 'Allow', action: ['actors.created'] }])
+      const actions = await gated([{ effect: 'Allow', action: ['secrets:*'] }])
+      await makeSecret()
+      await app.admin.post('/actors', { project_id: project, name: 'someone' })
+      const names = async (id: string) =>
+        (await allDeliveries(id))
+          .map((row: { event_type: string }) => row.event_type)
+          .filter((name: string) => !name.startsWith('audit'))
+      await eventually(async () => (await names(narrow)).length > 0 && (await names(denied)).includes('actors.created'))
+      await pause()
+      assert.ok(!(await names(denied)).includes('secrets.created'))
+      assert.deepEqual(await names(narrow), ['actors.created'])
+      assert.deepEqual(await names(actions), [])
+    })
+
+    it('are judged by the tags in their data', async () => {
+      const id = await gated(
+        [{ effect: 'Allow', action: ['agents.*'], condition: { StringEquals: { 'svc:ResourceTag/team': 'blue' } } }],
+        ['agents.*'],
+      )
+      await emit('agents.updated', { id: 'agent_00000000000000000000000003', tags: { team: 'red' } })
+      await emit('agents.updated', { id: 'agent_00000000000000000000000004', tags: { team: 'blue' } })
+      await emit('agents.updated', { id: 'agent_00000000000000000000000005', tags: null })
+      await eventually(() => receiver.requests.length > 0)
+      await pause()
+      assert.deepEqual(
+        (await allDeliveries(id)).map((row: any) => row.payload.data.tags),
+        [{ team: 'blue' }],
+      )
+    })
+
+    it('are denied to one webhook by a document that does not parse, and delivered to the others', async () => {
+      const broken = await gated([{ effect: 'Allow', action: ['*'] }], ['secrets.*'])
+      const well = await hook(['secrets.*'])
+      await app.services.pool.query(sql.unsafe`
+        update policies set document = '{"statement": "everything"}' where id = (select policy_id from webhooks where id = ${broken})`)
+      await makeSecret()
+      await eventually(async () => (await allDeliveries(well)).length === 1)
+      assert.deepEqual(await allDeliveries(broken), [])
+      assert.ok(app.logs.some(line => line.includes('does not parse') && line.includes(broken)))
+    })
+  })
+
+  describe('over HTTP', () => {
+    it('are listed and read as they are sent', async () => {
+      await hook(['secrets.*'])
+      const made = await makeSecret()
+      const request = await eventually(() => receiver.requests[0])
+      const { data, total } = await events(`&event=secrets.created&resource_type=secret&resource_id=${made.id}`)
+      assert.equal(total, 1)
+      const { dispatched_at, ...envelope } = data[0]
+      assert.deepEqual(envelope, request.event)
+      assert.ok(dispatched_at)
+      assert.deepEqual((await app.admin.get(`/events/${envelope.id}`)).body, data[0])
+      assert.equal((await events('&event=no.such')).total, 0)
+      assert.equal((await events('&custom=true')).total, 0)
+      assert.equal((await events(`&resource_id=${made.id}&custom=false`)).total, 1)
+      assert.equal((await events(`&resource_id=${made.id}&to=2020-01-01`)).total, 0)
+      assert.equal((await app.admin.get('/events/evt_00000000000000000000000000')).status, 404)
+    })
+
+    it('are shown to those who may read them, in their projects', async () => {
+      const made = await makeSecret()
+      const [event] = (await events(`&resource_id=${made.id}`)).data
+      const user = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['events:ListEvents'], resource: [`srn:${project}:event:*`] }] },
+      ])
+      assert.equal((await user.get(`/events?resource_id=${made.id}`)).body.total, 1)
+      assert.equal((await user.get(`/events/${event.id}`)).status, 403)
+      const elsewhere = await app.project()
+      assert.equal((await elsewhere.key.get(`/events?resource_id=${made.id}`)).body.total, 0)
+      assert.equal((await elsewhere.key.get(`/events/${event.id}`)).status, 404)
+    })
+
+    it('are sent once more to a webhook that never had them, whatever its patterns', async () => {
+      const made = await makeSecret()
+      const [event] = (await events(`&resource_id=${made.id}`)).data
+      const id = await hook(['none.such'])
+      const answer = await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: id })
+      assert.equal(answer.status, 202)
+      assert.equal(answer.body.status, 'queued')
+      assert.equal(answer.body.redelivery_of, null)
+      const request = await eventually(() => receiver.requests[0])
+      assert.equal(request.event.id, event.id)
+      const again = await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: id })
+      assert.equal(again.status, 400)
+      assert.equal(again.body.error.meta.problems[0].path, 'webhook_id')
+      const foreign = (await app.project()).id
+      const other = (
+        await app.admin.post('/webhooks', { project_id: foreign, name: 'x', url: receiver.url, events: ['a.b'] })
+      ).body.id
+      assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: other })).status, 400)
+      const missing = 'wh_00000000000000000000000000'
+      assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: missing })).status, 404)
+    })
+
+    it('have a registry for every caller', async () => {
+      const nobody = await app.user()
+      const answer = await nobody.get('/events/registry')
+      assert.equal(answer.status, 200)
+      assert.equal(answer.body.total, eventFamilies.length)
+      const names = answer.body.data.flatMap((family: any) =>
+        family.events.flatMap((event: any) => [event.name, ...event.aliases]),
+      )
+      assert.deepEqual(names.toSorted(), eventNames.toSorted())
+      assert.equal((await nobody.get('/events/registry?limit=2&offset=1')).body.data.length, 2)
+      assert.equal((await app.anonymous.get('/events/registry')).status, 401)
+    })
+  })
+})
+
+describe('large events', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp({ env: { EVENT_DATA_MAX_BYTES: '400', HEADER_PREFIX: 'X-House-' }, workers: ['delivery'] })
+  })
+  after(async () => await app?.close())
+
+  it('are cut to their scalar fields where the deployment says so, and headers take its prefix', async () => {
+    const receiver = await startReceiver()
+    const { id } = await app.project()
+    await app.admin.post('/webhooks', { project_id: id, name: 'x', url: receiver.url, events: ['agents.*'] })
+    const record = { id: 'agent_00000000000000000000000001', name: 'n', tags: { a: 'b' }, note: null }
+    await app.services.write(async tx => tx.emit('agents.updated', id, record))
+    const large = { ...record, tags: { a: 'x'.repeat(400) } }
+    await app.services.write(async tx => tx.emit('agents.updated', id, large))
+    await eventually(() => receiver.requests.length === 2)
+    const data = receiver.requests.map(request => request.event.data)
+    assert.deepEqual(
+      data.find(each => !each.truncated),
+      record,
+    )
+    assert.deepEqual(
+      data.find(each => each.truncated),
+      { id: record.id, name: 'n', note: null, truncated: true },
+    )
+    assert.equal(receiver.requests[0].headers['x-house-event'], 'agents.updated')
+    assert.ok(receiver.requests[0].headers['x-house-signature'])
+    assert.equal(receiver.requests[0].headers['x-svc-event'], undefined)
+    await receiver.close()
+  })
+})
+
+describe('retention', () => {
+  let app: TestApp
+  const clock = manualClock()
+  before(async () => {
+    app = await startApp({
+      clock,
+      env: { EVENT_RETENTION_DAYS: '10', WEBHOOK_DELIVERY_RETENTION_DAYS: '20' },
+      workers: ['delivery'],
+    })
+  })
+  after(async () => await app?.close())
+
+  it('deletes old events that are dispatched and old deliveries that are finished', async () => {
+    const receiver = await startReceiver()
+    const { id } = await app.project()
+    const hook = (
+      await app.admin.post('/webhooks', { project_id: id, name: 'x', url: receiver.url, events: ['secrets.*'] })
+    ).body.id
+    await app.admin.post('/secrets', { project_id: id, name: 'a', value: 'b' })
+    const list = async () => (await app.admin.get(`/webhook-deliveries?webhook_id=${hook}`)).body.data
+    const [done] = await eventually(async () => {
+      const data = await list()
+      return data[0]?.status === 'completed' ? data : null
+    })
+    const queued = (await app.admin.post(`/webhook-deliveries/${done.id}/redeliver`)).body.id
+    await eventually(() => receiver.requests.length === 2)
+    await eventually(async () => (await list()).every((row: any) => row.status === 'completed'))
+    await app.services.pool.query(sql.unsafe`
+      update webhook_deliveries set status = 'queued', next_attempt_at = now() + interval '1 day' where id = ${queued}`)
+    const undispatched = (await app.services.pool.oneFirst(
+      sql.unsafe`update events set dispatched_at = null, dispatch_deferred = true
+        where id = (select id from events where project_id = ${id} order by id limit 1) returning id`,
+    )) as string
+
+    clock.advance(9 * 86_400_000)
+    assert.equal(await pruneEvents(app.services), 0)
+    clock.advance(2 * 86_400_000)
+    assert.equal(await pruneDeliveries(app.services), 0)
+    assert.ok((await pruneEvents(app.services)) > 0)
+    const ids = (table: 'events' | 'webhook_deliveries') =>
+      app.services.pool.anyFirst(sql.unsafe`select id from ${sql.identifier([table])} where project_id = ${id}`)
+    assert.deepEqual(await ids('events'), [undispatched])
+    clock.advance(10 * 86_400_000)
+    assert.equal(await pruneDeliveries(app.services), 1)
+    assert.deepEqual(await ids('webhook_deliveries'), [queued])
+    await receiver.close()
+  })
+})

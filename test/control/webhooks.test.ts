@@ -1,0 +1,453 @@
+import { strict as assert } from 'node:assert'
+import { sql } from '../../src/core/db.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+
+const UNKNOWN = 'wh_00000000000000000000000000'
+
+describe('webhooks', () => {
+  let app: TestApp
+  let receiver: Receiver
+  let project: string
+
+  before(async () => {
+    app = await startApp({ workers: ['delivery'] })
+  })
+  after(async () => await app?.close())
+  beforeEach(async () => {
+    receiver = await startReceiver()
+    project = (await app.project()).id
+  })
+  afterEach(async () => await receiver.close())
+
+  const create = async (more: object = {}, caller: Client = app.admin) =>
+    await caller.post('/webhooks', {
+      project_id: project,
+      name: 'hook',
+      url: receiver.url,
+      events: ['secrets.*'],
+      ...more,
+    })
+  const makeSecret = async (in_ = project) =>
+    (await app.admin.post('/secrets', { project_id: in_, name: `s${Math.random()}`, value: 'a value' })).body
+  const deliveries = async (webhook: string, query = '') =>
+    (await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}${query}`)).body
+  const settled = async (webhook: string, count = 1) =>
+    await eventually(async () => {
+      const { data } = await deliveries(webhook, '&status=completed&status=failed')
+      return data.length >= count ? data : null
+    })
+
+  describe('the record', () => {
+    it('shows the secret when it is created and never again', async () => {
+      const made = await create({ description: 'for tests' })
+      assert.equal(made.status, 201)
+      const { secret, ...record } = made.body
+      assert.match(secret, /^whsec_[A-Za-z0-9_-]{43}$/)
+      assert.deepEqual(Object.keys(record), [
+        'id',
+        'project_id',
+        'policy_id',
+        'name',
+        'description',
+        'url',
+        'events',
+        'active',
+        'created_at',
+        'updated_at',
+      ])
+      assert.equal(record.active, true)
+      assert.equal(record.policy_id, null)
+      const read = await app.admin.get(`/webhooks/${record.id}`)
+      assert.deepEqual(read.body, record)
+      const { data } = (await app.admin.get(`/webhooks?project_id=${project}`)).body
+      assert.deepEqual(data, [record])
+    })
+
+    it('gives the secret to those who may ask for it', async () => {
+      const { id, secret } = (await create()).body
+      assert.deepEqual((await app.admin.get(`/webhooks/${id}/secret`)).body, { secret })
+      const reader = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['webhooks:GetWebhook'], resource: [`srn:${project}:webhook:*`] }] },
+      ])
+      assert.equal((await reader.get(`/webhooks/${id}`)).status, 200)
+      const refused = await reader.get(`/webhooks/${id}/secret`)
+      assert.equal(refused.status, 403)
+      assert.equal(refused.body.error.code, 'FORBIDDEN')
+    })
+
+    it('keeps the secret encrypted, and says so when it cannot be opened', async () => {
+      const { id, secret } = (await create()).body
+      const stored = (await app.services.pool.oneFirst(
+        sql.unsafe`select sealed_secret from webhooks where id = ${id}`,
+      )) as string
+      assert.ok(!stored.includes(secret.slice(6)))
+      await app.services.pool.query(
+        sql.unsafe`update webhooks set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${id}`,
+      )
+      const answer = await app.admin.get(`/webhooks/${id}/secret`)
+      assert.equal(answer.status, 500)
+      assert.equal(answer.body.error.code, 'SECRET_NOT_DECRYPTABLE')
+    })
+
+    it('refuses bad urls, patterns and unknown fields by name', async () => {
+      const bad: [object, string][] = [
+        [{ url: 'ftp://x' }, 'url'],
+        [{ url: 'https://a:b@x' }, 'url'],
+        [{ url: 'https://a@x/' }, 'url'],
+        [{ url: 'https://@x/' }, 'url'],
+        [{ url: '/relative' }, 'url'],
+        [{ url: 'https://' }, 'url'],
+        [{ url: 'http:///path' }, 'url'],
+        [{ url: 'http:x' }, 'url'],
+        [{ url: 'https://x/#part' }, 'url'],
+        [{ url: `https://x/${'a'.repeat(2040)}` }, 'url'],
+        [{ events: [] }, 'events'],
+        [{ events: ['files.**'] }, 'events[0]'],
+        [{ events: ['files.*', 'Files.created'] }, 'events[1]'],
+        [{ events: ['*.created'] }, 'events[0]'],
+        [{ events: [`a.${'b'.repeat(127)}`] }, 'events[0]'],
+        [{ events: Array.from({ length: 101 }, (_, i) => `a.b${i}`) }, 'events'],
+        [{ name: '' }, 'name'],
+        [{ name: 'n'.repeat(201) }, 'name'],
+        [{ description: 'd'.repeat(2001) }, 'description'],
+        [{ secret: 'mine' }, 'secret'],
+      ]
+      for (const [more, path] of bad) {
+        const answer = await create(more)
+        assert.equal(answer.status, 400, JSON.stringify(more))
+        assert.equal(answer.body.error.code, 'VALIDATION_FAILED')
+        assert.deepEqual(
+          answer.body.error.meta.problems.map((problem: { path: string }) => problem.path),
+          [path],
+        )
+      }
+    })
+
+    it('accepts every well-formed pattern, without duplicates', async () => {
+      const events = ['*', 'files.creatd', 'files.*', 'a.b.c', 'files.*', 'tasks']
+      assert.deepEqual((await create({ events })).body.events, ['*', 'files.creatd', 'files.*', 'a.b.c', 'tasks'])
+    })
+
+    it('merges on PATCH and PUT alike', async () => {
+      const { id } = (await create({ description: 'old' })).body
+      for (const method of ['patch', 'put'] as const) {
+        const answer = await app.admin[method](`/webhooks/${id}`, { name: method, description: null })
+        assert.equal(answer.status, 200)
+        assert.equal(answer.body.name, method)
+        assert.equal(answer.body.description, null)
+        assert.equal(answer.body.url, receiver.url)
+        assert.equal('secret' in answer.body, false)
+      }
+      const changed = await app.admin.patch(`/webhooks/${id}`, { active: false, events: ['*'] })
+      assert.equal(changed.body.active, false)
+      assert.deepEqual(changed.body.events, ['*'])
+      assert.equal((await app.admin.patch(`/webhooks/${id}`, { url: 'ftp://x' })).status, 400)
+      assert.equal((await app.admin.patch(`/webhooks/${id}`, { project_id: project })).status, 400)
+    })
+
+    it('refuses an update of a version that is not the latest', async () => {
+      const { id } = (await create()).body
+      const etag = (await app.admin.get(`/webhooks/${id}`)).headers.get('etag') as string
+      assert.equal((await app.admin.patch(`/webhooks/${id}`, { name: 'a' }, { 'if-match': etag })).status, 200)
+      const late = await app.admin.patch(`/webhooks/${id}`, { name: 'b' }, { 'if-match': etag })
+      assert.equal(late.status, 412)
+      assert.equal(late.body.error.code, 'PRECONDITION_FAILED')
+    })
+
+    it('answers 404 for an unknown id, and for a webhook of a project the caller cannot see', async () => {
+      const { id } = (await create()).body
+      const stranger = (await app.project()).key
+      for (const answer of [
+        await app.admin.get(`/webhooks/${UNKNOWN}`),
+        await stranger.get(`/webhooks/${id}`),
+        await stranger.delete(`/webhooks/${id}`),
+        await stranger.get(`/webhook-deliveries?webhook_id=${id}`),
+      ]) {
+        assert.equal(answer.status, 404)
+      }
+      const missing = await app.admin.get(`/webhooks/${UNKNOWN}`)
+      assert.equal(missing.status, 404)
+      assert.equal(missing.body.error.code, 'RESOURCE_NOT_FOUND')
+      assert.equal(missing.body.error.meta.id, UNKNOWN)
+    })
+
+    it('lists by active', async () => {
+      const on = (await create()).body.id
+      const off = (await create({ active: false })).body.id
+      const ids = async (query: string) =>
+        (await app.admin.get(`/webhooks?project_id=${project}${query}`)).body.data.map((row: { id: string }) => row.id)
+      assert.deepEqual(await ids(''), [off, on])
+      assert.deepEqual(await ids('&active=true'), [on])
+      assert.deepEqual(await ids('&active=false'), [off])
+      assert.equal((await app.admin.get('/webhooks?active=yes')).status, 400)
+    })
+
+    it('emits created, updated, secret_rotated and deleted without the secret', async () => {
+      const { id } = (await create()).body
+      await app.admin.patch(`/webhooks/${id}`, { name: 'renamed' })
+      await app.admin.post(`/webhooks/${id}/rotate-secret`)
+      await app.admin.delete(`/webhooks/${id}`)
+      const { data } = (await app.admin.get(`/events?project_id=${project}&resource_id=${id}`)).body
+      assert.deepEqual(
+        data.map((event: { event: string }) => event.event),
+        ['webhooks.deleted', 'webhooks.secret_rotated', 'webhooks.updated', 'webhooks.created'],
+      )
+      for (const event of data) assert.equal('secret' in event.data, false)
+      assert.equal(data[0].data.name, 'renamed')
+    })
+  })
+
+  describe('the policy of a webhook', () => {
+    it('must exist, and cannot be deleted meanwhile', async () => {
+      const missing = await create({ policy_id: 'pol_00000000000000000000000000' })
+      assert.equal(missing.status, 400)
+      assert.equal(missing.body.error.code, 'POLICY_NOT_FOUND')
+      const document = { statement: [{ effect: 'Allow', action: ['*'] }] }
+      const policy = (await app.admin.post('/policies', { document })).body.id
+      const { id } = (await create({ policy_id: policy })).body
+      const refused = await app.admin.delete(`/policies/${policy}`)
+      assert.equal(refused.status, 409)
+      assert.equal(refused.body.error.code, 'POLICY_HAS_DEPENDENTS')
+      assert.equal(refused.body.error.meta.counts.webhooks, 1)
+      assert.deepEqual(refused.body.error.meta.sample_ids.webhooks, [id])
+      assert.equal((await app.admin.patch(`/webhooks/${id}`, { policy_id: null })).body.policy_id, null)
+      assert.equal((await app.admin.delete(`/policies/${policy}`)).status, 204)
+    })
+  })
+
+  describe('a delivery', () => {
+    it('is one signed POST of the event', async () => {
+      const { id, secret } = (await create()).body
+      const made = await makeSecret()
+      const [delivery] = await settled(id)
+      assert.equal(receiver.requests.length, 1)
+      const [request] = receiver.requests
+      assert.deepEqual(readSignature(request, secret).verified, [true])
+      assert.ok(Math.abs(readSignature(request, secret).t - Date.now() / 1000) < 10)
+      assert.equal(request.headers['content-type'], 'application/json')
+      assert.equal(request.headers['x-svc-event'], 'secrets.created')
+      assert.equal(request.headers['x-svc-delivery'], delivery.id)
+      assert.equal(request.headers['x-svc-event-id'], request.event.id)
+      assert.deepEqual(request.event.data, made)
+      assert.equal(request.event.resource_id, made.id)
+      assert.deepEqual(Object.keys(request.event), [
+        'id',
+        'event',
+        'project_id',
+        'resource_type',
+        'resource_id',
+        'data',
+        'timestamp',
+      ])
+      assert.deepEqual(delivery.payload, request.event)
+      assert.deepEqual(
+        { ...delivery, id: null, payload: null, last_attempt_at: null, created_at: null, updated_at: null },
+        {
+          id: null,
+          webhook_id: id,
+          event_type: 'secrets.created',
+          payload: null,
+          status: 'completed',
+          status_code: 200,
+          attempts: 1,
+          last_attempt_at: null,
+          next_attempt_at: null,
+          response_body: 'answered',
+          redelivery_of: null,
+          created_at: null,
+          updated_at: null,
+        },
+      )
+      assert.deepEqual((await app.admin.get(`/webhook-deliveries/${delivery.id}`)).body, delivery)
+    })
+
+    it('is listed by status, event type, event and time', async () => {
+      const { id } = (await create()).body
+      const made = await makeSecret()
+      await app.admin.delete(`/secrets/${made.id}`)
+      const all = await settled(id, 2)
+      assert.deepEqual(
+        all.map((row: { event_type: string }) => row.event_type),
+        ['secrets.deleted', 'secrets.created'],
+      )
+      const total = async (query: string) => (await deliveries(id, query)).total
+      assert.equal(await total(''), 2)
+      assert.equal(await total('&status=failed'), 0)
+      assert.equal(await total('&status=failed&status=completed'), 2)
+      assert.equal(await total('&event_type=secrets.deleted'), 1)
+      assert.equal(await total(`&event_id=${all[0].payload.id}`), 1)
+      assert.equal(await total('&to=2020-01-01'), 0)
+      assert.equal(await total('&from=2020-01-01&limit=1'), 2)
+    })
+
+    it('needs a webhook that exists to be listed', async () => {
+      const missing = await app.admin.get('/webhook-deliveries')
+      assert.equal(missing.status, 400)
+      assert.deepEqual(missing.body.error.meta.problems[0].path, 'webhook_id')
+      assert.equal((await app.admin.get(`/webhook-deliveries?webhook_id=${UNKNOWN}`)).status, 404)
+      const { id } = (await create()).body
+      assert.equal((await app.admin.get(`/webhook-deliveries?webhook_id=${id}&status=pending`)).status, 400)
+    })
+
+    it('is governed by the permissions on its webhook', async () => {
+      const open = (await create()).body.id
+      const closed = (await create()).body.id
+      await makeSecret()
+      const [ofOpen] = await settled(open)
+      const [ofClosed] = await settled(closed)
+      const user = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['webhooks:*'], resource: [`srn:${project}:webhook:${open}`] }] },
+      ])
+      assert.equal((await user.get(`/webhook-deliveries/${ofOpen.id}`)).status, 200)
+      assert.equal((await user.get(`/webhook-deliveries/${ofClosed.id}`)).status, 403)
+      assert.equal((await user.get(`/webhook-deliveries?webhook_id=${open}`)).body.total, 1)
+      assert.equal((await user.get(`/webhook-deliveries?webhook_id=${closed}`)).status, 403)
+      assert.equal((await user.post(`/webhook-deliveries/${ofClosed.id}/redeliver`)).status, 403)
+      assert.equal((await user.post('/webhook-deliveries/redeliver', { webhook_id: closed })).status, 403)
+    })
+
+    it('is made again as a new delivery with the same bytes', async () => {
+      receiver.answer = 410
+      const { id } = (await create()).body
+      await makeSecret()
+      const [original] = await settled(id)
+      assert.equal(original.status, 'failed')
+      receiver.answer = 200
+      const answer = await app.admin.post(`/webhook-deliveries/${original.id}/redeliver`)
+      assert.equal(answer.status, 202)
+      assert.notEqual(answer.body.id, original.id)
+      assert.equal(answer.body.status, 'queued')
+      assert.equal(answer.body.attempts, 0)
+      assert.ok(answer.body.next_attempt_at)
+      assert.equal(answer.body.redelivery_of, original.id)
+      await eventually(
+        async () => (await app.admin.get(`/webhook-deliveries/${answer.body.id}`)).body.status === 'completed',
+      )
+      const [first] = receiver.requests
+      const last = receiver.requests.at(-1)!
+      assert.equal(last.body, first.body)
+      assert.equal(last.headers['x-svc-event-id'], first.headers['x-svc-event-id'])
+      assert.equal(last.headers['x-svc-delivery'], answer.body.id)
+      assert.deepEqual((await app.admin.get(`/webhook-deliveries/${original.id}`)).body, original)
+    })
+
+    it('is made again although the webhook is off and its patterns have changed', async () => {
+      const { id } = (await create()).body
+      await makeSecret()
+      const [original] = await settled(id)
+      await app.admin.patch(`/webhooks/${id}`, { active: false, events: ['none.such'] })
+      await app.admin.post(`/webhook-deliveries/${original.id}/redeliver`)
+      await eventually(() => receiver.requests.length === 2)
+    })
+
+    it('is made again in bulk', async () => {
+      receiver.answer = 500
+      const { id } = (await create()).body
+      const other = (await create()).body.id
+      for (let i = 0; i < 3; i++) await makeSecret()
+      const failed = await settled(id, 3)
+      await settled(other, 3)
+      receiver.answer = 200
+      const { requests } = receiver
+      requests.length = 0
+      assert.deepEqual(
+        (await app.admin.post('/webhook-deliveries/redeliver', { webhook_id: id, event_type: 'x.y' })).body,
+        {
+          count: 0,
+        },
+      )
+      const none = await app.admin.post('/webhook-deliveries/redeliver', { webhook_id: id, to: '2020-01-01T00:00:00Z' })
+      assert.deepEqual(none.body, { count: 0 })
+      const answer = await app.admin.post('/webhook-deliveries/redeliver', { webhook_id: id })
+      assert.equal(answer.status, 202)
+      assert.deepEqual(answer.body, { count: 3 })
+      const again = await eventually(async () => {
+        const { data } = await deliveries(id, '&status=completed')
+        return data.length === 3 ? data : null
+      })
+      assert.deepEqual(
+        again.map((row: { redelivery_of: string }) => row.redelivery_of).sort(),
+        failed.map((row: { id: string }) => row.id).sort(),
+      )
+      assert.equal(requests.length, 3)
+      for (const body of [
+        { webhook_id: UNKNOWN },
+        {},
+        { webhook_id: id, status: 'queued' },
+        { webhook_id: id, to: 'x' },
+      ])
+        assert.ok((await app.admin.post('/webhook-deliveries/redeliver', body)).status >= 400)
+    })
+
+    it('goes with its webhook', async () => {
+      const { id } = (await create()).body
+      await makeSecret()
+      const [made] = await settled(id)
+      assert.equal((await app.admin.delete(`/webhooks/${id}`)).status, 204)
+      assert.equal((await app.admin.get(`/webhook-deliveries/${made.id}`)).status, 404)
+    })
+  })
+
+  describe('the test route', () => {
+    it('sends a synthetic event to this webhook only, whatever its patterns', async () => {
+      const { id } = (await create({ events: ['none.such'] })).body
+      const other = (await create({ events: ['*'] })).body.id
+      const answer = await app.admin.post(`/webhooks/${id}/test`)
+      assert.equal(answer.status, 202)
+      assert.equal(answer.body.event_type, 'webhooks.test')
+      const request = await eventually(() => receiver.requests.find(each => each.event.event === 'webhooks.test'))
+      assert.equal(request.event.resource_id, id)
+      assert.equal(request.event.data.id, id)
+      const tests = (await deliveries(other)).data.filter(
+        (row: { event_type: string }) => row.event_type === 'webhooks.test',
+      )
+      assert.deepEqual(tests, [])
+    })
+  })
+
+  describe('rotation', () => {
+    it('signs with the new secret from the next attempt on, retries included', async () => {
+      receiver.answer = 500
+      const { id, secret } = (await create()).body
+      await makeSecret()
+      await eventually(() => receiver.requests.length === 1)
+      receiver.answer = 200
+      const rotated = await app.admin.post(`/webhooks/${id}/rotate-secret`)
+      assert.equal(rotated.status, 200)
+      assert.match(rotated.body.secret, /^whsec_/)
+      assert.notEqual(rotated.body.secret, secret)
+      await eventually(() => receiver.requests.length === 2)
+      assert.deepEqual(readSignature(receiver.requests[1], rotated.body.secret).verified, [true])
+      assert.deepEqual(readSignature(receiver.requests[1], secret).verified, [false])
+    })
+
+    it('signs with both secrets while they overlap, then with the new one', async () => {
+      const { id, secret } = (await create()).body
+      const rotated = await app.admin.post(`/webhooks/${id}/rotate-secret`, { overlap_seconds: 2 })
+      await makeSecret()
+      await eventually(() => receiver.requests.length === 1)
+      assert.deepEqual(readSignature(receiver.requests[0], rotated.body.secret).verified, [true, false])
+      assert.deepEqual(readSignature(receiver.requests[0], secret).verified, [false, true])
+      await new Promise(resolve => setTimeout(resolve, 2100))
+      await makeSecret()
+      await eventually(() => receiver.requests.length === 2)
+      assert.deepEqual(readSignature(receiver.requests[1], rotated.body.secret).verified, [true])
+      const refused = await app.admin.post(`/webhooks/${id}/rotate-secret`, { overlap_seconds: 86_401 })
+      assert.equal(refused.status, 400)
+    })
+
+    it('answers a repeated request with the same secret', async () => {
+      const { id } = (await create()).body
+      const key = { 'idempotency-key': `rotate-${id}` }
+      const first = await app.admin.post(`/webhooks/${id}/rotate-secret`, {}, key)
+      const second = await app.admin.post(`/webhooks/${id}/rotate-secret`, {}, key)
+      assert.equal(second.headers.get('idempotency-replayed'), 'true')
+      assert.equal(second.body.secret, first.body.secret)
+      const kept = await app.services.pool.oneFirst(
+        sql.unsafe`select count(*) from idempotency_keys where body::text like ${`%${first.body.secret}%`}`,
+      )
+      assert.equal(kept, 0)
+    })
+  })
+})

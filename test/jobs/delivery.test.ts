@@ -1,0 +1,595 @@
+import { strict as assert } from 'node:assert'
+import type { ServerResponse } from 'node:http'
+import { createServer } from 'node:net'
+import { backoff } from '../../src/control/webhooks/deliver.ts'
+import { manualClock } from '../../src/core/clock.ts'
+import { sql } from '../../src/core/db.ts'
+import { client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+
+const pause = (ms: number) => new Promise(resolve => setTimeout(resolve, ms))
+
+type Delivery = {
+  id: string
+  status: string
+  attempts: number
+  status_code: number | null
+  response_body: string | null
+  next_attempt_at: string | null
+  last_attempt_at: string | null
+}
+
+/** What the tests of one application do with its API. */
+function using(app: TestApp) {
+  const tools = {
+    project: '',
+    async hook(url: string, more: object = {}) {
+      const answer = await app.admin.post('/webhooks', {
+        project_id: tools.project,
+        name: 'hook',
+        url,
+        events: ['secrets.*'],
+        ...more,
+      })
+      assert.equal(answer.status, 201, JSON.stringify(answer.body))
+      return answer.body as { id: string; secret: string }
+    },
+    async write() {
+      const name = `s${Math.random()}`
+      const answer = await app.admin.post('/secrets', { project_id: tools.project, name, value: 'a value' })
+      assert.equal(answer.status, 201)
+      return answer.body as { id: string }
+    },
+    async deliveries(webhook: string, query = '') {
+      const { body } = await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}&limit=100${query}`)
+      return body as { data: Delivery[]; total: number }
+    },
+    /** The one delivery of a webhook once it has ended. */
+    async ended(webhook: string, within = 10_000) {
+      return await eventually(
+        async () => (await tools.deliveries(webhook)).data.find(({ status }) => status !== 'queued'),
+        { within, what: 'the end of the delivery' },
+      )
+    },
+  }
+  return tools
+}
+
+describe('delivery', () => {
+  let app: TestApp
+  let receiver: Receiver
+  let use: ReturnType<typeof using>
+
+  before(async () => {
+    app = await startApp({ workers: ['delivery'], env: { WEBHOOK_TIMEOUT_MS: '1000', WEBHOOK_LEASE_MS: '3000' } })
+    use = using(app)
+  })
+  after(async () => await app?.close())
+  beforeEach(async () => {
+    receiver = await startReceiver()
+    use.project = (await app.project()).id
+  })
+  afterEach(async () => await receiver.close())
+
+  it('that fails three times ends as failed, a second and two apart, each attempt signed anew', async () => {
+    receiver.answer = 500
+    const { id, secret } = await use.hook(receiver.url)
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    const waiting = await eventually(async () => {
+      const [row] = (await use.deliveries(id)).data
+      return row.attempts === 1 ? row : null
+    })
+    assert.equal(waiting.status, 'queued')
+    assert.equal(waiting.status_code, 500)
+    const wait = Date.parse(waiting.next_attempt_at!) - Date.parse(waiting.last_attempt_at!)
+    assert.ok(wait >= 1000 && wait <= 1251, `next attempt after ${wait} ms`)
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'failed')
+    assert.equal(delivery.attempts, 3)
+    assert.equal(delivery.next_attempt_at, null)
+    assert.equal(delivery.response_body, 'answered')
+    assert.equal(receiver.requests.length, 3)
+    const [first, second, third] = receiver.requests
+    assert.ok(second.at - first.at >= 990 && second.at - first.at < 1600, `${second.at - first.at} ms`)
+    assert.ok(third.at - second.at >= 1990 && third.at - second.at < 3000, `${third.at - second.at} ms`)
+    const times = receiver.requests.map(request => readSignature(request, secret))
+    assert.equal(new Set(times.map(({ t }) => t)).size, 3)
+    for (const { verified } of times) assert.deepEqual(verified, [true])
+    assert.equal(new Set(receiver.requests.map(({ body }) => body)).size, 1)
+    await pause(300)
+    const lines = app.logs.map(line => JSON.parse(line)).filter(line => line.delivery_id === delivery.id)
+    assert.deepEqual(
+      lines.map(({ attempt, outcome, status, decision }) => ({ attempt, outcome, status, decision })),
+      [
+        { attempt: 1, outcome: 'failed', status: 500, decision: 'retry' },
+        { attempt: 2, outcome: 'failed', status: 500, decision: 'retry' },
+        { attempt: 3, outcome: 'failed', status: 500, decision: 'failed' },
+      ],
+    )
+    for (const line of lines) {
+      assert.equal(line.webhook_id, id)
+      assert.ok(line.ms >= 0 && line.event_id)
+    }
+  })
+
+  it('waits a second, then two, with up to a quarter more', () => {
+    for (let i = 0; i < 200; i++) {
+      assert.ok(backoff(1) >= 1000 && backoff(1) <= 1250)
+      assert.ok(backoff(2) >= 2000 && backoff(2) <= 2500)
+    }
+  })
+
+  it('that succeeds at the second attempt is completed', async () => {
+    receiver.answer = 503
+    const { id } = await use.hook(receiver.url)
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    receiver.answer = 204
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'completed')
+    assert.equal(delivery.attempts, 2)
+    assert.equal(delivery.status_code, 204)
+    assert.equal(delivery.response_body, '')
+  })
+
+  const firstAttempt = (webhook: string) =>
+    eventually(async () => {
+      const [row] = (await use.deliveries(webhook)).data
+      return row?.attempts >= 1 || row?.status === 'failed' ? row : null
+    })
+
+  it('to a receiver that hangs is cut off after the time-out', async () => {
+    receiver.answer = () => {}
+    const { id } = await use.hook(receiver.url)
+    const started = performance.now()
+    await use.write()
+    const row = await firstAttempt(id)
+    assert.equal(row.status, 'queued')
+    assert.equal(row.status_code, null)
+    assert.match(row.response_body!, /^timeout/)
+    assert.ok(performance.now() - started >= 1000)
+  })
+
+  it('to a receiver that answers slowly within the time-out is completed', async () => {
+    receiver.answer = (_, response) => void setTimeout(() => response.end('late'), 700)
+    const { id } = await use.hook(receiver.url)
+    await use.write()
+    assert.deepEqual((await use.ended(id)).response_body, 'late')
+  })
+
+  it('to a receiver that closes the connection, or is not there, is tried again', async () => {
+    receiver.answer = (_, response) => response.socket?.destroy()
+    const cut = await use.hook(receiver.url)
+    const free = await freePort()
+    const absent = await use.hook(`http://127.0.0.1:${free}/`)
+    await use.write()
+    for (const { id } of [cut, absent]) {
+      const row = await firstAttempt(id)
+      assert.equal(row.status, 'queued')
+      assert.equal(row.status_code, null)
+      assert.match(row.response_body!, /^connect: [^\n]+$/)
+    }
+  })
+
+  it('keeps the first kilobyte of a long answer and reads no more', async () => {
+    let sent = 0
+    receiver.answer = (_, response) => {
+      const write = () => {
+        while (sent < 50_000_000 && !response.destroyed) {
+          sent += 65_536
+          if (!response.write(Buffer.alloc(65_536, 'x'))) return void response.once('drain', write)
+        }
+        response.end()
+      }
+      write()
+    }
+    const { id } = await use.hook(receiver.url)
+    await use.write()
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'completed')
+    assert.equal(delivery.response_body, 'x'.repeat(1024))
+    assert.ok(sent < 50_000_000)
+  })
+
+  it('keeps an answer that is no text in a form the database can hold', async () => {
+    receiver.answer = (_, response) => response.end(Buffer.from([0x61, 0, 0xff, 0xc3, 0x28, 0x62]))
+    const { id } = await use.hook(receiver.url)
+    await use.write()
+    const delivery = await use.ended(id)
+    assert.equal(delivery.response_body, 'a\ufffd\ufffd\ufffd(b')
+  })
+
+  it('follows 301, 302, 307 and 308 with the same body and headers', async () => {
+    receiver.answer = ({ path }, response) => {
+      const next = { '/hook': ['/a', 301], '/a': ['/b', 302], '/b': ['/c', 307], '/c': ['/d', 308] }[path]
+      if (next) response.writeHead(next[1] as number, { location: next[0] as string })
+      response.end('there')
+    }
+    const { id, secret } = await use.hook(receiver.url)
+    await use.write()
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'completed')
+    assert.equal(delivery.attempts, 1)
+    assert.deepEqual(
+      receiver.requests.map(({ path }) => path),
+      ['/hook', '/a', '/b', '/c', '/d'],
+    )
+    assert.equal(new Set(receiver.requests.map(({ body }) => body)).size, 1)
+    assert.deepEqual(readSignature(receiver.requests[4], secret).verified, [true])
+  })
+
+  it('fails an attempt that is redirected with 303 or too often', async () => {
+    const to = (status: number) => (_: Received, response: ServerResponse) => {
+      response.writeHead(status, { location: '/again' })
+      response.end()
+    }
+    receiver.answer = to(303)
+    const seeOther = await use.hook(receiver.url)
+    await use.write()
+    const row = await firstAttempt(seeOther.id)
+    assert.equal(row.status, 'queued')
+    assert.equal(row.status_code, 303)
+    await app.admin.delete(`/webhooks/${seeOther.id}`)
+    receiver.answer = to(307)
+    receiver.requests.length = 0
+    const endless = await use.hook(receiver.url)
+    await use.write()
+    const looped = await firstAttempt(endless.id)
+    assert.equal(looped.status, 'queued')
+    assert.match(looped.response_body!, /^redirects: /)
+    assert.equal(receiver.requests.length, 6)
+  })
+
+  it('that is redirected to an internal address is closed without another attempt', async () => {
+    receiver.answer = (_, response) => {
+      response.writeHead(302, { location: 'http://169.254.169.254/latest' })
+      response.end()
+    }
+    const { id } = await use.hook(receiver.url)
+    await use.write()
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'failed')
+    assert.equal(delivery.attempts, 0)
+    assert.equal(delivery.next_attempt_at, null)
+    assert.match(delivery.response_body!, /169\.254\.169\.254/)
+    assert.equal(receiver.requests.length, 1)
+  })
+
+  it('whose secret does not open is closed and never sent unsigned', async () => {
+    const { id } = await use.hook(receiver.url)
+    await app.services.pool.query(
+      sql.unsafe`update webhooks set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${id}`,
+    )
+    await use.write()
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'failed')
+    assert.equal(delivery.attempts, 0)
+    assert.match(delivery.response_body!, /secret/)
+    assert.equal(receiver.requests.length, 0)
+  })
+
+  it('that waits for its retry is sent although its webhook is off, and not once it is deleted', async () => {
+    receiver.answer = 500
+    const off = await use.hook(receiver.url)
+    const deleted = await use.hook(`${receiver.url}/deleted`)
+    await use.write()
+    await eventually(() => receiver.requests.length === 2)
+    receiver.answer = 200
+    await app.admin.patch(`/webhooks/${off.id}`, { active: false })
+    await app.admin.delete(`/webhooks/${deleted.id}`)
+    assert.equal((await use.ended(off.id)).status, 'completed')
+    await pause(500)
+    assert.equal(receiver.requests.filter(({ path }) => path.endsWith('deleted')).length, 1)
+  })
+
+  it('goes to at most five of one webhook at once, and does not wait for slow ones of another', async () => {
+    receiver.answer = (_, response) => void setTimeout(() => response.end(), 100)
+    const slow = await use.hook(receiver.url)
+    const hung = await startReceiver(() => {})
+    await use.hook(hung.url)
+    const quick = await startReceiver()
+    const other = await use.hook(quick.url)
+    for (let i = 0; i < 24; i++) await use.write()
+    await eventually(() => quick.requests.length === 24, { within: 3000 })
+    await eventually(async () => (await use.deliveries(slow.id, '&status=completed')).total === 24)
+    assert.equal((await use.deliveries(other.id, '&status=completed')).total, 24)
+    assert.equal(receiver.requests.length, 24)
+    assert.equal(receiver.most, 5)
+    assert.ok(hung.most <= 5)
+    await quick.close()
+    await hung.close()
+  })
+
+  it('finds its way without being told, by the sweep', async () => {
+    const { id } = await use.hook(receiver.url)
+    await use.write()
+    await use.ended(id)
+    await app.services.pool.query(sql.unsafe`
+      update webhook_deliveries set status = 'queued', next_attempt_at = now() where webhook_id = ${id}`)
+    await eventually(() => receiver.requests.length === 2, { within: 8000 })
+  })
+})
+
+describe('the egress rule', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp({ workers: ['delivery'], env: { EGRESS_ALLOW_HOSTS: '' } })
+  })
+  after(async () => await app?.close())
+
+  it('closes deliveries to internal addresses before a connection is opened', async () => {
+    let connections = 0
+    const server = createServer(socket => {
+      connections += 1
+      socket.destroy()
+    })
+    await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+    const { port } = server.address() as { port: number }
+    const use = using(app)
+    use.project = (await app.project()).id
+    const hooks = [
+      await use.hook(`http://127.0.0.1:${port}/`),
+      await use.hook(`http://localhost:${port}/`),
+      await use.hook(`http://[::ffff:127.0.0.1]:${port}/`),
+    ]
+    await use.write()
+    for (const { id } of hooks) {
+      const delivery = await use.ended(id)
+      assert.equal(delivery.status, 'failed')
+      assert.equal(delivery.attempts, 0)
+      assert.equal(delivery.next_attempt_at, null)
+      assert.match(delivery.response_body!, /not a public address/)
+    }
+    assert.equal(connections, 0)
+    server.close()
+  })
+})
+
+describe('a webhook whose deliveries keep failing', () => {
+  const run = async (auto: boolean) => {
+    const clock = manualClock()
+    const app = await startApp({ workers: ['delivery'], clock, env: { WEBHOOK_AUTO_DISABLE: String(auto) } })
+    const use = using(app)
+    use.project = (await app.project()).id
+    // Not on the allow-list: a delivery fails without three attempts.
+    const { id } = await use.hook('http://10.0.0.1/')
+    const fail = async (count: number) => {
+      const before = (await use.deliveries(id, '&status=failed')).total
+      await app.services.write(async tx => {
+        for (let i = 0; i < count; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+      })
+      await eventually(async () => (await use.deliveries(id, '&status=failed')).total === before + count)
+      await pause(200)
+    }
+    const active = async () => (await app.admin.get(`/webhooks/${id}`)).body.active
+    return { app, clock, id, fail, active, project: use.project }
+  }
+
+  it('is switched off after a hundred in a row over a day', async () => {
+    const { app, clock, id, fail, active, project } = await run(true)
+    try {
+      await fail(120)
+      assert.equal(await active(), true)
+      clock.advance(23 * 3_600_000)
+      await fail(1)
+      assert.equal(await active(), true)
+      clock.advance(3_600_000)
+      await fail(1)
+      await eventually(async () => (await active()) === false)
+      const { data } = (await app.admin.get(`/events?project_id=${project}&resource_id=${id}&event=webhooks.updated`))
+        .body
+      assert.equal(data.length, 1)
+      assert.equal(data[0].data.active, false)
+      await app.admin.patch(`/webhooks/${id}`, { active: true })
+      await fail(1)
+      assert.equal(await active(), true)
+    } finally {
+      await app.close()
+    }
+  })
+
+  it('starts to count anew with a success', async () => {
+    const { app, clock, id, fail, active, project } = await run(true)
+    const receiver = await startReceiver()
+    try {
+      await fail(99)
+      await app.services.pool.query(sql.unsafe`update webhooks set url = ${receiver.url} where id = ${id}`)
+      await app.services.write(async tx => tx.emit('secrets.updated', project, { id: 'sec_well' }))
+      await eventually(() => receiver.requests.length === 1)
+      await pause(200)
+      await app.services.pool.query(sql.unsafe`update webhooks set url = 'http://10.0.0.1/' where id = ${id}`)
+      clock.advance(25 * 3_600_000)
+      await fail(1)
+      assert.equal(await active(), true)
+      const row = await app.services.pool.one(sql.unsafe`select failures, failing_since from webhooks where id = ${id}`)
+      assert.deepEqual(row, { failures: 1, failing_since: clock.now().toISOString() })
+    } finally {
+      await receiver.close()
+      await app.close()
+    }
+  })
+
+  it('stays on where the deployment says so', async () => {
+    const { app, clock, fail, active } = await run(false)
+    try {
+      await fail(100)
+      clock.advance(25 * 3_600_000)
+      await fail(1)
+      assert.equal(await active(), true)
+    } finally {
+      await app.close()
+    }
+  })
+})
+
+describe('delivery by processes that die', () => {
+  let app: TestApp
+  let receiver: Receiver
+  let use: ReturnType<typeof using>
+  let workers: TestProcess[]
+  const lease = { WEBHOOK_TIMEOUT_MS: '1500', WEBHOOK_LEASE_MS: '2000', WEBHOOK_SWEEP_INTERVAL_MS: '500' }
+
+  before(async () => {
+    app = await startApp()
+    use = using(app)
+  })
+  after(async () => await app?.close())
+  beforeEach(async () => {
+    workers = []
+    receiver = await startReceiver()
+    use.project = (await app.project()).id
+  })
+  afterEach(async () => {
+    await Promise.all(workers.map(worker => worker.kill()))
+    await receiver.close()
+  })
+  const worker = async (env: Record<string, string> = lease) => {
+    const started = await startProcess('worker', app.databaseUrl, env, ['delivery'])
+    workers.push(started)
+    return started
+  }
+
+  it('happens when the web process is killed right after the commit, and the workers were killed before', async () => {
+    const { id } = await use.hook(receiver.url)
+    const dead = await worker()
+    await dead.kill()
+    const web = await startProcess('web', app.databaseUrl)
+    const body = { project_id: use.project, name: 'last words', value: 'x' }
+    assert.equal((await client(web.url, app.admin.token).post('/secrets', body)).status, 201)
+    await web.kill()
+    assert.equal(receiver.requests.length, 0)
+    await worker()
+    await eventually(() => receiver.requests.length === 1)
+    assert.equal((await use.ended(id)).status, 'completed')
+    await pause(300)
+    assert.equal(receiver.requests.length, 1)
+  })
+
+  it('is attempted again after the lease when its worker is killed, and the lost attempt does not count', async () => {
+    receiver.answer = () => {}
+    const { id } = await use.hook(receiver.url)
+    const first = await worker()
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    await first.kill()
+    const killed = performance.now()
+    receiver.answer = 200
+    await worker()
+    const [row] = (await use.deliveries(id)).data
+    assert.equal(row.status, 'queued')
+    assert.equal(row.attempts, 0)
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'completed')
+    assert.equal(delivery.attempts, 1)
+    assert.equal(receiver.requests.length, 2)
+    assert.ok(performance.now() - killed < 4000)
+  })
+
+  it('is not held up by a worker that was killed with attempts in flight', async () => {
+    receiver.answer = () => {}
+    await use.hook(receiver.url)
+    const first = await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    await first.kill()
+    receiver.answer = 200
+    await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
+    await use.write()
+    await eventually(() => receiver.requests.length === 2, { within: 3000 })
+  })
+
+  it('leaves no trace of a worker that was paused past its lease', async () => {
+    let answerFirst: ((status: number) => void) | undefined
+    receiver.answer = (_, response) => {
+      if (answerFirst) return response.end('second')
+      answerFirst = status => {
+        response.statusCode = status
+        response.end('first')
+      }
+    }
+    const { id } = await use.hook(receiver.url)
+    const paused = await worker()
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    paused.child.kill('SIGSTOP')
+    answerFirst?.(500)
+    await worker()
+    const ended = await use.ended(id)
+    assert.equal(ended.response_body, 'second')
+    assert.equal(ended.attempts, 1)
+    paused.child.kill('SIGCONT')
+    await eventually(() => paused.output.some(line => line.includes('"decision":"lost"')))
+    await pause(1000)
+    assert.deepEqual((await use.deliveries(id)).data, [ended])
+    assert.equal(receiver.requests.length, 2)
+  })
+
+  it('is finished by a worker that is asked to stop, or given back at once', async () => {
+    receiver.answer = (_, response) => void setTimeout(() => response.end('in time'), 500)
+    const { id } = await use.hook(receiver.url)
+    const first = await worker()
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    assert.deepEqual(await first.kill('SIGTERM'), { code: 0, signal: null })
+    const [done] = (await use.deliveries(id)).data
+    assert.equal(done.response_body, 'in time')
+
+    receiver.answer = () => {}
+    const second = await worker({ SHUTDOWN_GRACE_MS: '300' })
+    await use.write()
+    await eventually(() => receiver.requests.length === 2)
+    assert.deepEqual(await second.kill('SIGTERM'), { code: 0, signal: null })
+    const [given] = (await use.deliveries(id)).data
+    assert.equal(given.status, 'queued')
+    assert.equal(given.attempts, 0)
+    receiver.answer = 200
+    await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
+    await eventually(() => receiver.requests.length === 3, { within: 3000 })
+  })
+
+  it('makes 200 deliveries of 200 concurrent writes with two workers, none twice, five at once', async () => {
+    receiver.answer = (_, response) => void setTimeout(() => response.end('ok'), 5)
+    const { id } = await use.hook(receiver.url)
+    await Promise.all([worker({}), worker({})])
+    await Promise.all(Array.from({ length: 200 }, () => use.write()))
+    await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 200)
+    await pause(300)
+    assert.equal((await use.deliveries(id)).total, 200)
+    assert.equal(receiver.requests.length, 200)
+    assert.equal(new Set(receiver.requests.map(request => request.event.id)).size, 200)
+    assert.equal(new Set(receiver.requests.map(request => request.headers['x-svc-delivery'])).size, 200)
+    assert.ok(receiver.most <= 5, `${receiver.most} at once`)
+    assert.ok(receiver.most >= 2)
+    const slots = await app.services.pool.anyFirst(
+      sql.unsafe`select slot from webhook_slots where webhook_id = ${id} and holder is not null`,
+    )
+    assert.deepEqual(slots, [])
+  })
+
+  it('keeps to five at once of each webhook while two workers share a backlog', async () => {
+    receiver.answer = (_, response) => void setTimeout(() => response.end('ok'), 40)
+    const second = await startReceiver((_, response) => void setTimeout(() => response.end('ok'), 40))
+    const hooks = [await use.hook(receiver.url), await use.hook(second.url)]
+    await app.services.write(async tx => {
+      for (let i = 0; i < 150; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+    })
+    await Promise.all([worker({}), worker({})])
+    for (const { id } of hooks)
+      await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 150, { within: 15_000 })
+    for (const each of [receiver, second]) {
+      assert.equal(each.requests.length, 150)
+      assert.equal(each.most, 5)
+    }
+    await second.close()
+  })
+})
+
+async function freePort(): Promise<number> {
+  const server = createServer()
+  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+  const { port } = server.address() as { port: number }
+  await new Promise(resolve => server.close(resolve))
+  return port
+}
