@@ -570,6 +570,17 @@ describe('model calls', () => {
       assert.equal(app.logs.join('\n').includes('very-secret'), false)
     })
 
+    it('end when a vendor pours more into the answer than fits', async () => {
+      const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1` })
+      for (let times = 0; times < 3; times++)
+        vendors.next('/custom', { body: ' '.repeat(65 * 1024 * 1024), headers: { 'content-type': 'application/json' } })
+      await assert.rejects(call(id), (error: any) => {
+        assert.equal(error.code, 'AI_PROVIDER_ERROR')
+        assert.match(error.message, /larger than/)
+        return true
+      })
+    }).timeout(20_000)
+
     it('end at once when the caller aborts, with the reason of the abort', async () => {
       const { id, model } = await custom(replies({ delay_ms: 5000 }))
       const controller = new AbortController()

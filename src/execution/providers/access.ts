@@ -45,6 +45,28 @@ const KEY_REQUIRED = new Set<ProviderType>(['openai', 'anthropic', 'google', 'xa
 /** `fetch` for hosts the vendor or the operator chose. A redirect is the response. */
 const vendorFetch: typeof globalThis.fetch = (input, init) => fetch(input, { ...init, redirect: 'manual' })
 
+const MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+/** `fetch` for hosts a tenant chose: the egress rule, and an end to what one of them may pour into the memory. */
+const tenantFetch =
+  (egress: Services['egress']): typeof globalThis.fetch =>
+  async (input, init) => {
+    const response = await egress.fetch(input, init)
+    // A declared length is kept to by the HTTP client.
+    const declared = Number(response.headers.get('content-length') ?? Number.NaN)
+    if (declared <= MAX_ANSWER_BYTES || !response.body) return response
+    let size = 0
+    const bounded = new TransformStream<Uint8Array, Uint8Array>({
+      transform(chunk, controller) {
+        size += chunk.length
+        if (size > MAX_ANSWER_BYTES) controller.error(new Error(`the answer is larger than ${MAX_ANSWER_BYTES} bytes`))
+        else controller.enqueue(chunk)
+      },
+    })
+    const { status, statusText, headers } = response
+    return new Response(response.body.pipeThrough(bounded), { status, statusText, headers: [...headers] })
+  }
+
 /**
  * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them.
  * Raises AI_PROVIDER_MISCONFIGURED with a reason, SECRET_NOT_FOUND.
@@ -66,7 +88,7 @@ export async function resolveAccess(services: Services, row: ProviderRow): Promi
     tenant: row.base_url !== null,
     credential,
     headers: headers.values,
-    fetch: row.base_url === null ? vendorFetch : services.egress.fetch,
+    fetch: row.base_url === null ? vendorFetch : tenantFetch(services.egress),
     secrets: [
       ...(linked === null ? [] : [linked]),
       ...partsOf(credential),

@@ -92,14 +92,16 @@ export async function callModel(
 ): Promise<ModelAnswer> {
   const client = await modelClient(services, provider)
   for (let attempt = 0; ; attempt++) {
+    const started = performance.now()
     const outcome = await attemptCall(services, client, provider, model, request)
-    if (outcome.ok) return outcome.answer
+    const facts = { ai_provider_id: provider.id, model, attempt: attempt + 1, duration_ms: performance.now() - started }
+    if (outcome.ok) {
+      services.log.debug(facts, 'model call answered')
+      return outcome.answer
+    }
     const { failure } = outcome
     const delay = attempt < services.config.PROVIDER_MAX_RETRIES ? retryDelay(failure, attempt) : null
-    services.log.warn(
-      { ai_provider_id: provider.id, model, attempt: attempt + 1, ...failure.facts, retry_in_ms: delay },
-      'model call failed',
-    )
+    services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
     if (delay === null) raise(failure.code, { message: failure.message, meta: failure.meta, cause: failure.cause })
     await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
     request.signal.throwIfAborted()
