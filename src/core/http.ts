@@ -326,6 +326,7 @@ class Run {
     this.req = req
     this.facts = {
       id: req.requestId,
+      receivedAt: new Date(Date.now() - (performance.now() - req.startedAt)),
       ip: req.ip ?? null,
       userAgent: req.headers['user-agent'] ?? null,
       headers: req.headers,

@@ -50,6 +50,8 @@ export const isAnswer = (value: unknown): value is Answer =>
 
 export type RequestFacts = {
   id: string
+  /** When its head was read, by this process's clock. */
+  receivedAt: Date
   ip: string | null
   userAgent: string | null
   headers: IncomingHttpHeaders
