@@ -23,8 +23,8 @@ create table sessions (
   -- Never on the wire.
   -- The last activity, or the creation, plus the time to live; null without one.
   expires_at timestamptz(3),
-  -- When a turn was last aborted in favour of another one.
-  interrupted_at timestamptz(3)
+  -- How often a turn was aborted in favour of another one.
+  takeovers integer not null default 0
 );
 create index sessions_project on sessions (project_id, created_at desc, id desc);
 create index sessions_agent on sessions (agent_id, created_at desc, id desc);

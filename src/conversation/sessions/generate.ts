@@ -10,7 +10,7 @@ import { lockConversation } from '../conversations/store.ts'
 import { cancelTurns, enqueueTurn, mailboxState, type TurnRow } from '../turns/mailbox.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { CANCELLED, INTERRUPTED, lockSession, ROLLED_BACK, requireOpen } from './state.ts'
-import { interruptedSince, noteInterruption } from './store.ts'
+import { countTakeover } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
 type OnBusy = (typeof ON_BUSY)[number]
@@ -49,7 +49,10 @@ export async function generate(
     if (!conversation) throw new Error(`session ${session.id} without conversation`)
     if (conversation.message_count === 0)
       invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
-    await makeWay(tx, services, session, body.on_busy ?? 'reject')
+    await makeWay(tx, services, session, body.on_busy ?? 'reject', {
+      at: request.receivedAt,
+      takeovers: resource.takeovers,
+    })
     const input = turnInput(session, caller, {
       tool_context: await turnContext(tx, session, sent),
       model: body.model,
@@ -78,18 +81,26 @@ export async function generate(
 /**
  * Decides what a turn that runs, or is due, means to the one that was asked for, and takes out of the mailbox what the
  * new one answers for: an automatic turn that still waits out its delay, an aborted turn.
+ * @param asked when the request came in, and the takeovers it found then
  */
-async function makeWay(tx: Tx, services: Services, session: SessionRow, onBusy: OnBusy): Promise<void> {
+async function makeWay(
+  tx: Tx,
+  services: Services,
+  session: SessionRow,
+  onBusy: OnBusy,
+  asked: { at: Date; takeovers: number },
+): Promise<void> {
   const { running, queued } = await mailboxState(tx, session.conversation_id)
   const due = queued.filter(turn => turn.due)
   const first = running ?? due[0]
   if (first) {
     if (onBusy === 'reject' || (onBusy === 'queue' && due.length >= MAX_WAITING)) busyWith(first)
     if (onBusy === 'interrupt' || onBusy === 'rollback') {
-      // One that was asked for before another took over loses, however long it waited for the lock.
-      if (first.abort || (await interruptedSince(tx, session.id))) busyWith(first)
+      // Of concurrent callers one takes over: the others had come in before its turn was there, however late they are.
+      const later = session.takeovers !== asked.takeovers || new Date(first.created_at) > asked.at
+      if (first.abort || later) busyWith(first)
       await cancelTurns(tx, services, [first], onBusy === 'interrupt' ? INTERRUPTED : ROLLED_BACK)
-      await noteInterruption(tx, session.id)
+      await countTakeover(tx, session.id)
     }
   }
   const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)

@@ -154,6 +154,8 @@ export type SessionRow = {
   forked_from_position: number | null
   created_at: string
   updated_at: string
+  /** Never on the wire: how often a turn was aborted in favour of another. */
+  takeovers: number
 }
 
 export const presentSession = (row: SessionRow) => ({

@@ -18,7 +18,7 @@ export const sessionColumns = sql.fragment`t.id, t.project_id, t.agent_id, t.con
   t.status as stored_status, t.name, t.actor_id, t.tags, t.auto_generate, t.message_delay_seconds, t.inactivity_ttl_seconds,
   t.tool_context, t.last_activity_at, (select q.started_at ${openTurns} and q.state = 'running') as generating_at,
   (select count(*) ${openTurns} and q.state = 'queued') as queued_turns, t.forked_from_session_id, t.forked_from_position,
-  t.created_at, t.updated_at`
+  t.created_at, t.updated_at, t.takeovers`
 
 /**
  * One session. Its lock is that of its conversation: whoever changes the one or the other holds it, so that a session's
@@ -215,12 +215,8 @@ export const requestedTurn = (db: Queryable, conversationId: string, documentId:
     select requested_generation_id from conversation_messages
     where conversation_id = ${conversationId} and document_id = ${documentId}`) as Promise<string | null>
 
-/** Whether a turn was aborted in favour of another after this transaction began: its caller was too late by the order of the lock. */
-export const interruptedSince = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.maybeOneFirst(sql.unsafe`select interrupted_at >= now() from sessions where id = ${id}`)) === true
-
-export const noteInterruption = (db: Queryable, id: string): Promise<unknown> =>
-  db.query(sql.unsafe`update sessions set interrupted_at = clock_timestamp() where id = ${id}`)
+export const countTakeover = (db: Queryable, id: string): Promise<unknown> =>
+  db.query(sql.unsafe`update sessions set takeovers = takeovers + 1 where id = ${id}`)
 
 /** A status among the effective ones. */
 export const statusCondition = (statuses: readonly SessionStatus[] | undefined): Fragment | null =>
