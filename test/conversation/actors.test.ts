@@ -100,7 +100,7 @@ describe('actors', () => {
       assert.equal(new Set(answers.map(each => each.body.id)).size, 1)
     })
 
-    it('leaves the answer of a find out of the idempotency of a create', async () => {
+    it('answers a repeat under an idempotency key with the first answer', async () => {
       const headers = { 'idempotency-key': 'actor-once' }
       const first = await app.key.post('/actors', { name: 'Once' }, headers)
       const second = await app.key.post('/actors', { name: 'Once' }, headers)

@@ -222,6 +222,8 @@ describe('conversations', () => {
       const again = await say(id, 'twice', { idempotency_key: 'k', metadata: { a: 1 } })
       assert.deepEqual([first.status, again.status], [201, 200])
       assert.deepEqual(again.body, first.body)
+      const elsewise = { idempotency_key: 'k', actor_id: 'actor_00000000000000000000000000' }
+      assert.deepEqual((await say(id, 'twice', elsewise)).body, first.body)
       assert.equal((await events(first.body.document_id)).length, 1)
       const both = await Promise.all([
         say(id, 'x', { idempotency_key: 'race' }),

@@ -387,6 +387,20 @@ describe('turns of a conversation', function () {
       )
     })
 
+    it('one delayed turn answers all messages of its delay, once its time has come', async () => {
+      const agent_id = await t.scripted('delayed', [{ reply: { text: '{{count}}' } }])
+      const { id: session, conversation_id } = (
+        await app.key.post('/sessions', { agent_id, auto_generate: true, message_delay_seconds: 1 })
+      ).body
+      const asked = Date.now()
+      const delayed = (await app.key.post(`/sessions/${session}/messages`, { message: 'a' })).body.generation_id
+      const again = (await app.key.post(`/sessions/${session}/messages`, { message: 'b' })).body.generation_id
+      assert.equal(again, delayed)
+      await t.ended(delayed)
+      assert.ok(Date.now() - asked >= 1000)
+      assert.deepEqual(await t.texts(conversation_id), ['a', 'b', '2'])
+    })
+
     it('is not blocked by a turn that no worker can get past', async () => {
       const id = await t.conversation(['x'])
       await t.rows(`create function refuse() returns trigger language plpgsql as $$ begin raise 'broken'; end $$`)
@@ -498,6 +512,28 @@ describe('turns of a conversation', function () {
       )
       assert.deepEqual(await t.orphans(), [])
       assert.deepEqual(await t.openTurns(), [])
+    })
+
+    it('goes with its project, whatever names what in it', async () => {
+      const { id: projectId, key } = await app.project()
+      const provider = await key.post('/ai-providers', {
+        name: 'p',
+        provider: 'custom',
+        default_model: 'double-1',
+        base_url: `${app.double.url}/v1`,
+      })
+      const agent_id = (await key.post('/agents', { ai_provider_id: provider.body.id })).body.id
+      const actor_id = (await key.post('/actors', { name: 'a', agent_id })).body.id
+      const { id } = (await key.post('/conversations', { actor_id })).body
+      await key.post(`/conversations/${id}/messages`, { message: 'x', role: 'user', actor_id })
+      assert.equal((await key.post(`/conversations/${id}/generate?wait=true`, { actor_id })).status, 200)
+      const refused = await app.admin.delete(`/projects/${projectId}`)
+      assert.deepEqual([refused.status, refused.body.error.code], [409, 'PROJECT_HAS_DEPENDENTS'])
+      const deleted = await app.admin.delete(`/projects/${projectId}?force=true`)
+      assert.equal(deleted.status, 204, JSON.stringify(deleted.body))
+      for (const table of ['actors', 'conversations', 'message_texts'])
+        assert.deepEqual(await t.rows(`select 1 from ${table} where project_id = $1`, [projectId]), [])
+      assert.deepEqual(await t.rows('select 1 from conversation_messages where conversation_id = $1', [id]), [])
     })
 
     it('an agent deleted by force takes its waiting turns along and leaves the conversation usable', async () => {

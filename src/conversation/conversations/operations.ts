@@ -30,6 +30,7 @@ import {
 } from './model.ts'
 import {
   appendMessage,
+  findMessageByKey,
   insertConversation,
   listMessages as listRows,
   lockConversation,
@@ -212,9 +213,16 @@ const addMessage = itemOperation(conversationKind, {
   async run({ body, resource, tx }) {
     if (body.role === 'system') raise('SYSTEM_MESSAGE_NOT_ALLOWED')
     // Before the conversation's lock: the delete of an actor goes the other way round.
-    await checkActor(tx, resource.project_id, body.actor_id)
+    const authorless = body.actor_id != null && !(await shareActor(tx, body.actor_id, resource.project_id))
     const owner = await locked(tx, resource.id)
     const session = await openSession(tx, owner)
+    if (authorless) {
+      // A repeat gets the first message whatever its body says (8.3.5).
+      const first =
+        body.idempotency_key === undefined ? null : await findMessageByKey(tx, owner.id, body.idempotency_key)
+      if (first) return answer(200, presentMessage(first))
+      raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
+    }
     const { message, created } = await appendMessage(tx, owner, {
       role: body.role,
       content: body.message,

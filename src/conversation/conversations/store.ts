@@ -85,7 +85,7 @@ export async function appendMessage(
 }
 
 /** By conversation_messages_idempotency. */
-const findMessageByKey = (tx: Queryable, conversationId: string, key: string): Promise<MessageRow | null> =>
+export const findMessageByKey = (tx: Queryable, conversationId: string, key: string): Promise<MessageRow | null> =>
   tx.maybeOne(message`
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.idempotency_key = ${key}`)
