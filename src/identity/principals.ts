@@ -79,9 +79,25 @@ function principalOf(
 const past = (time: string | null, now: Date): boolean =>
   time !== null && (time === '-infinity' || new Date(time).getTime() <= now.getTime())
 
-/** Opens authentication for one process: principals are cached at most 5 s and dropped when a change is announced. */
-export function createPrincipals(services: Services): Principals {
-  const { pool, clock, log, notifications } = services
+type Resolver = {
+  resolve(name: string, load: () => Promise<Principal | null>): Promise<Principal | null>
+  close(): void
+}
+
+const resolvers = new WeakMap<Services, Resolver>()
+
+/** The cache of principals of one process: each at most 5 s, dropped when a change is announced. */
+function resolverOf(services: Services): Resolver {
+  let resolver = resolvers.get(services)
+  if (!resolver) {
+    resolver = openResolver(services)
+    resolvers.set(services, resolver)
+  }
+  return resolver
+}
+
+function openResolver(services: Services): Resolver {
+  const { notifications } = services
   const cache = new PrincipalCache<Principal>()
   const unregister = registerCache(cache as never)
   const unlisten = notifications.listen(principalChannel, source => cache.drop(source as Source), {
@@ -92,14 +108,27 @@ export function createPrincipals(services: Services): Principals {
     cache.clear()
     listening = true
   })
-  const uses = keyUseLog((ids, now) => noteKeyUse(pool, ids, now), services)
-
-  const resolve = (name: string, load: () => Promise<Principal | null>) => {
-    // Announcements are missed while the connection is down.
-    if (listening && notifications.healthy()) return cache.get(name, load)
-    cache.clear()
-    return load()
+  return {
+    resolve(name, load) {
+      // Announcements are missed while the connection is down.
+      if (listening && notifications.healthy()) return cache.get(name, load)
+      cache.clear()
+      return load()
+    },
+    close() {
+      unlisten()
+      unregister()
+      resolvers.delete(services)
+    },
   }
+}
+
+/** Opens authentication for one process. */
+export function createPrincipals(services: Services): Principals {
+  const { pool, clock, log } = services
+  const resolver = resolverOf(services)
+  const { resolve } = resolver
+  const uses = keyUseLog((ids, now) => noteKeyUse(pool, ids, now), services)
 
   async function byKey(token: string, ip: string | null): Promise<Caller | null> {
     const hash = hashOf(token)
@@ -150,8 +179,7 @@ export function createPrincipals(services: Services): Principals {
     authenticate: (token, { ip }) =>
       token.startsWith('sk_') ? (KEY.test(token) ? byKey(token, ip) : Promise.resolve(null)) : byToken(token),
     async close() {
-      unlisten()
-      unregister()
+      resolver.close()
       await uses.close()
     },
   }
@@ -162,19 +190,23 @@ const wire = (time: string | null): string | null => time && new Date(time).toIS
 /**
  * The caller of work that was started earlier and is driven now: who started it, with the rights of this moment, bound
  * to the work's project (identity, 1.3). Null when the user or key is gone, disabled, expired or no longer reaches the
- * project, and for work started through a grant or a trigger that is not known. One statement, never cached.
+ * project, and for work started through a grant or a trigger that is not known. From the process's cache when it is
+ * there: a change binds as soon as it is announced.
  */
 export async function callerForPrincipal(
-  services: Pick<Services, 'pool' | 'clock' | 'log'>,
+  services: Services,
   record: PrincipalRecord,
   projectId: string,
   run?: Caller['run'],
 ): Promise<Caller | null> {
   if (record.via !== null) return null
   const { pool, clock, log } = services
-  const row = await (record.type === 'user' ? userPrincipal(pool, record.id) : keyPrincipal(pool, record.id))
-  if (!row) return null
-  const { user, key, layers } = principalOf(row, log)
+  const found = await resolverOf(services).resolve(`${record.type} of ${record.id}`, async () => {
+    const row = await (record.type === 'user' ? userPrincipal(pool, record.id) : keyPrincipal(pool, record.id))
+    return row && principalOf(row, log)
+  })
+  if (!found) return null
+  const { user, key, layers } = found
   if (user.disabled_at !== null) return null
   if (key && (past(key.expires_at, clock.now()) || (key.project_id !== null && key.project_id !== projectId)))
     return null
