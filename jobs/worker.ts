@@ -1,4 +1,3 @@
-import { createServer } from 'node:http'
 import { pathToFileURL } from 'node:url'
 import express from 'express'
 import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../src/config.ts'
@@ -9,6 +8,7 @@ import { createLog, type Logger } from '../src/core/log.ts'
 import { migrate } from '../src/core/migrate.ts'
 import type { Services } from '../src/core/operation.ts'
 import { configured, untilStopped } from '../src/core/process.ts'
+import { openServer } from '../src/core/server.ts'
 import { openServices } from '../src/core/services.ts'
 import { startWorkers } from '../src/core/worker.ts'
 import type { Concern } from './concern.ts'
@@ -65,7 +65,7 @@ export async function startWorker(
       worker: Date.now() - lastBeat < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no successful poll lately',
     }),
   })
-  const server = createServer(app)
+  const server = openServer(app, { docsBaseUrl: config.DOCS_BASE_URL, log })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
     server.listen(config.WORKER_HEALTH_PORT, config.HOST, resolve)

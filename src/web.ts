@@ -1,4 +1,4 @@
-import { createServer, type Server } from 'node:http'
+import type { Server } from 'node:http'
 import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
 import { type Config, loadConfig } from './config.ts'
@@ -6,6 +6,7 @@ import { closeServer, createGate, portOf } from './core/health.ts'
 import { createLog, type Logger } from './core/log.ts'
 import { migrate } from './core/migrate.ts'
 import { configured, untilStopped } from './core/process.ts'
+import { openServer } from './core/server.ts'
 import { openServices } from './core/services.ts'
 import { syncManagedPolicies } from './identity/policies/managed.ts'
 import { bootstrapFromSettings } from './identity/users/bootstrap.ts'
@@ -24,9 +25,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
   await syncManagedPolicies(services)
   const app = createApp(services)
   const gate = createGate(app.http, config.DOCS_BASE_URL)
-  const server = createServer(gate.listener)
-  server.keepAliveTimeout = 65_000
-  server.headersTimeout = 66_000
+  const server = openServer(gate.listener, { docsBaseUrl: config.DOCS_BASE_URL, log })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
     server.listen(config.PORT, config.HOST, resolve)

@@ -27,6 +27,9 @@ export type AuditDraft = {
   detail: Record<string, unknown>
 }
 
+/** Text of a request as an entry keeps it: its first `max` characters, without what the database cannot hold. */
+export const kept = (text: string, max = 200): string => text.slice(0, max).replaceAll('\0', '\u{fffd}').toWellFormed()
+
 /** The entry's detail: what the caller's credential adds, then what the request gathered; null when empty. */
 export function auditDetail(draft: AuditDraft, caller: Caller): Record<string, unknown> | null {
   const detail: Record<string, unknown> = { ...draft.detail }

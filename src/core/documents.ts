@@ -1,10 +1,11 @@
-import { createHash } from 'node:crypto'
+import { createHash, timingSafeEqual } from 'node:crypto'
 import { readdirSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import type { Express, Request, Response } from 'express'
 import { stringify } from 'yaml'
 import { actionCatalogue } from './catalogue.ts'
 import { AppError, errorBody, errorCodes, errorDocument, errorEntry } from './errors.ts'
+import { etagOf, namesTag } from './etag.ts'
 import { allOk, type Checks, readiness } from './health.ts'
 import { registry, reportQueues } from './metrics.ts'
 import { openApiDocument } from './openapi.ts'
@@ -27,11 +28,12 @@ export function mountDocuments(
     app.get(path, (req: Request, res: Response) => {
       if (!made) {
         const text = make()
-        made = { text, tag: `W/"${createHash('sha1').update(text).digest('base64url')}"` }
+        made = { text, tag: etagOf(text) }
       }
       res.setHeader('ETag', made.tag)
       res.setHeader('Cache-Control', 'max-age=60')
-      if (req.headers['if-none-match'] === made.tag) return void res.status(304).end()
+      const known = req.headers['if-none-match']
+      if (known !== undefined && namesTag(known, made.tag)) return void res.status(304).end()
       res.setHeader('Content-Type', type)
       if (type.startsWith('text/html'))
         res.setHeader(
@@ -74,6 +76,12 @@ export function mountHealth(
   mountMetrics(app, services)
 }
 
+/** Compares in a time that does not depend on where two texts differ. */
+const same = (left: string, right: string): boolean => {
+  const [a, b] = [left, right].map(text => createHash('sha256').update(text).digest())
+  return timingSafeEqual(a, b)
+}
+
 /** GET /metrics: with METRICS_TOKEN its bearer only, without it loopback only. */
 function mountMetrics(app: Express, services: Services): void {
   const { config } = services
@@ -81,7 +89,7 @@ function mountMetrics(app: Express, services: Services): void {
   app.get('/metrics', (req: Request, res: Response) => {
     const local = ['127.0.0.1', '::1', '::ffff:127.0.0.1'].includes(req.socket.remoteAddress ?? '')
     const permitted = config.METRICS_TOKEN
-      ? req.headers.authorization === `Bearer ${config.METRICS_TOKEN}`
+      ? same(req.headers.authorization ?? '', `Bearer ${config.METRICS_TOKEN}`)
       : local && !req.headers['x-forwarded-for']
     if (!permitted) {
       const error = new AppError('UNAUTHORIZED')

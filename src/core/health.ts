@@ -3,6 +3,7 @@ import type { AddressInfo } from 'node:net'
 import { sql } from './db.ts'
 import { AppError, errorBody } from './errors.ts'
 import type { Services } from './operation.ts'
+import { requestIdOf } from './server.ts'
 
 /** Results by check name: `ok`, or a short reason. */
 export type Checks = Record<string, string>
@@ -58,7 +59,11 @@ export function createGate(handler: RequestListener, docsBaseUrl: string) {
     if (HEALTH_PATH.test(req.url ?? '')) return handler(req, res)
     if (drained) {
       const error = new AppError('SERVICE_NOT_READY', { meta: { checks: { process: 'shutting down' } } })
-      res.writeHead(error.status, { 'Content-Type': 'application/json; charset=utf-8', Connection: 'close' })
+      res.writeHead(error.status, {
+        'Content-Type': 'application/json; charset=utf-8',
+        'X-Request-Id': requestIdOf(req),
+        Connection: 'close',
+      })
       res.end(JSON.stringify(errorBody(error, docsBaseUrl)))
       return
     }

@@ -1,4 +1,3 @@
-import { createHash, randomUUID } from 'node:crypto'
 import type { ServerResponse } from 'node:http'
 import { pipeline } from 'node:stream'
 import cors from 'cors'
@@ -16,14 +15,16 @@ import {
   targetName,
   visibleRows,
 } from './access.ts'
-import { type AuditDraft, type AuditEntry, auditDetail } from './audit.ts'
+import { type AuditDraft, type AuditEntry, auditDetail, kept } from './audit.ts'
 import type { Caller } from './caller.ts'
 import { isProjectGone, sql } from './db.ts'
 import { AppError, errorBody, invalid, raise } from './errors.ts'
+import { etagOf, namesTag } from './etag.ts'
 import { claimIdempotency, type IdempotencyClaim, keepAnswer, releaseIdempotency } from './idempotency.ts'
 import { newId } from './ids.ts'
 import { isIdOf, type Kind, type KindRow, kindOf } from './kind.ts'
 import { parsePage } from './lists.ts'
+import { loggedPath } from './log.ts'
 import { requestDuration, requests } from './metrics.ts'
 import {
   type Answer,
@@ -34,6 +35,7 @@ import {
   type RequestFacts,
   type Services,
 } from './operation.ts'
+import { requestIdOf } from './server.ts'
 import { checkStorable, parse, storable } from './validate.ts'
 import type { Tx } from './write.ts'
 
@@ -51,8 +53,6 @@ export type Hooks = {
 
 type Wire = Request & { requestId: string; startedAt: number }
 
-const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
-
 /** Builds the HTTP application out of operations. `mount` adds what is not an operation (documents, health). */
 export function createHttp(
   services: Services,
@@ -69,8 +69,7 @@ export function createHttp(
 
   app.use((req: Request, res: Response, next: NextFunction) => {
     const wire = req as Wire
-    const sent = req.headers['x-request-id']
-    wire.requestId = typeof sent === 'string' && REQUEST_ID.test(sent) ? sent : randomUUID()
+    wire.requestId = requestIdOf(req)
     wire.startedAt = performance.now()
     res.setHeader('X-Request-Id', wire.requestId)
     next()
@@ -132,10 +131,10 @@ export function createHttp(
   })
 
   function sendError(error: unknown, req: Wire, res: Response) {
-    const refused = asAppError(error)
+    const refused = refusedByLayer(error)
     if (refused.status >= 500 && config.ERROR_LOGS_ENABLED && refused.code === 'INTERNAL_ERROR') {
       log.error(
-        { request_id: req.requestId, method: req.method, path: req.path, err: refused.cause ?? error },
+        { request_id: req.requestId, method: req.method, path: loggedPath(req.path), err: refused.cause ?? error },
         'request failed',
       )
     }
@@ -150,8 +149,8 @@ export function createHttp(
     end(req, res, refused.status, text, 'unmatched')
   }
 
-  /** Turns whatever was thrown into a catalogued error. */
-  function asAppError(error: unknown): AppError {
+  /** What was thrown before an operation ran, as a catalogued error: a body that cannot be read, a refusal of the HTTP layer. */
+  function refusedByLayer(error: unknown): AppError {
     if (error instanceof AppError) return error
     const layer = error as { type?: string; status?: number; statusCode?: number; expose?: boolean; message?: string }
     const status = layer.status ?? layer.statusCode
@@ -184,7 +183,7 @@ export function createHttp(
       {
         request_id: req.requestId,
         method: req.method,
-        path: req.originalUrl.split('?', 1)[0],
+        path: loggedPath(req.originalUrl),
         status,
         ms: Math.round(ms * 10) / 10,
         principal_id: caller?.principal.id,
@@ -203,7 +202,7 @@ export function createHttp(
       const run = new Run(services, hooks, operation, req, res)
       try {
         const given = await run.carryOut(identify)
-        if (given.stream) {
+        if (given.stream && req.method !== 'HEAD') {
           res.statusCode = given.status
           res.setHeader('Content-Type', given.contentType as string)
           for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
@@ -211,6 +210,8 @@ export function createHttp(
           pipeline(given.stream, res, () => done(req, given.status, operation.path, run.caller))
           return
         }
+        given.stream?.destroy()
+        if (given.contentType) res.setHeader('Content-Type', given.contentType)
         for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
         const text =
           given.body === undefined || given.status === 204 || given.status === 304
@@ -223,14 +224,16 @@ export function createHttp(
         // A create that lost the race against the delete of its project is like one that came after it (identity, 3.5).
         const refused = isProjectGone(error)
           ? new AppError('RESOURCE_NOT_FOUND', { meta: { id: run.audit.project_id } })
-          : asAppError(error)
+          : error instanceof AppError
+            ? error
+            : new AppError('INTERNAL_ERROR', { cause: error })
         await run.recordRefusal(refused)
         if (refused.status >= 500 && refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
           log.error(
             {
               request_id: req.requestId,
               method: req.method,
-              path: req.path,
+              path: loggedPath(req.path),
               operation: operation.id,
               err: refused.cause ?? error,
             },
@@ -281,9 +284,6 @@ function bearerOf(): (req: Request) => string | null {
   }
 }
 
-/** Weak entity tag of a record's JSON text. */
-export const etagOf = (text: string): string => `W/"${createHash('sha1').update(text).digest('base64url')}"`
-
 const CLIENT_GONE = new Error('the client went away')
 const closedSignals = new WeakMap<Response, AbortSignal>()
 
@@ -310,6 +310,8 @@ class Run {
   readonly hooks: Hooks
   readonly operation: Operation
   readonly req: Wire
+  /** Read once: Express parses it anew at every access. */
+  readonly query: Record<string, unknown>
   readonly facts: RequestFacts
   readonly audit: AuditDraft
   private decided = false
@@ -324,6 +326,7 @@ class Run {
     this.hooks = hooks
     this.operation = operation
     this.req = req
+    this.query = req.query
     this.facts = {
       id: req.requestId,
       receivedAt: new Date(Date.now() - (performance.now() - req.startedAt)),
@@ -346,9 +349,6 @@ class Run {
 
   async carryOut(identify: (req: Request) => Promise<Caller | null>): Promise<Answer> {
     const { operation, req } = this
-    for (const value of Object.values(req.params))
-      if (typeof value !== 'string' || !storable(value))
-        raise('RESOURCE_NOT_FOUND', { meta: { id: String(value).slice(0, 200) } })
     this.readRawBody()
     if (operation.gate !== 'public') {
       const caller = await identify(req)
@@ -356,6 +356,9 @@ class Run {
       this.caller = caller
       if (caller.credential.type === 'api_key' && caller.project_id)
         await this.hooks.countRequest(caller, caller.project_id)
+      for (const value of Object.values(req.params))
+        if (typeof value !== 'string' || !storable(value))
+          raise('RESOURCE_NOT_FOUND', { meta: { id: String(value).slice(0, 200) } })
       await this.authorise(caller)
       if (caller.credential.type === 'api_key' && !caller.project_id && this.project)
         await this.hooks.countRequest(caller, this.project)
@@ -393,11 +396,9 @@ class Run {
     }
   }
 
-  /** The body must be a JSON object where there is one, and hold nothing the database cannot. */
+  /** The body must be a JSON object where there is one. */
   private readRawBody() {
     const { operation, req } = this
-    const query = checkStorable(req.query)
-    if (query) invalid(query)
     if (operation.method === 'get') return
     const body: unknown = req.body === '' ? undefined : req.body
     if (body !== undefined && (typeof body !== 'object' || body === null || Array.isArray(body))) {
@@ -406,11 +407,13 @@ class Run {
         meta: { problems: [{ code: 'INVALID_TYPE', path: '', message: 'must be a JSON object' }] },
       })
     }
-    if (body !== undefined) {
-      const problem = checkStorable(body)
-      if (problem) invalid(problem)
-    }
     this.body = body
+  }
+
+  /** Refuses a query or a body with what the database cannot hold. */
+  private requireStorable() {
+    const problem = checkStorable(this.query) ?? checkStorable(this.body)
+    if (problem) invalid(problem)
   }
 
   private async authorise(caller: Caller): Promise<void> {
@@ -456,7 +459,7 @@ class Run {
   private async loadItem(caller: Caller): Promise<KindRow> {
     const kind = this.operation.kind as Kind
     const id = this.req.params[this.operation.param as string] as string
-    this.audit.resource_public_id = id.slice(0, 200)
+    this.audit.resource_public_id = id
     if (kind.name === 'project') projectBinding(caller, id)
     const row = isIdOf(kind, id) ? await kind.find(this.services.pool, id) : null
     if (!row || !this.mayKnow(caller, row)) raise(kind.notFound, { meta: { id } })
@@ -497,7 +500,10 @@ class Run {
     if (named !== undefined && named !== null && typeof named !== 'string')
       invalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be a string' })
     let project = typeof named === 'string' ? named : caller.project_id
-    if (project === null && this.operation.projectOf) project = await this.operation.projectOf(body, this.services)
+    if (project === null && this.operation.projectOf) {
+      this.requireStorable()
+      project = await this.operation.projectOf(body, this.services)
+    }
     if (project === null)
       invalid({
         code: 'REQUIRED',
@@ -516,7 +522,7 @@ class Run {
     this.audit.resource_srn = targetName({ kind: check.kind, project_id: project })
     if (caller.project_id !== null && caller.project_id !== project) {
       this.audit.project_id = caller.project_id
-      this.audit.detail.requested_project = project.slice(0, 200)
+      this.audit.detail.requested_project = kept(project)
       projectBinding(caller, project)
     }
     this.audit.project_id = project
@@ -546,10 +552,10 @@ class Run {
   }
 
   private async authoriseList(caller: Caller, action: string, kind: Kind | null) {
-    const named = this.req.query.project_id
+    const named = this.query.project_id
     if (named !== undefined && typeof named !== 'string')
       invalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be one string' })
-    const project = (named as string | undefined) ?? caller.project_id
+    const project = named ?? caller.project_id
     if (!mayEver(caller, action)) {
       this.audit.project_id = caller.project_id
       raise('FORBIDDEN', { meta: { action } })
@@ -581,10 +587,11 @@ class Run {
   private context(): Context<unknown, unknown, KindRow | undefined> {
     const { operation, req, services, audit } = this
     const caller = this.caller as Caller
+    this.requireStorable()
     const page = operation.paged
-      ? parsePage(req.query as Record<string, unknown>, operation.pageSize)
+      ? parsePage(this.query, operation.pageSize)
       : { limit: operation.pageSize.default, offset: 0, from: null, to: null }
-    const query = operation.query ? parse(operation.query, req.query) : {}
+    const query = operation.query ? parse(operation.query, this.query) : {}
     if (operation.body && this.body === undefined && !operation.bodyOptional)
       invalid({ code: 'REQUIRED', path: '', message: 'a JSON body is required' })
     if (!operation.body && this.body !== undefined && Object.keys(this.body as object).length > 0) {
@@ -693,9 +700,7 @@ class Run {
     const kind = this.operation.kind as Kind
     const row = await kind.find(tx, (this.resource as KindRow).id, true)
     if (!row) raise(kind.notFound, { meta: { id: (this.resource as KindRow).id } })
-    if (wanted.trim() === '*') return
-    const current = etagOf(JSON.stringify(kind.present(row)))
-    if (!wanted.split(',').some(tag => tag.trim() === current)) raise('PRECONDITION_FAILED')
+    if (!namesTag(wanted, etagOf(JSON.stringify(kind.present(row))))) raise('PRECONDITION_FAILED')
   }
 
   /** Adds the record's tag; answers 304 to a client that already has it. */
@@ -709,7 +714,7 @@ class Run {
     const wanted = this.req.headers['if-none-match']
     const headers = { ...given.headers, ETag: tag }
     // An answer that adds a measured value to the record is worth sending although the record is the same.
-    if (text === record && wanted?.split(',').some(item => item.trim() === tag)) return answer(304, undefined, headers)
+    if (text === record && wanted !== undefined && namesTag(wanted, tag)) return answer(304, undefined, headers)
     this.bodyIsText = true
     return answer(200, text, headers)
   }
@@ -728,8 +733,8 @@ class Run {
       principal_type: caller.principal.type,
       principal_id: caller.principal.id,
       action: audit.action,
-      resource_srn: audit.resource_srn,
-      resource_public_id: audit.resource_public_id ?? createdId,
+      resource_srn: audit.resource_srn && kept(audit.resource_srn, 512),
+      resource_public_id: audit.resource_public_id ? kept(audit.resource_public_id) : createdId,
       status,
       request_id: facts.id,
       ip: facts.ip,
@@ -784,7 +789,7 @@ class Run {
       project_id: this.project,
       path: this.req.originalUrl.split('?', 1)[0],
       key,
-      request: JSON.stringify([this.req.query, this.req.body ?? null]),
+      request: JSON.stringify([this.query, this.req.body ?? null]),
     })
     if (claimed.kind === 'replay') {
       this.recorded = true

@@ -42,6 +42,12 @@ function redacted(object: Record<string, unknown>, depth = 0): Record<string, un
   return out
 }
 
+/** What a credential that was put into a path by mistake looks like. */
+const CREDENTIAL = /(sk_|whsec_|ort_|upt_|eyJ)[\w.-]{8,}/g
+
+/** A request's path as a log line shows it: without its query, and without credentials. */
+export const loggedPath = (url: string): string => url.split('?', 1)[0].replace(CREDENTIAL, '$1[redacted]')
+
 /**
  * The process log: JSON lines on stdout, one line per request and one per attempt of anything. Bodies and credentials
  * are never logged; the redaction is the second line of defence.

@@ -1,4 +1,3 @@
-import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { deliveryActors } from '../../jobs/delivery.ts'
 import { generationActors } from '../../jobs/generation.ts'
@@ -7,6 +6,7 @@ import { type App, createApp } from '../../src/app.ts'
 import { type Config, loadConfig } from '../../src/config.ts'
 import type { Clock } from '../../src/core/clock.ts'
 import { createLog } from '../../src/core/log.ts'
+import { openServer } from '../../src/core/server.ts'
 import { type OpenServices, openServices } from '../../src/core/services.ts'
 import { startWorkers, type Workers } from '../../src/core/worker.ts'
 import { cloneTemplate } from './postgres.ts'
@@ -120,7 +120,7 @@ export async function startApp(
     onRoundTrip: text => void statements.push(text),
   })
   const app: App = createApp(services)
-  const server: Server = createServer(app.http)
+  const server = openServer(app.http, { docsBaseUrl: config.DOCS_BASE_URL, log })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
   const concerns = { delivery: deliveryActors, generation: generationActors, snapshot: snapshotActors }
