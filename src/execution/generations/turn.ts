@@ -223,10 +223,11 @@ class Execution {
     let ended: (() => void) | null = null
     try {
       const refusal = await this.prepare()
-      await this.claim(refusal)
+      // Refused before it started: no claim, so that a crash here leaves nothing but the next look.
+      if (refusal) return await this.fail(refusal)
+      await this.claim()
       ended = liveTurns(this.services).run(this.generation.id, this.generation.attempt, controller)
       if (this.run.signal.aborted) throw new TurnLost()
-      if (refusal) return await this.fail(refusal)
       if (this.generation.lost_attempts >= LOST_ATTEMPTS_MAX) {
         return await this.fail({
           code: 'GENERATION_FAILED',
@@ -293,7 +294,7 @@ class Execution {
   }
 
   /** Takes the turn. On a resume, tells listeners that the interrupted step's text is void. Raises TurnLost. */
-  private async claim(refusal: RecordedFailure | null): Promise<void> {
+  private async claim(): Promise<void> {
     const { generation: before, services, run, loaded } = this
     const now = new Date().toISOString()
     const first = before.status === 'pending'
@@ -311,10 +312,9 @@ class Execution {
     }
     this.frames = new FrameWriter(services, after, loaded.lastFrame)
     const frames = []
-    if (after.streamed && first && !refusal) frames.push(this.frames.next('started', this.startedFrame(after)))
+    if (after.streamed && first) frames.push(this.frames.next('started', this.startedFrame(after)))
     if (after.streamed && !first && loaded.lastFrame > 0)
       frames.push(this.frames.next('step_restarted', { step: this.steps.length + 1 }))
-    const announce = first && !refusal
     const claim = {
       generation: before,
       attempt: after.attempt,
@@ -323,7 +323,7 @@ class Execution {
       agentVersion: after.agent_version as number,
       now,
       sealedWork:
-        announce && run.source?.prepare && this.work
+        first && run.source?.prepare && this.work
           ? services.secrets.seal(JSON.stringify(this.work), workSeal(before.id, before.project_id))
           : null,
       frames,
@@ -331,7 +331,7 @@ class Execution {
     const notifications = frames.length > 0 ? [{ channel: TURN_CHANNEL, payload: `${before.id} frames` }] : []
     const { started } = run.source ?? {}
     let got: boolean
-    if (announce && started) {
+    if (first && started) {
       got = await services.write(async tx => {
         if (!(await claimTurn(tx, { ...claim, outbox: { events: [], entries: [], notifications } }))) return false
         tx.emit('generations.started', after.project_id, presentGeneration(after))
@@ -339,7 +339,7 @@ class Execution {
         return true
       })
     } else {
-      const events = announce ? [this.event('generations.started', after)] : []
+      const events = first ? [this.event('generations.started', after)] : []
       got = await claimTurn(services.pool, { ...claim, outbox: { events, entries: [], notifications } })
     }
     if (!got) throw new TurnLost()

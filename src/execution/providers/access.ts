@@ -3,7 +3,7 @@ import type { Services } from '../../core/operation.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
 import { type AwsKeys, deploymentKeys } from './aws.ts'
 import { openCredentials, type Settings, settingsOf } from './config.ts'
-import { misconfigured } from './failure.ts'
+import { misconfigured } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
 
 export type GoogleAccount = { client_email: string; private_key: string; project_id: string | null }

@@ -1,6 +1,6 @@
 import { invalid, type Problem, raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
-import { misconfigured } from './failure.ts'
+import { misconfigured } from './misconfigured.ts'
 import type { ProviderConfig, ProviderRow, ProviderType } from './model.ts'
 
 /** What a credential value reads as; sent back, it means the stored one. */

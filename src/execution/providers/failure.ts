@@ -14,6 +14,7 @@ import {
 import { EgressBlockedError } from '../../core/egress.ts'
 import { AppError, type ErrorCode } from '../../core/errors.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
+import { misconfigured } from './misconfigured.ts'
 
 /** Why a call failed, as execution 2.4 classes it; null is deterministic and never repeated. */
 export type FailureClass = 'rate_limited' | 'timeout' | 'provider_error' | null
@@ -30,21 +31,6 @@ export type ModelFailure = {
   facts: { error_class: FailureClass; provider_status_code: number | null; error: string }
   cause: unknown
 }
-
-export type MisconfiguredReason =
-  | 'no_credential'
-  | 'no_project'
-  | 'secret_undecryptable'
-  | 'secret_shape'
-  | 'config_key'
-  | 'egress_blocked'
-
-/** A provider record that cannot be used as it stands (execution, 1.2.4). */
-export const misconfigured = (providerId: string | null, reason: MisconfiguredReason, message: string): AppError =>
-  new AppError('AI_PROVIDER_MISCONFIGURED', {
-    message,
-    meta: { reason, ...(providerId ? { ai_provider_id: providerId } : {}) },
-  })
 
 type About = {
   ai_provider_id: string

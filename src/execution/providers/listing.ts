@@ -4,7 +4,7 @@ import type { Services } from '../../core/operation.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { signedGet } from './aws.ts'
-import { misconfigured } from './failure.ts'
+import { misconfigured } from './misconfigured.ts'
 import type { ListedModel, ProviderRow, ProviderType } from './model.ts'
 import { googleKeys, locationOf, regionOf, vertexProject } from './models.ts'
 

@@ -1,7 +1,7 @@
 import type { LanguageModel } from 'ai'
 import type { Services } from '../../core/operation.ts'
 import { type Access, resolveAccess } from './access.ts'
-import { misconfigured } from './failure.ts'
+import { misconfigured } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
 
 /** The SDK's interface to one model. */

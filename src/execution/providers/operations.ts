@@ -7,7 +7,6 @@ import { anyOf, booleanQuery, listTable, pageOf, pageOfArray, textFilter } from 
 import { type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import './clone.ts'
-import { attemptCall } from './call.ts'
 import { checkCredential, checkProvider, openCredentials, sealConfig, tokenTexts } from './config.ts'
 import { listModels } from './listing.ts'
 import {
@@ -232,6 +231,7 @@ async function tryProvider(asked: {
 }) {
   const { services, resource, model, signal } = asked
   try {
+    const { attemptCall } = await import('./attempt.ts')
     const client = await modelClient(services, resource)
     const outcome = await attemptCall(services, client, resource, model, {
       system: null,

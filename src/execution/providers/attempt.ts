@@ -1,0 +1,232 @@
+import {
+  generateText,
+  InvalidToolInputError,
+  isStepCount,
+  jsonSchema,
+  type LanguageModelUsage,
+  type ModelMessage as SdkMessage,
+  streamText,
+  type ToolSet,
+} from 'ai'
+import type { Services } from '../../core/operation.ts'
+import type { ModelAnswer, ModelMessage, ModelRequest, ModelUsage } from './call.ts'
+import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
+import type { ProviderRow } from './model.ts'
+import type { LanguageModelV4, ModelClient } from './models.ts'
+import { schemaInstruction, strictFits } from './structured.ts'
+
+export { retryDelay } from './failure.ts'
+
+export type CallOutcome = { ok: true; answer: ModelAnswer } | { ok: false; failure: ModelFailure }
+
+/** One attempt. A failure of the vendor or of the record is a value; only an abort by the caller is thrown. */
+export async function attemptCall(
+  services: Services,
+  client: ModelClient,
+  provider: ProviderRow,
+  model: string,
+  request: ModelRequest,
+): Promise<CallOutcome> {
+  request.signal.throwIfAborted()
+  const deadline = new AbortController()
+  const abort = () => deadline.abort(request.signal.reason)
+  request.signal.addEventListener('abort', abort, { once: true })
+  const limit = services.config.MODEL_CALL_TIMEOUT_MS
+  let timedOut = false
+  const timer = setTimeout(() => {
+    timedOut = true
+    deadline.abort(new DOMException('timed out', 'TimeoutError'))
+  }, limit)
+  const progress = { started: false }
+  try {
+    const answer = await ask(client, model, request, deadline.signal, progress)
+    return { ok: true, answer: { ...answer, model, ai_provider_id: provider.id } }
+  } catch (error) {
+    if (request.signal.aborted) throw request.signal.reason
+    if (isOwnFault(error)) throw error
+    const failure = failureOf(error, {
+      ai_provider_id: provider.id,
+      model,
+      secrets: client.secrets,
+      timedOutAfter: timedOut ? limit : null,
+      started: progress.started,
+    })
+    return { ok: false, failure }
+  } finally {
+    clearTimeout(timer)
+    request.signal.removeEventListener('abort', abort)
+  }
+}
+
+type RawAnswer = Omit<ModelAnswer, 'model' | 'ai_provider_id'>
+
+async function ask(
+  client: ModelClient,
+  model: string,
+  request: ModelRequest,
+  signal: AbortSignal,
+  progress: { started: boolean },
+): Promise<RawAnswer> {
+  const settings = callSettings(client, model, request, signal)
+  if (!request.onDelta) {
+    const result = await generateText(settings)
+    return rawAnswer(result.text, result.toolCalls, result.finishReason, result.rawFinishReason, result.usage)
+  }
+  const result = streamText({ ...settings, onError: () => {} })
+  let text = ''
+  const calls: SdkToolCall[] = []
+  for await (const part of result.fullStream) {
+    if (part.type === 'text-delta') {
+      if (part.text === '') continue
+      progress.started = true
+      text += part.text
+      request.onDelta(part.text)
+    } else if (part.type === 'tool-call') calls.push(part)
+    else if (part.type === 'tool-input-start' || part.type === 'reasoning-delta') progress.started = true
+    else if (part.type === 'error') throw part.error
+    else if (part.type === 'abort') throw signal.reason
+    else if (part.type === 'finish-step')
+      return rawAnswer(text, calls, part.finishReason, part.rawFinishReason, part.usage)
+  }
+  throw new Error('the answer ended before it was complete')
+}
+
+function callSettings(client: ModelClient, model: string, request: ModelRequest, signal: AbortSignal) {
+  const { output_schema: schema, system } = request
+  const byInstruction = schema !== null && !client.structuredOutputs
+  const instructions = byInstruction ? [system, schemaInstruction(schema)].filter(Boolean).join('\n\n') : system
+  const responseFormat =
+    schema === null
+      ? undefined
+      : byInstruction
+        ? { type: 'json' as const }
+        : { type: 'json' as const, schema: schema as object, name: 'answer' }
+  const given = request.provider_options?.[client.type]
+  const options = {
+    ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: strictFits(schema) }),
+    ...(typeof given === 'object' && given !== null ? given : {}),
+  }
+  return {
+    model: exactly(client.model(model), { toolChoice: sdkToolChoice(request), responseFormat }),
+    instructions:
+      request.prompt_caching && instructions
+        ? { role: 'system' as const, content: instructions, providerOptions: CACHE_MARK }
+        : (instructions ?? undefined),
+    messages: sdkMessages(request.messages),
+    tools: request.tools.length > 0 ? sdkTools(request.tools) : undefined,
+    temperature: request.temperature ?? undefined,
+    maxOutputTokens: request.max_output_tokens ?? undefined,
+    topP: request.top_p ?? undefined,
+    seed: request.seed ?? undefined,
+    providerOptions: Object.keys(options).length > 0 ? { [client.optionsKey]: options as never } : undefined,
+    stopWhen: isStepCount(1),
+    maxRetries: 0,
+    abortSignal: signal,
+  }
+}
+
+/** Anthropic acts on it, on its own API and on bedrock; the others ignore it. */
+const CACHE_MARK = { anthropic: { cacheControl: { type: 'ephemeral' } }, bedrock: { cachePoint: { type: 'default' } } }
+
+/**
+ * The model with a tool choice and an answer format the SDK does not see: it would throw away an answer that ignores a
+ * forced choice, and parse a structured one, both of which are the loop's to judge.
+ */
+function exactly(
+  model: LanguageModelV4,
+  wanted: Pick<Parameters<LanguageModelV4['doGenerate']>[0], 'toolChoice' | 'responseFormat'>,
+): LanguageModelV4 {
+  return {
+    specificationVersion: 'v4',
+    provider: model.provider,
+    modelId: model.modelId,
+    supportedUrls: model.supportedUrls,
+    doGenerate: options =>
+      model.doGenerate({ ...options, ...(options.tools ? wanted : { ...wanted, toolChoice: undefined }) }),
+    doStream: options =>
+      model.doStream({ ...options, ...(options.tools ? wanted : { ...wanted, toolChoice: undefined }) }),
+  }
+}
+
+function sdkToolChoice({ tool_choice: choice }: ModelRequest) {
+  if (choice === null) return { type: 'auto' as const }
+  if (typeof choice === 'string') return { type: choice }
+  return { type: 'tool' as const, toolName: choice.tool_name }
+}
+
+const sdkTools = (tools: ModelRequest['tools']): ToolSet =>
+  Object.fromEntries(
+    tools.map(tool => [tool.name, { description: tool.description, inputSchema: jsonSchema(tool.parameters) }]),
+  )
+
+/** Messages without any content are left out: some vendors refuse them. */
+function sdkMessages(messages: ModelMessage[]): SdkMessage[] {
+  return messages.flatMap((message): SdkMessage[] => {
+    if (message.role === 'tool')
+      return [
+        {
+          role: 'tool',
+          content: message.content.map(part => ({
+            type: 'tool-result',
+            toolCallId: part.tool_call_id,
+            toolName: part.tool_name,
+            output: part.error
+              ? { type: 'error-json', value: { error: part.error } as never }
+              : typeof part.result === 'string'
+                ? { type: 'text', value: part.result }
+                : { type: 'json', value: (part.result ?? null) as never },
+          })),
+        },
+      ]
+    if (message.role === 'user') return [{ role: 'user', content: message.content }]
+    const parts =
+      typeof message.content === 'string' ? [{ type: 'text' as const, text: message.content }] : message.content
+    const content = parts
+      .filter(part => part.type !== 'text' || part.text !== '')
+      .map(part =>
+        part.type === 'text'
+          ? { type: 'text' as const, text: part.text }
+          : { type: 'tool-call' as const, toolCallId: part.tool_call_id, toolName: part.tool_name, input: part.args },
+      )
+    return content.length > 0 ? [{ role: 'assistant', content }] : []
+  })
+}
+
+type SdkToolCall = { toolCallId: string; toolName: string; input: unknown; invalid?: boolean; error?: unknown }
+
+function rawAnswer(
+  text: string,
+  calls: readonly SdkToolCall[],
+  finish: string,
+  rawFinish: string | undefined,
+  usage: LanguageModelUsage,
+): RawAnswer {
+  // An answer that says neither anything nor why it ended is none: a body without choices reads like this.
+  if (text === '' && calls.length === 0 && rawFinish === undefined) throw new Error('the answer is empty')
+  return {
+    text,
+    tool_calls: calls.map(call => ({
+      id: call.toolCallId,
+      tool_name: call.toolName,
+      args: call.input,
+      ...(call.invalid &&
+        InvalidToolInputError.isInstance(call.error) && { args_error: 'the arguments are not valid JSON' }),
+    })),
+    finish_reason: FINISH.has(finish) ? (finish as ModelAnswer['finish_reason']) : 'other',
+    usage: modelUsage(usage),
+  }
+}
+
+const FINISH = new Set(['stop', 'length', 'content-filter', 'tool-calls'])
+
+function modelUsage(usage: LanguageModelUsage): ModelUsage | null {
+  if (usage.inputTokens === undefined && usage.outputTokens === undefined) return null
+  const { cacheReadTokens = 0, cacheWriteTokens = 0, noCacheTokens } = usage.inputTokenDetails
+  return {
+    input_tokens: noCacheTokens ?? Math.max(0, (usage.inputTokens ?? 0) - cacheReadTokens - cacheWriteTokens),
+    cached_tokens: cacheReadTokens,
+    cache_write_tokens: cacheWriteTokens,
+    output_tokens: usage.outputTokens ?? 0,
+    reasoning_tokens: usage.outputTokenDetails.reasoningTokens ?? 0,
+  }
+}

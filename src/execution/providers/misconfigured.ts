@@ -1,0 +1,16 @@
+import { AppError } from '../../core/errors.ts'
+
+export type MisconfiguredReason =
+  | 'no_credential'
+  | 'no_project'
+  | 'secret_undecryptable'
+  | 'secret_shape'
+  | 'config_key'
+  | 'egress_blocked'
+
+/** A provider record that cannot be used as it stands (execution, 1.2.4). */
+export const misconfigured = (providerId: string | null, reason: MisconfiguredReason, message: string): AppError =>
+  new AppError('AI_PROVIDER_MISCONFIGURED', {
+    message,
+    meta: { reason, ...(providerId ? { ai_provider_id: providerId } : {}) },
+  })
