@@ -1,3 +1,4 @@
+import { readdirSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { runner } from 'node-pg-migrate'
 import pg from 'pg'
@@ -40,22 +41,9 @@ export async function migrate(
   }
 }
 
-/** Names of the migrations that a database still lacks. */
-export async function pendingMigrations(databaseUrl: string): Promise<string[]> {
-  const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster migrate' })
-  await client.connect()
-  try {
-    const pending = await runner({
-      dbClient: client,
-      dir: directory,
-      direction: 'up',
-      migrationsTable: 'migrations',
-      noLock: true,
-      dryRun: true,
-      log: () => {},
-    })
-    return pending.map(migration => migration.name)
-  } finally {
-    await client.end()
-  }
-}
+/** Names of the migrations there are, in their order. */
+export const migrationNames = (): string[] =>
+  readdirSync(directory)
+    .filter(file => file.endsWith('.sql'))
+    .map(file => file.slice(0, -'.sql'.length))
+    .sort()

@@ -1,0 +1,26 @@
+import { migrate } from '../core/migrate.ts'
+import { withConfig } from './environment.ts'
+import { CommandError, describe, note, print, printJson } from './output.ts'
+import './modules.ts'
+
+/** `muster migrate`: waits for the lock, runs what is missing, prints what ran. */
+export const migrateCommand = ({ data, json }: { data: string; json?: boolean }): Promise<void> =>
+  withConfig(data, async config => {
+    const waiting = setTimeout(() => note('another process migrates; waiting for its lock'), 2000)
+    const began = performance.now()
+    try {
+      const ran = await migrate(config.DATABASE_URL, { lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS })
+      const ms = Math.round(performance.now() - began)
+      if (json) return printJson({ ran, ms })
+      for (const name of ran) print(`ran ${name}`)
+      print(ran.length === 0 ? 'the database is up to date' : `${ran.length} migrations in ${ms} ms`)
+    } catch (error) {
+      const { host, pathname } = new URL(config.DATABASE_URL)
+      throw new CommandError(
+        `the database ${host}${pathname} cannot be migrated: ${describe(error)}`,
+        'Set DATABASE_URL to a database that exists, or run muster up, which brings its own.',
+      )
+    } finally {
+      clearTimeout(waiting)
+    }
+  })

@@ -1,0 +1,45 @@
+/** A command that cannot do what it was asked. `mend` says what to do about it. */
+export class CommandError extends Error {
+  readonly mend?: string
+  constructor(message: string, mend?: string) {
+    super(message)
+    this.mend = mend
+  }
+}
+
+/** Prints a line of a result on stdout. */
+export const print = (text = ''): void => void process.stdout.write(`${text}\n`)
+
+/** Prints a result as one JSON document. */
+export const printJson = (value: unknown): void => print(JSON.stringify(value, null, 2))
+
+/** Prints what goes on, on stderr, so that a result on stdout stays alone. */
+export const note = (text: string): void => void process.stderr.write(`${text}\n`)
+
+/** Rows as aligned columns under a heading, or `none` without rows. */
+export function table(columns: readonly string[], rows: readonly (string | number)[][], none: string): string {
+  if (rows.length === 0) return none
+  const cells = [columns, ...rows.map(row => row.map(String))]
+  const widths = columns.map((_, index) => Math.max(...cells.map(row => row[index].length)))
+  return cells
+    .map(row =>
+      row
+        .map((cell, index) => cell.padEnd(widths[index]))
+        .join('  ')
+        .trimEnd(),
+    )
+    .join('\n')
+}
+
+/**
+ * What a failure says to a user: the message with that of its cause, and the code of a refusal. A connection that was
+ * refused on every address of its host has no message of its own.
+ */
+export function describe(error: unknown): string {
+  if (!(error instanceof Error)) return String(error)
+  const { code, cause } = error as Error & { code?: string; cause?: unknown }
+  const first = error instanceof AggregateError ? error.errors.map(describe).join('; ') : ''
+  const message = error.message || first || code || error.name
+  const reason = cause instanceof Error ? describe(cause) : ''
+  return reason && !message.includes(reason) ? `${message}: ${reason}` : message
+}

@@ -1,0 +1,199 @@
+import assert from 'node:assert/strict'
+import { spawnSync } from 'node:child_process'
+import fs from 'node:fs'
+import net from 'node:net'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { stopEmbedded } from '../../src/core/embedded.ts'
+import { client, eventually } from '../support/app.ts'
+import { launch, type Running } from '../support/commands.ts'
+import { createDatabase, dropDatabase } from '../support/postgres.ts'
+
+type Report = {
+  url: string
+  model: { url: string } | null
+  admin: { username: string; password: string } | null
+  demo: { project_id: string; agent_id: string; session_id: string; key: string | null } | null
+}
+
+describe('muster up', function () {
+  this.timeout(60_000)
+
+  const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-up-'))
+  const data = path.join(base, 'data')
+  const pidFile = path.join(data, 'postgres/postmaster.pid')
+  const started: Running[] = []
+
+  before(() => fs.chmodSync(base, 0o755))
+  after(async () => {
+    for (const { child } of started) child.kill('SIGKILL')
+    await stopEmbedded(path.join(data, 'postgres'))
+    fs.rmSync(base, { recursive: true, force: true })
+  })
+
+  function start(args: string[] = [], env: Record<string, string> = {}): Running {
+    const running = launch('bin/muster.ts', ['up', '--data', data, '--port', '0', '--json', ...args], env)
+    started.push(running)
+    return running
+  }
+
+  /** Waits for the report that `up` prints once it answers. */
+  const reported = (running: Running): Promise<Report> =>
+    eventually<Report | null>(
+      () => {
+        assert.equal(running.child.exitCode, null, running.output.stderr)
+        return running.output.stdout.endsWith('}\n') ? JSON.parse(running.output.stdout) : null
+      },
+      { within: 50_000, what: 'the report of up' },
+    )
+
+  const say = (report: Report, key: string, message: string) =>
+    client(report.url, key).post(`/sessions/${report.demo?.session_id}/messages?wait=true`, { message })
+
+  let first: Report
+  let key: string
+  let token: string
+
+  it('brings a database, a first admin and a demo that can be talked to', async () => {
+    const running = start()
+    first = await reported(running)
+    assert.equal((await client(first.url, null).get('//readyz')).status, 200)
+
+    const signedIn = await client(first.url, null).post('/users/login', first.admin as object)
+    assert.equal(signedIn.status, 200)
+    token = signedIn.body.token
+    key = first.demo?.key as string
+    const said = await say(first, key, 'hello')
+    assert.equal(said.status, 201, JSON.stringify(said.body))
+    assert.equal(said.body.reply.content, 'echo: hello')
+
+    assert.equal(fs.statSync(path.join(data, 'secrets.json')).mode & 0o777, 0o600)
+    assert.equal(fs.existsSync(path.join(data, 'first-sign-in.json')), false)
+    assert.equal(await running.stop('SIGINT'), 0)
+    assert.equal(fs.existsSync(pidFile), false)
+  })
+
+  it('finds everything again: token, key, sealed values, and the demo with the address its model has now', async () => {
+    // Takes the preferred port of the model, unless something else has it.
+    const blocker = net.createServer().on('error', () => {})
+    blocker.listen(Number(new URL((first.model as { url: string }).url).port), '127.0.0.1')
+    try {
+      const running = start()
+      const second = await reported(running)
+      assert.equal(second.admin, null)
+      assert.deepEqual(second.demo, { ...first.demo, key: null })
+      assert.notEqual(second.model?.url, first.model?.url)
+      const admin = client(second.url, token)
+      const providers = await admin.get(`/ai-providers?project_id=${second.demo?.project_id}`)
+      assert.deepEqual(
+        providers.body.data.map((provider: { base_url: string }) => provider.base_url),
+        [second.model?.url],
+      )
+      assert.equal((await admin.get('/projects')).body.total, 1)
+      assert.equal((await say(second, key, 'again')).body.reply.content, 'echo: again')
+      assert.equal(await running.stop(), 0)
+    } finally {
+      blocker.close()
+    }
+  })
+
+  it('starts after it was killed, on the server that was left', async () => {
+    const killed = start()
+    await reported(killed)
+    assert.equal(await killed.stop('SIGKILL'), 'SIGKILL')
+    assert.ok(fs.existsSync(pidFile), 'the server outlives a killed owner')
+    const running = start()
+    const report = await reported(running)
+    assert.equal((await say(report, key, 'still there?')).body.reply.content, 'echo: still there?')
+    assert.equal(await running.stop(), 0)
+    assert.equal(fs.existsSync(pidFile), false)
+  })
+
+  it('a second one on the same directory is refused and the first goes on', async () => {
+    const running = start()
+    const report = await reported(running)
+    const other = start()
+    assert.equal(await other.ended, 1)
+    assert.match(other.output.stderr, /another muster up runs on this data directory/)
+    assert.equal((await say(report, key, 'alone')).body.reply.content, 'echo: alone')
+
+    const { port } = new URL(report.url)
+    const clash = launch('bin/muster.ts', ['up', '--data', path.join(base, 'other'), '--port', port])
+    assert.equal(await clash.ended, 1)
+    assert.match(clash.output.stderr, new RegExp(`port ${port} is in use`))
+    assert.equal(fs.existsSync(path.join(base, 'other/postgres')), false)
+    await running.stop()
+  })
+
+  it('a second signal ends it at once, and its database with it', async () => {
+    const running = start()
+    const report = await reported(running)
+    // A request whose body never comes keeps the first signal waiting.
+    const { hostname, port } = new URL(report.url)
+    const socket = net.connect(Number(port), hostname)
+    socket.on('error', () => {})
+    socket.write(
+      'POST /api/v1/users/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{',
+    )
+    await sleep(300)
+    running.child.kill('SIGTERM')
+    await sleep(50)
+    // What npm hands on when a terminal has sent it already.
+    running.child.kill('SIGTERM')
+    await sleep(1200)
+    assert.equal(running.child.exitCode, null)
+    const began = performance.now()
+    assert.equal(await running.stop('SIGINT'), 1)
+    assert.ok(performance.now() - began < 2000)
+    socket.destroy()
+    await eventually(() => !fs.existsSync(pidFile), { within: 10_000, what: 'the end of the server' })
+  })
+
+  it('a signal while it starts leaves nothing behind', async () => {
+    const running = start()
+    await eventually(() => fs.existsSync(pidFile), { within: 20_000 })
+    assert.equal(await running.stop(), 0)
+    assert.equal(fs.existsSync(pidFile), false)
+  })
+
+  it('uses the database that DATABASE_URL names, without a demo when asked', async () => {
+    const name = `muster_test_up_${process.pid}`
+    const url = await createDatabase(name)
+    const other = path.join(base, 'named')
+    try {
+      const running = launch('bin/muster.ts', ['up', '--data', other, '--port', '0', '--no-demo', '--json'], {
+        DATABASE_URL: url,
+        ADMIN_USERNAME: 'ada',
+        ADMIN_PASSWORD: 'a password of hers',
+      })
+      started.push(running)
+      const report = await reported(running)
+      assert.deepEqual([report.admin, report.demo, report.model], [null, null, null])
+      const login = { username: 'ada', password: 'a password of hers' }
+      assert.equal((await client(report.url, null).post('/users/login', login)).status, 200)
+      assert.equal(fs.existsSync(path.join(other, 'postgres')), false)
+      assert.equal(await running.stop(), 0)
+    } finally {
+      await dropDatabase(name)
+    }
+  })
+
+  it('prints a first conversation that can be pasted into a shell', async () => {
+    const other = path.join(base, 'shown')
+    const running = launch('bin/muster.ts', ['up', '--data', other, '--port', '0'])
+    started.push(running)
+    try {
+      await eventually(() => running.output.stdout.includes('users/login'), { within: 50_000 })
+      const { stdout } = running.output
+      assert.match(stdout, /^Muster answers at http:\/\/127\.0\.0\.1:\d+ after/)
+      const lines = stdout.split('\n')
+      const from = lines.findIndex(line => line.trim().startsWith('KEY='))
+      const { stdout: said } = spawnSync('sh', ['-c', lines.slice(from, from + 4).join('\n')], { encoding: 'utf8' })
+      assert.equal(JSON.parse(said).reply.content, 'echo: Hello, who are you?')
+    } finally {
+      await running.stop()
+      await stopEmbedded(path.join(other, 'postgres'))
+    }
+  })
+})
