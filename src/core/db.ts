@@ -110,6 +110,9 @@ export const rawQuery = (text: string, values: unknown[] = []): QuerySqlToken =>
     values: values as never,
   }) as unknown as QuerySqlToken
 
+/** A piece of SQL made elsewhere (pg-boss), without parameters. */
+export const rawFragment = (text: string): Fragment => Object.freeze({ ...sql.fragment``, sql: text })
+
 /** Lets pg-boss run its statements on a connection of ours, so that a message commits with what caused it. */
 export const executor = (db: Queryable): Executor => ({
   executeSql: async (text, values = []) => {

@@ -461,7 +461,7 @@ class Run {
     const id = this.req.params[this.operation.param as string] as string
     this.audit.resource_public_id = id
     if (kind.name === 'project') projectBinding(caller, id)
-    const row = isIdOf(kind, id) ? await kind.find(this.services.pool, id) : null
+    const row = isIdOf(kind, id) ? await (this.operation.find ?? kind.find)(this.services.pool, id) : null
     if (!row || !this.mayKnow(caller, row)) raise(kind.notFound, { meta: { id } })
     this.resource = row
     this.project = row.project_id
@@ -632,10 +632,10 @@ class Run {
         if (!check(action, target)) raise('FORBIDDEN', { meta: { action } })
       },
       allowed: check,
-      record: (tx, status, resourceId) => {
+      record: (outgoing, status, resourceId) => {
         const entry = this.entry(status, resourceId ?? null)
-        if (entry) tx.audit(entry)
-        tx.afterCommit(() => {
+        if (entry) outgoing.audit(entry)
+        outgoing.afterCommit(() => {
           this.recorded = true
         })
       },

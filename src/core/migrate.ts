@@ -13,11 +13,12 @@ const MIGRATION_LOCK = 7_310_542_201
  * Brings a database to the state of sql/ and of the declared queues; every queue must have been imported before.
  * Several processes may call it at once: one works, the others wait.
  * @param options.lockTimeoutMs how long to wait for the lock before giving up.
+ * @param options.jobRetentionDays how long finished messages are kept, default 7.
  * @returns the names of the migrations that ran.
  */
 export async function migrate(
   databaseUrl: string,
-  options: { lockTimeoutMs?: number; log?: (line: string) => void } = {},
+  options: { lockTimeoutMs?: number; jobRetentionDays?: number; log?: (line: string) => void } = {},
 ): Promise<string[]> {
   const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster migrate' })
   await client.connect()
@@ -34,7 +35,7 @@ export async function migrate(
       noLock: true,
       log: options.log ?? (() => {}),
     })
-    await createQueuesInDatabase(databaseUrl)
+    await createQueuesInDatabase(databaseUrl, { retentionDays: options.jobRetentionDays })
     return ran.map(migration => migration.name)
   } finally {
     await client.end()

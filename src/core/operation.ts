@@ -13,7 +13,7 @@ import type { Logger } from './log.ts'
 import type { Notifications } from './notify.ts'
 import type { Queues } from './queue.ts'
 import type { SecretBox } from './secretbox.ts'
-import type { Tx, Writer } from './write.ts'
+import type { Outgoing, Tx, Writer } from './write.ts'
 
 /** What every module may use. One per process. */
 export type Services = Writer & {
@@ -92,8 +92,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> =
     action: string,
     target: { kind: Kind<any>; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
   ): boolean
-  /** Writes the request's audit entry with a transaction that `run` opened itself. */
-  record(tx: Tx, status: number, resourceId?: string): void
+  /** Writes the request's audit entry with a change that `run` makes itself. */
+  record(outgoing: Outgoing, status: number, resourceId?: string): void
   /** For writes that change tags: the action must be allowed with the resulting tags too (identity, 6.3). */
   allowTags(tags: Record<string, string>): void
 }
@@ -123,6 +123,8 @@ export type Operation = {
   shape: 'item' | 'create' | 'list' | 'other'
   /** Path parameter that holds the item's id. */
   param: string | null
+  /** Reads the item with more than its kind does, for an operation that needs it at once. */
+  find: Kind['find'] | null
   paged: boolean
   /** Default and largest page size. */
   pageSize: { default: number; max: number }
@@ -200,6 +202,7 @@ export function itemOperation<
   target: Kind<Row>,
   declaration: Common<Q, B> & {
     param?: string
+    find?: Kind<Row>['find']
     decide?(caller: Caller, row: Row): Verdict
     run(context: Context<QueryOf<Q>, BodyOf<B>, Row>): Promise<unknown>
   },
@@ -209,6 +212,7 @@ export function itemOperation<
     kind: target as unknown as Kind,
     shape: 'item',
     param: declaration.param ?? `${target.name}_id`,
+    find: (declaration.find ?? null) as Operation['find'],
     decide: declaration.decide as Operation['decide'],
     run: declaration.run as Operation['run'],
   })
@@ -218,7 +222,7 @@ export function itemOperation<
 export function operation<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
   declaration: Common<Q, B> & Shaped<Q, B>,
 ): Operation {
-  const common = { ...base(declaration), param: null, run: declaration.run as Operation['run'] }
+  const common = { ...base(declaration), param: null, find: null, run: declaration.run as Operation['run'] }
   if ('creates' in declaration)
     return add({
       ...common,

@@ -116,6 +116,16 @@ export type DeadLetter = {
   died_at: Date
 }
 
+/**
+ * pg-boss's own insert into one queue as ctes of a `with`. `before` and `after` enclose the parameter, a json array of
+ * jobs as text; `notified` is the cte to select from at the end, without which nobody is woken.
+ */
+export type SendPart = { before: string; jobs: string; after: string; notified: string }
+
+/** What pg-boss 12.35 sends for an insert into a queue that notifies; test/core/queue.test.ts fails when it changes. */
+const INSERT =
+  /^\s*WITH\s+(ins AS \([\s\S]*\), notified AS \([\s\S]*\))\s*SELECT id FROM ins WHERE \(SELECT count\(\*\) FROM notified\) < 0\s*$/
+
 export type Queues = {
   boss: PgBoss
   /** pg-boss's pool, for statements of core/worker. */
@@ -130,6 +140,11 @@ export type Queues = {
    * @throws ZodError when data does not fit the queue's schema.
    */
   send(messages: Message[], executor?: Executor): Promise<void>
+  /**
+   * The same, taken apart so that it can ride in a statement of the caller's; see `SendPart`. Null when pg-boss builds
+   * its insert in a way that is not known here: send the messages then.
+   */
+  parts(messages: Message[]): Promise<SendPart[] | null>
   stats(): Promise<QueueStats[]>
   deadLetters: {
     /** Newest first. */
@@ -260,6 +275,26 @@ export async function openQueues(options: {
       for (const [name, jobs] of byQueue(messages)) {
         await boss.insert(name, jobs, executor ? { db: executor } : {})
       }
+    },
+
+    async parts(messages) {
+      const parts: SendPart[] = []
+      for (const [index, [name, jobs]] of byQueue(messages).entries()) {
+        let caught: { text: string; values: unknown[] } | null = null
+        const catcher: Executor = {
+          executeSql: async (text, values = []) => {
+            caught = { text, values }
+            return { rows: [] }
+          },
+        }
+        await boss.insert(name, jobs, { db: catcher })
+        const { text, values } = caught as unknown as { text: string; values: unknown[] }
+        const ctes = INSERT.exec(text.replaceAll(/\s+/g, ' '))?.[1]
+        const around = ctes?.replaceAll(/\b(ins|notified)\b/g, `$1_${index}`).split('$1')
+        if (around?.length !== 2 || values.length !== 1) return null
+        parts.push({ before: around[0], jobs: values[0] as string, after: around[1], notified: `notified_${index}` })
+      }
+      return parts
     },
 
     async stats() {

@@ -47,11 +47,12 @@ export async function openServices(
     databaseUrl: config.DATABASE_URL,
     connections: queueConnections,
     applicationName,
+    supervise: options.role === 'worker',
     log,
   })
   const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
   const egress = createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS })
-  const { write } = createWriter({
+  const writer = createWriter({
     pool,
     queues,
     eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
@@ -67,7 +68,7 @@ export async function openServices(
     notifications,
     secrets,
     egress,
-    write,
+    ...writer,
     close: () => {
       closing ??= (async () => {
         await notifications.close()

@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import type { AuditEntry } from './audit.ts'
-import { executor, type Fragment, inTransaction, type Pool, type Queryable, sql } from './db.ts'
+import { executor, type Fragment, inTransaction, type Pool, type Queryable, rawFragment, sql } from './db.ts'
 import { type EventName, makeEvent, type StoredEvent } from './events.ts'
-import { type Message, type Queue, type Queues, workQueue } from './queue.ts'
+import { type Message, type Queue, type Queues, type SendPart, workQueue } from './queue.ts'
 
 /**
  * Dispatch of events. An event row whose `dispatched_at` is null is the work; the statement that writes it notifies
@@ -19,8 +19,8 @@ export const dispatchQueue = workQueue('event.dispatch', {
   leaseSeconds: 60,
 })
 
-/** A transaction that also carries what follows from it: events, audit entries, messages and notifications commit with the rows. */
-export type Tx = Queryable & {
+/** What follows from a change and commits with it. */
+export type Outgoing = {
   /** Records an event. `record` is the resource as its GET returns it, with `id` (or `resourceId` given) and the project. */
   emit(
     name: EventName,
@@ -36,11 +36,27 @@ export type Tx = Queryable & {
   audit(entry: AuditEntry): void
   /** Runs after the commit; its failure is logged and changes nothing. */
   afterCommit(action: () => void): void
-  /** Runs last inside the transaction, before the outbox is written. */
-  beforeCommit(action: (tx: Tx) => void | Promise<void>): void
 }
 
-export type Writer = { write<T>(work: (tx: Tx) => Promise<T>): Promise<T> }
+/** A transaction that also carries what follows from it: events, audit entries, messages and notifications commit with the rows. */
+export type Tx = Queryable &
+  Outgoing & {
+    /** Runs last inside the transaction, before the outbox is written. */
+    beforeCommit(action: (tx: Tx) => void | Promise<void>): void
+  }
+
+/** A change that one statement makes: ctes, a condition that says whether it happened, and the columns of the answer. */
+export type OneStatement = { ctes: Fragment[]; guard: Fragment; columns: Fragment }
+
+export type Writer = {
+  /** Runs `work` in a transaction and writes what it sent, emitted and noted in one more statement. */
+  write<T>(work: (tx: Tx) => Promise<T>): Promise<T>
+  /**
+   * Makes a change and what follows from it in a single statement: one round trip, no begin, no commit. What follows is
+   * written only where the guard holds.
+   */
+  writeOne<Row>(work: (outgoing: Outgoing) => OneStatement): Promise<Row & { held: boolean }>
+}
 
 export type Outbox = {
   events: StoredEvent[]
@@ -72,6 +88,7 @@ const ENTRY_COLUMNS = [
 export function outboxParts(
   outbox: Outbox,
   guard: Fragment = sql.fragment`true`,
+  sends: SendPart[] = [],
 ): { ctes: Fragment[]; select: Fragment } {
   const { events, entries } = outbox
   const notifications =
@@ -116,18 +133,26 @@ export function outboxParts(
         [...ENTRY_COLUMNS],
       )} where ${guard})`)
   }
-  const select =
+  for (const { before, jobs, after } of sends) {
+    ctes.push(
+      sql.fragment`${rawFragment(before)}(case when ${guard} then ${jobs}::text else '[]' end)${rawFragment(after)}`,
+    )
+  }
+  const woken = sends.map(({ notified }) => sql.fragment` + (select count(*) from ${sql.identifier([notified])})`)
+  const told =
     notifications.length > 0
-      ? sql.fragment`select count(pg_notify(channel, payload)) as sent from ${sql.unnest(
+      ? sql.fragment`(select count(pg_notify(channel, payload)) from ${sql.unnest(
           notifications.map(item => [item.channel, item.payload]),
           ['text', 'text'],
-        )} as n (channel, payload) where ${guard}`
-      : sql.fragment`select 0 as sent`
+        )} as n (channel, payload) where ${guard})`
+      : sql.fragment`0`
+  const select = sql.fragment`select ${told}${woken.length > 0 ? sql.join(woken, sql.fragment``) : sql.fragment``} as sent`
   return { ctes, select }
 }
 
-async function writeOutbox(db: Queryable, outbox: Outbox): Promise<void> {
-  const { ctes, select } = outboxParts(outbox)
+async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<void> {
+  if (outbox.events.length + outbox.entries.length + outbox.notifications.length + sends.length === 0) return
+  const { ctes, select } = outboxParts(outbox, undefined, sends)
   const head = ctes.length > 0 ? sql.fragment`with ${sql.join(ctes, sql.fragment`, `)}` : sql.fragment``
   await db.query(sql.unsafe`${head} ${select}`)
 }
@@ -141,62 +166,94 @@ const entryEvent = (entry: AuditEntry, maxBytes: number): StoredEvent | null =>
 /** Makes the writer of a process. */
 export function createWriter(options: {
   pool: Pool
-  queues: Pick<Queues, 'send'>
+  queues: Pick<Queues, 'send' | 'parts'>
   eventMaxBytes: number
   onError: (error: unknown) => void
 }): Writer {
   const { pool, queues, eventMaxBytes, onError } = options
+
+  const gather = () => {
+    const outbox: Outbox = { events: [], entries: [], notifications: [] }
+    const messages: Message[] = []
+    const after: (() => void)[] = []
+    const outgoing: Outgoing = {
+      emit(name, projectId, record, more = {}) {
+        const resourceId = more.resourceId ?? record.id
+        if (!resourceId) throw new Error(`event ${name} without a resource id`)
+        outbox.events.push(makeEvent(name, projectId, resourceId, record, more.extra, eventMaxBytes))
+      },
+      send(queue, data, more = {}) {
+        messages.push({ queue, data, startAfter: more.startAfter })
+      },
+      notify(channel, payload) {
+        outbox.notifications.push({ channel, payload })
+      },
+      audit(entry) {
+        outbox.entries.push(entry)
+        const event = entryEvent(entry, eventMaxBytes)
+        if (event) outbox.events.push(event)
+      },
+      afterCommit(action) {
+        after.push(action)
+      },
+    }
+    return { outbox, messages, after, outgoing }
+  }
+
+  const committed = (after: (() => void)[]) => {
+    for (const action of after) {
+      try {
+        action()
+      } catch (error) {
+        onError(error)
+      }
+    }
+  }
+
   return {
     async write(work) {
       let after: (() => void)[] = []
       const value = await inTransaction(pool, async connection => {
-        const outbox: Outbox = { events: [], entries: [], notifications: [] }
-        const messages: Message[] = []
+        const { outbox, messages, outgoing, ...gathered } = gather()
         const before: ((tx: Tx) => void | Promise<void>)[] = []
-        after = []
-        const outgoing: Omit<Tx, keyof Queryable> = {
-          emit(name, projectId, record, more = {}) {
-            const resourceId = more.resourceId ?? record.id
-            if (!resourceId) throw new Error(`event ${name} without a resource id`)
-            outbox.events.push(makeEvent(name, projectId, resourceId, record, more.extra, eventMaxBytes))
-          },
-          send(queue, data, more = {}) {
-            messages.push({ queue, data, startAfter: more.startAfter })
-          },
-          notify(channel, payload) {
-            outbox.notifications.push({ channel, payload })
-          },
-          audit(entry) {
-            outbox.entries.push(entry)
-          },
-          afterCommit(action) {
-            after.push(action)
-          },
-          beforeCommit(action) {
+        // A transaction that is run again after a serialization failure gathers anew.
+        after = gathered.after
+        // The connection's methods are on its prototype, where a spread would not find them.
+        const tx: Tx = Object.assign(Object.create(connection) as Queryable, outgoing, {
+          beforeCommit(action: (tx: Tx) => void | Promise<void>) {
             before.push(action)
           },
-        }
-        // The connection's methods are on its prototype, where a spread would not find them.
-        const tx: Tx = Object.assign(Object.create(connection) as Queryable, outgoing)
+        })
         const result = await work(tx)
         for (const action of before) await action(tx)
-        for (const entry of outbox.entries) {
-          const event = entryEvent(entry, eventMaxBytes)
-          if (event) outbox.events.push(event)
-        }
-        if (outbox.events.length + outbox.entries.length + outbox.notifications.length > 0)
-          await writeOutbox(connection, outbox)
-        if (messages.length > 0) await queues.send(messages, executor(connection))
+        const sends = messages.length > 0 ? await queues.parts(messages) : []
+        await writeOutbox(connection, outbox, sends ?? [])
+        if (sends === null) await queues.send(messages, executor(connection))
         return result
       })
-      for (const action of after) {
-        try {
-          action()
-        } catch (error) {
-          onError(error)
-        }
-      }
+      committed(after)
       return value
+    },
+
+    async writeOne<Row>(work: (outgoing: Outgoing) => OneStatement) {
+      const { outbox, messages, after, outgoing } = gather()
+      const { ctes, guard, columns } = work(outgoing)
+      const sends = messages.length > 0 ? await queues.parts(messages) : []
+      const follows = outboxParts(outbox, guard, sends ?? [])
+      const statement = sql.unsafe`
+        with ${sql.join([...ctes, ...follows.ctes, sql.fragment`told as (${follows.select})`], sql.fragment`, `)}
+        select ${columns}, (${guard}) as held, (select sent from told) as told`
+      const row = (
+        sends !== null
+          ? await pool.one(statement)
+          : await inTransaction(pool, async connection => {
+              const made = (await connection.one(statement)) as { held: boolean }
+              if (made.held) await queues.send(messages, executor(connection))
+              return made
+            })
+      ) as Row & { held: boolean }
+      if (row.held) committed(after)
+      return row
     },
   }
 }

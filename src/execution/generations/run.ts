@@ -5,10 +5,11 @@ import { newId } from '../../core/ids.ts'
 import { answer, type Context, itemOperation, streamed } from '../../core/operation.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
 import type { ModelMessage } from '../providers/call.ts'
+import type { ProviderRow } from '../providers/model.ts'
 import { MetadataBag, UsageTotals } from './model.ts'
-import { findTrace } from './store.ts'
+import { findRunnableAgent, findTrace } from './store.ts'
 import { streamTurn } from './stream.ts'
-import { createTurn } from './turn.ts'
+import { createTurnAtOnce } from './turn.ts'
 import { expectTurn, raiseFailure } from './wait.ts'
 
 const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
@@ -116,6 +117,7 @@ export const generateOperation = itemOperation(agentKind, {
   summary: 'Run an agent: in the background, waited for, or streamed',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
+  find: findRunnableAgent,
   query: WaitQuery,
   body: GenerateInput,
   answers: { 202: Accepted, 200: GenerateResult },
@@ -135,7 +137,7 @@ export const generateOperation = itemOperation(agentKind, {
   transaction: false,
   async run(context) {
     const { body, query, services, caller, request } = context
-    const agent = context.resource as AgentRow
+    const agent = context.resource as AgentRow & { provider: ProviderRow | null }
     const messages = messagesOf(body)
     if (body.stream && query.wait === false)
       invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
@@ -149,8 +151,9 @@ export const generateOperation = itemOperation(agentKind, {
     const expected = waits ? expectTurn(services, generation_id) : null
     let created: { generation_id: string; trace_id: string }
     try {
-      created = await services.write(async tx => {
-        const turn = await createTurn(tx, services, {
+      created = await createTurnAtOnce(
+        services,
+        {
           generation_id,
           project_id: agent.project_id,
           agent_id: agent.id,
@@ -165,10 +168,10 @@ export const generateOperation = itemOperation(agentKind, {
           authority: principalRecord(caller),
           streamed: body.stream === true,
           shape: 'agent',
-        })
-        context.record(tx, waits || body.stream ? 200 : 202)
-        return turn
-      })
+        },
+        agent.provider,
+        outgoing => context.record(outgoing, waits || body.stream ? 200 : 202),
+      )
     } catch (error) {
       expected?.cancel()
       throw error

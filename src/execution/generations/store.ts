@@ -1,62 +1,90 @@
 import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
-import { type Outbox, outboxParts } from '../../core/write.ts'
+import { type OneStatement, type Outbox, outboxParts } from '../../core/write.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { type ProviderRow, providerColumns } from '../providers/model.ts'
 import type { GenerationRow, StepRow, TraceRow } from './model.ts'
 
 const json = (value: unknown): Fragment => jsonb(value)
 
+/** What a new turn is made of. */
+export type NewTurn = Pick<
+  GenerationRow,
+  | 'id'
+  | 'project_id'
+  | 'agent_id'
+  | 'trace_id'
+  | 'conversation_id'
+  | 'session_id'
+  | 'actor_id'
+  | 'initiator_generation_id'
+  | 'started_by_principal_type'
+  | 'started_by_principal_id'
+  | 'action_id'
+  | 'source'
+  | 'metadata'
+  | 'authority'
+  | 'permission'
+  | 'streamed'
+  | 'shape'
+  | 'deadline_at'
+  | 'created_at'
+> & { newTrace: boolean; parent_trace_id: string | null; root_trace_id: string | null; sealedWork: string }
+
+/** The project of a new turn as its insert found it; a paused one means that nothing was written. */
+export type ProjectFound = { project_id: string | null; paused_at: string | null; pause_reason: string | null }
+
 /**
  * Writes a pending generation, its trace when it is a new one, and its sealed bag, while it holds the project against a
- * pause: one round trip. Nothing is written in a paused project. Answers the project's pause and the agent's provider.
+ * pause. The ctes `project` and `runnable` tell what was found; nothing is written in a paused project.
  */
-export async function insertTurn(
-  db: Queryable,
-  turn: Pick<
-    GenerationRow,
-    | 'id'
-    | 'project_id'
-    | 'agent_id'
-    | 'trace_id'
-    | 'conversation_id'
-    | 'session_id'
-    | 'actor_id'
-    | 'initiator_generation_id'
-    | 'started_by_principal_type'
-    | 'started_by_principal_id'
-    | 'action_id'
-    | 'source'
-    | 'metadata'
-    | 'authority'
-    | 'permission'
-    | 'streamed'
-    | 'shape'
-    | 'deadline_at'
-    | 'created_at'
-  > & { newTrace: boolean; parent_trace_id: string | null; root_trace_id: string | null; sealedWork: string },
-): Promise<{ paused_at: string | null; pause_reason: string | null; provider: ProviderRow | null } | null> {
-  return (await db.maybeOne(sql.unsafe`
-    with project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share),
-    runnable as (select trace_content_mode as mode from project where paused_at is null),
-    new_trace as (
+export function newTurnParts(turn: NewTurn): OneStatement {
+  const ctes = [
+    sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
+    sql.fragment`runnable as (select trace_content_mode as mode from project where paused_at is null)`,
+    sql.fragment`new_trace as (
       insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
       select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
-      from runnable where ${turn.newTrace}),
-    new_generation as (
+      from runnable where ${turn.newTrace})`,
+    sql.fragment`new_generation as (
       insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, started_by_principal_type,
         started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, created_at, updated_at)
       select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
         ${turn.initiator_generation_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
         case when mode = 'full' then ${json(turn.metadata)} end, ${json(turn.authority)}, ${json(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
         ${turn.deadline_at}::timestamptz, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
-      from runnable),
-    kept as (insert into generation_work (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'full'),
-    hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')
-    select project.paused_at, project.pause_reason,
+      from runnable)`,
+    sql.fragment`kept as (insert into generation_work (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'full')`,
+    sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')`,
+  ]
+  return {
+    ctes,
+    guard: sql.fragment`exists (select 1 from runnable)`,
+    columns: sql.fragment`(select id from project) as project_id, (select paused_at from project) as paused_at, (select pause_reason from project) as pause_reason`,
+  }
+}
+
+/** The same inside a transaction, with the agent's provider. */
+export async function insertTurn(
+  db: Queryable,
+  turn: NewTurn,
+): Promise<ProjectFound & { provider: ProviderRow | null }> {
+  const { ctes, columns } = newTurnParts(turn)
+  return (await db.one(sql.unsafe`
+    with ${sql.join(ctes, sql.fragment`, `)} select ${columns},
       (select to_jsonb(pr) from agents a cross join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr
-        where a.id = ${turn.agent_id}) as provider
-    from project`)) as { paused_at: string | null; pause_reason: string | null; provider: ProviderRow | null } | null
+        where a.id = ${turn.agent_id}) as provider`)) as ProjectFound & { provider: ProviderRow | null }
+}
+
+/** An agent with its provider, for running it: one round trip. */
+export async function findRunnableAgent(
+  db: Queryable,
+  id: string,
+): Promise<(AgentRow & { provider: ProviderRow | null }) | null> {
+  return (await db.maybeOne(sql.unsafe`
+    select a.*, to_jsonb(pr) as provider from agents a
+    left join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr on true
+    where a.id = ${id}`)) as (AgentRow & { provider: ProviderRow | null }) | null
 }
 
 const workTable = (mode: 'full' | 'none') =>

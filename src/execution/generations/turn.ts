@@ -10,10 +10,11 @@ import type { Logger } from '../../core/log.ts'
 import { turns as turnsCounted } from '../../core/metrics.ts'
 import type { Services } from '../../core/operation.ts'
 import { entityMailbox } from '../../core/queue.ts'
-import type { Tx } from '../../core/write.ts'
+import type { Outgoing, Tx } from '../../core/write.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { callModel, type ModelAnswer, type ModelMessage } from '../providers/call.ts'
+import type { ProviderRow } from '../providers/model.ts'
 import { modelClient } from '../providers/models.ts'
 import { fault } from './fault.ts'
 import { FrameWriter } from './frames.ts'
@@ -29,6 +30,9 @@ import {
   journalStep,
   type LoadedTurn,
   loadTurn,
+  type NewTurn,
+  newTurnParts,
+  type ProjectFound,
   settleTurn,
 } from './store.ts'
 
@@ -82,18 +86,9 @@ export type TurnInput = {
 /** What binds a sealed bag to its turn. */
 export const workSeal = (id: string, projectId: string) => ({ kind: 'generation_work', id, project_id: projectId })
 
-/**
- * Writes a pending generation with its trace inside the caller's transaction; turns outside a conversation get their
- * wake-up too. Raises PROJECT_PAUSED, RESOURCE_NOT_FOUND (project gone) and AI_PROVIDER_MISCONFIGURED: nothing is
- * written when it refuses.
- */
-export async function createTurn(
-  tx: Tx,
-  services: Services,
-  input: TurnInput,
-): Promise<{ generation_id: string; trace_id: string }> {
+/** The row of a new turn, with its sealed bag. */
+function newTurn(services: Services, input: TurnInput): NewTurn {
   const id = input.generation_id ?? newId('gen')
-  const trace_id = input.trace_id ?? newId('trace')
   const work: Work = {
     messages: input.messages,
     system_extra: input.system_extra ?? [],
@@ -103,11 +98,11 @@ export async function createTurn(
     notes: {},
   }
   const shown = input.authority.via === null
-  const project = await insertTurn(tx, {
+  return {
     id,
     project_id: input.project_id,
     agent_id: input.agent_id,
-    trace_id,
+    trace_id: input.trace_id ?? newId('trace'),
     newTrace: !input.trace_id,
     parent_trace_id: input.parent_trace_id ?? null,
     root_trace_id: input.root_trace_id ?? null,
@@ -127,14 +122,58 @@ export async function createTurn(
     deadline_at: input.deadline_at ?? null,
     created_at: new Date().toISOString(),
     sealedWork: services.secrets.seal(JSON.stringify(work), workSeal(id, input.project_id)),
+  }
+}
+
+/** Raises what a turn's project refuses. */
+function checkProject(found: ProjectFound, projectId: string): void {
+  if (!found.project_id) raise('RESOURCE_NOT_FOUND', { meta: { id: projectId } })
+  if (found.paused_at) raise('PROJECT_PAUSED', { meta: { project_id: projectId, pause_reason: found.pause_reason } })
+}
+
+/** Raises AI_PROVIDER_NOT_FOUND and AI_PROVIDER_MISCONFIGURED: a provider that could not be called. */
+async function checkProvider(services: Services, provider: ProviderRow | null): Promise<void> {
+  if (!provider) raise('AI_PROVIDER_NOT_FOUND')
+  await modelClient(services, provider)
+}
+
+/**
+ * Writes a pending generation with its trace inside the caller's transaction; turns outside a conversation get their
+ * wake-up too. Raises PROJECT_PAUSED, RESOURCE_NOT_FOUND (project gone) and AI_PROVIDER_MISCONFIGURED, upon which the
+ * caller's transaction must not commit.
+ */
+export async function createTurn(
+  tx: Tx,
+  services: Services,
+  input: TurnInput,
+): Promise<{ generation_id: string; trace_id: string }> {
+  const turn = newTurn(services, input)
+  const found = await insertTurn(tx, turn)
+  checkProject(found, input.project_id)
+  await checkProvider(services, found.provider)
+  if (!input.conversation_id) tx.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
+  return { generation_id: turn.id, trace_id: turn.trace_id }
+}
+
+/**
+ * The same as a change of its own, in one round trip: the turn, its wake-up and what `note` adds (the audit entry of
+ * the request). `provider` is the agent's, read with the agent.
+ */
+export async function createTurnAtOnce(
+  services: Services,
+  input: TurnInput,
+  provider: ProviderRow | null,
+  note: (outgoing: Outgoing) => void,
+): Promise<{ generation_id: string; trace_id: string }> {
+  await checkProvider(services, provider)
+  const turn = newTurn(services, input)
+  const found = await services.writeOne<ProjectFound>(outgoing => {
+    outgoing.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
+    note(outgoing)
+    return newTurnParts(turn)
   })
-  if (!project) raise('RESOURCE_NOT_FOUND', { meta: { id: input.project_id } })
-  if (project.paused_at)
-    raise('PROJECT_PAUSED', { meta: { project_id: input.project_id, pause_reason: project.pause_reason } })
-  if (!project.provider) raise('AI_PROVIDER_NOT_FOUND')
-  await modelClient(services, project.provider)
-  if (!input.conversation_id) tx.send(generationRun, { generation_id: id, project_id: input.project_id })
-  return { generation_id: id, trace_id }
+  checkProject(found, input.project_id)
+  return { generation_id: turn.id, trace_id: turn.trace_id }
 }
 
 export type TurnOutcome = {
