@@ -33,6 +33,7 @@ export async function startWorker(
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_URL, {
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
+      jobRetentionDays: config.JOB_RETENTION_DAYS,
       log: line => log.debug(line),
     })
   const services = await openServices(config, { log, role: 'worker' })

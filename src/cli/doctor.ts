@@ -50,11 +50,31 @@ async function examine(env: Environment): Promise<Check[]> {
           mend: 'Correct the variable; muster settings says what it means.',
         }))
   if (!config) return checks
-  checks.push(baseUrl(config))
-  if (problems.some(({ variable }) => variable.startsWith('DATABASE_'))) return checks
-  const pool = await openPool({ databaseUrl: config.DATABASE_URL, connections: 2, applicationName: 'muster doctor' })
+  const broken = new Set(problems.map(({ variable }) => variable))
+  if (!broken.has('BASE_URL')) checks.push(baseUrl(config))
+  if ([...broken].some(variable => variable.startsWith('DATABASE_'))) return checks
+  const address = `${new URL(config.DATABASE_URL).host}${new URL(config.DATABASE_URL).pathname}`
+  let pool: Pool
   try {
-    checks.push(...(await examineDatabase(config, pool, env)))
+    pool = await openPool({ databaseUrl: config.DATABASE_URL, connections: 2, applicationName: 'muster doctor' })
+  } catch (error) {
+    checks.push({
+      name: 'database',
+      status: 'fail',
+      detail: `${address} does not answer: ${describe(error)}`,
+      mend: 'Start it, or correct DATABASE_URL; muster up brings a database of its own.',
+    })
+    return checks
+  }
+  try {
+    checks.push(...(await examineServer(pool, address)))
+    const missing = await missingMigrations(pool)
+    checks.push(missing)
+    if (missing.status === 'fail') return checks
+    checks.push(...(await examineQueues(config, pool, env)))
+    checks.push(...(await examineWorkers(config, pool)))
+    if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await examineKeys(config, pool)))
+    checks.push(await examineUsers(pool))
   } finally {
     await pool.end()
   }
@@ -95,52 +115,34 @@ const baseUrl = (config: Config): Check =>
         mend: 'Set BASE_URL to the address your callers use.',
       }
 
-async function examineDatabase(config: Config, pool: Pool, env: Environment): Promise<Check[]> {
-  const { host, pathname } = new URL(config.DATABASE_URL)
-  let asked = Date.now()
-  let facts: Awaited<ReturnType<typeof serverFacts>>
-  try {
-    await serverFacts(pool)
-    asked = Date.now()
-    facts = await serverFacts(pool)
-  } catch (error) {
-    return [
-      {
-        name: 'database',
-        status: 'fail',
-        detail: `${host}${pathname} does not answer: ${describe(error)}`,
-        mend: 'Start it, or correct DATABASE_URL; muster up brings a database of its own.',
-      },
-    ]
-  }
-  const answered = Date.now()
-  const checks: Check[] = [
-    facts.number >= OLDEST_SERVER
-      ? { name: 'database', status: 'ok', detail: `PostgreSQL ${facts.version} at ${host}${pathname}` }
-      : {
-          name: 'database',
-          status: 'fail',
-          detail: `PostgreSQL ${facts.version} is too old`,
-          mend: 'Upgrade the server to PostgreSQL 15 or later.',
-        },
-    clock((asked + answered) / 2 - facts.now_ms),
-  ]
+async function examineServer(pool: Pool, address: string): Promise<Check[]> {
+  // The first answer pays for the connection.
+  await serverFacts(pool)
+  const asked = Date.now()
+  const { version, number, now_ms } = await serverFacts(pool)
+  const skew = (asked + Date.now()) / 2 - now_ms
+  if (number >= OLDEST_SERVER)
+    return [{ name: 'database', status: 'ok', detail: `PostgreSQL ${version} at ${address}` }, clock(skew)]
+  const mend = 'Upgrade the server to PostgreSQL 15 or later.'
+  return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, mend }, clock(skew)]
+}
+
+async function missingMigrations(pool: Pool): Promise<Check> {
   const applied = await appliedMigrations(pool)
   const missing = migrationNames().filter(name => !applied.includes(name))
-  if (missing.length > 0) {
-    const detail = `${missing.length} are missing: ${missing.slice(0, 5).join(', ')}${missing.length > 5 ? ', ...' : ''}`
-    return [...checks, { name: 'migrations', status: 'fail', detail, mend: 'Run muster migrate.' }]
+  if (missing.length === 0) return { name: 'migrations', status: 'ok', detail: `${applied.length} have run` }
+  const named = `${missing.slice(0, 5).join(', ')}${missing.length > 5 ? ', ...' : ''}`
+  return {
+    name: 'migrations',
+    status: 'fail',
+    detail: `${missing.length} are missing: ${named}`,
+    mend: 'Run muster migrate.',
   }
-  checks.push({ name: 'migrations', status: 'ok', detail: `${applied.length} have run` })
-  checks.push(...(await examineQueues(config, pool, env)))
-  checks.push(...(await examineWorkers(config, pool)))
-  checks.push(...(await examineKeys(config, pool)))
-  checks.push(
-    (await anyUser(pool))
-      ? { name: 'users', status: 'ok', detail: 'there is at least one' }
-      : { name: 'users', status: 'warn', detail: 'there is none', mend: 'Run muster bootstrap.' },
-  )
-  return checks
+}
+
+async function examineUsers(pool: Pool): Promise<Check> {
+  if (await anyUser(pool)) return { name: 'users', status: 'ok', detail: 'there is at least one' }
+  return { name: 'users', status: 'warn', detail: 'there is none', mend: 'Run muster bootstrap.' }
 }
 
 function clock(skewMs: number): Check {

@@ -78,9 +78,9 @@ export async function deployment(dataDir: string): Promise<{ env: Environment; c
   }
 }
 
-/** The log of a command: warnings and worse on stderr unless LOG_LEVEL says otherwise. */
+/** The log of a command: errors on stderr unless LOG_LEVEL says otherwise. */
 export const commandLog = (env: Environment): Logger =>
-  createLog({ level: env.LOG_LEVEL || 'warn', destination: process.stderr })
+  createLog({ level: env.LOG_LEVEL || 'error', destination: process.stderr })
 
 /** Runs `work` with the configuration of the deployment. */
 export async function withConfig<T>(dataDir: string, work: (config: Config, log: Logger) => Promise<T>): Promise<T> {

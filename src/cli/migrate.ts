@@ -9,7 +9,10 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
     const waiting = setTimeout(() => note('another process migrates; waiting for its lock'), 2000)
     const began = performance.now()
     try {
-      const ran = await migrate(config.DATABASE_URL, { lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS })
+      const ran = await migrate(config.DATABASE_URL, {
+        lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
+        jobRetentionDays: config.JOB_RETENTION_DAYS,
+      })
       const ms = Math.round(performance.now() - began)
       if (json) return printJson({ ran, ms })
       for (const name of ran) print(`ran ${name}`)

@@ -108,7 +108,10 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   const config = loadConfig(env)
   const { host, port, pathname } = new URL(config.DATABASE_URL)
   if (config.AUTO_MIGRATE)
-    await migrate(config.DATABASE_URL, { lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS }).catch(error => {
+    await migrate(config.DATABASE_URL, {
+      lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
+      jobRetentionDays: config.JOB_RETENTION_DAYS,
+    }).catch(error => {
       throw new CommandError(`the database ${host}${pathname} cannot be migrated: ${describe(error)}`)
     })
   const migrated = { ...config, AUTO_MIGRATE: false }
