@@ -8,7 +8,14 @@ import pino, { type Logger } from 'pino'
 import { silentLog } from '../../src/core/log.ts'
 import { registry, reportQueues } from '../../src/core/metrics.ts'
 import { type Notifications, openNotifications } from '../../src/core/notify.ts'
-import { createQueuesInDatabase, type Message, message, openQueues, type Queues } from '../../src/core/queue.ts'
+import {
+  createQueuesInDatabase,
+  type Message,
+  message,
+  openQueues,
+  type Queues,
+  wakeChannel,
+} from '../../src/core/queue.ts'
 import { type Actor, actor, every, HandBack, startWorkers, type Workers } from '../../src/core/worker.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { fragile, mailbox, shared, tasks } from '../support/queue-fixtures.ts'
@@ -92,6 +99,34 @@ describe('core/queue and core/worker', function () {
         }),
       )
       assert.equal((await jobs(tasks.name)).length, 0)
+    })
+
+    it('messages of several queues ride in one statement of the caller', async () => {
+      const parts = await queues.parts([
+        message(mailbox, { id: 'a' }),
+        message(tasks, { id: 'b' }),
+        message(tasks, { id: 'c' }),
+      ])
+      assert.ok(parts, 'the shape of pg-boss inserts has changed')
+      assert.equal(parts.length, 2)
+      const listened: string[] = []
+      const { ready } = listen.listen(wakeChannel, name => listened.push(name))
+      await ready
+      const text = (held: boolean) => `
+        with ${parts.map(({ before, after }, n) => `${before}(case when ${held} then $${n + 1}::text else '[]' end)${after}`).join(', ')}
+        select ${parts.map(({ notified }) => `(select count(*) from ${notified})`).join(' + ')} as woken`
+      const values = parts.map(part => part.jobs)
+      await pool.query(text(false), values)
+      assert.equal((await pool.query('select 1 from pgboss.job_common')).rowCount, 0)
+      await pool.query(text(true), values)
+      const { rows } = await pool.query(`select name, data ->> 'id' as id from pgboss.job_common order by id`)
+      assert.deepEqual(rows, [
+        { name: 'test-mailbox', id: 'a' },
+        { name: 'test-tasks', id: 'b' },
+        { name: 'test-tasks', id: 'c' },
+      ])
+      while (listened.length < 2) await sleep(5)
+      assert.deepEqual(listened.sort(), ['test-mailbox', 'test-tasks'])
     })
 
     it('data that does not fit the schema is refused', async () => {
