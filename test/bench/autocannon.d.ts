@@ -8,7 +8,11 @@ declare module 'autocannon' {
       headers?: Record<string, string>
       body?: string
     }
-    type Result = { requests: { average: number; total: number }; statusCodeStats: Record<string, { count: number }> }
+    type Result = {
+      requests: { average: number; total: number }
+      latency: { p50: number; p99: number }
+      statusCodeStats: Record<string, { count: number }>
+    }
   }
   function autocannon(options: autocannon.Options): Promise<autocannon.Result>
   export default autocannon

@@ -274,7 +274,6 @@ describe('AI providers', () => {
   })
 
   it('never leave an agent dangling when a delete races its creation', async () => {
-    const outcomes = new Set<string>()
     for (let round = 0; round < 40; round++) {
       const { id } = await made()
       const [gone, agent] = await Promise.all(
@@ -288,9 +287,7 @@ describe('AI providers', () => {
       )
       const outcome = `${gone.status} ${agent.status} ${agent.body?.error?.code ?? ''}`.trim()
       assert.ok(['204 400 AI_PROVIDER_NOT_FOUND', '409 201'].includes(outcome), outcome)
-      outcomes.add(outcome)
     }
-    assert.equal(outcomes.size, 2, [...outcomes].join())
     const dangling = await app.services.pool.any(sql.unsafe`
       select 1 from agents a left join ai_providers p on p.id = a.ai_provider_id where p.id is null`)
     assert.equal(dangling.length, 0)
