@@ -1,10 +1,7 @@
 import { z } from 'zod'
-import { kind } from '../../core/kind.ts'
 import { TagBag, TagInput, type Tags } from '../../core/tags.ts'
 import { type ToolContext, ToolContextInput } from '../../core/tool-context.ts'
 import { TurnResult } from '../turns/result.ts'
-import { removeRow } from './remove.ts'
-import { findSession, sessionColumns } from './store.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
 
@@ -178,19 +175,4 @@ export const presentSession = (row: SessionRow) => ({
   forked_from_position: row.forked_from_position,
   created_at: row.created_at,
   updated_at: row.updated_at,
-})
-
-export const sessionKind = kind<SessionRow>({
-  name: 'session',
-  prefix: 'sess',
-  table: 'sessions',
-  tags: true,
-  references: [
-    { kind: 'agent', column: 'agent_id', on_delete: 'follow' },
-    { kind: 'actor', column: 'actor_id', on_delete: 'null' },
-  ],
-  columns: sessionColumns,
-  find: findSession,
-  present: presentSession,
-  remove: removeRow,
 })

@@ -22,6 +22,7 @@ import { changeSession } from './change.ts'
 import { createSession, projectOfAgent } from './create.ts'
 import { forkSession } from './fork.ts'
 import { generate } from './generate.ts'
+import { sessionKind } from './kind.ts'
 import { sendMessage } from './message.ts'
 import {
   ForkInput,
@@ -34,7 +35,6 @@ import {
   SessionMessageStored,
   SessionPatch,
   type SessionRow,
-  sessionKind,
 } from './model.ts'
 import { removeSession } from './remove.ts'
 import {

@@ -1,6 +1,6 @@
 import { AppError, type ErrorCode, type RecordedFailure, raise } from '../../core/errors.ts'
 import type { Tx } from '../../core/write.ts'
-import { type SessionRow, sessionKind } from './model.ts'
+import type { SessionRow } from './model.ts'
 import { findSession } from './store.ts'
 
 /** What the turns end with that a session takes down with it. */
@@ -16,7 +16,7 @@ export const ROLLED_BACK = failureOf('GENERATION_FAILED', 'rolled back', { reaso
 /** The session under its lock. Raises RESOURCE_NOT_FOUND when it is gone. */
 export async function lockSession(tx: Tx, id: string): Promise<SessionRow> {
   const session = await findSession(tx, id, true)
-  return session ?? raise(sessionKind.notFound, { meta: { id } })
+  return session ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
 /** Refuses messages and turns of a session that is not open: SESSION_CLOSED, SESSION_EXPIRED. */
