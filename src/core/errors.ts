@@ -15,8 +15,7 @@ const catalogue = {
   AI_PROVIDER_ERROR: { status: 502, description: 'Upstream AI provider error' },
   AI_PROVIDER_HAS_DEPENDENTS: {
     status: 409,
-    description:
-      'Live references always block; soft dependents (price overrides, usage) block until force=true; meta has counts, sample ids, forcible',
+    description: 'Live references always block; soft dependents (price overrides, usage) block until force=true',
   },
   AI_PROVIDER_MISCONFIGURED: {
     status: 400,
@@ -26,7 +25,7 @@ const catalogue = {
   AI_PROVIDER_NOT_FOUND: { status: 400, description: 'Referenced AI provider missing' },
   API_KEY_PROJECT_SCOPE: {
     status: 403,
-    description: 'Project-bound credential targets another project; meta scoped_project, requested_project',
+    description: 'Project-bound credential targets another project',
   },
   APPROVAL_ALREADY_RESOLVED: { status: 409, description: 'Approval already approved, rejected or expired' },
   APPROVAL_EXPIRED: { status: 409, description: 'Approval expired, can never execute' },
@@ -37,7 +36,7 @@ const catalogue = {
   APPROVAL_NOT_FOUND: { status: 404, description: 'Approval missing' },
   APPROVAL_REASON_REQUIRED: { status: 400, description: 'Rejecting requires a reason' },
   BOOTSTRAP_ALREADY_COMPLETED: { status: 409, description: 'A user already exists' },
-  CASE_STATE_CONFLICT: { status: 409, description: "The case's status forbids the call; meta.status" },
+  CASE_STATE_CONFLICT: { status: 409, description: "The case's status forbids the call" },
   CHAIN_NOT_FOUND: { status: 404, description: 'Continuation chain missing' },
   CHAT_NOT_FOUND: { status: 400, description: 'Referenced chat missing' },
   CONTENT_ON_HOLD: { status: 409, description: 'Purge under a legal hold' },
@@ -53,11 +52,11 @@ const catalogue = {
   },
   DECIDER_AGENT_NOT_TOOL_LESS: {
     status: 400,
-    description: "A decider's agent has a tool surface; meta agent_id, tools",
+    description: "A decider's agent has a tool surface",
   },
   DECIDER_TOOL_NOT_CALLABLE: {
     status: 400,
-    description: "A decider's tool is not http or pipeline, or its presets pin input or questions; meta tool_id",
+    description: "A decider's tool is not http or pipeline, or its presets pin input or questions",
   },
   DECISION_ANSWER_INVALID: { status: 422, description: "A decider tool's answer breaks the contract" },
   DECISION_INTERRUPTED: {
@@ -65,7 +64,7 @@ const catalogue = {
     description: 'The worker of a decision was lost and its tool call must not be repeated',
   },
   EMBEDDING_NOT_CONFIGURED: { status: 503, description: 'Embedding provider and model not configured' },
-  EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own; meta.scorer' },
+  EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
   EXCEPTION_ALREADY_RESOLVED: { status: 409, description: 'Exception item already resolved' },
   EXCEPTION_NOT_FOUND: { status: 404, description: 'Exception item missing' },
   FILE_ALREADY_INGESTED: { status: 409, description: 'File already backs a document' },
@@ -88,13 +87,11 @@ const catalogue = {
   },
   FORMATION_DELETE_FAILED: {
     status: 409,
-    description:
-      'Some resources could not be deleted; stack left delete_failed; meta.failures lists logical id, type, error',
+    description: 'Some resources could not be deleted; stack left delete_failed',
   },
   FORMATION_HANDLER_FAILED: {
     status: 502,
-    description:
-      'External handler for an operator-registered resource type failed; meta.resource_type, meta.request_type',
+    description: 'External handler for an operator-registered resource type failed',
   },
   FORMATION_INVALID_METADATA: {
     status: 400,
@@ -103,14 +100,14 @@ const catalogue = {
   FORMATION_MISSING_PARAMETERS: { status: 400, description: 'Required template parameters not supplied or empty' },
   FORMATION_OPERATION_IN_PROGRESS: {
     status: 409,
-    description: 'Write on a formation whose operation runs; meta.operation_id',
+    description: 'Write on a formation whose operation runs',
   },
   FORMATION_PLAN_STALE: { status: 409, description: 'Saved plan no longer matches live state' },
   FORMATION_PROTECTED: { status: 409, description: 'Delete of a protected formation' },
   FORMATION_REPLACE_CLEANUP_FAILED: {
     status: 500,
     description:
-      'Superseded resource not deleted after replacement; carried on the formation and operation, never a response status; meta.failures entries have logical_id, resource_type, physical_resource_id, error',
+      'Superseded resource not deleted after replacement; carried on the formation and operation, never a response status',
   },
   GENERATION_ALREADY_IN_PROGRESS: { status: 409, description: 'A generation is running for the session' },
   GENERATION_CONTENT_UNAVAILABLE: {
@@ -163,7 +160,7 @@ const catalogue = {
   MODEL_LISTING_UNSUPPORTED: { status: 400, description: 'Provider type cannot enumerate models (azure, ollama)' },
   MODEL_NOT_PRICED: {
     status: 409,
-    description: 'Generation on an unpriced model in a project that requires prices; meta unpriced_rows',
+    description: 'Generation on an unpriced model in a project that requires prices',
   },
   MODEL_ROUTE_HAS_DEPENDENTS: { status: 409, description: 'Route used by agents or a project default' },
   MODEL_ROUTE_NOT_FOUND: { status: 400, description: 'Referenced route missing' },
@@ -187,18 +184,18 @@ const catalogue = {
   ORCHESTRATION_POLL_EXHAUSTED: { status: 422, description: 'Poll node hit attempt limit with fail_on_timeout set' },
   ORCHESTRATION_RUN_DEPTH_LIMIT: {
     status: 409,
-    description: 'Nested child run would exceed depth bound; meta names depth, limit and which setting set it',
+    description: 'Nested child run would exceed depth bound',
   },
   ORCHESTRATION_RUN_NOT_AWAITING_INPUT: { status: 409, description: 'Run not awaiting input' },
   ORCHESTRATION_RUN_NOT_CANCELLABLE: { status: 409, description: 'Run already terminal' },
   ORCHESTRATION_RUN_NOT_FOUND: { status: 404, description: 'Run missing' },
-  ORCHESTRATION_RUN_NOT_PAUSABLE: { status: 409, description: 'Pause of a terminal run; meta.status' },
+  ORCHESTRATION_RUN_NOT_PAUSABLE: { status: 409, description: 'Pause of a terminal run' },
   ORCHESTRATION_RUN_NOT_RETRYABLE: { status: 409, description: 'Retry of a run that is live or succeeded' },
   ORCHESTRATION_RUN_PAUSED: { status: 409, description: 'Human input while a pause is in force' },
   ORCHESTRATION_VALIDATION_FAILED: {
     status: 400,
     description:
-      'Graph invalid (dangling edge, missing field, cycle, input_mapping naming a state key no upstream node writes); meta.problems',
+      'Graph invalid (dangling edge, missing field, cycle, input_mapping naming a state key no upstream node writes)',
   },
   OUTPUT_SCHEMA_STREAMING_UNSUPPORTED: { status: 400, description: 'Streaming with output_schema' },
   OUTPUT_SCHEMA_VALIDATION_FAILED: { status: 502, description: 'Model output violates output_schema or is not JSON' },
@@ -212,32 +209,30 @@ const catalogue = {
   PIPELINE_STEP_FAILED: { status: 422, description: 'A pipeline step failed' },
   PLAYBOOK_EXECUTION_CONFLICT: {
     status: 409,
-    description:
-      "Command not valid in the execution's or step's state, or another execution is active on the case; meta execution_id, step_key?, status",
+    description: "Command not valid in the execution's or step's state, or another execution is active on the case",
   },
-  PLAYBOOK_HAS_ACTIVE_EXECUTIONS: { status: 409, description: 'Delete of a playbook in use; meta.active_executions' },
+  PLAYBOOK_HAS_ACTIVE_EXECUTIONS: { status: 409, description: 'Delete of a playbook in use' },
   PLAYBOOK_STEP_FAILED: {
     status: 422,
-    description: 'Step timed out, was rejected, or could not be evaluated; meta step_key, reason',
+    description: 'Step timed out, was rejected, or could not be evaluated',
   },
-  PLAYBOOK_VALIDATION_FAILED: { status: 400, description: 'Playbook definition invalid; meta.problems' },
+  PLAYBOOK_VALIDATION_FAILED: { status: 400, description: 'Playbook definition invalid' },
   POLICY_HAS_DEPENDENTS: {
     status: 409,
-    description: 'Delete of a policy that is attached; meta counts, sample_ids, forcible false',
+    description: 'Delete of a policy that is attached',
   },
   POLICY_NOT_FOUND: { status: 400, description: 'Referenced policy missing' },
   PRECONDITION_FAILED: { status: 412, description: 'If-Match no longer matches' },
   PRICE_IN_EFFECT: { status: 409, description: 'Delete of a price row already effective' },
   PROJECT_DEFAULT_ROUTE_INHERITED: {
     status: 409,
-    description:
-      'Default_model_route_id cannot be cleared while consumers inherit it; repointing is allowed; meta count and sample ids',
+    description: 'Default_model_route_id cannot be cleared while consumers inherit it; repointing is allowed',
   },
   PROJECT_HAS_DEPENDENTS: { status: 409, description: 'Project has dependents; force=true deletes them too' },
   PROJECT_NOT_PAUSED: { status: 409, description: 'Resume of a project that is not paused' },
   PROJECT_PAUSED: {
     status: 409,
-    description: 'Work started, or one run or task resumed, in a paused project; meta project_id, pause_reason',
+    description: 'Work started, or one run or task resumed, in a paused project',
   },
   PROMOTION_GATE_UNMET: {
     status: 409,
@@ -248,24 +243,20 @@ const catalogue = {
   QUOTA_CONFLICT: { status: 409, description: 'Duplicate quota identity' },
   QUOTA_EXCEEDED: {
     status: 429,
-    description:
-      'Enforced flow quota exceeded; Retry-After header (seconds to window reset); meta quota_id, metric, limit, window, resets_at',
+    description: 'Enforced flow quota exceeded',
   },
   QUOTA_STORAGE_EXCEEDED: {
     status: 409,
-    description:
-      'Stored footprint over a storage_bytes quota; no Retry-After; meta quota_id, metric, limit, current_bytes (no resets_at)',
+    description: 'Stored footprint over a storage_bytes quota',
   },
   QUOTA_UNENFORCEABLE: {
     status: 409,
-    description:
-      'Cost cap with on_unpriced block cannot be measured (pricing blackout); no Retry-After; meta quota_id, metric, limit, window, unpriced_rows',
+    description: 'Cost cap with on_unpriced block cannot be measured (pricing blackout)',
   },
   REQUEST_REJECTED: { status: 400, description: 'Rejected by HTTP layer' },
   RESOURCE_NOT_FOUND: {
     status: 404,
-    description:
-      'Resource missing or invisible to the credential (a resource in another project looks identical); meta.id',
+    description: 'Resource missing or invisible to the credential (a resource in another project looks identical)',
   },
   SECRET_HAS_DEPENDENTS: {
     status: 409,
@@ -277,14 +268,14 @@ const catalogue = {
       'Stored trigger or webhook secret undecryptable after the encryption key changed; rotate the secret or restore the key',
   },
   SECRET_NOT_FOUND: { status: 400, description: 'Secret named by a secret token missing in the project' },
-  SERVICE_NOT_READY: { status: 503, description: '/readyz while a check fails or the process drains; meta.checks' },
+  SERVICE_NOT_READY: { status: 503, description: '/readyz while a check fails or the process drains' },
   SESSION_CLOSED: { status: 409, description: 'Session closed' },
   SESSION_EXPIRED: { status: 410, description: 'Session expired by inactivity' },
   SHARE_CAP_EXCEEDED: {
     status: 429,
-    description: 'Share cap spent; Retry-After; meta share_id, calls, window, retry_after, resets_at',
+    description: 'Share cap spent',
   },
-  SHARE_IN_USE: { status: 409, description: "The grantee's resources still name the shared resource; meta.references" },
+  SHARE_IN_USE: { status: 409, description: "The grantee's resources still name the shared resource" },
   SHARE_REVOKED: { status: 403, description: "Share, or the caller's acceptance, revoked by the publisher" },
   SINGLE_SESSION_CONFLICT: { status: 409, description: 'Open session already exists for the actor' },
   SYSTEM_MESSAGE_NOT_ALLOWED: {
@@ -313,30 +304,26 @@ const catalogue = {
   TEXT_ENCODED_TOOL_CALL: { status: 502, description: 'Model wrote a tool call as plain text' },
   TOOL_AUTH_FAILED: {
     status: 502,
-    description:
-      'Http tool execute.auth credentials could not be turned into a request credential; meta has token endpoint status and body when known',
+    description: 'Http tool execute.auth credentials could not be turned into a request credential',
   },
   TOOL_CALL_FAILED: {
     status: 422,
-    description:
-      "A transcript's tool result that failed without a code of its own; keeps the thrown message; meta.reason where the part names one. Everywhere else (node, firing, task, decision, direct call) such a failure is INTERNAL_ERROR with the constant message",
+    description: "A transcript's tool result that failed without a code of its own; keeps the thrown message",
   },
   TOOL_CALL_NOT_SUPPORTED: { status: 422, description: 'Tool type cannot run server-side (client tools)' },
   TOOL_DISPATCH_FAILED: {
     status: 422,
-    description:
-      'Workflow on_enter tool dispatch settled without a result (guardrail block or approval routing); meta tool_id, outcome',
+    description: 'Workflow on_enter tool dispatch settled without a result (guardrail block or approval routing)',
   },
   TOOL_EGRESS_BLOCKED: {
     status: 403,
-    description:
-      'Http or mcp tool target not publicly routable, bad scheme, or redirect chain too long; meta tool_url, tool_address',
+    description: 'Http or mcp tool target not publicly routable, bad scheme, or redirect chain too long',
   },
   TOOL_HAS_DEPENDENTS: {
     status: 409,
-    description: 'Tool named by a decider, ingestion rule or accepted share; meta counts, sample_ids, forcible',
+    description: 'Tool named by a decider, ingestion rule or accepted share',
   },
-  TOOL_HTTP_ERROR: { status: 502, description: 'Http tool got a non-2xx; meta upstream status, body, URL, method' },
+  TOOL_HTTP_ERROR: { status: 502, description: 'Http tool got a non-2xx' },
   TOOL_NOT_FOUND: { status: 400, description: 'Referenced tool missing' },
   TRIGGER_ACTION_NOT_ALLOWED: {
     status: 400,
@@ -362,24 +349,54 @@ const catalogue = {
   },
   VERSION_CONFLICT: {
     status: 409,
-    description: 'Stale expected_version in a body; meta current_version, expected_version',
+    description: 'Stale expected_version in a body',
   },
   WORKFLOW_HAS_OPEN_TASKS: { status: 409, description: 'Workflow has open tasks' },
   WORKFLOW_NOT_FOUND: { status: 404, description: 'Workflow missing' },
   WORKFLOW_VALIDATION_FAILED: {
     status: 400,
     description:
-      'Workflow invalid (duplicate state names, not exactly one initial state, unknown transition state, malformed guard, on_enter dispatch without target); meta.problems',
+      'Workflow invalid (duplicate state names, not exactly one initial state, unknown transition state, malformed guard, on_enter dispatch without target)',
   },
 } as const satisfies Record<string, { status: number; description: string }>
 
 export type ErrorCode = keyof typeof catalogue
 
-/** Messages that are fixed by the contract; every other code speaks with its description unless the raiser says more. */
+/** Messages a caller reads, the first three fixed by the contract; every other code speaks with its description unless the raiser says more. */
 const messages: Partial<Record<ErrorCode, string>> = {
   UNAUTHORIZED: 'Unauthorized',
   FORBIDDEN: 'Forbidden',
   INTERNAL_ERROR: 'Internal Server Error',
+  RESOURCE_NOT_FOUND: 'There is no such resource',
+  GENERATION_NOT_FOUND: 'There is no such generation',
+  ACTOR_NOT_FOUND: 'The actor named does not exist in the project',
+  AGENT_NOT_FOUND: 'The agent named does not exist in the project',
+  AI_PROVIDER_NOT_FOUND: 'The AI provider named does not exist in the project',
+  CHAT_NOT_FOUND: 'The chat named does not exist in the project',
+  POLICY_NOT_FOUND: 'The policy named does not exist',
+  SECRET_NOT_FOUND: 'The secret named does not exist in the project',
+  ACTOR_HAS_MESSAGES: 'The actor has written messages and cannot be deleted',
+  AGENT_AND_CHAT_EXCLUSIVE: 'An actor is linked to an agent or to a chat, not to both',
+  API_KEY_PROJECT_SCOPE: 'The credential is bound to another project',
+  FORCED_TOOL_CHOICE_CANNOT_STOP: 'tool_choice forces a tool on every step but nothing would stop the turn',
+  GENERATION_ALREADY_IN_PROGRESS: 'A generation is running already',
+  GENERATION_CONTENT_UNAVAILABLE: 'The content was never stored or has been erased',
+  IDEMPOTENCY_KEY_REUSED: 'The Idempotency-Key was used with another body',
+  IDEMPOTENCY_IN_PROGRESS: 'The first request with this Idempotency-Key still runs',
+  LAST_ADMIN_REQUIRED: 'No admin would be left',
+  NAME_CONFLICT: 'The name is taken',
+  OUTPUT_SCHEMA_STREAMING_UNSUPPORTED: 'An agent with an output_schema cannot be streamed',
+  PRECONDITION_FAILED: 'The record has changed since it was read',
+  PROJECT_NOT_PAUSED: 'The project is not paused',
+  PROJECT_PAUSED: 'The project is paused',
+  PROJECT_HAS_DEPENDENTS: 'The project still holds resources; force=true deletes them too',
+  QUOTA_CONFLICT: 'A quota with the same scope, metric and window exists',
+  QUOTA_EXCEEDED: 'The quota is spent for this window',
+  SERVICE_NOT_READY: 'The service is not ready',
+  SESSION_CLOSED: 'The session is closed',
+  SESSION_EXPIRED: 'The session has expired',
+  SINGLE_SESSION_CONFLICT: 'The actor has an open session with this agent',
+  SYSTEM_MESSAGE_NOT_ALLOWED: 'Messages with the role system are not accepted; use the instructions field',
 }
 
 const classHints: Record<number, string> = {

@@ -16,6 +16,8 @@ const generationSweep = workQueue('generation-sweep', {
 /** Who runs turns outside a conversation, and who looks for those whose wake-up is missing. */
 export function generationActors(services: Services): { actors: Actor[]; ticks: Tick[] } {
   const { config } = services
+  // The first turn does not wait for the SDK to load.
+  void import('../providers/attempt.ts')
   const run = actor(
     { ...generationRun, leaseSeconds: config.GENERATION_LEASE_SECONDS },
     {
