@@ -1,0 +1,374 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { withSettings } from '../../src/cli/settings.ts'
+import { conversationSweep } from '../../src/conversation/turns/handler.ts'
+import { sql } from '../../src/core/db.ts'
+import { findEmbedded, startEmbedded } from '../../src/core/embedded.ts'
+import { newId } from '../../src/core/ids.ts'
+import { silentLog } from '../../src/core/log.ts'
+import { actor, startWorkers } from '../../src/core/worker.ts'
+import { createTurn } from '../../src/execution/generations/turn.ts'
+import { eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { run } from '../support/commands.ts'
+import { createDatabase, dropDatabase } from '../support/postgres.ts'
+import { startReceiver } from '../support/receiver.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
+
+type Check = { name: string; status: string; detail: string; mend?: string }
+
+describe('muster', function () {
+  this.timeout(60_000)
+
+  let app: TestApp
+  before(async () => {
+    app = await startApp({ workers: ['delivery'] })
+  })
+  after(() => app?.close())
+
+  const muster = (args: string[], env: Record<string, string> = {}) =>
+    run('bin/muster.ts', args, { ...testEnvironment(app.databaseUrl), ...env })
+
+  /** Runs a command that prints JSON and must succeed. */
+  const json = async (...args: string[]) => {
+    const { code, stdout, stderr } = await muster([...args, '--json'])
+    assert.equal(code, 0, stderr)
+    return JSON.parse(stdout)
+  }
+
+  const diagnosis = async (env: Record<string, string> = {}) => {
+    const { code, stdout, stderr } = await muster(['doctor', '--json'], env)
+    assert.notEqual(stdout, '', stderr)
+    const { ok, checks } = JSON.parse(stdout) as { ok: boolean; checks: Check[] }
+    assert.equal(code, ok ? 0 : 1)
+    return { ok, checks, of: (name: string) => checks.filter(check => check.name === name) }
+  }
+
+  describe('usage', () => {
+    it('exits 2 for what it does not understand and 0 for help', async () => {
+      for (const args of [
+        [],
+        ['nonsense'],
+        ['up', '--port', '70000'],
+        ['reprocess', 'deliveries', '--from', 'yesterday'],
+        ['reprocess', 'deliveries', '--limit', '0'],
+        ['reprocess', 'generations', '--status', 'completed'],
+        ['reprocess', 'dead-letters', 'inspect'],
+        ['llm-double', 'serve', '--dims', '4'],
+      ])
+        assert.equal((await muster(args)).code, 2, args.join(' '))
+      const help = await muster(['--help'])
+      assert.equal(help.code, 0)
+      for (const command of ['up', 'migrate', 'bootstrap', 'doctor', 'reprocess', 'secrets', 'settings', 'llm-double'])
+        assert.match(help.stdout, new RegExp(`^  ${command}\\b`, 'm'))
+      assert.match(help.stdout, /Examples:/)
+      assert.equal((await muster(['--version'])).stdout, '0.1.0\n')
+    })
+
+    it('exits 1 and names a setting that cannot be used', async () => {
+      const { code, stderr } = await muster(['migrate'], { DATABASE_POOL_MAX: 'many' })
+      assert.equal(code, 1)
+      assert.match(stderr, /DATABASE_POOL_MAX: must be an integer/)
+    })
+
+    it('says what to do when no database answers', async () => {
+      const { code, stderr } = await muster(['migrate'], { DATABASE_URL: 'postgres://a:b@127.0.0.1:1/none' })
+      assert.equal(code, 1)
+      assert.match(stderr, /127\.0\.0\.1:1\/none cannot be migrated: .*ECONNREFUSED/)
+      assert.match(stderr, /DATABASE_URL/)
+    })
+
+    it('checks a script for the model double', async () => {
+      assert.equal((await muster(['llm-double', 'check', 'nowhere.yaml'])).code, 1)
+    })
+  })
+
+  describe('an empty database', () => {
+    const name = `muster_test_cli_${process.pid}`
+    let env: Record<string, string>
+    before(async () => {
+      env = { DATABASE_URL: await createDatabase(name) }
+    })
+    after(() => dropDatabase(name))
+
+    it('is diagnosed without being changed', async () => {
+      const { ok, of } = await diagnosis(env)
+      assert.equal(ok, false)
+      assert.equal(of('migrations')[0].status, 'fail')
+      assert.match(of('migrations')[0].mend as string, /muster migrate/)
+      assert.equal((await diagnosis(env)).of('migrations')[0].detail, of('migrations')[0].detail)
+    })
+
+    it('is migrated once, by whoever comes first', async () => {
+      const runs = await Promise.all([0, 1, 2].map(() => muster(['migrate', '--json'], env)))
+      const ran = runs.map(({ code, stdout, stderr }) => {
+        assert.equal(code, 0, stderr)
+        return JSON.parse(stdout).ran.length as number
+      })
+      const files = fs.readdirSync(path.join(root, 'sql')).length
+      assert.deepEqual(
+        ran.sort((a, b) => a - b),
+        [0, 0, files],
+      )
+    })
+
+    it('gets its first admin once', async () => {
+      const short = await muster(['bootstrap', '--username', 'ada', '--password', 'short'], env)
+      assert.equal(short.code, 1)
+      assert.match(short.stderr, /password/)
+      const unnamed = await muster(['bootstrap'], env)
+      assert.equal(unnamed.code, 1)
+      assert.match(unnamed.stderr, /no username given/)
+      const withPassword = { ...env, ADMIN_PASSWORD: 'a fine password' }
+      const made = await muster(['bootstrap', '--username', 'ada', '--json'], withPassword)
+      assert.equal(made.code, 0, made.stderr)
+      assert.equal(JSON.parse(made.stdout).role, 'admin')
+      const again = await muster(['bootstrap', '--username', 'eve'], withPassword)
+      assert.equal(again.code, 1)
+      assert.match(again.stderr, /BOOTSTRAP_ALREADY_COMPLETED/)
+    })
+  })
+
+  it('without DATABASE_URL works on the database that up keeps, running or not', async () => {
+    const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-cli-'))
+    fs.chmodSync(base, 0o755)
+    const dir = path.join(base, 'postgres')
+    const migrate = () => run('bin/muster.ts', ['migrate', '--data', base, '--json'])
+    try {
+      await (await startEmbedded({ dir })).stop()
+      const stopped = await migrate()
+      assert.equal(stopped.code, 0, stopped.stderr)
+      assert.equal(await findEmbedded(dir), null)
+      const server = await startEmbedded({ dir })
+      assert.deepEqual(JSON.parse((await migrate()).stdout).ran, [])
+      assert.equal(await findEmbedded(dir), server.url)
+      await server.stop()
+    } finally {
+      fs.rmSync(base, { recursive: true, force: true })
+    }
+  })
+
+  describe('doctor', () => {
+    const beat = (kinds: string[], age: string) =>
+      app.services.pool.query(sql.unsafe`
+        insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
+        values (${kinds.join('+')}, ${sql.array(kinds, 'text')}, now(), now() - ${age}::interval)
+        on conflict (instance_id) do update set beat_at = excluded.beat_at`)
+
+    it('names the concerns that no living worker runs', async () => {
+      await beat(['delivery'], '1 second')
+      await beat(['generation', 'snapshot'], '1 hour')
+      const ill = await diagnosis()
+      assert.equal(ill.ok, false)
+      assert.match(ill.of('workers')[0].detail, /runs generation, snapshot$/)
+      assert.match(ill.of('workers')[1].detail, /generation\+snapshot/)
+    })
+
+    it('finds nothing wrong with a deployment that works', async () => {
+      await beat(['generation', 'snapshot'], '1 second')
+      const { ok, checks } = await diagnosis({ BASE_URL: 'https://muster.example' })
+      assert.equal(ok, true, JSON.stringify(checks))
+      assert.deepEqual(
+        checks.map(({ name, status }) => `${name} ${status}`),
+        [
+          'configuration ok',
+          'base url ok',
+          'database ok',
+          'clock ok',
+          'migrations ok',
+          'queues ok',
+          'workers ok',
+          'encryption key ok',
+          'users ok',
+        ],
+      )
+    })
+
+    it('names every setting that cannot be used, and goes on', async () => {
+      const { of } = await diagnosis({ NODE_ENV: 'production', JWT_SECRET: '', PORT: 'x', WORKER_CONCURRENCY: '0' })
+      const named = of('configuration').map(({ detail }) => detail.split(':')[0])
+      assert.deepEqual(named.sort(), ['BASE_URL', 'JWT_SECRET', 'PORT', 'WORKER_CONCURRENCY'])
+      assert.equal(of('database')[0].status, 'ok')
+    })
+
+    it('says that the database does not answer', async () => {
+      const { ok, of } = await diagnosis({ DATABASE_URL: 'postgres://a:b@127.0.0.1:1/none' })
+      assert.equal(ok, false)
+      assert.match(of('database')[0].detail, /does not answer: .*ECONNREFUSED/)
+    })
+
+    it('warns of the development key and of a missing BASE_URL', async () => {
+      const { of } = await diagnosis({ SECRETS_ENCRYPTION_KEY: '' })
+      assert.match(of('encryption key')[0].detail, /development key/)
+      assert.equal(of('base url')[0].status, 'warn')
+    })
+
+    it('prints a line a check, with what mends it', async () => {
+      const { stdout } = await muster(['doctor'])
+      assert.match(stdout, /^ok {4}database +PostgreSQL \d+/m)
+      assert.match(stdout, /^warn {2}base url .*\n +Set BASE_URL/m)
+    })
+  })
+
+  describe('secrets', () => {
+    const OTHER = 'ab'.repeat(32)
+
+    it('verify and doctor find values whose key is gone, reencrypt moves them to the new one', async () => {
+      const { id } = await app.project()
+      const made = await app.admin.post('/secrets', { project_id: id, name: 'k', value: 'hidden' })
+      assert.equal(made.status, 201)
+      const old = app.config.SECRETS_ENCRYPTION_KEY[0]
+
+      const lost = await muster(['secrets', 'verify', '--json'], { SECRETS_ENCRYPTION_KEY: OTHER })
+      assert.equal(lost.code, 1)
+      assert.ok(JSON.parse(lost.stdout).undecryptable >= 1)
+      const ill = await diagnosis({ SECRETS_ENCRYPTION_KEY: OTHER })
+      assert.equal(ill.of('encryption key')[0].status, 'fail')
+
+      const rotating = { SECRETS_ENCRYPTION_KEY: OTHER, SECRETS_ENCRYPTION_KEY_PREVIOUS: old }
+      assert.equal((await diagnosis(rotating)).of('encryption key')[0].status, 'warn')
+      assert.equal((await muster(['secrets', 'verify'], rotating)).code, 0)
+      const done = await muster(['secrets', 'reencrypt', '--json'], rotating)
+      assert.equal(done.code, 0, done.stderr)
+      assert.equal(JSON.parse(done.stdout).remaining, 0)
+      assert.equal((await muster(['secrets', 'verify'], { SECRETS_ENCRYPTION_KEY: OTHER })).code, 0)
+      // Back, for the tests that follow.
+      const back = { SECRETS_ENCRYPTION_KEY: old, SECRETS_ENCRYPTION_KEY_PREVIOUS: OTHER }
+      assert.equal((await muster(['secrets', 'reencrypt'], back)).code, 0)
+    })
+
+    it('reencrypt exits 1 when values are left', async () => {
+      const { code, stderr } = await muster(['secrets', 'reencrypt'], { SECRETS_ENCRYPTION_KEY: OTHER })
+      assert.equal(code, 1)
+      assert.match(stderr, /[1-9]\d* values are left/)
+    })
+  })
+
+  it('reprocess deliveries sends failed ones again, once', async () => {
+    const receiver = await startReceiver()
+    const { id: project } = await app.project()
+    const hook = await app.admin.post('/webhooks', {
+      project_id: project,
+      name: 'hook',
+      url: receiver.url,
+      events: ['agents.*'],
+    })
+    const failed = async (age: string) => {
+      const id = newId('whd')
+      await app.services.pool.query(sql.unsafe`
+        insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope, status, attempts, created_at)
+        values (${id}, ${hook.body.id}, ${project}, ${newId('evt')}, 'agents.created', '{"id":"evt_x"}', 'failed', 3,
+          now() - ${age}::interval)`)
+      return id
+    }
+    const ids = [await failed('3 days'), await failed('1 hour'), await failed('1 minute')]
+    const recent = ['--from', new Date(Date.now() - 86_400_000).toISOString()]
+    const args = ['reprocess', 'deliveries', '--project', project]
+
+    assert.deepEqual(await json(...args, ...recent, '--dry-run'), { found: 2, redelivered: 0, dry_run: true })
+    assert.equal((await json(...args, '--id', ids[0], '--dry-run')).found, 1)
+    assert.equal((await json(...args, '--webhook', 'wh_other', '--dry-run')).found, 0)
+    assert.equal((await json(...args, '--limit', '1', ...recent)).redelivered, 1)
+    assert.equal((await json(...args, ...recent)).redelivered, 1)
+    assert.equal((await json(...args, ...recent)).redelivered, 0)
+    await eventually(() => receiver.requests.length === 2, { what: 'two deliveries' })
+    const again = await app.admin.get(`/webhook-deliveries?webhook_id=${hook.body.id}&limit=100`)
+    const origins = again.body.data.map((each: { redelivery_of: string | null }) => each.redelivery_of).filter(Boolean)
+    assert.deepEqual(origins.sort(), ids.slice(1).sort())
+    await receiver.close()
+  })
+
+  it('reprocess generations wakes turns without a message, and only those', async () => {
+    const { id: project } = await app.project()
+    const provider = await app.admin.post('/ai-providers', {
+      project_id: project,
+      name: 'none',
+      provider: 'custom',
+      base_url: 'http://127.0.0.1:1/v1',
+      default_model: 'm',
+    })
+    const agent = await app.admin.post('/agents', { project_id: project, ai_provider_id: provider.body.id })
+    assert.equal(agent.status, 201, JSON.stringify(agent.body))
+    const session = await app.admin.post('/sessions', { agent_id: agent.body.id, auto_generate: true })
+    const posted = await app.admin.post(`/sessions/${session.body.id}/messages`, { message: 'hello' })
+    const { id: user } = (await app.admin.get('/users/me')).body
+    const alone = await app.services.write(tx =>
+      createTurn(tx, app.services, {
+        project_id: project,
+        agent_id: agent.body.id,
+        messages: [{ role: 'user', content: 'hello' }],
+        authority: { type: 'user', id: user, via: null },
+        streamed: false,
+        shape: 'agent',
+      }),
+    )
+    const turns = [posted.body.generation_id, alone.generation_id].sort()
+    const args = ['reprocess', 'generations', '--project', project]
+    const waiting = async () =>
+      (await app.services.queues.stats())
+        .filter(({ queue }) => queue === 'conversation' || queue === 'generation-run')
+        .map(each => each.waiting)
+
+    assert.equal((await json(...args)).found, 0)
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common`)
+    const found = await json(...args, '--dry-run')
+    assert.deepEqual(found.generations.map(({ id }: { id: string }) => id).sort(), turns)
+    assert.deepEqual(await waiting(), [0, 0])
+    assert.equal((await json(...args, '--status', 'in_progress')).found, 0)
+    assert.equal((await json(...args, '--id', turns[0])).woken, 1)
+    assert.equal((await json(...args)).woken, 1)
+    assert.deepEqual(await waiting(), [1, 1])
+    assert.equal((await json(...args)).found, 0)
+  })
+
+  it('reprocess dead-letters lists, shows and replays them', async () => {
+    const { queues } = app.services
+    const workers = await startWorkers({
+      queues,
+      actors: [
+        actor(conversationSweep, {}, async () => {
+          throw new Error('does not work')
+        }),
+      ],
+      log: silentLog(),
+      concurrency: 1,
+      listen: app.services.notifications,
+    })
+    await queues.send([
+      { queue: conversationSweep, data: {} },
+      { queue: conversationSweep, data: {} },
+    ])
+    const name = conversationSweep.name
+    await eventually(async () => (await queues.deadLetters.list({ queue: name })).length === 2, { within: 20_000 })
+    await workers.stop(1000)
+    assert.match((await diagnosis()).of('dead letters')[0].detail, /conversation\.sweep 2/)
+
+    const letters = await json('reprocess', 'dead-letters', 'list', '--queue', name)
+    assert.equal(letters.length, 2)
+    const shown = await muster(['reprocess', 'dead-letters', 'list'])
+    assert.match(shown.stdout, new RegExp(`^${letters[0].id} +${name} +1 .*does not work`, 'm'))
+    const one = await muster(['reprocess', 'dead-letters', 'inspect', letters[0].id])
+    assert.equal(JSON.parse(one.stdout).queue, name)
+    const none = await muster(['reprocess', 'dead-letters', 'inspect', '00000000-0000-4000-8000-000000000000'])
+    assert.equal(none.code, 1)
+    const unknown = await muster(['reprocess', 'dead-letters', 'replay', '--queue', 'nothing'])
+    assert.equal(unknown.code, 1)
+    assert.match(unknown.stderr, /there is no queue nothing/)
+
+    const replay = ['reprocess', 'dead-letters', 'replay']
+    assert.equal((await json(...replay, '--dry-run')).found, 2)
+    assert.equal((await json(...replay, '--project', 'proj_other', '--dry-run')).found, 0)
+    assert.equal((await json(...replay, '--id', letters[1].id)).replayed, 1)
+    assert.deepEqual((await json(...replay, '--queue', name)).by_queue, { [name]: 1 })
+    assert.equal((await queues.deadLetters.list({ queue: name })).length, 0)
+    assert.equal((await queues.stats()).find(({ queue }) => queue === name)?.waiting, 2)
+  })
+
+  it('the settings in docs/operations.md are those of the code', () => {
+    const file = path.join(root, 'docs/operations.md')
+    const document = fs.readFileSync(file, 'utf8')
+    assert.equal(withSettings(document), document, 'run npm run docs')
+  })
+})

@@ -1,0 +1,154 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { createServer, request } from 'node:http'
+import type net from 'node:net'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { openPool, sql } from '../../src/core/db.ts'
+import { eventually, testEnvironment } from '../support/app.ts'
+import { launch, type Running, run } from '../support/commands.ts'
+import { cloneTemplate } from '../support/postgres.ts'
+import '../../src/api.ts'
+import '../../jobs/worker.ts'
+
+describe('web and worker processes', function () {
+  this.timeout(60_000)
+
+  let database: Awaited<ReturnType<typeof cloneTemplate>>
+  const started: Running[] = []
+  before(async () => {
+    database = await cloneTemplate()
+  })
+  after(async () => {
+    for (const { child } of started) child.kill('SIGKILL')
+    await Promise.all(started.map(({ ended }) => ended))
+    await database?.drop()
+  })
+
+  /** Starts a process and waits for its address: of the API, or of a worker's health. */
+  async function ready(file: string, args: string[] = [], env: Record<string, string> = {}) {
+    const running = launch(file, args, { ...testEnvironment(database.url), ...env })
+    started.push(running)
+    const port = await eventually(
+      () => {
+        assert.equal(running.child.exitCode, null, running.output.stdout + running.output.stderr)
+        return /"(?:health_)?port":(\d+)[^\n]*is ready/.exec(running.output.stdout)?.[1]
+      },
+      { within: 20_000, what: `${file} to be ready` },
+    )
+    return { running, url: `http://127.0.0.1:${port}`, port: Number(port) }
+  }
+
+  const status = async (url: string) => (await fetch(url)).status
+
+  /** A sign-in whose body is sent in two parts, so that it is in flight for as long as the test likes. */
+  async function inFlight(port: number) {
+    const body = JSON.stringify({ username: 'nobody', password: 'nothing' })
+    const req = request({
+      port,
+      host: '127.0.0.1',
+      method: 'POST',
+      path: '/api/v1/users/login',
+      headers: { 'content-type': 'application/json', 'content-length': Buffer.byteLength(body) },
+    })
+    const answered = once(req, 'response').then(([res]) => {
+      res.resume()
+      return res.statusCode as number
+    })
+    req.write(body.slice(0, 5))
+    await sleep(200)
+    return { finish: () => req.end(body.slice(5)), answered }
+  }
+
+  it('a web process finishes what is in flight, answers 503 meanwhile and exits 0', async () => {
+    const { running, url, port } = await ready('src/web.ts')
+    assert.equal(await status(`${url}/healthz`), 200)
+    assert.equal(await status(`${url}/readyz`), 200)
+    const { finish, answered } = await inFlight(port)
+    running.child.kill('SIGTERM')
+    await eventually(async () => (await status(`${url}/readyz`)) === 503, { within: 5000 })
+    assert.equal(await status(`${url}/healthz`), 200)
+    const refused = await fetch(`${url}/api/v1/users/me`)
+    assert.equal(refused.status, 503)
+    const body = (await refused.json()) as { error: { code: string } }
+    assert.equal(body.error.code, 'SERVICE_NOT_READY')
+    finish()
+    assert.equal(await answered, 401)
+    assert.equal(await running.ended, 0)
+  })
+
+  it('a web process waits no longer than SHUTDOWN_GRACE_MS', async () => {
+    const { running, port } = await ready('src/web.ts', [], { SHUTDOWN_GRACE_MS: '500' })
+    const { answered } = await inFlight(port)
+    const cut = assert.rejects(answered)
+    const began = performance.now()
+    assert.equal(await running.stop(), 0)
+    assert.ok(performance.now() - began < 5000)
+    await cut
+  })
+
+  it('the SIGINT of a terminal and its echo through npm are one signal; a later one ends at once', async () => {
+    const echoed = await ready('src/web.ts')
+    const first = await inFlight(echoed.port)
+    echoed.running.child.kill('SIGINT')
+    await sleep(20)
+    echoed.running.child.kill('SIGINT')
+    await sleep(200)
+    first.finish()
+    assert.equal(await first.answered, 401)
+    assert.equal(await echoed.running.ended, 0)
+
+    const impatient = await ready('src/web.ts')
+    const second = await inFlight(impatient.port)
+    second.answered.catch(() => {})
+    impatient.running.child.kill('SIGTERM')
+    await sleep(800)
+    assert.equal(await impatient.running.stop(), 1)
+  })
+
+  it('a worker runs the concerns named, shows its health and leaves no heartbeat when it stops', async () => {
+    const { running, url } = await ready('jobs/worker.ts', ['delivery', 'snapshot'], {
+      WORKER_HEARTBEAT_INTERVAL_MS: '200',
+    })
+    assert.match(running.output.stdout, /"kinds":\["delivery","snapshot"\]/)
+    assert.equal(await status(`${url}/healthz`), 200)
+    await eventually(async () => (await status(`${url}/readyz`)) === 200, { within: 10_000 })
+    assert.equal(await running.stop(), 0)
+    assert.match(running.output.stdout, /worker has stopped/)
+    const pool = await openPool({ databaseUrl: database.url, connections: 1 })
+    assert.equal(await pool.oneFirst(sql.unsafe`select count(*) from worker_heartbeats`), 0)
+    await pool.end()
+  })
+
+  it('a worker without arguments runs WORKER_KINDS', async () => {
+    const { running } = await ready('jobs/worker.ts', [], { WORKER_KINDS: 'snapshot' })
+    assert.match(running.output.stdout, /"kinds":\["snapshot"\]/)
+    assert.equal(await running.stop(), 0)
+  })
+
+  it('a worker refuses a concern that does not exist', async () => {
+    const { code, stderr } = await run('jobs/worker.ts', ['delivery', 'cooking'], testEnvironment(database.url))
+    assert.equal(code, 1)
+    assert.equal(stderr, 'cooking: is no concern of the worker; the concerns are delivery, generation, snapshot\n')
+  })
+
+  it('a setting that cannot be used is named, in one line', async () => {
+    for (const file of ['src/web.ts', 'jobs/worker.ts']) {
+      const { code, stderr } = await run(file, [], { ...testEnvironment(database.url), DATABASE_POOL_MAX: 'many' })
+      assert.equal(code, 1)
+      assert.equal(stderr, 'DATABASE_POOL_MAX: must be an integer\n')
+    }
+    const bare = await run('src/web.ts', [], { ...testEnvironment(database.url), NODE_ENV: 'production' })
+    assert.equal(bare.code, 1)
+    assert.equal(bare.stderr, 'BASE_URL: is required in production\n')
+  })
+
+  it('a port that is taken ends the process', async () => {
+    const blocker = createServer().listen(0, '127.0.0.1')
+    await once(blocker, 'listening')
+    const { port } = blocker.address() as net.AddressInfo
+    const { code, stdout } = await run('src/web.ts', [], { ...testEnvironment(database.url), PORT: String(port) })
+    assert.equal(code, 1)
+    assert.match(stdout, /EADDRINUSE/)
+    blocker.close()
+  })
+})
