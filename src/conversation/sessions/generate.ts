@@ -6,10 +6,9 @@ import type { Tx } from '../../core/write.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { streamTurn } from '../../execution/generations/stream.ts'
 import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
-import { lockConversation } from '../conversations/store.ts'
 import { cancelTurns, enqueueTurn, mailboxState, type TurnRow } from '../turns/mailbox.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
-import { CANCELLED, INTERRUPTED, lockSession, ROLLED_BACK, requireOpen } from './state.ts'
+import { CANCELLED, INTERRUPTED, lockBoth, ROLLED_BACK, requireOpen } from './state.ts'
 import { countTakeover } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
@@ -37,7 +36,7 @@ export async function generate(
     invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   const turn = await services.write(async tx => {
-    const session = await lockSession(tx, resource.id)
+    const { session, conversation } = await lockBoth(tx, resource)
     requireOpen(session)
     const agent = await admitTurn(tx, services, {
       project_id: session.project_id,
@@ -45,8 +44,6 @@ export async function generate(
       model: body.model,
     })
     if (stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
-    const conversation = await lockConversation(tx, session.conversation_id)
-    if (!conversation) throw new Error(`session ${session.id} without conversation`)
     if (conversation.message_count === 0)
       invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
     await makeWay(tx, services, session, body.on_busy ?? 'reject', {
@@ -54,7 +51,7 @@ export async function generate(
       takeovers: resource.takeovers,
     })
     const input = turnInput(session, caller, {
-      tool_context: await turnContext(tx, session, sent),
+      tool_context: turnContext(session, sent),
       model: body.model,
       streamed: stream,
     })

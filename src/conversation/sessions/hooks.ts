@@ -47,7 +47,7 @@ sessionHooks.load = async (db, sessionId) => {
     agent_id,
     actor_id,
     status,
-    tool_context: await turnContext(db, session, null),
+    tool_context: turnContext(session, null),
     row: session,
   }
 }

@@ -2,10 +2,10 @@ import type { z } from 'zod'
 import { type Answer, answer, type Context } from '../../core/operation.ts'
 import { callerContext } from '../../core/tool-context.ts'
 import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
-import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { appendMessage } from '../conversations/store.ts'
 import { coalesceAuto } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
-import { lockSession, requireOpen } from './state.ts'
+import { lockBoth, requireOpen } from './state.ts'
 import { noteRequestedTurn, requestedTurn, touchSession } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
@@ -24,10 +24,8 @@ export async function sendMessage(
   const { services, caller, body, query, resource, request } = context
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   const { message, created, generation_id, delayed } = await services.write(async tx => {
-    const session = await lockSession(tx, resource.id)
+    const { session, conversation } = await lockBoth(tx, resource)
     requireOpen(session)
-    const conversation = await lockConversation(tx, session.conversation_id)
-    if (!conversation) throw new Error(`session ${session.id} without conversation`)
     const stored = await appendMessage(tx, conversation, {
       role: 'user',
       content: body.message,
@@ -41,7 +39,7 @@ export async function sendMessage(
     await touchSession(tx, session.id)
     if (!session.auto_generate) return { ...stored, delayed, generation_id: null }
     const input = turnInput(session, caller, {
-      tool_context: await turnContext(tx, session, sent),
+      tool_context: turnContext(session, sent),
       streamed: false,
     })
     const { generation_id } = await coalesceAuto(tx, services, conversation, {

@@ -153,6 +153,8 @@ export type SessionRow = {
   updated_at: string
   /** Never on the wire: how often a turn was aborted in favour of another. */
   takeovers: number
+  /** Never on the wire: the name the end user has outside. */
+  actor_external_id: string | null
 }
 
 export const presentSession = (row: SessionRow) => ({

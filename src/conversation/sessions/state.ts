@@ -1,5 +1,6 @@
 import { AppError, type ErrorCode, type RecordedFailure, raise } from '../../core/errors.ts'
 import type { Tx } from '../../core/write.ts'
+import { type ConversationRow, lockConversation } from '../conversations/store.ts'
 import type { SessionRow } from './model.ts'
 import { findSession } from './store.ts'
 
@@ -17,6 +18,17 @@ export const ROLLED_BACK = failureOf('GENERATION_FAILED', 'rolled back', { reaso
 export async function lockSession(tx: Tx, id: string): Promise<SessionRow> {
   const session = await findSession(tx, id, true)
   return session ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
+}
+
+/** The same with the conversation, in one statement less: a session keeps its conversation. */
+export async function lockBoth(
+  tx: Tx,
+  { id, conversation_id }: Pick<SessionRow, 'id' | 'conversation_id'>,
+): Promise<{ session: SessionRow; conversation: ConversationRow }> {
+  const conversation = await lockConversation(tx, conversation_id)
+  const session = conversation && (await findSession(tx, id))
+  if (!session) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  return { session, conversation }
 }
 
 /** Refuses messages and turns of a session that is not open: SESSION_CLOSED, SESSION_EXPIRED. */

@@ -18,7 +18,8 @@ export const sessionColumns = sql.fragment`t.id, t.project_id, t.agent_id, t.con
   t.status as stored_status, t.name, t.actor_id, t.tags, t.auto_generate, t.message_delay_seconds, t.inactivity_ttl_seconds,
   t.tool_context, t.last_activity_at, (select q.started_at ${openTurns} and q.state = 'running') as generating_at,
   (select count(*) ${openTurns} and q.state = 'queued') as queued_turns, t.forked_from_session_id, t.forked_from_position,
-  t.created_at, t.updated_at, t.takeovers`
+  t.created_at, t.updated_at, t.takeovers,
+  (select a.external_id from actors a where a.id = t.actor_id) as actor_external_id`
 
 /**
  * One session. Its lock is that of its conversation: whoever changes the one or the other holds it, so that a session's
@@ -157,10 +158,6 @@ export const shareAgent = (db: Queryable, id: string): Promise<SessionAgent | nu
 
 export const agentProject = (db: Queryable, id: string): Promise<string | null> =>
   db.maybeOneFirst(sql.unsafe`select project_id from agents where id = ${id}`) as Promise<string | null>
-
-/** The name an end user has outside; null for an unknown one or one without. */
-export const externalIdOf = (db: Queryable, actorId: string): Promise<string | null> =>
-  db.maybeOneFirst(sql.unsafe`select external_id from actors where id = ${actorId}`) as Promise<string | null>
 
 export type SessionMessageRow = {
   role: 'user' | 'assistant'

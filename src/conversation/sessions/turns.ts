@@ -1,5 +1,4 @@
 import { type Caller, principalRecord } from '../../core/caller.ts'
-import type { Queryable } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { mergeContext, type ToolContext } from '../../core/tool-context.ts'
@@ -9,24 +8,18 @@ import { lockConversation } from '../conversations/store.ts'
 import { cancelTurns, clearMailbox, mailboxState } from '../turns/mailbox.ts'
 import type { SessionRow } from './model.ts'
 import { CANCELLED } from './state.ts'
-import { externalIdOf } from './store.ts'
 
 /**
  * The bag of a turn: the session's, then the request's, then what the platform says about session and end user, which
  * no caller can say (conversation, 0.3).
  */
-export async function turnContext(
-  db: Queryable,
-  session: SessionRow,
-  sent: ToolContext | null | undefined,
-): Promise<ToolContext> {
-  const stamps: ToolContext = { sessionId: session.id }
-  if (session.actor_id !== null) {
-    stamps.actorId = session.actor_id
-    const external = await externalIdOf(db, session.actor_id)
-    if (external !== null) stamps.actorExternalId = external
+export function turnContext(session: SessionRow, sent: ToolContext | null | undefined): ToolContext {
+  const said = {
+    sessionId: session.id,
+    ...(session.actor_id !== null && { actorId: session.actor_id }),
+    ...(session.actor_external_id !== null && { actorExternalId: session.actor_external_id }),
   }
-  return mergeContext(session.tool_context, sent, stamps)
+  return mergeContext(session.tool_context, sent, said)
 }
 
 /** A turn of the session's agent, whose messages are read when it starts. */
