@@ -12,14 +12,13 @@ import { silentLog } from '../../src/core/log.ts'
 import { type OpenServices, openServices } from '../../src/core/services.ts'
 import { testEnvironment } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
+import type { Row } from './rows.ts'
 
 /**
  * Deliveries a second of one worker process to a local receiver, from events that wait to be dispatched to the last
  * post; time from the commit of one event to its receipt when idle; database round trips a delivery.
  * Usage: node test/bench/deliveries.ts [deliveries, default 10000]
  */
-export type Row = { what: string; value: number; unit: string; target?: string }
-
 type Report = { count: number; first: number; last: number }
 
 const EVENTS_A_WRITE = 20

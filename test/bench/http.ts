@@ -4,7 +4,7 @@ import { pathToFileURL } from 'node:url'
 import autocannon from 'autocannon'
 import pg from 'pg'
 import { startApp, testEnvironment } from '../support/app.ts'
-import type { Row } from './run.ts'
+import type { Row } from './rows.ts'
 
 /**
  * Requests a second of one web process beside bare Express with the same statements, both on this machine and in this

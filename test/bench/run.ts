@@ -1,7 +1,5 @@
 import { startServer } from '../support/postgres.ts'
-
-/** One measured number. `target` is what it is wanted to be; a miss is printed, never failed. */
-export type Row = { what: string; value: number; unit: string; target?: string; note?: string }
+import type { Row } from './rows.ts'
 
 const missed = ({ value, target }: Row): boolean => {
   const [, relation, bound] = /^(>=|<=|<|>)\s*([\d.]+)$/.exec(target ?? '') ?? []

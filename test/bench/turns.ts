@@ -6,7 +6,7 @@ import { startAgentApp } from '../execution/fixtures.ts'
 import { openStream } from '../execution/streams.ts'
 import { client, testEnvironment } from '../support/app.ts'
 import { countStatements, memory, start } from './http.ts'
-import type { Row } from './run.ts'
+import type { Row } from './rows.ts'
 
 /**
  * Waited and streamed turns with web and worker in two processes and a double that answers at once.
