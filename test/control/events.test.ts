@@ -164,6 +164,28 @@ describe('events', () => {
     assert.equal(receiver.requests[1].body, receiver.requests[0].body)
   })
 
+  it('that cannot be dispatched go on alone, with retries, and hold up no other', async () => {
+    await hook(['agents.*', 'generations.*'])
+    const { pool } = app.services
+    await pool.query(sql.unsafe`
+      create function refuse_delivery() returns trigger language plpgsql as 'begin raise exception ''refused''; end'`)
+    await pool.query(sql.unsafe`
+      create trigger refuse_delivery before insert on webhook_deliveries for each row
+      when (new.event_type = 'agents.updated') execute function refuse_delivery()`)
+    await app.services.write(async tx => {
+      tx.emit('agents.updated', project, { id: 'agent_00000000000000000000000006' })
+      tx.emit('generations.completed', project, { id: 'gen_00000000000000000000000006' })
+    })
+    await eventually(() => receiver.requests.length === 1)
+    assert.equal(receiver.requests[0].event.event, 'generations.completed')
+    assert.equal((await events('&event=agents.updated')).data[0].dispatched_at, null)
+    await pool.query(sql.unsafe`drop trigger refuse_delivery on webhook_deliveries`)
+    await pool.query(sql.unsafe`drop function refuse_delivery`)
+    await eventually(() => receiver.requests.length === 2)
+    assert.equal(receiver.requests[1].event.event, 'agents.updated')
+    await eventually(async () => (await events('&event=agents.updated')).data[0].dispatched_at !== null)
+  })
+
   it('of a project without webhooks are marked as dispatched', async () => {
     const made = await makeSecret()
     await eventually(async () => (await events(`&resource_id=${made.id}`)).data[0].dispatched_at !== null)

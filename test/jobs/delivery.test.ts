@@ -302,6 +302,33 @@ describe('delivery', () => {
     await hung.close()
   })
 
+  it('of one project leaves room for others, and for each of its webhooks in turn', async () => {
+    const share = 125
+    const slow = await startReceiver((_, response) => void setTimeout(() => response.end(), 150))
+    await Promise.all(Array.from({ length: 40 }, () => use.hook(slow.url)))
+    const crowd = use.project
+    use.project = (await app.project()).id
+    await use.hook(receiver.url)
+    await app.services.write(async tx => {
+      for (let i = 0; i < 20; i++) tx.emit('secrets.updated', crowd, { id: `sec_${i}` })
+    })
+    await eventually(() => slow.most >= 100)
+    const started = performance.now()
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    assert.ok(performance.now() - started < 700, `${performance.now() - started} ms`)
+    assert.ok(slow.requests.length < 800)
+    await eventually(() => slow.requests.length === 800, { within: 15_000 })
+    assert.ok(slow.most <= share, `${slow.most} at once`)
+    await pause(500)
+    const left = await app.services.pool.oneFirst(
+      sql.unsafe`select count(*) from webhook_deliveries where project_id = ${crowd} and status <> 'completed'`,
+    )
+    assert.equal(left, 0)
+    assert.equal(slow.requests.length, 800)
+    await slow.close()
+  })
+
   it('finds its way without being told, by the sweep', async () => {
     const { id } = await use.hook(receiver.url)
     await use.write()

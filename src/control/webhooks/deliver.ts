@@ -56,10 +56,20 @@ export const backoff = (attempts: number): number =>
   FIRST_BACKOFF_MS * 2 ** (attempts - 1) * (1 + Math.random() * JITTER)
 
 /**
- * One attempt: opens the secret, signs, posts, judges the answer. Never throws for what a receiver does. `signal` cuts
- * it off; it then counts for nothing.
+ * One attempt: opens the secret, signs, posts, judges the answer. Never throws: what a receiver does is an outcome, and
+ * a fault of ours is a failed attempt. `signal` cuts it off; it then counts for nothing.
  */
 export async function attempt(services: Services, delivery: Claimed, signal: AbortSignal): Promise<Outcome> {
+  try {
+    return await send(services, delivery, signal)
+  } catch (error) {
+    services.log.error({ err: error, delivery_id: delivery.id }, 'delivery attempt broke')
+    const broken = { kind: 'failed', reason: 'connect', message: 'internal error' } as const
+    return judge(broken, delivery.attempts + 1, signal)
+  }
+}
+
+async function send(services: Services, delivery: Claimed, signal: AbortSignal): Promise<Outcome> {
   const { config, clock, egress, secrets, log } = services
   const sealed = sealedFor(delivery.webhook_id, delivery.project_id)
   const opened = secrets.open(delivery.sealed_secret, sealed)

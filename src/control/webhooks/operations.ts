@@ -126,7 +126,7 @@ const get = itemOperation(webhook, {
 
 const change = (method: 'patch' | 'put') =>
   itemOperation(webhook, {
-    id: method === 'patch' ? 'updateWebhook' : 'putWebhook',
+    id: method === 'patch' ? 'updateWebhook' : 'replaceWebhook',
     method,
     path: '/webhooks/{webhook_id}',
     summary: 'Change the fields given',

@@ -41,7 +41,8 @@ type Lane = Target & {
 /** A claimed delivery and when its lease ends for certain. */
 type Work = { delivery: Claimed; until: number }
 
-type Ended = Work & { outcome: Outcome; ms: number }
+/** `ms` is null for one that was given back without an attempt. */
+type Ended = Work & { outcome: Outcome; ms: number | null }
 
 /**
  * Sends what is due (control, 2.6). The rows are the work: the pump is told which webhooks to look at, claims
@@ -209,7 +210,10 @@ export class Pump {
     const starved = new Set<string>()
     for (const lane of this.#lanes.values()) {
       if (!lane.look || lane.asking || lane.releasing) continue
-      if (lane.slots.length > 0 && this.#yields(lane)) continue
+      if (lane.slots.length > 0 && this.#yields(lane)) {
+        this.#release(lane)
+        continue
+      }
       const ahead = aheadOf(lane)
       const waiting = lane.queue.length
       // Asking for a few rows at a time would cost a statement for each of them.
@@ -278,13 +282,7 @@ export class Pump {
     lane.running += 1
     this.#inFlight += 1
     const started = performance.now()
-    let outcome: Outcome
-    try {
-      outcome = await attempt(this.#services, work.delivery, this.#abort.signal)
-    } catch (error) {
-      this.#services.log.error({ err: error, delivery_id: work.delivery.id }, 'delivery attempt broke')
-      outcome = { ...returned, decision: 'retry', counted: true, retry_ms: 1000, response_body: 'internal error' }
-    }
+    const outcome = await attempt(this.#services, work.delivery, this.#abort.signal)
     const ms = performance.now() - started
     lane.running -= 1
     this.#inFlight -= 1
@@ -299,7 +297,7 @@ export class Pump {
   /** Puts what waits for a slot back as it was. */
   #giveBack(lane: Lane): void {
     if (lane.queue.length === 0) return
-    for (const work of lane.queue) this.#ended.push({ ...work, outcome: returned, ms: 0 })
+    for (const work of lane.queue) this.#ended.push({ ...work, outcome: returned, ms: null })
     lane.queue = []
     lane.look = true
     this.#release(lane)
@@ -363,7 +361,7 @@ export class Pump {
       // Once their lease is over they are sent again, and nothing that is written here would count.
       const now = performance.now()
       const keeps = (item: Ended) => item.until > now && !(this.#closed && this.#settleFailures > RETRY_MS.length)
-      for (const item of ended) if (!keeps(item)) report(this.#services, item, 'lost')
+      for (const item of ended) if (item.ms !== null && !keeps(item)) report(this.#services, item, 'lost')
       this.#ended.unshift(...ended.filter(keeps))
       if (this.#closed && this.#settleFailures > RETRY_MS.length) this.#released(releases)
       else this.#releases.unshift(...releases)
@@ -378,10 +376,8 @@ export class Pump {
     for (const item of ended) {
       const { outcome, delivery } = item
       const recorded = settled.has(delivery.id)
-      if (outcome.decision === 'returned') {
-        if (recorded) this.look([delivery])
-        continue
-      }
+      if (recorded && outcome.decision === 'returned') this.look([delivery])
+      if (item.ms === null) continue
       report(this.#services, item, recorded ? outcome.decision : 'lost')
       if (recorded && outcome.retry_ms !== null) this.#lookIn(outcome.retry_ms, delivery)
     }
@@ -443,7 +439,7 @@ function report(services: Services, { delivery, outcome, ms }: Ended, decision: 
     attempt: delivery.attempts + 1,
     outcome: outcome.decision === 'done' ? 'completed' : outcome.counted ? 'failed' : outcome.decision,
     status: outcome.status_code,
-    ms: Math.round(ms),
+    ms: Math.round(ms ?? 0),
     decision,
     ...(decision === 'retry' ? { next_ms: Math.round(outcome.retry_ms ?? 0) } : {}),
     ...(outcome.decision === 'done' || outcome.status_code !== null ? {} : { reason: outcome.response_body }),
