@@ -1,6 +1,6 @@
 import type { Queryable } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
-import type { ModelMessage } from '../../execution/providers/call.ts'
+import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import type { ConversationRow } from '../conversations/store.ts'
 import { type PromptFacts, promptFacts, type SeenMessage, seeMessages, type TurnRow } from './store.ts'
 

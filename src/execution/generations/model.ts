@@ -4,7 +4,7 @@ import { sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 import { kind } from '../../core/kind.ts'
 import { sealedColumn } from '../../core/sealed.ts'
-import type { ModelMessage, ModelUsage } from '../providers/call.ts'
+import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 

@@ -1,4 +1,4 @@
-import type { ModelMessage } from '../providers/call.ts'
+import type { ModelMessage } from '../providers/exchange.ts'
 import type { GenerationRow, StepRow } from './model.ts'
 
 /** A step as stored history: the assistant's message and, when it called tools, their results. */

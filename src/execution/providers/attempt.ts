@@ -9,7 +9,7 @@ import {
   type ToolSet,
 } from 'ai'
 import type { Services } from '../../core/operation.ts'
-import type { ModelAnswer, ModelMessage, ModelRequest, ModelUsage } from './call.ts'
+import type { ModelAnswer, ModelMessage, ModelRequest, ModelUsage } from './exchange.ts'
 import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
 import type { ProviderRow } from './model.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'

@@ -1,0 +1,57 @@
+/** A stored message of a turn (execution, 0.4). `args` and `result` belong to the tool and are never renamed. */
+export type ModelMessage =
+  | { role: 'user'; content: string | { type: 'text'; text: string }[] }
+  | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }
+  | { role: 'tool'; content: ToolResultPart[] }
+
+export type TextPart = { type: 'text'; text: string }
+export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
+export type ToolResultPart = {
+  type: 'tool_result'
+  tool_call_id: string
+  tool_name: string
+  result: unknown
+  error: { code: string; message: string; meta?: Record<string, unknown> } | null
+}
+
+export type ModelRequest = {
+  system: string | null
+  messages: ModelMessage[]
+  /** 0 to 2; null is not sent. */
+  temperature: number | null
+  tools: { name: string; description: string; parameters: object }[]
+  tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
+  /** JSON Schema the final text must satisfy; the caller checks it. */
+  output_schema: object | null
+  /** Marks the system text, and with it the tool definitions, as a cached prefix. */
+  prompt_caching: boolean
+  max_output_tokens?: number | null
+  top_p?: number | null
+  seed?: number | null
+  /** Per provider type, passed through: `{ anthropic: {...} }`. */
+  provider_options?: Record<string, unknown> | null
+  signal: AbortSignal
+  /** Given: the answer is streamed and every piece of its text is handed over as it comes. */
+  onDelta?: (text: string) => void
+}
+
+/** Tokens of one call. `output_tokens` includes `reasoning_tokens`; the input counts do not overlap. */
+export type ModelUsage = {
+  input_tokens: number
+  cached_tokens: number
+  cache_write_tokens: number
+  output_tokens: number
+  reasoning_tokens: number
+}
+
+export type ModelAnswer = {
+  text: string
+  /** `args_error` says why `args` could not be read; they are the raw text then. */
+  tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
+  finish_reason: 'stop' | 'length' | 'content-filter' | 'tool-calls' | 'other'
+  /** Null when the vendor reported none. */
+  usage: ModelUsage | null
+  /** The model that was asked for. */
+  model: string
+  ai_provider_id: string
+}
