@@ -502,7 +502,7 @@ class Run {
     let project = typeof named === 'string' ? named : caller.project_id
     if (project === null && this.operation.projectOf) {
       this.requireStorable()
-      project = await this.operation.projectOf(body, this.services)
+      project = await this.operation.projectOf(body, this.services, caller)
     }
     if (project === null)
       invalid({

@@ -137,7 +137,7 @@ export type Operation = {
   produces?: string
   raises: ErrorCode[]
   /** Resolves the project of a create out of the raw body when it follows from a referenced id (conversation part, head). */
-  projectOf?: (body: Record<string, unknown>, services: Services) => Promise<string | null>
+  projectOf?: (body: Record<string, unknown>, services: Services, caller: Caller) => Promise<string | null>
   /** The decision of the owner gate, before the body is read. Without it `run` decides. */
   decide?: (caller: Caller, row: KindRow | undefined) => Verdict
   /** False: `run` opens its own transactions through `services.write`. */
