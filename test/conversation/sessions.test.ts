@@ -72,6 +72,10 @@ describe('sessions', () => {
       expectRefusal(await app.admin.post('/sessions', unknown), 400, 'AGENT_NOT_FOUND')
       const nobody = await app.user()
       expectRefusal(await nobody.post('/sessions', { agent_id: app.agentId }), 403, 'FORBIDDEN')
+      const elsewhere = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['sessions:*'], resource: [`srn:${other.id}:*:*`] }] },
+      ])
+      expectRefusal(await elsewhere.post('/sessions', { agent_id: app.agentId }), 400, 'AGENT_NOT_FOUND')
     })
 
     it('values out of bounds and unknown properties are refused by name', async () => {

@@ -1,5 +1,6 @@
 import type { z } from 'zod'
 import { sees } from '../../core/access.ts'
+import type { Caller } from '../../core/caller.ts'
 import { invalid, raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import type { Kind } from '../../core/kind.ts'
@@ -35,11 +36,17 @@ export async function sessionAgent(tx: Tx, projectId: string, agentId: string): 
 
 /**
  * The project of a session that names none: its agent's.
- * @throws AGENT_NOT_FOUND for an agent that does not exist
+ * @throws AGENT_NOT_FOUND for an agent that does not exist, or of a project that the caller does not see
  */
-export async function projectOfAgent(body: Record<string, unknown>, { pool }: Services): Promise<string | null> {
+export async function projectOfAgent(
+  body: Record<string, unknown>,
+  { pool }: Services,
+  caller: Caller,
+): Promise<string | null> {
   if (typeof body.agent_id !== 'string') return null
-  return (await agentProject(pool, body.agent_id)) ?? raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
+  const project = await agentProject(pool, body.agent_id)
+  if (project === null || !sees(caller, project)) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
+  return project
 }
 
 /**
