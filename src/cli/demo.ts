@@ -44,7 +44,7 @@ export async function makeDemo(
 ): Promise<Demo | null> {
   const admin = await firstAdmin(pool)
   if (!admin) return null
-  const { token } = await userToken({ config, clock: systemClock } as Parameters<typeof userToken>[0], admin)
+  const { token } = await userToken({ config, clock: systemClock }, admin)
   const get = (path: string) => call(url, token, 'GET', path)
   const post = (path: string, body: object) => call(url, token, 'POST', path, body)
   const named = async (path: string, name: string) =>

@@ -11,8 +11,10 @@ const TOKEN_TTL_SECONDS = 7 * 24 * 3600
 const LOCKOUT = { limit: 10, windowSeconds: 15 * 60 }
 
 /** A user token; raising the user's version ends it. */
-export const userToken = (services: Services, user: { id: string; role: string; token_version: number }) =>
-  signToken(services, 'user', user.id, { ver: user.token_version, role: user.role }, TOKEN_TTL_SECONDS)
+export const userToken = (
+  services: Pick<Services, 'config' | 'clock'>,
+  user: { id: string; role: string; token_version: number },
+) => signToken(services, 'user', user.id, { ver: user.token_version, role: user.role }, TOKEN_TTL_SECONDS)
 
 /** The entry of a sign-in: there is no caller yet, so the pipeline writes none. */
 export const signInEntry = (
