@@ -329,6 +329,33 @@ describe('delivery', () => {
     await slow.close()
   })
 
+  it('goes on when database connections are lost on the way', async () => {
+    receiver.answer = (_, response) => void setTimeout(() => response.end(), 10)
+    const { id } = await use.hook(receiver.url)
+    await app.services.write(async tx => {
+      for (let i = 0; i < 400; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+    })
+    for (let i = 0; i < 5; i++) {
+      await pause(100)
+      await app.services.queues.db.executeSql(
+        `select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and pid <> pg_backend_pid() and application_name like 'muster worker%'`,
+      )
+    }
+    const seen = () => new Set(receiver.requests.map(request => request.event.id)).size
+    await eventually(() => seen() === 400, { within: 20_000 })
+    await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 400)
+    assert.ok(app.logs.some(line => /not (claimed|recorded) yet|connection lost/.test(line)))
+    await eventually(
+      async () =>
+        (
+          (await app.services.pool.anyFirst(
+            sql.unsafe`select slot from webhook_slots where webhook_id = ${id} and holder is not null`,
+          )) as number[]
+        ).length === 0,
+    )
+  })
+
   it('finds its way without being told, by the sweep', async () => {
     const { id } = await use.hook(receiver.url)
     await use.write()

@@ -246,8 +246,8 @@ export type Settlement = {
 
 /**
  * Records outcomes, ends the row of failures of webhooks that answered well, and releases slots, in one statement.
- * Each outcome is guarded by its claim: a worker that was paused past its lease changes nothing. Answers the
- * deliveries it recorded.
+ * Each outcome is guarded by its claim: a worker that was paused past its lease changes nothing, and neither
+ * does the same outcome written twice because the first answer was lost. Answers the deliveries it recorded.
  */
 export async function settle(
   db: Queryable,
@@ -290,7 +290,7 @@ export async function settle(
       ]),
       ['text', 'int4', 'bool', 'text', 'int4', 'bool', 'float8', 'text'],
     )} as o (id, claim, settled, status, status_code, counted, retry_ms, response_body)
-    where d.id = o.id and d.claim = o.claim and d.status = 'queued'
+    where d.id = o.id and d.claim = o.claim and d.status = 'queued' and d.lease_expires_at is not null
     returning d.id`)) as readonly string[]
   return new Set(ids)
 }
