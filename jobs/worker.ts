@@ -39,6 +39,8 @@ export async function startWorker(
   const services = await openServices(config, { log, role: 'worker' })
   const parts = kinds.map(kind => concerns[kind](services))
   let lastBeat = 0
+  // Two workers of one host may share INSTANCE_ID.
+  const instance = `${config.INSTANCE_ID}:${process.pid}`
   const startedAt = new Date().toISOString()
   const workers = await startWorkers({
     queues: services.queues,
@@ -52,7 +54,7 @@ export async function startWorker(
     onPoll: async () => {
       await services.pool.query(sql.unsafe`
         insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
-        values (${config.INSTANCE_ID}, ${sql.array([...kinds], 'text')}, ${startedAt}, now())
+        values (${instance}, ${sql.array([...kinds], 'text')}, ${startedAt}, now())
         on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at`)
       lastBeat = Date.now()
     },
@@ -83,7 +85,7 @@ export async function startWorker(
         await Promise.all(parts.map(part => part.close?.()))
         await closeServer(server, 1000)
         await services.pool
-          .query(sql.unsafe`delete from worker_heartbeats where instance_id = ${config.INSTANCE_ID}`)
+          .query(sql.unsafe`delete from worker_heartbeats where instance_id = ${instance}`)
           .catch(() => {})
         await services.close()
         log.info('worker has stopped')

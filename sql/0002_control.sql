@@ -15,6 +15,7 @@ create table events (
 );
 create index events_project on events (project_id, created_at desc, id desc);
 create index events_created on events (created_at);
+create index events_resource on events (resource_id);
 
 -- No foreign key: entries outlive the project they name.
 create table audit_entries (

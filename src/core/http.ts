@@ -377,7 +377,13 @@ class Run {
       if (writes && !operation.transaction && !given.stream) {
         await this.recordEntry(given.status, this.createdId(given))
         if (this.idempotency)
-          await keepAnswer(this.services.pool, this.services.secrets, this.idempotency, given, operation.secretAnswer)
+          await keepAnswer(
+            this.services.pool,
+            this.services.secrets,
+            this.idempotency,
+            given.kept ?? given,
+            operation.secretAnswer,
+          )
       } else if (writes && !operation.transaction) {
         await this.recordEntry(given.status, this.createdId(given))
         if (this.idempotency) await releaseIdempotency(this.services.pool, this.idempotency)
@@ -670,7 +676,8 @@ class Run {
         this.noteChanges(context.body, given)
         const entry = this.entry(given.status, this.createdId(given))
         if (entry) tx.audit(entry)
-        if (this.idempotency) await keepAnswer(tx, services.secrets, this.idempotency, given, operation.secretAnswer)
+        if (this.idempotency)
+          await keepAnswer(tx, services.secrets, this.idempotency, given.kept ?? given, operation.secretAnswer)
         return given
       })
       .then(given => {

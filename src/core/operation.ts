@@ -37,6 +37,8 @@ export type Answer = {
   headers?: Record<string, string>
   stream?: Readable
   contentType?: string
+  /** What a repeat with the same Idempotency-Key gets instead: for an answer that must not be kept. */
+  kept?: Answer
 }
 
 const ANSWER = Symbol('answer')

@@ -524,6 +524,28 @@ describe('generations', () => {
       assert.equal((await generate({ prompt: 'x', trace_id: body.trace_id })).status, 200)
     })
 
+    it('erases the copies that deliveries hold', async () => {
+      const other = await startAgentApp({ workers: ['generation', 'delivery'] })
+      try {
+        const hook = await other.key.post('/webhooks', {
+          name: 'w',
+          url: 'http://127.0.0.1:9/',
+          events: ['generations.completed'],
+        })
+        const { body } = await other.key.post(`/agents/${other.agentId}/generate?wait=true`, { prompt: 'copied text' })
+        const delivery = await eventually(
+          async () => (await other.key.get(`/webhook-deliveries?webhook_id=${hook.body.id}`)).body.data[0],
+        )
+        assert.equal(delivery.payload.data.output.content, 'echo: copied text')
+        await other.key.delete(`/generations/${body.id}/content`)
+        const { payload } = (await other.key.get(`/webhook-deliveries/${delivery.id}`)).body
+        assert.equal(payload.data.output, null)
+        assert.equal(payload.data.id, body.id)
+      } finally {
+        await other.close()
+      }
+    })
+
     it('refuses to erase a running turn', async () => {
       await double.put('purging', { rules: [{ reply: { text: 'x', gate: 'purge-gate' } }] })
       const agent = await app.agent({ model: 'purging/m' })
@@ -554,6 +576,7 @@ describe('generations', () => {
         'generation_work_unlogged',
         'stream_frames',
         'events',
+        'idempotency_keys',
       ] as const
       const parts = []
       for (const table of tables)
@@ -591,8 +614,13 @@ describe('generations', () => {
       assert.equal(record.step_count, 1)
       assert.ok(record.usage.output_tokens > 0)
       assert.equal((await hidden.key.patch(`/generations/${id}`, { metadata: {} })).status, 409)
-      const waited = await hidden.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'again' })
-      assert.equal(waited.body.output.content, 'an unheard answer')
+      const again = () =>
+        hidden.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'again' }, { 'idempotency-key': 'once' })
+      assert.equal((await again()).body.output.content, 'an unheard answer')
+      const repeated = await again()
+      assert.equal(repeated.status, 202)
+      assert.equal(repeated.headers.get('idempotency-replayed'), 'true')
+      assert.ok(!/whispered|unheard/.test(await dump()))
     })
   })
 })

@@ -26,7 +26,7 @@ const MAX_WAITING = 20
 export async function generate(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
-    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request'
+    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record'
   >,
 ): Promise<Answer> {
   const { services, caller, query, resource, request } = context
@@ -55,7 +55,9 @@ export async function generate(
       model: body.model,
       streamed: stream,
     })
-    return enqueueTurn(tx, services, conversation, { kind: 'turn', input })
+    const queued = await enqueueTurn(tx, services, conversation, { kind: 'turn', input })
+    context.record(tx, stream || query.wait ? 200 : 202)
+    return queued
   })
   const accepted = {
     status: 'accepted',

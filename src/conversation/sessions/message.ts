@@ -18,7 +18,7 @@ import { turnContext, turnInput } from './turns.ts'
 export async function sendMessage(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
-    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request'
+    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record'
   >,
 ): Promise<Answer> {
   const { services, caller, body, query, resource, request } = context
@@ -34,6 +34,7 @@ export async function sendMessage(
     })
     const delayed = (session.message_delay_seconds ?? 0) > 0
     const { document_id } = stored.message
+    context.record(tx, stored.created ? 201 : 200)
     if (!stored.created)
       return { ...stored, delayed, generation_id: await requestedTurn(tx, conversation.id, document_id) }
     await touchSession(tx, session.id)

@@ -3,7 +3,7 @@ import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
-import { type GenerationRow, presentGeneration } from './model.ts'
+import { type GenerationRow, presentGeneration, storable } from './model.ts'
 import { lockGeneration, requestAbort, settleTurn } from './store.ts'
 
 /**
@@ -27,7 +27,7 @@ export async function abortTurn(
     return 'requested'
   }
   const now = new Date().toISOString()
-  const after: GenerationRow = {
+  const shown: GenerationRow = {
     ...generation,
     status: 'failed',
     stop_reason,
@@ -37,6 +37,7 @@ export async function abortTurn(
     last_activity_at: now,
     updated_at: now,
   }
+  const after = storable(shown, now)
   const frames = [makeFrame(services, generation, 1, 'error', failure)]
   await settleTurn(tx, {
     generation,

@@ -264,6 +264,21 @@ export const presentGeneration = (row: GenerationRow) => ({
   required_action: row.required_action,
 })
 
+/** A settled generation as its content mode lets it be stored: with `none` a skeleton, stamped as never kept. */
+export function storable(row: GenerationRow, now: string): GenerationRow {
+  if (row.content_mode === 'full') return row
+  return {
+    ...row,
+    error: null,
+    output: null,
+    input: null,
+    metadata: null,
+    content_redacted_at: now,
+    content_redacted_by_principal_type: 'system',
+    content_redacted_by_principal_id: 'zero_retention',
+  }
+}
+
 export const presentTrace = (row: TraceRow) => ({
   id: row.id,
   project_id: row.project_id,

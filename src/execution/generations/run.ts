@@ -189,6 +189,8 @@ export const generateOperation = itemOperation(agentKind, {
     const ended = await expected.wait(request.closed)
     if (!ended) return accepted
     if (ended.failure) raiseFailure(ended)
-    return answer(200, ended.result)
+    const done = answer(200, ended.result)
+    // Content that is not to be stored is not kept for a repeat either: it gets the ids.
+    return ended.content_mode === 'none' ? { ...done, kept: accepted } : done
   },
 })

@@ -485,12 +485,20 @@ export async function redactTraces(db: Queryable, ids: readonly string[], by: Re
 
 const CONTENT_FIELDS = ['metadata', 'error', 'output', 'input', 'required_action'] as const
 
-/** The only rewrite an envelope ever sees: content fields of the record inside `data` become null (control, 6.2). */
+/**
+ * The only rewrite an envelope ever sees: content fields of the record inside `data` become null (control, 6.2), in the
+ * event and in every copy that a delivery holds. Index webhook_deliveries_event.
+ */
 export async function redactEnvelopes(db: Queryable, resources: readonly string[]): Promise<void> {
   const nulls = JSON.stringify(Object.fromEntries(CONTENT_FIELDS.map(field => [field, null])))
-  const list = sql.array([...resources], 'text')
+  const redacted = (
+    envelope: Fragment,
+  ) => sql.fragment`jsonb_set(${envelope}::jsonb, '{data}', (${envelope}::jsonb -> 'data') || (
+    select coalesce(jsonb_object_agg(n.key, n.value), '{}') from jsonb_each(${nulls}::jsonb) n where ${envelope}::jsonb -> 'data' ? n.key))::text`
   await db.query(sql.unsafe`
-    update events set envelope = jsonb_set(envelope::jsonb, '{data}', (envelope::jsonb -> 'data') || (
-      select coalesce(jsonb_object_agg(n.key, n.value), '{}') from jsonb_each(${nulls}::jsonb) n where envelope::jsonb -> 'data' ? n.key))::text
-    where resource_id = any(${list}) and resource_type in ('generation', 'trace')`)
+    with held as (
+      select id from events where resource_id = any(${sql.array([...resources], 'text')}) and resource_type in ('generation', 'trace')),
+    copies as (
+      update webhook_deliveries d set envelope = ${redacted(sql.fragment`d.envelope`)} where d.event_id in (select id from held))
+    update events e set envelope = ${redacted(sql.fragment`e.envelope`)} where e.id in (select id from held)`)
 }

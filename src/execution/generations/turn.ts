@@ -20,7 +20,15 @@ import { modelClient } from '../providers/models.ts'
 import { fault } from './fault.ts'
 import { FrameWriter } from './frames.ts'
 import { liveTurns, TURN_CHANNEL, TurnAborted, TurnLost } from './live.ts'
-import { type GenerationRow, presentGeneration, type StepRow, sumUsage, totalsOf, type Work } from './model.ts'
+import {
+  type GenerationRow,
+  presentGeneration,
+  type StepRow,
+  storable,
+  sumUsage,
+  totalsOf,
+  type Work,
+} from './model.ts'
 import { readObject } from './output.ts'
 import { agentResult, stepMessages } from './result.ts'
 import {
@@ -595,7 +603,6 @@ class Execution {
       frames.push(this.frames.next('step', { step: step.n, finish_reason: step.finish_reason, usage: step.usage }))
     const steps = step ? [...this.steps, step] : this.steps
     const now = new Date().toISOString()
-    const hidden = this.generation.content_mode === 'none'
     const shown: GenerationRow = {
       ...this.generation,
       ...end,
@@ -606,18 +613,7 @@ class Execution {
       last_activity_at: now,
       updated_at: now,
     }
-    const after: GenerationRow = hidden
-      ? {
-          ...shown,
-          error: null,
-          output: null,
-          input: null,
-          metadata: null,
-          content_redacted_at: now,
-          content_redacted_by_principal_type: 'system',
-          content_redacted_by_principal_id: 'zero_retention',
-        }
-      : shown
+    const after = storable(shown, now)
     const name = end.status === 'completed' ? 'generations.completed' : 'generations.failed'
     const settled = { channel: TURN_CHANNEL, payload: `${after.id} settled` }
     const last = (result: object | null) =>
