@@ -15,7 +15,12 @@ export type TestProcess = {
 }
 
 /** Starts a real web or worker process on a test's database and waits until it is ready. */
-export async function startProcess(kind: 'web' | 'worker', databaseUrl: string, env: Record<string, string> = {}, args: string[] = []): Promise<TestProcess> {
+export async function startProcess(
+  kind: 'web' | 'worker',
+  databaseUrl: string,
+  env: Record<string, string> = {},
+  args: string[] = [],
+): Promise<TestProcess> {
   const script = kind === 'web' ? 'src/web.ts' : 'jobs/worker.ts'
   const child = spawn(process.execPath, [script, ...args], {
     cwd: root,
@@ -23,7 +28,9 @@ export async function startProcess(kind: 'web' | 'worker', databaseUrl: string, 
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   const output: string[] = []
-  const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>(resolve => child.once('exit', (code, signal) => resolve({ code, signal })))
+  const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>(resolve =>
+    child.once('exit', (code, signal) => resolve({ code, signal })),
+  )
   const ready = new Promise<number>((resolve, reject) => {
     let rest = ''
     const read = (chunk: Buffer) => {
@@ -38,7 +45,9 @@ export async function startProcess(kind: 'web' | 'worker', databaseUrl: string, 
     }
     child.stdout?.on('data', read)
     child.stderr?.on('data', read)
-    void exited.then(({ code, signal }) => reject(new Error(`${kind} ended with ${code ?? signal} before it was ready:\n${output.join('\n')}${rest}`)))
+    void exited.then(({ code, signal }) =>
+      reject(new Error(`${kind} ended with ${code ?? signal} before it was ready:\n${output.join('\n')}${rest}`)),
+    )
   })
   const port = await ready
   return {
