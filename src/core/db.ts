@@ -153,6 +153,9 @@ export const all = (conditions: (Fragment | null | undefined | false)[]): Fragme
 export const jsonb = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::jsonb` : sql.fragment`${JSON.stringify(value)}::jsonb`
 
+/** Whether a statement failed because a row that it names, or a row that names it, came or went meanwhile. */
+export const isReferenceLost = (error: unknown): boolean => error instanceof ForeignKeyIntegrityConstraintViolationError
+
 /** Whether a statement failed because the project it writes for was deleted meanwhile. */
 export const isProjectGone = (error: unknown): boolean =>
   error instanceof ForeignKeyIntegrityConstraintViolationError && /_project_id_fkey$/.test(error.constraint ?? '')

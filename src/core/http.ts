@@ -17,7 +17,7 @@ import {
 } from './access.ts'
 import { type AuditDraft, type AuditEntry, auditDetail, kept } from './audit.ts'
 import type { Caller } from './caller.ts'
-import { isProjectGone, sql } from './db.ts'
+import { isProjectGone, isReferenceLost, sql } from './db.ts'
 import { AppError, errorBody, invalid, raise } from './errors.ts'
 import { etagOf, namesTag } from './etag.ts'
 import { claimIdempotency, type IdempotencyClaim, keepAnswer, releaseIdempotency } from './idempotency.ts'
@@ -661,7 +661,21 @@ class Run {
     return answer(status, result)
   }
 
+  /** Runs the operation; once more when another request deleted what it names between its checks and its writes. */
   private async runInTransaction(context: Context<unknown, unknown, KindRow | undefined>): Promise<Answer> {
+    try {
+      return await this.runOnce(context)
+    } catch (error) {
+      if (!isReferenceLost(error) || isProjectGone(error)) throw error
+      const { kind, shape } = this.operation
+      const id = this.resource?.id
+      if (shape === 'item' && kind && id && !(await kind.find(this.services.pool, id)))
+        raise(kind.notFound, { meta: { id } })
+      return await this.runOnce(context)
+    }
+  }
+
+  private async runOnce(context: Context<unknown, unknown, KindRow | undefined>): Promise<Answer> {
     const { operation, services } = this
     const draft = { checks: this.audit.additional_checks.length, detail: { ...this.audit.detail } }
     return services

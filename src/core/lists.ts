@@ -67,7 +67,11 @@ export function parseTime(value: unknown): Date | null {
   if (typeof value !== 'string' || !ISO.test(value)) return null
   const zoned = value.includes('T') && !/(Z|[+-]\d{2}:?\d{2})$/.test(value) ? `${value}Z` : value
   const time = new Date(zoned)
-  return Number.isNaN(time.getTime()) ? null : time
+  if (Number.isNaN(time.getTime())) return null
+  // Years that ISO text writes with four digits; Date would take 30 February for 2 March.
+  const year = time.getUTCFullYear()
+  const day = new Date(`${value.slice(0, 10)}T00:00:00Z`)
+  return year >= 1 && year <= 9999 && day.getUTCDate() === Number(value.slice(8, 10)) ? time : null
 }
 
 /** Inclusive bounds on a time column. */

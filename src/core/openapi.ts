@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import type { Config } from '../config.ts'
-import { errorCodes, errorDocument, errorEntry } from './errors.ts'
+import { type ErrorCode, errorCodes, errorDocument, errorEntry } from './errors.ts'
 import type { Operation } from './operation.ts'
 
 type Json = Record<string, unknown>
@@ -78,7 +78,26 @@ function queryParameters(operation: Operation, components: Json): Json[] {
   }))
 }
 
-const always = ['UNAUTHORIZED', 'FORBIDDEN', 'INTERNAL_ERROR'] as const
+/** What the request pipeline itself answers for an operation, beside what the operation raises. */
+function pipelineCodes(operation: Operation): ErrorCode[] {
+  const codes: ErrorCode[] = ['INTERNAL_ERROR', 'VALIDATION_FAILED']
+  if (operation.gate === 'public') return codes
+  codes.push('UNAUTHORIZED', 'FORBIDDEN', 'QUOTA_EXCEEDED')
+  if (operation.shape === 'item' && operation.kind) codes.push(operation.kind.notFound)
+  if (operation.path.includes('{')) codes.push('RESOURCE_NOT_FOUND')
+  if (namesProject(operation)) codes.push('RESOURCE_NOT_FOUND', 'API_KEY_PROJECT_SCOPE')
+  if (operation.method === 'post') codes.push('IDEMPOTENCY_KEY_REUSED', 'IDEMPOTENCY_IN_PROGRESS')
+  if (operation.method === 'post' && operation.secretAnswer) codes.push('SECRET_NOT_DECRYPTABLE')
+  if (takesIfMatch(operation)) codes.push('PRECONDITION_FAILED')
+  return codes
+}
+
+/** Whether a request says which project it is about: in its path, or as `project_id` (identity, 6.5). */
+const namesProject = ({ shape, kind, gate }: Operation): boolean =>
+  shape === 'item' ? kind?.name === 'project' : gate === 'policy' || gate === 'owner'
+
+const takesIfMatch = ({ shape, method }: Operation): boolean =>
+  shape === 'item' && ['put', 'patch', 'delete'].includes(method)
 
 /** The OpenAPI document of the operations. The same for every caller; built once per process. */
 export function openApiDocument(
@@ -116,7 +135,11 @@ export function openApiDocument(
       schema: { type: 'string' },
     }))
     parameters.push(...queryParameters(operation, components))
-    if (operation.shape === 'list' && !parameters.some(parameter => parameter.name === 'project_id')) {
+    if (
+      operation.shape === 'list' &&
+      operation.gate === 'policy' &&
+      !parameters.some(parameter => parameter.name === 'project_id')
+    ) {
       parameters.push({
         name: 'project_id',
         in: 'query',
@@ -131,8 +154,7 @@ export function openApiDocument(
         in: 'header',
         schema: { type: 'string', minLength: 1, maxLength: 255 },
       })
-    if (operation.shape === 'item' && ['put', 'patch', 'delete'].includes(operation.method))
-      parameters.push({ name: 'If-Match', in: 'header', schema: { type: 'string' } })
+    if (takesIfMatch(operation)) parameters.push({ name: 'If-Match', in: 'header', schema: { type: 'string' } })
     const responses: Record<string, Json> = {}
     for (const [status, body] of Object.entries(operation.answers)) {
       responses[status] = {
@@ -149,13 +171,7 @@ export function openApiDocument(
             : {}),
       }
     }
-    const raised = new Set<(typeof errorCodes)[number]>([
-      ...(operation.gate === 'public' ? (['INTERNAL_ERROR'] as const) : always),
-      ...operation.raises,
-    ])
-    if (operation.body || operation.query || operation.paged) raised.add('VALIDATION_FAILED')
-    if (operation.shape === 'item' && operation.kind) raised.add(operation.kind.notFound)
-    if (operation.gate !== 'public') raised.add('QUOTA_EXCEEDED')
+    const raised = new Set([...pipelineCodes(operation), ...operation.raises])
     for (const code of [...raised].sort()) {
       const { status } = errorEntry(code)
       const known = responses[status]

@@ -172,7 +172,14 @@ const message = itemOperation(sessionKind, {
   query: z.object({ wait: booleanQuery.optional() }),
   body: SessionMessageInput,
   answers: { 201: SessionMessageStored, 200: SessionMessageStored },
-  raises: ['INVALID_TOOL_CONTEXT_KEY', 'SESSION_CLOSED', 'SESSION_EXPIRED'],
+  raises: [
+    'AGENT_NOT_FOUND',
+    'AI_PROVIDER_MISCONFIGURED',
+    'INVALID_TOOL_CONTEXT_KEY',
+    'PROJECT_PAUSED',
+    'SESSION_CLOSED',
+    'SESSION_EXPIRED',
+  ],
   run: sendMessage,
 })
 
