@@ -1,0 +1,65 @@
+import assert from 'node:assert/strict'
+import { idFloor, newId } from '../../src/core/ids.ts'
+import { isIdOf } from '../../src/core/kind.ts'
+
+const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'
+
+/** Milliseconds in the first 48 bits of an id's 128. */
+function timeOf(id: string): number {
+  const text = id.slice(-26)
+  return Number([...text].reduce((value, digit) => value * 32n + BigInt(ALPHABET.indexOf(digit)), 0n) >> 80n)
+}
+
+describe('ids', () => {
+  it('are a prefix and 26 characters of lower-case Crockford base32', () => {
+    for (const prefix of ['proj', 'mem_entry', 'guard_ver'])
+      assert.match(newId(prefix), new RegExp(`^${prefix}_[0-7][0-9a-hjkmnp-tv-z]{25}$`))
+  })
+
+  it('begin with the millisecond of their making', () => {
+    const before = Date.now()
+    const time = timeOf(newId('evt'))
+    assert.ok(time >= before && time <= Date.now())
+  })
+
+  it('rise in the order of their making and never repeat, also within a millisecond', () => {
+    const ids = Array.from({ length: 200_000 }, () => newId('evt'))
+    for (let index = 1; index < ids.length; index++) assert.ok(ids[index] > ids[index - 1], `${ids[index]}`)
+  })
+
+  it('cannot be guessed from another one of a later millisecond', async () => {
+    const first = newId('evt').slice(-16)
+    await new Promise(resolve => setTimeout(resolve, 3))
+    const second = newId('evt').slice(-16)
+    assert.ok([...first].filter((digit, index) => digit === second[index]).length < 10)
+  })
+
+  it('have a floor for each time', () => {
+    const time = new Date()
+    assert.ok(idFloor('evt', time) <= newId('evt'))
+    assert.ok(idFloor('evt', new Date(time.getTime() + 1000)) > newId('evt'))
+    assert.equal(idFloor('evt', new Date(-5)), `evt_${'0'.repeat(26)}`)
+  })
+
+  it('are recognised by prefix, length and alphabet', () => {
+    const kind = { prefix: 'proj', fixedIds: ['proj_fixed'] }
+    const id = newId('proj')
+    assert.ok(isIdOf(kind, id))
+    assert.ok(isIdOf(kind, 'proj_fixed'))
+    for (const wrong of [
+      '',
+      'proj_',
+      id.toUpperCase(),
+      id.slice(0, -1),
+      `${id}0`,
+      ` ${id}`,
+      `${id}\n`,
+      id.replace('proj', 'user'),
+      `xproj_${id.slice(5)}`,
+      `${id.slice(0, -1)}u`,
+      `${id.slice(0, -1)}l`,
+      newId('proj_x'),
+    ])
+      assert.ok(!isIdOf(kind, wrong), wrong)
+  })
+})
