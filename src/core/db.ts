@@ -10,6 +10,7 @@ import {
   type QuerySqlToken,
 } from 'slonik'
 import { z } from 'zod'
+import { createPreparer, planIsStale } from './prepare.ts'
 import type { Executor } from './queue.ts'
 
 export const sql = createSqlTag()
@@ -45,6 +46,8 @@ export type PoolOptions = {
   applicationName?: string
   /** Checks every row against the type its statement declares. For tests: it costs more than the query. */
   checkRows?: boolean
+  /** False: every statement is parsed and planned each time it is sent, as Slonik does by itself. */
+  prepare?: boolean
   /** Called once per round trip. For benchmarks and query-count tests. */
   onRoundTrip?: (text: string) => void
 }
@@ -83,7 +86,9 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
       },
     })
   }
-  return createPool(url.href, {
+  const preparer = options.prepare === false ? null : createPreparer()
+  if (preparer) interceptors.push(preparer.interceptor)
+  const pool = await createPool(url.href, {
     captureStackTrace: false,
     maxPoolSize: options.connections,
     connectionTimeout: 10_000,
@@ -97,6 +102,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     typeParsers,
     interceptors,
   })
+  return preparer ? preparer.retrying(pool) : pool
 }
 
 const anyRow = z.any()
@@ -126,6 +132,16 @@ export const executor = (db: Queryable): Executor => ({
  * would close a connection whose routine throws, which would make every refused write cost a reconnect).
  */
 export async function inTransaction<T>(pool: Pool, work: (connection: Queryable) => Promise<T>): Promise<T> {
+  try {
+    return await transaction(pool, work)
+  } catch (error) {
+    // Rolled back, and the statements have new names: the transaction is run again.
+    if (planIsStale(error)) return transaction(pool, work)
+    throw error
+  }
+}
+
+async function transaction<T>(pool: Pool, work: (connection: Queryable) => Promise<T>): Promise<T> {
   const outcome = await pool.connect(async connection => {
     try {
       return { ok: true as const, value: await connection.transaction(inner => work(inner)) }

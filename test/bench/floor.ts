@@ -5,9 +5,9 @@ import { newId } from '../../src/core/ids.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,
- * permissions, quotas, validation, events or audit. Started as a process of its own by bench/http.ts.
+ * permissions, quotas, validation, events or audit; its statements are sent as Slonik sends them by itself. Started as a process of its own by bench/http.ts.
  */
-const pool = await openPool({ databaseUrl: process.env.DATABASE_URL as string, connections: 17 })
+const pool = await openPool({ databaseUrl: process.env.DATABASE_URL as string, connections: 17, prepare: false })
 const app = express()
 app.use(express.json())
 
