@@ -96,7 +96,6 @@ export const userOperations: Operation[] = [
     tag,
     gate: 'any',
     paged: true,
-    pageSize: { default: 100, max: 1000 },
     query: z.object({ project_id: textFilter }),
     answers: { 200: pageOf(OwnPermission) },
     raises: ['API_KEY_PROJECT_SCOPE', 'RESOURCE_NOT_FOUND'],

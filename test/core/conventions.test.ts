@@ -1,0 +1,749 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db.ts'
+import { newId } from '../../src/core/ids.ts'
+import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Described, describedOperations } from '../support/fuzz.ts'
+
+type Json = Record<string, any>
+
+const TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/
+const ID = /^[a-z]+(_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
+
+const expectRefusal = (reply: Reply, status: number, code: string, what = ''): Json => {
+  assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], `${what} ${JSON.stringify(reply.body)}`)
+  return reply.body.error
+}
+
+/** Makes one of everything in a project; answers the value of every path parameter. */
+async function populate(app: TestApp): Promise<Record<string, string>> {
+  const { id: project_id, keyId: key_id } = await app.project()
+  const make = async (path: string, body: object = {}): Promise<Json> => {
+    const made = await app.admin.post(path, body)
+    assert.ok(made.status < 300, `${path} ${JSON.stringify(made.body)}`)
+    return made.body
+  }
+  const user = await make('/users', { username: `one-of-everything-${newId('x')}`, password: 'a fine password' })
+  const policy = await make('/policies', {
+    document: { statement: [{ effect: 'Allow', action: ['actors:*'], resource: ['*'] }] },
+  })
+  const secret = await make('/secrets', { project_id, name: 'secret', value: 'value' })
+  const quota = await make('/quotas', {
+    project_id,
+    scope: 'project',
+    metric: 'tokens',
+    window: 'rolling_1h',
+    limit: 1e9,
+    mode: 'monitor',
+  })
+  const webhook = await make('/webhooks', { project_id, name: 'hook', url: 'http://127.0.0.1:9/', events: ['none.*'] })
+  const delivery = await make(`/webhooks/${webhook.id}/test`)
+  const provider = await make('/ai-providers', {
+    project_id,
+    name: 'provider',
+    provider: 'custom',
+    default_model: 'm',
+    base_url: 'http://127.0.0.1:9/v1',
+  })
+  const agent = await make('/agents', { project_id, name: 'agent', ai_provider_id: provider.id })
+  const turn = await make(`/agents/${agent.id}/generate?wait=false`, { prompt: 'hello' })
+  const actor = await make('/actors', { project_id, name: 'actor' })
+  const conversation = await make('/conversations', { project_id, name: 'conversation' })
+  const message = await make(`/conversations/${conversation.id}/messages`, { role: 'user', message: 'hello' })
+  const session = await make('/sessions', { project_id, agent_id: agent.id })
+  const entries = await app.admin.get(`/audit-log?project_id=${project_id}`)
+  const events = await app.admin.get(`/events?project_id=${project_id}`)
+  return {
+    project_id,
+    key_id,
+    user_id: user.id,
+    policy_id: policy.id,
+    version: '1',
+    secret_id: secret.id,
+    quota_id: quota.id,
+    webhook_id: webhook.id,
+    delivery_id: delivery.id,
+    ai_provider_id: provider.id,
+    agent_id: agent.id,
+    generation_id: turn.id ?? turn.generation_id,
+    trace_id: turn.trace_id,
+    actor_id: actor.id,
+    conversation_id: conversation.id,
+    document_id: message.document_id,
+    session_id: session.id,
+    entry_id: entries.body.data[0].id,
+    event_id: events.body.data[0].id,
+  }
+}
+
+/** The path of an operation with real ids, relative to /api/v1. */
+const pathWith = (described: Described, ids: Record<string, string>): string =>
+  described.path.slice('/api/v1'.length).replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? assert.fail(name))
+
+describe('conventions', () => {
+  let app: TestApp
+  let ids: Record<string, string>
+  let operations: Described[]
+  let schemas: Json
+  before(async () => {
+    app = await startApp()
+    ids = await populate(app)
+    const document = (await app.anonymous.get('//openapi.json')).body
+    operations = describedOperations(document)
+    schemas = document.components.schemas
+  })
+  after(() => app?.close())
+
+  const call = (client: Client, described: Described, body?: unknown, query = ''): Promise<Reply> => {
+    const path = pathWith(described, ids) + query
+    if (described.method === 'GET') return client.get(path)
+    if (described.method === 'POST') return client.post(path, body)
+    if (described.method === 'PUT') return client.put(path, body)
+    if (described.method === 'PATCH') return client.patch(path, body)
+    return fetch(`${app.url}/api/v1${path}`, {
+      method: 'DELETE',
+      headers: { authorization: `Bearer ${client.token}`, 'content-type': 'application/json' },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    }).then(async response => ({
+      status: response.status,
+      body: response.status === 204 ? null : await response.json(),
+      headers: response.headers,
+    }))
+  }
+
+  describe('every list', () => {
+    const lists = () =>
+      operations.filter(({ operation }) =>
+        (operation.parameters as Json[] | undefined)?.some(
+          ({ name, in: place }) => name === 'limit' && place === 'query',
+        ),
+      )
+    /** What a list needs to answer at all. */
+    const needed = (described: Described): string =>
+      described.id === 'listWebhookDeliveries' ? `&webhook_id=${ids.webhook_id}` : ''
+    // Reads its rows from a vendor.
+    const local = () => lists().filter(({ id }) => id !== 'listAiProviderModels')
+    const sizeOf = ({ id }: Described) =>
+      id === 'listAuditEntries' ? { standard: 25, max: 200 } : { standard: 50, max: 100 }
+
+    it('answers { data, total, limit, offset } with the standard size', async () => {
+      assert.ok(local().length > 25)
+      for (const list of local()) {
+        const { status, body } = await call(app.admin, list, undefined, `?${needed(list)}`)
+        assert.equal(status, 200, `${list.id} ${JSON.stringify(body)}`)
+        assert.deepEqual(Object.keys(body), ['data', 'total', 'limit', 'offset'], list.id)
+        assert.equal(body.limit, sizeOf(list).standard, list.id)
+        assert.equal(body.offset, 0)
+        assert.ok(Number.isInteger(body.total) && body.total >= body.data.length)
+      }
+    })
+
+    it('takes a larger limit as its largest and tells so', async () => {
+      for (const list of local()) {
+        const { status, body } = await call(app.admin, list, undefined, `?limit=1000000${needed(list)}`)
+        assert.deepEqual([status, body.limit], [200, sizeOf(list).max], list.id)
+        const small = await call(app.admin, list, undefined, `?limit=1${needed(list)}`)
+        assert.equal(small.body.limit, 1)
+        assert.ok(small.body.data.length <= 1)
+        assert.equal(small.body.total, body.total, list.id)
+      }
+    })
+
+    it('beyond its end is empty with the exact total', async () => {
+      for (const list of local()) {
+        const all = await call(app.admin, list, undefined, `?limit=1${needed(list)}`)
+        const { status, body } = await call(app.admin, list, undefined, `?offset=999999999999999${needed(list)}`)
+        assert.equal(status, 200, list.id)
+        assert.deepEqual([body.data, body.total, body.offset], [[], all.body.total, 999999999999999], list.id)
+      }
+    })
+
+    it('refuses a limit below 1, a negative offset and what is no integer', async () => {
+      for (const list of local()) {
+        for (const query of [
+          'limit=0',
+          'limit=-1',
+          'limit=1.5',
+          'limit=abc',
+          'limit=',
+          'limit=1&limit=2',
+          'limit=0x10',
+        ]) {
+          const error = expectRefusal(
+            await call(app.admin, list, undefined, `?${query}${needed(list)}`),
+            400,
+            'VALIDATION_FAILED',
+            `${list.id} ${query}`,
+          )
+          assert.equal(error.meta.problems[0].path, 'limit')
+        }
+        for (const query of ['offset=-1', 'offset=1.5', 'offset=x', 'offset[a]=1', 'offset=1e3'])
+          expectRefusal(
+            await call(app.admin, list, undefined, `?${query}${needed(list)}`),
+            400,
+            'VALIDATION_FAILED',
+            `${list.id} ${query}`,
+          )
+      }
+    })
+
+    it('refuses a bound that is repeated or no time', async () => {
+      for (const list of local()) {
+        for (const query of [
+          'from=yesterday',
+          'from=',
+          'to=2026-13-01',
+          'to=2026-02-30T00:00:00Z',
+          'from=2026-01-01&from=2026-01-02',
+          'to[]=2026-01-01&to[]=2026-01-02',
+          'from=0000-01-01',
+          'to=9999-12-31T23:59:59-14:00',
+          'from=1700000000',
+        ])
+          expectRefusal(
+            await call(app.admin, list, undefined, `?${query}${needed(list)}`),
+            400,
+            'VALIDATION_FAILED',
+            `${list.id} ${query}`,
+          )
+        const fine = await call(
+          app.admin,
+          list,
+          undefined,
+          `?from=2020-01-01&to=2099-12-31T23:59:59.999%2B02:00${needed(list)}`,
+        )
+        assert.equal(fine.status, 200, list.id)
+      }
+    })
+
+    it('has no page, cursor or sort parameter: they change nothing', async () => {
+      for (const list of local()) {
+        const plain = await call(app.admin, list, undefined, `?limit=3${needed(list)}`)
+        const asked = await call(
+          app.admin,
+          list,
+          undefined,
+          `?limit=3&page=2&cursor=x&sort=name&order=asc${needed(list)}`,
+        )
+        assert.deepEqual(asked.body.data, plain.body.data, list.id)
+        const names = (list.operation.parameters as Json[]).map(({ name }) => name)
+        for (const name of ['page', 'cursor', 'sort', 'order']) assert.ok(!names.includes(name), list.id)
+      }
+    })
+
+    it('of records with a time of creation is newest first, ties in the reverse order of creation', async () => {
+      const { id, key } = await app.project()
+      for (let index = 0; index < 5; index++) await key.post('/actors', { name: `actor ${index}` })
+      await app.services.pool.query(sql.unsafe`update actors set created_at = '2026-01-01' where project_id = ${id}`)
+      const names = (await key.get('/actors')).body.data.map((actor: Json) => actor.name)
+      assert.deepEqual(names, ['actor 4', 'actor 3', 'actor 2', 'actor 1', 'actor 0'])
+      const pages: string[] = []
+      for (let offset = 0; offset < 5; offset += 2)
+        for (const actor of (await key.get(`/actors?limit=2&offset=${offset}`)).body.data) pages.push(actor.name)
+      assert.deepEqual(pages, names)
+    })
+  })
+
+  describe('bounds on the time of creation', () => {
+    let key: Client
+    before(async () => {
+      const project = await app.project()
+      key = project.key
+      for (const [name, time] of [
+        ['early', '2026-03-01T10:00:00.000Z'],
+        ['middle', '2026-03-01T10:00:00.001Z'],
+        ['late', '2026-03-02T00:00:00.000Z'],
+      ]) {
+        const { body } = await key.post('/actors', { name })
+        await app.services.pool.query(sql.unsafe`update actors set created_at = ${time} where id = ${body.id}`)
+      }
+    })
+    const names = async (query: string) => {
+      const { status, body } = await key.get(`/actors?${query}`)
+      assert.equal(status, 200, JSON.stringify(body))
+      assert.equal(body.total, body.data.length)
+      return body.data.map((actor: Json) => actor.name).sort()
+    }
+
+    it('are inclusive to the millisecond', async () => {
+      assert.deepEqual(await names('from=2026-03-01T10:00:00.001Z&to=2026-03-01T10:00:00.001Z'), ['middle'])
+      assert.deepEqual(await names('from=2026-03-01T10:00:00.001Z'), ['late', 'middle'])
+      assert.deepEqual(await names('to=2026-03-01T10:00:00.000Z'), ['early'])
+    })
+
+    it('may be dates, and times of another zone', async () => {
+      assert.deepEqual(await names('from=2026-03-02'), ['late'])
+      assert.deepEqual(await names('to=2026-03-02'), ['early', 'late', 'middle'])
+      assert.deepEqual(await names('to=2026-03-01T12:00:00%2B02:00'), ['early'])
+      assert.deepEqual(await names('from=2026-03-01T10:00:00&to=2026-03-01T10:00'), ['early'])
+    })
+
+    it('that exclude everything give an empty page', async () => {
+      assert.deepEqual(await names('from=2027-01-01&to=2026-01-01'), [])
+    })
+  })
+
+  describe('a status filter', () => {
+    let key: Client
+    before(async () => {
+      key = (await app.project()).key
+      const provider = await key.post('/ai-providers', {
+        name: 'p',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: 'http://127.0.0.1:9/v1',
+      })
+      const agent = await key.post('/agents', { name: 'a', ai_provider_id: provider.body.id })
+      for (const name of ['one', 'two', 'three']) {
+        const made = await key.post('/sessions', { agent_id: agent.body.id, name })
+        assert.equal(made.status, 201, JSON.stringify(made.body))
+        if (name === 'two') await key.patch(`/sessions/${made.body.id}`, { status: 'closed' })
+      }
+    })
+
+    it('may be repeated: its values are ORed', async () => {
+      const total = async (query: string) => (await key.get(`/sessions?${query}`)).body.total
+      assert.equal(await total('status=open'), 2)
+      assert.equal(await total('status=closed'), 1)
+      assert.equal(await total('status=open&status=closed'), 3)
+      assert.equal(await total('status=expired'), 0)
+    })
+
+    it('outside its enum, or empty, is 400 on every list that has one', async () => {
+      for (const { path, operation } of operations.filter(
+        ({ method, path }) => method === 'GET' && !path.includes('{'),
+      )) {
+        const filters = ((operation.parameters ?? []) as Json[]).filter(({ name }) => /(^|_)status$/.test(name))
+        for (const { name, schema } of filters) {
+          if (!JSON.stringify(schema).includes('"enum"')) continue
+          for (const value of ['', 'bogus', `${'open'}%20`, `${name}=`]) {
+            const extra = path.endsWith('/webhook-deliveries') ? `&webhook_id=${ids.webhook_id}` : ''
+            expectRefusal(
+              await app.admin.get(`${path.slice('/api/v1'.length)}?${name}=${value}${extra}`),
+              400,
+              'VALIDATION_FAILED',
+              `${path} ${name}=${value}`,
+            )
+          }
+        }
+      }
+      expectRefusal(await key.get('/sessions?status=open&status=bogus'), 400, 'VALIDATION_FAILED')
+      expectRefusal(await key.get('/sessions?status[a]=open'), 400, 'VALIDATION_FAILED')
+    })
+  })
+
+  describe('a tag filter', () => {
+    let key: Client
+    before(async () => {
+      key = (await app.project()).key
+      for (const [name, tags] of Object.entries({
+        both: { team: 'red', tier: 'gold' },
+        one: { team: 'red' },
+        empty: { team: '' },
+        none: {},
+        camel: { costCenter: '1' },
+        snake: { cost_center: '1' },
+      })) {
+        const { body } = await key.post('/actors', { name })
+        assert.equal((await key.put(`/actors/${body.id}/tags`, tags)).status, 200)
+      }
+    })
+    const names = async (query: string) =>
+      (await key.get(`/actors?${query}`)).body.data.map((actor: Json) => actor.name).sort()
+
+    it('matches exactly; several are ANDed', async () => {
+      assert.deepEqual(await names('tags[team]=red'), ['both', 'one'])
+      assert.deepEqual(await names('tags[team]=red&tags[tier]=gold'), ['both'])
+      assert.deepEqual(await names('tags[team]=re'), [])
+    })
+
+    it('with an empty value matches the empty value only', async () => {
+      assert.deepEqual(await names('tags[team]='), ['empty'])
+    })
+
+    it('keeps keys as they were written', async () => {
+      assert.deepEqual(await names('tags[costCenter]=1'), ['camel'])
+      assert.deepEqual(await names('tags[cost_center]=1'), ['snake'])
+    })
+
+    it('of another shape is 400', async () => {
+      for (const query of ['tags=red', 'tags[a][b]=c', 'tags[]=x&tags[]=y&tags[team][]=z'])
+        expectRefusal(await key.get(`/actors?${query}`), 400, 'VALIDATION_FAILED', query)
+    })
+  })
+
+  describe('a body', () => {
+    it('with a property that no operation knows is refused by its name, everywhere', async () => {
+      const changing = operations.filter(({ method }) => method !== 'GET')
+      // A create must find its project before it looks at the rest.
+      const projectFor = ({ operation }: Described) => {
+        const { schema } = operation.requestBody?.content['application/json'] ?? {}
+        const named = schema?.$ref ? schemas[schema.$ref.split('/').at(-1)] : schema
+        return named?.properties?.project_id ? { project_id: ids.project_id } : {}
+      }
+      assert.ok(changing.length > 60)
+      for (const described of changing) {
+        const error = expectRefusal(
+          await call(app.admin, described, { ...projectFor(described), surprise_property: 1 }),
+          400,
+          'VALIDATION_FAILED',
+          described.id,
+        )
+        const problem = error.meta.problems.find(({ path }: Json) => path === 'surprise_property')
+        assert.ok(problem, `${described.id} ${JSON.stringify(error.meta)}`)
+        if (!described.path.endsWith('/tags')) assert.equal(problem.code, 'UNKNOWN_PROPERTY', described.id)
+      }
+      // Nothing was done: everything is still there.
+      for (const described of operations.filter(
+        ({ id, method }) => method === 'GET' && /^get/.test(id) && id !== 'getMe',
+      ))
+        assert.equal((await call(app.admin, described)).status, 200, described.id)
+    })
+
+    it('names an unknown property inside an object by its path', async () => {
+      const error = expectRefusal(
+        await app.admin.post('/sessions', {
+          agent_id: ids.agent_id,
+          actor: { external_id: 'x', name: 'y', surprise: 1 },
+        }),
+        400,
+        'VALIDATION_FAILED',
+      )
+      assert.deepEqual(error.meta.problems[0], {
+        code: 'UNKNOWN_PROPERTY',
+        path: 'actor.surprise',
+        message: 'is not a known property',
+      })
+    })
+
+    it('leaves what a PATCH does not name, clears what it sets to null where that is allowed', async () => {
+      const { key } = await app.project()
+      const { body: actor } = await key.post('/actors', { name: 'a', instructions: 'be kind', metadata: { Key: 1 } })
+      const renamed = await key.patch(`/actors/${actor.id}`, { name: 'b' })
+      assert.deepEqual([renamed.body.instructions, renamed.body.metadata], ['be kind', { Key: 1 }])
+      const cleared = await key.patch(`/actors/${actor.id}`, { instructions: null, metadata: null })
+      assert.deepEqual([cleared.body.name, cleared.body.instructions, cleared.body.metadata], ['b', null, null])
+      expectRefusal(await key.patch(`/actors/${actor.id}`, { name: null }), 400, 'VALIDATION_FAILED')
+      const untouched = await key.patch(`/actors/${actor.id}`, {})
+      assert.ok(untouched.status === 200 || untouched.status === 400)
+      assert.equal((await key.get(`/actors/${actor.id}`)).body.name, 'b')
+    })
+
+    it('may leave optional values out or set them to null on create; the record has null', async () => {
+      const { key } = await app.project()
+      const [absent, nulled] = await Promise.all([
+        key.post('/actors', { name: 'a' }),
+        key.post('/actors', { name: 'a', external_id: null, instructions: null, agent_id: null, metadata: null }),
+      ])
+      for (const { status, body } of [absent, nulled]) {
+        assert.equal(status, 201)
+        for (const name of ['external_id', 'instructions', 'agent_id', 'chat_id', 'metadata'])
+          assert.equal(body[name], null, name)
+      }
+      assert.deepEqual(Object.keys(absent.body).sort(), Object.keys(nulled.body).sort())
+    })
+
+    it('keeps the keys of bags as they are', async () => {
+      const { key } = await app.project()
+      const metadata = { camelCase: 1, snake_case: [{ InnerKey: null }], 'with space': 'ü', '': 0, __proto__x: {} }
+      const { body } = await key.post('/actors', { name: 'a', metadata })
+      assert.deepEqual(body.metadata, metadata)
+      assert.deepEqual((await key.get(`/actors/${body.id}`)).body.metadata, metadata)
+    })
+  })
+
+  describe('a record', () => {
+    it('has an id of its kind and times in ISO 8601 with milliseconds, UTC', async () => {
+      for (const described of operations.filter(({ id, method }) => method === 'GET' && /^get/.test(id))) {
+        const { status, body } = await call(app.admin, described)
+        if (status !== 200 || typeof body.id !== 'string') continue
+        assert.match(body.id, ID, described.id)
+        for (const [name, value] of Object.entries(body))
+          if (name.endsWith('_at') && typeof value === 'string') assert.match(value, TIME, `${described.id} ${name}`)
+        // An event's time is that of its envelope.
+        assert.ok('created_at' in body || described.id === 'getEvent', described.id)
+      }
+    })
+
+    it('is the same in the answer of its creation, its GET and its list', async () => {
+      const { id: project_id, key } = await app.project()
+      for (const [path, input] of [
+        ['/actors', { name: 'a' }],
+        ['/conversations', { name: 'a' }],
+        ['/secrets', { name: 'a', value: 'v' }],
+        ['/quotas', { scope: 'project', metric: 'tokens', window: 'rolling_1h', limit: 5 }],
+        ['/ai-providers', { name: 'a', provider: 'custom', default_model: 'm', base_url: 'http://127.0.0.1:9/v1' }],
+      ] as [string, object][]) {
+        const made = await key.post(path, input)
+        assert.equal(made.status, 201, JSON.stringify(made.body))
+        assert.equal(made.body.project_id, project_id)
+        const read = await key.get(`${path}/${made.body.id}`)
+        assert.deepEqual(read.body, made.body, path)
+        const listed = await key.get(path)
+        assert.deepEqual(
+          listed.body.data.find((item: Json) => item.id === made.body.id),
+          made.body,
+          path,
+        )
+      }
+    })
+  })
+
+  describe('the order of checks', () => {
+    const invalid = { surprise: 1 }
+    const missing = `actor_${'0'.repeat(26)}`
+    let actorPath: string
+    let foreignPath: string
+    let key: Client
+    let limited: Client & { id: string }
+    before(async () => {
+      const project = await app.project()
+      key = project.key
+      actorPath = `/actors/${(await key.post('/actors', { name: 'a' })).body.id}`
+      const foreign = await app.project()
+      foreignPath = `/actors/${(await foreign.key.post('/actors', { name: 'a' })).body.id}`
+      limited = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['actors:GetActor'], resource: [`srn:${project.id}:*:*`] }] },
+        {
+          statement: [
+            { effect: 'Allow', action: ['actors:UpdateActor'], resource: [`srn:${project.id}:actor:actor_other`] },
+          ],
+        },
+      ])
+    })
+
+    it('a body that cannot be parsed comes before the credential, the credential before everything else', async () => {
+      expectRefusal(await app.anonymous.patch(actorPath, '{'), 400, 'VALIDATION_FAILED')
+      expectRefusal(await app.anonymous.patch(actorPath, invalid), 401, 'UNAUTHORIZED')
+      expectRefusal(await app.anonymous.patch(actorPath, '{"name":"\\u0000"}'), 401, 'UNAUTHORIZED')
+      expectRefusal(await app.anonymous.get('/actors?limit=0&name=%00'), 401, 'UNAUTHORIZED')
+      expectRefusal(await app.anonymous.get('/actors/%00'), 401, 'UNAUTHORIZED')
+    })
+
+    it('a requests quota comes before the id of the path', async () => {
+      const project = await app.project()
+      const quota = await app.admin.post('/quotas', {
+        project_id: project.id,
+        scope: 'project',
+        metric: 'requests',
+        window: 'rolling_1h',
+        limit: 1,
+        mode: 'enforce',
+      })
+      assert.equal(quota.status, 201)
+      expectRefusal(await project.key.get(`/actors/${missing}`), 404, 'RESOURCE_NOT_FOUND')
+      expectRefusal(await project.key.get(`/actors/${missing}`), 429, 'QUOTA_EXCEEDED')
+      expectRefusal(await project.key.patch(`/actors/${missing}`, invalid), 429, 'QUOTA_EXCEEDED')
+      expectRefusal(await app.as('sk_unknown').get(`/actors/${missing}`), 401, 'UNAUTHORIZED')
+    })
+
+    it('an id that is missing or not to be seen comes before the permission on it', async () => {
+      for (const path of [`/actors/${missing}`, foreignPath, '/actors/%00', '/actors/x%2Fy']) {
+        expectRefusal(await limited.patch(path, invalid), 404, 'RESOURCE_NOT_FOUND', path)
+        expectRefusal(await key.patch(path, invalid), 404, 'RESOURCE_NOT_FOUND', path)
+      }
+    })
+
+    it('a missing id and one of a project that cannot be seen are told apart by nothing', async () => {
+      const [gone, foreign] = [await limited.get(`/actors/${missing}`), await limited.get(foreignPath)]
+      const plain = (reply: Reply) => ({ ...reply.body.error, meta: Object.keys(reply.body.error.meta) })
+      assert.deepEqual(plain(gone), plain(foreign))
+      assert.equal(foreign.body.error.meta.id, foreignPath.split('/')[2])
+    })
+
+    it('an action that no project could give is 403 for every id alike', async () => {
+      for (const path of [actorPath, foreignPath, `/actors/${missing}`])
+        expectRefusal(await limited.delete(path), 403, 'FORBIDDEN', path)
+    })
+
+    it('the permission comes before the body', async () => {
+      expectRefusal(await limited.patch(actorPath, invalid), 403, 'FORBIDDEN')
+      expectRefusal(await limited.patch(actorPath, '{"name":"\\u0000"}'), 403, 'FORBIDDEN')
+      expectRefusal(await limited.post('/actors', invalid), 403, 'FORBIDDEN')
+      expectRefusal(await limited.get('/secrets?limit=0&name=%00'), 403, 'FORBIDDEN')
+    })
+
+    it('the body comes before the state', async () => {
+      const { id } = await app.project()
+      expectRefusal(await app.admin.post(`/projects/${id}/resume`, invalid), 400, 'VALIDATION_FAILED')
+      expectRefusal(await app.admin.post(`/projects/${id}/resume`), 409, 'PROJECT_NOT_PAUSED')
+    })
+
+    it('a refused request changes nothing', async () => {
+      const before = await key.get(actorPath)
+      await limited.patch(actorPath, { name: 'changed' })
+      await key.patch(actorPath, { name: 'changed', ...invalid })
+      assert.deepEqual((await key.get(actorPath)).body, before.body)
+    })
+  })
+
+  describe('the project of a request', () => {
+    let project: { id: string; key: Client }
+    let other: { id: string; key: Client }
+    let wide: Client
+    let narrow: Client
+    const nowhere = `proj_${'0'.repeat(26)}`
+    before(async () => {
+      project = await app.project()
+      other = await app.project()
+      for (const { key } of [project, other]) await key.post('/actors', { name: 'a' })
+      wide = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['actors:*'], resource: ['*'] }] }])
+      narrow = await app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['actors:*'], resource: [`srn:${project.id}:*:*`] }] },
+      ])
+    })
+    const create = (client: Client, project_id?: unknown) => client.post('/actors', { name: 'a', project_id })
+    const list = (client: Client, id?: string) => client.get(`/actors${id === undefined ? '' : `?project_id=${id}`}`)
+
+    it('absent, bound: the project of the credential', async () => {
+      const made = await create(project.key)
+      assert.deepEqual([made.status, made.body.project_id], [201, project.id])
+      for (const actor of (await list(project.key)).body.data) assert.equal(actor.project_id, project.id)
+    })
+
+    it('absent, unbound, create: 400 at project_id', async () => {
+      for (const client of [app.admin, wide, narrow]) {
+        const error = expectRefusal(await create(client), 400, 'VALIDATION_FAILED')
+        assert.equal(error.meta.problems[0].path, 'project_id')
+        assert.equal(error.meta.problems[0].code, 'REQUIRED')
+      }
+    })
+
+    it('absent, unbound, list: every project the caller may read', async () => {
+      const projects = async (client: Client) =>
+        new Set((await client.get('/actors?limit=100')).body.data.map((actor: Json) => actor.project_id))
+      for (const client of [app.admin, wide]) {
+        const seen = await projects(client)
+        assert.ok(seen.has(project.id) && seen.has(other.id))
+      }
+      assert.deepEqual([...(await projects(narrow))], [project.id])
+    })
+
+    it('given, bound, equal: fine', async () => {
+      assert.equal((await create(project.key, project.id)).status, 201)
+      assert.equal((await list(project.key, project.id)).status, 200)
+    })
+
+    it('given, bound, different: 403 API_KEY_PROJECT_SCOPE, existing or not, recorded as a denial', async () => {
+      for (const requested of [other.id, nowhere, '', 'x'.repeat(300), '\u0000', `${'a'.repeat(199)}😀`]) {
+        const error = expectRefusal(await create(project.key, requested), 403, 'API_KEY_PROJECT_SCOPE')
+        assert.deepEqual(error.meta, { scoped_project: project.id, requested_project: requested })
+        const read = await list(project.key, encodeURIComponent(requested))
+        expectRefusal(read, 403, 'API_KEY_PROJECT_SCOPE')
+        const { body } = await app.admin.get(`/audit-log?project_id=${project.id}&action=actors:CreateActor&limit=1`)
+        assert.equal(body.data[0].status, 403)
+        assert.equal(body.data[0].detail.requested_project.slice(0, 30), requested.replace('\0', '\ufffd').slice(0, 30))
+      }
+    })
+
+    it("the owner's role does not lift a binding", async () => {
+      const bound = await app.admin.post('/project-keys', { project_id: project.id })
+      expectRefusal(await list(app.as(bound.body.secret), other.id), 403, 'API_KEY_PROJECT_SCOPE')
+    })
+
+    it('given, unbound, not allowed there: 403, the same for missing and existing ids', async () => {
+      for (const id of [other.id, nowhere, 'x']) {
+        for (const reply of [await create(narrow, id), await list(narrow, id)]) {
+          const error = expectRefusal(reply, 403, 'FORBIDDEN')
+          assert.deepEqual(Object.keys(error.meta), ['action'])
+        }
+      }
+    })
+
+    it('given, unbound, allowed, missing: 404 with meta.id', async () => {
+      for (const client of [app.admin, wide])
+        for (const id of [nowhere, 'x'])
+          for (const reply of [await create(client, id), await list(client, id)])
+            assert.deepEqual(expectRefusal(reply, 404, 'RESOURCE_NOT_FOUND').meta, { id })
+    })
+
+    it('of another type than string: 400', async () => {
+      for (const client of [app.admin, project.key])
+        for (const value of [5, true, {}, [project.id]])
+          expectRefusal(await create(client, value), 400, 'VALIDATION_FAILED')
+      expectRefusal(await app.admin.get('/actors?project_id=a&project_id=b'), 400, 'VALIDATION_FAILED')
+    })
+
+    it('an unscoped key acts where its policies and its owner both allow it', async () => {
+      const policy = await app.admin.post('/policies', {
+        document: { statement: [{ effect: 'Allow', action: ['actors:*'], resource: [`srn:${project.id}:*:*`] }] },
+      })
+      const made = await app.admin.post('/project-keys', { policy_ids: [policy.body.id] })
+      const key = app.as(made.body.secret)
+      assert.equal((await create(key, project.id)).status, 201)
+      expectRefusal(await create(key), 400, 'VALIDATION_FAILED')
+      expectRefusal(await create(key, other.id), 403, 'FORBIDDEN')
+      expectRefusal(await list(key, nowhere), 403, 'FORBIDDEN')
+    })
+  })
+
+  describe('versions of a record', () => {
+    let key: Client
+    let path: string
+    beforeEach(async () => {
+      key = (await app.project()).key
+      path = `/actors/${(await key.post('/actors', { name: 'a' })).body.id}`
+    })
+    const tagOf = async () => (await key.get(path)).headers.get('etag') as string
+
+    it('a GET of every record carries a weak ETag and answers 304 to who has it', async () => {
+      let records = 0
+      for (const described of operations.filter(({ id, method }) => method === 'GET' && /^get/.test(id))) {
+        const { status, body, headers } = await call(app.admin, described)
+        const named =
+          described.path.endsWith('}') && typeof body?.id === 'string' && pathWith(described, ids).endsWith(body.id)
+        if (status !== 200 || !named) continue
+        const tag = headers.get('etag') ?? ''
+        assert.match(tag, /^W\/"[\w-]+"$/, described.id)
+        const again = await app.admin.get(pathWith(described, ids), { 'if-none-match': `"other", ${tag}` })
+        assert.ok(again.status === 304 || described.id === 'getProjectKey', `${described.id} ${again.status}`)
+        records++
+      }
+      assert.ok(records > 12)
+    })
+
+    it('If-Match with the current tag lets a change through, whose tag is another one', async () => {
+      const tag = await tagOf()
+      assert.equal((await key.patch(path, { name: 'b' }, { 'if-match': tag })).status, 200)
+      assert.notEqual(await tagOf(), tag)
+    })
+
+    it('If-Match with an old tag is 412 and changes nothing, for PATCH, PUT and DELETE', async () => {
+      const old = await tagOf()
+      await key.patch(path, { name: 'b' })
+      expectRefusal(await key.patch(path, { name: 'c' }, { 'if-match': old }), 412, 'PRECONDITION_FAILED')
+      expectRefusal(await key.put(`${path}/tags`, { a: 'b' }, { 'if-match': old }), 412, 'PRECONDITION_FAILED')
+      expectRefusal(await key.delete(path, { 'if-match': old }), 412, 'PRECONDITION_FAILED')
+      const { body } = await key.get(path)
+      assert.deepEqual([body.name, body.tags ?? {}], ['b', {}])
+      assert.equal((await key.delete(path, { 'if-match': await tagOf() })).status, 204)
+    })
+
+    it('If-Match takes several tags and *', async () => {
+      const tag = await tagOf()
+      assert.equal((await key.patch(path, { name: 'b' }, { 'if-match': `W/"x", ${tag}` })).status, 200)
+      assert.equal((await key.patch(path, { name: 'c' }, { 'if-match': '*' })).status, 200)
+      for (const wrong of ['W/"x"', 'garbage', '""'])
+        expectRefusal(await key.patch(path, { name: 'd' }, { 'if-match': wrong }), 412, 'PRECONDITION_FAILED')
+    })
+
+    it('a 412 comes after permission and validation', async () => {
+      expectRefusal(await key.patch(path, { name: 5 }, { 'if-match': 'W/"x"' }), 400, 'VALIDATION_FAILED')
+      const user = await app.user()
+      expectRefusal(await user.patch(path, { name: 'b' }, { 'if-match': 'W/"x"' }), 403, 'FORBIDDEN')
+      expectRefusal(await key.patch('/actors/missing', { name: 'b' }, { 'if-match': '*' }), 404, 'RESOURCE_NOT_FOUND')
+    })
+
+    it('of many writers with the same tag one wins', async () => {
+      for (let round = 0; round < 5; round++) {
+        const tag = await tagOf()
+        const replies = await Promise.all(
+          Array.from({ length: 8 }, (_, index) => key.patch(path, { name: `${round} ${index}` }, { 'if-match': tag })),
+        )
+        const winners = replies.filter(({ status }) => status === 200)
+        assert.equal(winners.length, 1)
+        assert.ok(replies.every(({ status }) => status === 200 || status === 412))
+        assert.equal((await key.get(path)).body.name, winners[0].body.name)
+      }
+    })
+  })
+})
