@@ -20,7 +20,14 @@ import type { Caller } from './caller.ts'
 import { isProjectGone, isReferenceLost, sql } from './db.ts'
 import { AppError, errorBody, invalid, raise } from './errors.ts'
 import { etagOf, namesTag } from './etag.ts'
-import { claimIdempotency, type IdempotencyClaim, keepAnswer, releaseIdempotency } from './idempotency.ts'
+import {
+  claimIdempotency,
+  type IdempotencyClaim,
+  type Kept,
+  keepAnswer,
+  keptAnswer,
+  releaseIdempotency,
+} from './idempotency.ts'
 import { newId } from './ids.ts'
 import { isIdOf, type Kind, type KindRow, kindOf } from './kind.ts'
 import { parsePage } from './lists.ts'
@@ -302,6 +309,8 @@ function closedSignal(res: Response): AbortSignal {
 
 const noTags: Record<string, string> = {}
 
+const IDEMPOTENCY_KEY = /^[\x21-\x7e]{1,255}$/
+
 /** One request on its way through the checks, in the order of conventions section 2. */
 class Run {
   caller: Caller | undefined
@@ -359,15 +368,21 @@ class Run {
       for (const value of Object.values(req.params))
         if (typeof value !== 'string' || !storable(value))
           raise('RESOURCE_NOT_FOUND', { meta: { id: String(value).slice(0, 200) } })
-      await this.authorise(caller)
+      try {
+        await this.authorise(caller)
+      } catch (error) {
+        const kept = await this.keptForGone(error)
+        if (kept) return this.replay(kept)
+        throw error
+      }
       if (caller.credential.type === 'api_key' && !caller.project_id && this.project)
         await this.hooks.countRequest(caller, this.project)
     }
     const context = this.context()
     const writes = operation.method !== 'get'
     if (operation.method === 'post') {
-      const replay = await this.claim()
-      if (replay) return replay
+      const kept = await this.claim()
+      if (kept) return this.replay(kept)
     }
     try {
       const given =
@@ -800,24 +815,48 @@ class Run {
     }
   }
 
-  private async claim(): Promise<Answer | null> {
+  /** What identifies the request among those of its Idempotency-Key; null without a key that can be one. */
+  private idempotencyRequest() {
     const key = this.req.headers['idempotency-key']
-    if (key === undefined || !this.caller) return null
-    if (typeof key !== 'string' || !/^[\x21-\x7e]{1,255}$/.test(key))
-      invalid({ code: 'INVALID_VALUE', path: 'Idempotency-Key', message: 'must be 1 to 255 visible ASCII characters' })
-    const claimed = await claimIdempotency(this.services.pool, this.services.secrets, {
+    if (!this.caller || typeof key !== 'string' || !IDEMPOTENCY_KEY.test(key)) return null
+    return {
       credential_id: this.caller.credential.id,
       project_id: this.project,
       path: this.req.originalUrl.split('?', 1)[0],
       key,
       request: JSON.stringify([this.query, this.req.body ?? null]),
-    })
-    if (claimed.kind === 'replay') {
-      this.recorded = true
-      return answer(claimed.status, claimed.body, { ...claimed.headers, 'Idempotency-Replayed': 'true' })
     }
+  }
+
+  private async claim(): Promise<Kept | null> {
+    if (this.req.headers['idempotency-key'] === undefined || !this.caller) return null
+    const request = this.idempotencyRequest()
+    if (!request)
+      return invalid({
+        code: 'INVALID_VALUE',
+        path: 'Idempotency-Key',
+        message: 'must be 1 to 255 visible ASCII characters',
+      })
+    const claimed = await claimIdempotency(this.services.pool, this.services.secrets, request)
+    if (claimed.kind === 'replay') return claimed.answer
     this.idempotency = claimed.claim
     return null
+  }
+
+  /** The answer kept for a POST whose resource is not there: the first request may have deleted it. */
+  private async keptForGone(error: unknown): Promise<Kept | null> {
+    const { method, shape } = this.operation
+    if (method !== 'post' || shape !== 'item' || !(error instanceof AppError) || error.status !== 404) return null
+    const request = this.idempotencyRequest()
+    return request && (await keptAnswer(this.services.pool, this.services.secrets, request))
+  }
+
+  private async replay(kept: Kept): Promise<Answer> {
+    const given = answer(kept.status, kept.body, { ...kept.headers, 'Idempotency-Replayed': 'true' })
+    this.audit.project_id ??= kept.project_id
+    this.audit.detail.idempotency_replayed = true
+    await this.recordEntry(given.status, this.createdId(given))
+    return given
   }
 
   private async settleFailedIdempotency(error: unknown) {

@@ -5,9 +5,10 @@ import type { SecretBox } from './secretbox.ts'
 
 export type IdempotencyClaim = { credential_id: string; project_id: string | null; path: string; key: string }
 
-type Claimed =
-  | { kind: 'claimed'; claim: IdempotencyClaim }
-  | { kind: 'replay'; status: number; body: unknown; headers: Record<string, string> }
+/** The answer that a first request got. */
+export type Kept = { status: number; body: unknown; headers: Record<string, string>; project_id: string | null }
+
+type Claimed = { kind: 'claimed'; claim: IdempotencyClaim } | { kind: 'replay'; answer: Kept }
 
 /** A first request that neither ended nor gave up within this time was lost with its process. */
 const LOST_AFTER_SECONDS = 900
@@ -34,25 +35,40 @@ export async function claimIdempotency(
         or (idempotency_keys.status is null and idempotency_keys.created_at < now() - make_interval(secs => ${LOST_AFTER_SECONDS}))
     returning 1 as claimed`)
   if (claimed) return { kind: 'claimed', claim }
+  const kept = await keptAnswer(db, secrets, request)
+  return kept ? { kind: 'replay', answer: kept } : raise('IDEMPOTENCY_IN_PROGRESS')
+}
+
+/**
+ * The answer kept for a request; null when there is none. Raises IDEMPOTENCY_KEY_REUSED for another body and
+ * IDEMPOTENCY_IN_PROGRESS while the first request runs.
+ */
+export async function keptAnswer(
+  db: Queryable,
+  secrets: SecretBox,
+  request: Omit<IdempotencyClaim, 'project_id'> & { request: string },
+): Promise<Kept | null> {
+  const { credential_id, path, key } = request
   const kept = (await db.maybeOne(sql.unsafe`
-    select request_hash, status, body, sealed_body, headers from idempotency_keys
-    where credential_id = ${credential_id} and path = ${path} and key = ${key}`)) as {
+    select project_id, request_hash, status, body, sealed_body, headers from idempotency_keys
+    where credential_id = ${credential_id} and path = ${path} and key = ${key} and created_at >= now() - interval '24 hours'`)) as {
+    project_id: string | null
     request_hash: string
     status: number | null
     body: unknown
     sealed_body: string | null
     headers: Record<string, string> | null
   } | null
-  if (!kept) return raise('IDEMPOTENCY_IN_PROGRESS')
+  if (!kept) return null
   if (!secrets.recognises(kept.request_hash, request.request)) return raise('IDEMPOTENCY_KEY_REUSED')
   if (kept.status === null) return raise('IDEMPOTENCY_IN_PROGRESS')
   let body = kept.body ?? undefined
   if (kept.sealed_body !== null) {
-    const opened = secrets.open(kept.sealed_body, sealFor(claim))
+    const opened = secrets.open(kept.sealed_body, sealFor({ ...request, project_id: kept.project_id }))
     if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE')
     body = JSON.parse(opened.value)
   }
-  return { kind: 'replay', status: kept.status, body, headers: kept.headers ?? {} }
+  return { status: kept.status, body, headers: kept.headers ?? {}, project_id: kept.project_id }
 }
 
 const sealFor = (claim: IdempotencyClaim) => ({
