@@ -11,8 +11,14 @@ export function wirePath(path: readonly PropertyKey[], prefix = ''): string {
 
 type Issue = z.core.$ZodIssue
 
-/** A zod error as the wire's problems; a refused key is named by its own path. */
-export function problemsOf(issues: readonly Issue[], prefix = ''): Problem[] {
+const absentAt = (value: unknown, path: readonly PropertyKey[]): boolean =>
+  path.reduce((node, key) => (node as Record<PropertyKey, unknown> | null | undefined)?.[key], value) === undefined
+
+/** What zod reports for a value that is not there, depending on what should be there. */
+const OF_ABSENT: readonly string[] = ['invalid_type', 'invalid_value', 'invalid_union']
+
+/** A zod error as the wire's problems; a refused key is named by its own path. `value` is what was parsed. */
+export function problemsOf(issues: readonly Issue[], value: unknown, prefix = ''): Problem[] {
   return issues.flatMap((issue): Problem[] => {
     if (issue.code === 'unrecognized_keys') {
       return issue.keys.map(key => ({
@@ -24,7 +30,7 @@ export function problemsOf(issues: readonly Issue[], prefix = ''): Problem[] {
     const path = wirePath(issue.path, prefix)
     if (issue.code === 'custom')
       return [{ code: (issue.params?.code as string | undefined) ?? 'INVALID_VALUE', path, message: issue.message }]
-    if (issue.code === 'invalid_type' && issue.message.endsWith('received undefined'))
+    if (OF_ABSENT.includes(issue.code) && absentAt(value, issue.path))
       return [{ code: 'REQUIRED', path, message: 'is required' }]
     return [{ code: issue.code.toUpperCase(), path, message: issue.message }]
   })
@@ -34,7 +40,7 @@ export function problemsOf(issues: readonly Issue[], prefix = ''): Problem[] {
 export function parse<T>(schema: z.ZodType<T>, value: unknown, prefix = ''): T {
   const result = schema.safeParse(value)
   if (result.success) return result.data
-  return invalid(problemsOf(result.error.issues, prefix))
+  return invalid(problemsOf(result.error.issues, value, prefix))
 }
 
 const MAX_DEPTH = 64

@@ -1,0 +1,372 @@
+import assert from 'node:assert/strict'
+import { Ajv2020 } from 'ajv/dist/2020.js'
+import { parse } from 'yaml'
+import { operations } from '../../src/api.ts'
+import { errorCodes, errorEntry } from '../../src/core/errors.ts'
+import { declaredOperations } from '../../src/core/operation.ts'
+import { startApp, type TestApp } from '../support/app.ts'
+import { type Described, describedOperations } from '../support/fuzz.ts'
+
+type Json = Record<string, any>
+
+/** Operations that no policy guards: public ones, and reads that any credential may make about itself or the service. */
+const WITHOUT_ACTION = [
+  'bootstrapUser',
+  'loginUser',
+  'getMe',
+  'listOwnPermissions',
+  'listPermissions',
+  'listEventRegistry',
+]
+
+/** Actions of the catalogue (identity, 8) by module. */
+const ACTIONS: Record<string, string> = {
+  users: 'ListUsers GetUser CreateUser UpdateUser DeleteUser ResetPassword AttachUserPolicies ChangeOwnPassword',
+  policies: 'ListPolicies GetPolicy CreatePolicy UpdatePolicy DeletePolicy',
+  projects:
+    'ListProjects GetProject UpdateProject PauseProject ResumeProject GetProjectPrices ManageProjectPrices CreateProject DeleteProject',
+  'project-keys': 'ListProjectKeys GetProjectKey CreateProjectKey UpdateProjectKey DeleteProjectKey RotateProjectKey',
+  secrets: 'ListSecrets GetSecret CreateSecret UpdateSecret DeleteSecret',
+  actors: 'ListActors GetActor CreateActor UpdateActor DeleteActor PurgeActorContent',
+  conversations:
+    'ListConversations GetConversation CreateConversation UpdateConversation DeleteConversation GenerateConversationMessage',
+  sessions:
+    'ListSessions GetSession CreateSession UpdateSession DeleteSession ListSessionMessages SendSessionMessage SubmitSessionToolOutputs',
+  'ai-providers':
+    'ListAiProviders GetAiProvider CreateAiProvider UpdateAiProvider DeleteAiProvider ListAiProviderModels CheckAiProvider GetAiProviderPrices ManageAiProviderPrices',
+  agents:
+    'ListAgents GetAgent CreateAgent UpdateAgent DeleteAgent CreateAgentGeneration ListAgentVersions GetAgentVersion RestoreAgentVersion SetAgentRelease',
+  generations: 'ListGenerations GetGeneration UpdateGeneration CancelGeneration PurgeGenerationContent',
+  traces: 'ListTraces GetTrace GetTraceTree PurgeTraceContent',
+  quotas: 'ListQuotas GetQuota CreateQuota UpdateQuota DeleteQuota MonitorBreach',
+  audit: 'ListAuditEntries GetAuditEntry ExportAuditEntries',
+  events: 'ListEvents GetEvent RedispatchEvent',
+  webhooks:
+    'ListWebhooks GetWebhook CreateWebhook UpdateWebhook DeleteWebhook GetWebhookSecret RotateWebhookSecret TestWebhook ListWebhookDeliveries GetWebhookDelivery RedeliverWebhookDelivery',
+}
+
+/** Actions whose routes do not exist: prices, agent versions and releases, client tools, purges by actor. */
+const WITHOUT_ROUTE = [
+  'projects:GetProjectPrices',
+  'projects:ManageProjectPrices',
+  'ai-providers:GetAiProviderPrices',
+  'ai-providers:ManageAiProviderPrices',
+  'agents:ListAgentVersions',
+  'agents:GetAgentVersion',
+  'agents:RestoreAgentVersion',
+  'agents:SetAgentRelease',
+  'actors:PurgeActorContent',
+  'sessions:SubmitSessionToolOutputs',
+]
+
+const at = (document: Json, pointer: string): unknown =>
+  pointer
+    .slice(2)
+    .split('/')
+    .reduce<any>((node, key) => node?.[decodeURIComponent(key).replaceAll('~1', '/').replaceAll('~0', '~')], document)
+
+/** Every object in a document with the path to it. */
+function* nodes(value: unknown, path = '#'): Generator<[string, Json]> {
+  if (typeof value !== 'object' || value === null) return
+  yield [path, value as Json]
+  for (const [key, item] of Object.entries(value)) yield* nodes(item, `${path}/${key}`)
+}
+
+describe('the OpenAPI document', () => {
+  let app: TestApp
+  let document: Json
+  let described: Described[]
+  before(async () => {
+    app = await startApp()
+    document = (await app.anonymous.get('//openapi.json')).body
+    described = describedOperations(document)
+  })
+  after(() => app?.close())
+
+  describe('as a document', () => {
+    it('is OpenAPI 3.1 with one server whose baseUrl is http://localhost:5047', () => {
+      assert.match(document.openapi, /^3\.1\.\d+$/)
+      assert.deepEqual(document.servers, [
+        { url: '{baseUrl}', variables: { baseUrl: { default: 'http://localhost:5047' } } },
+      ])
+      for (const name of ['title', 'version', 'description']) assert.ok(document.info[name])
+      assert.deepEqual(document.info.license, { name: 'Apache-2.0', identifier: 'Apache-2.0' })
+    })
+
+    it('is the same as YAML, and for every caller', async () => {
+      const yaml = await app.anonymous.get('//openapi.yaml')
+      assert.match(yaml.headers.get('content-type') as string, /^application\/yaml/)
+      assert.deepEqual(parse(yaml.body as string), document)
+      assert.deepEqual((await app.admin.get('//openapi.json')).body, document)
+    })
+
+    it('carries the error catalogue that is served alone', async () => {
+      assert.deepEqual(document['x-error-codes'], (await app.anonymous.get('//errors.json')).body)
+    })
+
+    it('resolves every reference and has no component that nothing refers to', () => {
+      const used = new Set<string>()
+      for (const [path, node] of nodes(document)) {
+        if (typeof node.$ref !== 'string') continue
+        assert.ok(at(document, node.$ref), `${path} refers to ${node.$ref}`)
+        used.add(node.$ref)
+      }
+      for (const name of Object.keys(document.components.schemas))
+        assert.ok(used.has(`#/components/schemas/${name}`), `nothing refers to ${name}`)
+    })
+
+    it('has only schemas that are JSON Schema 2020-12', () => {
+      const ajv = new Ajv2020({ strict: false, validateFormats: false })
+      ajv.addSchema({ ...document, $id: 'openapi' })
+      for (const [path, node] of nodes(document)) {
+        for (const key of ['schema']) {
+          if (typeof node[key] !== 'object' || path.includes('/properties')) continue
+          assert.ok(ajv.validateSchema(node[key]), `${path}/${key} ${ajv.errorsText()}`)
+        }
+      }
+      for (const [name, schema] of Object.entries(document.components.schemas)) {
+        assert.ok(ajv.validateSchema(schema as object), `${name} ${ajv.errorsText()}`)
+        ajv.compile({ $ref: `openapi#/components/schemas/${name}` })
+      }
+    })
+
+    it('holds nothing that only zod understands', () => {
+      for (const [path, node] of nodes(document)) {
+        for (const key of ['$defs', '$schema', '$id', '~standard']) assert.ok(!(key in node), `${path}/${key}`)
+        if (Array.isArray(node.enum)) assert.ok(node.enum.length > 0, path)
+      }
+    })
+  })
+
+  describe('every operation', () => {
+    it('has an id of its own, a summary, and a tag that is declared', () => {
+      const ids = described.map(({ id }) => id)
+      assert.equal(new Set(ids).size, ids.length)
+      const tags = document.tags.map(({ name }: Json) => name)
+      for (const { id, operation } of described) {
+        assert.match(id, /^[a-z][A-Za-z0-9]+$/)
+        assert.match(operation.summary, /^[A-Z][^\n]{3,120}[^.\n]$/, id)
+        assert.equal(operation.tags.length, 1)
+        assert.ok(tags.includes(operation.tags[0]), id)
+      }
+      assert.deepEqual([...new Set(described.map(({ operation }) => operation.tags[0]))].sort(), [...tags].sort())
+    })
+
+    it('declares the parameters of its path, each once, and only those', () => {
+      for (const { id, path, operation } of described) {
+        const parameters = (operation.parameters ?? []) as Json[]
+        const keys = parameters.map(({ name, in: place }) => `${place} ${name}`)
+        assert.equal(new Set(keys).size, keys.length, id)
+        const inPath = [...path.matchAll(/\{(\w+)\}/g)].map(match => match[1])
+        assert.deepEqual(
+          parameters.filter(({ in: place }) => place === 'path').map(({ name }) => name),
+          inPath,
+          id,
+        )
+        for (const parameter of parameters) {
+          assert.ok(parameter.schema, `${id} ${parameter.name}`)
+          if (parameter.in === 'path') assert.equal(parameter.required, true, id)
+        }
+      }
+    })
+
+    it('says which action it asks for; none only where none is asked', () => {
+      for (const { id, operation } of described) {
+        const action = operation['x-iam-action']
+        if (WITHOUT_ACTION.includes(id)) assert.equal(action, null, id)
+        else assert.match(action, /^[a-z][a-z-]*:[A-Z][A-Za-z]+$/, id)
+      }
+    })
+
+    it('is public only where credentials are made', () => {
+      const open = described.filter(({ operation }) => operation.security?.length === 0).map(({ id }) => id)
+      assert.deepEqual(open.sort(), ['bootstrapUser', 'loginUser'])
+      assert.deepEqual(document.security, [{ bearer: [] }])
+      assert.ok(document.components.securitySchemes.bearer)
+    })
+
+    it('describes what it takes', () => {
+      for (const { id, method, operation } of described) {
+        const names = ((operation.parameters ?? []) as Json[]).filter(({ in: place }) => place === 'header')
+        const has = (name: string) => names.some(parameter => parameter.name === name)
+        if (method === 'GET' || method === 'DELETE') assert.equal(operation.requestBody, undefined, id)
+        assert.equal(has('Idempotency-Key'), method === 'POST' && operation.security === undefined, id)
+        if (operation.requestBody) {
+          assert.equal(typeof operation.requestBody.required, 'boolean')
+          assert.ok(operation.requestBody.content['application/json'].schema, id)
+        }
+      }
+    })
+
+    it('describes what it answers: a schema for each success, the error shape for each refusal', () => {
+      for (const { id, operation } of described) {
+        const success = Object.entries(operation.responses as Record<string, Json>).filter(([status]) => status < '300')
+        assert.ok(success.length > 0, id)
+        for (const [status, response] of success) {
+          assert.ok(response.description, id)
+          if (status === '204') assert.equal(response.content, undefined, id)
+          else
+            for (const content of Object.values((response.content ?? assert.fail(`${id} ${status}`)) as Json))
+              assert.ok(content.schema, `${id} ${status}`)
+        }
+        for (const [status, response] of Object.entries(operation.responses as Record<string, Json>)) {
+          if (status < '400') continue
+          assert.deepEqual(response.content['application/json'].schema, { $ref: '#/components/schemas/Error' }, id)
+          for (const code of response.description.split(', ')) {
+            assert.ok(errorCodes.includes(code), `${id} ${code}`)
+            assert.equal(errorEntry(code).status, Number(status), `${id} ${code}`)
+          }
+        }
+        assert.ok(operation.responses[500], id)
+        if (operation.security === undefined)
+          for (const status of [401, 403, 429]) assert.ok(operation.responses[status], id)
+      }
+    })
+
+    it('answers records that carry all their keys', () => {
+      for (const [name, schema] of Object.entries(document.components.schemas as Record<string, Json>)) {
+        if (!schema.properties?.created_at || /Input|Patch/.test(name)) continue
+        assert.deepEqual([...(schema.required ?? [])].sort(), Object.keys(schema.properties).sort(), name)
+      }
+    })
+  })
+
+  describe('and the routes', () => {
+    it('come from one table: what is declared is listed, and what is listed is described', () => {
+      const line = ({ id, method, path }: { id: string; method: string; path: string }) =>
+        `${id} ${method.toUpperCase()} ${path}`
+      const listed = operations.map(line).sort()
+      assert.deepEqual(declaredOperations().map(line).sort(), listed)
+      assert.deepEqual(described.map(item => line({ ...item, path: item.path.slice('/api/v1'.length) })).sort(), listed)
+    })
+
+    it('every operation that is described is routed', async () => {
+      for (const { id, method, path } of described) {
+        const response = await fetch(app.url + path.replace(/\{\w+\}/g, 'x'), {
+          method,
+          headers: { authorization: `Bearer ${app.admin.token}` },
+          body: method === 'GET' ? undefined : '{"surprise_property":1}',
+        })
+        const text = await response.text()
+        assert.doesNotMatch(text, /No route/, id)
+        assert.notEqual(response.status, 500, id)
+      }
+    })
+
+    it('the properties a body requires are required', async () => {
+      const project_id = (await app.project()).id
+      let bodies = 0
+      for (const { id, method, path, operation } of described) {
+        const schema = operation.requestBody?.content['application/json'].schema as Json | undefined
+        const named = schema?.$ref ? (at(document, schema.$ref) as Json) : schema
+        if (!named?.required?.length || path.includes('{') || method !== 'POST') continue
+        const { status, body } = await app.admin.post(
+          path.slice('/api/v1'.length),
+          named.properties?.project_id ? { project_id } : {},
+        )
+        assert.equal(status, 400, `${id} ${JSON.stringify(body)}`)
+        const missing = body.error.meta.problems.filter(({ code }: Json) => code === 'REQUIRED')
+        const paths = missing.map((problem: Json) => problem.path)
+        for (const name of named.required.filter((name: string) => !('default' in (named.properties[name] ?? {}))))
+          assert.ok(paths.includes(name), `${id} ${name}: ${JSON.stringify(body.error.meta)}`)
+        bodies++
+      }
+      assert.ok(bodies > 8)
+    })
+  })
+
+  describe('and the action catalogue', () => {
+    const catalogued = async (): Promise<Map<string, Json>> => {
+      const { body } = await app.admin.get('/permissions?limit=100')
+      return new Map(body.data.flatMap(({ actions }: Json) => actions.map((entry: Json) => [entry.action, entry])))
+    }
+
+    it('has every action of the modules there are, and no other', async () => {
+      const expected = Object.entries(ACTIONS)
+        .flatMap(([module, names]) => names.split(' ').map(name => `${module}:${name}`))
+        .filter(action => !WITHOUT_ROUTE.includes(action))
+      assert.deepEqual([...(await catalogued()).keys()].sort(), expected.sort())
+    })
+
+    it('names the operations that ask for each action, and each operation names its action', async () => {
+      const actions = await catalogued()
+      for (const { id, operation } of described) {
+        const action = operation['x-iam-action']
+        if (action !== null) assert.ok(actions.get(action)?.operation_ids.includes(id), `${id} ${action}`)
+        for (const also of operation['x-iam-also'] ?? []) assert.ok(actions.has(also), `${id} ${also}`)
+      }
+      for (const [action, entry] of actions) {
+        assert.deepEqual(
+          Object.keys(entry).sort(),
+          ['action', 'description', 'gate', 'operation_ids', 'resource_type'],
+          action,
+        )
+        for (const id of entry.operation_ids)
+          assert.equal(described.find(item => item.id === id)?.operation['x-iam-action'], action)
+      }
+      assert.deepEqual(
+        [...actions.values()].filter(({ operation_ids }) => operation_ids.length === 0).map(({ action }) => action),
+        ['quotas:MonitorBreach'],
+      )
+    })
+
+    it('is written `<module>:<Verb><Singular>`, lists in the plural', async () => {
+      for (const action of (await catalogued()).keys()) assert.match(action, /^[a-z]+(-[a-z]+)*:[A-Z][A-Za-z]+$/)
+    })
+  })
+
+  describe('and the other documents', () => {
+    const paths = ['/openapi.json', '/openapi.yaml', '/errors.json', '/docs', '/docs/errors', '/docs/permissions']
+
+    it('are served with an entity tag and may be kept for a minute', async () => {
+      for (const path of paths) {
+        const { status, headers } = await app.anonymous.get(`/${path}`)
+        assert.equal(status, 200, path)
+        assert.equal(headers.get('cache-control'), 'max-age=60')
+        const tag = headers.get('etag') as string
+        assert.match(tag, /^W\/"[\w-]+"$/)
+        for (const wanted of [tag, `"x", ${tag}`, '*']) {
+          const again = await app.anonymous.get(`/${path}`, { 'if-none-match': wanted })
+          assert.deepEqual([again.status, again.body], [304, null], path)
+        }
+        assert.equal((await app.anonymous.get(`/${path}`, { 'if-none-match': 'W/"x"' })).status, 200)
+      }
+    })
+
+    it('answer HEAD like GET, without a body; so do health and metrics', async () => {
+      for (const path of [...paths, '/healthz', '/readyz', '/metrics']) {
+        const get = await app.anonymous.get(`/${path}`)
+        const head = await fetch(app.url + path, { method: 'HEAD' })
+        assert.equal(head.status, 200, path)
+        assert.equal(await head.text(), '')
+        assert.equal(head.headers.get('content-type'), get.headers.get('content-type'), path)
+        assert.equal(head.headers.get('etag'), get.headers.get('etag'), path)
+      }
+    })
+
+    it('are pages that load nothing from elsewhere', async () => {
+      for (const path of ['/docs', '/docs/errors', '/docs/permissions']) {
+        const { headers, body } = await app.anonymous.get(`/${path}`)
+        assert.match(headers.get('content-type') as string, /^text\/html; charset=utf-8/)
+        assert.match(headers.get('content-security-policy') as string, /default-src 'none'/)
+        for (const [, address] of (body as string).matchAll(/\b(?:href|src|action)="([^"]*)"/g))
+          assert.match(address, /^[/#]/)
+        assert.doesNotMatch(body as string, /<script|@import|url\(/)
+        for (const [, address] of (body as string).matchAll(/href="(\/[^"#]*)/g))
+          assert.equal((await app.anonymous.get(`/${address}`)).status, 200, address)
+      }
+    })
+
+    it('have one anchor a code, one an operation, and every action', async () => {
+      const ids = (html: string) => [...html.matchAll(/\bid="([^"]+)"/g)].map(match => match[1])
+      const errors = ids((await app.anonymous.get('//docs/errors')).body)
+      assert.deepEqual(errors.sort(), [...errorCodes].sort())
+      const reference = ids((await app.anonymous.get('//docs')).body)
+      assert.equal(new Set(reference).size, reference.length)
+      for (const { id } of described) assert.ok(reference.includes(id), id)
+      const permissions = (await app.anonymous.get('//docs/permissions')).body as string
+      for (const { operation } of described)
+        if (operation['x-iam-action']) assert.ok(permissions.includes(`<code>${operation['x-iam-action']}</code>`))
+    })
+  })
+})
