@@ -233,6 +233,31 @@ describe('generations', () => {
       assert.deepEqual(JSON.parse((events[0] as { envelope: string }).envelope).data.error, record.error)
     })
 
+    it('an answer with characters that no database holds is kept with others in their place', async () => {
+      const say = (reply: object, agent = app.agentId) =>
+        generate({ prompt: `@double ${JSON.stringify(reply)}` }, '?wait=true', agent)
+      assert.equal((await say({ text: 'a\0b' })).body.output.content, 'a\ufffdb')
+      assert.equal((await say({ text: 'a\ud800b' })).body.output.content, 'a\ufffdb')
+      const called = await say([
+        { tool_calls: [{ name: 'x\0', args: { 'k\0': ['\udc00'] } }] },
+        { text: 'ok' },
+      ] as never)
+      const [call] = called.body.output.response_messages[0].content
+      assert.deepEqual([call.tool_name, call.args], ['x\ufffd', { 'k\ufffd': ['\ufffd'] }])
+      const typed = await app.agent({ output_schema: { type: 'object' } })
+      assert.deepEqual((await say({ text: '{"a":"\\u0000"}' }, typed)).body.output.object, { a: '\ufffd' })
+      const refused = await say({ error: { status: 400, message: 'no\0pe' } })
+      assert.deepEqual([refused.status, refused.body.error.code], [502, 'AI_PROVIDER_ERROR'])
+      const stream = await openStream(app, `/agents/${app.agentId}/generate`, {
+        prompt: '@double {"text":"a\\u0000b c"}',
+        stream: true,
+      })
+      const messages = await readStream(stream)
+      const pieces = messages.filter(each => each.event === 'delta').map(each => each.data.choices[0].delta.content)
+      assert.equal(pieces.join(''), 'a\ufffdb c')
+      assert.equal(messages.at(-1)?.data.output.content, 'a\ufffdb c')
+    })
+
     it('a provider that fails for a moment is asked again', async () => {
       await double.put('flaky', { rules: [{ replies: [{ error: { status: 503 } }, { text: 'ok' }] }] })
       const agent = await app.agent({ model: 'flaky/m' })

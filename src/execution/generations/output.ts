@@ -1,5 +1,6 @@
 import type { Problem } from '../../core/errors.ts'
 import { schemaProblems } from '../agents/schema.ts'
+import { storableValue } from '../providers/storable.ts'
 
 const FENCE = /^```[\w-]*\s*\n([\s\S]*?)\n?```$/
 
@@ -16,7 +17,7 @@ export function readObject(
 ): { ok: true; object: unknown } | { ok: false; problems: Problem[] } {
   let value: unknown
   try {
-    value = JSON.parse(withoutFence(text))
+    value = storableValue(JSON.parse(withoutFence(text)))
   } catch {
     return { ok: false, problems: [{ code: 'NOT_JSON', path: '', message: 'the answer is not JSON' }] }
   }

@@ -635,7 +635,7 @@ class Execution {
         const outcome: TurnOutcome = {
           status: end.status as 'completed' | 'failed',
           content: end.output?.content ?? null,
-          partial: this.partial === '' ? null : this.partial,
+          partial: this.partial === '' ? null : this.partial.toWellFormed(),
           model: end.output?.model ?? null,
           error: end.error,
           notes: this.work?.notes ?? {},

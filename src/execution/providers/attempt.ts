@@ -13,6 +13,7 @@ import type { ModelAnswer, ModelMessage, ModelRequest, ModelUsage } from './exch
 import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
 import type { ProviderRow } from './model.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'
+import { storableText, storableValue } from './storable.ts'
 import { schemaInstruction, strictFits } from './structured.ts'
 
 export { retryDelay } from './failure.ts'
@@ -80,7 +81,8 @@ async function ask(
       if (part.text === '') continue
       progress.started = true
       text += part.text
-      request.onDelta(part.text)
+      // Pieces may cut a surrogate pair in two, so only the whole text is made well formed.
+      request.onDelta(part.text.replaceAll('\0', '\u{fffd}'))
     } else if (part.type === 'tool-call') calls.push(part)
     else if (part.type === 'tool-input-start' || part.type === 'reasoning-delta') progress.started = true
     else if (part.type === 'error') throw part.error
@@ -204,11 +206,11 @@ function rawAnswer(
   // An answer that says neither anything nor why it ended is none: a body without choices reads like this.
   if (text === '' && calls.length === 0 && rawFinish === undefined) throw new Error('the answer is empty')
   return {
-    text,
+    text: storableText(text),
     tool_calls: calls.map(call => ({
-      id: call.toolCallId,
-      tool_name: call.toolName,
-      args: call.input,
+      id: storableText(call.toolCallId),
+      tool_name: storableText(call.toolName),
+      args: storableValue(call.input),
       ...(call.invalid &&
         InvalidToolInputError.isInstance(call.error) && { args_error: 'the arguments are not valid JSON' }),
     })),

@@ -15,6 +15,7 @@ import { EgressBlockedError } from '../../core/egress.ts'
 import { AppError, type ErrorCode } from '../../core/errors.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
 import { misconfigured } from './misconfigured.ts'
+import { storableText } from './storable.ts'
 
 /** Why a call failed, as execution 2.4 classes it; null is deterministic and never repeated. */
 export type FailureClass = 'rate_limited' | 'timeout' | 'provider_error' | null
@@ -65,7 +66,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
   const broken = brokenTransfer(answered)
   const status = broken ? null : (answered?.statusCode ?? tokenStatus(thrown))
   const body = answered?.responseBody ?? null
-  const text = mask(broken ?? vendorText(thrown, answered, body), about.secrets).slice(0, TEXT_LENGTH)
+  const text = storableText(mask(broken ?? vendorText(thrown, answered, body), about.secrets).slice(0, TEXT_LENGTH))
   const judged =
     about.timedOutAfter !== null
       ? 'timeout'
@@ -84,7 +85,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
     message,
     meta: {
       provider_status_code: status,
-      provider_response_body: body === null ? null : cut(mask(body, about.secrets), BODY_BYTES),
+      provider_response_body: body === null ? null : cut(storableText(mask(body, about.secrets)), BODY_BYTES),
       ai_provider_id: about.ai_provider_id,
       model: about.model,
     },
