@@ -42,11 +42,30 @@ function redacted(object: Record<string, unknown>, depth = 0): Record<string, un
   return out
 }
 
-/** What a credential that was put into a path by mistake looks like. */
-const CREDENTIAL = /(sk_|whsec_|ort_|upt_|eyJ)[\w.-]{8,}/g
+/** What a credential looks like that comes where none belongs: in a path, in a message. */
+const CREDENTIAL = /\b(sk[_-]|whsec_|ort_|upt_|eyJ)[\w.-]{8,}/g
+
+export const withoutCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')
 
 /** A request's path as a log line shows it: without its query, and without credentials. */
-export const loggedPath = (url: string): string => url.split('?', 1)[0].replace(CREDENTIAL, '$1[redacted]')
+export const loggedPath = (url: string): string => withoutCredentials(url.split('?', 1)[0])
+
+/**
+ * What is shown of an error. Errors of the database hold rows, errors of model calls hold requests and answers: of
+ * their own fields only those are shown that name a cause.
+ */
+const SHOWN = ['type', 'message', 'stack', 'code', 'constraint', 'table'] as const
+
+function shownError(error: unknown): unknown {
+  if (!(error instanceof Error)) return error
+  const all = pino.stdSerializers.err(error) as Record<string, unknown>
+  return Object.fromEntries(
+    SHOWN.filter(name => all[name] !== undefined).map(name => [
+      name,
+      typeof all[name] === 'string' ? withoutCredentials(all[name]) : all[name],
+    ]),
+  )
+}
 
 /**
  * The process log: JSON lines on stdout, one line per request and one per attempt of anything. Bodies and credentials
@@ -63,7 +82,7 @@ export function createLog(options: {
       base: options.base ?? {},
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: label => ({ level: label }), log: object => redacted(object) },
-      serializers: { err: pino.stdSerializers.err, error: pino.stdSerializers.err },
+      serializers: { err: shownError, error: shownError },
     },
     options.destination ?? pino.destination({ fd: 1, sync: false }),
   )

@@ -9,7 +9,7 @@ import {
 } from 'node:http'
 import type { Socket } from 'node:net'
 import { AppError, errorBody } from './errors.ts'
-import type { Logger } from './log.ts'
+import { type Logger, withoutCredentials } from './log.ts'
 
 /** Statuses of what node's parser refuses; anything else is 400. */
 const STATUS_OF: Record<string, number> = {
@@ -20,10 +20,10 @@ const STATUS_OF: Record<string, number> = {
 
 const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
 
-/** The request's own id when the client sent a sane one, else a new one (conventions, 1). */
+/** The request's own id when the client sent a sane one that is no credential, else a new one (conventions, 1). */
 export function requestIdOf(req: IncomingMessage): string {
   const sent = req.headers['x-request-id']
-  return typeof sent === 'string' && REQUEST_ID.test(sent) ? sent : randomUUID()
+  return typeof sent === 'string' && REQUEST_ID.test(sent) && withoutCredentials(sent) === sent ? sent : randomUUID()
 }
 
 /**
