@@ -147,6 +147,13 @@ describe('users', () => {
       assert.equal((await login('locked')).status, 200)
     })
 
+    it('judges guesses sent all at once like guesses one after the other', async () => {
+      await make('burst')
+      const guesses = Array.from({ length: 40 }, (_, at) => login('burst', at === 39 ? PASSWORD : `guess number ${at}`))
+      for (const reply of await Promise.all(guesses)) assert.equal(reply.status, 401)
+      assert.equal((await login('burst')).status, 401)
+    })
+
     it('forgets failures at a success, at an admin reset and after the window', async () => {
       const user = await make('forgetful')
       const fail = async (times: number) => {

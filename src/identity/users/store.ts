@@ -62,7 +62,10 @@ export const signInFacts = async (
   return row
 }
 
-/** Notes a success; false when the user changed since the password was compared. */
+/**
+ * Notes a success; false when the user changed since the password was compared, or when the name was locked meanwhile:
+ * guesses that were sent before the lock are worth no more than those that come after it.
+ */
 export const noteSignIn = async (
   db: Queryable,
   user: Pick<SignInRow, 'id' | 'token_version'>,
@@ -70,12 +73,17 @@ export const noteSignIn = async (
   newHash: string | null,
 ): Promise<boolean> =>
   (await db.maybeOneFirst(sql.unsafe`
-    with forgotten as (
-      delete from login_failures where username = (select lower(username) from users where id = ${user.id})
+    with noted as (
+      update users u set last_login_at = ${now.toISOString()}::timestamptz, password_hash = coalesce(${newHash}::text, password_hash)
+      where u.id = ${user.id} and u.token_version = ${user.token_version} and u.disabled_at is null
+        and not exists (
+          select 1 from login_failures f
+          where f.username = lower(u.username) and f.locked_until > ${now.toISOString()}::timestamptz)
+      returning lower(u.username) as username
+    ), forgotten as (
+      delete from login_failures where username in (select username from noted)
     )
-    update users set last_login_at = ${now.toISOString()}::timestamptz, password_hash = coalesce(${newHash}::text, password_hash)
-    where id = ${user.id} and token_version = ${user.token_version} and disabled_at is null
-    returning id`)) !== null
+    select 1 from noted`)) !== null
 
 /** Ends the lockout of a user's name. */
 export const forgetFailures = (db: Queryable, username: string) =>
