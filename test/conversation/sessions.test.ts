@@ -717,8 +717,9 @@ describe('sessions', () => {
       const cancel = () => app.key.post(`/sessions/${session.id}/cancel`)
       assert.equal(expectStatus(await cancel(), 200).queued_turns, 0)
       for (const id of [generation_id, message.generation_id]) {
-        const { status, error } = await app.settled(id)
-        assert.deepEqual([status, error.code, error.message], ['failed', 'GENERATION_FAILED', 'cancelled'])
+        const { status, stop_reason, error } = await app.settled(id)
+        assert.deepEqual([status, stop_reason], ['failed', 'cancelled'])
+        assert.deepEqual([error.code, error.message], ['GENERATION_FAILED', 'cancelled'])
       }
       await app.openGate('cancel')
       const idle = await eventually(async () => {
@@ -727,6 +728,20 @@ describe('sessions', () => {
       })
       assert.deepEqual(expectStatus(await cancel(), 200), idle)
       assert.deepEqual(roles(await app.messages(session)), ['user', 'user'])
+    })
+
+    it('a waiting turn that is cancelled by its generation leaves the mailbox; the next message asks for another', async () => {
+      const session = await app.session({ auto_generate: true, message_delay_seconds: 3600 })
+      const first = await app.say(session, 'one')
+      expectStatus(await app.key.post(`/generations/${first.generation_id}/cancel`), 200)
+      assert.equal((await read(session)).queued_turns, 0)
+      const told = (await app.events('sessions.generation_failed')).filter(
+        event => event.data.generation_id === first.generation_id,
+      )
+      assert.equal(told.length, 1)
+      const second = await app.say(session, 'two')
+      assert.notEqual(second.generation_id, first.generation_id)
+      assert.equal((await app.generation(second.generation_id)).status, 'pending')
     })
 
     it('on_busy queue waits behind it; more than twenty are refused', async () => {

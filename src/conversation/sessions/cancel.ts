@@ -1,8 +1,8 @@
 import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
-import { cancelTurns, mailboxState } from '../turns/mailbox.ts'
+import { callOff, mailboxState } from '../turns/mailbox.ts'
 import type { SessionRow } from './model.ts'
-import { CANCELLED, lockSession } from './state.ts'
+import { lockSession } from './state.ts'
 import { findSession } from './store.ts'
 
 /** Aborts the running turn and cancels automatic turns that wait; turns that callers asked for stay (conversation, 10.8). */
@@ -11,6 +11,6 @@ export async function cancelSession(tx: Tx, services: Services, id: string): Pro
   const { running, queued } = await mailboxState(tx, session.conversation_id)
   const turns = [...(running ? [running] : []), ...queued.filter(turn => turn.kind === 'auto')]
   if (turns.length === 0) return session
-  await cancelTurns(tx, services, turns, CANCELLED)
+  await callOff(tx, services, turns)
   return (await findSession(tx, id)) ?? session
 }

@@ -6,9 +6,9 @@ import type { Tx } from '../../core/write.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { streamTurn } from '../../execution/generations/stream.ts'
 import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
-import { cancelTurns, enqueueTurn, mailboxState, type TurnRow } from '../turns/mailbox.ts'
+import { callOff, cancelTurns, enqueueTurn, mailboxState, type TurnRow } from '../turns/mailbox.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
-import { CANCELLED, INTERRUPTED, lockBoth, ROLLED_BACK, requireOpen } from './state.ts'
+import { INTERRUPTED, lockBoth, ROLLED_BACK, requireOpen } from './state.ts'
 import { countTakeover } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
@@ -103,7 +103,7 @@ async function makeWay(
     }
   }
   const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
-  if (idle.length > 0) await cancelTurns(tx, services, idle, CANCELLED)
+  if (idle.length > 0) await callOff(tx, services, idle)
 }
 
 const busyWith = ({ generation_id }: TurnRow): never =>

@@ -8,7 +8,6 @@ import { findSession } from './store.ts'
 export const failureOf = (code: ErrorCode, message?: string, meta?: Record<string, unknown>): RecordedFailure =>
   new AppError(code, { message, meta }).recorded()
 
-export const CANCELLED = failureOf('GENERATION_FAILED', 'cancelled')
 /** The end of a turn that another took the place of; the text it had is kept. */
 export const INTERRUPTED = failureOf('GENERATION_FAILED', 'interrupted', { reason: 'interrupted' })
 /** The same, leaving no message. */

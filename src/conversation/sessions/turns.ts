@@ -5,9 +5,8 @@ import { mergeContext, type ToolContext } from '../../core/tool-context.ts'
 import type { Tx } from '../../core/write.ts'
 import type { TurnInput } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
-import { cancelTurns, clearMailbox, mailboxState } from '../turns/mailbox.ts'
+import { callOff, clearMailbox, mailboxState } from '../turns/mailbox.ts'
 import type { SessionRow } from './model.ts'
-import { CANCELLED } from './state.ts'
 
 /**
  * The bag of a turn: the session's, then the request's, then what the platform says about session and end user, which
@@ -57,5 +56,5 @@ export async function clearTurns(
 export async function cancelIdleAuto(tx: Tx, services: Services, session: SessionRow): Promise<void> {
   const { queued } = await mailboxState(tx, session.conversation_id)
   const idle = queued.filter(turn => turn.kind === 'auto' && !turn.due)
-  if (idle.length > 0) await cancelTurns(tx, services, idle, CANCELLED)
+  if (idle.length > 0) await callOff(tx, services, idle)
 }

@@ -12,7 +12,7 @@ import { lockActor } from '../actors/store.ts'
 import type { GenerateMessageInput } from '../conversations/model.ts'
 import { type ConversationRow, lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
-import { cancelTurns, enqueueTurn, mailboxState } from './mailbox.ts'
+import { callOff, enqueueTurn, mailboxState } from './mailbox.ts'
 
 type Body = z.output<typeof GenerateMessageInput>
 type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
@@ -80,12 +80,10 @@ async function ask(
     const busy = running ?? queued.find(waiting => waiting.due)
     if (busy) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: busy.generation_id } })
     // This turn answers for the automatic one that still waits (10.3.5).
-    await cancelTurns(
+    await callOff(
       tx,
       services,
       queued.filter(waiting => waiting.kind === 'auto'),
-      { code: 'GENERATION_FAILED', message: 'cancelled' },
-      { stop_reason: 'cancelled' },
     )
   }
   return enqueueTurn(tx, services, conversation, {

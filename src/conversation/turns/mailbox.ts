@@ -4,12 +4,12 @@ import type { RecordedFailure } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { entityMailbox } from '../../core/queue.ts'
 import type { Tx } from '../../core/write.ts'
-import { abortTurn } from '../../execution/generations/abort.ts'
+import { abortTurn, CANCELLED, mailboxes } from '../../execution/generations/abort.ts'
 import { amendTurn } from '../../execution/generations/amend.ts'
 import { createTurn, type TurnInput } from '../../execution/generations/turn.ts'
-import type { ConversationRow } from '../conversations/store.ts'
+import { type ConversationRow, lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
-import { endTurns, insertTurnRow, moveTurn, openTurns, type TurnRow } from './store.ts'
+import { endTurns, insertTurnRow, moveTurn, openTurnOf, openTurns, type TurnRow } from './store.ts'
 
 export type { TurnRow } from './store.ts'
 
@@ -143,6 +143,18 @@ export async function cancelTurns(
         reply_position: undefined,
       })
   }
+}
+
+/** Ends turns that somebody called off, or that another turn answers for. Under lockConversation. */
+export const callOff = (tx: Tx, services: Services, turns: readonly TurnRow[]): Promise<void> =>
+  cancelTurns(tx, services, turns, CANCELLED, { stop_reason: 'cancelled' })
+
+mailboxes.end = async (tx, services, generation, failure, options) => {
+  const conversation = await lockConversation(tx, generation.conversation_id as string)
+  const turn = conversation && (await openTurnOf(tx, generation.id))
+  if (!turn) return false
+  await cancelTurns(tx, services, [turn], failure, options)
+  return true
 }
 
 /** Cancels every queued turn and asks the running one to abort. Under lockConversation. */

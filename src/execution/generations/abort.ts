@@ -6,6 +6,34 @@ import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
 import { type GenerationRow, presentGeneration, storable } from './model.ts'
 import { lockGeneration, requestAbort, settleTurn } from './store.ts'
 
+type EndOptions = { stop_reason?: 'error' | 'cancelled'; force?: boolean }
+
+/** The end of a turn that somebody called off. */
+export const CANCELLED: RecordedFailure = { code: 'GENERATION_FAILED', message: 'cancelled' }
+
+/**
+ * What conversations add to turns that wait in their mailboxes. They build on this area, so they register here instead
+ * of being imported.
+ */
+export const mailboxes: {
+  /** Ends a turn with its place in the mailbox; false when no mailbox holds it. */
+  end?: (
+    tx: Tx,
+    services: Services,
+    generation: Pick<GenerationRow, 'id' | 'conversation_id'>,
+    failure: RecordedFailure,
+    options: EndOptions,
+  ) => Promise<boolean>
+} = {}
+
+/** Calls a turn off, whoever holds it: its generation ends as with `abortTurn`, and its place in a mailbox with it. */
+export async function cancelTurn(tx: Tx, services: Services, generation: GenerationRow): Promise<void> {
+  const options = { stop_reason: 'cancelled' } as const
+  if (generation.conversation_id !== null && (await mailboxes.end?.(tx, services, generation, CANCELLED, options)))
+    return
+  await abortTurn(tx, services, generation.id, CANCELLED, options)
+}
+
 /**
  * Ends a turn from outside, inside the caller's transaction: a pending one fails at once with the failure, a running
  * one is asked to abort and its worker settles it, a settled one is left alone. With `force` a running one fails at once
@@ -16,7 +44,7 @@ export async function abortTurn(
   services: Services,
   generationId: string,
   failure: RecordedFailure,
-  options: { stop_reason?: 'error' | 'cancelled'; force?: boolean } = {},
+  options: EndOptions = {},
 ): Promise<'failed' | 'requested' | 'terminal'> {
   const generation = await lockGeneration(tx, generationId)
   if (!generation || generation.status === 'completed' || generation.status === 'failed') return 'terminal'

@@ -3,7 +3,7 @@ import { sql } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
 import { anyOf, booleanQuery, listTable, pageOf, textFilter } from '../../core/lists.ts'
 import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/operation.ts'
-import { abortTurn } from './abort.ts'
+import { cancelTurn } from './abort.ts'
 import {
   GENERATION_STATUSES,
   Generation,
@@ -243,13 +243,7 @@ const cancelGeneration = itemOperation(generationKind, {
   action: 'generations:CancelGeneration',
   answers: { 200: Generation },
   async run({ tx, services, resource }) {
-    await abortTurn(
-      tx,
-      services,
-      resource.id,
-      { code: 'GENERATION_FAILED', message: 'cancelled' },
-      { stop_reason: 'cancelled' },
-    )
+    await cancelTurn(tx, services, resource)
     return presentGeneration((await generationKind.find(tx, resource.id)) ?? resource)
   },
 })
