@@ -159,7 +159,8 @@ export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment |
     kind.references
       .filter(reference => reference.kind === target.name)
       .map(
-        reference => sql.fragment`select ${kind.name}::text as type, id, ${reference.column}::text as field
+        reference => sql.fragment`select ${kind.name}::text as type, id,
+            ${reference.field?.(sql.fragment`${id}::text`) ?? sql.fragment`${reference.column}::text`} as field
           from ${sql.identifier([kind.table])} where ${names(reference, sql.fragment`select ${id}::text`)}`,
       ),
   )

@@ -8,6 +8,8 @@ export type Reference = {
   column: string
   /** The column is a text[] of ids. */
   many?: boolean
+  /** Text expression over the row: the wire's field that names the id given. Default: the column. */
+  field?: (id: Fragment) => Fragment
   /**
    * `block`: the target cannot be deleted while this row lives, nor by force. `force`: blocks unless forced, then deleted
    * with it. `follow`: deleted with it, forced or not; counted beside what blocks.

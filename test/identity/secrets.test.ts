@@ -225,8 +225,8 @@ describe('secrets', () => {
   })
 
   describe('delete of one that is named', () => {
-    const provider = async (secret_id: string) => {
-      const body = { name: 'p', provider: 'openai', default_model: 'm', secret_id }
+    const provider = async (secret_id: string, more: object = {}) => {
+      const body = { name: 'p', provider: 'openai', default_model: 'm', secret_id, ...more }
       const made = await project.key.post('/ai-providers', body)
       assert.equal(made.status, 201, JSON.stringify(made.body))
       return made.body.id as string
@@ -266,6 +266,19 @@ describe('secrets', () => {
       }
       for (const path of [`/secrets/${id}`, `/ai-providers/${used}`, `/ai-providers/${free}`])
         assert.equal((await project.key.get(path)).status, 200)
+    })
+
+    it('is refused while a header of an AI provider names it, until it names it no more', async () => {
+      const [id, other] = [await store('v'), await store('v')]
+      const named = await provider(other, { config: { headers: { 'X-Team': `{{secret:${id}}}` } } })
+      const list = await project.key.get(`/secrets/${id}/references`)
+      assert.deepEqual(list.body.data, [{ type: 'ai_provider', id: named, field: 'config.headers' }])
+      const refused = await project.key.delete(`/secrets/${id}`)
+      assert.deepEqual([refused.status, refused.body.error.code], [409, 'SECRET_HAS_DEPENDENTS'])
+      assert.deepEqual(refused.body.error.meta.sample_ids, { ai_providers: [named] })
+      assert.equal((await project.key.patch(`/ai-providers/${named}`, { config: null })).status, 200)
+      assert.equal((await project.key.delete(`/secrets/${id}`)).status, 204)
+      assert.equal((await project.key.get(`/ai-providers/${named}`)).status, 200)
     })
 
     it('leaves no provider behind that was created at the same time', async () => {

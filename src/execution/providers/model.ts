@@ -99,7 +99,13 @@ export const aiProviderKind = kind<ProviderRow>({
   missing: 'AI_PROVIDER_NOT_FOUND',
   references: [
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
-    { kind: 'secret', column: 'secret_id', on_delete: 'force' },
+    {
+      kind: 'secret',
+      column: 'secret_ids',
+      many: true,
+      field: id => sql.fragment`case when secret_id = ${id} then 'secret_id' else 'config.headers' end`,
+      on_delete: 'force',
+    },
   ],
   columns: providerColumns,
   remove: removeProvider,

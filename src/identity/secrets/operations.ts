@@ -104,7 +104,7 @@ const remove = itemOperation(secret, {
   method: 'delete',
   path: '/secrets/{secret_id}',
   summary: 'Delete a secret; with force, what cannot be without it too',
-  description: 'Tokens that name it do not keep it: calls that use one fail with SECRET_NOT_FOUND.',
+  description: 'AI providers that name it, as their secret or in a header, keep it from being deleted.',
   tag,
   action: 'secrets:DeleteSecret',
   query: z.object({ force: booleanQuery.default(false) }),
