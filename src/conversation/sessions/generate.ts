@@ -1,11 +1,10 @@
 import type { z } from 'zod'
 import { invalid, raise } from '../../core/errors.ts'
-import { type Answer, answer, type Context, type Services, streamed } from '../../core/operation.ts'
+import type { Answer, Context, Services } from '../../core/operation.ts'
 import { callerContext } from '../../core/tool-context.ts'
 import type { Tx } from '../../core/write.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
-import { streamTurn } from '../../execution/generations/stream.ts'
-import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
+import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
 import { callOff, cancelTurns, enqueueTurn, mailboxState, type TurnRow } from '../turns/mailbox.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { INTERRUPTED, lockBoth, ROLLED_BACK, requireOpen } from './state.ts'
@@ -31,50 +30,35 @@ export async function generate(
 ): Promise<Answer> {
   const { services, caller, query, resource, request } = context
   const body = context.body ?? {}
-  const stream = body.stream === true
-  if (stream && query.wait === false)
-    invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
+  const mode = turnMode(body.stream, query.wait)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  const turn = await services.write(async tx => {
-    const { session, conversation } = await lockBoth(tx, resource)
-    requireOpen(session)
-    const agent = await admitTurn(tx, services, {
-      project_id: session.project_id,
-      agent_id: session.agent_id,
-      model: body.model,
+  return answerTurn(context, mode, async generation_id => {
+    const { trace_id } = await services.write(async tx => {
+      const { session, conversation } = await lockBoth(tx, resource)
+      requireOpen(session)
+      const agent = await admitTurn(tx, services, {
+        project_id: session.project_id,
+        agent_id: session.agent_id,
+        model: body.model,
+      })
+      if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+      if (conversation.message_count === 0)
+        invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
+      await makeWay(tx, services, session, body.on_busy ?? 'reject', {
+        at: request.receivedAt,
+        takeovers: resource.takeovers,
+      })
+      const input = turnInput(session, caller, {
+        generation_id,
+        tool_context: turnContext(session, sent),
+        model: body.model,
+        streamed: mode === 'stream',
+      })
+      context.record(tx, madeStatus(mode))
+      return enqueueTurn(tx, services, conversation, { kind: 'turn', input })
     })
-    if (stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
-    if (conversation.message_count === 0)
-      invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
-    await makeWay(tx, services, session, body.on_busy ?? 'reject', {
-      at: request.receivedAt,
-      takeovers: resource.takeovers,
-    })
-    const input = turnInput(session, caller, {
-      tool_context: turnContext(session, sent),
-      model: body.model,
-      streamed: stream,
-    })
-    const queued = await enqueueTurn(tx, services, conversation, { kind: 'turn', input })
-    context.record(tx, stream || query.wait ? 200 : 202)
-    return queued
+    return { session_id: resource.id, generation_id, trace_id }
   })
-  const accepted = {
-    status: 'accepted',
-    session_id: resource.id,
-    generation_id: turn.generation_id,
-    trace_id: turn.trace_id,
-  }
-  if (stream)
-    return streamed(
-      'text/event-stream',
-      streamTurn(services, { id: turn.generation_id }, { after: 0, closed: request.closed }),
-    )
-  if (!query.wait) return answer(202, accepted)
-  const ended = await waitForTurn(services, turn.generation_id, { closed: request.closed })
-  if (!ended) return answer(202, accepted)
-  if (ended.failure) raiseFailure(ended)
-  return answer(200, ended.result)
 }
 
 /**

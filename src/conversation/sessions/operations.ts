@@ -1,20 +1,11 @@
 import { z } from 'zod'
 import { sql, substring } from '../../core/db.ts'
 import type { Kind } from '../../core/kind.ts'
-import {
-  anyOf,
-  between,
-  booleanQuery,
-  listTable,
-  page,
-  pageOf,
-  tagCondition,
-  tagFilter,
-  textFilter,
-} from '../../core/lists.ts'
+import { anyOf, between, listTable, page, pageOf, tagCondition, tagFilter, textFilter } from '../../core/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { tagOperations } from '../../core/tags.ts'
 import { callerContext } from '../../core/tool-context.ts'
+import { WaitQuery } from '../../execution/generations/answer.ts'
 import { AcceptedTurn, TurnResult } from '../turns/result.ts'
 import './hooks.ts'
 import { cancelSession } from './cancel.ts'
@@ -169,13 +160,16 @@ const message = itemOperation(sessionKind, {
   tag,
   action: 'sessions:SendSessionMessage',
   transaction: false,
-  query: z.object({ wait: booleanQuery.optional() }),
+  query: WaitQuery,
   body: SessionMessageInput,
   answers: { 201: SessionMessageStored, 200: SessionMessageStored },
   raises: [
     'AGENT_NOT_FOUND',
+    'AI_PROVIDER_ERROR',
     'AI_PROVIDER_MISCONFIGURED',
+    'GENERATION_FAILED',
     'INVALID_TOOL_CONTEXT_KEY',
+    'OUTPUT_SCHEMA_VALIDATION_FAILED',
     'PROJECT_PAUSED',
     'SESSION_CLOSED',
     'SESSION_EXPIRED',
@@ -191,10 +185,11 @@ const generateReply = itemOperation(sessionKind, {
   tag,
   action: 'sessions:SendSessionMessage',
   transaction: false,
-  query: z.object({ wait: booleanQuery.optional() }),
+  query: WaitQuery,
   body: SessionGenerateInput,
   bodyOptional: true,
   answers: { 202: AcceptedTurn, 200: TurnResult },
+  produces: 'text/event-stream',
   raises: [
     'AGENT_NOT_FOUND',
     'AI_PROVIDER_ERROR',

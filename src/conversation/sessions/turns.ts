@@ -25,8 +25,9 @@ export function turnContext(session: SessionRow, sent: ToolContext | null | unde
 export const turnInput = (
   session: SessionRow,
   caller: Caller,
-  turn: { tool_context: ToolContext; model?: string | null; streamed: boolean },
+  turn: { generation_id?: string; tool_context: ToolContext; model?: string | null; streamed: boolean },
 ): TurnInput => ({
+  generation_id: turn.generation_id,
   project_id: session.project_id,
   agent_id: session.agent_id,
   messages: null,

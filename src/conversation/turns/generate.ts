@@ -1,13 +1,11 @@
 import type { z } from 'zod'
 import { principalRecord } from '../../core/caller.ts'
 import { invalid, raise } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
-import { type Answer, answer, type Context, streamed } from '../../core/operation.ts'
+import type { Answer, Context } from '../../core/operation.ts'
 import { callerContext, mergeContext } from '../../core/tool-context.ts'
 import type { Tx } from '../../core/write.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
-import { streamTurn } from '../../execution/generations/stream.ts'
-import { expectTurn, raiseFailure } from '../../execution/generations/wait.ts'
+import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
 import { lockActor } from '../actors/store.ts'
 import type { GenerateMessageInput } from '../conversations/model.ts'
 import { type ConversationRow, lockConversation } from '../conversations/store.ts'
@@ -24,41 +22,17 @@ type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
  * GENERATION_ALREADY_IN_PROGRESS; a failed turn that was waited for raises its own code
  */
 export async function generate(context: Generate): Promise<Answer> {
-  const { body, query, services, request, resource } = context
-  const stream = body.stream === true
-  if (stream && query.wait === false)
-    invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
+  const { body, query, services, resource } = context
+  const mode = turnMode(body.stream, query.wait)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  const generation_id = newId('gen')
-  const waits = query.wait === true && !stream
-  const expected = waits ? expectTurn(services, generation_id) : null
-  let asked: { generation_id: string; trace_id: string }
-  try {
-    asked = await services.write(async tx => {
-      const turn = await ask(tx, context, { generation_id, stream, sent })
-      context.record(tx, waits || stream ? 200 : 202)
+  return answerTurn(context, mode, async generation_id => {
+    const { trace_id } = await services.write(async tx => {
+      const turn = await ask(tx, context, { generation_id, stream: mode === 'stream', sent })
+      context.record(tx, madeStatus(mode))
       return turn
     })
-  } catch (error) {
-    expected?.cancel()
-    throw error
-  }
-  if (stream)
-    return streamed(
-      'text/event-stream',
-      streamTurn(services, { id: generation_id }, { after: 0, closed: request.closed }),
-      { 'Cache-Control': 'no-store' },
-    )
-  const accepted = answer(202, {
-    status: 'accepted',
-    conversation_id: resource.id,
-    generation_id,
-    trace_id: asked.trace_id,
+    return { conversation_id: resource.id, generation_id, trace_id }
   })
-  const ended = await expected?.wait(request.closed)
-  if (!ended) return accepted
-  if (ended.failure) raiseFailure(ended)
-  return answer(200, ended.result)
 }
 
 async function ask(

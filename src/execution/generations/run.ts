@@ -1,16 +1,14 @@
 import { z } from 'zod'
 import { principalRecord } from '../../core/caller.ts'
 import { invalid, raise } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
-import { answer, type Context, itemOperation, streamed } from '../../core/operation.ts'
+import { type Context, itemOperation } from '../../core/operation.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { ProviderRow } from '../providers/model.ts'
+import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
 import { MetadataBag, UsageTotals } from './model.ts'
 import { findRunnableAgent, findTrace } from './store.ts'
-import { streamTurn } from './stream.ts'
 import { createTurnAtOnce } from './turn.ts'
-import { expectTurn, raiseFailure } from './wait.ts'
 
 const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
 
@@ -59,14 +57,6 @@ export const GenerateResult = z
     usage: UsageTotals.nullable(),
   })
   .meta({ id: 'GenerateResult' })
-
-/** `wait=true|false`; anything else is refused. */
-export const WaitQuery = z.object({
-  wait: z
-    .enum(['true', 'false'])
-    .transform(value => value === 'true')
-    .optional(),
-})
 
 type Body = z.output<typeof GenerateInput>
 
@@ -136,22 +126,17 @@ export const generateOperation = itemOperation(agentKind, {
   ],
   transaction: false,
   async run(context) {
-    const { body, query, services, caller, request } = context
+    const { body, query, services, caller } = context
     const agent = context.resource as AgentRow & { provider: ProviderRow | null }
     const messages = messagesOf(body)
-    if (body.stream && query.wait === false)
-      invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
-    if (body.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+    const mode = turnMode(body.stream, query.wait)
+    if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
     const { AGENT_MAX_CALL_DEPTH } = services.config
     if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
       invalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
     await checkTraces(context)
-    const generation_id = newId('gen')
-    const waits = query.wait === true && !body.stream
-    const expected = waits ? expectTurn(services, generation_id) : null
-    let created: { generation_id: string; trace_id: string }
-    try {
-      created = await createTurnAtOnce(
+    return answerTurn(context, mode, generation_id =>
+      createTurnAtOnce(
         services,
         {
           generation_id,
@@ -166,31 +151,12 @@ export const generateOperation = itemOperation(agentKind, {
           depth: body.max_call_depth,
           deadline_at: body.timeout_seconds ? new Date(Date.now() + body.timeout_seconds * 1000).toISOString() : null,
           authority: principalRecord(caller),
-          streamed: body.stream === true,
+          streamed: mode === 'stream',
           shape: 'agent',
         },
         agent.provider,
-        outgoing => context.record(outgoing, waits || body.stream ? 200 : 202),
-      )
-    } catch (error) {
-      expected?.cancel()
-      throw error
-    }
-    if (body.stream)
-      return streamed(
-        'text/event-stream',
-        streamTurn(services, { id: generation_id }, { after: 0, closed: request.closed }),
-        {
-          'Cache-Control': 'no-store',
-        },
-      )
-    const accepted = answer(202, { status: 'accepted', ...created })
-    if (!expected) return accepted
-    const ended = await expected.wait(request.closed)
-    if (!ended) return accepted
-    if (ended.failure) raiseFailure(ended)
-    const done = answer(200, ended.result)
-    // Content that is not to be stored is not kept for a repeat either: it gets the ids.
-    return ended.content_mode === 'none' ? { ...done, kept: accepted } : done
+        outgoing => context.record(outgoing, madeStatus(mode)),
+      ),
+    )
   },
 })

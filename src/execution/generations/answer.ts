@@ -1,0 +1,59 @@
+import { z } from 'zod'
+import { invalid } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import { booleanQuery } from '../../core/lists.ts'
+import { type Answer, answer, type RequestFacts, type Services, streamed } from '../../core/operation.ts'
+import { streamTurn } from './stream.ts'
+import { expectTurn, raiseFailure } from './wait.ts'
+
+/** `wait=true|false`; anything else is refused. */
+export const WaitQuery = z.object({ wait: booleanQuery.optional() })
+
+/** How a caller takes the answer of a turn (execution, 5.1; conversation, 0.4). */
+export type TurnMode = 'background' | 'wait' | 'stream'
+
+/** The mode a request asks for. Raises VALIDATION_FAILED for a stream that is not to be waited for. */
+export function turnMode(stream: boolean | undefined, wait: boolean | undefined): TurnMode {
+  if (!stream) return wait ? 'wait' : 'background'
+  if (wait === false) invalid({ code: 'INVALID_VALUE', path: 'wait', message: 'a streamed turn is waited for' })
+  return 'stream'
+}
+
+/** The status of an answer that is given once the turn was made, for its audit entry. */
+export const madeStatus = (mode: TurnMode): number => (mode === 'background' ? 202 : 200)
+
+/**
+ * Makes a turn and answers for it in the caller's mode: its ids, its end, or its event stream. A caller that waits longer
+ * than SYNC_WAIT_SECONDS gets the ids; one that goes away changes nothing. Raises what `make` raises, and the code of a
+ * failed turn that was waited for.
+ * @param make makes the turn with the generation id given and answers what tells a background caller of it
+ */
+export async function answerTurn(
+  { services, request }: { services: Services; request: RequestFacts },
+  mode: TurnMode,
+  make: (generationId: string) => Promise<{ generation_id: string; trace_id: string }>,
+): Promise<Answer> {
+  const generationId = newId('gen')
+  // Listens before the turn exists, so that its end is not missed and need not be looked for.
+  const expected = mode === 'wait' ? expectTurn(services, generationId) : null
+  let made: object
+  try {
+    made = await make(generationId)
+  } catch (error) {
+    expected?.cancel()
+    throw error
+  }
+  if (mode === 'stream')
+    return streamed(
+      'text/event-stream',
+      streamTurn(services, { id: generationId }, { after: 0, closed: request.closed }),
+      { 'Cache-Control': 'no-store' },
+    )
+  const accepted = answer(202, { status: 'accepted', ...made })
+  const ended = await expected?.wait(request.closed)
+  if (!ended) return accepted
+  if (ended.failure) raiseFailure(ended)
+  const done = answer(200, ended.result)
+  // Content that is not to be stored is not kept for a repeat either: it gets the ids.
+  return ended.content_mode === 'none' ? { ...done, kept: accepted } : done
+}
