@@ -449,6 +449,17 @@ describe('generations', () => {
       )
     })
 
+    it('bounds metadata as a whole, however small its patches', async () => {
+      const { body } = await generate({ prompt: 'x' })
+      const patch = (name: string) =>
+        app.key.patch(`/generations/${body.id}`, { metadata: { [name]: 'x'.repeat(10_000) } })
+      assert.equal((await patch('a')).status, 200)
+      const refused = await patch('b')
+      assert.deepEqual([refused.status, refused.body.error.meta.problems[0].path], [400, 'metadata'])
+      assert.deepEqual(Object.keys((await app.key.get(`/generations/${body.id}`)).body.metadata), ['a'])
+      assert.equal((await patch('a')).status, 200)
+    })
+
     it('shows its transcript; that needs the trace permission too', async () => {
       const { body } = await generate({ prompt: 'say' })
       const transcript = (await app.key.get(`/generations/${body.id}/transcript`)).body

@@ -1,28 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/kind.ts'
 import { TagBag, TagInput } from '../../core/tags.ts'
-
-/** Largest metadata bag, serialized (conversation, 0.1). */
-const METADATA_BYTES = 16 * 1024
-const METADATA_DEPTH = 8
-
-function depthOf(value: unknown): number {
-  let deepest = 0
-  const stack: { value: unknown; depth: number }[] = [{ value, depth: 1 }]
-  while (stack.length > 0) {
-    const item = stack.pop() as { value: unknown; depth: number }
-    if (typeof item.value !== 'object' || item.value === null) continue
-    deepest = Math.max(deepest, item.depth)
-    for (const inner of Object.values(item.value)) stack.push({ value: inner, depth: item.depth + 1 })
-  }
-  return deepest
-}
-
-/** A caller's own JSON object: at most 16 KiB as JSON text, at most 8 levels deep. */
-export const MetadataInput = z
-  .record(z.string(), z.unknown())
-  .refine(bag => Buffer.byteLength(JSON.stringify(bag)) <= METADATA_BYTES, 'must be at most 16 KiB as JSON')
-  .refine(bag => depthOf(bag) <= METADATA_DEPTH, `must be at most ${METADATA_DEPTH} levels deep`)
+import { MetadataBag } from '../../execution/metadata.ts'
 
 export const Metadata = z.record(z.string(), z.unknown())
 
@@ -63,7 +42,7 @@ export const ActorInput = z
     instructions: instructions.nullish(),
     agent_id: link.nullish(),
     chat_id: link.nullish(),
-    metadata: MetadataInput.nullish(),
+    metadata: MetadataBag.nullish(),
   })
   .meta({ id: 'ActorInput' })
 
@@ -74,7 +53,7 @@ export const ActorPatch = z
     instructions: instructions.nullish(),
     agent_id: link.nullish(),
     chat_id: link.nullish(),
-    metadata: MetadataInput.nullish(),
+    metadata: MetadataBag.nullish(),
     tags: TagInput.optional(),
   })
   .meta({ id: 'ActorPatch' })

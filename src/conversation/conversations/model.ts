@@ -2,7 +2,8 @@ import { z } from 'zod'
 import { kind } from '../../core/kind.ts'
 import { TagBag, TagInput } from '../../core/tags.ts'
 import { ToolContextInput } from '../../core/tool-context.ts'
-import { Metadata, MetadataInput, Name } from '../actors/model.ts'
+import { MetadataBag } from '../../execution/metadata.ts'
+import { Metadata, Name } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
 export const MESSAGE_ROLES = ['user', 'assistant'] as const
@@ -71,13 +72,13 @@ export const MessageInput = z
     role: z.enum([...MESSAGE_ROLES, 'system']),
     actor_id: link.nullish(),
     position: z.int().min(0).max(2_147_483_647).optional(),
-    metadata: MetadataInput.nullish(),
+    metadata: MetadataBag.nullish(),
     idempotency_key: z.string().min(1).max(255).optional(),
   })
   .meta({ id: 'ConversationMessageInput' })
 
 export const MessagePatch = z
-  .strictObject({ metadata: MetadataInput.nullable() })
+  .strictObject({ metadata: MetadataBag.nullable() })
   .meta({ id: 'ConversationMessagePatch' })
 
 export const GenerateMessageInput = z

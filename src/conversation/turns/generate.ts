@@ -42,7 +42,7 @@ async function ask(
 ) {
   const { project_id } = resource
   const agent_id = await answering(tx, project_id, body)
-  const agent = await admitTurn(tx, services, { project_id, agent_id, model: body.model })
+  const agent = await admitTurn(tx, { project_id, agent_id })
   if (turn.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
   const conversation = await lockConversation(tx, resource.id)
   if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })

@@ -1,5 +1,4 @@
 import { raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import { type AgentRow, findAgent } from '../agents/model.ts'
@@ -8,11 +7,7 @@ import { type AgentRow, findAgent } from '../agents/model.ts'
  * What every surface asks before it makes a turn: the project is not paused (PROJECT_PAUSED) and stays so until the
  * transaction ends, the agent is one of the project's (AGENT_NOT_FOUND).
  */
-export async function admitTurn(
-  tx: Tx,
-  _services: Services,
-  input: { project_id: string; agent_id: string; model?: string | null },
-): Promise<AgentRow> {
+export async function admitTurn(tx: Tx, input: { project_id: string; agent_id: string }): Promise<AgentRow> {
   await lockRunnable(tx, input.project_id)
   const agent = await findAgent(tx, input.agent_id)
   if (!agent || agent.project_id !== input.project_id) raise('AGENT_NOT_FOUND', { meta: { id: input.agent_id } })

@@ -4,6 +4,7 @@ import { sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 import { kind } from '../../core/kind.ts'
 import { sealedColumn } from '../../core/sealed.ts'
+import { MetadataBag } from '../metadata.ts'
 import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
@@ -107,15 +108,6 @@ export const Generation = z
     required_action: z.record(z.string(), z.unknown()).nullable(),
   })
   .meta({ id: 'Generation' })
-
-const depthOf = (value: unknown): number =>
-  typeof value === 'object' && value !== null ? 1 + Math.max(0, ...Object.values(value).map(depthOf)) : 0
-
-/** A caller's bag: at most 16 KiB serialized, 8 levels deep; its keys are never touched. */
-export const MetadataBag = z
-  .record(z.string(), z.unknown())
-  .refine(bag => Buffer.byteLength(JSON.stringify(bag)) <= 16 * 1024, 'must be at most 16 KiB')
-  .refine(bag => depthOf(bag) <= 8, 'must be at most 8 levels deep')
 
 export const GenerationPatch = z.strictObject({ metadata: MetadataBag }).meta({ id: 'GenerationPatch' })
 

@@ -3,6 +3,7 @@ import { sql } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
 import { anyOf, booleanQuery, listTable, pageOf, textFilter } from '../../core/lists.ts'
 import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/operation.ts'
+import { parse } from '../../core/validate.ts'
 import { cancelTurn } from './abort.ts'
 import {
   GENERATION_STATUSES,
@@ -230,6 +231,8 @@ const updateGeneration = itemOperation(generationKind, {
     const row = await lockGeneration(tx, resource.id)
     if (!row) raise('GENERATION_NOT_FOUND', { meta: { id: resource.id } })
     if (row.content_redacted_at || row.content_mode === 'none') raise('GENERATION_CONTENT_UNAVAILABLE')
+    // The bag as it will stand is bounded too, or it would grow patch by patch.
+    parse(GenerationPatch, { metadata: { ...row.metadata, ...body.metadata } })
     return presentGeneration(await mergeMetadata(tx, resource.id, body.metadata))
   },
 })
