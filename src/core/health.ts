@@ -10,6 +10,13 @@ export type Checks = Record<string, string>
 
 const BUDGET_MS = 2000
 
+/** Why a check failed, without the addresses and names that messages of the database hold: anybody may read it. */
+function reasonOf(error: unknown): string {
+  const { code, cause } = error as { code?: unknown; cause?: { code?: unknown } }
+  const known = code ?? cause?.code
+  return typeof known === 'string' ? `failed with ${known}` : 'failed'
+}
+
 const withBudget = async (check: () => Promise<string>): Promise<string> => {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<string>(resolve => {
@@ -18,7 +25,7 @@ const withBudget = async (check: () => Promise<string>): Promise<string> => {
   try {
     return await Promise.race([check(), late])
   } catch (error) {
-    return error instanceof Error ? error.message.slice(0, 200) : 'failed'
+    return reasonOf(error)
   } finally {
     clearTimeout(timer)
   }

@@ -71,14 +71,20 @@ export function reportQueues(read: () => Promise<Depth[]>): void {
   readDepths = read
 }
 
-/** One read for the three gauges, which are collected side by side. */
-function depths(): Promise<Depth[]> {
+const READ_BUDGET_MS = 2000
+
+/** One read for the three gauges, which are collected side by side. A scrape does not wait for a silent database. */
+async function depths(): Promise<Depth[]> {
   reading ??= readDepths()
     .catch(() => [])
     .finally(() => {
       reading = undefined
     })
-  return reading
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<Depth[]>(resolve => {
+    timer = setTimeout(() => resolve([]), READ_BUDGET_MS)
+  })
+  return Promise.race([reading, late]).finally(() => clearTimeout(timer))
 }
 
 new Gauge({

@@ -1,0 +1,297 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import { createServer, request } from 'node:http'
+import net, { type AddressInfo, type Socket } from 'node:net'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { createApp } from '../../src/app.ts'
+import { sql } from '../../src/core/db.ts'
+import { client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { cloneTemplate } from '../support/postgres.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+
+/** A relay before PostgreSQL that can break like a network does. */
+type Relay = {
+  url: string
+  /** `pass` forwards, `refuse` takes no connection, `silence` takes them and says nothing. Existing ones share its fate. */
+  set(mode: 'pass' | 'refuse' | 'silence'): Promise<void>
+  close(): Promise<void>
+}
+
+async function startRelay(databaseUrl: string): Promise<Relay> {
+  const target = new URL(databaseUrl)
+  const pairs = new Set<[Socket, Socket]>()
+  let mode: 'pass' | 'refuse' | 'silence' = 'pass'
+  const server = net.createServer({ pauseOnConnect: true }, inward => {
+    const outward = net.connect(Number(target.port), target.hostname)
+    const pair: [Socket, Socket] = [inward, outward]
+    pairs.add(pair)
+    const end = () => {
+      inward.destroy()
+      outward.destroy()
+      pairs.delete(pair)
+    }
+    for (const socket of pair) socket.on('error', end).on('close', end)
+    if (mode === 'silence') return
+    inward.pipe(outward).pipe(inward)
+  })
+  const listen = (port: number) => new Promise<void>(resolve => server.listen(port, '127.0.0.1', resolve))
+  await listen(0)
+  const { port } = server.address() as AddressInfo
+  const end = () => {
+    for (const [inward, outward] of pairs) {
+      inward.destroy()
+      outward.destroy()
+    }
+  }
+  const url = new URL(databaseUrl)
+  url.host = `127.0.0.1:${port}`
+  return {
+    url: url.href,
+    async set(wanted) {
+      const before = mode
+      mode = wanted
+      if (wanted === 'silence')
+        for (const [inward, outward] of pairs) {
+          inward.unpipe(outward)
+          outward.unpipe(inward)
+          inward.pause()
+          outward.pause()
+        }
+      else end()
+      if (wanted === 'refuse') await new Promise(resolve => server.close(resolve))
+      else if (before === 'refuse') await listen(port)
+    },
+    async close() {
+      end()
+      if (server.listening) await new Promise(resolve => server.close(resolve))
+    },
+  }
+}
+
+type Timed = { status: number; body: any; ms: number; requestId: string | null }
+
+async function timed(url: string): Promise<Timed> {
+  const started = performance.now()
+  const response = await fetch(url, { signal: AbortSignal.timeout(20_000) })
+  const body = await response.json()
+  return {
+    status: response.status,
+    body,
+    ms: performance.now() - started,
+    requestId: response.headers.get('x-request-id'),
+  }
+}
+
+function assertNotReady({ status, body, ms }: Timed) {
+  assert.equal(status, 503, JSON.stringify(body))
+  assert.ok(ms < 2500, `took ${Math.round(ms)} ms`)
+  const { error } = body
+  assert.equal(error.code, 'SERVICE_NOT_READY')
+  for (const name of ['message', 'hint', 'docs_url']) assert.equal(typeof error[name], 'string')
+  assert.notEqual(error.meta.checks.database, 'ok')
+  for (const [name, result] of Object.entries(error.meta.checks)) {
+    assert.match(name, /^[a-z]+$/)
+    assert.ok(typeof result === 'string' && result.length <= 200)
+    assert.doesNotMatch(result, /127\.0\.0\.1|muster|password|postgres:\/\//, 'says nothing of the deployment')
+  }
+}
+
+describe('health of a process whose database is away', function () {
+  this.timeout(90_000)
+  let database: Awaited<ReturnType<typeof cloneTemplate>>
+  let relay: Relay
+  let web: TestProcess
+  let worker: TestProcess
+  before(async () => {
+    database = await cloneTemplate()
+    relay = await startRelay(database.url)
+    web = await startProcess('web', relay.url, { ADMIN_USERNAME: 'root', ADMIN_PASSWORD: 'a fine password' })
+    worker = await startProcess('worker', relay.url, { WORKER_HEARTBEAT_INTERVAL_MS: '200' })
+    await Promise.all([web, worker].map(ready))
+  })
+  after(async () => {
+    await Promise.all([web?.kill(), worker?.kill()])
+    await relay?.close()
+    await database?.drop()
+  })
+
+  const ready = ({ url }: TestProcess) =>
+    eventually(async () => (await timed(`${url}/readyz`)).status === 200, { within: 30_000, what: 'ready' })
+
+  it('is 200 at /readyz with every check ok while it is there', async () => {
+    const { status, body } = await timed(`${web.url}/readyz`)
+    assert.equal(status, 200)
+    assert.deepEqual(body, { status: 'ok', checks: { database: 'ok', migrations: 'ok', queue: 'ok', storage: 'ok' } })
+    const beside = await timed(`${worker.url}/readyz`)
+    assert.deepEqual(beside.body.checks, { ...body.checks, worker: 'ok' })
+  })
+
+  for (const mode of ['refuse', 'silence'] as const) {
+    it(`${mode === 'refuse' ? 'refusing connections' : 'silent'}: /healthz is 200, /readyz 503 in time, and both recover`, async () => {
+      await relay.set(mode)
+      try {
+        for (let round = 0; round < 3; round++) {
+          for (const { url } of [web, worker]) {
+            const alive = await timed(`${url}/healthz`)
+            assert.deepEqual([alive.status, alive.body], [200, { status: 'ok' }])
+            assert.ok(alive.ms < 500)
+            assertNotReady(await timed(`${url}/readyz`))
+          }
+        }
+        // What needs no database is served, what needs it fails in the error shape and within bounds.
+        assert.equal((await timed(`${web.url}/errors.json`)).status, 200)
+        const scraped = performance.now()
+        assert.equal((await fetch(`${web.url}/metrics`, { signal: AbortSignal.timeout(10_000) })).status, 200)
+        assert.ok(performance.now() - scraped < 3000)
+        if (mode === 'refuse') {
+          const failed = await fetch(`${web.url}/api/v1/projects`, {
+            headers: { authorization: `Bearer sk_${'a'.repeat(43)}` },
+          })
+          assert.equal(failed.status, 500)
+          assert.equal(((await failed.json()) as any).error.message, 'Internal Server Error')
+        }
+      } finally {
+        await relay.set('pass')
+      }
+      await Promise.all([web, worker].map(ready))
+      const login = await fetch(`${web.url}/api/v1/users/login`, {
+        method: 'POST',
+        body: JSON.stringify({ username: 'root', password: 'a fine password' }),
+      })
+      assert.equal(login.status, 200)
+      for (const { child } of [web, worker]) assert.equal(child.exitCode, null)
+    })
+  }
+
+  it('that drops its connections once is ready again at once', async () => {
+    await relay.set('pass')
+    await eventually(async () => (await timed(`${web.url}/readyz`)).status === 200, { within: 5000 })
+    for (const { output } of [web, worker])
+      assert.deepEqual(
+        output.filter(line => /unhandled|uncaught/i.test(line)),
+        [],
+      )
+  })
+
+  it('that lacks a migration is not ready, and says so', async () => {
+    const direct = await startApp({ databaseUrl: database.url })
+    try {
+      const last = await direct.services.pool.one(
+        sql.unsafe`delete from migrations where id = (select max(id) from migrations) returning name, run_on`,
+      )
+      const { status, body } = await timed(`${web.url}/readyz`)
+      assert.equal(status, 503)
+      assert.equal(body.error.meta.checks.database, 'ok')
+      assert.match(body.error.meta.checks.migrations, /1 migration/)
+      await direct.services.pool.query(
+        sql.unsafe`insert into migrations (name, run_on) values (${(last as any).name}, now())`,
+      )
+      assert.equal((await timed(`${web.url}/readyz`)).status, 200)
+    } finally {
+      await direct.close()
+    }
+  })
+})
+
+describe('/healthz', () => {
+  it('touches nothing', async () => {
+    const app = await startApp()
+    try {
+      const before = app.statements.length
+      for (let round = 0; round < 5; round++) {
+        const { status, body } = await app.anonymous.get('//healthz')
+        assert.deepEqual([status, body], [200, { status: 'ok' }])
+      }
+      assert.equal(app.statements.length, before)
+    } finally {
+      await app.close()
+    }
+  })
+})
+
+describe('/metrics', () => {
+  let app: TestApp
+  after(() => app?.close())
+
+  it('without METRICS_TOKEN is for loopback only, and for nothing that was forwarded', async () => {
+    app = await startApp()
+    const { status, headers, body } = await app.anonymous.get('//metrics')
+    assert.equal(status, 200)
+    assert.match(headers.get('content-type') as string, /^text\/plain/)
+    assert.match(body, /^# HELP /m)
+    const forwarded = await app.anonymous.get('//metrics', { 'x-forwarded-for': '127.0.0.1' })
+    assert.deepEqual([forwarded.status, forwarded.body.error.code], [401, 'UNAUTHORIZED'])
+    assert.equal((await app.anonymous.get('//metrics?x=1', { forwarded: 'for=127.0.0.1' })).status, 401)
+  })
+
+  it('without METRICS_TOKEN is refused to a peer that is not loopback', async () => {
+    const second = createApp(app.services)
+    const server = createServer(second.http)
+    const socketPath = path.join(fs.mkdtempSync(path.join(tmpdir(), 'muster-metrics-')), 'socket')
+    await new Promise<void>(resolve => server.listen(socketPath, resolve))
+    try {
+      const status = await new Promise((resolve, reject) =>
+        request({ socketPath, path: '/metrics' }, response => {
+          response.resume()
+          resolve(response.statusCode)
+        })
+          .on('error', reject)
+          .end(),
+      )
+      assert.equal(status, 401)
+    } finally {
+      await new Promise(resolve => server.close(resolve))
+      await second.close()
+      fs.rmSync(path.dirname(socketPath), { recursive: true })
+    }
+  })
+
+  it('counts requests by method, route and status, without ids', async () => {
+    const { id, key } = await app.project()
+    await app.admin.get(`/projects/${id}`)
+    await key.get('/actors/missing')
+    const { body } = await app.anonymous.get('//metrics')
+    assert.match(body, /muster_requests_total\{method="GET",route="\/projects\/\{project_id\}",status="200"\} \d+/)
+    assert.match(body, /muster_requests_total\{method="GET",route="\/actors\/\{actor_id\}",status="404"\} \d+/)
+    assert.match(
+      body,
+      /muster_request_duration_seconds_bucket\{le="0\.01",method="POST",route="\/projects",status="201"\} \d+/,
+    )
+    assert.ok(!body.includes(id))
+    for (const name of [
+      'muster_queue_messages',
+      'muster_queue_oldest_seconds',
+      'muster_dead_letters',
+      'muster_deliveries_total',
+      'muster_audit_reads_dropped_total',
+    ])
+      assert.match(body, new RegExp(`^# TYPE ${name} `, 'm'))
+  })
+
+  it('with METRICS_TOKEN is for its bearer only, from anywhere', async () => {
+    const guarded = await startApp({ env: { METRICS_TOKEN: 'the-token-of-the-scraper' } })
+    try {
+      const get = (authorization?: string, more: Record<string, string> = {}) =>
+        client(guarded.url, null).get('//metrics', { ...(authorization ? { authorization } : {}), ...more })
+      for (const wrong of [
+        undefined,
+        'Bearer',
+        'Bearer x',
+        'the-token-of-the-scraper',
+        'Basic the-token-of-the-scraper',
+        `Bearer ${guarded.admin.token}`,
+        'Bearer the-token-of-the-scraper2',
+      ]) {
+        const { status, body, headers } = await get(wrong)
+        assert.deepEqual([status, body.error.code], [401, 'UNAUTHORIZED'], wrong)
+        assert.equal(headers.get('www-authenticate'), 'Bearer')
+      }
+      assert.equal((await get('Bearer the-token-of-the-scraper')).status, 200)
+      assert.equal((await get('bearer the-token-of-the-scraper')).status, 200)
+      assert.equal((await get('Bearer the-token-of-the-scraper', { 'x-forwarded-for': '1.2.3.4' })).status, 200)
+    } finally {
+      await guarded.close()
+    }
+  })
+})
