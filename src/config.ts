@@ -302,6 +302,7 @@ export function loadConfig(env: Record<string, string | undefined> = process.env
   config.BASE_URL = (config.BASE_URL ?? `http://localhost:${config.PORT}`).replace(/\/+$/, '')
   if (!URL.canParse(config.BASE_URL)) throw new ConfigError('BASE_URL', 'must be an absolute URL')
   config.DOCS_BASE_URL = (config.DOCS_BASE_URL ?? `${config.BASE_URL}/docs`).replace(/\/+$/, '')
+  if (!URL.canParse(config.DOCS_BASE_URL)) throw new ConfigError('DOCS_BASE_URL', 'must be an absolute URL')
   config.TOOL_CONTEXT_HEADER_PREFIX = config.TOOL_CONTEXT_HEADER_PREFIX ?? `${config.HEADER_PREFIX}Context-`
   if (!/^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/.test(config.TOOL_CONTEXT_HEADER_PREFIX))
     throw new ConfigError('TOOL_CONTEXT_HEADER_PREFIX', 'must be header-name characters')

@@ -1,7 +1,7 @@
-import type { Config } from '../config.ts'
+import { type Config, ConfigError } from '../config.ts'
 import { type Clock, systemClock } from './clock.ts'
 import { openPool } from './db.ts'
-import { createEgress } from './egress.ts'
+import { createEgress, type Egress } from './egress.ts'
 import type { Logger } from './log.ts'
 import { openNotifications } from './notify.ts'
 import type { Services } from './operation.ts'
@@ -14,6 +14,7 @@ export type OpenServices = Services & { close(): Promise<void> }
 /**
  * Opens what a process needs: the pool, the queues, the listening connection, the egress client, the secret box.
  * The schema must be there (core/migrate). `close` releases all of it, in the reverse order, once.
+ * @throws ConfigError before anything is opened, for an allow-list that cannot be read
  */
 export async function openServices(
   config: Config,
@@ -33,6 +34,7 @@ export async function openServices(
   })
   if (config.SECRETS_ENCRYPTION_KEY.length === 0)
     log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
+  const egress = openEgress(config)
   const queueConnections = options.role === 'worker' ? 6 : 2
   const pool = await openPool({
     databaseUrl: config.DATABASE_URL,
@@ -51,7 +53,6 @@ export async function openServices(
     log,
   })
   const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
-  const egress = createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS })
   const writer = createWriter({
     pool,
     queues,
@@ -78,5 +79,13 @@ export async function openServices(
       })()
       return closing
     },
+  }
+}
+
+function openEgress(config: Config): Egress {
+  try {
+    return createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS })
+  } catch (error) {
+    throw new ConfigError('EGRESS_ALLOW_HOSTS', (error as Error).message)
   }
 }
