@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { adminGate, listAllowed, projectBinding, sees } from '../../core/access.ts'
-import { type Caller, facts, isAdmin } from '../../core/caller.ts'
+import { type Caller, facts } from '../../core/caller.ts'
 import { type ActionEntry, actionCatalogue } from '../../core/catalogue.ts'
 import { type Queryable, sql } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
@@ -40,7 +40,7 @@ function allowance(caller: Caller, entry: ActionEntry, projectId: string | null)
 
 /**
  * What the caller may do, over the whole catalogue, in one project or anywhere. A project is named like in a list:
- * raises API_KEY_PROJECT_SCOPE, FORBIDDEN, and RESOURCE_NOT_FOUND to those who may see every project.
+ * raises API_KEY_PROJECT_SCOPE, FORBIDDEN, and RESOURCE_NOT_FOUND to those whose policies reach the missing project.
  */
 export async function ownPermissions(
   db: Queryable,
@@ -53,7 +53,7 @@ export async function ownPermissions(
     if (!sees(caller, named)) raise('FORBIDDEN')
     const projects = kindOf('project')
     const found = projects && isIdOf(projects, named) ? await projects.find(db, named) : null
-    if (!found) raise(isAdmin(caller) ? 'RESOURCE_NOT_FOUND' : 'FORBIDDEN', { meta: { id: named } })
+    if (!found) raise('RESOURCE_NOT_FOUND', { meta: { id: named } })
   }
   return actionCatalogue(declaredOperations())
     .flatMap(({ actions }) => actions)
