@@ -387,6 +387,21 @@ describe('turns of a conversation', function () {
       )
     })
 
+    it('takes a failed turn that is run again, whose reply is stored by the same speaker', async () => {
+      const agent = await t.scripted('again', [{ replies: [{ error: { status: 400 } }, { text: 'now' }] }])
+      const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id
+      const id = await t.conversation()
+      const first = await t.ask(id, { agent_id: agent, actor_id: actor }, '?wait=true')
+      const { generation_id } = first.body.error.meta
+      await t.say(id, 'more')
+      const { status, body } = await app.key.post(`/generations/${generation_id}/retry?wait=true`)
+      assert.deepEqual([status, body.content, body.message.actor_id], [200, 'now', actor])
+      assert.deepEqual(await t.texts(id), ['hi', 'more', 'now'])
+      const record = (await app.key.get(`/generations/${body.generation_id}`)).body
+      assert.deepEqual([record.initiator_generation_id, record.conversation_id], [generation_id, id])
+      assert.deepEqual(await t.openTurns(), [])
+    })
+
     it('one delayed turn answers all messages of its delay, once its time has come', async () => {
       const agent_id = await t.scripted('delayed', [{ reply: { text: '{{count}}' } }])
       const { id: session, conversation_id } = (

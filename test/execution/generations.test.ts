@@ -499,6 +499,20 @@ describe('generations', () => {
       assert.equal(again.body.updated_at, record.updated_at)
     })
 
+    it('keeps what a turn was asked that was called off before it started', async () => {
+      const idle = await startAgentApp({ workers: [] })
+      try {
+        const { generation_id } = (await idle.key.post(`/agents/${idle.agentId}/generate`, { prompt: 'early' })).body
+        const cancelled = (await idle.key.post(`/generations/${generation_id}/cancel`)).body
+        assert.deepEqual([cancelled.status, cancelled.stop_reason], ['failed', 'cancelled'])
+        const { input } = (await idle.key.get(`/generations/${generation_id}/transcript`)).body
+        assert.deepEqual(input, [{ role: 'user', content: 'early' }])
+        assert.equal((await idle.key.post(`/generations/${generation_id}/retry`)).status, 202)
+      } finally {
+        await idle.close()
+      }
+    })
+
     it('shows the tree of nested traces from any of its nodes', async () => {
       const root = (await generate({ prompt: 'a' })).body
       const child = (await generate({ prompt: 'b', parent_trace_id: root.trace_id })).body
@@ -592,6 +606,95 @@ describe('generations', () => {
       )
       await open('purge-gate')
       await ended(body.generation_id)
+    })
+  })
+
+  describe('a retry', () => {
+    const retry = (id: string, query = '?wait=true', body?: object, key = app.key) =>
+      key.post(`/generations/${id}/retry${query}`, body)
+    /** A turn whose first call makes a tool call and whose second fails; the third answers. */
+    const failed = async (lane: string) => {
+      await double.put(lane, {
+        rules: [
+          {
+            replies: [
+              { tool_calls: [{ name: 'lookup', args: { of: 'x' } }] },
+              { error: { status: 400, message: 'no' } },
+              { text: 'at last' },
+            ],
+          },
+        ],
+      })
+      const agent = await app.agent({ model: `${lane}/m` })
+      const { status, body } = await generate(
+        { prompt: 'ask', metadata: { a: 1 }, action_id: 'label' },
+        '?wait=true',
+        agent,
+      )
+      assert.equal(status, 502)
+      return { agent, id: body.error.meta.generation_id as string, trace: body.error.meta.trace_id as string }
+    }
+
+    it('is a new generation that goes on from the settled steps of the failed one', async () => {
+      const { id, trace } = await failed('retry')
+      const { status, body } = await retry(id)
+      assert.deepEqual([status, body.output.content, body.trace_id], [200, 'at last', trace])
+      assert.notEqual(body.id, id)
+      const record = (await app.key.get(`/generations/${body.id}`)).body
+      assert.deepEqual(
+        [record.initiator_generation_id, record.action_id, record.metadata, record.step_count],
+        [id, 'label', { a: 1 }, 1],
+      )
+      const asked = (await double.requests('retry')).at(-1)?.body.messages as { role: string }[]
+      assert.deepEqual(
+        asked.map(each => each.role),
+        ['user', 'assistant', 'tool'],
+      )
+      assert.equal((await app.key.get(`/generations/${id}`)).body.status, 'failed')
+      assert.equal((await app.key.get(`/generations?initiator_generation_id=${id}`)).body.total, 1)
+    })
+
+    it('asks again for an answer that was refused, without showing it to the model', async () => {
+      await double.put('retry-object', { rules: [{ replies: [{ text: 'no JSON' }, { text: '{}' }] }] })
+      const agent = await app.agent({ model: 'retry-object/m', output_schema: { type: 'object' } })
+      const first = await generate({ prompt: 'x' }, '?wait=true', agent)
+      assert.equal(first.body.error.code, 'OUTPUT_SCHEMA_VALIDATION_FAILED')
+      const again = await retry(first.body.error.meta.generation_id)
+      assert.deepEqual(again.body.output.object, {})
+      assert.equal((await double.requests('retry-object')).at(-1)?.body.messages.length, 1)
+    })
+
+    it('may run in the background or be streamed', async () => {
+      const { id } = await failed('retry-modes')
+      const stream = await readStream(await openStream(app, `/generations/${id}/retry`, { stream: true }))
+      assert.equal(stream.at(-1)?.data.output.content, 'at last')
+      const accepted = await retry(id, '')
+      assert.equal(accepted.status, 202)
+      assert.equal((await ended(accepted.body.generation_id)).status, 'completed')
+    })
+
+    it('is refused without content, of what did not fail, and without the right to run the agent', async () => {
+      const { id, agent } = await failed('retry-refused')
+      const limited = (resource: string) =>
+        app.user(undefined, [
+          {
+            statement: [
+              {
+                effect: 'Allow',
+                action: ['agents:CreateAgentGeneration'],
+                resource: [`srn:${app.projectId}:${resource}`],
+              },
+            ],
+          },
+        ])
+      assert.equal((await retry(id, '', undefined, await limited('agent:agent_other'))).status, 403)
+      assert.equal((await retry(id, '', undefined, await limited(`agent:${agent}`))).status, 202)
+      const { body: done } = await generate({ prompt: 'x' })
+      assert.equal((await retry(done.id)).body.error.code, 'VALIDATION_FAILED')
+      await app.key.delete(`/generations/${id}/content`)
+      const erased = await retry(id)
+      assert.deepEqual([erased.status, erased.body.error.code], [409, 'GENERATION_CONTENT_UNAVAILABLE'])
+      assert.equal((await retry('gen_nope')).body.error.code, 'GENERATION_NOT_FOUND')
     })
   })
 

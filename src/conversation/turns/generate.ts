@@ -1,9 +1,10 @@
 import type { z } from 'zod'
 import { principalRecord } from '../../core/caller.ts'
 import { invalid, raise } from '../../core/errors.ts'
-import type { Answer, Context } from '../../core/operation.ts'
+import type { Answer, Context, Services } from '../../core/operation.ts'
 import { callerContext, mergeContext } from '../../core/tool-context.ts'
 import type { Tx } from '../../core/write.ts'
+import { mailboxes } from '../../execution/generations/abort.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
 import { lockActor } from '../actors/store.ts'
@@ -11,6 +12,7 @@ import type { GenerateMessageInput } from '../conversations/model.ts'
 import { type ConversationRow, lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
 import { callOff, enqueueTurn, mailboxState } from './mailbox.ts'
+import { speakerOf } from './store.ts'
 
 type Body = z.output<typeof GenerateMessageInput>
 type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
@@ -49,17 +51,7 @@ async function ask(
   const session = conversation.session_id === null ? null : await admitSession(tx, conversation, agent_id)
   if (conversation.message_count === 0)
     invalid({ code: 'INVALID_VALUE', path: '', message: 'the conversation has no messages' })
-  if (session) {
-    const { running, queued } = await mailboxState(tx, conversation.id)
-    const busy = running ?? queued.find(waiting => waiting.due)
-    if (busy) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: busy.generation_id } })
-    // This turn answers for the automatic one that still waits (10.3.5).
-    await callOff(
-      tx,
-      services,
-      queued.filter(waiting => waiting.kind === 'auto'),
-    )
-  }
+  if (session) await takePlace(tx, services, conversation)
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',
     speaker_actor_id: body.actor_id ?? null,
@@ -79,6 +71,39 @@ async function ask(
       },
       streamed: turn.stream,
       shape: 'conversation',
+    },
+  })
+}
+
+/**
+ * Makes room for a turn of a session: refused while another runs or is due; an automatic one that still waits is
+ * answered for by this one (10.3.5).
+ */
+async function takePlace(tx: Tx, services: Services, conversation: ConversationRow): Promise<void> {
+  const { running, queued } = await mailboxState(tx, conversation.id)
+  const busy = running ?? queued.find(waiting => waiting.due)
+  if (busy) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: busy.generation_id } })
+  await callOff(
+    tx,
+    services,
+    queued.filter(waiting => waiting.kind === 'auto'),
+  )
+}
+
+// A failed turn that is run again takes its place in the mailbox as one asked for now, by the same speaker.
+mailboxes.retry = async (tx, services, failed, input) => {
+  const conversation = await lockConversation(tx, failed.conversation_id as string)
+  if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: failed.conversation_id } })
+  const session = await openSession(tx, conversation)
+  if (session) await takePlace(tx, services, conversation)
+  return enqueueTurn(tx, services, conversation, {
+    kind: 'turn',
+    speaker_actor_id: await speakerOf(tx, failed.id),
+    input: {
+      ...input,
+      messages: null,
+      tool_context: session?.tool_context ?? null,
+      actor_id: session?.actor_id ?? null,
     },
   })
 }

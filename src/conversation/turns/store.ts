@@ -78,6 +78,13 @@ export const openTurnOf = (db: Queryable, generationId: string): Promise<TurnRow
     select ${columns} from ${tables}
     where t.generation_id = ${generationId} and t.state in ('queued', 'running') order by t.seq limit 1`) as Promise<TurnRow | null>
 
+/** The actor that a turn speaks as, by conversation_turns_generation. */
+export const speakerOf = (db: Queryable, generationId: string): Promise<string | null> =>
+  db.maybeOneFirst(sql.unsafe`
+    select actor_id from conversation_turns where generation_id = ${generationId} order by seq limit 1`) as Promise<
+    string | null
+  >
+
 /** Marks a queued turn as running, or a running one that has not started as queued again. */
 export const setTurnState = (
   db: Queryable,

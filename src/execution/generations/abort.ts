@@ -4,7 +4,9 @@ import type { Tx } from '../../core/write.ts'
 import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
 import { type GenerationRow, presentGeneration, storable } from './model.ts'
-import { lockGeneration, requestAbort, settleTurn } from './store.ts'
+import { findPendingWork, lockGeneration, requestAbort, settleTurn } from './store.ts'
+import type { TurnInput } from './turn.ts'
+import { openWork } from './work.ts'
 
 type EndOptions = { stop_reason?: 'error' | 'cancelled'; force?: boolean }
 
@@ -24,6 +26,13 @@ export const mailboxes: {
     failure: RecordedFailure,
     options: EndOptions,
   ) => Promise<boolean>
+  /** Puts a turn that repeats a failed one into the failed one's mailbox. */
+  retry?: (
+    tx: Tx,
+    services: Services,
+    failed: GenerationRow,
+    input: TurnInput,
+  ) => Promise<{ generation_id: string; trace_id: string }>
 } = {}
 
 /** Calls a turn off, whoever holds it: its generation ends as with `abortTurn`, and its place in a mailbox with it. */
@@ -60,6 +69,7 @@ export async function abortTurn(
     status: 'failed',
     stop_reason,
     error: failure,
+    input: generation.input ?? (await askedOf(tx, services, generation)),
     required_action: null,
     completed_at: now,
     last_activity_at: now,
@@ -77,4 +87,10 @@ export async function abortTurn(
   tx.emit('generations.failed', after.project_id, presentGeneration(after))
   tx.notify(TURN_CHANNEL, `${generationId} settled`)
   return 'failed'
+}
+
+/** What a turn that has not started was asked, for its record; null when that was to be read at its start. */
+async function askedOf(tx: Tx, services: Services, generation: GenerationRow): Promise<GenerationRow['input']> {
+  const pending = await findPendingWork(tx, generation.id)
+  return (pending && openWork(services, generation, pending.sealed)?.messages) ?? null
 }

@@ -109,6 +109,8 @@ export const Generation = z
   })
   .meta({ id: 'Generation' })
 
+export const RetryInput = z.strictObject({ stream: z.boolean().optional() }).meta({ id: 'RetryInput' })
+
 export const GenerationPatch = z.strictObject({ metadata: MetadataBag }).meta({ id: 'GenerationPatch' })
 
 export const Trace = z
@@ -210,6 +212,8 @@ export type StepRow = {
 export type Work = {
   /** Null until the turn's source prepared them. */
   messages: ModelMessage[] | null
+  /** What follows messages that are prepared later: steps of the turn that this one repeats. */
+  settled: ModelMessage[]
   system_extra: string[]
   model: string | null
   tool_context: Record<string, string> | null

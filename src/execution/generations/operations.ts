@@ -5,6 +5,7 @@ import { anyOf, booleanQuery, listTable, pageOf, textFilter } from '../../core/l
 import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/operation.ts'
 import { parse } from '../../core/validate.ts'
 import { cancelTurn } from './abort.ts'
+import { WaitQuery } from './answer.ts'
 import {
   GENERATION_STATUSES,
   Generation,
@@ -15,12 +16,14 @@ import {
   listedGeneration,
   presentGeneration,
   presentTrace,
+  RetryInput,
   Trace,
   type TraceRow,
   traceKind,
 } from './model.ts'
 import { purgeGeneration, purgeTrace } from './purge.ts'
-import { generateOperation } from './run.ts'
+import { retryGeneration } from './retry.ts'
+import { Accepted, GenerateResult, generateOperation } from './run.ts'
 import { findSteps, findTrace, findTree, generationsOf, lockGeneration, mergeMetadata, wireStep } from './store.ts'
 import { lastEventId, streamTurn } from './stream.ts'
 
@@ -251,6 +254,42 @@ const cancelGeneration = itemOperation(generationKind, {
   },
 })
 
+/** Generations under the names of their agents: a retry needs the right to run the agent. */
+const runOfAgent = {
+  ...generationKind,
+  authorize: (row: GenerationRow) => ({ type: 'agent', id: row.agent_id }),
+}
+
+const retryOperation = itemOperation(runOfAgent, {
+  id: 'retryGeneration',
+  method: 'post',
+  path: '/generations/{generation_id}/retry',
+  summary: 'Run a failed generation again, as a new one that goes on from its settled steps',
+  tag: 'Generations',
+  action: 'agents:CreateAgentGeneration',
+  query: WaitQuery,
+  body: RetryInput,
+  bodyOptional: true,
+  answers: { 202: Accepted, 200: z.union([GenerateResult, z.record(z.string(), z.unknown())]) },
+  produces: 'text/event-stream',
+  raises: [
+    'GENERATION_CONTENT_UNAVAILABLE',
+    'GENERATION_ALREADY_IN_PROGRESS',
+    'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
+    'PROJECT_PAUSED',
+    'SESSION_CLOSED',
+    'SESSION_EXPIRED',
+    'AI_PROVIDER_NOT_FOUND',
+    'AI_PROVIDER_MISCONFIGURED',
+    'AI_PROVIDER_ERROR',
+    'OUTPUT_SCHEMA_VALIDATION_FAILED',
+    'GENERATION_FAILED',
+    'RESOURCE_NOT_FOUND',
+  ],
+  transaction: false,
+  run: retryGeneration,
+})
+
 const purgeGenerationContent = itemOperation(generationKind, {
   id: 'purgeGenerationContent',
   method: 'delete',
@@ -354,6 +393,7 @@ export const generationOperations: Operation[] = [
   streamGeneration,
   updateGeneration,
   cancelGeneration,
+  retryOperation,
   purgeGenerationContent,
 ]
 

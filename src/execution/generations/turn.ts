@@ -44,6 +44,7 @@ import {
   type ProjectFound,
   settleTurn,
 } from './store.ts'
+import { openWork, sealWork } from './work.ts'
 
 /** Wake-ups of turns outside a conversation; the truth is the generation's row. */
 export const generationRun = entityMailbox('generation-run', {
@@ -64,6 +65,8 @@ export type TurnInput = {
   agent_id: string
   /** Null: the turn's source prepares them when it starts. */
   messages: ModelMessage[] | null
+  /** Steps of an earlier turn that this one goes on from; they follow the messages. */
+  settled?: ModelMessage[]
   system_extra?: string[]
   model?: string | null
   tool_context?: Record<string, string> | null
@@ -92,14 +95,13 @@ export type TurnInput = {
   generation_id?: string
 }
 
-/** What binds a sealed bag to its turn. */
-export const workSeal = (id: string, projectId: string) => ({ kind: 'generation_work', id, project_id: projectId })
-
 /** The row of a new turn, with its sealed bag. */
 function newTurn(services: Services, input: TurnInput): NewTurn {
   const id = input.generation_id ?? newId('gen')
+  const settled = input.settled ?? []
   const work: Work = {
-    messages: input.messages,
+    messages: input.messages && [...input.messages, ...settled],
+    settled,
     system_extra: input.system_extra ?? [],
     model: input.model ?? null,
     tool_context: input.tool_context ?? null,
@@ -130,7 +132,7 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     shape: input.shape,
     deadline_at: input.deadline_at ?? null,
     created_at: new Date().toISOString(),
-    sealedWork: services.secrets.seal(JSON.stringify(work), workSeal(id, input.project_id)),
+    sealedWork: sealWork(services, { id, project_id: input.project_id }, work),
   }
 }
 
@@ -304,10 +306,9 @@ class Execution {
     const { generation, loaded, services } = this
     if (loaded.sealedWork === null)
       return { code: 'GENERATION_CONTENT_UNAVAILABLE', message: 'The working state of the turn is gone' }
-    const opened = services.secrets.open(loaded.sealedWork, workSeal(generation.id, generation.project_id))
-    if (!opened.ok)
+    this.work = openWork(services, generation, loaded.sealedWork)
+    if (!this.work)
       return { code: 'SECRET_NOT_DECRYPTABLE', message: 'The working state of the turn cannot be decrypted' }
-    this.work = JSON.parse(opened.value) as Work
     if (generation.status !== 'pending') return null
     if (generation.abort)
       return {
@@ -322,7 +323,7 @@ class Execution {
     if ('refuse' in prepared) return prepared.refuse
     this.work = {
       ...this.work,
-      messages: prepared.messages,
+      messages: [...prepared.messages, ...this.work.settled],
       system_extra: [...this.work.system_extra, ...prepared.system_extra],
       notes: prepared.notes ?? {},
     }
@@ -370,10 +371,7 @@ class Execution {
       startedAt: after.started_at as string,
       agentVersion: after.agent_version as number,
       now,
-      sealedWork:
-        first && run.source?.prepare && this.work
-          ? services.secrets.seal(JSON.stringify(this.work), workSeal(before.id, before.project_id))
-          : null,
+      sealedWork: first && run.source?.prepare && this.work ? sealWork(services, before, this.work) : null,
       frames,
     }
     const notifications = frames.length > 0 ? [{ channel: TURN_CHANNEL, payload: `${before.id} frames` }] : []

@@ -1,0 +1,70 @@
+import type { z } from 'zod'
+import { principalRecord } from '../../core/caller.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import type { Answer, Context } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import type { ModelMessage } from '../providers/exchange.ts'
+import { mailboxes } from './abort.ts'
+import { admitTurn } from './admit.ts'
+import { answerTurn, madeStatus, turnMode } from './answer.ts'
+import type { GenerationRow, RetryInput } from './model.ts'
+import { stepMessages } from './result.ts'
+import { findSteps, lockGeneration } from './store.ts'
+import { createTurn, type TurnInput } from './turn.ts'
+
+/**
+ * Runs a failed generation again as a new one that it initiated, in the same trace (execution, 5.6). The new one is given
+ * what the failed one was, and its steps whose tool calls have results, so that none of them is repeated. A turn of a
+ * conversation goes through its mailbox and sees the conversation as it stands then.
+ * @throws GENERATION_CONTENT_UNAVAILABLE when the content was erased or never stored, GENERATION_ALREADY_IN_PROGRESS when
+ * it has not ended, VALIDATION_FAILED when it completed; what refuses a turn; with `wait` what the turn failed with
+ */
+export async function retryGeneration(
+  context: Context<{ wait?: boolean }, z.output<typeof RetryInput> | undefined, GenerationRow>,
+): Promise<Answer> {
+  const { services, caller, body, query, resource } = context
+  const mode = turnMode(body?.stream, query.wait)
+  return answerTurn(context, mode, generation_id =>
+    services.write(async tx => {
+      const agent = await admitTurn(tx, resource)
+      const failed = await requireRetryable(tx, resource.id)
+      if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+      const input: TurnInput = {
+        generation_id,
+        project_id: failed.project_id,
+        agent_id: failed.agent_id,
+        messages: failed.input,
+        settled: await settledSteps(tx, failed.id),
+        metadata: failed.metadata,
+        action_id: failed.action_id,
+        trace_id: failed.trace_id,
+        initiator_generation_id: failed.id,
+        authority: principalRecord(caller),
+        streamed: mode === 'stream',
+        shape: failed.shape,
+      }
+      const made =
+        mailboxes.retry && failed.conversation_id !== null
+          ? await mailboxes.retry(tx, services, failed, input)
+          : await createTurn(tx, services, input)
+      context.record(tx, madeStatus(mode))
+      return { generation_id: made.generation_id, trace_id: made.trace_id }
+    }),
+  )
+}
+
+/** The generation under its lock, when it can be run again. */
+async function requireRetryable(tx: Tx, id: string): Promise<GenerationRow> {
+  const row = await lockGeneration(tx, id)
+  if (!row) return raise('GENERATION_NOT_FOUND', { meta: { id } })
+  if (row.status === 'completed')
+    invalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'only a failed generation can be run again' })
+  if (row.status !== 'failed') raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: id } })
+  if (row.content_redacted_at !== null || (row.input === null && row.shape === 'agent'))
+    raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
+  return row
+}
+
+/** The steps that a turn goes on from: an answer without calls is one that was refused, and is asked for again. */
+const settledSteps = async (tx: Tx, id: string): Promise<ModelMessage[]> =>
+  (await findSteps(tx, [id])).filter(step => step.tool_calls.length > 0).flatMap(stepMessages)
