@@ -100,6 +100,11 @@ describe('project keys', () => {
       const [p1, p2] = [await policy(allow('*', '*')), await policy(allow('secrets:*', '*'))]
       const made = await app.admin.post('/project-keys', { policy_ids: [p2, p1, p2] })
       assert.deepEqual(made.body.policy_ids, [p2, p1])
+      const often = await app.admin.post('/project-keys', { policy_ids: Array(21).fill(p1) })
+      assert.deepEqual([often.status, often.body.policy_ids], [201, [p1]])
+      const many = Array.from({ length: 21 }, (_, index) => `pol_${index}`)
+      const refused = await app.admin.post('/project-keys', { policy_ids: many })
+      assert.deepEqual([refused.status, refused.body.error.meta.problems[0].path], [400, 'policy_ids'])
       const missing = await app.admin.post('/project-keys', { policyIds: [p1, 'pol_00000000000000000000000000'] })
       assert.deepEqual([missing.status, missing.body.error.code], [400, 'POLICY_NOT_FOUND'])
       assert.deepEqual(missing.body.error.meta, { id: 'pol_00000000000000000000000000' })

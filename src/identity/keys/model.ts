@@ -35,12 +35,16 @@ const address = z
   .max(64)
   .refine(value => ipaddr.isValidCIDR(value) || ipaddr.isValid(value), 'must be an IP address or a CIDR range')
 const project = z.string().min(1).max(64).nullable()
-const policies = z.array(z.string().min(1).max(64)).max(20)
+const MAX_POLICIES = 20
+const policies = z
+  .array(z.string().min(1).max(64))
+  .transform(ids => [...new Set(ids)])
+  .refine(ids => ids.length <= MAX_POLICIES, `must name at most ${MAX_POLICIES} policies`)
 
 const fields = {
   name: z.string().trim().min(1).max(255).nullable(),
   project_id: project.describe('Binds the key; null leaves it unscoped'),
-  policy_ids: policies.describe('Boundary policies; none leaves the key the rights of its owner'),
+  policy_ids: policies.describe(`Boundary policies, at most ${MAX_POLICIES}; none leaves the key its owner's rights`),
   allowed_ips: z.array(address).max(50).nullable().describe('Addresses and ranges the key may be used from'),
   expires_at: time.nullable(),
   projectPublicId: project.describe('Same as project_id'),

@@ -69,8 +69,8 @@ const mayRotate = (caller: Caller, row: KeyRow): Verdict =>
   caller.credential.type === 'api_key' && caller.credential.id === row.id ? 'allow' : mayChange(caller, row)
 
 /**
- * Checks the references and times of a key that is being written and collapses duplicate policies. Raises
- * POLICY_NOT_FOUND, RESOURCE_NOT_FOUND (admins) or FORBIDDEN for the project, VALIDATION_FAILED.
+ * Checks the references and times of a key that is being written. Raises POLICY_NOT_FOUND, RESOURCE_NOT_FOUND (admins)
+ * or FORBIDDEN for the project, VALIDATION_FAILED.
  * @param stored the key as it is, on an update
  */
 async function checkFields(
@@ -81,7 +81,6 @@ async function checkFields(
 ): Promise<KeyFields> {
   const checked = { ...fields }
   if (checked.policy_ids) {
-    checked.policy_ids = [...new Set(checked.policy_ids)]
     const found = checked.policy_ids.length > 0 ? await lockPolicies(tx, checked.policy_ids) : []
     const missing = checked.policy_ids.find(id => !found.includes(id))
     if (missing !== undefined) raise('POLICY_NOT_FOUND', { meta: { id: missing } })
