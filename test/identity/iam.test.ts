@@ -123,6 +123,44 @@ describe('permissions on the wire', () => {
       assert.equal((await user.patch(`/actors/${id}`, { tags: { visibility: 'internal', more: 'x' } })).status, 200)
     })
 
+    it('ask for a tag in the body of a create and of a tag write', async () => {
+      const user = await app.user(undefined, [
+        {
+          statement: [
+            statement('Allow', ['conversations:*'], [`srn:${tagged.id}:conversation:*`]),
+            statement('Deny', ['conversations:CreateConversation', 'conversations:UpdateConversation'], undefined, {
+              StringNotEquals: { 'svc:RequestTag/team': 'red' },
+            }),
+          ],
+        },
+      ])
+      const body = { project_id: tagged.id }
+      for (const tags of [undefined, {}, { team: 'blue' }, { Team: 'red' }])
+        assert.equal((await user.post('/conversations', { ...body, tags })).status, 403, JSON.stringify(tags))
+      const made = await user.post('/conversations', { ...body, tags: { team: 'red' } })
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      const path = `/conversations/${made.body.id}/tags`
+      assert.equal((await user.put(path, { team: 'blue' })).status, 403)
+      assert.equal((await user.patch(path, { more: 'x' })).status, 403)
+      assert.equal((await user.patch(path, { team: 'red', more: 'x' })).status, 200)
+      assert.deepEqual((await user.get(path)).body, { team: 'red', more: 'x' })
+    })
+
+    it('tell credentials and principals apart', async () => {
+      const user = await app.user(undefined, [
+        {
+          statement: [
+            statement('Allow', ['actors:*'], [`srn:${tagged.id}:actor:*`]),
+            statement('Deny', ['actors:*'], undefined, { StringEquals: { 'svc:CredentialType': 'api_key' } }),
+          ],
+        },
+      ])
+      const key = app.as((await user.post('/project-keys', { project_id: tagged.id })).body.secret)
+      assert.equal((await user.get('/actors')).status, 200)
+      assert.equal((await key.post('/actors', { name: 'n' })).status, 403)
+      assert.equal((await key.get('/actors')).status, 403)
+    })
+
     it('leave untagged rows to a Deny on a tag, and the total agrees', async () => {
       const project = await app.project()
       const [finance, sales, bare] = [
