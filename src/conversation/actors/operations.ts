@@ -1,17 +1,15 @@
 import { z } from 'zod'
 import { sql, substring } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
 import { listTable, pageOf, tagCondition, tagFilter, textFilter } from '../../core/lists.ts'
 import { answer, itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { replacedTags, tagOperations } from '../../core/tags.ts'
 import { mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, type ActorRow, actorKind } from './model.ts'
+import { obtainActor } from './obtain.ts'
 import {
   countActorMessages,
   deleteActor as deleteRow,
-  findActorByExternalId,
-  insertActor,
   setActorTags,
   shareAgent,
   updateActor as updateRow,
@@ -50,27 +48,15 @@ const createActor = operation({
     const project_id = project as string
     checkExclusive(body)
     await checkLinks(tx, project_id, body)
-    const external_id = body.external_id ?? null
-    // A second round only when the actor that was in the way is deleted before it can be read.
-    for (let round = 0; round < 5; round++) {
-      const made = await insertActor(tx, {
-        id: newId('actor'),
-        project_id,
-        name: body.name,
-        external_id,
-        instructions: body.instructions ?? null,
-        agent_id: body.agent_id ?? null,
-        metadata: body.metadata ?? null,
-      })
-      if (made) {
-        const record = actorKind.present(made)
-        tx.emit('actors.created', project_id, record)
-        return record
-      }
-      const existing = await findActorByExternalId(tx, project_id, external_id as string)
-      if (existing) return answer(200, actorKind.present(existing))
-    }
-    throw new Error(`external id neither free nor taken in project ${project_id}`)
+    const { actor, made } = await obtainActor(tx, {
+      project_id,
+      name: body.name,
+      external_id: body.external_id ?? null,
+      instructions: body.instructions ?? null,
+      agent_id: body.agent_id ?? null,
+      metadata: body.metadata ?? null,
+    })
+    return answer(made ? 201 : 200, actorKind.present(actor))
   },
 })
 

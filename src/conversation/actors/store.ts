@@ -5,11 +5,14 @@ import { Actor, type ActorRow } from './model.ts'
 
 const actor = sql.type(Actor)
 
+/** What a new actor is made of. */
+export type NewActor = Pick<
+  ActorRow,
+  'id' | 'project_id' | 'name' | 'external_id' | 'instructions' | 'agent_id' | 'metadata'
+>
+
 /** Inserts an actor; null when its external id is taken. Serves find-or-create by actors_external_id. */
-export const insertActor = (
-  db: Queryable,
-  row: Pick<ActorRow, 'id' | 'project_id' | 'name' | 'external_id' | 'instructions' | 'agent_id' | 'metadata'>,
-): Promise<ActorRow | null> =>
+export const insertActor = (db: Queryable, row: NewActor): Promise<ActorRow | null> =>
   db.maybeOne(actor`
     insert into actors (id, project_id, name, external_id, instructions, agent_id, metadata)
     values (${row.id}, ${row.project_id}, ${row.name}, ${row.external_id}, ${row.instructions}, ${row.agent_id},
@@ -17,9 +20,9 @@ export const insertActor = (
     on conflict (project_id, external_id) where external_id is not null do nothing
     returning *`)
 
-/** By actors_external_id. */
+/** The actor of an external id, kept from being deleted until the transaction ends; by actors_external_id. */
 export const findActorByExternalId = (db: Queryable, projectId: string, externalId: string): Promise<ActorRow | null> =>
-  db.maybeOne(actor`select * from actors where project_id = ${projectId} and external_id = ${externalId}`)
+  db.maybeOne(actor`select * from actors where project_id = ${projectId} and external_id = ${externalId} for key share`)
 
 /** Writes every writable column. Raises NAME_CONFLICT when the external id is another actor's. */
 export async function updateActor(db: Queryable, row: ActorRow): Promise<ActorRow> {

@@ -172,7 +172,7 @@ const deleteConversation = itemOperation(conversationKind, {
     const session = stored.session_id === null ? null : ((await sessionHooks.load?.(tx, stored.session_id)) ?? null)
     if (session) allow('sessions:DeleteSession', { kind: kindOf('session') as Kind, row: session.row })
     await clearMailbox(tx, services, stored, gone(stored.id))
-    if (session) await sessionHooks.remove?.(tx, services, session.id)
+    if (session) await sessionHooks.remove?.(tx, session.id)
     await removeConversation(tx, stored)
   },
 })

@@ -8,7 +8,8 @@ import type { Context, Services } from '../../core/operation.ts'
 import { callerContext } from '../../core/tool-context.ts'
 import type { Tx } from '../../core/write.ts'
 import { actorKind } from '../actors/model.ts'
-import { findActorByExternalId, insertActor, shareActor } from '../actors/store.ts'
+import { obtainActor } from '../actors/obtain.ts'
+import { shareActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { insertConversation } from '../conversations/store.ts'
 import { expireLocked } from './expire.ts'
@@ -65,24 +66,7 @@ export async function requireSole(tx: Tx, agentId: string, actorId: string): Pro
   if (other) raise('SINGLE_SESSION_CONFLICT', { meta: { session_id: other.id } })
 }
 
-/** The end user with an external id, found or made, as POST /actors does. */
-export async function actorNamed(
-  tx: Tx,
-  projectId: string,
-  { external_id, name }: { external_id: string; name: string },
-): Promise<string> {
-  const fields = { project_id: projectId, name, external_id, instructions: null, agent_id: null, metadata: null }
-  // A second round only when the actor that was in the way is deleted before it can be read.
-  for (let round = 0; round < 5; round++) {
-    const made = await insertActor(tx, { id: newId('actor'), ...fields })
-    if (made) tx.emit('actors.created', projectId, actorKind.present(made))
-    const actor = made ?? (await findActorByExternalId(tx, projectId, external_id))
-    if (actor && (await shareActor(tx, actor.id, projectId))) return actor.id
-  }
-  throw new Error(`external id neither free nor taken in project ${projectId}`)
-}
-
-export type NewSession = Omit<SessionValues, 'id' | 'conversation_id'>
+type NewSession = Omit<SessionValues, 'id' | 'conversation_id'>
 
 /** Adds a session with its conversation, which starts empty. The events are `emitCreated`'s, once all is in place. */
 export async function addSession(
@@ -127,7 +111,8 @@ export async function createSession(
   let actor_id = body.actor_id ?? null
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind as unknown as Kind, project_id })
-    actor_id = await actorNamed(tx, project_id, body.actor)
+    const fields = { ...body.actor, project_id, instructions: null, agent_id: null, metadata: null }
+    actor_id = (await obtainActor(tx, fields)).actor.id
   } else if (actor_id !== null && !(await shareActor(tx, actor_id, project_id)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
   if (agent.single_session_per_actor && actor_id !== null) await requireSole(tx, agent.id, actor_id)

@@ -23,7 +23,7 @@ const BATCH = 100
  * Expires what is overdue, in batches of one transaction each; sessions whose conversation is locked are left to the
  * next sweep. Returns how many expired.
  */
-export async function sweepExpired(services: Services, stop: AbortSignal): Promise<number> {
+async function sweepExpired(services: Services, stop: AbortSignal): Promise<number> {
   let count = 0
   let after: { id: string; expires_at: string } | null = null
   while (!stop.aborted) {
@@ -41,7 +41,7 @@ export async function sweepExpired(services: Services, stop: AbortSignal): Promi
   return count
 }
 
-export const sessionExpiryQueue = workQueue('session-expiry', {
+const sessionExpiryQueue = workQueue('session-expiry', {
   message: z.object({}),
   kind: 'generation',
   retry: { limit: 0 },

@@ -67,7 +67,7 @@ sessionHooks.stored = async (tx, sessionId, message) => {
   if (message.role === 'user') await touchSession(tx, sessionId)
 }
 // The row itself goes with its conversation's.
-sessionHooks.remove = async (tx, _services, sessionId) => {
+sessionHooks.remove = async (tx, sessionId) => {
   const session = await findSession(tx, sessionId)
   if (session) tx.emit('sessions.deleted', session.project_id, presentSession(session))
 }

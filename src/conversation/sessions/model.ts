@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { TagBag, TagInput, type Tags } from '../../core/tags.ts'
 import { type ToolContext, ToolContextInput } from '../../core/tool-context.ts'
+import { MessageText } from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
@@ -104,7 +105,7 @@ export const ForkInput = z
 
 export const SessionMessageInput = z
   .strictObject({
-    message: z.string().min(1).max(262_144),
+    message: MessageText,
     tool_context: ToolContextInput.nullable().optional().describe('For the turn this message asks for'),
     idempotency_key: z.string().min(1).max(255).optional(),
   })

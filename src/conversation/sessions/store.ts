@@ -11,7 +11,7 @@ const openTurns = sql.fragment`from conversation_turns q
 const overdue = sql.fragment`t.status = 'open' and t.expires_at < now() and not exists (select 1 ${openTurns})`
 
 /** The status in force. */
-export const effectiveStatus = sql.fragment`case when ${overdue} then 'expired' else t.status end`
+const effectiveStatus = sql.fragment`case when ${overdue} then 'expired' else t.status end`
 
 /** Columns of a SessionRow over the alias `t`. */
 export const sessionColumns = sql.fragment`t.id, t.project_id, t.agent_id, t.conversation_id, ${effectiveStatus} as status,
@@ -147,14 +147,12 @@ export type SessionAgent = {
   id: string
   project_id: string
   single_session_per_actor: boolean
-  has_output_schema: boolean
 }
 
 /** The agent a session names, kept from being deleted until the transaction ends. */
 export const shareAgent = (db: Queryable, id: string): Promise<SessionAgent | null> =>
   db.maybeOne(sql.unsafe`
-    select a.id, a.project_id, a.single_session_per_actor, a.output_schema is not null as has_output_schema
-    from agents a where a.id = ${id} for key share`) as Promise<SessionAgent | null>
+    select a.id, a.project_id, a.single_session_per_actor from agents a where a.id = ${id} for key share`) as Promise<SessionAgent | null>
 
 export const agentProject = (db: Queryable, id: string): Promise<string | null> =>
   db.maybeOneFirst(sql.unsafe`select project_id from agents where id = ${id}`) as Promise<string | null>

@@ -1,7 +1,6 @@
 import type { Queryable } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 import type { KindRow } from '../../core/kind.ts'
-import type { Services } from '../../core/operation.ts'
 import type { ToolContext } from '../../core/tool-context.ts'
 import type { Tx } from '../../core/write.ts'
 import type { MessageRow } from '../conversations/store.ts'
@@ -46,5 +45,5 @@ export const sessionHooks: {
   /** A message was added by the routes of conversations. */
   stored?: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>
   /** Removes the session's row with its event; its conversation is removed by the caller. */
-  remove?: (tx: Tx, services: Services, sessionId: string) => Promise<void>
+  remove?: (tx: Tx, sessionId: string) => Promise<void>
 } = {}

@@ -43,7 +43,7 @@ export function generationActors(services: Services): { actors: Actor[]; ticks: 
 }
 
 /** The floor under wake-ups: turns that nobody has touched for a lease and a sweep are looked at again; old frames go. */
-export async function sweepTurns(services: Services): Promise<void> {
+async function sweepTurns(services: Services): Promise<void> {
   const { pool, queues, config } = services
   const idle = await idleTurns(pool, Math.min(config.GENERATION_SWEEP_SECONDS, config.GENERATION_LEASE_SECONDS))
   if (idle.length > 0)

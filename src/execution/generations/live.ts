@@ -1,4 +1,3 @@
-import { sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { disturbed } from './store.ts'
@@ -113,6 +112,3 @@ function open(services: Services): LiveTurns {
     },
   }
 }
-
-/** A fragment that tells executors of an abort, for statements that ask for one. */
-export const abortNotice = (generationId: string) => sql.fragment`pg_notify(${ABORT_CHANNEL}, ${generationId})`

@@ -5,7 +5,7 @@ import { storableValue } from '../providers/storable.ts'
 const FENCE = /^```[\w-]*\s*\n([\s\S]*?)\n?```$/
 
 /** A text minus one markdown fence around all of it. */
-export function withoutFence(text: string): string {
+function withoutFence(text: string): string {
   const trimmed = text.trim()
   return FENCE.exec(trimmed)?.[1].trim() ?? trimmed
 }

@@ -19,7 +19,7 @@ const Message = z.strictObject({
   content: z.string().min(1).max(262_144),
 })
 
-export const GenerateInput = z
+const GenerateInput = z
   .strictObject({
     messages: z.array(Message).min(1).max(500).optional(),
     prompt: z.string().min(1).max(262_144).optional(),
