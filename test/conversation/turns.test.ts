@@ -387,6 +387,23 @@ describe('turns of a conversation', function () {
       )
     })
 
+    it('lets a turn go that is cancelled while it waits; those behind it run', async () => {
+      const agent = await t.scripted('leave', [{ reply: { text: 'said', gate: 'leave-gate' } }])
+      const id = await t.conversation()
+      const [first, second, third] = [
+        (await t.ask(id, { agent_id: agent })).body,
+        (await t.ask(id, { agent_id: agent })).body,
+        (await t.ask(id, { agent_id: agent })).body,
+      ]
+      await t.waitingAt('leave-gate')
+      const cancelled = await app.key.post(`/generations/${second.generation_id}/cancel`)
+      assert.deepEqual([cancelled.body.status, cancelled.body.stop_reason], ['failed', 'cancelled'])
+      assert.equal((await t.openTurns()).length, 2)
+      await t.open('leave-gate')
+      for (const turn of [first, third]) assert.equal((await t.ended(turn.generation_id)).status, 'completed')
+      assert.deepEqual(await t.texts(id), ['hi', 'said', 'said'])
+    })
+
     it('takes a failed turn that is run again, whose reply is stored by the same speaker', async () => {
       const agent = await t.scripted('again', [{ replies: [{ error: { status: 400 } }, { text: 'now' }] }])
       const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id

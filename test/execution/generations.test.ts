@@ -203,6 +203,21 @@ describe('generations', () => {
       assert.equal(body.error.meta.reason, 'deadline')
     })
 
+    it('ends when it has run longer than the deployment lets it', async () => {
+      const short = await startAgentApp({ env: { GENERATION_MAX_SECONDS: '1' } })
+      try {
+        const reply = await short.key.post(`/agents/${short.agentId}/generate?wait=true`, {
+          prompt: '@double {"text":"late","delay_ms":20000}',
+        })
+        assert.deepEqual([reply.status, reply.body.error.code], [500, 'GENERATION_FAILED'])
+        assert.equal(reply.body.error.meta.reason, 'deadline')
+        const record = (await short.key.get(`/generations/${reply.body.error.meta.generation_id}`)).body
+        assert.deepEqual([record.status, record.stop_reason], ['failed', 'error'])
+      } finally {
+        await short.close()
+      }
+    })
+
     it('has one audit entry per call, with the generate action', async () => {
       const { headers } = await generate({ prompt: 'audited' })
       const entries = (await app.key.get('/audit-log?action=agents:CreateAgentGeneration&limit=200')).body.data

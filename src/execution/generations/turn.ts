@@ -437,21 +437,18 @@ class Execution {
   /** Ends the attempt when its segment or the turn's own deadline is over. */
   private limit(controller: AbortController): () => void {
     const { generation, services } = this
-    const deadline = (reason: string) =>
-      new TurnAborted({
-        code: 'GENERATION_FAILED',
-        message: 'The turn took too long',
-        meta: { reason },
-        stop_reason: 'cancelled',
-      })
     const segment = services.config.GENERATION_MAX_SECONDS * 1000
     const own = generation.deadline_at
       ? new Date(generation.deadline_at).getTime() - Date.now()
       : Number.POSITIVE_INFINITY
-    const timer = setTimeout(
-      () => controller.abort(deadline('deadline')),
-      Math.max(0, Math.min(segment, own, 2 ** 31 - 1)),
-    )
+    const over = new TurnAborted({
+      code: 'GENERATION_FAILED',
+      message: 'The turn took too long',
+      meta: { reason: 'deadline' },
+      // A caller's own deadline ends the turn as its cancel would (5.6).
+      stop_reason: own < segment ? 'cancelled' : 'error',
+    })
+    const timer = setTimeout(() => controller.abort(over), Math.max(0, Math.min(segment, own, 2 ** 31 - 1)))
     return () => clearTimeout(timer)
   }
 
