@@ -5,7 +5,6 @@ import express, { type Express, type NextFunction, type Request, type Response, 
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
 import type { Caller } from './caller.ts'
-import { isProjectGone } from './db.ts'
 import { AppError, errorBody, raise } from './errors.ts'
 import { loggedPath } from './log.ts'
 import { requestDuration, requests } from './metrics.ts'
@@ -181,12 +180,7 @@ export function createHttp(
               : JSON.stringify(given.body)
         end(req, res, given.status, text, operation.path, run.caller)
       } catch (error) {
-        // A create that lost the race against the delete of its project is like one that came after it (identity, 3.5).
-        const refused = isProjectGone(error)
-          ? new AppError('RESOURCE_NOT_FOUND', { meta: { id: run.audit.project_id } })
-          : error instanceof AppError
-            ? error
-            : new AppError('INTERNAL_ERROR', { cause: error })
+        const refused = await run.refusal(error)
         await run.recordRefusal(refused)
         if (refused.status >= 500 && refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
           log.error(

@@ -444,12 +444,26 @@ export class RequestRun {
       return await this.runOnce(context)
     } catch (error) {
       if (!isReferenceLost(error) || isProjectGone(error)) throw error
-      const { kind, shape } = this.operation
-      const id = this.resource?.id
-      if (shape === 'item' && kind && id && !(await kind.find(this.services.pool, id)))
-        raise(kind.notFound, { meta: { id } })
+      if (await this.isResourceGone()) throw error
       return await this.runOnce(context)
     }
+  }
+
+  private async isResourceGone(): Promise<boolean> {
+    const { kind, shape } = this.operation
+    return shape === 'item' && !!kind && !!this.resource && !(await kind.find(this.services.pool, this.resource.id))
+  }
+
+  /**
+   * What was thrown, as the refusal that the caller gets. A request that lost the race against the delete of its
+   * project or of its resource is like one that came after it (identity, 3.5).
+   */
+  async refusal(error: unknown): Promise<AppError> {
+    if (error instanceof AppError) return error
+    if (isProjectGone(error)) return new AppError('RESOURCE_NOT_FOUND', { meta: { id: this.audit.project_id } })
+    if (isReferenceLost(error) && (await this.isResourceGone().catch(() => false)))
+      return new AppError((this.operation.kind as Kind).notFound, { meta: { id: this.resource?.id } })
+    return new AppError('INTERNAL_ERROR', { cause: error })
   }
 
   private async runOnce(context: Context<unknown, unknown, KindRow | undefined>): Promise<Answer> {

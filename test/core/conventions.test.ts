@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { type Described, describedOperations } from '../support/fuzz.ts'
 
 type Json = Record<string, any>
@@ -673,6 +673,85 @@ describe('conventions', () => {
       expectRefusal(await create(key), 400, 'VALIDATION_FAILED')
       expectRefusal(await create(key, other.id), 403, 'FORBIDDEN')
       expectRefusal(await list(key, nowhere), 403, 'FORBIDDEN')
+    })
+  })
+
+  describe('a list without permission', () => {
+    it('is 403 where no row can be seen, an empty page of projects and of keys', async () => {
+      const { id } = await app.project()
+      const nobody = await app.user()
+      for (const path of ['/actors', '/secrets', '/webhooks', '/quotas', '/agents', '/events', '/audit-log'])
+        for (const query of ['', `?project_id=${id}`])
+          expectRefusal(await nobody.get(`${path}${query}`), 403, 'FORBIDDEN', path)
+      for (const path of ['/projects', '/project-keys']) {
+        const { status, body } = await nobody.get(path)
+        assert.deepEqual([status, body.data, body.total], [200, [], 0], path)
+      }
+    })
+
+    it('leaves out the rows of one project that is denied and shows the rest with their exact total', async () => {
+      const [one, two] = [await app.project(), await app.project()]
+      for (const { key } of [one, two]) await key.post('/actors', { name: 'left or shown' })
+      const user = await app.user(undefined, [
+        {
+          statement: [
+            { effect: 'Allow', action: ['actors:*'], resource: [`srn:${one.id}:*:*`, `srn:${two.id}:*:*`] },
+            { effect: 'Deny', action: ['actors:ListActors'], resource: [`srn:${two.id}:actor:*`] },
+          ],
+        },
+      ])
+      const { status, body } = await user.get('/actors')
+      assert.deepEqual([status, body.total, body.data.map(({ project_id }: Json) => project_id)], [200, 1, [one.id]])
+      expectRefusal(await user.get(`/actors?project_id=${two.id}`), 403, 'FORBIDDEN')
+    })
+  })
+
+  describe('a request that loses the race against a delete', () => {
+    /** Deletes a row, sends a request, and commits the delete once the request waits for it. */
+    async function during(table: string, id: string, send: () => Promise<Reply>): Promise<Reply> {
+      const { pool } = app.services
+      let sent: Promise<Reply> | undefined
+      await pool.transaction(async transaction => {
+        await transaction.query(sql.unsafe`delete from ${sql.identifier([table])} where id = ${id}`)
+        sent = send()
+        await eventually(() =>
+          pool.exists(
+            sql.unsafe`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+          ),
+        )
+      })
+      return await (sent as Promise<Reply>)
+    }
+
+    it('of its resource is answered like one that came after it', async () => {
+      const { key } = await app.project()
+      const provider = await key.post('/ai-providers', {
+        name: 'p',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: 'http://127.0.0.1:9/v1',
+      })
+      const agent = await key.post('/agents', { name: 'a', ai_provider_id: provider.body.id })
+      const path = `/agents/${agent.body.id}/generate?wait=false`
+      const reply = await during('agents', agent.body.id, () => key.post(path, { prompt: 'hello' }))
+      assert.deepEqual(expectRefusal(reply, 404, 'RESOURCE_NOT_FOUND').meta, { id: agent.body.id })
+    })
+
+    it('of what its body names is answered like one that came after it', async () => {
+      const { id, key } = await app.project()
+      const hook = await key.post('/webhooks', { name: 'h', url: 'http://127.0.0.1:9/', events: ['none.*'] })
+      const event = (await app.admin.get(`/events?project_id=${id}&limit=1`)).body.data[0].id
+      const reply = await during('webhooks', hook.body.id, () =>
+        app.admin.post(`/events/${event}/redispatch`, { webhook_id: hook.body.id }),
+      )
+      assert.deepEqual(expectRefusal(reply, 404, 'RESOURCE_NOT_FOUND').meta, { id: hook.body.id })
+    })
+
+    it('of its project is answered like one that came after it', async () => {
+      const { id } = await app.project()
+      await app.services.pool.query(sql.unsafe`delete from project_keys where project_id = ${id}`)
+      const reply = await during('projects', id, () => app.admin.post('/actors', { project_id: id, name: 'a' }))
+      assert.deepEqual(expectRefusal(reply, 404, 'RESOURCE_NOT_FOUND').meta, { id })
     })
   })
 

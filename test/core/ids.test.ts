@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { idFloor, newId } from '../../src/core/ids.ts'
-import { isIdOf } from '../../src/core/kind.ts'
+import { isIdOf, kinds } from '../../src/core/kind.ts'
+import '../../src/api.ts'
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'
 
@@ -10,7 +11,33 @@ function timeOf(id: string): number {
   return Number([...text].reduce((value, digit) => value * 32n + BigInt(ALPHABET.indexOf(digit)), 0n) >> 80n)
 }
 
+/** Kinds with their prefixes (conventions, 9; identity, 7). A kind of its own for each, and each for one kind. */
+const PREFIXES: Record<string, string> = {
+  user: 'user',
+  project: 'proj',
+  project_key: 'key',
+  policy: 'pol',
+  secret: 'sec',
+  actor: 'actor',
+  conversation: 'conv',
+  session: 'sess',
+  ai_provider: 'aip',
+  agent: 'agent',
+  generation: 'gen',
+  trace: 'trace',
+  event: 'evt',
+  webhook: 'wh',
+  webhook_delivery: 'whd',
+  quota: 'quota',
+  audit_entry: 'audit',
+}
+
 describe('ids', () => {
+  it('have the prefix of their kind', () => {
+    assert.deepEqual(Object.fromEntries(kinds().map(({ name, prefix }) => [name, prefix])), PREFIXES)
+    assert.equal(new Set(Object.values(PREFIXES)).size, Object.keys(PREFIXES).length)
+  })
+
   it('are a prefix and 26 characters of lower-case Crockford base32', () => {
     for (const prefix of ['proj', 'mem_entry', 'guard_ver'])
       assert.match(newId(prefix), new RegExp(`^${prefix}_[0-7][0-9a-hjkmnp-tv-z]{25}$`))
