@@ -238,12 +238,20 @@ export class RequestRun {
     if (this.operation.shape === 'item') await this.loadItem(caller)
   }
 
+  /** A bound credential stays in its project; the refusal is noted under it (identity, 12). Raises API_KEY_PROJECT_SCOPE. */
+  private keepToProject(caller: Caller, requested: string): void {
+    if (caller.project_id === null || caller.project_id === requested) return
+    this.audit.project_id = caller.project_id
+    this.audit.detail.requested_project = kept(requested)
+    projectBinding(caller, requested)
+  }
+
   /** Finds the row; its project must be visible to the caller, else it is as if it did not exist. */
   private async loadItem(caller: Caller): Promise<KindRow> {
     const kind = this.operation.kind as Kind
     const id = this.req.params[this.operation.param as string] as string
     this.audit.resource_public_id = id
-    if (kind.name === 'project') projectBinding(caller, id)
+    if (kind.name === 'project') this.keepToProject(caller, id)
     const row = isIdOf(kind, id) ? await (this.operation.find ?? kind.find)(this.services.pool, id) : null
     if (!row || !this.mayKnow(caller, row)) raise(kind.notFound, { meta: { id } })
     this.resource = row
@@ -303,11 +311,7 @@ export class RequestRun {
     check: { action: string; kind: Kind; tags?: Record<string, string> },
   ) {
     this.audit.resource_srn = targetName({ kind: check.kind, project_id: project })
-    if (caller.project_id !== null && caller.project_id !== project) {
-      this.audit.project_id = caller.project_id
-      this.audit.detail.requested_project = kept(project)
-      projectBinding(caller, project)
-    }
+    this.keepToProject(caller, project)
     this.audit.project_id = project
     if (
       !permitted(caller, check.action, {
@@ -348,7 +352,7 @@ export class RequestRun {
         raise('FORBIDDEN', { meta: { action } })
       return
     }
-    if (caller.project_id !== null && caller.project_id !== project) projectBinding(caller, project)
+    this.keepToProject(caller, project)
     if (!listAllowed(caller, action, kind?.name ?? '*', project)) raise('FORBIDDEN', { meta: { action } })
     if (caller.project_id === null && !(await this.projectExists(project)))
       raise('RESOURCE_NOT_FOUND', { meta: { id: project } })

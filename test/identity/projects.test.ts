@@ -135,6 +135,15 @@ describe('projects', () => {
       assert.equal((await a.key.get('/projects/proj_00000000000000000000000000')).status, 403)
     })
 
+    it('notes the refusal of a bound key under its own project', async () => {
+      const [a, b] = await Promise.all([app.project(), app.project()])
+      assert.equal((await a.key.patch(`/projects/${b.id}`, { name: 'taken over' })).status, 403)
+      const [entry] = (await app.admin.get(`/audit-log?project_id=${a.id}&action=projects:UpdateProject`)).body.data
+      assert.equal(entry.status, 403)
+      assert.equal(entry.principal_id, a.keyId)
+      assert.deepEqual(entry.detail, { requested_project: b.id })
+    })
+
     it('filters by name, newest first, page by page', async () => {
       for (const name of ['Zebra 100%', 'zebra two', 'other']) await app.admin.post('/projects', { name })
       const list = await app.admin.get('/projects?name=ZEBRA')

@@ -4,7 +4,7 @@ import type { Tx } from '../../core/write.ts'
 import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
 import { type GenerationRow, presentGeneration, storable } from './model.ts'
-import { findPendingWork, lockGeneration, requestAbort, settleTurn } from './store.ts'
+import { findPendingWork, lastFrame, lockGeneration, requestAbort, settleTurn } from './store.ts'
 import type { TurnInput } from './turn.ts'
 import { openWork } from './work.ts'
 
@@ -76,7 +76,7 @@ export async function abortTurn(
     updated_at: now,
   }
   const after = storable(shown, now)
-  const frames = [makeFrame(services, generation, 1, 'error', failure)]
+  const frames = [makeFrame(services, generation, (await lastFrame(tx, generationId)) + 1, 'error', failure)]
   await settleTurn(tx, {
     generation,
     after,

@@ -324,6 +324,13 @@ export async function findWithResult(
     | null
 }
 
+/** Number of the last frame of a turn; 0 before the first. */
+export async function lastFrame(db: Queryable, id: string): Promise<number> {
+  return (await db.oneFirst(
+    sql.unsafe`select coalesce(max(seq), 0) from stream_frames where generation_id = ${id}`,
+  )) as number
+}
+
 /** Frames after a position, in order. */
 export async function framesAfter(db: Queryable, id: string, after: number): Promise<readonly Frame[]> {
   return (await db.any(
