@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { ADMIN, type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { startWebProcess, type WebProcess } from '../support/web-process.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
 
 type Project = Awaited<ReturnType<TestApp['project']>>
 
@@ -233,11 +233,11 @@ describe('permissions on the wire', () => {
   })
 
   describe('across processes', () => {
-    let processes: WebProcess[]
+    let processes: TestProcess[]
     before(async () => {
-      processes = await Promise.all([startWebProcess(app.databaseUrl), startWebProcess(app.databaseUrl)])
+      processes = await Promise.all([startProcess('web', app.databaseUrl), startProcess('web', app.databaseUrl)])
     })
-    after(() => Promise.all((processes ?? []).map(process => process.stop())))
+    after(() => Promise.all((processes ?? []).map(process => process.kill('SIGTERM'))))
 
     /** Warms both processes, makes a change in the first and times until the second follows. */
     async function changed(

@@ -162,31 +162,7 @@ const getTranscript = itemOperation(generationKind, {
       step_count: row.step_count,
       input: row.input,
       knowledge: null,
-      steps: steps.map(
-        ({
-          n,
-          text,
-          finish_reason,
-          model,
-          ai_provider_id,
-          tool_calls,
-          tool_results,
-          usage,
-          started_at,
-          completed_at,
-        }) => ({
-          index: n - 1,
-          text,
-          finish_reason,
-          model,
-          ai_provider_id,
-          tool_calls,
-          tool_results,
-          usage,
-          started_at,
-          completed_at,
-        }),
-      ),
+      steps: steps.map(({ n, generation_id: _, ...step }) => ({ index: n - 1, ...step })),
       output:
         steps.length === 0
           ? null

@@ -140,7 +140,7 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
 }
 
 /** A step out of jsonb: its times in wire form. */
-export const wireStep = (step: StepRow): StepRow => ({
+export const wireStep = <Step extends StepRow>(step: Step): Step => ({
   ...step,
   started_at: new Date(step.started_at).toISOString(),
   completed_at: new Date(step.completed_at).toISOString(),

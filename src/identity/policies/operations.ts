@@ -3,7 +3,7 @@ import { Comparison } from '../../core/compare.ts'
 import { raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { pageOf, textFilter } from '../../core/lists.ts'
-import { itemOperation, type Operation, operation } from '../../core/operation.ts'
+import { type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
 import { users } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
@@ -14,6 +14,7 @@ import {
   PolicyAttachment,
   PolicyInput,
   PolicyPatch,
+  type PolicyRow,
   PolicyVersion,
   policies,
   presentPolicy,
@@ -36,6 +37,16 @@ const versionQuery = z
   .regex(/^[1-9]\d{0,8}$/, 'must be a positive integer')
   .transform(Number)
   .optional()
+
+/** Changes a policy; the entry in the audit log names the version it made. */
+async function change(
+  { resource, caller, tx, audit }: Pick<Context<unknown, unknown, PolicyRow>, 'resource' | 'caller' | 'tx' | 'audit'>,
+  body: Parameters<typeof changePolicy>[2],
+) {
+  const changed = await changePolicy(tx, resource.id, body, caller.principal.id)
+  audit.detail.version = changed.version
+  return presentPolicy(changed)
+}
 
 export const policyOperations: Operation[] = [
   operation({
@@ -90,11 +101,7 @@ export const policyOperations: Operation[] = [
     gate: 'admin',
     body: PolicyInput,
     answers: { 200: Policy },
-    async run({ resource, body, caller, tx, audit }) {
-      const changed = await changePolicy(tx, resource.id, body, caller.principal.id)
-      audit.detail.version = changed.version
-      return presentPolicy(changed)
-    },
+    run: context => change(context, context.body),
   }),
   itemOperation(policies, {
     id: 'updatePolicy',
@@ -106,11 +113,7 @@ export const policyOperations: Operation[] = [
     gate: 'admin',
     body: PolicyPatch,
     answers: { 200: Policy },
-    async run({ resource, body, caller, tx, audit }) {
-      const changed = await changePolicy(tx, resource.id, body, caller.principal.id)
-      audit.detail.version = changed.version
-      return presentPolicy(changed)
-    },
+    run: context => change(context, context.body),
   }),
   itemOperation(policies, {
     id: 'listPolicyVersions',
