@@ -5,6 +5,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
+import { sql } from '../../src/core/db.ts'
 import { type Double, startDouble } from '../../src/double/server.ts'
 import { callModel, loadProvider } from '../../src/execution/providers/call.ts'
 import type { ModelRequest } from '../../src/execution/providers/exchange.ts'
@@ -317,7 +318,6 @@ describe('model calls', () => {
     it('are refused when the encryption key of the secret is gone', async () => {
       const secret_id = await secret('will be lost')
       const id = await provider({ provider: 'openai', secret_id, base_url: `${vendors.url}/openai/v1` })
-      const { sql } = await import('../../src/core/db.ts')
       await app.services.pool.query(
         sql.unsafe`update secrets set sealed_value = 'v1.00000000.AAAAAAAAAAAAAAAA.AAAAAAAAAAAAAAAAAAAAAA.AAAA',
           updated_at = now() where id = ${secret_id}`,
@@ -365,12 +365,13 @@ describe('model calls', () => {
       assert.equal(vendors.requests.length, sent)
     })
 
-    it('fail with SECRET_NOT_FOUND when the secret of a token was deleted', async () => {
+    it('fail with SECRET_NOT_FOUND when the secret of a token, whose delete is refused, is gone nevertheless', async () => {
       const secret_id = await secret('short lived')
       const config = { headers: { 'X-A': `{{secret:${secret_id}}}` } }
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1`, config })
       await call(id)
-      assert.equal((await key.delete(`/secrets/${secret_id}`)).status, 204)
+      assert.equal((await key.delete(`/secrets/${secret_id}`)).body.error.code, 'SECRET_HAS_DEPENDENTS')
+      await app.services.pool.query(sql.unsafe`delete from secrets where id = ${secret_id}`)
       await assert.rejects(call(id), { code: 'SECRET_NOT_FOUND' })
     })
 
