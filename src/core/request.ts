@@ -151,19 +151,14 @@ export class RequestRun {
         writes && operation.transaction
           ? await this.runInTransaction(context)
           : this.asAnswer(await operation.run(context as never))
-      if (writes && !operation.transaction && !given.stream) {
+      if (writes && !operation.transaction) {
         await this.recordEntry(given.status, this.createdId(given))
-        if (this.idempotency)
-          await keepAnswer(
-            this.services.pool,
-            this.services.secrets,
-            this.idempotency,
-            given.kept ?? given,
-            operation.secretAnswer,
-          )
-      } else if (writes && !operation.transaction) {
-        await this.recordEntry(given.status, this.createdId(given))
-        if (this.idempotency) await releaseIdempotency(this.services.pool, this.idempotency)
+        if (this.idempotency) {
+          const { pool, secrets } = this.services
+          // A stream cannot be given again: its key is free for another request.
+          if (given.stream) await releaseIdempotency(pool, this.idempotency)
+          else await keepAnswer(pool, secrets, this.idempotency, given.kept ?? given, operation.secretAnswer)
+        }
       }
       if (!writes) await this.recordRead(given.status)
       return operation.method === 'get' &&

@@ -7,8 +7,9 @@ import path from 'node:path'
 import { promisify } from 'node:util'
 import { sql } from '../../src/core/db.ts'
 import { type Double, startDouble } from '../../src/double/server.ts'
-import { callModel, loadProvider } from '../../src/execution/providers/call.ts'
+import { callModel } from '../../src/execution/providers/call.ts'
 import type { ModelRequest } from '../../src/execution/providers/exchange.ts'
+import { aiProviderKind } from '../../src/execution/providers/model.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { startVendors, type Vendors } from './vendors.ts'
 
@@ -65,7 +66,7 @@ describe('model calls', () => {
   }
 
   const call = async (id: string, more: Partial<ModelRequest> & { model?: string } = {}) => {
-    const row = await loadProvider(app.services.pool, id)
+    const row = await aiProviderKind.find(app.services.pool, id)
     assert.ok(row)
     const { model = 'model-1', ...request } = more
     return callModel(app.services, row, model, {

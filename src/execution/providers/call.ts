@@ -1,17 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Queryable } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import type { ModelAnswer, ModelRequest } from './exchange.ts'
 import type { ProviderRow } from './model.ts'
-import { aiProviderKind } from './model.ts'
 import { modelClient } from './models.ts'
 
 /** The SDK takes 30 MB and a tenth of a second to load: a process that makes no call, a web process, does without it. */
 const attempts = () => import('./attempt.ts')
-
-/** The provider of an id as calls need it; null when there is none. */
-export const loadProvider = (db: Queryable, id: string): Promise<ProviderRow | null> => aiProviderKind.find(db, id)
 
 /**
  * One answered model call, retried PROVIDER_MAX_RETRIES times on the classes of execution 2.4; a stream only before its
