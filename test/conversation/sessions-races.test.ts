@@ -252,7 +252,7 @@ describe('sessions over several processes', function () {
   this.timeout(90_000)
   let app: SessionApp
   let processes: TestProcess[] = []
-  const env = { CONVERSATION_SWEEP_SECONDS: '1' }
+  const env = { CONVERSATION_SWEEP_SECONDS: '1', GENERATION_LEASE_SECONDS: '2' }
   before(async () => {
     app = await startSessionApp({ workers: [], env })
   })
