@@ -14,10 +14,12 @@ import { startWorkers } from '../src/core/worker.ts'
 import type { Concern } from './concern.ts'
 import { deliveryActors } from './delivery.ts'
 import { generationActors } from './generation.ts'
+import { ingestionActors } from './ingestion.ts'
 import { snapshotActors } from './snapshot.ts'
 
 const concerns: Record<(typeof WORKER_KINDS)[number], (services: Services) => Concern> = {
   delivery: deliveryActors,
+  ingestion: ingestionActors,
   generation: generationActors,
   snapshot: snapshotActors,
 }

@@ -51,9 +51,10 @@ const proxy = z
   .regex(/^(true|false|\d+)$/, 'must be true, false or a number of hops')
   .transform(value => (value === 'true' ? true : value === 'false' ? false : Number(value)))
 const headerPrefix = z.string().regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]+-$/, 'must be header-name characters ending in -')
+const number = (min: number, max: number) => z.string().transform(Number).pipe(z.number().min(min).max(max))
 const hexKeys = list.pipe(z.array(z.string().regex(/^[0-9a-fA-F]{64}$/, 'must be 64 hex characters')))
 
-export const WORKER_KINDS = ['delivery', 'generation', 'snapshot'] as const
+export const WORKER_KINDS = ['delivery', 'ingestion', 'generation', 'snapshot'] as const
 
 const settings = {
   NODE_ENV: setting(
@@ -233,6 +234,122 @@ const settings = {
     'Buffered audit entries of reads; above it they are dropped and counted.',
   ),
   AUDIT_RETENTION_SWEEP_DISABLED: setting('control', flag, 'false', 'No daily deletion of audit entries.'),
+  FILES_STORAGE_PROVIDER: setting(
+    'content',
+    text,
+    'postgres',
+    'Where new bytes go: postgres, local or s3; files keep the backend they were written to.',
+  ),
+  FILES_STORAGE_DIR: setting('content', optional, '', 'Directory of the local backend.'),
+  FILES_S3_BUCKET: setting('content', optional, '', 'Bucket of the s3 backend.'),
+  FILES_S3_REGION: setting('content', optional, process.env.AWS_REGION ?? '', 'Its region; AWS_REGION is its default.'),
+  FILES_S3_KEY_PREFIX: setting('content', text, '', 'Start of every object key.'),
+  FILES_S3_ENDPOINT: setting('content', optional, '', 'Address of an S3-compatible store.'),
+  FILES_S3_FORCE_PATH_STYLE: setting(
+    'content',
+    flag,
+    'false',
+    'The bucket goes into the path instead of the host name.',
+  ),
+  FILES_MAX_UPLOAD_BYTES: setting('content', integer(1), '104857600', 'Largest file; above it REQUEST_REJECTED 413.'),
+  FILES_INLINE_MAX_BYTES: setting(
+    'content',
+    integer(1, 300_000_000),
+    '26214400',
+    'Largest file in a JSON body or answer, and in a converter call, before base64.',
+  ),
+  FILE_BLOB_CHUNK_BYTES: setting('content', integer(1024, 16_777_216), '262144', 'Chunk of the postgres backend.'),
+  UPLOAD_TOKEN_TTL_SECONDS: setting('content', integer(60, 3600), '900', 'Default life of an upload token.'),
+  FILE_DOWNLOAD_TOKEN_TTL_SECONDS: setting(
+    'content',
+    integer(1),
+    '600',
+    'Life of a download address that a converter is given.',
+  ),
+  DOCUMENT_CONTENT_MAX_BYTES: setting(
+    'content',
+    integer(1, 50_000_000),
+    '5242880',
+    'Largest inline text of a document.',
+  ),
+  SYNC_INGESTION_MAX_BYTES: setting(
+    'content',
+    z
+      .string()
+      .transform(value => (Number.isSafeInteger(Number(value)) && Number(value) > 0 ? Number(value) : 10_485_760)),
+    '10485760',
+    'Largest file that is ingested with `wait=true`; a value that is no positive integer is taken as the default.',
+  ),
+  INGESTION_MAX_TRIES: setting('content', integer(1, 10), '3', 'Tries of an ingestion whose failure has no name.'),
+  INGESTION_STALL_TIMEOUT_MS: setting(
+    'content',
+    integer(1000),
+    '300000',
+    'Silence after which an ingestion has failed.',
+  ),
+  INGESTION_QUEUE_TIMEOUT_MS: setting(
+    'content',
+    integer(1000),
+    '3600000',
+    'Longest wait of an ingestion for a worker.',
+  ),
+  CONVERSION_STALL_TIMEOUT_MS: setting('content', integer(1000), '1800000', "Longest wait for a converter's callback."),
+  CONVERTER_TIMEOUT_MS: setting('content', integer(100), '120000', 'One call of a converter.'),
+  INGESTION_MAX_TEXT_BYTES: setting('content', integer(1, 200_000_000), '52428800', 'Most text of one document.'),
+  INGESTION_MAX_PAGES: setting('content', integer(1), '5000', 'Most pages of one PDF.'),
+  INGESTION_MAX_CHUNKS: setting('content', integer(1), '20000', 'Most chunks of one document.'),
+  EMBEDDING_PROVIDER: setting(
+    'content',
+    z.enum(['', 'openai', 'ollama', 'bedrock', 'local']).transform(value => (value === '' ? null : value)),
+    '',
+    'openai, ollama, bedrock or local; unset: no vectors, search is lexical.',
+  ),
+  EMBEDDING_MODEL: setting('content', optional, '', 'Its model; `local-hash-v1` for local.'),
+  EMBEDDING_DIMENSIONS: setting('content', integer(32, 4096), '1024', 'Length of a vector; the model has to agree.'),
+  EMBEDDING_API_KEY: setting(
+    'content',
+    optional,
+    '',
+    'Key of the provider; OPENAI_API_KEY is its default for openai.',
+    {
+      secret: true,
+    },
+  ),
+  EMBEDDING_BASE_URL: setting('content', optional, '', 'OpenAI-compatible endpoint instead of the vendor.'),
+  EMBEDDING_REGION: setting('content', optional, '', 'Region for bedrock; then AWS_REGION, then us-east-1.'),
+  EMBEDDING_BATCH_SIZE: setting('content', integer(1, 2048), '64', 'Most texts in one call of the provider.'),
+  EMBEDDING_CONCURRENCY: setting('content', integer(1, 100), '5', 'Calls of the provider at once, per process.'),
+  EMBEDDING_TIMEOUT_MS: setting('content', integer(100), '30000', 'One call of the provider.'),
+  EMBEDDING_INLINE_TIMEOUT_MS: setting(
+    'content',
+    integer(0),
+    '5000',
+    'How long a write of a document waits for its vectors; the rest is left to a worker.',
+  ),
+  EMBEDDING_MAX_INPUT_CHARS: setting('content', integer(500, 32_000), '8000', 'Characters that one vector stands for.'),
+  EMBEDDING_INPUT_1M_TOKEN_PRICE_USD: setting('content', number(0, 1e6), '0', 'Price of a million embedded tokens.'),
+  KNOWLEDGE_VECTOR_INDEX: setting(
+    'content',
+    z.enum(['auto', 'scan', 'pgvector']),
+    'auto',
+    'auto uses pgvector where it is installed; pgvector demands it; scan never does.',
+  ),
+  KNOWLEDGE_CANDIDATE_FACTOR: setting(
+    'content',
+    integer(1, 1000),
+    '40',
+    'Candidates of the vector scan per result asked for.',
+  ),
+  KNOWLEDGE_RRF_K: setting('content', number(0.001, 1000), '60', 'Constant of reciprocal rank fusion.'),
+  KNOWLEDGE_RECENCY_HALF_LIFE_DAYS: setting(
+    'content',
+    number(0, 36_500),
+    '0',
+    'Half-life of memories in the ranking; 0 = off.',
+  ),
+  KNOWLEDGE_TEXT_SEARCH_CONFIG: setting('content', text, 'simple', 'Text search configuration of PostgreSQL.'),
+  KNOWLEDGE_QUERY_TIMEOUT_MS: setting('content', integer(10), '5000', 'One channel of a search.'),
+  KNOWLEDGE_EMBED_TIMEOUT_MS: setting('content', integer(10), '5000', 'Embedding of a query.'),
 } satisfies Record<string, Setting<unknown>>
 
 type Settings = { [K in keyof typeof settings]: (typeof settings)[K] extends Setting<infer T> ? T : never }

@@ -2,16 +2,11 @@ import { type Caller, facts, isAdmin } from './caller.ts'
 import { type Fragment, sql } from './db.ts'
 import { raise } from './errors.ts'
 import { couldAllow, decide, listPossible, listProjects, projectVisible, rowFilter } from './iam.ts'
-import { type Kind, type KindRow, srn } from './kind.ts'
+import { srn } from './kind.ts'
+import type { AllowTarget } from './operation.ts'
 
-/** What a decision is about: a row, or everything of a kind in a project (creates). */
-export type Target = {
-  kind: Kind<any>
-  row?: KindRow
-  project_id?: string | null
-  tags?: Record<string, string>
-  requestTags?: Record<string, string>
-}
+/** What a decision is about: a row, or everything of a kind in a project (creates), there at a path when one is known. */
+export type Target = AllowTarget & { requestTags?: Record<string, string> }
 
 /** The resource name of a target; creates are evaluated on `*`. */
 export function targetName(target: Target): string {
@@ -22,6 +17,14 @@ export function targetName(target: Target): string {
   return srn(project, own.type, own.id)
 }
 
+/** Every name of a target: by id (or `*`) and, where it has one, by path (identity, 6.6). */
+function targetNames(target: Target): string[] {
+  const { kind, row } = target
+  const path = row ? kind.path?.(row) : target.path
+  if (path == null) return [targetName(target)]
+  return [targetName(target), srn(row?.project_id ?? target.project_id ?? null, kind.name, path)]
+}
+
 /** The full decision on one target (identity, 6.4). The project binding is judged before by `projectBinding`. */
 export function permitted(caller: Caller, action: string, target: Target): boolean {
   if (caller.layers.length === 0) return true
@@ -29,7 +32,7 @@ export function permitted(caller: Caller, action: string, target: Target): boole
   const type = row ? (kind.authorize?.(row)?.type ?? kind.name) : kind.name
   return decide(caller.layers, {
     action,
-    names: [targetName(target)],
+    names: targetNames(target),
     type,
     resourceTags: target.tags ?? row?.tags ?? undefined,
     requestTags: target.requestTags,

@@ -1,3 +1,5 @@
+import { z } from 'zod'
+
 /**
  * The error catalogue: every code this deployment can raise or record. Append-only: a code keeps its name and its
  * status for ever (conventions, section 2). It feeds /errors.json, x-error-codes and the error reference page.
@@ -440,7 +442,10 @@ export const isErrorCode = (code: unknown): code is ErrorCode => typeof code ===
 export type Problem = { code: string; path: string; message: string }
 
 /** A failure kept in a record's `error` field (reference.md, recorded failures). */
-export type RecordedFailure = { code: string; message: string; meta?: Record<string, unknown> }
+export const RecordedFailure = z
+  .object({ code: z.string(), message: z.string(), meta: z.record(z.string(), z.unknown()).optional() })
+  .meta({ id: 'RecordedFailure' })
+export type RecordedFailure = z.output<typeof RecordedFailure>
 
 /** The only error that reaches a caller. `status` differs from the catalogue's for REQUEST_REJECTED alone. */
 export class AppError extends Error {

@@ -17,6 +17,15 @@ const families = [
     verbs: ['created', 'updated', 'deleted'],
     notes: 'as GET shows it; the value is in neither',
   },
+  { resource_type: 'file', prefix: 'files', verbs: ['created', 'updated', 'deleted'] },
+  {
+    resource_type: 'document',
+    prefix: 'documents',
+    verbs: ['created', 'updated', 'deleted', 'withdrawn', 'restored', 'ingested', 'ingest_failed'],
+    notes: 'without content; ingested adds chunk_count, ingest_failed carries error',
+  },
+  { resource_type: 'ingestion_rule', prefix: 'ingestion_rules', verbs: ['created', 'updated', 'deleted'] },
+  { resource_type: 'metadata_schema', prefix: 'metadata_schemas', verbs: ['created', 'updated', 'deleted'] },
   { resource_type: 'actor', prefix: 'actors', verbs: ['created', 'updated', 'deleted'] },
   { resource_type: 'conversation', prefix: 'conversations', verbs: ['created', 'updated', 'deleted'] },
   {

@@ -43,7 +43,8 @@ export function createHttp(
   mount(app)
 
   const bearer = bearerOf()
-  const readBody = express.json({ limit: config.HTTP_JSON_LIMIT_BYTES, type: () => true, strict: false })
+  const jsonReader = (limit: number) => express.json({ limit, type: () => true, strict: false })
+  const readJson = jsonReader(config.HTTP_JSON_LIMIT_BYTES)
   const identify = (req: Request): Promise<Caller | null> => {
     const token = bearer(req)
     return token === null ? Promise.resolve(null) : hooks.authenticate(token, { ip: req.ip ?? null })
@@ -59,10 +60,12 @@ export function createHttp(
       routers.set(segment, router)
     }
     const handle = createHandler(services, hooks, operation, identify)
+    const readBody = operation.bodyLimit ? jsonReader(operation.bodyLimit(config)) : readJson
+    const withoutReader = operation.method === 'get' || operation.receive !== undefined
     router[operation.method](
       operation.path.replaceAll(/\{(\w+)\}/g, ':$1'),
       (req: Request, res: Response, next: NextFunction) => {
-        if (operation.method === 'get') return void handle(req as Wire, res).catch(next)
+        if (withoutReader) return void handle(req as Wire, res).catch(next)
         readBody(req, res, error => (error ? next(error) : void handle(req as Wire, res).catch(next)))
       },
     )

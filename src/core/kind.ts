@@ -44,6 +44,8 @@ export type Kind<Row extends KindRow = KindRow> = {
   find(db: Queryable, id: string, lock?: boolean): Promise<Row | null>
   /** The record as the wire shows it. */
   present(row: Row): object
+  /** The normalized path under which policies name the row too (identity, 7); null while it has none. */
+  path?: (row: Row) => string | null
   /** Resource names are those of the parent when the kind has none of its own (deliveries: their webhook). */
   authorize?: (row: Row) => { type: string; id: string }
   /** Deletes one row with what follows from it, its delete event first of all; for forced deletes of what it names. */
@@ -71,6 +73,7 @@ type Declaration<Row extends KindRow> = {
   columns?: Fragment
   find?: Kind<Row>['find']
   present: (row: Row) => object
+  path?: (row: Row) => string | null
   authorize?: (row: Row) => { type: string; id: string }
   remove?: (tx: Tx, row: Row) => Promise<void>
 }
@@ -98,6 +101,7 @@ export function kind<Row extends KindRow>(declaration: Declaration<Row>): Kind<R
           sql.unsafe`select ${columns} from ${table} t where t.id = ${id} ${lock ? sql.fragment`for update of t` : sql.fragment``}`,
         )) as Row | null),
     present: declaration.present,
+    path: declaration.path,
     authorize: declaration.authorize,
     remove: declaration.remove,
   }

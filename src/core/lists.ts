@@ -123,6 +123,8 @@ export function listTable<Row>(
     table: string
     columns?: Fragment
     tags?: boolean
+    /** The kind has paths, and the table a column for them. */
+    path?: boolean
     where?: (Fragment | null | undefined | false)[]
     order?: Fragment
     present: (row: Row) => unknown
@@ -136,6 +138,7 @@ export function listTable<Row>(
         project: sql.fragment`t.project_id`,
         id: sql.fragment`t.id`,
         ...(query.tags ? { tags: sql.fragment`t.tags` } : {}),
+        ...(query.path ? { path: sql.fragment`t.path` } : {}),
       }),
       between(sql.fragment`t.created_at`, context.page),
       ...(query.where ?? []),

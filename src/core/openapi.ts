@@ -202,7 +202,12 @@ export function openApiDocument(
         ? {
             requestBody: {
               required: !operation.bodyOptional,
-              content: { 'application/json': { schema: schemaOf(operation.body, 'input', components) } },
+              content: Object.fromEntries(
+                operation.consumes.map(type => [
+                  type,
+                  { schema: schemaOf(operation.body as z.ZodType, 'input', components) },
+                ]),
+              ),
             },
           }
         : {}),

@@ -1,4 +1,4 @@
-import type { IncomingHttpHeaders } from 'node:http'
+import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
 import type { Readable } from 'node:stream'
 import type { z } from 'zod'
 import type { Config } from '../config.ts'
@@ -44,11 +44,40 @@ export type Answer = {
 const ANSWER = Symbol('answer')
 export const answer = (status: number, body?: unknown, headers?: Record<string, string>): Answer =>
   ({ [ANSWER]: true, status, body, headers }) as Answer
-/** An answer whose body is streamed: server-sent events, NDJSON. */
-export const streamed = (contentType: string, stream: Readable, headers?: Record<string, string>): Answer =>
-  ({ [ANSWER]: true, status: 200, stream, contentType, headers }) as unknown as Answer
+/** An answer whose body is streamed: server-sent events, NDJSON, bytes of a file. */
+export const streamed = (
+  contentType: string,
+  stream: Readable,
+  headers?: Record<string, string>,
+  status = 200,
+): Answer => ({ [ANSWER]: true, status, stream, contentType, headers }) as unknown as Answer
 export const isAnswer = (value: unknown): value is Answer =>
   typeof value === 'object' && value !== null && ANSWER in value
+
+/** A request whose operation reads the body itself, before it is given to the operation. */
+export type Receiving = {
+  req: IncomingMessage
+  params: Record<string, string>
+  query: Record<string, unknown>
+  services: Services
+  /** Null at a public gate. */
+  caller: Caller | null
+  /** The project the request is known to be about before its body is read; null when the body names it. */
+  project: string | null
+  /** The row of an item operation. */
+  resource: KindRow | undefined
+  /** Aborted when the client goes away. */
+  closed: AbortSignal
+}
+
+/** A body that was read as a stream: its fields, and what is held outside of the request's memory. */
+export type Received = {
+  body: Record<string, unknown>
+  /** Called once at the end of the request, whatever became of it: drops what the operation did not take over. */
+  discard(): Promise<void>
+  /** At a public gate: in whose name and in which project the request acts; its audit entry says so. */
+  as?: { caller: Caller; project: string }
+}
 
 export type RequestFacts = {
   id: string
@@ -59,6 +88,15 @@ export type RequestFacts = {
   headers: IncomingHttpHeaders
   /** Aborted when the client goes away. */
   closed: AbortSignal
+}
+
+/** What a second permission is about: a row, or everything of a kind in a project, there at a path when one is given. */
+export type AllowTarget = {
+  kind: Kind<any>
+  row?: KindRow
+  project_id?: string | null
+  path?: string | null
+  tags?: Record<string, string>
 }
 
 /** What an operation gets. `resource` is the row of the item it addresses; `tx` exists in writing operations. */
@@ -85,15 +123,9 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> =
   audit: AuditDraft
   request: RequestFacts
   /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */
-  allow(
-    action: string,
-    target: { kind: Kind<any>; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
-  ): void
+  allow(action: string, target: AllowTarget): void
   /** The same decision without raising; used to filter. */
-  allowed(
-    action: string,
-    target: { kind: Kind<any>; row?: KindRow; project_id?: string | null; tags?: Record<string, string> },
-  ): boolean
+  allowed(action: string, target: AllowTarget): boolean
   /** Writes the request's audit entry with a change that `run` makes itself. */
   record(outgoing: Outgoing, status: number, resourceId?: string): void
   /** For writes that change tags: the action must be allowed with the resulting tags too (identity, 6.3). */
@@ -138,6 +170,16 @@ export type Operation = {
   /** Content type of a 200 that is not JSON. */
   produces?: string
   raises: ErrorCode[]
+  /** Creates of a kind with paths: the path that the body names, by which policies may allow it; null when it names none. */
+  pathOf?: (body: Record<string, unknown>) => string | null
+  /** Reads a body that is not JSON, or not only: an upload. `body` then checks the fields it gives. */
+  receive?: (request: Receiving) => Promise<Received>
+  /** Media types of the body; JSON without it. */
+  consumes: readonly string[]
+  /** Largest JSON body; default HTTP_JSON_LIMIT_BYTES. */
+  bodyLimit?: (config: Config) => number
+  /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
+  pass?: (request: Pick<Receiving, 'params' | 'query' | 'services'>) => Promise<boolean>
   /** Resolves the project of a create out of the raw body when it follows from a referenced id (conversation part, head). */
   projectOf?: (body: Record<string, unknown>, services: Services, caller: Caller) => Promise<string | null>
   /** The decision of the owner gate, before the body is read. Without it `run` decides. */
@@ -168,6 +210,10 @@ type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = 
   bodyOptional?: boolean
   answers: Record<number, z.ZodType | null>
   produces?: string
+  receive?: Operation['receive']
+  consumes?: readonly string[]
+  bodyLimit?: Operation['bodyLimit']
+  pass?: Operation['pass']
   raises?: ErrorCode[]
   paged?: boolean
   pageSize?: { default: number; max: number }
@@ -185,6 +231,7 @@ type Shaped<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> =
       creates: Kind<any>
       decide?(caller: Caller): Verdict
       projectOf?: Operation['projectOf']
+      pathOf?: Operation['pathOf']
       run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown>
     }
   | { lists: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
@@ -232,6 +279,7 @@ export function operation<Q extends z.ZodType | undefined = undefined, B extends
       shape: 'create',
       decide: declaration.decide,
       projectOf: declaration.projectOf,
+      pathOf: declaration.pathOf,
     })
   if ('lists' in declaration)
     return add({
@@ -267,6 +315,10 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     bodyOptional: declaration.bodyOptional ?? false,
     answers: declaration.answers,
     produces: declaration.produces,
+    receive: declaration.receive,
+    consumes: declaration.consumes ?? ['application/json'],
+    bodyLimit: declaration.bodyLimit,
+    pass: declaration.pass,
     raises: declaration.raises ?? [],
     transaction: declaration.transaction ?? declaration.method !== 'get',
     admit: declaration.admit,

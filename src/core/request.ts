@@ -32,6 +32,7 @@ import {
   type Context,
   isAnswer,
   type Operation,
+  type Received,
   type RequestFacts,
   type Services,
 } from './operation.ts'
@@ -91,6 +92,7 @@ export class RequestRun {
   private project: string | null = null
   private body: unknown
   private idempotency: IdempotencyClaim | null = null
+  private received: Received | null = null
 
   constructor(services: Services, hooks: Hooks, operation: Operation, req: Wire, res: Response) {
     this.services = services
@@ -119,9 +121,22 @@ export class RequestRun {
   }
 
   async carryOut(identify: (req: Request) => Promise<Caller | null>): Promise<Answer> {
+    try {
+      return await this.steps(identify)
+    } finally {
+      await this.received
+        ?.discard()
+        .catch(error => this.services.log.error({ err: error, request_id: this.facts.id }, 'upload not discarded'))
+    }
+  }
+
+  private async steps(identify: (req: Request) => Promise<Caller | null>): Promise<Answer> {
     const { operation, req } = this
-    this.readRawBody()
-    if (operation.gate !== 'public') {
+    if (!operation.receive) this.readRawBody()
+    if (operation.gate === 'public') {
+      if (operation.receive) await this.receive()
+    } else if (await this.holdsPass()) await this.loadPassed()
+    else {
       const caller = await identify(req)
       if (!caller) raise('UNAUTHORIZED')
       this.caller = caller
@@ -131,6 +146,11 @@ export class RequestRun {
         if (typeof value !== 'string' || !storable(value))
           raise('RESOURCE_NOT_FOUND', { meta: { id: String(value).slice(0, 200) } })
       try {
+        // An upload names its project in its fields; only who could never be allowed is refused before they are read.
+        if (operation.receive && operation.shape !== 'item') {
+          this.refuseNever(caller, operation.action as string, operation.kind as Kind)
+          await this.receive()
+        }
         await this.authorise(caller)
       } catch (error) {
         const kept = await this.keptForGone(error)
@@ -139,6 +159,7 @@ export class RequestRun {
       }
       if (caller.credential.type === 'api_key' && !caller.project_id && this.project)
         await this.hooks.countRequest(caller, this.project)
+      if (operation.receive && operation.shape === 'item') await this.receive()
     }
     const context = this.context()
     const writes = operation.method !== 'get'
@@ -172,6 +193,53 @@ export class RequestRun {
       if (this.idempotency) await this.settleFailedIdempotency(error)
       throw error
     }
+  }
+
+  /** Reads the body through the operation; its fields are then checked like those of a JSON body. */
+  private async receive() {
+    const { facts, operation, req, services } = this
+    const received = await (operation.receive as NonNullable<Operation['receive']>)({
+      req,
+      params: req.params as Record<string, string>,
+      query: this.query,
+      services,
+      caller: this.caller ?? null,
+      project: this.project ?? this.caller?.project_id ?? null,
+      resource: this.resource,
+      closed: facts.closed,
+    })
+    this.received = received
+    this.body = received.body
+    if (!received.as) return
+    this.caller = received.as.caller
+    this.project = received.as.project
+    this.decided = true
+    this.audit.project_id = this.project
+    if (operation.kind) this.audit.resource_srn = targetName({ kind: operation.kind, project_id: this.project })
+  }
+
+  private async holdsPass(): Promise<boolean> {
+    const { operation, query, req, services } = this
+    if (!operation.pass) return false
+    return operation.pass({ params: req.params as Record<string, string>, query, services })
+  }
+
+  /** The item of a request that came with a pass for it. */
+  private async loadPassed() {
+    const kind = this.operation.kind as Kind
+    const id = this.req.params[this.operation.param as string] as string
+    const row = await (this.operation.find ?? kind.find)(this.services.pool, id)
+    if (!row) raise(kind.notFound, { meta: { id } })
+    this.resource = row
+  }
+
+  /** Refuses a caller that no resource could be allowed to. */
+  private refuseNever(caller: Caller, action: string, kind: Kind) {
+    if (mayEver(caller, action)) return
+    this.decided = true
+    this.audit.project_id = caller.project_id
+    this.audit.resource_srn = targetName({ kind, project_id: caller.project_id })
+    raise('FORBIDDEN', { meta: { action } })
   }
 
   /** The body must be a JSON object where there is one. */
@@ -277,11 +345,7 @@ export class RequestRun {
 
   private async authoriseCreate(caller: Caller, action: string, kind: Kind) {
     const body = (this.body ?? {}) as Record<string, unknown>
-    if (!mayEver(caller, action)) {
-      this.audit.project_id = caller.project_id
-      this.audit.resource_srn = targetName({ kind, project_id: caller.project_id })
-      raise('FORBIDDEN', { meta: { action } })
-    }
+    this.refuseNever(caller, action, kind)
     const named = body.project_id
     if (named !== undefined && named !== null && typeof named !== 'string')
       invalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be a string' })
@@ -296,14 +360,15 @@ export class RequestRun {
         path: 'project_id',
         message: 'is required with a credential that is bound to no project',
       })
-    await this.enterProject(caller, project, { action, kind, tags: this.bodyTags() })
+    const path = this.operation.pathOf?.(body)
+    await this.enterProject(caller, project, { action, kind, path, tags: this.bodyTags() })
   }
 
   /** Judges a create or an act on a whole project, and remembers the project. */
   private async enterProject(
     caller: Caller,
     project: string,
-    check: { action: string; kind: Kind; tags?: Record<string, string> },
+    check: { action: string; kind: Kind; path?: string | null; tags?: Record<string, string> },
   ) {
     this.audit.resource_srn = targetName({ kind: check.kind, project_id: project })
     this.keepToProject(caller, project)
@@ -312,6 +377,7 @@ export class RequestRun {
       !permitted(caller, check.action, {
         kind: check.kind,
         project_id: project,
+        path: check.path,
         tags: check.tags ?? noTags,
         requestTags: check.tags,
       })
@@ -599,7 +665,7 @@ export class RequestRun {
       project_id: this.project,
       path: this.req.originalUrl.split('?', 1)[0],
       key,
-      request: JSON.stringify([this.query, this.req.body ?? null]),
+      request: JSON.stringify([this.query, (this.received ? this.body : this.req.body) ?? null]),
     }
   }
 

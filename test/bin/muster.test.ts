@@ -159,15 +159,15 @@ describe('muster', function () {
 
     it('names the concerns that no living worker runs', async () => {
       await beat(['delivery'], '1 second')
-      await beat(['generation', 'snapshot'], '1 hour')
+      await beat(['ingestion', 'generation', 'snapshot'], '1 hour')
       const ill = await diagnosis()
       assert.equal(ill.ok, false)
-      assert.match(ill.of('workers')[0].detail, /runs generation, snapshot$/)
-      assert.match(ill.of('workers')[1].detail, /generation\+snapshot/)
+      assert.match(ill.of('workers')[0].detail, /runs ingestion, generation, snapshot$/)
+      assert.match(ill.of('workers')[1].detail, /ingestion\+generation\+snapshot/)
     })
 
     it('finds nothing wrong with a deployment that works', async () => {
-      await beat(['generation', 'snapshot'], '1 second')
+      await beat(['ingestion', 'generation', 'snapshot'], '1 second')
       const { ok, checks } = await diagnosis({ BASE_URL: 'https://muster.example' })
       assert.equal(ok, true, JSON.stringify(checks))
       assert.deepEqual(

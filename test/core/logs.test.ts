@@ -47,7 +47,7 @@ describe('log lines', () => {
     vendor = await startVendor()
     app = await startApp({
       env: { LOG_LEVEL: 'trace', METRICS_TOKEN: 'a-metrics-token-nobody-logs' },
-      workers: ['delivery', 'generation', 'snapshot'],
+      workers: ['delivery', 'ingestion', 'generation', 'snapshot'],
     })
     project = await app.project()
     secrets.push(app.admin.token as string, project.key.token as string, 'a-metrics-token-nobody-logs')

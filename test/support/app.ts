@@ -1,6 +1,7 @@
 import type { AddressInfo } from 'node:net'
 import { deliveryActors } from '../../jobs/delivery.ts'
 import { generationActors } from '../../jobs/generation.ts'
+import { ingestionActors } from '../../jobs/ingestion.ts'
 import { snapshotActors } from '../../jobs/snapshot.ts'
 import { type App, createApp } from '../../src/app.ts'
 import { type Config, loadConfig } from '../../src/config.ts'
@@ -102,7 +103,7 @@ export const testEnvironment = (databaseUrl: string): Record<string, string> => 
 export async function startApp(
   options: {
     env?: Record<string, string>
-    workers?: ('delivery' | 'generation' | 'snapshot')[]
+    workers?: ('delivery' | 'ingestion' | 'generation' | 'snapshot')[]
     clock?: Clock
     databaseUrl?: string
   } = {},
@@ -123,7 +124,12 @@ export async function startApp(
   const server = openServer(app.http, { docsBaseUrl: config.DOCS_BASE_URL, log })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
-  const concerns = { delivery: deliveryActors, generation: generationActors, snapshot: snapshotActors }
+  const concerns = {
+    delivery: deliveryActors,
+    ingestion: ingestionActors,
+    generation: generationActors,
+    snapshot: snapshotActors,
+  }
   const parts = (options.workers ?? []).map(kind => concerns[kind](services))
   const workers: Workers | null =
     parts.length === 0

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/kind.ts'
+import { MetadataBag } from '../../core/metadata.ts'
 import { TagBag, TagInput } from '../../core/tags.ts'
-import { MetadataBag } from '../../execution/metadata.ts'
 
 export const Metadata = z.record(z.string(), z.unknown())
 

@@ -1,18 +1,15 @@
 import { z } from 'zod'
 import type { PrincipalRecord } from '../../core/caller.ts'
 import { sql } from '../../core/db.ts'
-import type { RecordedFailure } from '../../core/errors.ts'
+import { RecordedFailure } from '../../core/errors.ts'
 import { kind } from '../../core/kind.ts'
+import { MetadataBag } from '../../core/metadata.ts'
 import { sealedColumn } from '../../core/sealed.ts'
-import { MetadataBag } from '../metadata.ts'
 import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 
 const time = z.iso.datetime()
-const Failure = z
-  .object({ code: z.string(), message: z.string(), meta: z.record(z.string(), z.unknown()).optional() })
-  .meta({ id: 'RecordedFailure' })
 
 /** Tokens of a step, a turn, an aggregate (control, 4.6). `input_tokens` = uncached + cached + cache writes. */
 export const UsageTotals = z
@@ -79,7 +76,7 @@ export const GenerationListed = z
     started_by_principal_id: z.string().nullable(),
     status: z.enum(GENERATION_STATUSES),
     stop_reason: z.string().nullable(),
-    error: Failure.nullable(),
+    error: RecordedFailure.nullable(),
     usage: UsageTotals.nullable(),
     step_count: z.int(),
     action_id: z.string().nullable(),
@@ -122,7 +119,7 @@ export const Trace = z
     step_count: z.int(),
     parent_trace_id: z.string().nullable(),
     root_trace_id: z.string().nullable(),
-    error: Failure.nullable(),
+    error: RecordedFailure.nullable(),
     notes: z.array(z.record(z.string(), z.unknown())),
     ...redaction,
     created_at: time,

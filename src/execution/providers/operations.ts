@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { sql, substring } from '../../core/db.ts'
 import { refuseDependents } from '../../core/dependents.ts'
-import { AppError, raise } from '../../core/errors.ts'
+import { AppError, RecordedFailure, raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { anyOf, booleanQuery, listTable, pageOf, pageOfArray, textFilter } from '../../core/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
@@ -197,9 +197,7 @@ const CheckResult = z
     ok: z.boolean(),
     model: z.string(),
     latency_ms: z.int(),
-    error: z
-      .object({ code: z.string(), message: z.string(), meta: z.record(z.string(), z.unknown()).optional() })
-      .nullable(),
+    error: RecordedFailure.nullable(),
   })
   .meta({ id: 'AiProviderCheck' })
 

@@ -1,0 +1,48 @@
+import { z } from 'zod'
+
+export const CHUNK_STRATEGIES = ['page', 'whole', 'size', 'auto'] as const
+export const CHUNK_UNITS = ['characters', 'tokens'] as const
+
+/** Text of a source in the order it is read; `number` is its page, null for sources without pages. */
+export type Page = { number: number | null; text: string }
+
+/** How a text is cut; unit, size and overlap are null unless the strategy takes them (content, 5.4 rule 5). */
+export type ChunkSettings = {
+  chunk_strategy: (typeof CHUNK_STRATEGIES)[number]
+  chunk_unit: (typeof CHUNK_UNITS)[number] | null
+  chunk_size: number | null
+  chunk_overlap: number | null
+}
+
+/** A chunk as it was cut. Offsets are Unicode code points of the joined text, end exclusive. */
+export type ChunkDraft = {
+  chunk_index: number
+  page_number: number | null
+  char_start: number
+  char_end: number
+  content: string
+  /** Title and headings above it, embedded with it. */
+  context: string | null
+}
+
+/** Chunk settings as a caller sends them. */
+export const chunkFields = {
+  chunk_strategy: z.enum(CHUNK_STRATEGIES).nullish(),
+  chunk_unit: z
+    .enum(CHUNK_UNITS)
+    .nullish()
+    .describe('What chunk_size and chunk_overlap count; tokens are those of o200k_base. Default characters'),
+  chunk_size: z.int().min(1).max(100_000).nullish(),
+  chunk_overlap: z.int().min(0).max(99_999).nullish(),
+}
+
+/** Chunk settings as a record shows them. */
+export const chunkRecord = {
+  chunk_strategy: z.enum(CHUNK_STRATEGIES),
+  chunk_unit: z.enum(CHUNK_UNITS).nullable(),
+  chunk_size: z.int().nullable(),
+  chunk_overlap: z.int().nullable(),
+}
+
+/** What of the settings a request, a document, a rule or an entry point says; absent and null say nothing. */
+export type PartialSettings = { [K in keyof ChunkSettings]?: ChunkSettings[K] | null }

@@ -1,0 +1,80 @@
+import { z } from 'zod'
+import { RecordedFailure } from '../../core/errors.ts'
+import { kind } from '../../core/kind.ts'
+import { TagBag } from '../../core/tags.ts'
+import { chunkRecord } from '../chunks/model.ts'
+
+export const DOCUMENT_STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
+
+/** A document as the wire shows it, in lists and events without its text (content, 5.1). */
+export const Document = z
+  .object({
+    id: z.string(),
+    project_id: z.string(),
+    file_id: z.string(),
+    path: z.string().nullable(),
+    filename: z.string(),
+    content_type: z.string().nullable(),
+    size: z.int(),
+    kind: z.enum(['document', 'message']),
+    status: z.enum(DOCUMENT_STATUSES),
+    version: z.int(),
+    title: z.string().nullable(),
+    metadata: z.record(z.string(), z.unknown()).nullable(),
+    tags: TagBag,
+    ...chunkRecord,
+    chunk_count: z.int(),
+    error: RecordedFailure.nullable(),
+    created_at: z.iso.datetime(),
+    updated_at: z.iso.datetime(),
+  })
+  .meta({ id: 'Document' })
+
+/** One document with its text; null unless it is ready. */
+export const DocumentWithContent = Document.extend({ content: z.string().nullable() }).meta({
+  id: 'DocumentWithContent',
+})
+
+/** A row of documents. */
+export const DocumentRow = z.object({
+  ...Document.shape,
+  created_at: z.string(),
+  updated_at: z.string(),
+  embedded_chunks: z.int(),
+  total_chunks: z.int().nullable(),
+  total_pages: z.int().nullable(),
+  embed_since: z.string().nullable(),
+})
+export type DocumentRow = z.output<typeof DocumentRow>
+
+export const documentKind = kind<DocumentRow>({
+  name: 'document',
+  prefix: 'doc',
+  table: 'documents',
+  tags: true,
+  references: [{ kind: 'file', column: 'file_id', on_delete: 'block' }],
+  path: row => row.path,
+  present: row => ({
+    id: row.id,
+    project_id: row.project_id,
+    file_id: row.file_id,
+    path: row.path,
+    filename: row.filename,
+    content_type: row.content_type,
+    size: row.size,
+    kind: row.kind,
+    status: row.status,
+    version: row.version,
+    title: row.title,
+    metadata: row.metadata,
+    tags: row.tags,
+    chunk_strategy: row.chunk_strategy,
+    chunk_unit: row.chunk_unit,
+    chunk_size: row.chunk_size,
+    chunk_overlap: row.chunk_overlap,
+    chunk_count: row.chunk_count,
+    error: row.error,
+    created_at: row.created_at,
+    updated_at: row.updated_at,
+  }),
+})

@@ -1,0 +1,32 @@
+import type { Readable } from 'node:stream'
+import type { Tx } from '../../core/write.ts'
+
+/** Where bytes can live (content, 3). */
+export const BACKENDS = ['postgres', 'local', 's3'] as const
+export type BackendName = (typeof BACKENDS)[number]
+
+/** Which bytes: the backend that has them, and what it finds them by. Built of ids only, never of a caller's text. */
+export type Location = { storage: BackendName; location: string }
+
+/** First and last byte, both included. */
+export type ByteRange = { start: number; end: number }
+
+/** Bytes that a backend has taken and that no row names yet. */
+export type StagedBytes = Location & {
+  size: number
+  sha256: Buffer
+  /** The first bytes, at most 4,100: what a type is recognised by. */
+  head: Buffer
+}
+
+/** One place for bytes. Everything streams; nothing above it touches a disk or a bucket. */
+export type Backend = {
+  /** Takes a stream to its end. Throws what the stream throws and leaves nothing behind then. */
+  write(source: Readable, target: { projectId: string; fileId: string }): Promise<StagedBytes>
+  /** Makes staged bytes permanent, in the transaction of the row that names them. */
+  commit(tx: Tx, staged: StagedBytes): Promise<void>
+  /** Bytes by their location, null when they are lost. */
+  read(location: string, range?: ByteRange): Promise<Readable | null>
+  /** Drops bytes, staged or committed; nothing when they are gone already. */
+  delete(location: string): Promise<void>
+}

@@ -1,0 +1,42 @@
+import type { PrincipalRecord } from '../core/caller.ts'
+import type { Queryable } from '../core/db.ts'
+import type { RecordedFailure } from '../core/errors.ts'
+import type { Services } from '../core/operation.ts'
+
+/**
+ * Tools as content calls them: converters of ingestion rules and rerankers of searches. The area of tools comes later in
+ * the house and fills this in at import; without it no tool exists.
+ */
+export type ToolRunner = {
+  /** A tool of a project, or one shared into it. */
+  find(db: Queryable, projectId: string, toolId: string): Promise<{ id: string; type: string } | null>
+  /** One server-side call as a principal. Outcomes are values: it throws only for faults of its own. */
+  call(services: Services, call: ToolCall): Promise<ToolOutcome>
+}
+
+export type ToolCall = {
+  project_id: string
+  tool_id: string
+  action: string | null
+  input: Record<string, unknown>
+  principal: PrincipalRecord
+  /** Sent along by tools that can. */
+  idempotency_key: string | null
+  timeout_ms: number
+  signal?: AbortSignal
+}
+
+export type ToolOutcome = { ok: true; output: unknown } | { ok: false; error: RecordedFailure }
+
+let runner: ToolRunner | null = null
+
+/** Fills the tools in; the last call counts. */
+export function runTools(made: ToolRunner | null): void {
+  runner = made
+}
+
+export const toolRunner = (): ToolRunner | null => runner
+
+/** A tool that a rule or a search names; null when the project has none of that id. */
+export const findTool: ToolRunner['find'] = async (db, projectId, toolId) =>
+  (await runner?.find(db, projectId, toolId)) ?? null
