@@ -30,8 +30,7 @@ export function normalizePath(text: string): string {
     else if (segments.pop() === undefined) throw new PathError('leads out of the root')
   }
   const path = `/${segments.join('/')}`
-  if ([...path].length > MAX_CODE_POINTS)
-    throw new PathError(`must be at most ${MAX_CODE_POINTS} characters`)
+  if ([...path].length > MAX_CODE_POINTS) throw new PathError(`must be at most ${MAX_CODE_POINTS} characters`)
   return path
 }
 

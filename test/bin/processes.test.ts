@@ -128,7 +128,10 @@ describe('web and worker processes', function () {
   it('a worker refuses a concern that does not exist', async () => {
     const { code, stderr } = await run('jobs/worker.ts', ['delivery', 'cooking'], testEnvironment(database.url))
     assert.equal(code, 1)
-    assert.equal(stderr, 'cooking: is no concern of the worker; the concerns are delivery, ingestion, generation, snapshot\n')
+    assert.equal(
+      stderr,
+      'cooking: is no concern of the worker; the concerns are delivery, ingestion, generation, snapshot\n',
+    )
   })
 
   it('a setting that cannot be used is named, in one line', async () => {
