@@ -50,9 +50,9 @@ async function usageOf(db: Queryable, row: QuotaRow, now: Date): Promise<Usage |
   return { window_key: key, count: await countIn(db, row.id, key), resets_at }
 }
 
-/** Every process must know which requests quotas a project has before it counts the next request. */
-function announceRequests(tx: Tx, row: QuotaRow): void {
-  if (row.metric === 'requests') announce(tx, quotaChannel, row.project_id)
+/** Every process must know which quotas a project has before it counts the next request or takes the next bytes. */
+function announceQuota(tx: Tx, row: QuotaRow): void {
+  if (row.metric === 'requests' || row.metric === 'storage_bytes') announce(tx, quotaChannel, row.project_id)
 }
 
 const createQuota = operation({
@@ -72,7 +72,7 @@ const createQuota = operation({
     const on_unpriced = body.metric === 'cost_usd' ? (body.on_unpriced ?? 'block') : null
     const row = await insertQuota(tx, newId('quota'), projectId, { ...body, on_unpriced })
     if (!row) return raise('QUOTA_CONFLICT')
-    announceRequests(tx, row)
+    announceQuota(tx, row)
     const record = presentQuota(row, await usageOf(tx, row, services.clock.now()))
     tx.emit('quotas.created', projectId, record)
     return record
@@ -177,7 +177,7 @@ const removeQuota = itemOperation(quota, {
   async run({ tx, resource, services }) {
     const usage = await usageOf(tx, resource, services.clock.now())
     if (!(await deleteQuota(tx, resource.id))) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
-    announceRequests(tx, resource)
+    announceQuota(tx, resource)
     tx.emit('quotas.deleted', resource.project_id, presentQuota(resource, usage))
   },
 })

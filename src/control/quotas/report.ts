@@ -3,11 +3,8 @@ import { srn } from '../../core/kind.ts'
 import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import { presentQuota, type QuotaRow } from './model.ts'
-import { type Count, lockMarks, type Marks, setMarks } from './store.ts'
+import { lockMarks, type Marks, type Measured, setMarks } from './store.ts'
 import type { Window } from './windows.ts'
-
-/** A quota as it stood when something was measured against it. */
-export type Measured = Omit<Count, 'count'>
 
 /** What a measurement gives reason to report; each is reported once per window. */
 export type Reasons = { exceeded: boolean; audited: boolean; fraction: number | null }

@@ -10,7 +10,7 @@ import { retryAfter, type Window, windowOf } from './windows.ts'
 
 export type RequestQuotas = { count(caller: Caller, projectId: string): Promise<void>; close(): Promise<void> }
 
-/** Carries the id of a project whose requests quotas were added or removed. */
+/** Carries the id of a project whose requests or storage_bytes quotas were added or removed. */
 export const quotaChannel = 'muster_quotas'
 
 const MAX_AGE_MS = 5000

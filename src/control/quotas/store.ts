@@ -52,7 +52,8 @@ export const requestQuotas = (db: Queryable, projectIds: string[]): Promise<read
     select id, project_id, scope, scope_ref, "window" from quotas
     where project_id = any(${sql.array(projectIds, 'text')}) and metric = 'requests' order by id`)
 
-const Count = z.object({
+/** A quota as it stood when something was measured against it. */
+const Measured = z.object({
   id: z.string(),
   project_id: z.string(),
   scope: z.enum(SCOPES),
@@ -67,9 +68,14 @@ const Count = z.object({
   audited_window_key: z.string().nullable(),
   warned_window_key: z.string().nullable(),
   warned_fraction: z.number().nullable(),
-  count: z.int(),
 })
-/** A quota as it stood when it counted, and its counter afterwards. */
+export type Measured = z.output<typeof Measured>
+
+const measured = sql.fragment`q.id, q.project_id, q.scope, q.scope_ref, q.metric, q."window", q."limit", q.mode,
+  q.meter_type, q.warn_at, q.fired_window_key, q.audited_window_key, q.warned_window_key, q.warned_fraction`
+
+const Count = Measured.extend({ count: z.int() })
+/** A requests quota and its counter after it has counted. */
 export type Count = z.output<typeof Count>
 
 /**
@@ -95,9 +101,30 @@ export const addCounts = (
       on conflict (quota_id, window_key) do update set count = c.count + excluded.count
       returning quota_id, count
     )
-    select q.id, q.project_id, q.scope, q.scope_ref, q.metric, q."window", q."limit", q.mode, q.meter_type, q.warn_at,
-      q.fired_window_key, q.audited_window_key, q.warned_window_key, q.warned_fraction, counted.count
+    select ${measured}, counted.count
     from counted join asked q on q.id = counted.quota_id`)
+
+/** Which of some projects have storage_bytes quotas (index quotas_identity). */
+export const projectsWithStorageQuota = (db: Queryable, projectIds: string[]): Promise<readonly string[]> =>
+  db.anyFirst(sql.type(z.object({ project_id: z.string() }))`
+    select distinct project_id from quotas
+    where project_id = any(${sql.array(projectIds, 'text')}) and scope = 'project' and metric = 'storage_bytes'`)
+
+const StorageQuota = Measured.extend({ bytes: z.number().nullable(), day: z.string().nullable() })
+
+/**
+ * The storage_bytes quotas of a project, each with the bytes and the UTC day of the project's newest snapshot, null
+ * before the first (indexes quotas_identity and storage_snapshots_pkey).
+ */
+export const storageQuotas = (db: Queryable, projectId: string): Promise<readonly z.output<typeof StorageQuota>[]> =>
+  db.any(sql.type(StorageQuota)`
+    select ${measured}, s.bytes, s.day
+    from quotas q
+    left join lateral (
+      select bytes, day from storage_snapshots where project_id = q.project_id order by day desc limit 1
+    ) s on true
+    where q.project_id = ${projectId} and q.scope = 'project' and q.metric = 'storage_bytes'
+    order by q.id`)
 
 /** What a quota has counted in a window (primary key of quota_counters). */
 export const countIn = async (db: Queryable, id: string, windowKey: string): Promise<number> =>
