@@ -8,6 +8,8 @@ create table documents (
   kind text not null default 'document' check (kind in ('document', 'message')),
   status text not null check (status in ('pending', 'processing', 'ready', 'failed', 'withdrawn')),
   version integer not null default 1,
+  -- The version that brought the text in document_texts; null while there is none.
+  text_version integer,
   -- Copies of the file's, which nothing but the document changes while it backs one.
   path text collate "C",
   filename text not null,
@@ -46,7 +48,8 @@ create table document_texts (
   content text not null
 );
 
--- Append-only: what a document was. A version without a text of its own has that of `text_version`.
+-- Append-only: what a document was. Every text is stored once: a version has the text of its `text_version`, and that
+-- one's `content` is null for as long as the text is the live one in document_texts.
 create table document_versions (
   document_id text not null references documents (id) on delete cascade,
   version integer not null,

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { Caller } from '../../core/caller.ts'
 import { RecordedFailure } from '../../core/errors.ts'
 import { kind } from '../../core/kind.ts'
 import { TagBag } from '../../core/tags.ts'
@@ -40,12 +41,48 @@ export const DocumentRow = z.object({
   ...Document.shape,
   created_at: z.string(),
   updated_at: z.string(),
+  /** The version that brought the live text; null while there is none. */
+  text_version: z.int().nullable(),
   embedded_chunks: z.int(),
   total_chunks: z.int().nullable(),
   total_pages: z.int().nullable(),
   embed_since: z.string().nullable(),
 })
 export type DocumentRow = z.output<typeof DocumentRow>
+
+/** Who made a version: a principal, or the platform itself. */
+export const Author = z.object({ type: z.enum(['user', 'api_key', 'system']), id: z.string().nullable() })
+export type Author = z.output<typeof Author>
+
+export const authorOf = (caller: Caller): Author => ({ type: caller.principal.type, id: caller.principal.id })
+
+/** What a document was, in lists without its text (content, 5.5). */
+export const DocumentVersion = z
+  .object({
+    document_id: z.string(),
+    version: z.int(),
+    tombstone: z.boolean(),
+    title: z.string().nullable(),
+    path: z.string().nullable(),
+    metadata: z.record(z.string(), z.unknown()).nullable(),
+    tags: TagBag,
+    ...chunkRecord,
+    created_by: Author.nullable(),
+    created_at: z.iso.datetime(),
+  })
+  .meta({ id: 'DocumentVersion' })
+
+export const DocumentVersionWithContent = DocumentVersion.extend({ content: z.string().nullable() }).meta({
+  id: 'DocumentVersionWithContent',
+})
+
+/** A version with its text. */
+export const DocumentVersionRow = z.object({
+  ...DocumentVersionWithContent.shape,
+  text_version: z.int().nullable(),
+  created_at: z.string(),
+})
+export type DocumentVersionRow = z.output<typeof DocumentVersionRow>
 
 export const documentKind = kind<DocumentRow>({
   name: 'document',

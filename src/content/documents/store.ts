@@ -1,0 +1,168 @@
+import { jsonb, type Queryable, sql } from '../../core/db.ts'
+import { raise } from '../../core/errors.ts'
+import { type Author, DocumentRow, DocumentVersionRow } from './model.ts'
+
+const document = sql.type(DocumentRow)
+
+/** What a document is made of; the rest has the table's defaults. */
+export type NewDocument = Pick<
+  DocumentRow,
+  | 'id'
+  | 'project_id'
+  | 'file_id'
+  | 'kind'
+  | 'status'
+  | 'path'
+  | 'filename'
+  | 'content_type'
+  | 'size'
+  | 'title'
+  | 'metadata'
+  | 'tags'
+  | 'chunk_strategy'
+  | 'chunk_unit'
+  | 'chunk_size'
+  | 'chunk_overlap'
+> &
+  Partial<Pick<DocumentRow, 'chunk_count' | 'embedded_chunks' | 'total_chunks' | 'total_pages' | 'embed_since'>>
+
+/**
+ * Inserts a document with its version 1, and its text when it has one already. Raises FILE_ALREADY_INGESTED when its
+ * file backs another document (documents_file_id_key).
+ */
+export async function insertDocument(
+  db: Queryable,
+  row: NewDocument,
+  { text = null, created_by }: { text?: string | null; created_by: Author | null },
+): Promise<DocumentRow> {
+  const textVersion = text === null ? null : 1
+  const made = await db.maybeOne(document`
+    with made as (
+      insert into documents (id, project_id, file_id, kind, status, text_version, path, filename, content_type, size, title,
+        metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, chunk_count, embedded_chunks, total_chunks,
+        total_pages, embed_since)
+      values (${row.id}, ${row.project_id}, ${row.file_id}, ${row.kind}, ${row.status}, ${textVersion}, ${row.path},
+        ${row.filename}, ${row.content_type}, ${row.size}, ${row.title}, ${jsonb(row.metadata)}, ${jsonb(row.tags)},
+        ${row.chunk_strategy}, ${row.chunk_unit}, ${row.chunk_size}, ${row.chunk_overlap}, ${row.chunk_count ?? 0},
+        ${row.embedded_chunks ?? 0}, ${row.total_chunks ?? null}, ${row.total_pages ?? null},
+        ${row.embed_since ?? null}::timestamptz)
+      on conflict (file_id) do nothing
+      returning *
+    ), stored as (
+      insert into document_texts (document_id, content) select id, ${text}::text from made where ${text !== null}
+    ), versioned as (
+      insert into document_versions (document_id, version, title, path, metadata, tags, chunk_strategy, chunk_unit,
+        chunk_size, chunk_overlap, text_version, created_by)
+      select id, version, title, path, metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, text_version,
+        ${jsonb(created_by)}
+      from made
+    )
+    select * from made`)
+  if (made) return made
+  const document_id = await documentOfFile(db, row.file_id)
+  return raise('FILE_ALREADY_INGESTED', { meta: { file_id: row.file_id, document_id } })
+}
+
+/** The document that a file backs; by documents_file_id_key. */
+export const documentOfFile = (db: Queryable, fileId: string): Promise<string | null> =>
+  db.maybeOneFirst(sql.unsafe`select id from documents where file_id = ${fileId}`) as Promise<string | null>
+
+/** The document, with the lock that every write of it holds. */
+export const lockDocument = (db: Queryable, id: string): Promise<DocumentRow | null> =>
+  db.maybeOne(document`select * from documents where id = ${id} for update`)
+
+/** The document with its text when it is ready; by the primary keys of both. */
+export const findDocumentWithText = (
+  db: Queryable,
+  id: string,
+): Promise<(DocumentRow & { content: string | null }) | null> =>
+  db.maybeOne(sql.unsafe`
+    select t.*, x.content from documents t
+    left join document_texts x on x.document_id = t.id and t.status = 'ready'
+    where t.id = ${id}`) as Promise<(DocumentRow & { content: string | null }) | null>
+
+/** The document at an exact path, with its text when it is ready; by documents_path. */
+export const findDocumentByPath = (
+  db: Queryable,
+  projectId: string,
+  path: string,
+): Promise<(DocumentRow & { content: string | null }) | null> =>
+  db.maybeOne(sql.unsafe`
+    select t.*, x.content from documents t
+    left join document_texts x on x.document_id = t.id and t.status = 'ready'
+    where t.project_id = ${projectId} and t.path = ${path} and t.kind = 'document'`) as Promise<
+    (DocumentRow & { content: string | null }) | null
+  >
+
+/** Writes every column that changes in a document's life, out of its locked row. */
+export const updateDocument = (db: Queryable, row: DocumentRow): Promise<DocumentRow> =>
+  db.one(document`
+    update documents set status = ${row.status}, version = ${row.version}, text_version = ${row.text_version},
+      path = ${row.path}, filename = ${row.filename}, content_type = ${row.content_type}, size = ${row.size},
+      title = ${row.title}, metadata = ${jsonb(row.metadata)}, tags = ${jsonb(row.tags)},
+      chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit}, chunk_size = ${row.chunk_size},
+      chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
+      total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
+      embed_since = ${row.embed_since}::timestamptz, updated_at = now()
+    where id = ${row.id} returning *`)
+
+export const deleteDocument = (db: Queryable, id: string) =>
+  db.query(sql.unsafe`delete from documents where id = ${id}`)
+
+/** The live text of a document, whatever its status; null when it has none. */
+export const textOf = (db: Queryable, id: string): Promise<string | null> =>
+  db.maybeOneFirst(sql.unsafe`select content from document_texts where document_id = ${id}`) as Promise<string | null>
+
+/**
+ * Makes a text the live one of a document; the text it replaces moves to the version that brought it. `before` is the
+ * locked row before the change; the caller writes the new `text_version` with `updateDocument`.
+ */
+export const setDocumentText = (db: Queryable, before: Pick<DocumentRow, 'id' | 'text_version'>, text: string) =>
+  db.query(sql.unsafe`
+    with replaced as (
+      update document_versions v set content = t.content from document_texts t
+      where t.document_id = ${before.id} and v.document_id = ${before.id} and v.version = ${before.text_version}
+        and v.content is null
+    )
+    insert into document_texts (document_id, content) values (${before.id}, ${text})
+    on conflict (document_id) do update set content = excluded.content`)
+
+/** Archives the state of a document as the version that its row says. A tombstone is one without a text. */
+export const archiveVersion = (
+  db: Queryable,
+  row: DocumentRow,
+  { tombstone = false, created_by }: { tombstone?: boolean; created_by: Author | null },
+) =>
+  db.query(sql.unsafe`
+    insert into document_versions (document_id, version, tombstone, title, path, metadata, tags, chunk_strategy, chunk_unit,
+      chunk_size, chunk_overlap, text_version, created_by)
+    values (${row.id}, ${row.version}, ${tombstone}, ${row.title}, ${row.path}, ${jsonb(row.metadata)}, ${jsonb(row.tags)},
+      ${row.chunk_strategy}, ${row.chunk_unit}, ${row.chunk_size}, ${row.chunk_overlap}, ${row.text_version},
+      ${jsonb(created_by)})`)
+
+/**
+ * Gives the first text of an ingested document to the versions it had before, so that it counts as version 1's; the
+ * row's `text_version` is to be 1 then. The chunk settings that the ingestion settled are theirs too.
+ */
+export const fillVersions = (db: Queryable, row: DocumentRow) =>
+  db.query(sql.unsafe`
+    update document_versions set text_version = 1, chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit},
+      chunk_size = ${row.chunk_size}, chunk_overlap = ${row.chunk_overlap}
+    where document_id = ${row.id} and text_version is null`)
+
+/** Ends the live attempt to ingest a document: whoever works on it finds itself superseded. */
+export const endAttempt = (db: Queryable, documentId: string) =>
+  db.query(sql.unsafe`delete from ingestion_attempts where document_id = ${documentId}`)
+
+const version = sql.type(DocumentVersionRow)
+
+/** One version with its text; by the primary key. A tombstone has none. */
+export const findVersion = (db: Queryable, documentId: string, number: number): Promise<DocumentVersionRow | null> =>
+  db.maybeOne(version`
+    select v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy, v.chunk_unit,
+      v.chunk_size, v.chunk_overlap, v.text_version, v.created_by, v.created_at,
+      case when not v.tombstone then coalesce(brought.content, live.content) end as content
+    from document_versions v
+    left join document_versions brought on brought.document_id = v.document_id and brought.version = v.text_version
+    left join document_texts live on live.document_id = brought.document_id and brought.content is null
+    where v.document_id = ${documentId} and v.version = ${number}`)
