@@ -281,6 +281,7 @@ const settings = {
     'Largest file that is ingested with `wait=true`; a value that is no positive integer is taken as the default.',
   ),
   INGESTION_MAX_TRIES: setting('content', integer(1, 10), '3', 'Tries of an ingestion whose failure has no name.'),
+  INGESTION_LEASE_SECONDS: setting('content', integer(2), '60', 'Lease of an ingestion, renewed every quarter of it.'),
   INGESTION_STALL_TIMEOUT_MS: setting(
     'content',
     integer(1000),

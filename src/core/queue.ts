@@ -79,15 +79,16 @@ export type Executor = { executeSql(text: string, values?: unknown[]): Promise<{
 
 /**
  * One message to send. `startAfter` in the future delays it. A message with an `id` (a uuid) is stored once however
- * often it is sent, for as long as finished messages are kept.
+ * often it is sent, for as long as finished messages are kept. Of due messages those of a higher `priority` (default 0)
+ * are handled first.
  */
-export type Message = { queue: Queue<any>; data: object; startAfter?: Date; id?: string }
+export type Message = { queue: Queue<any>; data: object; startAfter?: Date; id?: string; priority?: number }
 
 /** Builds a message with its data checked against the queue's type. */
 export function message<M extends object>(
   queue: Queue<M>,
   data: M,
-  options: { startAfter?: Date; id?: string } = {},
+  options: { startAfter?: Date; id?: string; priority?: number } = {},
 ): Message {
   return { queue, data, ...options }
 }
@@ -178,7 +179,7 @@ function singletonKey(queue: Queue<any>, data: object, startAfter: Date | undefi
 }
 
 function toJob(message: Message) {
-  const { queue, id } = message
+  const { queue, id, priority } = message
   const data = queue.message.parse(message.data)
   const startAfter = message.startAfter && message.startAfter.getTime() > Date.now() ? message.startAfter : undefined
   return {
@@ -187,6 +188,7 @@ function toJob(message: Message) {
     singletonKey: singletonKey(queue, data, startAfter),
     group: { id: queue.project?.(data) ?? NO_PROJECT },
     ...(startAfter ? { startAfter } : {}),
+    ...(priority ? { priority } : {}),
   }
 }
 

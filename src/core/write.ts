@@ -29,7 +29,7 @@ export type Outgoing = {
     options?: { resourceId?: string; extra?: object },
   ): void
   /** Sends a message to an actor; it exists when the transaction commits. */
-  send<M extends object>(queue: Queue<M>, message: M, options?: { startAfter?: Date }): void
+  send<M extends object>(queue: Queue<M>, message: M, options?: { startAfter?: Date; priority?: number }): void
   /** Tells every process listening on a channel, after the commit. */
   notify(channel: string, payload: string): void
   /** Adds an audit entry. The request pipeline adds its own. */
@@ -183,7 +183,7 @@ export function createWriter(options: {
         outbox.events.push(makeEvent(name, projectId, resourceId, record, more.extra, eventMaxBytes))
       },
       send(queue, data, more = {}) {
-        messages.push({ queue, data, startAfter: more.startAfter })
+        messages.push({ queue, data, ...more })
       },
       notify(channel, payload) {
         outbox.notifications.push({ channel, payload })

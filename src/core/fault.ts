@@ -1,15 +1,25 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Services } from '../../core/operation.ts'
+import type { Services } from './operation.ts'
 
-const POINTS = ['after_claim', 'before_model', 'after_model', 'before_settle', 'after_settle'] as const
-export type FaultPoint = (typeof POINTS)[number]
+/** Of a turn, and of an ingestion. */
+export type FaultPoint =
+  | 'after_claim'
+  | 'before_model'
+  | 'after_model'
+  | 'before_settle'
+  | 'after_settle'
+  | 'ingestion_claimed'
+  | 'ingestion_read'
+  | 'ingestion_batch'
+  | 'ingestion_written'
+  | 'ingestion_settled'
 
 /**
  * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=freeze:<ms>`
  * holds it. Unset, it costs one comparison; production refuses to boot with it.
  */
-export async function fault(services: Services, point: FaultPoint): Promise<void> {
-  const { FAULT_POINTS } = services.config
+export async function fault({ config }: Pick<Services, 'config'>, point: FaultPoint): Promise<void> {
+  const { FAULT_POINTS } = config
   if (!FAULT_POINTS) return
   for (const rule of FAULT_POINTS.split(',')) {
     const [name, what] = rule.trim().split('=')
