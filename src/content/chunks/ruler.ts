@@ -1,0 +1,48 @@
+/** Measures a text in a unit: how many of them lie before a place, and which place lies behind so many of them. */
+export type Ruler = {
+  text: string
+  /** Units before this offset in code units. */
+  index(offset: number): number
+  /** Offset in code units behind this many units; the end of the text when it has fewer. */
+  offset(index: number): number
+}
+
+/**
+ * Counts in Unicode code points. It goes from the place it was asked about last, so that a walk along the text costs
+ * its length once, however many places are asked for.
+ */
+export class CharacterRuler implements Ruler {
+  readonly text: string
+  #at = 0
+  #count = 0
+
+  constructor(text: string) {
+    this.text = text
+  }
+
+  index(offset: number): number {
+    while (this.#at < offset) this.#forth()
+    while (this.#at > offset) this.#back()
+    return this.#count
+  }
+
+  offset(index: number): number {
+    while (this.#count < index && this.#at < this.text.length) this.#forth()
+    while (this.#count > index) this.#back()
+    return this.#at
+  }
+
+  #forth() {
+    this.#at += isPair(this.text, this.#at) ? 2 : 1
+    this.#count++
+  }
+
+  #back() {
+    this.#at -= this.#at > 1 && isPair(this.text, this.#at - 2) ? 2 : 1
+    this.#count--
+  }
+}
+
+/** Whether the two code units from this offset are one code point. */
+const isPair = (text: string, offset: number) =>
+  (text.charCodeAt(offset) & 0xfc00) === 0xd800 && (text.charCodeAt(offset + 1) & 0xfc00) === 0xdc00

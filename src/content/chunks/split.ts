@@ -1,0 +1,87 @@
+import { setImmediate as nextTurn } from 'node:timers/promises'
+import type { ChunkDraft, ChunkSettings, Page } from './model.ts'
+import { CharacterRuler, type Ruler } from './ruler.ts'
+
+/** Raised when a text makes more chunks than a document may have. */
+export class ChunkLimitError extends Error {
+  constructor(maxChunks: number) {
+    super(`The text makes more than ${maxChunks} chunks (INGESTION_MAX_CHUNKS)`)
+  }
+}
+
+/** A chunk by its place: code units of the joined text, end exclusive. */
+export type Span = { start: number; end: number; page_number: number | null; context: string | null }
+
+/** How long cutting may keep the process from its other work, in milliseconds. */
+const TURN_MS = 10
+
+/** The text that offsets of chunks count in: the pages, each on lines of its own. */
+export const joinPages = (pages: Page[]): string => pages.map(page => page.text).join('\n')
+
+/**
+ * Cuts the pages of a document into chunks, in order. A text without anything but whitespace gives none. Other work of
+ * the process goes on in between. Throws ChunkLimitError over maxChunks.
+ */
+export async function splitPages(
+  pages: Page[],
+  settings: ChunkSettings,
+  options: { title: string | null; maxChunks: number },
+): Promise<ChunkDraft[]> {
+  const text = joinPages(pages)
+  if (!/\S/.test(text)) return []
+  const starts = new CharacterRuler(text)
+  const ends = new CharacterRuler(text)
+  const chunks: ChunkDraft[] = []
+  let since = performance.now()
+  for (const span of await spansOf(text, pages, settings, options.title)) {
+    if (chunks.length === options.maxChunks) throw new ChunkLimitError(options.maxChunks)
+    chunks.push({
+      chunk_index: chunks.length,
+      page_number: span.page_number,
+      char_start: starts.index(span.start),
+      char_end: ends.index(span.end),
+      content: text.slice(span.start, span.end),
+      context: span.context,
+    })
+    if (performance.now() - since > TURN_MS) {
+      await nextTurn()
+      since = performance.now()
+    }
+  }
+  return chunks
+}
+
+async function spansOf(
+  text: string,
+  pages: Page[],
+  settings: ChunkSettings,
+  title: string | null,
+): Promise<Iterable<Span>> {
+  const whole = { start: 0, end: text.length, page_number: null, context: null }
+  if (settings.chunk_strategy === 'page') return pages.some(page => page.number !== null) ? pageSpans(pages) : [whole]
+  if (settings.chunk_strategy === 'whole') return [whole]
+  const rulers = { starts: new CharacterRuler(text), ends: new CharacterRuler(text) }
+  return windows(rulers, settings.chunk_size as number, settings.chunk_overlap as number)
+}
+
+function* pageSpans(pages: Page[]): Generator<Span> {
+  let start = 0
+  for (const page of pages) {
+    const end = start + page.text.length
+    if (/\S/.test(page.text)) yield { start, end, page_number: page.number, context: null }
+    start = end + 1
+  }
+}
+
+/**
+ * Windows of `size` that start `size - overlap` after each other; the last is the first that reaches the end. Starts
+ * and ends are walked along separately, so that a large overlap does not make the walk longer.
+ */
+function* windows(rulers: { starts: Ruler; ends: Ruler }, size: number, overlap: number): Generator<Span> {
+  let end = -1
+  for (let from = 0; end < rulers.ends.text.length; from += size - overlap) {
+    const start = rulers.starts.offset(from)
+    end = rulers.ends.offset(from + size)
+    if (end > start) yield { start, end, page_number: null, context: null }
+  }
+}
