@@ -1,7 +1,7 @@
+import { type AwsKeys, deploymentKeys } from '../../core/aws.ts'
 import { AppError, invalid } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
-import { type AwsKeys, deploymentKeys } from './aws.ts'
 import { openCredentials, type Settings, settingsOf } from './config.ts'
 import { misconfigured } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
