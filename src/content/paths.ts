@@ -67,6 +67,12 @@ const checked = (work: (text: string) => string) =>
     }
   })
 
+/** A name to download by: 1 to 255 bytes, without `/` and control characters. */
+export const Filename = z
+  .string()
+  .refine(name => name !== '' && Buffer.byteLength(name) <= 255, 'must be 1 to 255 bytes')
+  .refine(name => !name.includes('/') && !CONTROL.test(name), 'must hold no / and no control characters')
+
 /** A path to write to, as a caller spells it; parses to its one spelling. The root is none. */
 export const WritablePath = checked(text => {
   const path = writablePath(normalizePath(text))

@@ -2,8 +2,10 @@ import { z } from 'zod'
 import type { Caller } from '../../core/caller.ts'
 import { RecordedFailure } from '../../core/errors.ts'
 import { kind } from '../../core/kind.ts'
-import { TagBag } from '../../core/tags.ts'
-import { chunkRecord } from '../chunks/model.ts'
+import { TagBag, TagInput } from '../../core/tags.ts'
+import { chunkFields, chunkRecord } from '../chunks/model.ts'
+import { MetadataBag } from '../metadata.ts'
+import { Filename, WritablePath } from '../paths.ts'
 
 export const DOCUMENT_STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
@@ -35,6 +37,57 @@ export const Document = z
 export const DocumentWithContent = Document.extend({ content: z.string().nullable() }).meta({
   id: 'DocumentWithContent',
 })
+
+const title = z.string().max(512)
+
+export const DocumentInput = z
+  .strictObject({
+    project_id: z.string().optional(),
+    content: z.string(),
+    path: WritablePath.nullish().describe('Default: the filename, at the root'),
+    filename: Filename.nullish().describe('Default: the last segment of the path, else the id with `.txt`'),
+    title: title.nullish(),
+    metadata: MetadataBag.nullish(),
+    tags: TagInput.optional(),
+    ...chunkFields,
+  })
+  .meta({ id: 'DocumentInput' })
+
+/** The write goes through only while the document is at this version. */
+const expected_version = z.int().min(1).optional()
+
+export const DocumentPatch = z
+  .strictObject({
+    content: z.string().optional(),
+    append: z.string().optional().describe('Text to add at the end, instead of content'),
+    title: title.nullish(),
+    path: WritablePath.nullish(),
+    metadata: MetadataBag.nullish(),
+    tags: TagInput.optional(),
+    ...chunkFields,
+    expected_version,
+  })
+  .refine(patch => patch.content === undefined || patch.append === undefined, {
+    path: ['append'],
+    message: 'cannot come with content',
+  })
+  .meta({ id: 'DocumentPatch' })
+
+export const VersionPrecondition = z.strictObject({ expected_version }).meta({ id: 'VersionPrecondition' })
+
+/** How far the ingestion of a document is (content, 5.3). */
+export const DocumentStatus = z
+  .object({
+    id: z.string(),
+    status: z.enum(DOCUMENT_STATUSES),
+    chunk_count: z.int(),
+    embedded_chunks: z.int().describe('Chunks that searches by meaning find'),
+    total_chunks: z.int().nullable(),
+    total_pages: z.int().nullable(),
+    progress: z.int().nullable().describe('Percent; null while the total is not known, and for failed and withdrawn'),
+    error: RecordedFailure.nullable(),
+  })
+  .meta({ id: 'DocumentStatus' })
 
 /** A row of documents. */
 export const DocumentRow = z.object({

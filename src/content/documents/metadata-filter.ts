@@ -1,0 +1,104 @@
+import { z } from 'zod'
+import { all, type Fragment, sql } from '../../core/db.ts'
+import { raise } from '../../core/errors.ts'
+import { checkStorable } from '../../core/validate.ts'
+
+/** What documents are found by in their metadata (content, 1.3): the same in lists and in searches. */
+
+const MAX_FIELDS = 20
+const MAX_VALUES = 100
+const COMPARISONS = { gt: sql.fragment`>`, gte: sql.fragment`>=`, lt: sql.fragment`<`, lte: sql.fragment`<=` }
+type Comparison = keyof typeof COMPARISONS
+
+export type MetadataTest =
+  | { field: string; operator: 'in'; values: unknown[] }
+  | { field: string; operator: Comparison; value: number | string }
+export type MetadataFilter = MetadataTest[]
+
+/** A refusal that names the field in `meta.field` too. */
+function refuse(message: string, field?: string): never {
+  const path = field === undefined ? 'metadata' : `metadata.${field}`
+  return raise('VALIDATION_FAILED', {
+    message: `${path}: ${message}`,
+    meta: { ...(field === undefined ? {} : { field }), problems: [{ code: 'INVALID_VALUE', path, message }] },
+  })
+}
+
+const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === 'object' && value !== null && !Array.isArray(value)
+
+/** The tests of a filter. Raises VALIDATION_FAILED, with `meta.field` where one is at fault. */
+function readFilter(filter: unknown): MetadataFilter {
+  if (!isObject(filter)) return refuse('must be a JSON object')
+  const fields = Object.entries(filter)
+  if (fields.length > MAX_FIELDS) refuse(`must name at most ${MAX_FIELDS} fields`, fields[MAX_FIELDS][0])
+  return fields.flatMap(([field, value]) =>
+    isObject(value) ? readOperators(field, value) : [{ field, operator: 'in' as const, values: [value] }],
+  )
+}
+
+function readOperators(field: string, operators: Record<string, unknown>): MetadataFilter {
+  const entries = Object.entries(operators)
+  if (entries.length === 0) refuse('must hold an operator: in, gt, gte, lt or lte', field)
+  return entries.map(([operator, value]): MetadataTest => {
+    if (operator === 'in') {
+      if (!Array.isArray(value) || value.length === 0 || value.length > MAX_VALUES)
+        refuse(`in takes an array of 1 to ${MAX_VALUES} values`, field)
+      return { field, operator, values: value as unknown[] }
+    }
+    if (!Object.hasOwn(COMPARISONS, operator))
+      refuse('holds an unknown operator; in, gt, gte, lt and lte are known', field)
+    if (typeof value !== 'number' && typeof value !== 'string') refuse(`${operator} takes a number or a string`, field)
+    return { field, operator: operator as Comparison, value }
+  })
+}
+
+/**
+ * The filter as a field of a JSON body. It raises by itself instead of reporting issues, because its refusals carry
+ * `meta.field`.
+ */
+export const MetadataFilter = z
+  .unknown()
+  .transform(readFilter)
+  .meta({ type: 'object', description: 'Values by field, or { in | gt | gte | lt | lte } by field; fields are ANDed' })
+
+/** The filter as a query parameter: JSON text. */
+export const metadataQuery = z
+  .string()
+  .transform(text => {
+    let filter: unknown
+    try {
+      filter = JSON.parse(text)
+    } catch {
+      return refuse('must be JSON')
+    }
+    const problem = checkStorable(filter)
+    if (problem) refuse(problem.message, problem.path.split('.')[0] || undefined)
+    return readFilter(filter)
+  })
+  .meta({ type: 'string', description: 'A metadata filter as JSON text' })
+
+/**
+ * The filter as a condition over a jsonb column. A gin index on the column (jsonb_path_ops) serves equality and `in`;
+ * containment alone would find an array by a part of it, so the values are compared as well.
+ */
+export const metadataCondition = (column: Fragment, filter: MetadataFilter): Fragment =>
+  all(filter.map(test => (test.operator === 'in' ? isOneOf(column, test.field, test.values) : compares(column, test))))
+
+function isOneOf(column: Fragment, field: string, values: unknown[]): Fragment {
+  const contained = values.map(value => sql.fragment`${column} @> ${JSON.stringify({ [field]: value })}::jsonb`)
+  const exact = sql.array(
+    values.map(value => JSON.stringify(value)),
+    'jsonb',
+  )
+  return sql.fragment`((${sql.join(contained, sql.fragment` or `)}) and ${column} -> ${field}::text = any(${exact}))`
+}
+
+/** Ordered by value for numbers and by code point for strings; a field of another type is out. */
+function compares(column: Fragment, { field, operator, value }: Exclude<MetadataTest, { operator: 'in' }>): Fragment {
+  const is = COMPARISONS[operator]
+  const stored = sql.fragment`(${column} ->> ${field}::text)`
+  return typeof value === 'number'
+    ? sql.fragment`case when jsonb_typeof(${column} -> ${field}::text) = 'number' then ${stored}::numeric ${is} ${JSON.stringify(value)}::numeric else false end`
+    : sql.fragment`case when jsonb_typeof(${column} -> ${field}::text) = 'string' then ${stored} collate "C" ${is} ${value} else false end`
+}
