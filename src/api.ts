@@ -1,3 +1,4 @@
+import { ingestionRuleOperations } from './content/rules/operations.ts'
 import { auditOperations } from './control/audit/operations.ts'
 import { eventOperations } from './control/events/operations.ts'
 import { quotaOperations } from './control/quotas/operations.ts'
@@ -28,6 +29,7 @@ export const operations: readonly Operation[] = [
   ...auditOperations,
   ...eventOperations,
   ...webhookOperations,
+  ...ingestionRuleOperations,
   ...generationOperations,
   ...traceOperations,
   ...actorOperations,

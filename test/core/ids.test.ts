@@ -30,6 +30,7 @@ const PREFIXES: Record<string, string> = {
   webhook_delivery: 'whd',
   quota: 'quota',
   audit_entry: 'audit',
+  ingestion_rule: 'igr',
 }
 
 describe('ids', () => {

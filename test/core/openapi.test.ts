@@ -41,6 +41,7 @@ const ACTIONS: Record<string, string> = {
   quotas: 'ListQuotas GetQuota CreateQuota UpdateQuota DeleteQuota MonitorBreach',
   audit: 'ListAuditEntries GetAuditEntry ExportAuditEntries',
   events: 'ListEvents GetEvent RedispatchEvent',
+  'ingestion-rules': 'ListIngestionRules GetIngestionRule CreateIngestionRule UpdateIngestionRule DeleteIngestionRule',
   webhooks:
     'ListWebhooks GetWebhook CreateWebhook UpdateWebhook DeleteWebhook GetWebhookSecret RotateWebhookSecret TestWebhook ListWebhookDeliveries GetWebhookDelivery RedeliverWebhookDelivery',
 }

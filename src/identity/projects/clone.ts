@@ -4,6 +4,8 @@ import type { Tx } from '../../core/write.ts'
 export type Cloneable = {
   /** What `include` calls it, a plural kind name. */
   name: string
+  /** Kinds that its rows refer to, of a later area: where they are included too, they are copied before it. */
+  after?: readonly string[]
   /**
    * Copies the rows of a project and notes the id of each copy under the id of its original. References to rows that
    * were copied before are followed through `ids`. Never copies values of secrets, keys, content or history.
@@ -13,7 +15,7 @@ export type Cloneable = {
 
 const registry: Cloneable[] = []
 
-/** Offers a kind of configuration to project clones; called by the module that owns it. Kinds are copied in this order. */
+/** Offers a kind of configuration to project clones; called by the module that owns it. Kinds are copied in this order, save for `after`. */
 export function cloneable(entry: Cloneable): void {
   registry.push(entry)
 }
@@ -28,6 +30,12 @@ export async function copyConfiguration(
   include: readonly string[],
 ): Promise<Record<string, string>> {
   const ids = new Map<string, string>()
-  for (const entry of registry) if (include.includes(entry.name)) await entry.copy(tx, from, to, ids)
+  const left = new Set(registry.filter(entry => include.includes(entry.name)))
+  const copy = async (entry: Cloneable) => {
+    if (!left.delete(entry)) return
+    for (const other of [...left]) if (entry.after?.includes(other.name)) await copy(other)
+    await entry.copy(tx, from, to, ids)
+  }
+  for (const entry of [...left]) await copy(entry)
   return Object.fromEntries(ids)
 }

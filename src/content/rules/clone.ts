@@ -1,0 +1,21 @@
+import { newId } from '../../core/ids.ts'
+import { cloneable } from '../../identity/projects/clone.ts'
+import { configOf, ingestionRuleKind } from './model.ts'
+import { insertRule, rulesOf } from './store.ts'
+
+// A rule cannot be without its converter: only those whose converter was copied come along.
+cloneable({
+  name: 'ingestion_rules',
+  after: ['agents'],
+  async copy(tx, from, to, ids) {
+    for (const row of await rulesOf(tx, from)) {
+      const converter = ids.get((row.tool_id ?? row.agent_id) as string)
+      if (!converter) continue
+      const config = { ...configOf(row), ...(row.tool_id ? { tool_id: converter } : { agent_id: converter }) }
+      const copy = await insertRule(tx, newId(ingestionRuleKind.prefix), to, config)
+      if (!copy) continue
+      ids.set(row.id, copy.id)
+      tx.emit('ingestion_rules.created', to, ingestionRuleKind.present(copy))
+    }
+  },
+})

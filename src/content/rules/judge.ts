@@ -1,0 +1,131 @@
+import type { Queryable } from '../../core/db.ts'
+import { AppError, type Problem, raise } from '../../core/errors.ts'
+import { isIdOf, kindOf } from '../../core/kind.ts'
+import { CHUNK_STRATEGIES, CHUNK_UNITS } from '../chunks/model.ts'
+import { effectiveSettings } from '../chunks/settings.ts'
+import { findTool } from '../tools.ts'
+import { FILE_DELIVERY, type IngestionRulePatch, NATIVE_EXTRACTION, RuleConfig } from './model.ts'
+
+const GLOB = /^[a-z0-9*.+-]+\/[a-z0-9*.+-]+$/
+/** Keys of a tool's input that the platform fills in. */
+const RESERVED_KEYS = ['file', 'callback']
+/** Tools whose calls name one of several operations; `soat` is an older name of `platform`. */
+const BY_ACTION = ['mcp', 'platform', 'soat']
+
+const EMPTY: Omit<RuleConfig, 'content_type_glob'> = {
+  enabled: true,
+  path_prefix: null,
+  tool_id: null,
+  agent_id: null,
+  action: null,
+  preset_parameters: null,
+  native_extraction: 'first',
+  file_delivery: 'base64',
+  chunk_strategy: null,
+  chunk_unit: null,
+  chunk_size: null,
+  chunk_overlap: null,
+  metadata: null,
+}
+
+type Draft = Omit<RuleConfig, 'native_extraction' | 'file_delivery' | 'chunk_strategy' | 'chunk_unit'> & {
+  native_extraction: string
+  file_delivery: string
+  chunk_strategy: string | null
+  chunk_unit: string | null
+}
+
+/**
+ * The rule that a write would leave: what is stored, with the fields given laid over it, judged as a whole. A converter
+ * is looked up when the write names it or another action of it, so that a rule whose converter is lost can be changed.
+ * @param stored null for a rule that does not exist yet
+ * @throws INGESTION_RULE_VALIDATION_FAILED with `meta.problems`, TOOL_NOT_FOUND, AGENT_NOT_FOUND
+ */
+export async function judgeRule(
+  db: Queryable,
+  projectId: string,
+  stored: RuleConfig | null,
+  given: IngestionRulePatch,
+): Promise<RuleConfig> {
+  const fields = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined))
+  const draft = { ...EMPTY, ...stored, ...fields } as Draft
+  draft.content_type_glob = draft.content_type_glob.toLowerCase()
+  // Every path is below the root, so it is no prefix.
+  if (draft.path_prefix === '/') draft.path_prefix = null
+  refuse(problemsOf(draft))
+  const { tool_id, agent_id, action } = draft
+  if (tool_id !== null && (tool_id !== stored?.tool_id || action !== stored.action)) {
+    const tool = await findTool(db, projectId, tool_id)
+    if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
+    refuse(toolProblems(tool.type, action))
+  }
+  if (agent_id !== null && agent_id !== stored?.agent_id && !(await isAgentOf(db, projectId, agent_id)))
+    raise('AGENT_NOT_FOUND', { meta: { id: agent_id } })
+  return RuleConfig.parse(draft)
+}
+
+async function isAgentOf(db: Queryable, projectId: string, id: string): Promise<boolean> {
+  const agents = kindOf('agent')
+  const row = agents && isIdOf(agents, id) ? await agents.find(db, id) : null
+  return row?.project_id === projectId
+}
+
+function refuse(problems: Problem[]): void {
+  if (problems.length === 0) return
+  const [{ path, message }] = problems
+  raise('INGESTION_RULE_VALIDATION_FAILED', { message: `${path}: ${message}`, meta: { problems } })
+}
+
+const wrong = (path: keyof RuleConfig | string, message: string): Problem => ({ code: 'INVALID_VALUE', path, message })
+
+/** What is wrong with a rule as far as it can be told without its converter. */
+function problemsOf(draft: Draft): Problem[] {
+  const problems: Problem[] = []
+  if (!GLOB.test(draft.content_type_glob))
+    problems.push(wrong('content_type_glob', 'must be type/subtype, each half of letters, digits and * . + -'))
+  if ((draft.tool_id === null) === (draft.agent_id === null))
+    problems.push(wrong('tool_id', 'exactly one of tool_id and agent_id must be set'))
+  for (const key of RESERVED_KEYS)
+    if (draft.preset_parameters && Object.hasOwn(draft.preset_parameters, key))
+      problems.push(wrong(`preset_parameters.${key}`, 'is a key that the platform fills in'))
+  if (draft.agent_id !== null) {
+    if (draft.preset_parameters !== null) problems.push(wrong('preset_parameters', 'is for tools only'))
+    if (draft.action !== null) problems.push(wrong('action', 'is for tools only'))
+    if (draft.file_delivery === 'download_url') problems.push(wrong('file_delivery', 'an agent is given the bytes'))
+  }
+  const closed = { native_extraction: NATIVE_EXTRACTION, file_delivery: FILE_DELIVERY }
+  for (const [field, values] of Object.entries(closed)) {
+    if (!(values as readonly string[]).includes(draft[field as keyof typeof closed]))
+      problems.push(wrong(field, `must be one of ${values.join(', ')}`))
+  }
+  return [...problems, ...chunkProblems(draft)]
+}
+
+/** The chunk settings are judged as the text of a file would be cut with them, whether or not they name a strategy. */
+function chunkProblems({ chunk_strategy, chunk_unit, chunk_size, chunk_overlap }: Draft): Problem[] {
+  const problems: Problem[] = []
+  const strategy = CHUNK_STRATEGIES.find(value => value === chunk_strategy) ?? null
+  const unit = CHUNK_UNITS.find(value => value === chunk_unit) ?? null
+  if (chunk_strategy !== strategy)
+    problems.push(wrong('chunk_strategy', `must be one of ${CHUNK_STRATEGIES.join(', ')}`))
+  if (chunk_unit !== unit) problems.push(wrong('chunk_unit', `must be one of ${CHUNK_UNITS.join(', ')}`))
+  const whole = (value: number | null, min: number, max: number) =>
+    value === null || (Number.isInteger(value) && value >= min && value <= max)
+  if (!whole(chunk_size, 1, 100_000)) problems.push(wrong('chunk_size', 'must be an integer from 1 to 100000'))
+  if (!whole(chunk_overlap, 0, 99_999)) problems.push(wrong('chunk_overlap', 'must be an integer from 0 to 99999'))
+  if (problems.length > 0) return problems
+  try {
+    const cut = strategy === 'auto' ? strategy : 'size'
+    effectiveSettings({ chunk_strategy: cut, chunk_unit: unit, chunk_size, chunk_overlap })
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'VALIDATION_FAILED') return error.meta?.problems as Problem[]
+    throw error
+  }
+  return []
+}
+
+function toolProblems(type: string, action: string | null): Problem[] {
+  if (type === 'client') return [wrong('tool_id', 'a client tool cannot be called by the platform')]
+  if (BY_ACTION.includes(type) && action === null) return [wrong('action', `is required for ${type} tools`)]
+  return []
+}
