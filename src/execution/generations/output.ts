@@ -1,5 +1,5 @@
 import type { Problem } from '../../core/errors.ts'
-import { schemaProblems } from '../agents/schema.ts'
+import { outputProblems } from '../agents/schema.ts'
 import { storableValue } from '../providers/storable.ts'
 
 const FENCE = /^```[\w-]*\s*\n([\s\S]*?)\n?```$/
@@ -21,6 +21,6 @@ export function readObject(
   } catch {
     return { ok: false, problems: [{ code: 'NOT_JSON', path: '', message: 'the answer is not JSON' }] }
   }
-  const problems = schemaProblems(schema, value)
+  const problems = outputProblems(schema, value)
   return problems.length === 0 ? { ok: true, object: value } : { ok: false, problems }
 }
