@@ -21,12 +21,16 @@ export type StagedBytes = Location & {
 
 /** One place for bytes. Everything streams; nothing above it touches a disk or a bucket. */
 export type Backend = {
+  /** A location that was never written to. */
+  place(target: { projectId: string; fileId: string }): string
   /** Takes a stream to its end. Throws what the stream throws and leaves nothing behind then. */
-  write(source: Readable, target: { projectId: string; fileId: string }): Promise<StagedBytes>
-  /** Makes staged bytes permanent, in the transaction of the row that names them. */
+  write(source: AsyncIterable<Buffer>, location: string): Promise<void>
+  /** Makes written bytes permanent, in the transaction of the row that names them. */
   commit(tx: Tx, staged: StagedBytes): Promise<void>
   /** Bytes by their location, null when they are lost. */
   read(location: string, range?: ByteRange): Promise<Readable | null>
-  /** Drops bytes, staged or committed; nothing when they are gone already. */
+  /** Drops bytes; nothing when they are gone already. */
   delete(location: string): Promise<void>
+  /** Drops what a write left behind whose process was lost. */
+  abandon(location: string): Promise<void>
 }

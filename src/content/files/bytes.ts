@@ -1,0 +1,46 @@
+import { Readable } from 'node:stream'
+import { raise } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import type { ByteRange } from '../storage/storage.ts'
+import { stores, tooLarge } from '../storage/stores.ts'
+import type { FileRow } from './model.ts'
+import { textSlice } from './store.ts'
+
+const SLICE_BYTES = 1024 * 1024
+
+/** The text of a file's document, slice by slice; every slice of the text as it was at the start. */
+async function* slices(services: Services, file: FileRow, first: Buffer, { start, end }: ByteRange) {
+  yield first
+  for (let from = start + first.length; from <= end; ) {
+    const slice = await textSlice(services.pool, file, from, Math.min(SLICE_BYTES, end + 1 - from))
+    // What was sent cannot be taken back: the answer breaks off.
+    if (!slice || slice.length === 0) throw new Error(`the text of ${file.id} changed while it was read`)
+    yield slice
+    from += slice.length
+  }
+}
+
+/**
+ * The bytes of a file wherever they are, or some of them. Null when there are none: a record without content, or bytes
+ * that its backend has lost. No connection is held while the reader is slow. Raises FILE_STORAGE_MISCONFIGURED.
+ */
+export async function openFile(services: Services, file: FileRow, range?: ByteRange): Promise<Readable | null> {
+  if (file.storage === null || file.size === null) return null
+  if (file.storage !== 'text')
+    return stores(services).read({ storage: file.storage, location: file.location as string }, range)
+  const part = range ?? { start: 0, end: file.size - 1 }
+  const first = await textSlice(services.pool, file, part.start, Math.min(SLICE_BYTES, part.end + 1 - part.start))
+  return first && Readable.from(slices(services, file, first, part), { objectMode: false, highWaterMark: SLICE_BYTES })
+}
+
+/** All bytes of a file at once; null when there are none. Raises REQUEST_REJECTED 413 for more than `maxBytes`. */
+export async function fileBytes(services: Services, file: FileRow, maxBytes: number): Promise<Buffer | null> {
+  if (file.size !== null && file.storage !== null && file.size > maxBytes) throw tooLarge(maxBytes)
+  const stream = await openFile(services, file)
+  if (!stream) return null
+  const pieces: Buffer[] = []
+  for await (const piece of stream) pieces.push(piece as Buffer)
+  const bytes = Buffer.concat(pieces)
+  if (bytes.length !== file.size) return raise('INTERNAL_ERROR')
+  return bytes
+}

@@ -1,0 +1,64 @@
+import { randomUUID } from 'node:crypto'
+import { createWriteStream } from 'node:fs'
+import { mkdir, open, readdir, rename, rm } from 'node:fs/promises'
+import path from 'node:path'
+import { pipeline } from 'node:stream/promises'
+import type { Backend } from './storage.ts'
+
+const TEMPORARY = '.tmp-'
+
+const codeOf = (error: unknown): unknown => (error as NodeJS.ErrnoException).code
+
+/** A name is on the disk only once its directory is. */
+async function syncDirectory(directory: string): Promise<void> {
+  const handle = await open(directory)
+  try {
+    await handle.sync()
+  } finally {
+    await handle.close()
+  }
+}
+
+/** Bytes in a directory of this host or of a volume that every process sees. */
+export function localBackend(root: string): Backend {
+  const at = (location: string): string => path.join(root, location)
+  const remove = (location: string): Promise<void> => rm(at(location), { force: true })
+  return {
+    place: ({ projectId, fileId }) => `${projectId}/${fileId}`,
+    async write(source, location) {
+      const target = at(location)
+      const temporary = `${target}${TEMPORARY}${randomUUID()}`
+      await mkdir(path.dirname(target), { recursive: true })
+      try {
+        await pipeline(source, createWriteStream(temporary, { flags: 'wx', flush: true }))
+        await rename(temporary, target)
+        await syncDirectory(path.dirname(target))
+      } catch (error) {
+        await rm(temporary, { force: true })
+        await remove(location)
+        throw error
+      }
+    },
+    commit: async () => {},
+    async read(location, range) {
+      try {
+        const handle = await open(at(location))
+        return handle.createReadStream(range)
+      } catch (error) {
+        if (codeOf(error) === 'ENOENT') return null
+        throw error
+      }
+    },
+    delete: remove,
+    async abandon(location) {
+      await remove(location)
+      const directory = path.dirname(at(location))
+      const start = `${path.basename(location)}${TEMPORARY}`
+      const names = await readdir(directory).catch(error => {
+        if (codeOf(error) === 'ENOENT') return []
+        throw error
+      })
+      for (const name of names) if (name.startsWith(start)) await rm(path.join(directory, name), { force: true })
+    },
+  }
+}

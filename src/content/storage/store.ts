@@ -1,0 +1,85 @@
+import { z } from 'zod'
+import { type Queryable, sql } from '../../core/db.ts'
+import type { Location, StagedBytes } from './storage.ts'
+
+const bytes = sql.type(z.object({ bytes: z.instanceof(Buffer) }))
+
+/** Starts a blob, with its first chunk when there is one. */
+export const insertBlob = (db: Queryable, id: string, first: Buffer | null) =>
+  first === null
+    ? db.query(sql.unsafe`insert into file_blobs (id) values (${id})`)
+    : db.query(sql.unsafe`
+        with blob as (insert into file_blobs (id) values (${id}))
+        insert into file_blob_chunks (blob_id, seq, bytes) values (${id}, 0, ${sql.binary(first)})`)
+
+export const insertChunk = (db: Queryable, id: string, seq: number, chunk: Buffer) =>
+  db.query(sql.unsafe`insert into file_blob_chunks (blob_id, seq, bytes) values (${id}, ${seq}, ${sql.binary(chunk)})`)
+
+/** Commits a staged blob; false when it was swept meanwhile. */
+export const commitBlob = async (db: Queryable, { location, size, sha256 }: StagedBytes): Promise<boolean> => {
+  const { rowCount } = await db.query(sql.unsafe`
+    update file_blobs set state = 'committed', size = ${size}, sha256 = ${sql.binary(sha256)}
+    where id = ${location} and state = 'staging'`)
+  return rowCount === 1
+}
+
+/** A committed blob: its size, and the length of all chunks but the last. Reads no bytes. */
+export const blobFacts = (db: Queryable, id: string): Promise<{ size: number; chunk_bytes: number } | null> =>
+  db.maybeOne(sql.type(z.object({ size: z.int(), chunk_bytes: z.int() }))`
+    select b.size, coalesce(octet_length(c.bytes), 0) as chunk_bytes
+    from file_blobs b left join file_blob_chunks c on c.blob_id = b.id and c.seq = 0
+    where b.id = ${id} and b.state = 'committed'`)
+
+/** One chunk of a blob, by its primary key. */
+export const blobChunk = async (db: Queryable, id: string, seq: number): Promise<Buffer | null> =>
+  (await db.maybeOne(bytes`select bytes from file_blob_chunks where blob_id = ${id} and seq = ${seq}`))?.bytes ?? null
+
+export const deleteBlob = (db: Queryable, id: string) =>
+  db.query(sql.unsafe`
+    with blob as (delete from file_blobs where id = ${id})
+    delete from file_blob_chunks where blob_id = ${id}`)
+
+/** Drops a blob that was not committed; one that was stays, whatever the caller has heard of its commit. */
+export const deleteStagedBlob = (db: Queryable, id: string) =>
+  db.query(sql.unsafe`
+    with blob as (delete from file_blobs where id = ${id} and state = 'staging' returning id)
+    delete from file_blob_chunks c using blob where c.blob_id = blob.id`)
+
+/** Blobs that nothing will ever name: staged before a time, by file_blobs_staging. */
+export const staleBlobs = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(sql.type(z.object({ id: z.string() }))`
+    select id from file_blobs where state = 'staging' and created_at < ${before.toISOString()}::timestamptz
+    order by created_at limit ${limit}`)
+
+/**
+ * Committed blobs without a file: those of deleted projects. Blob and file are committed in one transaction, so a
+ * snapshot never has the one without the other. Joins all blobs with files_location: for a sweep.
+ */
+export const unnamedBlobs = (db: Queryable, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(sql.type(z.object({ id: z.string() }))`
+    select b.id from file_blobs b
+    where b.state = 'committed' and not exists (select 1 from files f where f.location = b.id::text)
+    limit ${limit}`)
+
+/** Deletes some chunks of a blob; answers how many went. */
+export const deleteChunks = async (db: Queryable, id: string, limit: number): Promise<number> => {
+  const { rowCount } = await db.query(sql.unsafe`
+    delete from file_blob_chunks where blob_id = ${id} and seq in
+      (select seq from file_blob_chunks where blob_id = ${id} limit ${limit})`)
+  return rowCount
+}
+
+/** Whether a file has its bytes at a location, by files_location. */
+export const isNamed = (db: Queryable, { storage, location }: Location): Promise<boolean> =>
+  db.exists(sql.unsafe`select 1 from files where location = ${location} and storage = ${storage}`)
+
+/** Up to `limit` locations of a project outside of the database, behind a file's id; for the delete of the project. */
+export const outsideLocations = (
+  db: Queryable,
+  projectId: string,
+  after: string,
+  limit: number,
+): Promise<readonly (Location & { id: string })[]> =>
+  db.any(sql.type(z.object({ id: z.string(), storage: z.enum(['local', 's3']), location: z.string() }))`
+    select id, storage, location from files
+    where project_id = ${projectId} and storage in ('local', 's3') and id > ${after} order by id limit ${limit}`)

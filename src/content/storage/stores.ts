@@ -1,0 +1,205 @@
+import { createHash, type Hash } from 'node:crypto'
+import type { Readable } from 'node:stream'
+import { z } from 'zod'
+import { AppError, raise } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { message, workQueue } from '../../core/queue.ts'
+import type { Tx } from '../../core/write.ts'
+import { localBackend } from './local.ts'
+import { postgresBackend } from './postgres.ts'
+import { s3Backend } from './s3.ts'
+import { BACKENDS, type Backend, type BackendName, type ByteRange, type Location, type StagedBytes } from './storage.ts'
+import { deleteBlob, isNamed } from './store.ts'
+
+const Locations = z.object({
+  objects: z.array(z.object({ storage: z.enum(BACKENDS), location: z.string() })),
+})
+
+/** Bytes outside of the database whose file is gone (content, 2.3 rule 11). */
+export const deleteQueue = workQueue('file_blob_delete', {
+  message: Locations,
+  kind: 'ingestion',
+  retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
+})
+
+/** Bytes outside of the database whose project is gone (identity, 3.5). */
+export const projectDeleteQueue = workQueue('storage.delete', {
+  message: Locations,
+  kind: 'ingestion',
+  retry: { limit: 19, delaySeconds: 5, backoff: true, maxDelaySeconds: 3600 },
+  leaseSeconds: 300,
+})
+
+/** Bytes that were being written outside of the database: dropped after a while unless a file has them. */
+export const stagedQueue = workQueue('file_blob_staged', {
+  message: z.object({ storage: z.enum(BACKENDS), location: z.string() }),
+  kind: 'ingestion',
+  retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
+})
+
+/** How long bytes may be staged before they count as lost with their process. */
+export const STAGED_FOR_MS = 3_600_000
+
+const HEAD_BYTES = 4100
+
+export type Staged = StagedBytes & {
+  /** Drops the bytes unless they were committed. */
+  discard(): Promise<void>
+}
+
+export type Stores = {
+  /**
+   * Writes a stream of at most `maxBytes` bytes to the backend for new bytes.
+   * Raises REQUEST_REJECTED 413 beyond them and FILE_STORAGE_MISCONFIGURED; throws what the stream throws.
+   */
+  stage(source: Readable, target: { projectId: string; fileId: string; maxBytes: number }): Promise<Staged>
+  /** Makes staged bytes permanent with the row that names them. */
+  commit(tx: Tx, staged: Staged): Promise<void>
+  /** Bytes, or some of them; null when they are lost. Raises FILE_STORAGE_MISCONFIGURED for a backend that is not set up. */
+  read(location: Location, range?: ByteRange): Promise<Readable | null>
+  /** Drops bytes with the row that named them: blobs in the transaction, others by a message after it. */
+  drop(tx: Tx, location: Location): Promise<void>
+  /** Drops bytes outside of any transaction; nothing when they are gone. Raises FILE_STORAGE_MISCONFIGURED. */
+  remove(location: Location): Promise<void>
+  /** Drops what was staged and never named. */
+  abandon(location: Location): Promise<void>
+  /** Why new bytes cannot be stored; null when they can. */
+  problem(): string | null
+}
+
+/** Refuses bytes beyond a limit. */
+export const tooLarge = (maxBytes: number): AppError =>
+  new AppError('REQUEST_REJECTED', {
+    status: 413,
+    message: `The file is larger than ${maxBytes} bytes`,
+    meta: { max_bytes: maxBytes },
+  })
+
+type Measured = { size: number; hash: Hash; head: Buffer }
+
+async function* measured(source: Readable, maxBytes: number, facts: Measured): AsyncGenerator<Buffer> {
+  for await (const piece of source as AsyncIterable<Buffer>) {
+    facts.size += piece.length
+    if (facts.size > maxBytes) throw tooLarge(maxBytes)
+    facts.hash.update(piece)
+    if (facts.head.length < HEAD_BYTES)
+      facts.head = Buffer.concat([facts.head, piece.subarray(0, HEAD_BYTES - facts.head.length)])
+    yield piece
+  }
+}
+
+/** Codes of a directory that is not there or not ours, and names of S3 errors that say the same of a bucket. */
+const MISCONFIGURED = new Set<unknown>([
+  'EACCES',
+  'EPERM',
+  'EROFS',
+  'ENOTDIR',
+  'NoSuchBucket',
+  'InvalidBucketName',
+  'AccessDenied',
+  'InvalidAccessKeyId',
+  'SignatureDoesNotMatch',
+  'CredentialsProviderError',
+])
+
+/** Raises FILE_STORAGE_MISCONFIGURED for a failure that only the operator can mend; the cause is logged, not told. */
+async function explained<T>(services: Services, storage: BackendName, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (error) {
+    if (error instanceof AppError || storage === 'postgres') throw error
+    const { code, name, message } = error as { code?: unknown; name?: unknown; message?: unknown }
+    if (!MISCONFIGURED.has(code) && !MISCONFIGURED.has(name) && message !== 'Region is missing') throw error
+    services.log.error({ err: error, storage }, 'file storage is misconfigured')
+    throw new AppError('FILE_STORAGE_MISCONFIGURED', { cause: error })
+  }
+}
+
+function openStores(services: Services): Stores {
+  const { config, log, pool, queues } = services
+  const opened = new Map<BackendName, Backend>()
+  /** Staged bytes whose commit is known. */
+  const committed = new WeakSet<Staged>()
+
+  /** What a backend lacks; null when it is set up. */
+  const lacking = (storage: BackendName): string | null => {
+    if (storage === 'local' && !config.FILES_STORAGE_DIR) return 'FILES_STORAGE_DIR is not set'
+    if (storage === 's3' && !config.FILES_S3_BUCKET) return 'FILES_S3_BUCKET is not set'
+    return null
+  }
+  const open = (storage: BackendName): Backend => {
+    if (storage === 'local') return localBackend(config.FILES_STORAGE_DIR as string)
+    if (storage === 's3') return s3Backend(config, config.FILES_S3_BUCKET as string)
+    return postgresBackend(services)
+  }
+  const backend = (storage: BackendName): Backend => {
+    const problem = lacking(storage)
+    if (problem) raise('FILE_STORAGE_MISCONFIGURED', { message: `Storage backend misconfigured: ${problem}` })
+    let found = opened.get(storage)
+    if (!found) {
+      found = open(storage)
+      opened.set(storage, found)
+    }
+    return found
+  }
+  const provider = BACKENDS.find(name => name === config.FILES_STORAGE_PROVIDER)
+  const problem = provider ? lacking(provider) : `FILES_STORAGE_PROVIDER is none of ${BACKENDS.join(', ')}`
+  if (problem) log.error({ problem }, 'file storage is misconfigured')
+
+  return {
+    async stage(source, { projectId, fileId, maxBytes }) {
+      if (!provider || problem)
+        return raise('FILE_STORAGE_MISCONFIGURED', { message: `Storage backend misconfigured: ${problem}` })
+      const store = backend(provider)
+      const place: Location = { storage: provider, location: store.place({ projectId, fileId }) }
+      // Blobs are swept; of what lies elsewhere only this message would know.
+      if (provider !== 'postgres')
+        await queues.send([message(stagedQueue, place, { startAfter: new Date(Date.now() + STAGED_FOR_MS) })])
+      const facts: Measured = { size: 0, hash: createHash('sha256'), head: Buffer.alloc(0) }
+      await explained(services, provider, () => store.write(measured(source, maxBytes, facts), place.location))
+      const staged: Staged = {
+        ...place,
+        size: facts.size,
+        sha256: facts.hash.digest(),
+        head: facts.head,
+        async discard() {
+          if (committed.has(staged)) return
+          // A commit whose answer was lost has happened all the same.
+          if (provider === 'postgres') await store.abandon(place.location)
+          else if (!(await isNamed(pool, place))) await store.delete(place.location)
+        },
+      }
+      return staged
+    },
+    async commit(tx, staged) {
+      await backend(staged.storage).commit(tx, staged)
+      tx.afterCommit(() => committed.add(staged))
+    },
+    read: (location, range) =>
+      explained(services, location.storage, () => backend(location.storage).read(location.location, range)),
+    drop: dropBytes,
+    remove: ({ storage, location }) => explained(services, storage, () => backend(storage).delete(location)),
+    async abandon(place) {
+      if (!(await isNamed(pool, place))) await backend(place.storage).abandon(place.location)
+    },
+    problem: () => problem,
+  }
+}
+
+/** Drops bytes with the row that named them: blobs in the transaction, others by a message after it. */
+export async function dropBytes(tx: Tx, location: Location): Promise<void> {
+  if (location.storage === 'postgres') await deleteBlob(tx, location.location)
+  else tx.send(deleteQueue, { objects: [location] })
+}
+
+const made = new WeakMap<Services, Stores>()
+
+/** The stores of a process. */
+export function stores(services: Services): Stores {
+  let found = made.get(services)
+  if (!found) {
+    found = openStores(services)
+    made.set(services, found)
+  }
+  return found
+}
