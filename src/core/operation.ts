@@ -186,6 +186,8 @@ export type Operation = {
   decide?: (caller: Caller, row: KindRow | undefined) => Verdict
   /** False: `run` opens its own transactions through `services.write`. */
   transaction: boolean
+  /** Changes nothing, whatever its method: it has no transaction and is audited where reads are. */
+  reads: boolean
   /** Owner gates: refuses a caller before anything is looked up. */
   admit?: (caller: Caller, params: Record<string, string>) => void
   /** The answer holds a secret: its stored idempotency answer is sealed. */
@@ -218,6 +220,7 @@ type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = 
   paged?: boolean
   pageSize?: { default: number; max: number }
   transaction?: boolean
+  reads?: boolean
   admit?: Operation['admit']
   secretAnswer?: boolean
   internal?: boolean
@@ -297,6 +300,7 @@ export function operation<Q extends z.ZodType | undefined = undefined, B extends
 
 function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>) {
   const gate = declaration.gate ?? 'policy'
+  const reads = declaration.reads ?? declaration.method === 'get'
   if (gate === 'policy' && !declaration.action) throw new Error(`operation ${declaration.id} declares no action`)
   return {
     id: declaration.id,
@@ -320,7 +324,8 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     bodyLimit: declaration.bodyLimit,
     pass: declaration.pass,
     raises: declaration.raises ?? [],
-    transaction: declaration.transaction ?? declaration.method !== 'get',
+    transaction: declaration.transaction ?? !reads,
+    reads,
     admit: declaration.admit,
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,

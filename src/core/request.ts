@@ -162,18 +162,16 @@ export class RequestRun {
       if (operation.receive && operation.shape === 'item') await this.receive()
     }
     const context = this.context()
-    const writes = operation.method !== 'get'
     if (operation.method === 'post') {
       const kept = await this.claim()
       if (kept) return this.replay(kept)
     }
     try {
-      const given =
-        writes && operation.transaction
-          ? await this.runInTransaction(context)
-          : this.asAnswer(await operation.run(context as never))
-      if (writes && !operation.transaction) {
-        await this.recordEntry(given.status, this.createdId(given))
+      const given = operation.transaction
+        ? await this.runInTransaction(context)
+        : this.asAnswer(await operation.run(context as never))
+      if (!operation.transaction) {
+        await this.recordGiven(given)
         if (this.idempotency) {
           const { pool, secrets } = this.services
           // A stream cannot be given again: its key is free for another request.
@@ -181,7 +179,6 @@ export class RequestRun {
           else await keepAnswer(pool, secrets, this.idempotency, given.kept ?? given, operation.secretAnswer)
         }
       }
-      if (!writes) await this.recordRead(given.status)
       return operation.method === 'get' &&
         operation.shape === 'item' &&
         given.status === 200 &&
@@ -639,6 +636,10 @@ export class RequestRun {
     }
   }
 
+  private recordGiven(given: Answer): Promise<void> {
+    return this.operation.reads ? this.recordRead(given.status) : this.recordEntry(given.status, this.createdId(given))
+  }
+
   private async recordRead(status: number) {
     const project = this.project
     if (!project || !this.decided) return
@@ -649,7 +650,7 @@ export class RequestRun {
 
   /** A refused or failed request leaves its entry before the answer goes out (control, 5.3). */
   async recordRefusal(error: AppError) {
-    if (this.operation.method !== 'get') return this.recordEntry(error.status, null)
+    if (!this.operation.reads) return this.recordEntry(error.status, null)
     if (this.audit.project_id && this.decided && (await this.hooks.auditsReads(this.audit.project_id))) {
       const entry = this.entry(error.status, null)
       if (entry) this.hooks.recordRead(entry)
@@ -696,7 +697,7 @@ export class RequestRun {
     const given = answer(kept.status, kept.body, { ...kept.headers, 'Idempotency-Replayed': 'true' })
     this.audit.project_id ??= kept.project_id
     this.audit.detail.idempotency_replayed = true
-    await this.recordEntry(given.status, this.createdId(given))
+    await this.recordGiven(given)
     return given
   }
 
