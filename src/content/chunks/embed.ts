@@ -1,0 +1,96 @@
+import { AppError } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import type { Services } from '../../core/operation.ts'
+import { embedderOf } from '../embeddings/embedder.ts'
+import { isZero } from '../embeddings/local.ts'
+import type { ChunkDraft } from './model.ts'
+
+/** A chunk with its vectors, one a window of its text; none when it could not be embedded, or has nothing to embed. */
+export type EmbeddedChunk = ChunkDraft & {
+  id: string
+  vectors: Float32Array[]
+  /** It has no vectors yet, and another try may give it some. */
+  failed: boolean
+}
+
+const OVERLAP = 200
+const MAX_SEGMENTS = 64
+
+/**
+ * The windows in which a text is embedded: `maxChars` characters each, 200 of them shared with the one before, at most 64
+ * (content, 9.1). No character is cut in two.
+ */
+export function segmentsOf(text: string, maxChars: number): string[] {
+  const segments: string[] = []
+  for (let start = 0; segments.length < MAX_SEGMENTS; ) {
+    const end = whole(text, start + maxChars)
+    segments.push(text.slice(start, end))
+    if (end >= text.length) break
+    start = whole(text, end - Math.min(OVERLAP, Math.floor(maxChars / 2)))
+  }
+  return segments
+}
+
+/** A border that does not part a surrogate pair. */
+const whole = (text: string, at: number): number => {
+  const code = text.charCodeAt(at)
+  return code >= 0xdc00 && code <= 0xdfff ? at - 1 : at
+}
+
+/** What a chunk is embedded as: its windows, each under the title and the headings it stands below. */
+function inputsOf({ content, context }: Pick<ChunkDraft, 'content' | 'context'>, maxChars: number): string[] {
+  if (content.trim() === '') return []
+  if (!context) return segmentsOf(content, maxChars)
+  const head = context.slice(0, whole(context, Math.floor(maxChars / 4)))
+  return segmentsOf(content, maxChars - head.length - 2).map(segment => `${head}\n\n${segment}`)
+}
+
+export type ChunkVectors = { vectors: Float32Array[]; failed: boolean }
+
+/**
+ * Vectors of texts that belong to one document. A text whose embedding failed in any window has none. Never throws for
+ * what a provider does; throws the reason of `signal` when that is aborted. Without a configured provider nothing has
+ * failed: there is nothing to try again with.
+ */
+export async function chunkVectors(
+  services: Services,
+  owner: { project_id: string; document_id: string },
+  chunks: readonly Pick<ChunkDraft, 'content' | 'context'>[],
+  options: { timeoutMs?: number; signal?: AbortSignal; background?: boolean } = {},
+): Promise<ChunkVectors[]> {
+  const embedder = embedderOf(services)
+  if (!embedder.configured) return chunks.map(() => ({ vectors: [], failed: false }))
+  const inputs = chunks.map(chunk => inputsOf(chunk, services.config.EMBEDDING_MAX_INPUT_CHARS))
+  let found: (Float32Array | null)[]
+  try {
+    found = await embedder.embed(inputs.flat(), {
+      ...options,
+      project_id: owner.project_id,
+      purpose: { kind: 'document', ref: owner.document_id },
+    })
+  } catch (error) {
+    options.signal?.throwIfAborted()
+    // What a provider did is in the log already.
+    if (!(error instanceof AppError))
+      services.log.error({ err: error, document_id: owner.document_id }, 'chunks not embedded')
+    return inputs.map(texts => ({ vectors: [], failed: texts.length > 0 }))
+  }
+  let at = 0
+  return inputs.map(texts => {
+    const mine = found.slice(at, at + texts.length)
+    at += texts.length
+    if (mine.includes(null)) return { vectors: [], failed: true }
+    return { vectors: mine.filter(vector => vector !== null && !isZero(vector)) as Float32Array[], failed: false }
+  })
+}
+
+/** Gives chunks that were just cut their ids and their vectors; see `chunkVectors`. */
+export async function embedChunks(
+  services: Services,
+  owner: { project_id: string; document_id: string },
+  drafts: readonly ChunkDraft[],
+  options: { timeoutMs?: number; signal?: AbortSignal } = {},
+): Promise<EmbeddedChunk[]> {
+  const embedded = await chunkVectors(services, owner, drafts, options)
+  return drafts.map((draft, index) => ({ ...draft, id: newId('dchunk'), ...embedded[index] }))
+}

@@ -1,0 +1,105 @@
+import { type Queryable, sql } from '../../core/db.ts'
+import { page } from '../../core/lists.ts'
+import type { Context } from '../../core/operation.ts'
+import { currentSpace, type Space } from '../embeddings/space.ts'
+import { insertVectors, removeVectors, SOURCES } from '../vectors/store.ts'
+import type { ChunkDraft } from './model.ts'
+
+/** Every statement on document_chunks, beside the search. */
+
+/** Names that PostgreSQL can look up without an error. */
+const CONFIG_NAME = /^\w{1,63}(\.\w{1,63})?$/
+
+export type NewChunk = ChunkDraft & { id: string; vectors: Float32Array[] }
+
+/**
+ * Writes chunks of a document with their search words and their vectors, and notes the space on the document: one
+ * statement for all chunks, one for all vectors. `space` is null while embeddings are not configured. A text search
+ * configuration that the database does not have counts as `simple`. Answers how many chunks have a vector.
+ */
+export async function insertChunks(
+  db: Queryable,
+  owner: { project_id: string; document_id: string },
+  chunks: readonly NewChunk[],
+  options: { space: Space | null; textSearchConfig: string },
+): Promise<number> {
+  if (chunks.length === 0) return 0
+  const { document_id, project_id } = owner
+  const { space } = options
+  const config = CONFIG_NAME.test(options.textSearchConfig) ? options.textSearchConfig : 'simple'
+  await db.query(sql.unsafe`
+    with placed as (
+      update documents set space_id = ${space?.id ?? 0} where id = ${document_id} and space_id <> ${space?.id ?? 0}
+    )
+    insert into document_chunks (id, document_id, project_id, chunk_index, page_number, char_start, char_end, content,
+      context, tsv, tsv_config)
+    select c.id, ${document_id}, ${project_id}, c.chunk_index, c.page_number, c.char_start, c.char_end, c.content,
+      c.context, search_tsv(coalesce(to_regconfig(${config}), 'simple'), c.content, ${project_id}),
+      case when to_regconfig(${config}) is null then 'simple' else ${config} end
+    from ${sql.unnest(
+      chunks.map(chunk => [
+        chunk.id,
+        chunk.chunk_index,
+        chunk.page_number,
+        chunk.char_start,
+        chunk.char_end,
+        chunk.content,
+        chunk.context,
+      ]),
+      ['text', 'int4', 'int4', 'int4', 'int4', 'text', 'text'],
+    )} as c (id, chunk_index, page_number, char_start, char_end, content, context)`)
+  const embedded = chunks.filter(({ vectors }) => vectors.length > 0)
+  if (space && embedded.length > 0) await insertVectors(db, vectorRows(owner, embedded, space))
+  return space ? embedded.length : 0
+}
+
+/** Rows of knowledge_vectors for chunks of a document. */
+export const vectorRows = (
+  { project_id, document_id }: { project_id: string; document_id: string },
+  chunks: readonly { id: string; vectors: Float32Array[] }[],
+  space: Space,
+) =>
+  chunks.flatMap(({ id, vectors }) =>
+    vectors.map((vector, segment) => ({
+      project_id,
+      source: SOURCES.document,
+      container_id: document_id,
+      ref_id: id,
+      segment,
+      space_id: space.id,
+      vector,
+    })),
+  )
+
+/** Deletes the chunks of a document and their vectors; document_chunks_document finds them. */
+export async function removeChunks(db: Queryable, documentId: string): Promise<void> {
+  await removeVectors(db, { container_id: documentId })
+  await db.query(sql.unsafe`delete from document_chunks where document_id = ${documentId}`)
+}
+
+type ListedChunk = {
+  id: string
+  chunk_index: number
+  page_number: number | null
+  char_start: number
+  char_end: number
+  content: string
+  embedded: boolean
+}
+
+/**
+ * The page of a document's chunks, in their order, as the wire shows them; `embedded` says whether a search by meaning
+ * finds it now. document_chunks_document gives the order, knowledge_vectors_ref the vectors.
+ */
+export async function listChunks(context: Pick<Context, 'db' | 'page' | 'services'>, documentId: string) {
+  const space = await currentSpace(context.services)
+  return page<ListedChunk>(context, {
+    columns: sql.fragment`t.id, t.chunk_index, t.page_number, t.char_start, t.char_end, t.content,
+      exists (select from knowledge_vectors v
+        where v.source = ${SOURCES.document} and v.ref_id = t.id and v.space_id = ${space?.id ?? 0}) as embedded`,
+    from: sql.fragment`document_chunks t`,
+    where: [sql.fragment`t.document_id = ${documentId}`],
+    order: sql.fragment`t.chunk_index`,
+    present: row => row,
+  })
+}
