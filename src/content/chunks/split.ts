@@ -1,6 +1,8 @@
 import { setImmediate as nextTurn } from 'node:timers/promises'
+import { sections } from './auto.ts'
 import type { ChunkDraft, ChunkSettings, Page } from './model.ts'
 import { CharacterRuler, type Ruler } from './ruler.ts'
+import { tokenRuler } from './tokens.ts'
 
 /** Raised when a text makes more chunks than a document may have. */
 export class ChunkLimitError extends Error {
@@ -57,11 +59,25 @@ async function spansOf(
   settings: ChunkSettings,
   title: string | null,
 ): Promise<Iterable<Span>> {
+  const { chunk_strategy, chunk_unit, chunk_size, chunk_overlap } = settings
   const whole = { start: 0, end: text.length, page_number: null, context: null }
-  if (settings.chunk_strategy === 'page') return pages.some(page => page.number !== null) ? pageSpans(pages) : [whole]
-  if (settings.chunk_strategy === 'whole') return [whole]
-  const rulers = { starts: new CharacterRuler(text), ends: new CharacterRuler(text) }
-  return windows(rulers, settings.chunk_size as number, settings.chunk_overlap as number)
+  if (chunk_strategy === 'page') return pages.some(page => page.number !== null) ? pageSpans(pages) : [whole]
+  if (chunk_strategy === 'whole') return [whole]
+  const ruler = chunk_unit === 'tokens' ? await tokenRuler(text) : new CharacterRuler(text)
+  const size = chunk_size as number
+  const overlap = chunk_overlap as number
+  if (chunk_strategy === 'auto') return onPages(sections(ruler, size, overlap, title), pages)
+  return windows({ starts: chunk_unit === 'tokens' ? ruler : new CharacterRuler(text), ends: ruler }, size, overlap)
+}
+
+/** Gives spans, whose starts rise, the numbers of the pages they start on. */
+function* onPages(spans: Iterable<Omit<Span, 'page_number'>>, pages: Page[]): Generator<Span> {
+  let page = 0
+  let next = pages[0].text.length + 1
+  for (const span of spans) {
+    while (span.start >= next) next += pages[++page].text.length + 1
+    yield { ...span, page_number: pages[page].number }
+  }
 }
 
 function* pageSpans(pages: Page[]): Generator<Span> {

@@ -1,3 +1,4 @@
+import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '../../core/errors.ts'
 import type { Page } from '../chunks/model.ts'
 

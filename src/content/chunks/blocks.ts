@@ -1,0 +1,128 @@
+/**
+ * A stretch of whole lines of a Markdown text that belongs together, without the blank lines around it: code units,
+ * end exclusive. `headings` are those it stands under, outermost first, its own included.
+ */
+export type Block = {
+  kind: 'heading' | 'paragraph' | 'list' | 'table' | 'fence'
+  start: number
+  end: number
+  headings: Heading[]
+}
+export type Heading = { level: number; text: string; start: number }
+
+/** Markers are looked for in so many code units of a line, so that a line of a megabyte costs no more than reading it. */
+const HEAD_LENGTH = 256
+
+const HEADING = /^ {0,3}(#{1,6})[ \t]+(?=[^ \t])/
+const UNDERLINE = /^ {0,3}(={2,}|-{2,})[ \t]*$/
+const FENCE = /^[ \t]*(`{3,}(?=[^`]*$)|~{3,})/
+const CLOSING_FENCE = /^[ \t]*(`{3,}|~{3,})[ \t]*$/
+const LIST_ITEM = /^[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]/
+const TABLE_RULE = /^[ \t]*[|:-][ \t|:-]*$/
+
+type Line = { start: number; end: number; next: number; head: string; blank: boolean }
+
+/**
+ * The blocks of a text in order, read line by line as they are asked for. It knows of Markdown what matters for
+ * cutting: headings with `#` or underlined, fences, lists with what is indented under their items, pipe tables. The
+ * rest is paragraphs, so that text without any Markdown is read as its paragraphs.
+ */
+export function* blocksOf(text: string): Generator<Block> {
+  let headings: Heading[] = []
+  let line = lineAt(text, 0)
+  while (line) {
+    if (line.blank) {
+      line = lineAt(text, line.next)
+      continue
+    }
+    const { kind, end, next } = blockAt(text, line)
+    if (kind === 'heading') {
+      const heading = headingOf(text, line)
+      headings = [...headings.filter(above => above.level < heading.level), heading]
+    }
+    yield { kind, start: line.start, end, headings }
+    line = lineAt(text, next)
+  }
+}
+
+function blockAt(text: string, first: Line): { kind: Block['kind']; end: number; next: number } {
+  const second = lineAt(text, first.next)
+  const fence = FENCE.exec(first.head)?.[1]
+  if (fence) return { kind: 'fence', ...fenced(text, first, fence) }
+  if (HEADING.test(first.head)) return { kind: 'heading', end: first.end, next: first.next }
+  if (LIST_ITEM.test(first.head)) return { kind: 'list', ...lines(text, first, continuesList) }
+  if (isTable(text, first, second)) {
+    return { kind: 'table', ...lines(text, first, line => !line.blank && hasPipe(text, line)) }
+  }
+  if (second && UNDERLINE.test(second.head)) return { kind: 'heading', end: second.end, next: second.next }
+  return {
+    kind: 'paragraph',
+    ...lines(text, first, (line, after) => !line.blank && !opensBlock(line) && !isTable(text, line, after)),
+  }
+}
+
+/** Lines from the first on as long as the next one goes on; a block does not end with blank lines. */
+function lines(text: string, first: Line, goesOn: (line: Line, after: Line | null) => boolean) {
+  let last = first
+  let line = lineAt(text, first.next)
+  while (line) {
+    const after = lineAt(text, line.next)
+    if (!goesOn(line, after)) break
+    if (!line.blank) last = line
+    line = after
+  }
+  return { end: last.end, next: last.next }
+}
+
+/** A list goes on with items, what is indented, and lines directly below; it ends before a heading, a fence, or text after a blank line. */
+function continuesList(line: Line, after: Line | null): boolean {
+  if (line.blank) return after !== null && !after.blank && (LIST_ITEM.test(after.head) || /^[ \t]{2}/.test(after.head))
+  return !FENCE.test(line.head) && !HEADING.test(line.head)
+}
+
+const opensBlock = (line: Line) => FENCE.test(line.head) || HEADING.test(line.head) || LIST_ITEM.test(line.head)
+
+/** A fence ends with a line of at least as many of its characters, or with the text. */
+function fenced(text: string, first: Line, mark: string) {
+  let last = first
+  for (let line = lineAt(text, first.next); line; line = lineAt(text, line.next)) {
+    last = line
+    const closing = CLOSING_FENCE.exec(line.head)?.[1]
+    if (closing?.startsWith(mark)) break
+  }
+  return { end: last.end, next: last.next }
+}
+
+function isTable(text: string, line: Line, after: Line | null): boolean {
+  if (/^[ \t]*\|/.test(line.head)) return true
+  if (!after?.head.includes('-') || !TABLE_RULE.test(after.head)) return false
+  return hasPipe(text, after) && hasPipe(text, line)
+}
+
+const hasPipe = (text: string, line: Line) => text.slice(line.start, line.end).includes('|')
+
+function headingOf(text: string, line: Line): Heading {
+  const marks = HEADING.exec(line.head)
+  const title = line.head
+    .slice(marks?.[0].length ?? 0)
+    .trim()
+    .toWellFormed()
+  if (marks) return { level: marks[1].length, text: withoutClosingMarks(title), start: line.start }
+  return { level: lineAt(text, line.next)?.head.includes('=') ? 1 : 2, text: title, start: line.start }
+}
+
+/** `## Title ##` is called `Title`. */
+function withoutClosingMarks(title: string): string {
+  let end = title.length
+  while (title[end - 1] === '#') end--
+  return title[end - 1] === ' ' ? title.slice(0, end).trimEnd() : title
+}
+
+function lineAt(text: string, start: number): Line | null {
+  if (start >= text.length) return null
+  const found = text.indexOf('\n', start)
+  const next = found === -1 ? text.length : found + 1
+  const end = next - (found === -1 ? 0 : text.charCodeAt(found - 1) === 13 && found > start ? 2 : 1)
+  const head = text.slice(start, Math.min(end, start + HEAD_LENGTH))
+  return { start, end, next, head, blank: !/\S/.test(head) && !/\S/.test(text.slice(start, end)) }
+}

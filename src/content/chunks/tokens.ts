@@ -1,0 +1,111 @@
+import type { Ruler } from './ruler.ts'
+
+/**
+ * The tokenizer merges a run of letters in time that grows with the square of its length, and a text without spaces is
+ * one run. Longer runs are given to it in parts; only they can come out a little longer than they are.
+ */
+const LONGEST_RUN = 64
+
+/** Token ends that are kept; nobody asks for one further back than a chunk and its overlap, 200,000 tokens. */
+const KEPT = 500_000
+
+/**
+ * Loaded at the first text that is measured in tokens: the tables of o200k_base take 0.1 s and 95 MB. Without its cache
+ * of merges, which wins little here and whose keys would keep whole texts in memory.
+ */
+const loadTokenizer = async () => {
+  const [{ default: encoding }, { O200K_TOKEN_SPLIT_REGEX }, { default: ranks }] = await Promise.all([
+    import('gpt-tokenizer/encoding/o200k_base'),
+    import('gpt-tokenizer/encodingParams/constants'),
+    import('gpt-tokenizer/bpeRanks/o200k_base'),
+  ])
+  encoding.setMergeCacheSize(0)
+  return { encoding, split: O200K_TOKEN_SPLIT_REGEX, ranks }
+}
+type Tokenizer = Awaited<ReturnType<typeof loadTokenizer>>
+let tokenizer: Promise<Tokenizer> | undefined
+
+/** A ruler that counts in tokens of o200k_base. */
+export async function tokenRuler(text: string): Promise<TokenRuler> {
+  tokenizer ??= loadTokenizer()
+  return new TokenRuler(text, await tokenizer)
+}
+
+/**
+ * Counts in tokens of the text as a whole. A token may end within a character; its place is then in front of that
+ * character. Tokens are made as far as somebody asks and let go once they lie far behind.
+ */
+export class TokenRuler implements Ruler {
+  readonly text: string
+  readonly #tokenizer: Tokenizer
+  readonly #pieces: RegExp
+  /** Where the tokens from #dropped on end, rising. */
+  #ends: number[] = []
+  #dropped = 0
+  #read = 0
+
+  constructor(text: string, tokenizer: Tokenizer) {
+    this.text = text
+    this.#tokenizer = tokenizer
+    this.#pieces = new RegExp(tokenizer.split)
+  }
+
+  index(offset: number): number {
+    while (this.#read < offset) this.#readPiece()
+    let low = 0
+    let high = this.#ends.length
+    while (low < high) {
+      const middle = (low + high) >>> 1
+      if (this.#ends[middle] <= offset) low = middle + 1
+      else high = middle
+    }
+    return this.#dropped + low
+  }
+
+  offset(index: number): number {
+    while (this.#dropped + this.#ends.length < index && this.#read < this.text.length) this.#readPiece()
+    if (this.#dropped + this.#ends.length < index) return this.text.length
+    return index === 0 ? 0 : this.#ends[index - 1 - this.#dropped]
+  }
+
+  #readPiece() {
+    this.#pieces.lastIndex = this.#read
+    const piece = this.#pieces.exec(this.text)?.[0] ?? this.text.slice(this.#read)
+    for (let at = 0; at < piece.length; ) {
+      let end = Math.min(at + LONGEST_RUN, piece.length)
+      if (end < piece.length && isHighSurrogate(piece, end - 1)) end--
+      this.#readRun(piece.slice(at, end))
+      at = end
+    }
+  }
+
+  #readRun(run: string) {
+    const { encoding, ranks } = this.#tokenizer
+    const start = this.#read
+    let bytes = 0
+    let at = 0
+    let seen = 0
+    for (const token of encoding.encode(run, PLAIN)) {
+      const value = ranks[token]
+      bytes += typeof value === 'string' ? Buffer.byteLength(value) : value.length
+      for (let next = seen; at < run.length; ) {
+        const code = run.codePointAt(at) as number
+        next += code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4
+        if (next > bytes) break
+        at += code < 0x10000 ? 1 : 2
+        seen = next
+      }
+      this.#ends.push(start + at)
+    }
+    this.#read = start + run.length
+    if (this.#ends.length > 2 * KEPT) {
+      this.#dropped += this.#ends.length - KEPT
+      this.#ends = this.#ends.slice(-KEPT)
+    }
+  }
+}
+
+/** Text is text: nothing in it is one of the model's marks. */
+const PLAIN = { disallowedSpecial: new Set<string>() }
+
+const isHighSurrogate = (text: string, offset: number) => (text.charCodeAt(offset) & 0xfc00) === 0xd800
