@@ -1,4 +1,5 @@
 import { ingestionRuleOperations } from './content/rules/operations.ts'
+import { metadataSchemaOperations } from './content/schemas/operations.ts'
 import { auditOperations } from './control/audit/operations.ts'
 import { eventOperations } from './control/events/operations.ts'
 import { quotaOperations } from './control/quotas/operations.ts'
@@ -30,6 +31,7 @@ export const operations: readonly Operation[] = [
   ...eventOperations,
   ...webhookOperations,
   ...ingestionRuleOperations,
+  ...metadataSchemaOperations,
   ...generationOperations,
   ...traceOperations,
   ...actorOperations,

@@ -49,7 +49,6 @@ const DRAFTS: Record<string, Draft> = {
 const options: Options = {
   strict: false,
   allErrors: true,
-  addUsedSchema: false,
   logger: false,
   // `required: ["toString"]` is about the value's own properties.
   ownProperties: true,

@@ -31,6 +31,7 @@ const PREFIXES: Record<string, string> = {
   quota: 'quota',
   audit_entry: 'audit',
   ingestion_rule: 'igr',
+  metadata_schema: 'mdschema',
 }
 
 describe('ids', () => {

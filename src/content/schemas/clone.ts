@@ -1,0 +1,15 @@
+import { newId } from '../../core/ids.ts'
+import { cloneable } from '../../identity/projects/clone.ts'
+import { metadataSchemaKind } from './model.ts'
+import { insertSchema, schemasOf } from './store.ts'
+
+cloneable({
+  name: 'metadata_schemas',
+  async copy(tx, from, to, ids) {
+    for (const schema of await schemasOf(tx, from)) {
+      const copy = await insertSchema(tx, { ...schema, id: newId(metadataSchemaKind.prefix), project_id: to })
+      ids.set(schema.id, copy.id)
+      tx.emit('metadata_schemas.created', to, metadataSchemaKind.present(copy))
+    }
+  },
+})
