@@ -1,3 +1,4 @@
+import { type FileRow, fileColumns } from '../../content/files/model.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 import { type OneStatement, type Outbox, outboxParts } from '../../core/write.ts'
@@ -75,6 +76,12 @@ export async function insertTurn(
       (select to_jsonb(pr) from agents a cross join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr
         where a.id = ${turn.agent_id}) as provider`)) as ProjectFound & { provider: ProviderRow | null }
 }
+
+/** Files of a project by their ids, in any order; by the primary key. */
+export const findFiles = (db: Queryable, projectId: string, ids: readonly string[]): Promise<readonly FileRow[]> =>
+  db.any(sql.unsafe`
+    select ${fileColumns} from files t
+    where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`) as Promise<readonly FileRow[]>
 
 /** An agent with its provider, for running it: one round trip. */
 export async function findRunnableAgent(

@@ -18,6 +18,7 @@ import { callModel } from '../providers/call.ts'
 import type { ModelAnswer, ModelMessage } from '../providers/exchange.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import { modelClient } from '../providers/models.ts'
+import { type Attachments, attachFiles, readFiles } from './files.ts'
 import { FrameWriter } from './frames.ts'
 import { liveTurns, TURN_CHANNEL, TurnAborted, TurnLost } from './live.ts'
 import {
@@ -255,6 +256,8 @@ class Execution {
   private steps: StepRow[]
   private frames: FrameWriter
   private partial = ''
+  /** Read at the first model call; later steps see the same bytes. */
+  private files: Attachments | null = null
 
   constructor(services: Services, loaded: LoadedTurn, run: TurnRun) {
     this.services = services
@@ -452,15 +455,17 @@ class Execution {
     return () => clearTimeout(timer)
   }
 
-  private callModel(signal: AbortSignal): Promise<ModelAnswer> {
+  private async callModel(signal: AbortSignal): Promise<ModelAnswer> {
     const { agent, work, generation, services, loaded } = this
     if (!loaded.provider) raise('AI_PROVIDER_NOT_FOUND')
     const system = [agent.instructions ?? '', ...(work as Work).system_extra]
       .map(part => part.trim())
       .filter(part => part !== '')
+    const history = this.history()
+    this.files ??= await readFiles(services, generation.project_id, history)
     return callModel(services, loaded.provider, (work as Work).model ?? agent.model ?? loaded.provider.default_model, {
       system: system.length > 0 ? system.join('\n\n') : null,
-      messages: [...this.history(), ...this.steps.flatMap(stepMessages)],
+      messages: attachFiles([...history, ...this.steps.flatMap(stepMessages)], this.files),
       temperature: agent.temperature,
       tools: [],
       tool_choice: null,

@@ -9,7 +9,7 @@ import {
   type ToolSet,
 } from 'ai'
 import type { Services } from '../../core/operation.ts'
-import type { ModelAnswer, ModelMessage, ModelRequest, ModelUsage } from './exchange.ts'
+import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './exchange.ts'
 import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
 import type { ProviderRow } from './model.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'
@@ -162,7 +162,7 @@ const sdkTools = (tools: ModelRequest['tools']): ToolSet =>
   )
 
 /** Messages without any content are left out: some vendors refuse them. */
-function sdkMessages(messages: ModelMessage[]): SdkMessage[] {
+function sdkMessages(messages: PromptMessage[]): SdkMessage[] {
   return messages.flatMap((message): SdkMessage[] => {
     if (message.role === 'tool')
       return [
@@ -180,7 +180,10 @@ function sdkMessages(messages: ModelMessage[]): SdkMessage[] {
           })),
         },
       ]
-    if (message.role === 'user') return [{ role: 'user', content: message.content }]
+    if (message.role === 'user') {
+      const { content } = message
+      return [{ role: 'user', content: typeof content === 'string' ? content : content.map(sdkPart) }]
+    }
     const parts =
       typeof message.content === 'string' ? [{ type: 'text' as const, text: message.content }] : message.content
     const content = parts
@@ -193,6 +196,11 @@ function sdkMessages(messages: ModelMessage[]): SdkMessage[] {
     return content.length > 0 ? [{ role: 'assistant', content }] : []
   })
 }
+
+const sdkPart = (part: TextPart | AttachedFile) =>
+  part.type === 'text'
+    ? part
+    : { type: 'file' as const, data: part.data, mediaType: part.media_type, filename: part.filename }
 
 type SdkToolCall = { toolCallId: string; toolName: string; input: unknown; invalid?: boolean; error?: unknown }
 

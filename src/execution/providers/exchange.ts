@@ -1,10 +1,14 @@
 /** A stored message of a turn (execution, 0.4). `args` and `result` belong to the tool and are never renamed. */
 export type ModelMessage =
-  | { role: 'user'; content: string | { type: 'text'; text: string }[] }
+  | { role: 'user'; content: string | (TextPart | FilePart)[] }
   | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }
   | { role: 'tool'; content: ToolResultPart[] }
 
 export type TextPart = { type: 'text'; text: string }
+/** A file of the project, by its id alone: its bytes are read when a model is asked. */
+export type FilePart = { type: 'file'; file_id: string }
+/** The file as a model gets it. */
+export type AttachedFile = { type: 'attachment'; filename: string; media_type: string; data: Buffer }
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {
   type: 'tool_result'
@@ -14,9 +18,14 @@ export type ToolResultPart = {
   error: { code: string; message: string; meta?: Record<string, unknown> } | null
 }
 
+/** A message as a model is asked with it. */
+export type PromptMessage =
+  | Exclude<ModelMessage, { role: 'user' }>
+  | { role: 'user'; content: string | (TextPart | AttachedFile)[] }
+
 export type ModelRequest = {
   system: string | null
-  messages: ModelMessage[]
+  messages: PromptMessage[]
   /** 0 to 2; null is not sent. */
   temperature: number | null
   tools: { name: string; description: string; parameters: object }[]

@@ -1,0 +1,186 @@
+import type { PrincipalRecord } from '../../core/caller.ts'
+import { AppError, type ErrorCode, type RecordedFailure } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { checkStorable } from '../../core/validate.ts'
+import { signToken } from '../../identity/tokens.ts'
+import type { Page } from '../chunks/model.ts'
+import { fileBytes } from '../files/bytes.ts'
+import type { FileRow } from '../files/model.ts'
+import { toolRunner } from '../tools.ts'
+import type { IngestionRuleRow } from './model.ts'
+import { parsePages, storableText } from './pages.ts'
+
+export { parsePages } from './pages.ts'
+
+/** One conversion: which file, for which attempt, and as whom. */
+export type Conversion = {
+  document_id: string
+  attempt_id: string
+  file: FileRow
+  /** Who asked for the ingestion. */
+  principal: PrincipalRecord
+  /** Where a tool may post its text later; null when it has to answer now. */
+  callback: { url: string; token: string } | null
+  signal: AbortSignal
+}
+
+/** What a converter made of a file; `pages` may be empty. */
+export type ConverterOutcome =
+  | { kind: 'pages'; pages: Page[] }
+  | { kind: 'pending' }
+  | { kind: 'failed'; error: RecordedFailure }
+
+/** What an agent made of a file; null: the project has no such agent. */
+export type AgentAnswer = { ok: true; text: string } | { ok: false; error: RecordedFailure } | null
+
+type AgentConverter = (
+  services: Services,
+  conversion: Omit<Conversion, 'callback'> & { project_id: string; agent_id: string },
+) => Promise<AgentAnswer>
+
+let runAgent: AgentConverter | null = null
+
+/** Fills in how an agent converts a file: agents come later in the house. */
+export function convertByAgent(made: AgentConverter): void {
+  runAgent = made
+}
+
+type Reason = 'converter_missing' | 'file_too_large_for_base64' | 'deferral_not_allowed'
+
+const failed = (error: RecordedFailure): ConverterOutcome => ({ kind: 'failed', error })
+
+const named = (code: ErrorCode, message: string): ConverterOutcome => failed(new AppError(code, { message }).recorded())
+
+/** Who converts by a rule, as failures name them. */
+function converterOf({ tool_id, agent_id }: IngestionRuleRow) {
+  return agent_id === null
+    ? { id: tool_id as string, noun: 'tool', meta: { tool_id: tool_id as string } }
+    : { id: agent_id, noun: 'agent', meta: { agent_id } }
+}
+
+function converterFailed(rule: IngestionRuleRow, message: string, more: Record<string, unknown>): ConverterOutcome {
+  const { id, noun, meta } = converterOf(rule)
+  return failed({
+    code: 'CONVERTER_FAILED',
+    message: `Converter ${noun} '${id}' failed: ${message}`,
+    meta: { ...meta, ...more },
+  })
+}
+
+const refused = (rule: IngestionRuleRow, reason: Reason, message: string): ConverterOutcome =>
+  converterFailed(rule, message, { reason })
+
+/** A failure with its cause, which may quote what a stranger answered: meta that the database cannot hold is left out. */
+const caused = (rule: IngestionRuleRow, { code, message, meta }: RecordedFailure): ConverterOutcome =>
+  converterFailed(rule, storableText(message), { cause: { code, ...(meta && !checkStorable(meta) ? { meta } : {}) } })
+
+/**
+ * Has the converter of a rule turn a file into text (content, 7.4 and 7.5). Whatever a converter does is an outcome; it
+ * throws for faults of our own, and the reason of the signal when that ends the call. A tool may be called again for an
+ * attempt that was lost, under the same Idempotency-Key; an agent's generation is found again.
+ */
+export async function convert(
+  services: Services,
+  rule: IngestionRuleRow,
+  conversion: Conversion,
+): Promise<ConverterOutcome> {
+  const started = performance.now()
+  const outcome = await (rule.agent_id === null ? byTool : byAgent)(services, rule, conversion)
+  conversion.signal.throwIfAborted()
+  services.log.info(
+    {
+      document_id: conversion.document_id,
+      attempt_id: conversion.attempt_id,
+      ingestion_rule_id: rule.id,
+      ...converterOf(rule).meta,
+      outcome: outcome.kind,
+      code: outcome.kind === 'failed' ? outcome.error.code : undefined,
+      ms: Math.round(performance.now() - started),
+    },
+    'conversion',
+  )
+  return outcome
+}
+
+async function byTool(services: Services, rule: IngestionRuleRow, conversion: Conversion): Promise<ConverterOutcome> {
+  const tool_id = rule.tool_id as string
+  const tools = toolRunner()
+  if (!tools || !(await tools.find(services.pool, rule.project_id, tool_id)))
+    return refused(rule, 'converter_missing', 'the project has no such tool')
+  const delivered = await deliver(services, rule, conversion.file)
+  if ('kind' in delivered) return delivered
+  const { id, filename, content_type, size } = conversion.file
+  const outcome = await tools.call(services, {
+    project_id: rule.project_id,
+    tool_id,
+    action: rule.action,
+    input: {
+      ...rule.preset_parameters,
+      file: { id, filename, content_type, size, ...delivered },
+      ...(conversion.callback ? { callback: conversion.callback } : {}),
+    },
+    principal: conversion.principal,
+    idempotency_key: conversion.attempt_id,
+    timeout_ms: services.config.CONVERTER_TIMEOUT_MS,
+    signal: conversion.signal,
+  })
+  return outcome.ok ? judge(rule, outcome.output, conversion.callback !== null) : caused(rule, outcome.error)
+}
+
+/** The bytes of a file as the rule has them sent, or why they cannot be. */
+async function deliver(
+  services: Services,
+  rule: IngestionRuleRow,
+  file: FileRow,
+): Promise<{ data_base64: string } | { download_url: string } | ConverterOutcome> {
+  const { config } = services
+  if (rule.file_delivery === 'download_url') {
+    if (!config.baseUrlGiven)
+      return named(
+        'FILE_DOWNLOAD_URL_NOT_CONFIGURED',
+        'The rule sends a download address, for which BASE_URL is needed',
+      )
+    const { token } = await signToken(services, 'download', file.id, {}, config.FILE_DOWNLOAD_TOKEN_TTL_SECONDS)
+    return { download_url: `${config.BASE_URL}/api/v1/files/${file.id}/download?token=${token}` }
+  }
+  const tooLarge = oversized(services, rule, file)
+  if (tooLarge) return tooLarge
+  const bytes = await fileBytes(services, file, config.FILES_INLINE_MAX_BYTES)
+  if (!bytes) return named('RESOURCE_NOT_FOUND', 'The bytes of the file are lost')
+  return { data_base64: bytes.toString('base64') }
+}
+
+/** Refuses a file that is larger than FILES_INLINE_MAX_BYTES, and so than what goes into a call. */
+function oversized({ config }: Services, rule: IngestionRuleRow, { size }: FileRow): ConverterOutcome | null {
+  const limit = config.FILES_INLINE_MAX_BYTES
+  return size !== null && size > limit
+    ? refused(rule, 'file_too_large_for_base64', `the file has ${size} bytes, of which ${limit} can be sent in base64`)
+    : null
+}
+
+/** What a tool's output means. Deferral is for those that were given a callback. */
+function judge(rule: IngestionRuleRow, output: unknown, mayDefer: boolean): ConverterOutcome {
+  if (typeof output === 'object' && output !== null && 'status' in output && output.status === 'pending')
+    return mayDefer
+      ? { kind: 'pending' }
+      : refused(rule, 'deferral_not_allowed', 'it answered pending where it was not given a callback')
+  try {
+    return { kind: 'pages', pages: parsePages(output) }
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error
+    const { code, message, meta } = error.recorded()
+    return failed({ code, message, meta: { ...converterOf(rule).meta, ...meta } })
+  }
+}
+
+async function byAgent(services: Services, rule: IngestionRuleRow, conversion: Conversion): Promise<ConverterOutcome> {
+  const tooLarge = oversized(services, rule, conversion.file)
+  if (tooLarge) return tooLarge
+  const answered = await runAgent?.(services, {
+    ...conversion,
+    project_id: rule.project_id,
+    agent_id: rule.agent_id as string,
+  })
+  if (!answered) return refused(rule, 'converter_missing', 'the project has no such agent')
+  return answered.ok ? { kind: 'pages', pages: parsePages(answered.text) } : caused(rule, answered.error)
+}

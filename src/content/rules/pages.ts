@@ -1,0 +1,45 @@
+import { raise } from '../../core/errors.ts'
+import type { Page } from '../chunks/model.ts'
+
+/** The largest page number that a column holds. */
+const MAX_PAGE = 2_147_483_647
+
+/** A text without the characters that the database cannot hold. */
+export const storableText = (text: string): string => text.replaceAll('\0', '').toWellFormed()
+
+const wrong = (path: string, message: string): never =>
+  raise('CONVERTER_OUTPUT_INVALID', { message: `${path}: ${message}`, meta: { path } })
+
+const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === 'object' && value !== null && !Array.isArray(value)
+
+/**
+ * What a converter answered, or posted later, as pages: a string is page 1, `{ pages: [{ text, page_number }] }` the
+ * pages in their order. A page without a number has that of its place; blank pages are dropped, so there may be none
+ * (content, 7.5). Characters that no text can hold are dropped or replaced.
+ * @throws CONVERTER_OUTPUT_INVALID for anything else, with `meta.path`
+ */
+export function parsePages(value: unknown): Page[] {
+  const pages =
+    typeof value === 'string'
+      ? [{ number: 1, text: value }]
+      : isObject(value) && Array.isArray(value.pages)
+        ? value.pages.map(parsePage)
+        : wrong('output', 'must be a string or an object with pages')
+  return pages.map(({ number, text }) => ({ number, text: storableText(text) })).filter(({ text }) => /\S/.test(text))
+}
+
+function parsePage(page: unknown, index: number): { number: number; text: string } {
+  const path = `pages[${index}]`
+  if (!isObject(page)) return wrong(path, 'must be an object')
+  if (typeof page.text !== 'string') return wrong(`${path}.text`, 'must be a string')
+  return { number: pageNumber(page.page_number, index, `${path}.page_number`), text: page.text }
+}
+
+function pageNumber(given: unknown, index: number, path: string): number {
+  if (given === undefined || given === null) return index + 1
+  const number = typeof given === 'string' && /^\d{1,15}$/.test(given.trim()) ? Number(given) : given
+  return typeof number === 'number' && Number.isInteger(number) && number >= 1 && number <= MAX_PAGE
+    ? number
+    : wrong(path, 'must be an integer of at least 1')
+}

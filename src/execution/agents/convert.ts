@@ -1,0 +1,90 @@
+import { UniqueIntegrityConstraintViolationError } from 'slonik'
+import { type Conversion, convertByAgent } from '../../content/rules/convert.ts'
+import { AppError, type RecordedFailure } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { abortTurn } from '../generations/abort.ts'
+import { generationKind } from '../generations/model.ts'
+import { createTurn } from '../generations/turn.ts'
+import { type EndedTurn, waitForTurn } from '../generations/wait.ts'
+import { findAgent } from './model.ts'
+
+const INSTRUCTION =
+  'Extract all text of the attached file verbatim. Answer with plain text only, and with nothing else.'
+
+/** What a worker says of a turn that is past its deadline. */
+const TOO_LATE = { code: 'GENERATION_FAILED', message: 'The turn took too long', meta: { reason: 'deadline' } }
+
+type Asked = Omit<Conversion, 'callback'> & { project_id: string; agent_id: string }
+
+// Importing this module lets agents convert files: one ordinary generation each.
+convertByAgent(async (services, asked) => {
+  const agent = await findAgent(services.pool, asked.agent_id)
+  if (agent?.project_id !== asked.project_id) return null
+  // Drawn from the attempt's, so that another worker of the attempt finds the generation that was made for it.
+  const id = `${generationKind.prefix}_${asked.attempt_id.slice(-26)}`
+  try {
+    if (!(await generationKind.find(services.pool, id))) await makeTurn(services, id, asked)
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error
+    return { ok: false, error: error.recorded() }
+  }
+  return answerOf(await endOf(services, id, asked.signal))
+})
+
+/** Makes the generation, unless another worker of the attempt just did. Raises what refuses a turn. */
+async function makeTurn(services: Services, id: string, asked: Asked): Promise<void> {
+  const limit = services.config.CONVERTER_TIMEOUT_MS
+  try {
+    await services.write(tx =>
+      createTurn(tx, services, {
+        generation_id: id,
+        project_id: asked.project_id,
+        agent_id: asked.agent_id,
+        messages: [
+          {
+            role: 'user',
+            content: [
+              { type: 'text', text: INSTRUCTION },
+              { type: 'file', file_id: asked.file.id },
+            ],
+          },
+        ],
+        source: 'ingestion',
+        authority: asked.principal,
+        // Whoever may ingest the document may have it converted by the agent that a rule names.
+        permission: { action: 'documents:IngestDocument', kind: 'document', id: asked.document_id },
+        streamed: false,
+        shape: 'agent',
+        deadline_at: new Date(Date.now() + limit).toISOString(),
+      }),
+    )
+  } catch (error) {
+    if (!(error instanceof UniqueIntegrityConstraintViolationError)) throw error
+  }
+}
+
+/** The end of the generation, which is forced when no worker brings it about in time. Throws the reason of `signal`. */
+async function endOf(services: Services, id: string, signal: AbortSignal): Promise<EndedTurn> {
+  const late = AbortSignal.timeout(services.config.CONVERTER_TIMEOUT_MS)
+  const closed = AbortSignal.any([signal, late])
+  for (;;) {
+    const ended = await waitForTurn(services, id, { closed })
+    if (ended) return ended
+    signal.throwIfAborted()
+    if (late.aborted)
+      await services.write(tx => abortTurn(tx, services, id, TOO_LATE, { stop_reason: 'cancelled', force: true }))
+  }
+}
+
+function answerOf({ id, trace_id, status, result, failure }: EndedTurn) {
+  const about = { generation_id: id, trace_id }
+  const failed = ({ code, message, meta }: RecordedFailure) => ({
+    ok: false as const,
+    error: { code, message, meta: { ...meta, ...about } },
+  })
+  if (failure) return failed(failure)
+  const text = (result as { output: { content: string } | null } | null)?.output?.content ?? ''
+  if (/\S/.test(text)) return { ok: true as const, text }
+  const reason = status === 'completed' ? 'no_text' : status
+  return failed({ code: 'GENERATION_FAILED', message: 'The agent answered no text', meta: { reason } })
+}

@@ -1,0 +1,95 @@
+import { fileBytes } from '../../content/files/bytes.ts'
+import type { FileRow } from '../../content/files/model.ts'
+import { mediaTypeOf } from '../../content/rules/match.ts'
+import { invalid, type Problem, raise } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import type { AttachedFile, ModelMessage, PromptMessage } from '../providers/exchange.ts'
+import { findFiles } from './store.ts'
+
+/** What the files of a turn are sent as, by their ids. */
+export type Attachments = ReadonlyMap<string, AttachedFile>
+
+/** Media types that callers may put into a message: models read them as images, audio and PDF (conversation, 0.2). */
+const READABLE = /^(image\/|audio\/|application\/pdf$)/
+
+/** The file parts of messages with the path of each. */
+function* fileParts(messages: readonly ModelMessage[]) {
+  for (const [index, { role, content }] of messages.entries()) {
+    if (role !== 'user' || typeof content === 'string') continue
+    for (const [at, part] of content.entries())
+      if (part.type === 'file') yield { file_id: part.file_id, path: `messages[${index}].content[${at}].file_id` }
+  }
+}
+
+const total = (files: readonly FileRow[]): number => files.reduce((sum, { size }) => sum + (size ?? 0), 0)
+
+/**
+ * The files that a caller's messages name, each once, when a model can be given them.
+ * @throws FILE_NOT_FOUND for one that is not of the project, VALIDATION_FAILED for one without bytes or of a type that
+ *   models do not read, and for more than FILES_INLINE_MAX_BYTES in all
+ */
+export async function checkFiles(
+  { pool, config }: Services,
+  projectId: string,
+  messages: readonly ModelMessage[],
+): Promise<readonly FileRow[]> {
+  const parts = [...fileParts(messages)]
+  if (parts.length === 0) return []
+  const files = await findFiles(pool, projectId, [...new Set(parts.map(part => part.file_id))])
+  const byId = new Map(files.map(file => [file.id, file]))
+  const problems = parts.flatMap(({ file_id, path }): Problem[] => {
+    const file = byId.get(file_id)
+    if (!file) return raise('FILE_NOT_FOUND', { meta: { id: file_id } })
+    if (file.storage === null) return [{ code: 'INVALID_VALUE', path, message: 'names a file without content' }]
+    if (READABLE.test(mediaTypeOf(file.content_type ?? ''))) return []
+    return [{ code: 'INVALID_VALUE', path, message: 'must name an image, a sound or a PDF' }]
+  })
+  if (total(files) > config.FILES_INLINE_MAX_BYTES)
+    problems.push({
+      code: 'TOO_BIG',
+      path: 'messages',
+      message: `hold files of more than ${config.FILES_INLINE_MAX_BYTES} bytes`,
+    })
+  if (problems.length > 0) invalid(problems)
+  return files
+}
+
+/**
+ * Reads the files that the messages of a turn name, in one query and one read each; nothing without any.
+ * @throws FILE_NOT_FOUND when one is gone or its bytes are lost, GENERATION_FAILED for more than FILES_INLINE_MAX_BYTES
+ */
+export async function readFiles(
+  services: Services,
+  projectId: string,
+  messages: readonly ModelMessage[],
+): Promise<Attachments> {
+  const attachments = new Map<string, AttachedFile>()
+  const ids = new Set([...fileParts(messages)].map(part => part.file_id))
+  if (ids.size === 0) return attachments
+  const { pool, config } = services
+  const files = await findFiles(pool, projectId, [...ids])
+  const limit = config.FILES_INLINE_MAX_BYTES
+  if (total(files) > limit)
+    raise('GENERATION_FAILED', {
+      message: `The files of the turn are larger than ${limit} bytes`,
+      meta: { reason: 'files_too_large' },
+    })
+  for (const id of ids) {
+    const file = files.find(row => row.id === id)
+    const data = file && (await fileBytes(services, file, limit))
+    if (!data) return raise('FILE_NOT_FOUND', { meta: { id } })
+    const media_type = mediaTypeOf(file.content_type ?? 'application/octet-stream')
+    attachments.set(id, { type: 'attachment', filename: file.filename, media_type, data })
+  }
+  return attachments
+}
+
+/** Messages with their files, all of which were read, in place of the parts that name them. */
+export const attachFiles = (messages: readonly ModelMessage[], files: Attachments): PromptMessage[] =>
+  messages.map((message): PromptMessage => {
+    if (message.role !== 'user' || typeof message.content === 'string') return message as PromptMessage
+    return {
+      role: 'user',
+      content: message.content.map(part => (part.type === 'text' ? part : (files.get(part.file_id) as AttachedFile))),
+    }
+  })
