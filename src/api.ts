@@ -1,3 +1,5 @@
+import { documentOperations } from './content/documents/operations.ts'
+import { embeddingOperations } from './content/embeddings/operations.ts'
 import { ingestionRuleOperations } from './content/rules/operations.ts'
 import { metadataSchemaOperations } from './content/schemas/operations.ts'
 import { auditOperations } from './control/audit/operations.ts'
@@ -30,7 +32,9 @@ export const operations: readonly Operation[] = [
   ...auditOperations,
   ...eventOperations,
   ...webhookOperations,
+  ...documentOperations,
   ...ingestionRuleOperations,
+  ...embeddingOperations,
   ...metadataSchemaOperations,
   ...generationOperations,
   ...traceOperations,

@@ -61,6 +61,8 @@ export function policyCatalogue(operations: readonly Operation[]): Catalogue {
       ...kinds()
         .filter(kind => !kind.authorize)
         .map(kind => kind.name),
+      // Types without rows are known by the operations that ask for them.
+      ...operations.flatMap(({ kind }) => (kind && !kind.authorize ? [kind.name] : [])),
       'audit_entry',
       'event',
     ]),

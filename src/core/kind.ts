@@ -110,6 +110,23 @@ export function kind<Row extends KindRow>(declaration: Declaration<Row>): Kind<R
   return made
 }
 
+/** A type of resource that has no rows: policies name all of it, `*` (identity, 7). No kind of the registry. */
+export const kindWithoutRows = (name: string): Kind => ({
+  name,
+  plural: name,
+  prefix: '',
+  table: '',
+  global: false,
+  tags: false,
+  notFound: 'RESOURCE_NOT_FOUND',
+  missing: 'RESOURCE_NOT_FOUND',
+  counted: false,
+  fixedIds: [],
+  references: [],
+  find: async () => null,
+  present: row => row,
+})
+
 export const kinds = (): Kind[] => [...registry.values()]
 export const kindOf = (name: string): Kind | undefined => registry.get(name)
 

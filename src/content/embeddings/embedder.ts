@@ -22,6 +22,8 @@ export type EmbedOptions = {
   retries?: number
   /** Work nobody waits for: goes after everything else, in half of the calls at once. */
   background?: boolean
+  /** Every text has to have its vector: one that failed fails all. */
+  complete?: boolean
 }
 
 export type Embedder = {
@@ -29,7 +31,8 @@ export type Embedder = {
   model: EmbeddingModel | null
   /**
    * L2-normalized vectors in the order of the texts; null where a text failed for good, all zeros where the model finds
-   * nothing in it (never to be stored). Raises EMBEDDING_NOT_CONFIGURED, AI_PROVIDER_ERROR when every text failed.
+   * nothing in it (never to be stored). Raises EMBEDDING_NOT_CONFIGURED, AI_PROVIDER_ERROR when
+   * every text failed.
    */
   embed(texts: string[], options: EmbedOptions): Promise<(Float32Array | null)[]>
   /** The vector of a question, from a cache of the process when it was asked lately. Tries twice. Raises the same. */
@@ -61,7 +64,8 @@ function createEmbedder(services: Services): Embedder {
     options.signal?.throwIfAborted()
     if (texts.length === 0) return []
     const { vectors, failure } = await backend(texts, options)
-    if (vectors.every(vector => vector === null)) throw providerError(failure)
+    const missing = (vector: Float32Array | null) => vector === null
+    if (options.complete ? vectors.some(missing) : vectors.every(missing)) throw providerError(failure)
     return vectors
   }
 

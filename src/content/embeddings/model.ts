@@ -1,0 +1,46 @@
+import { z } from 'zod'
+import { kindWithoutRows } from '../../core/kind.ts'
+
+/** What policies name the use of the embedding model by. */
+export const embeddingKind = kindWithoutRows('embedding')
+
+/** Characters of a text that is embedded on demand. */
+export const MAX_TEXT_CHARACTERS = 32_000
+const MAX_TEXTS = 256
+
+const Text = z.string().min(1).max(MAX_TEXT_CHARACTERS)
+
+export const EmbeddingsInput = z
+  .strictObject({
+    input: Text.optional(),
+    inputs: z.array(Text).min(1).max(MAX_TEXTS).optional(),
+    project_id: z.string().optional().describe('Whom the tokens are metered to; without it nobody'),
+  })
+  .refine(({ input, inputs }) => input !== undefined || inputs !== undefined, {
+    message: 'give input, inputs or both',
+    path: ['input'],
+  })
+  .meta({ id: 'EmbeddingsInput' })
+
+const Vector = z.array(z.number()).describe('Of length 1')
+
+export const Embeddings = z
+  .object({
+    embedding: Vector.optional().describe('Of `input`'),
+    embeddings: z.array(Vector).optional().describe('Of `inputs`, in their order'),
+    model: z.string(),
+    dimensions: z.int(),
+  })
+  .meta({ id: 'Embeddings' })
+
+export const EmbeddingConfig = z
+  .object({
+    configured: z.boolean(),
+    provider: z.string().nullable(),
+    model: z.string().nullable(),
+    dimensions: z.int().nullable(),
+    reindex: z.object({
+      pending: z.int().describe('Documents whose chunks have no vectors of this model yet'),
+    }),
+  })
+  .meta({ id: 'EmbeddingConfig' })

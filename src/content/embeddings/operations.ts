@@ -1,0 +1,72 @@
+import { sql } from '../../core/db.ts'
+import { raise } from '../../core/errors.ts'
+import { type Operation, operation } from '../../core/operation.ts'
+import { embedderOf } from './embedder.ts'
+import { EmbeddingConfig, Embeddings, EmbeddingsInput, embeddingKind, MAX_TEXT_CHARACTERS } from './model.ts'
+import { currentSpace } from './space.ts'
+import { countOutside } from './store.ts'
+
+const tag = 'Embeddings'
+
+const create = operation({
+  id: 'createEmbeddings',
+  method: 'post',
+  path: '/embeddings',
+  summary: 'Embed texts with the embedding model of the deployment',
+  description: `One text as \`input\`, up to 256 as \`inputs\`, or both; at most ${MAX_TEXT_CHARACTERS} characters each.`,
+  tag,
+  action: 'embeddings:CreateEmbeddings',
+  about: embeddingKind,
+  reads: true,
+  body: EmbeddingsInput,
+  answers: { 200: Embeddings },
+  raises: ['EMBEDDING_NOT_CONFIGURED', 'AI_PROVIDER_ERROR'],
+  async run({ body, project, request, services }) {
+    const embedder = embedderOf(services)
+    if (!embedder.model) raise('EMBEDDING_NOT_CONFIGURED')
+    const texts = [...(body.input === undefined ? [] : [body.input]), ...(body.inputs ?? [])]
+    const vectors = await embedder.embed(texts, {
+      project_id: project,
+      purpose: { kind: 'api', ref: request.id },
+      complete: true,
+    })
+    const shown = vectors.map(vector => wire(vector as Float32Array))
+    return {
+      ...(body.input !== undefined && { embedding: shown.shift() }),
+      ...(body.inputs && { embeddings: shown }),
+      model: embedder.model.model,
+      dimensions: embedder.model.dimensions,
+    }
+  },
+})
+
+/** Eight decimals: more than a float32 of a vector of length 1 has, in half the bytes. */
+const wire = (vector: Float32Array): number[] => Array.from(vector, value => Math.round(value * 1e8) / 1e8)
+
+const config = operation({
+  id: 'getEmbeddingConfig',
+  method: 'get',
+  path: '/embeddings/config',
+  summary: 'Get the embedding model of the deployment and how far documents follow it',
+  description: 'Counts documents of the projects in which the caller may embed texts.',
+  tag,
+  action: 'embeddings:CreateEmbeddings',
+  about: embeddingKind,
+  answers: { 200: EmbeddingConfig },
+  async run({ db, services, visible }) {
+    const { configured, model } = embedderOf(services)
+    const space = await currentSpace(services)
+    const pending = space
+      ? await countOutside(db, space, visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }))
+      : 0
+    return {
+      configured,
+      provider: model?.provider ?? null,
+      model: model?.model ?? null,
+      dimensions: model?.dimensions ?? null,
+      reindex: { pending },
+    }
+  },
+})
+
+export const embeddingOperations: Operation[] = [create, config]
