@@ -111,21 +111,6 @@ export function createHttp(
     end(req, res, refused.status, text, 'unmatched')
   }
 
-  /** What was thrown before an operation ran, as a catalogued error: a body that cannot be read, a refusal of the HTTP layer. */
-  function refusedByLayer(error: unknown): AppError {
-    if (error instanceof AppError) return error
-    const layer = error as { type?: string; status?: number; statusCode?: number; expose?: boolean; message?: string }
-    const status = layer.status ?? layer.statusCode
-    if (layer.type === 'entity.parse.failed')
-      return new AppError('VALIDATION_FAILED', {
-        message: `Malformed request body: ${layer.message ?? 'not JSON'}`,
-        meta: { problems: [{ code: 'MALFORMED', path: '', message: 'is not JSON' }] },
-      })
-    if (typeof status === 'number' && status >= 400 && status < 500)
-      return new AppError('REQUEST_REJECTED', { status, message: layer.message })
-    return new AppError('INTERNAL_ERROR', { cause: error })
-  }
-
   /** Writes a JSON answer and the request's log line. */
   function end(req: Wire, res: ServerResponse, status: number, text: string | null, route: string, caller?: Caller) {
     res.statusCode = status
@@ -215,6 +200,21 @@ export function createHttp(
     }
   }
   return app
+}
+
+/** What was thrown where a body is read, as a catalogued error: a body that cannot be read, a refusal of the HTTP layer. */
+export function refusedByLayer(error: unknown): AppError {
+  if (error instanceof AppError) return error
+  const layer = error as { type?: string; status?: number; statusCode?: number; expose?: boolean; message?: string }
+  const status = layer.status ?? layer.statusCode
+  if (layer.type === 'entity.parse.failed')
+    return new AppError('VALIDATION_FAILED', {
+      message: `Malformed request body: ${layer.message ?? 'not JSON'}`,
+      meta: { problems: [{ code: 'MALFORMED', path: '', message: 'is not JSON' }] },
+    })
+  if (typeof status === 'number' && status >= 400 && status < 500)
+    return new AppError('REQUEST_REJECTED', { status, message: layer.message })
+  return new AppError('INTERNAL_ERROR', { cause: error })
 }
 
 /**
