@@ -1,3 +1,4 @@
+import '../src/content/footprint.ts'
 import { pruneAudit } from '../src/control/audit/retention.ts'
 import { sealEntries, sealQueue } from '../src/control/audit/seal.ts'
 import { pruneEvents } from '../src/control/events/retention.ts'
@@ -8,9 +9,11 @@ import {
   pruneLoginFailures,
   sweepQueue,
 } from '../src/control/retention/sweep.ts'
+import { snapshotProjects, snapshotQueue } from '../src/control/storage/snapshot.ts'
 import { pruneDeliveries } from '../src/control/webhooks/retention.ts'
 import type { Services } from '../src/core/operation.ts'
-import { actor, every } from '../src/core/worker.ts'
+import { message } from '../src/core/queue.ts'
+import { type Actor, actor, every } from '../src/core/worker.ts'
 import { sweepDeferredDeletes } from '../src/identity/projects/delete.ts'
 import { sweepReplacedValues } from '../src/identity/secrets/operations.ts'
 import type { Concern } from './concern.ts'
@@ -36,23 +39,37 @@ const sweeps: Record<string, Sweep> = {
 
 const SEAL_SECONDS = 5
 
-/** Daily and hourly retention, and the hash chain of the audit log. */
-export const snapshotActors = (services: Services): Concern => ({
-  actors: [
-    actor(sweepQueue, { concurrency: 1 }, async (message, { log, stopping }) => {
-      const sweep = sweeps[message.sweep]
-      if (!sweep) return
-      const started = performance.now()
-      const removed = await sweep.run(services, stopping)
-      log.info({ sweep: message.sweep, removed, ms: Math.round(performance.now() - started) }, 'sweep done')
-    }),
-    actor(sealQueue, { concurrency: 1 }, (message, { stopping }) =>
-      sealEntries(services.pool, { full: message.full, stopping }),
-    ),
-  ],
-  ticks: [
-    ...Object.entries(sweeps).map(([sweep, { when }]) => every(`sweep ${sweep}`, when, sweepQueue, { sweep })),
-    every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }),
-    every('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
-  ],
-})
+/** Daily and hourly retention, the hash chain of the audit log, and what projects store. */
+export const snapshotActors = (services: Services): Concern => {
+  const { log, queues } = services
+  queues
+    .send([message(snapshotQueue, { all: true })])
+    .catch(error => log.error({ err: error }, 'storage snapshots not asked for'))
+  return { actors: actorsOf(services), ticks }
+}
+
+const actorsOf = (services: Services): Actor[] => [
+  actor(sweepQueue, { concurrency: 1 }, async (message, { log, stopping }) => {
+    const sweep = sweeps[message.sweep]
+    if (!sweep) return
+    const started = performance.now()
+    const removed = await sweep.run(services, stopping)
+    log.info({ sweep: message.sweep, removed, ms: Math.round(performance.now() - started) }, 'sweep done')
+  }),
+  actor(sealQueue, { concurrency: 1 }, (message, { stopping }) =>
+    sealEntries(services.pool, { full: message.full, stopping }),
+  ),
+  actor(snapshotQueue, { concurrency: 1 }, async ({ all }, { log, stopping }) => {
+    const started = performance.now()
+    const outcome = await snapshotProjects(services, { all, stopping })
+    log.info({ all, ...outcome, ms: Math.round(performance.now() - started) }, 'storage measured')
+  }),
+]
+
+const ticks = [
+  ...Object.entries(sweeps).map(([sweep, { when }]) => every(`sweep ${sweep}`, when, sweepQueue, { sweep })),
+  every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }),
+  every('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
+  // Projects are due once a UTC day; what failed or was made since is taken up an hour later.
+  every('storage snapshots', '2 * * * *', snapshotQueue, { all: false }),
+]

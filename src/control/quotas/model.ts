@@ -49,7 +49,10 @@ export type Quota = z.output<typeof Quota>
 export const QuotaUsage = z
   .object({
     window_key: z.string(),
-    observed_value: z.number().nullable().describe('null when usage of the metric is not metered'),
+    observed_value: z
+      .number()
+      .nullable()
+      .describe('null when usage of the metric is not metered, or storage was not yet'),
     limit: z.number(),
     remaining: z.number().nullable(),
     resets_at: z.string().nullable(),

@@ -7,6 +7,7 @@ import { anyOf, listTable, pageOf, textFilter } from '../../core/lists.ts'
 import { announce } from '../../core/notified-cache.ts'
 import { itemOperation, type Operation, operation } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
+import { newestSnapshot } from '../storage/store.ts'
 import {
   limitProblem,
   METRICS,
@@ -128,8 +129,10 @@ const getQuotaUsage = itemOperation(quota, {
   action: 'quotas:GetQuota',
   answers: { 200: QuotaUsage },
   async run({ db, resource, services }) {
-    const { key, resets_at } = windowOf(resource.window, services.clock.now())
-    const observed = resource.metric === 'requests' ? await countIn(db, resource.id, key) : null
+    const now = services.clock.now()
+    const snapshot = resource.metric === 'storage_bytes' ? await newestSnapshot(db, resource.project_id) : null
+    const { key, resets_at } = windowOf(resource.window, snapshot ? new Date(snapshot.day) : now)
+    const observed = resource.metric === 'requests' ? await countIn(db, resource.id, key) : (snapshot?.bytes ?? null)
     return {
       window_key: key,
       observed_value: observed,

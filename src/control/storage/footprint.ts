@@ -1,0 +1,28 @@
+import { type Fragment, sql } from '../../core/db.ts'
+
+/**
+ * What a module adds to the footprint of the project of an id, as selects of one value: the bytes it stores, and how many
+ * of its rows searches read. Null counts as nothing.
+ */
+export type Footprint = (projectId: Fragment) => { bytes: Fragment; chunks?: Fragment }
+
+const parts: Footprint[] = []
+
+/** Adds what a module stores to the footprint of projects; called by the module at import. */
+export function footprint(part: Footprint): void {
+  parts.push(part)
+}
+
+/** A select of one row, the sums of all parts for a project: `bytes` and `chunk_count`. */
+export function footprintOf(projectId: Fragment): Fragment {
+  const measured = parts.map(part => part(projectId))
+  const sum = (terms: Fragment[]) =>
+    terms.length === 0
+      ? sql.fragment`0::int8`
+      : sql.fragment`(${sql.join(
+          terms.map(term => sql.fragment`coalesce((${term}), 0)`),
+          sql.fragment` + `,
+        )})::int8`
+  return sql.fragment`select ${sum(measured.map(({ bytes }) => bytes))} as bytes,
+    ${sum(measured.flatMap(({ chunks }) => chunks ?? []))} as chunk_count`
+}

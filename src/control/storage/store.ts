@@ -1,0 +1,48 @@
+import { z } from 'zod'
+import { type Queryable, sql } from '../../core/db.ts'
+import { footprintOf } from './footprint.ts'
+
+const Snapshot = z.object({ bytes: z.number(), chunk_count: z.number() })
+export type Snapshot = z.output<typeof Snapshot>
+
+/** Days that a snapshot is kept; quotas read the newest, usage keeps its own numbers. */
+const KEPT_DAYS = 40
+
+/**
+ * Measures a project and keeps the result as its snapshot of a UTC day, in one statement; older ones than are kept go
+ * with it (index storage_snapshots_pkey). What it reads of the contents is said where each part is registered.
+ */
+export const takeSnapshot = (db: Queryable, projectId: string, day: string): Promise<Snapshot> =>
+  db.one(sql.type(Snapshot)`
+    with dropped as (
+      delete from storage_snapshots where project_id = ${projectId} and day < ${day}::date - ${KEPT_DAYS}::int
+    )
+    insert into storage_snapshots (project_id, day, bytes, chunk_count)
+    select ${projectId}, ${day}::date, f.bytes, f.chunk_count from (${footprintOf(sql.fragment`${projectId}`)}) f
+    on conflict (project_id, day) do update
+      set bytes = excluded.bytes, chunk_count = excluded.chunk_count, created_at = now()
+    returning bytes, chunk_count`)
+
+/**
+ * The next projects in the order of their ids (indexes projects_pkey and storage_snapshots_pkey).
+ * @param missing only those without a snapshot of this UTC day; null for all
+ */
+export const projectsAfter = (
+  db: Queryable,
+  after: string,
+  missing: string | null,
+  limit: number,
+): Promise<readonly string[]> =>
+  db.anyFirst(sql.type(z.object({ id: z.string() }))`
+    select p.id from projects p
+    where p.id > ${after} and ${
+      missing === null
+        ? sql.fragment`true`
+        : sql.fragment`not exists (select 1 from storage_snapshots s where s.project_id = p.id and s.day = ${missing}::date)`
+    }
+    order by p.id limit ${limit}`)
+
+/** The newest snapshot of a project, with its UTC day; null when it was never metered (index storage_snapshots_pkey). */
+export const newestSnapshot = (db: Queryable, projectId: string): Promise<{ day: string; bytes: number } | null> =>
+  db.maybeOne(sql.type(z.object({ day: z.string(), bytes: z.number() }))`
+    select day, bytes from storage_snapshots where project_id = ${projectId} order by day desc limit 1`)
