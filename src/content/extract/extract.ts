@@ -1,11 +1,128 @@
+import { type ChildProcess, fork } from 'node:child_process'
 import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '../../core/errors.ts'
 import type { Page } from '../chunks/model.ts'
+import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
 
 /** Text of a source, or why there is none. `retry` says whether another try could end otherwise. */
 export type Extraction =
   | { ok: true; pages: Page[]; total_pages: number }
   | { ok: false; error: RecordedFailure; retry: boolean }
+
+/** The settings of the same names. */
+type Limits = { INGESTION_MAX_PAGES: number; INGESTION_MAX_TEXT_BYTES: number }
+
+/** What one PDF may cost: time of its process, and its memory at any moment with the program and the file itself. */
+const PDF_TIMEOUT_MS = 120_000
+const PDF_MEMORY_BYTES = 512 * 1024 * 1024
+
+/** How long a process waits for the next PDF. */
+const IDLE_MS = 30_000
+
+/**
+ * Text of a PDF by page in reading order: trimmed, without blank pages, numbered from 1 as in the file. `total_pages`
+ * counts the blank ones too. What the file does to its reader is a value: the file is read in a process of its own,
+ * which is killed when it takes too long or too much memory. Throws the reason of `signal` when that aborts.
+ */
+export async function extractPdf(
+  bytes: Buffer,
+  limits: Limits,
+  { timeoutMs = PDF_TIMEOUT_MS, signal }: { timeoutMs?: number; signal?: AbortSignal } = {},
+): Promise<Extraction> {
+  signal?.throwIfAborted()
+  const reader = idle.pop() ?? startReader()
+  clearTimeout(reader.idling)
+  return new Promise<Extraction>((resolve, reject) => {
+    const pages: Page[] = []
+    const finish = (outcome: Extraction) => {
+      release()
+      resolve(outcome)
+    }
+    const onMessage = (answer: PdfAnswer) => {
+      if ('page' in answer) return pages.push(answer.page)
+      const { end } = answer
+      if (end.ok) finish({ ok: true, pages, total_pages: end.total_pages })
+      else finish(failed(end.code, end.message))
+      if (end.reusable) keep(reader)
+      else reader.child.disconnect()
+    }
+    const onExit = (code: number | null, by: NodeJS.Signals | null) => {
+      // V8 ends itself with SIGABRT when its heap is full, the monitor with SIGUSR2.
+      if (by === 'SIGUSR2' || by === 'SIGABRT') {
+        finish(failed('INGESTION_FAILED', `Reading the PDF took more than ${PDF_MEMORY_BYTES} bytes of memory`))
+      } else finish(failed('INGESTION_FAILED', `The process that read the PDF ended with ${by ?? code}`, true))
+    }
+    const onError = (error: Error) =>
+      finish(failed('INGESTION_FAILED', `Reading the PDF failed: ${error.message}`, true))
+    const timer = setTimeout(() => {
+      finish(failed('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`))
+      reader.child.kill('SIGKILL')
+    }, timeoutMs)
+    const onAbort = () => {
+      release()
+      reader.child.kill('SIGKILL')
+      reject(signal?.reason)
+    }
+    const release = () => {
+      clearTimeout(timer)
+      reader.child.off('message', onMessage)
+      reader.child.off('exit', onExit)
+      reader.child.off('error', onError)
+      signal?.removeEventListener('abort', onAbort)
+    }
+    reader.child.on('message', onMessage)
+    reader.child.once('exit', onExit)
+    reader.child.once('error', onError)
+    signal?.addEventListener('abort', onAbort)
+    const request: PdfRequest = {
+      size: bytes.length,
+      maxPages: limits.INGESTION_MAX_PAGES,
+      maxTextBytes: limits.INGESTION_MAX_TEXT_BYTES,
+    }
+    reader.child.send(request)
+    reader.child.stdin?.write(bytes)
+  })
+}
+
+type Reader = { child: ChildProcess; idling?: NodeJS.Timeout }
+
+/** Processes that wait for a PDF; there are never more than were read at once. */
+const idle: Reader[] = []
+
+function keep(reader: Reader) {
+  reader.idling = setTimeout(() => reader.child.disconnect(), IDLE_MS).unref()
+  idle.push(reader)
+}
+
+/** A process with nothing in its environment that may not write files or start programs. It ends with its channel. */
+function startReader(): Reader {
+  const child = fork(new URL('./pdf-process.ts', import.meta.url), [String(PDF_MEMORY_BYTES)], {
+    env: {},
+    execArgv: ['--max-old-space-size=384', '--permission', '--allow-fs-read=*', '--allow-worker'],
+    stdio: ['pipe', 'ignore', 'ignore', 'ipc'],
+    serialization: 'advanced',
+  })
+  const reader: Reader = { child }
+  const forget = () => {
+    clearTimeout(reader.idling)
+    const at = idle.indexOf(reader)
+    if (at >= 0) idle.splice(at, 1)
+  }
+  child.once('disconnect', forget)
+  child.once('exit', forget)
+  // What befalls a process that reads shows in its exit; a waiting one is replaced.
+  child.on('error', () => {})
+  child.stdin?.on('error', () => {})
+  child.unref()
+  child.channel?.unref()
+  return reader
+}
+
+const failed = (code: string, message: string, retry = false): Extraction => ({
+  ok: false,
+  error: { code, message },
+  retry,
+})
 
 /**
  * Text of a `text/*` file as one page: decoded with the charset of its content type (UTF-8 where it names none we

@@ -1,0 +1,96 @@
+import { once } from 'node:events'
+import { Worker } from 'node:worker_threads'
+import { getDocumentProxy } from 'unpdf'
+
+/**
+ * The program in which PDFs are read, one after the other: extract.ts starts it, sends a PdfRequest and the bytes to
+ * its standard input, and gets the pages one by one. It holds no secret, opens nothing, and may be killed at any time.
+ */
+export type PdfRequest = { size: number; maxPages: number; maxTextBytes: number }
+export type PdfAnswer =
+  | { page: { number: number; text: string } }
+  | { end: ({ ok: true; total_pages: number } | Failure) & { reusable: boolean } }
+type Failure = { ok: false; code: 'PDF_PARSE_FAILED' | 'INGESTION_FAILED'; message: string }
+
+/** Nothing is fetched, compiled or drawn. */
+const OPTIONS = {
+  verbosity: 0,
+  useSystemFonts: false,
+  disableFontFace: true,
+  standardFontDataUrl: undefined,
+  cMapUrl: undefined,
+  wasmUrl: undefined,
+  iccUrl: undefined,
+  useWorkerFetch: false,
+  useWasm: false,
+  isOffscreenCanvasSupported: false,
+  isImageDecoderSupported: false,
+  enableXfa: false,
+}
+
+class LimitError extends Error {}
+
+async function extract(bytes: Uint8Array, { maxPages, maxTextBytes }: PdfRequest): Promise<number> {
+  const pdf = await getDocumentProxy(bytes, OPTIONS)
+  try {
+    const total = pdf.numPages
+    if (total > maxPages) throw new LimitError(`The PDF has more than ${maxPages} pages (INGESTION_MAX_PAGES)`)
+    let left = maxTextBytes
+    for (let number = 1; number <= total; number++) {
+      const page = await pdf.getPage(number)
+      let text = ''
+      for await (const { items } of page.streamTextContent()) {
+        for (const item of items) {
+          const part = item.hasEOL ? `${item.str}\n` : (item.str ?? '')
+          left -= Buffer.byteLength(part)
+          text += part
+        }
+        if (left < 0) {
+          throw new LimitError(`The text is longer than ${maxTextBytes} bytes (INGESTION_MAX_TEXT_BYTES)`)
+        }
+      }
+      page.cleanup()
+      text = text.replaceAll('\0', '').toWellFormed().trim()
+      if (text) answer({ page: { number, text } })
+    }
+    return total
+  } finally {
+    await pdf.loadingTask.destroy()
+  }
+}
+
+function failure(error: unknown): Failure {
+  const { name, message } = error instanceof Error ? error : new Error(String(error))
+  if (error instanceof LimitError) return { ok: false, code: 'INGESTION_FAILED', message }
+  const reason = name === 'PasswordException' ? 'it opens with a password only' : message.slice(0, 200)
+  return { ok: false, code: 'PDF_PARSE_FAILED', message: `The file cannot be read as a PDF: ${reason}` }
+}
+
+const answer = (message: PdfAnswer) => process.send?.(message)
+
+async function read(request: PdfRequest): Promise<void> {
+  const bytes = new Uint8Array(request.size)
+  for (let filled = 0; filled < request.size; ) {
+    const part = process.stdin.read(Math.min(request.size - filled, process.stdin.readableLength)) as Buffer | null
+    if (!part) {
+      await once(process.stdin, 'readable')
+      continue
+    }
+    bytes.set(part, filled)
+    filled += part.length
+  }
+  const outcome = await extract(bytes, request).then(total_pages => ({ ok: true as const, total_pages }), failure)
+  answer({ end: { ...outcome, reusable: process.memoryUsage.rss() < maxMemoryBytes / 2 } })
+}
+
+// The reader leaves promises behind that fail with the document they belonged to; its outcome has been told.
+process.on('unhandledRejection', () => {})
+process.on('disconnect', () => process.exit())
+
+const maxMemoryBytes = Number(process.argv[2])
+const monitor = new Worker(new URL('./pdf-monitor.ts', import.meta.url), {
+  workerData: { parent: process.ppid, maxMemoryBytes },
+  resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 4 },
+})
+await once(monitor, 'online')
+process.on('message', request => void read(request as PdfRequest))
