@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { Caller } from './caller.ts'
 import { invalid, raise } from './errors.ts'
 import type { EventName } from './events.ts'
 import type { Kind, KindRow } from './kind.ts'
@@ -60,7 +61,7 @@ export function mergedTags(stored: Tags, sent: Record<string, string | null>): T
  * @param declaration.param path parameter that holds the id; default `<kind>_id`
  * @param declaration.read action of the GET
  * @param declaration.write action of the PUT and the PATCH
- * @param declaration.setTags stores the bag and returns the row as `kind.find` does
+ * @param declaration.setTags stores the bag a caller sent and returns the row as `kind.find` does
  * @param declaration.event default `<plural>.updated`; null emits nothing
  * @param declaration.onChange what else follows from a change, in the same transaction
  */
@@ -72,7 +73,7 @@ export function tagOperations<Row extends KindRow>(
     tag: string
     read: string
     write: string
-    setTags(tx: Tx, row: Row, tags: Tags): Promise<Row>
+    setTags(tx: Tx, row: Row, tags: Tags, caller: Caller): Promise<Row>
     event?: EventName | null
     onChange?(tx: Tx, row: Row): void | Promise<void>
   },
@@ -83,15 +84,15 @@ export function tagOperations<Row extends KindRow>(
   const title = kind.name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 
   const change = async (
-    context: { tx: Tx; resource: Row; allowTags(tags: Tags): void },
+    context: { caller: Caller; tx: Tx; resource: Row; allowTags(tags: Tags): void },
     result: (stored: Tags) => Tags,
   ): Promise<Tags> => {
-    const { tx, resource } = context
+    const { caller, tx, resource } = context
     const row = await kind.find(tx, resource.id, true)
     if (!row) return raise(kind.notFound, { meta: { id: resource.id } })
     const tags = result(row.tags ?? {})
     context.allowTags(tags)
-    const changed = await setTags(tx, row, tags)
+    const changed = await setTags(tx, row, tags, caller)
     if (event !== null && changed.project_id !== null)
       tx.emit(event ?? (`${kind.plural}.updated` as EventName), changed.project_id, kind.present(changed))
     await onChange?.(tx, changed)

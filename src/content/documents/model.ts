@@ -89,6 +89,19 @@ export const DocumentStatus = z
   })
   .meta({ id: 'DocumentStatus' })
 
+/** A chunk of a document as the wire shows it. */
+export const DocumentChunk = z
+  .object({
+    id: z.string(),
+    chunk_index: z.int(),
+    page_number: z.int().nullable(),
+    char_start: z.int().describe('Code points of the text'),
+    char_end: z.int().describe('Exclusive'),
+    content: z.string(),
+    embedded: z.boolean().describe('Searches by meaning find it'),
+  })
+  .meta({ id: 'DocumentChunk' })
+
 /** A row of documents. */
 export const DocumentRow = z.object({
   ...Document.shape,

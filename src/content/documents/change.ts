@@ -1,0 +1,271 @@
+import { createHash } from 'node:crypto'
+import { isDeepStrictEqual } from 'node:util'
+import { invalid, raise } from '../../core/errors.ts'
+import { etagOf, namesTag } from '../../core/etag.ts'
+import type { Context, Services } from '../../core/operation.ts'
+import type { Tags } from '../../core/tags.ts'
+import type { Tx } from '../../core/write.ts'
+import type { ChunkSettings, PartialSettings } from '../chunks/model.ts'
+import { effectiveSettings } from '../chunks/settings.ts'
+import { removeChunks } from '../chunks/store.ts'
+import { type FileRow, fileKind } from '../files/model.ts'
+import { lockFile, moveFile, setFileText } from '../files/store.ts'
+import { isReserved, leafOf } from '../paths.ts'
+import { judgeMetadata } from '../schemas/judge.ts'
+import { textSize } from './create.ts'
+import { type Cut, type CutSource, countsOf, cutAndEmbed, cutOnly, writeCut } from './cut.ts'
+import { type Author, authorOf, type DocumentRow, documentKind } from './model.ts'
+import { archiveVersion, endAttempt, lockDocument, setDocumentText, textOf, updateDocument } from './store.ts'
+
+/** What a write asks of a document; what is absent stays. */
+export type Wanted = {
+  title?: string | null
+  path?: string | null
+  metadata?: Record<string, unknown> | null
+  /** The bag that the stored one becomes. */
+  tags?: (stored: Tags) => Tags
+  settings?: PartialSettings
+  /** The whole text, or what is added to its end. */
+  content?: string
+  append?: string
+  /** The version whose state the above is; brings a withdrawn document back. */
+  restores?: { text_version: number | null }
+  expected_version?: number
+}
+
+/** What a document becomes, once its chunks are there. */
+type Plan = {
+  next: DocumentRow
+  /** The new text; null when the text stays. */
+  text: string | null
+  /** What the new chunks are made of; null when the chunks stay. */
+  source: CutSource | null
+  /** What the source was made from: the same key is the same source. */
+  key: string
+  /** Something that a version keeps is different. */
+  changed: boolean
+}
+
+/** Rounds in which chunks are made outside of the row's lock, before they are made under it without vectors. */
+const ROUNDS = 3
+
+/** What a version keeps beside the text. */
+const VERSIONED = [
+  'title',
+  'path',
+  'metadata',
+  'tags',
+  'chunk_strategy',
+  'chunk_unit',
+  'chunk_size',
+  'chunk_overlap',
+] as const
+
+/** Raises VALIDATION_FAILED for what only the platform writes. */
+export function refuseReserved(row: Pick<DocumentRow, 'kind' | 'path'>): void {
+  if (row.kind === 'message' || (row.path !== null && isReserved(row.path)))
+    invalid({ code: 'RESERVED_PATH', path: '', message: 'the document is written by the platform only' })
+}
+
+/** Raises VALIDATION_FAILED for a write that has to wait for a restore. */
+export function refuseWithdrawn(row: Pick<DocumentRow, 'status'>): void {
+  if (row.status === 'withdrawn')
+    invalid({ code: 'INVALID_STATE', path: '', message: 'the document is withdrawn; restore a version first' })
+}
+
+/** Raises VERSION_CONFLICT when the caller expected another version (content, 1.5). */
+export function requireVersion(row: Pick<DocumentRow, 'version'>, expected_version: number | undefined): void {
+  if (expected_version !== undefined && expected_version !== row.version)
+    raise('VERSION_CONFLICT', { meta: { current_version: row.version, expected_version } })
+}
+
+/**
+ * Applies a write to a document and answers its row. Chunks and vectors of a new text are made between two
+ * transactions, from what the first one read under the row's lock; when the document has moved on meanwhile they are
+ * made again. Writes without a precondition all apply, one after the other, each with its own version.
+ */
+export async function changeDocument(
+  context: Pick<Context, 'services' | 'caller' | 'audit' | 'request' | 'allow' | 'allowTags' | 'record'> & {
+    resource: DocumentRow
+  },
+  wanted: Wanted,
+): Promise<DocumentRow> {
+  const { audit, resource, services } = context
+  const owner = { project_id: resource.project_id, document_id: resource.id }
+  const checks = audit.additional_checks.length
+  let made: { key: string; cut: Cut } | null = null
+  for (let round = 0; ; round++) {
+    const outcome: DocumentRow | Plan = await services.write(async tx => {
+      // A transaction may be run again; what it noted is noted anew.
+      audit.additional_checks.length = checks
+      const row = await lockDocument(tx, resource.id)
+      if (!row) return raise(documentKind.notFound, { meta: { id: resource.id } })
+      refuseReserved(row)
+      requireVersion(row, wanted.expected_version)
+      requireTag(row, context.request.headers['if-match'])
+      if (!wanted.restores) refuseWithdrawn(row)
+      const plan = await planChange(tx, services, row, wanted)
+      if (plan.next.path !== row.path) context.allow(audit.action, { kind: documentKind, row: plan.next })
+      if (wanted.tags) context.allowTags(plan.next.tags)
+      await judgeChange(tx, row, plan.next, wanted)
+      let cut = made?.key === plan.key ? made.cut : null
+      if (plan.source && !cut) {
+        if (round < ROUNDS) return plan
+        cut = await cutOnly(services, plan.source)
+      }
+      const after = await applyPlan(tx, services, row, plan, {
+        cut,
+        created_by: authorOf(context.caller),
+        text_version: wanted.restores?.text_version ?? null,
+      })
+      audit.detail.changes = changedFields(row, after)
+      context.record(tx, 200)
+      return after
+    })
+    if (!('next' in outcome)) return outcome
+    made = { key: outcome.key, cut: await cutAndEmbed(services, owner, outcome.source as CutSource) }
+  }
+}
+
+/** Raises PRECONDITION_FAILED when the record is no longer the one that the client read. */
+function requireTag(row: DocumentRow, wanted: string | undefined): void {
+  if (wanted !== undefined && !namesTag(wanted, etagOf(JSON.stringify(documentKind.present(row)))))
+    raise('PRECONDITION_FAILED')
+}
+
+/** What a write makes of the locked row. Raises VALIDATION_FAILED for what the document cannot become. */
+async function planChange(db: Tx, services: Services, row: DocumentRow, wanted: Wanted): Promise<Plan> {
+  const next = { ...row }
+  if (wanted.title !== undefined) next.title = wanted.title
+  if (wanted.metadata !== undefined) next.metadata = wanted.metadata
+  if (wanted.tags) next.tags = wanted.tags(row.tags)
+  if (wanted.path !== undefined) move(next, wanted.path)
+  const settings = effectiveSettings(wanted.settings, row)
+  Object.assign(next, settings)
+
+  const writesText = wanted.content !== undefined || wanted.append !== undefined
+  if (writesText && !wanted.restores) requireTextSource(row, wanted)
+  const cutAnew =
+    !isDeepStrictEqual(settings, settingsOf(row)) ||
+    (wanted.settings !== undefined && row.status !== 'ready') ||
+    (settings.chunk_strategy === 'auto' && next.title !== row.title && row.status === 'ready')
+  const stored = writesText || cutAnew ? await storedText(db, row) : null
+  const text = wanted.append === undefined ? wanted.content : `${stored}${wanted.append}`
+  const replaced = text !== undefined && text !== stored
+  if (replaced && !wanted.restores)
+    textSize(text, services.config.DOCUMENT_CONTENT_MAX_BYTES, wanted.append === undefined ? 'content' : 'append')
+
+  const changed = replaced || VERSIONED.some(name => !isDeepStrictEqual(next[name], row[name]))
+  const live = text ?? stored
+  const cuts = replaced || cutAnew || (writesText && row.status !== 'ready')
+  if (cuts && live === null && !wanted.restores)
+    invalid({ code: 'INVALID_STATE', path: '', message: 'the document has no text to cut yet; ingest it again' })
+  return {
+    next,
+    text: replaced ? text : null,
+    source: cuts && live !== null ? { text: live, settings, title: next.title } : null,
+    key: JSON.stringify([
+      wanted.content === undefined ? row.text_version : null,
+      settings,
+      settings.chunk_strategy === 'auto' ? next.title : null,
+    ]),
+    changed,
+  }
+}
+
+/** Moves a document; its name follows where it was the path's last segment (content, 5.4 rule 3). */
+function move(next: DocumentRow, path: string | null): void {
+  if (path !== null && next.path !== null && next.filename === leafOf(next.path)) next.filename = leafOf(path)
+  next.path = path
+}
+
+const isTextSource = (row: DocumentRow): boolean => /^text\//i.test(row.content_type ?? '')
+
+/** Raises VALIDATION_FAILED for a text that would not be the document's source. */
+function requireTextSource(row: DocumentRow, wanted: Wanted): void {
+  const field = wanted.append === undefined ? 'content' : 'append'
+  if (!isTextSource(row))
+    invalid({
+      code: 'INVALID_STATE',
+      path: field,
+      message: 'the text of the document is extracted from its file; replace the file and ingest it again',
+    })
+  if (wanted.append !== undefined && row.text_version === null)
+    invalid({ code: 'INVALID_STATE', path: field, message: 'the document has no text to add to yet' })
+}
+
+const storedText = async (db: Tx, row: DocumentRow): Promise<string | null> =>
+  row.text_version === null ? null : textOf(db, row.id)
+
+const settingsOf = (row: DocumentRow): ChunkSettings => ({
+  chunk_strategy: row.chunk_strategy,
+  chunk_unit: row.chunk_unit,
+  chunk_size: row.chunk_size,
+  chunk_overlap: row.chunk_overlap,
+})
+
+/** Judges what a write changes of metadata or place by the schema of the new place (content, 11.2 rule 5). */
+async function judgeChange(tx: Tx, row: DocumentRow, next: DocumentRow, wanted: Wanted): Promise<void> {
+  const { project_id, path, metadata } = next
+  const sent = wanted.restores ? row.metadata !== null || metadata !== null : wanted.metadata !== undefined
+  const moved = path !== row.path && metadata !== null
+  if (path !== null && (sent || moved))
+    await judgeMetadata(tx, { project_id, resource_type: 'document', path, metadata })
+}
+
+/** Writes what was planned; equal state writes nothing and tells nothing. */
+async function applyPlan(
+  tx: Tx,
+  services: Services,
+  row: DocumentRow,
+  plan: Plan,
+  write: { cut: Cut | null; created_by: Author; text_version: number | null },
+): Promise<DocumentRow> {
+  const { cut, created_by } = write
+  const back = row.status === 'withdrawn'
+  if (!plan.changed && !cut && !back) return row
+  const next = { ...plan.next }
+  if (plan.changed || back) next.version = row.version + 1
+  if (plan.text !== null) {
+    next.text_version = write.text_version ?? next.version
+    next.total_pages = null
+    await setDocumentText(tx, row, plan.text)
+  }
+  if (plan.text !== null && isTextSource(row)) next.size = await rewriteFile(tx, row, plan.text)
+  if (next.path !== row.path || next.filename !== row.filename)
+    tell(tx, await moveFile(tx, row.file_id, { path: next.path, filename: next.filename }))
+  if (cut) {
+    await removeChunks(tx, row.id)
+    if (row.status === 'pending' || row.status === 'processing') await endAttempt(tx, row.id)
+    Object.assign(next, { status: 'ready', error: null, ...countsOf(services, cut) })
+  } else if (back) {
+    Object.assign(next, {
+      status: 'failed',
+      error: { code: 'INGESTION_FAILED', message: 'Withdrawn before its text was there; ingest it again' },
+    })
+  }
+  const after = await updateDocument(tx, next)
+  if (cut) await writeCut(services, tx, after, cut)
+  if (next.version !== row.version) await archiveVersion(tx, after, { created_by })
+  tx.emit(back ? 'documents.restored' : 'documents.updated', after.project_id, documentKind.present(after))
+  return after
+}
+
+/** Makes a text the bytes of the document's file too; answers their number. */
+async function rewriteFile(tx: Tx, row: DocumentRow, text: string): Promise<number> {
+  const file = await lockFile(tx, row.file_id)
+  if (!file) throw new Error(`document ${row.id} without its file ${row.file_id}`)
+  const size = Buffer.byteLength(text)
+  tell(tx, await setFileText(tx, file, { size, sha256: createHash('sha256').update(text).digest() }))
+  return size
+}
+
+/** The file is a resource of its own: who follows files sees what its document does to it. */
+const tell = (tx: Tx, file: FileRow): void => tx.emit('files.updated', file.project_id, fileKind.present(file))
+
+/** The fields of a version that a write changed, for its audit entry. */
+function changedFields(row: DocumentRow, after: DocumentRow): string[] | undefined {
+  const names = VERSIONED.filter(name => !isDeepStrictEqual(row[name], after[name]))
+  const changes = row.text_version === after.text_version ? names : ['content', ...names]
+  return changes.length > 0 ? changes : undefined
+}

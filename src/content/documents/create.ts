@@ -1,0 +1,107 @@
+import { createHash } from 'node:crypto'
+import type { z } from 'zod'
+import { checkStorage } from '../../control/quotas/storage.ts'
+import { invalid } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import type { Context } from '../../core/operation.ts'
+import { effectiveSettings } from '../chunks/settings.ts'
+import { fileKind } from '../files/model.ts'
+import { insertFile } from '../files/store.ts'
+import { filePath, leafOf, PathError, writablePath } from '../paths.ts'
+import { judgeMetadata } from '../schemas/judge.ts'
+import { countsOf, cutAndEmbed, writeCut } from './cut.ts'
+import { authorOf, type DocumentInput, type DocumentRow, documentKind } from './model.ts'
+import { insertDocument } from './store.ts'
+
+/**
+ * Makes a document of a text, ready at once: its file, the text, version 1 and its chunks in one transaction. The text
+ * is stored once; the file's bytes are its UTF-8.
+ */
+export async function createDocument(
+  context: Context<Record<string, unknown>, z.output<typeof DocumentInput>>,
+): Promise<DocumentRow> {
+  const { body, caller, services } = context
+  const project_id = context.project as string
+  const { content, title = null, metadata = null, tags = {} } = body
+  const size = textSize(content, services.config.DOCUMENT_CONTENT_MAX_BYTES, 'content')
+  const id = newId(documentKind.prefix)
+  const { path, filename } = placeOf(body, id)
+  if (body.path == null) context.allow('documents:CreateDocument', { kind: documentKind, project_id, path, tags })
+  const settings = effectiveSettings(body, { chunk_strategy: 'whole' })
+  await checkStorage(services, project_id, size)
+  const cut = await cutAndEmbed(services, { project_id, document_id: id }, { text: content, settings, title })
+
+  return services.write(async tx => {
+    if (body.metadata !== undefined) await judgeMetadata(tx, { project_id, resource_type: 'document', path, metadata })
+    const file = await insertFile(tx, {
+      id: newId(fileKind.prefix),
+      project_id,
+      path,
+      filename,
+      content_type: 'text/plain',
+      size,
+      sha256: createHash('sha256').update(content).digest(),
+      storage: 'text',
+      location: null,
+      metadata: null,
+      tags: {},
+    })
+    const made = await insertDocument(
+      tx,
+      {
+        id,
+        project_id,
+        file_id: file.id,
+        kind: 'document',
+        status: 'ready',
+        path,
+        filename,
+        content_type: file.content_type,
+        size,
+        title,
+        metadata,
+        tags,
+        ...settings,
+        ...countsOf(services, cut),
+      },
+      { text: content, created_by: authorOf(caller) },
+    )
+    await writeCut(services, tx, made, cut)
+    tx.emit('files.created', project_id, fileKind.present({ ...file, document_id: id }))
+    tx.emit('documents.created', project_id, documentKind.present(made))
+    context.record(tx, 201, id)
+    return made
+  })
+}
+
+/** UTF-8 bytes of a text that a request brought as `field`. Raises VALIDATION_FAILED over the most. */
+export function textSize(text: string, maxBytes: number, field: string): number {
+  const size = Buffer.byteLength(text)
+  if (size > maxBytes)
+    invalid({ code: 'TOO_LARGE', path: field, message: `makes ${size} bytes of text; ${maxBytes} are allowed` })
+  return size
+}
+
+/** Where a new document goes and what it is called (content, 5.4 rule 2). */
+function placeOf({ path, filename }: { path?: string | null; filename?: string | null }, id: string) {
+  if (path != null) return { path, filename: filename ?? leafOf(path) }
+  const name = filename ?? `${id}.txt`
+  try {
+    return { path: writablePath(filePath(null, name)), filename: name }
+  } catch (error) {
+    if (!(error instanceof PathError)) throw error
+    return invalid({ code: error.code, path: 'filename', message: error.message })
+  }
+}
+
+/** The path that a create names, as policies see it; null when it names none, or none that can be. */
+export function pathOfCreate(body: Record<string, unknown>): string | null {
+  const { path, filename } = body
+  try {
+    if (typeof path === 'string') return filePath(null, path)
+    return typeof filename === 'string' ? filePath(null, filename) : null
+  } catch (error) {
+    if (error instanceof PathError) return null
+    throw error
+  }
+}

@@ -1,0 +1,80 @@
+import { invalid } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import type { Services } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import { type EmbeddedChunk, embedChunks } from '../chunks/embed.ts'
+import type { ChunkDraft, ChunkSettings } from '../chunks/model.ts'
+import { ChunkLimitError, splitPages } from '../chunks/split.ts'
+import { insertChunks } from '../chunks/store.ts'
+import { embedderOf } from '../embeddings/embedder.ts'
+import { currentSpace, type Space } from '../embeddings/space.ts'
+import type { DocumentRow } from './model.ts'
+
+/** What chunks are made of: a text without pages, how it is cut, and the title that `auto` embeds with every chunk. */
+export type CutSource = { text: string; settings: ChunkSettings; title: string | null }
+
+/** Chunks of a text, ready to be written; their vectors belong to `space`. */
+export type Cut = {
+  chunks: EmbeddedChunk[]
+  space: Space | null
+}
+
+/** Cuts a text. Raises VALIDATION_FAILED when it makes more chunks than a document may have. */
+async function split(services: Services, { text, settings, title }: CutSource): Promise<ChunkDraft[]> {
+  try {
+    const maxChunks = services.config.INGESTION_MAX_CHUNKS
+    return await splitPages([{ number: null, text }], settings, { title, maxChunks })
+  } catch (error) {
+    if (error instanceof ChunkLimitError)
+      invalid({ code: 'TOO_MANY_CHUNKS', path: 'chunk_size', message: error.message })
+    throw error
+  }
+}
+
+/** Cuts a text without asking a provider: what can be done under a lock. */
+export async function cutOnly(services: Services, source: CutSource): Promise<Cut> {
+  const failed = embedderOf(services).configured
+  const drafts = await split(services, source)
+  return { chunks: drafts.map(draft => ({ ...draft, id: newId('dchunk'), vectors: [], failed })), space: null }
+}
+
+/**
+ * Cuts a text and embeds what it can within EMBEDDING_INLINE_TIMEOUT_MS. It may wait for a provider, so no connection
+ * and no lock may be held meanwhile.
+ */
+export async function cutAndEmbed(
+  services: Services,
+  owner: { project_id: string; document_id: string },
+  source: CutSource,
+): Promise<Cut> {
+  const drafts = await split(services, source)
+  const chunks = await embedChunks(services, owner, drafts, {
+    timeoutMs: services.config.EMBEDDING_INLINE_TIMEOUT_MS,
+  })
+  return { chunks, space: chunks.some(chunk => chunk.vectors.length > 0) ? await currentSpace(services) : null }
+}
+
+/** What the document's row says of a cut. What could not be embedded yet is tried again later. */
+export function countsOf(
+  services: Services,
+  { chunks }: Cut,
+): Pick<DocumentRow, 'chunk_count' | 'total_chunks' | 'embedded_chunks' | 'embed_since'> {
+  return {
+    chunk_count: chunks.length,
+    total_chunks: chunks.length,
+    embedded_chunks: chunks.filter(({ vectors }) => vectors.length > 0).length,
+    embed_since: chunks.some(({ failed }) => failed) ? services.clock.now().toISOString() : null,
+  }
+}
+
+/** Writes the chunks and vectors of a document that has none. */
+export async function writeCut(
+  services: Services,
+  tx: Tx,
+  row: Pick<DocumentRow, 'id' | 'project_id'>,
+  { chunks, space }: Cut,
+): Promise<void> {
+  if (chunks.length === 0) return
+  const owner = { project_id: row.project_id, document_id: row.id }
+  await insertChunks(tx, owner, chunks, { space, textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG })
+}

@@ -1,0 +1,307 @@
+import { z } from 'zod'
+import type { Config } from '../../config.ts'
+import { sql } from '../../core/db.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import { anyOf, between, booleanQuery, listTable, page, pageOf, tagCondition, tagFilter } from '../../core/lists.ts'
+import { itemOperation, type Operation, operation, type Services } from '../../core/operation.ts'
+import { replacedTags, tagOperations } from '../../core/tags.ts'
+import { listChunks } from '../chunks/store.ts'
+import { atOrBelow, Directory } from '../paths.ts'
+import { stores } from '../storage/stores.ts'
+import { changeDocument, refuseReserved } from './change.ts'
+import { createDocument as create, pathOfCreate } from './create.ts'
+import { settled } from './hooks.ts'
+import { metadataCondition, metadataQuery } from './metadata-filter.ts'
+import {
+  authorOf,
+  DOCUMENT_STATUSES,
+  Document,
+  DocumentChunk,
+  DocumentInput,
+  DocumentPatch,
+  type DocumentRow,
+  DocumentStatus,
+  DocumentVersion,
+  type DocumentVersionRow,
+  DocumentVersionWithContent,
+  DocumentWithContent,
+  documentKind,
+  VersionPrecondition,
+} from './model.ts'
+import { removeDocument } from './remove.ts'
+import { findDocumentByPath, findDocumentWithText, lockDocument } from './store.ts'
+import { restoreVersion, setDocumentTags, versionOf, withdrawDocument as withdraw } from './versions.ts'
+
+const tag = 'Documents'
+
+/** JSON may spell a character of the text with three times its bytes; the rest is metadata and tags. */
+const bodyLimit = (config: Config): number => 3 * config.DOCUMENT_CONTENT_MAX_BYTES + 262_144
+
+const createDocument = operation({
+  id: 'createDocument',
+  method: 'post',
+  path: '/documents',
+  summary: 'Make a document of a text',
+  tag,
+  action: 'documents:CreateDocument',
+  creates: documentKind,
+  pathOf: pathOfCreate,
+  body: DocumentInput,
+  bodyLimit,
+  answers: { 201: Document },
+  raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED'],
+  transaction: false,
+  run: async context => documentKind.present(await create(context)),
+})
+
+const DocumentFilter = z.object({
+  path_prefix: Directory.optional(),
+  status: anyOf(DOCUMENT_STATUSES),
+  include_withdrawn: booleanQuery.optional().describe('Withdrawn documents too; default false'),
+  metadata: metadataQuery.optional(),
+  tags: tagFilter,
+})
+
+const listDocuments = operation({
+  id: 'listDocuments',
+  method: 'get',
+  path: '/documents',
+  summary: 'List documents',
+  tag,
+  action: 'documents:ListDocuments',
+  lists: documentKind,
+  query: DocumentFilter,
+  answers: { 200: pageOf(Document) },
+  // documents_project serves the order; documents_path, documents_tags and documents_metadata their filters.
+  run: context => {
+    const { include_withdrawn, metadata, path_prefix, status, tags } = context.query
+    return listTable<DocumentRow>(context, {
+      table: 'documents',
+      path: true,
+      tags: true,
+      where: [
+        sql.fragment`t.kind = 'document'`,
+        status
+          ? sql.fragment`t.status = any(${sql.array(status, 'text')})`
+          : !include_withdrawn && sql.fragment`t.status <> 'withdrawn'`,
+        path_prefix !== undefined && atOrBelow(sql.fragment`t.path`, path_prefix),
+        metadata && metadataCondition(sql.fragment`t.metadata`, metadata),
+        tagCondition(sql.fragment`t.tags`, tags),
+      ],
+      present: documentKind.present,
+    })
+  },
+})
+
+/** A document as one is read: with its text, and never waiting for an ingestion that stalled. */
+async function read(services: Services, row: DocumentRow & { content: string | null }) {
+  const shown = await settled(services, row)
+  return { ...documentKind.present(shown), content: shown.status === 'ready' ? row.content : null }
+}
+
+const getDocument = itemOperation(documentKind, {
+  id: 'getDocument',
+  method: 'get',
+  path: '/documents/{document_id}',
+  summary: 'Read one document with its text',
+  tag,
+  action: 'documents:GetDocument',
+  find: findDocumentWithText,
+  answers: { 200: DocumentWithContent },
+  run: ({ resource, services }) => read(services, resource as DocumentRow & { content: string | null }),
+})
+
+const getDocumentByPath = operation({
+  id: 'getDocumentByPath',
+  method: 'get',
+  path: '/documents/by-path',
+  summary: 'Read the document at an exact path with its text',
+  tag,
+  action: 'documents:GetDocument',
+  lists: documentKind,
+  paged: false,
+  query: z.object({ path: Directory }),
+  answers: { 200: DocumentWithContent },
+  raises: ['RESOURCE_NOT_FOUND'],
+  async run({ allow, db, project, query, services }) {
+    if (project === null)
+      return invalid({
+        code: 'REQUIRED',
+        path: 'project_id',
+        message: 'is required with a credential that is bound to no project',
+      })
+    const row = await findDocumentByPath(db, project, query.path)
+    if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id: query.path } })
+    allow('documents:GetDocument', { kind: documentKind, row })
+    return read(services, row)
+  },
+})
+
+const updateDocument = itemOperation(documentKind, {
+  id: 'updateDocument',
+  method: 'patch',
+  path: '/documents/{document_id}',
+  summary: 'Change a document: its text, place, metadata, tags or chunks',
+  tag,
+  action: 'documents:UpdateDocument',
+  body: DocumentPatch,
+  bodyLimit,
+  answers: { 200: Document },
+  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT'],
+  transaction: false,
+  async run(context) {
+    const { tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, ...wanted } = context.body
+    const settings = { chunk_strategy, chunk_unit, chunk_size, chunk_overlap }
+    const after = await changeDocument(context, {
+      ...wanted,
+      ...(tags ? { tags: stored => replacedTags(stored, tags) } : {}),
+      ...(Object.values(settings).some(value => value != null) ? { settings } : {}),
+    })
+    return documentKind.present(after)
+  },
+})
+
+const deleteDocument = itemOperation(documentKind, {
+  id: 'deleteDocument',
+  method: 'delete',
+  path: '/documents/{document_id}',
+  summary: 'Delete a document with its versions and its file',
+  tag,
+  action: 'documents:DeleteDocument',
+  answers: { 204: null },
+  raises: ['VALIDATION_FAILED'],
+  async run({ resource, services, tx }) {
+    const row = await lockDocument(tx, resource.id)
+    if (!row) return raise(documentKind.notFound, { meta: { id: resource.id } })
+    refuseReserved(row)
+    await removeDocument(tx, stores(services), row)
+  },
+})
+
+const getDocumentStatus = itemOperation(documentKind, {
+  id: 'getDocumentStatus',
+  method: 'get',
+  path: '/documents/{document_id}/status',
+  summary: 'Read how far the ingestion of a document is',
+  tag,
+  action: 'documents:GetDocument',
+  answers: { 200: DocumentStatus },
+  async run({ resource, services }) {
+    const row = await settled(services, resource)
+    const { id, status, chunk_count, embedded_chunks, total_chunks, total_pages, error } = row
+    return { id, status, chunk_count, embedded_chunks, total_chunks, total_pages, progress: progressOf(row), error }
+  },
+})
+
+/** Percent of the chunks that are there (content, 5.3). */
+function progressOf({ status, chunk_count, total_chunks }: DocumentRow): number | null {
+  if (status === 'ready') return 100
+  if (status === 'pending') return 0
+  if (status !== 'processing' || total_chunks === null) return null
+  return total_chunks === 0 ? 99 : Math.min(99, Math.floor((100 * chunk_count) / total_chunks))
+}
+
+const listDocumentChunks = itemOperation(documentKind, {
+  id: 'listDocumentChunks',
+  method: 'get',
+  path: '/documents/{document_id}/chunks',
+  summary: 'List the chunks of a document in their order',
+  tag,
+  action: 'documents:GetDocument',
+  paged: true,
+  answers: { 200: pageOf(DocumentChunk) },
+  run: context => listChunks(context, context.resource.id),
+})
+
+const versionPath = '/documents/{document_id}/versions/{version}'
+
+const listDocumentVersions = itemOperation(documentKind, {
+  id: 'listDocumentVersions',
+  method: 'get',
+  path: '/documents/{document_id}/versions',
+  summary: 'List the versions of a document, newest first',
+  tag,
+  action: 'documents:GetDocument',
+  paged: true,
+  answers: { 200: pageOf(DocumentVersion) },
+  // The primary key serves filter and order.
+  run: context =>
+    page<Omit<DocumentVersionRow, 'content' | 'text_version'>>(context, {
+      columns: sql.fragment`v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy,
+        v.chunk_unit, v.chunk_size, v.chunk_overlap, v.created_by, v.created_at`,
+      from: sql.fragment`document_versions v`,
+      where: [sql.fragment`v.document_id = ${context.resource.id}`, between(sql.fragment`v.created_at`, context.page)],
+      order: sql.fragment`v.version desc`,
+      present: row => row,
+    }),
+})
+
+const getDocumentVersion = itemOperation(documentKind, {
+  id: 'getDocumentVersion',
+  method: 'get',
+  path: versionPath,
+  summary: 'Read one version of a document with its text',
+  tag,
+  action: 'documents:GetDocument',
+  answers: { 200: DocumentVersionWithContent },
+  async run({ db, params, resource }) {
+    const { text_version: _, ...version } = await versionOf(db, resource.id, params.version)
+    return version
+  },
+})
+
+const restoreDocumentVersion = itemOperation(documentKind, {
+  id: 'restoreDocumentVersion',
+  method: 'post',
+  path: `${versionPath}/restore`,
+  summary: 'Make the state of a version the newest version; brings back a withdrawn document',
+  tag,
+  action: 'documents:UpdateDocument',
+  body: VersionPrecondition,
+  bodyOptional: true,
+  answers: { 200: Document },
+  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT'],
+  transaction: false,
+  run: async context =>
+    documentKind.present(await restoreVersion(context, context.params.version, context.body?.expected_version)),
+})
+
+const withdrawDocument = itemOperation(documentKind, {
+  id: 'withdrawDocument',
+  method: 'post',
+  path: '/documents/{document_id}/withdraw',
+  summary: 'Take a document out of lists and searches without deleting it',
+  tag,
+  action: 'documents:UpdateDocument',
+  body: VersionPrecondition,
+  bodyOptional: true,
+  answers: { 200: Document },
+  raises: ['VERSION_CONFLICT'],
+  run: async ({ body, caller, resource, tx }) =>
+    documentKind.present(
+      await withdraw(tx, resource.id, { expected_version: body?.expected_version, created_by: authorOf(caller) }),
+    ),
+})
+
+export const documentOperations: Operation[] = [
+  createDocument,
+  listDocuments,
+  getDocumentByPath,
+  getDocument,
+  updateDocument,
+  deleteDocument,
+  getDocumentStatus,
+  listDocumentChunks,
+  ...tagOperations(documentKind, {
+    path: '/documents/{document_id}',
+    tag,
+    read: 'documents:GetDocument',
+    write: 'documents:UpdateDocument',
+    event: null,
+    setTags: (tx, row, tags, caller) => setDocumentTags(tx, row, tags, authorOf(caller)),
+  }),
+  listDocumentVersions,
+  getDocumentVersion,
+  restoreDocumentVersion,
+  withdrawDocument,
+]

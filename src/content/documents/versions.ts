@@ -1,0 +1,89 @@
+import { isDeepStrictEqual } from 'node:util'
+import { invalid, raise } from '../../core/errors.ts'
+import type { Tags } from '../../core/tags.ts'
+import type { Tx } from '../../core/write.ts'
+import { removeChunks } from '../chunks/store.ts'
+import { changeDocument, refuseReserved, refuseWithdrawn, requireVersion } from './change.ts'
+import { type Author, type DocumentRow, type DocumentVersionRow, documentKind } from './model.ts'
+import { archiveVersion, endAttempt, findVersion, lockDocument, updateDocument } from './store.ts'
+
+const NUMBER = /^[1-9]\d{0,8}$/
+
+/** The version that a path names. Raises RESOURCE_NOT_FOUND. */
+export async function versionOf(
+  db: Parameters<typeof findVersion>[0],
+  documentId: string,
+  number: string,
+): Promise<DocumentVersionRow> {
+  const found = NUMBER.test(number) ? await findVersion(db, documentId, Number(number)) : null
+  return found ?? raise('RESOURCE_NOT_FOUND', { meta: { id: number } })
+}
+
+/**
+ * Writes the state of a version as a new one, the way an update would; a withdrawn document comes back with it. Raises
+ * VALIDATION_FAILED for a tombstone, and for a version from before the document had a text when it has one now.
+ */
+export async function restoreVersion(
+  context: Parameters<typeof changeDocument>[0],
+  number: string,
+  expected_version: number | undefined,
+): Promise<DocumentRow> {
+  const { resource, services } = context
+  const version = await versionOf(services.pool, resource.id, number)
+  if (version.tombstone)
+    invalid({ code: 'INVALID_STATE', path: 'version', message: 'is a tombstone; restore a version with content' })
+  if (version.content === null && resource.text_version !== null)
+    invalid({ code: 'INVALID_STATE', path: 'version', message: 'is from before the document had a text' })
+  const { title, path, metadata, tags, content } = version
+  return changeDocument(context, {
+    title,
+    path,
+    metadata,
+    tags: () => tags,
+    settings: version,
+    ...(content === null ? {} : { content }),
+    restores: { text_version: version.text_version },
+    expected_version,
+  })
+}
+
+/**
+ * Takes a document out of lists and searches: chunks and vectors go, a tombstone is appended. A withdrawn one stays as
+ * it is and nothing is told.
+ */
+export async function withdrawDocument(
+  tx: Tx,
+  id: string,
+  { expected_version, created_by }: { expected_version: number | undefined; created_by: Author },
+): Promise<DocumentRow> {
+  const row = await lockDocument(tx, id)
+  if (!row) return raise(documentKind.notFound, { meta: { id } })
+  refuseReserved(row)
+  requireVersion(row, expected_version)
+  if (row.status === 'withdrawn') return row
+  await removeChunks(tx, id)
+  if (row.status === 'pending' || row.status === 'processing') await endAttempt(tx, id)
+  const after = await updateDocument(tx, {
+    ...row,
+    status: 'withdrawn',
+    version: row.version + 1,
+    chunk_count: 0,
+    embedded_chunks: 0,
+    error: null,
+    embed_since: null,
+  })
+  await archiveVersion(tx, after, { tombstone: true, created_by })
+  tx.emit('documents.withdrawn', after.project_id, documentKind.present(after))
+  return after
+}
+
+/** Stores the tags of a locked document as a version of their own, unless they are what it has. */
+export async function setDocumentTags(tx: Tx, row: DocumentRow, tags: Tags, created_by: Author): Promise<DocumentRow> {
+  refuseReserved(row)
+  refuseWithdrawn(row)
+  if (isDeepStrictEqual(row.tags, tags)) return row
+  const after = await updateDocument(tx, { ...row, tags, version: row.version + 1 })
+  await archiveVersion(tx, after, { created_by })
+  tx.emit('documents.updated', after.project_id, documentKind.present(after))
+  return after
+}
