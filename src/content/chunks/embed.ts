@@ -1,7 +1,7 @@
 import { AppError } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import type { Services } from '../../core/operation.ts'
-import { embedderOf } from '../embeddings/embedder.ts'
+import { blamesTexts, embedderOf } from '../embeddings/embedder.ts'
 import { isZero } from '../embeddings/local.ts'
 import type { ChunkDraft } from './model.ts'
 
@@ -45,7 +45,10 @@ function inputsOf({ content, context }: Pick<ChunkDraft, 'content' | 'context'>,
   return segmentsOf(content, maxChars - head.length - 2).map(segment => `${head}\n\n${segment}`)
 }
 
-export type ChunkVectors = { vectors: Float32Array[]; failed: boolean }
+export type ChunkVectors = Pick<EmbeddedChunk, 'vectors' | 'failed'> & {
+  /** It failed with all others, and not for what they say: the provider is away. */
+  down: boolean
+}
 
 /**
  * Vectors of texts that belong to one document. A text whose embedding failed in any window has none. Never throws for
@@ -59,7 +62,7 @@ export async function chunkVectors(
   options: { timeoutMs?: number; signal?: AbortSignal; background?: boolean } = {},
 ): Promise<ChunkVectors[]> {
   const embedder = embedderOf(services)
-  if (!embedder.configured) return chunks.map(() => ({ vectors: [], failed: false }))
+  if (!embedder.configured) return chunks.map(() => ({ vectors: [], failed: false, down: false }))
   const inputs = chunks.map(chunk => inputsOf(chunk, services.config.EMBEDDING_MAX_INPUT_CHARS))
   let found: (Float32Array | null)[]
   try {
@@ -73,14 +76,16 @@ export async function chunkVectors(
     // What a provider did is in the log already.
     if (!(error instanceof AppError))
       services.log.error({ err: error, document_id: owner.document_id }, 'chunks not embedded')
-    return inputs.map(texts => ({ vectors: [], failed: texts.length > 0 }))
+    const down = !blamesTexts(error)
+    return inputs.map(texts => ({ vectors: [], failed: texts.length > 0, down: down && texts.length > 0 }))
   }
   let at = 0
   return inputs.map(texts => {
     const mine = found.slice(at, at + texts.length)
     at += texts.length
-    if (mine.includes(null)) return { vectors: [], failed: true }
-    return { vectors: mine.filter(vector => vector !== null && !isZero(vector)) as Float32Array[], failed: false }
+    if (mine.includes(null)) return { vectors: [], failed: true, down: false }
+    const vectors = (mine as Float32Array[]).filter(vector => !isZero(vector))
+    return { vectors, failed: false, down: false }
   })
 }
 
@@ -92,5 +97,8 @@ export async function embedChunks(
   options: { timeoutMs?: number; signal?: AbortSignal } = {},
 ): Promise<EmbeddedChunk[]> {
   const embedded = await chunkVectors(services, owner, drafts, options)
-  return drafts.map((draft, index) => ({ ...draft, id: newId('dchunk'), ...embedded[index] }))
+  return drafts.map((draft, index) => {
+    const { vectors, failed } = embedded[index]
+    return { ...draft, id: newId('dchunk'), vectors, failed }
+  })
 }

@@ -34,8 +34,8 @@ export async function insertChunks(
     insert into document_chunks (id, document_id, project_id, chunk_index, page_number, char_start, char_end, content,
       context, tsv, tsv_config)
     select c.id, ${document_id}, ${project_id}, c.chunk_index, c.page_number, c.char_start, c.char_end, c.content,
-      c.context, search_tsv(coalesce(to_regconfig(${config}), 'simple'), c.content, ${project_id}),
-      case when to_regconfig(${config}) is null then 'simple' else ${config} end
+      c.context, search_tsv(coalesce((select c.oid::regconfig from pg_ts_config c where c.oid::regconfig::text = ${config}), 'simple'), c.content, ${project_id}),
+      case when (select c.oid::regconfig from pg_ts_config c where c.oid::regconfig::text = ${config}) is null then 'simple' else ${config} end
     from ${sql.unnest(
       chunks.map(chunk => [
         chunk.id,
@@ -103,3 +103,61 @@ export async function listChunks(context: Pick<Context, 'db' | 'page' | 'service
     present: row => row,
   })
 }
+
+export type BareChunk = {
+  id: string
+  document_id: string
+  chunk_index: number
+  content: string
+  context: string | null
+}
+
+/**
+ * Chunks of documents that have no vectors of a space, from behind one on, in the order of document_chunks_document;
+ * knowledge_vectors_ref finds the vectors.
+ */
+export const chunksWithout = async (
+  db: Queryable,
+  space: Space,
+  documentIds: readonly string[],
+  after: Pick<BareChunk, 'document_id' | 'chunk_index'> | null,
+  limit: number,
+): Promise<readonly BareChunk[]> =>
+  (await db.any(sql.unsafe`
+    select c.id, c.document_id, c.chunk_index, c.content, c.context from document_chunks c
+    where c.document_id = any(${sql.array([...documentIds], 'text')})
+      ${after === null ? sql.fragment`` : sql.fragment`and (c.document_id, c.chunk_index) > (${after.document_id}, ${after.chunk_index})`}
+      and not exists (select from knowledge_vectors v
+        where v.source = ${SOURCES.document} and v.ref_id = c.id and v.space_id = ${space.id})
+    order by c.document_id, c.chunk_index limit ${limit}`)) as readonly BareChunk[]
+
+/** Which of some chunks are still there. */
+export const existingChunks = async (db: Queryable, ids: readonly string[]): Promise<ReadonlySet<string>> =>
+  new Set(
+    (await db.anyFirst(
+      sql.unsafe`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`,
+    )) as readonly string[],
+  )
+
+/** The text search configuration that a name stands for in this database: itself, or `simple` where there is none such. */
+export const knownConfig = async (db: Queryable, name: string): Promise<string> => {
+  const config = CONFIG_NAME.test(name) ? name : 'simple'
+  return (await db.oneFirst(
+    sql.unsafe`select case when (select c.oid::regconfig from pg_ts_config c where c.oid::regconfig::text = ${config}) is null then 'simple' else ${config} end`,
+  )) as string
+}
+
+/**
+ * Makes the search words of up to `limit` chunks anew that another configuration made; answers how many.
+ * document_chunks_config finds them; those that somebody is writing are left for the next time.
+ */
+export const rebuildWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
+  (
+    await db.query(sql.unsafe`
+      update document_chunks c set tsv = search_tsv(${config}::regconfig, c.content, c.project_id), tsv_config = ${config}
+      from (
+        select id from document_chunks where tsv_config < ${config} or tsv_config > ${config}
+        limit ${limit} for update skip locked
+      ) other
+      where c.id = other.id`)
+  ).rowCount

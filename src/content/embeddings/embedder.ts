@@ -119,8 +119,14 @@ function providerError(failure: CallFailure | null): AppError {
   return new AppError('AI_PROVIDER_ERROR', {
     message: `The embedding provider ${said[reason]}`,
     meta: { provider_status_code: status },
+    cause: failure,
   })
 }
+
+/** Whether what `embed` raised is a matter of the texts: the provider read them and refused them. */
+export const blamesTexts = (error: unknown): boolean =>
+  error instanceof AppError &&
+  ['refused', 'unreadable'].includes((error.cause as CallFailure | undefined)?.class ?? 'unreachable')
 
 /** One call of `embed`: what it still waits for. */
 type Request = {

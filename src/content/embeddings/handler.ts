@@ -1,0 +1,25 @@
+import type { Services } from '../../core/operation.ts'
+import { message } from '../../core/queue.ts'
+import { type Actor, actor, every, type Tick } from '../../core/worker.ts'
+import { embedMissing, missingQueue } from './missing.ts'
+import { reindex, reindexQueue } from './reindex.ts'
+
+const SWEEP_SECONDS = 300
+
+/** Who embeds what has no vectors yet, and what has those of other settings. */
+export function embeddingActors(services: Services): { actors: Actor[]; ticks: Tick[] } {
+  // A worker that starts may have come with new settings.
+  services.queues
+    .send([message(reindexQueue, {})])
+    .catch(error => services.log.error({ err: error }, 'not looked for documents to embed anew'))
+  return {
+    actors: [
+      actor(missingQueue, { concurrency: 1 }, (_message, context) => embedMissing(services, context)),
+      actor(reindexQueue, { concurrency: 1 }, (_message, context) => reindex(services, context)),
+    ],
+    ticks: [
+      every('embed what is missing', SWEEP_SECONDS, missingQueue, {}),
+      every('embed anew', SWEEP_SECONDS, reindexQueue, {}),
+    ],
+  }
+}

@@ -1,0 +1,45 @@
+import { z } from 'zod'
+import type { Services } from '../../core/operation.ts'
+import { entityMailbox } from '../../core/queue.ts'
+import { type Context, HandBack } from '../../core/worker.ts'
+import { fill } from './fill.ts'
+import { currentSpace } from './space.ts'
+import { documentsWaiting, endWaits } from './store.ts'
+
+/** Embeds what could not be embedded when it was written. One at a time in the deployment. */
+export const missingQueue = entityMailbox('embeddings.missing', {
+  message: z.object({}),
+  key: () => 'missing',
+  kind: 'ingestion',
+  retry: { limit: 0 },
+})
+
+const DAY_MS = 24 * 60 * 60 * 1000
+const DOCUMENTS = 50
+
+/** Tries every document that waits for vectors once; after a day none is tried any more (content, 6.4.7). */
+export async function embedMissing(
+  services: Services,
+  { signal, stopping, log }: Pick<Context, 'signal' | 'stopping' | 'log'>,
+): Promise<void> {
+  const given_up = await endWaits(services.pool, new Date(services.clock.now().getTime() - DAY_MS))
+  if (given_up > 0) log.warn({ given_up }, 'documents stay without some of their vectors')
+  const space = await currentSpace(services)
+  if (!space) return
+  const total = { documents: 0, embedded: 0, failed: 0 }
+  for (let after: Awaited<ReturnType<typeof documentsWaiting>>[number] | null = null; ; ) {
+    const documents = await documentsWaiting(services.pool, after, DOCUMENTS)
+    if (documents.length === 0) break
+    after = documents[documents.length - 1]
+    const { embedded, failed, down } = await fill(services, space, documents, signal)
+    total.documents += documents.length
+    total.embedded += embedded
+    total.failed += failed
+    if (down) {
+      log.warn(total, 'missing vectors are tried for later: the provider embeds nothing')
+      return
+    }
+    if (stopping.aborted) throw new HandBack('the worker stops')
+  }
+  if (total.documents > 0) log.info(total, 'missing vectors tried for')
+}
