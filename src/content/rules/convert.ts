@@ -10,8 +10,6 @@ import { toolRunner } from '../tools.ts'
 import type { IngestionRuleRow } from './model.ts'
 import { parsePages, storableText } from './pages.ts'
 
-export { parsePages } from './pages.ts'
-
 /** One conversion: which file, for which attempt, and as whom. */
 export type Conversion = {
   document_id: string

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { fileKind } from '../../content/files/model.ts'
 import { principalRecord } from '../../core/caller.ts'
 import { invalid, raise } from '../../core/errors.ts'
 import { MetadataBag } from '../../core/metadata.ts'
@@ -7,17 +8,32 @@ import { type AgentRow, agentKind } from '../agents/model.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
+import { checkFiles } from './files.ts'
 import { UsageTotals } from './model.ts'
 import { findRunnableAgent, findTrace } from './store.ts'
 import { createTurnAtOnce } from './turn.ts'
 
 const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
 
-const Message = z.strictObject({
-  // A system entry has a code of its own, so it is let through to be named.
-  role: z.enum(['user', 'assistant', 'system']),
-  content: z.string().min(1).max(262_144),
-})
+const text = z.string().min(1).max(262_144)
+
+const Part = z.discriminatedUnion('type', [
+  z.strictObject({ type: z.literal('text'), text }),
+  z.strictObject({ type: z.literal('file'), file_id: z.string().min(1).max(255) }),
+])
+
+const Message = z
+  .strictObject({
+    // A system entry has a code of its own, so it is let through to be named.
+    role: z.enum(['user', 'assistant', 'system']),
+    content: z
+      .union([text, z.array(Part).min(1).max(32)])
+      .describe('Text, or in a message of the user parts of text and files: images, sounds and PDF'),
+  })
+  .refine(({ role, content }) => role !== 'assistant' || typeof content === 'string', {
+    path: ['content'],
+    message: 'must be text in a message of the assistant',
+  })
 
 const GenerateInput = z
   .strictObject({
@@ -108,6 +124,7 @@ export const generateOperation = itemOperation(agentKind, {
   summary: 'Run an agent: in the background, waited for, or streamed',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
+  alsoActions: ['files:DownloadFile'],
   find: findRunnableAgent,
   query: WaitQuery,
   body: GenerateInput,
@@ -115,6 +132,7 @@ export const generateOperation = itemOperation(agentKind, {
   produces: 'text/event-stream',
   raises: [
     'SYSTEM_MESSAGE_NOT_ALLOWED',
+    'FILE_NOT_FOUND',
     'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
     'PROJECT_PAUSED',
     'AI_PROVIDER_NOT_FOUND',
@@ -136,6 +154,8 @@ export const generateOperation = itemOperation(agentKind, {
     if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
       invalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
     await checkTraces(context)
+    for (const file of await checkFiles(services, agent.project_id, messages))
+      context.allow('files:DownloadFile', { kind: fileKind, row: file })
     return answerTurn(context, mode, generation_id =>
       createTurnAtOnce(
         services,
