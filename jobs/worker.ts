@@ -1,6 +1,7 @@
 import { pathToFileURL } from 'node:url'
 import express from 'express'
 import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../src/config.ts'
+import { requireVectorIndex } from '../src/content/vectors/pgvector.ts'
 import { sql } from '../src/core/db.ts'
 import { mountHealth } from '../src/core/documents.ts'
 import { closeServer, portOf } from '../src/core/health.ts'
@@ -39,6 +40,7 @@ export async function startWorker(
       log: line => log.debug(line),
     })
   const services = await openServices(config, { log, role: 'worker' })
+  await requireVectorIndex(services)
   const parts = kinds.map(kind => concerns[kind](services))
   let lastBeat = 0
   // Two workers of one host may share INSTANCE_ID.

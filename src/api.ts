@@ -1,5 +1,8 @@
 import { documentOperations } from './content/documents/operations.ts'
 import { embeddingOperations } from './content/embeddings/operations.ts'
+import { fileOperations } from './content/files/operations.ts'
+import { ingestionOperations } from './content/ingestion/operations.ts'
+import { knowledgeOperations } from './content/knowledge/operations.ts'
 import { ingestionRuleOperations } from './content/rules/operations.ts'
 import { metadataSchemaOperations } from './content/schemas/operations.ts'
 import { auditOperations } from './control/audit/operations.ts'
@@ -32,9 +35,12 @@ export const operations: readonly Operation[] = [
   ...auditOperations,
   ...eventOperations,
   ...webhookOperations,
+  ...fileOperations,
   ...documentOperations,
+  ...ingestionOperations,
   ...ingestionRuleOperations,
   ...embeddingOperations,
+  ...knowledgeOperations,
   ...metadataSchemaOperations,
   ...generationOperations,
   ...traceOperations,

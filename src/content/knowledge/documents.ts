@@ -1,0 +1,130 @@
+import { z } from 'zod'
+import { facts } from '../../core/caller.ts'
+import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
+import { rowFilter } from '../../core/iam.ts'
+import { tagCondition } from '../../core/lists.ts'
+import { metadataCondition } from '../documents/metadata-filter.ts'
+import { atOrBelow } from '../paths.ts'
+import { SOURCES } from '../vectors/store.ts'
+import { DocumentResult, type SearchInput } from './model.ts'
+import { ACTION, isGiven, type ReadOptions, registerSource, type Scope, type Source } from './sources.ts'
+
+/** Chunks of documents that are ready, as a source of searches. All SQL about documents and their chunks is here. */
+
+/** What the caller and the request leave of the documents `d` of the projects searched; null leaves all, `none` nothing. */
+function narrowing({ caller, project }: Scope, request: SearchInput): Fragment | null | 'none' {
+  const permitted = rowFilter(
+    caller.layers,
+    { action: ACTION, type: 'document', facts: facts(caller), projectId: project ?? undefined },
+    {
+      project: sql.fragment`d.project_id`,
+      id: sql.fragment`d.id`,
+      path: sql.fragment`d.path`,
+      tags: sql.fragment`d.tags`,
+    },
+  )
+  if (permitted === false) return 'none'
+  const { document_ids, document_paths, metadata, tags } = request
+  const conditions = [
+    permitted !== true && sql.fragment`(${permitted})`,
+    isGiven(document_ids) && sql.fragment`d.id = any(${sql.array(document_ids, 'text')})`,
+    isGiven(document_paths) &&
+      sql.fragment`(${sql.join(
+        document_paths.map(path => atOrBelow(sql.fragment`d.path`, path)),
+        sql.fragment` or `,
+      )})`,
+    isGiven(metadata) && metadataCondition(sql.fragment`d.metadata`, metadata),
+    tagCondition(sql.fragment`d.tags`, tags),
+  ].filter(condition => !!condition)
+  return conditions.length === 0 ? null : all(conditions)
+}
+
+const inProjects = (projects: readonly string[] | null): Fragment | null =>
+  projects && sql.fragment`d.project_id = any(${sql.array([...projects], 'text')})`
+
+const searchable = sql.fragment`d.kind = 'document' and d.status = 'ready'`
+
+/** Chunks of a document that is being ingested exist before it is ready; no index holds any other (documents_unsettled). */
+const settled = (container: Fragment): Fragment =>
+  sql.fragment`${container} not in (select d.id from documents d where d.status in ('pending', 'processing'))`
+
+const SAMPLED_DOCUMENTS = 100
+
+const columns = (neighbors: number): Fragment => sql.fragment`
+  'document' as source_type, c.content, d.project_id, d.tags, d.created_at, d.updated_at, d.id as document_id,
+  c.id as chunk_id, d.file_id, c.chunk_index, c.page_number as page, d.path, d.filename, d.title, d.content_type, d.size,
+  d.metadata${
+    neighbors === 0
+      ? sql.fragment``
+      : sql.fragment`,
+  ${adjacent(sql.fragment`n.chunk_index between c.chunk_index - ${neighbors}::int and c.chunk_index - 1`)} as context_before,
+  ${adjacent(sql.fragment`n.chunk_index between c.chunk_index + 1 and c.chunk_index + ${neighbors}::int`)} as context_after`
+  }`
+
+/** Index document_chunks_document. */
+const adjacent = (where: Fragment): Fragment => sql.fragment`(
+  select string_agg(n.content, e'\n' order by n.chunk_index) from document_chunks n
+  where n.document_id = c.document_id and ${where})`
+
+const row = sql.type(
+  z.object({ ...DocumentResult.shape, created_at: z.string(), updated_at: z.string() }) as z.ZodType<DocumentResult>,
+)
+
+export const documentSource: Source = {
+  type: 'document',
+  number: SOURCES.document,
+  resource: 'document',
+  table: 'document_chunks',
+  container: 'document_id',
+
+  filter(scope, request) {
+    const narrowed = narrowing(scope, request)
+    if (narrowed === 'none') return 'none'
+    if (narrowed === null) return ({ container }) => settled(container)
+    const projects = scope.project === null ? null : [scope.project]
+    return ({ container }) => sql.fragment`${container} in (
+      select d.id from documents d where ${all([searchable, inProjects(projects), narrowed])})`
+  },
+
+  /** The first chunks of the newest documents (documents_project, document_chunks_document). */
+  sample: ({ projects, filter }) => sql.fragment`
+    select c.tsv from (
+      select d.id from documents d
+      where ${all([searchable, inProjects(projects), filter?.({ ref: sql.fragment`null::text`, container: sql.fragment`d.id` })])}
+      order by d.created_at desc, d.id desc limit ${SAMPLED_DOCUMENTS}
+    ) d join document_chunks c on c.document_id = d.id and c.chunk_index = 0`,
+
+  /** By the primary keys of both tables. */
+  async read(db, scope, request, ids, options) {
+    const rows = await select(db, scope, request, options, {
+      where: sql.fragment`c.id = any(${sql.array([...ids], 'text')})`,
+      order: sql.fragment``,
+    })
+    return new Map(rows.map(result => [result.chunk_id, result]))
+  },
+
+  /** In the order of documents_project, read backwards. */
+  async list(db, scope, request, options) {
+    const rows = await select(db, scope, request, options, {
+      where: inProjects(scope.project === null ? null : [scope.project]),
+      order: sql.fragment`order by d.created_at, d.id, c.chunk_index limit ${request.limit}`,
+    })
+    return [...rows]
+  },
+}
+
+async function select(
+  db: Queryable,
+  scope: Scope,
+  request: SearchInput,
+  { neighbors }: ReadOptions,
+  query: { where: Fragment | null; order: Fragment },
+): Promise<readonly DocumentResult[]> {
+  const narrowed = narrowing(scope, request)
+  if (narrowed === 'none') return []
+  return db.any(row`
+    select ${columns(neighbors)} from document_chunks c join documents d on d.id = c.document_id
+    where ${all([query.where, searchable, narrowed])} ${query.order}`)
+}
+
+registerSource(documentSource)

@@ -1,0 +1,48 @@
+import { inTransaction } from '../../core/db.ts'
+import type { Services } from '../../core/operation.ts'
+import type { Selection } from './sources.ts'
+import { commonness, type Hit, matchAll, matchSome, readQuery } from './store.ts'
+
+/** Words of a question that are looked for one by one when no row has all of them. */
+const SOME_WORDS = 8
+/** Words of a question that are looked at to find the rarest. */
+const WORDS_WEIGHED = 64
+/** A word that so many of the sampled rows hold tells nothing, as long as there is another. */
+const COMMON = 0.2
+
+/**
+ * The lexical channel over one source (content, 9.5 and 10.7), best rows first. Rows that hold all words of the query come
+ * first, among them those that hold them in this order, then by how close the words are to each other. When they are fewer
+ * than `wanted`, rows that hold some of the rarest words follow, unless the query quotes or excludes something: that is
+ * how a caller says exactly what is wanted.
+ * @param options.depth rows at most
+ * @throws the database's error when the text search configuration is missing, or after KNOWLEDGE_QUERY_TIMEOUT_MS
+ */
+export function lexicalHits(
+  { config, pool }: Services,
+  selection: Selection,
+  query: string,
+  options: { wanted: number; depth: number },
+): Promise<readonly Hit[]> {
+  const { wanted, depth } = options
+  const textSearch = config.KNOWLEDGE_TEXT_SEARCH_CONFIG
+  return inTransaction(pool, async db => {
+    const read = await readQuery(db, { textSearch, query, timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS })
+    if (!read.asks) return []
+    const hits = await matchAll(db, selection, { textSearch, query, limit: depth })
+    const words = read.words.slice(0, WORDS_WEIGHED)
+    if (hits.length >= wanted || words.length < 2 || read.exact) return hits
+    const rare = rarest(words, await commonness(db, selection, words))
+    const more = await matchSome(db, selection, { words: rare, limit: depth })
+    const known = new Set(hits.map(hit => hit.ref_id))
+    return [...hits, ...more.filter(hit => !known.has(hit.ref_id))].slice(0, depth)
+  })
+}
+
+/** @param shares of the sampled rows that hold a word; a word that is missing is in none */
+function rarest(words: readonly string[], shares: ReadonlyMap<string, number>): string[] {
+  const share = (word: string) => shares.get(word) ?? 0
+  const sorted = [...words].sort((left, right) => share(left) - share(right))
+  const telling = sorted.filter(word => share(word) <= COMMON)
+  return (telling.length > 0 ? telling : sorted).slice(0, SOME_WORDS)
+}

@@ -1,0 +1,26 @@
+import { type Operation, operation } from '../../core/operation.ts'
+import { documentKind } from '../documents/model.ts'
+import { SearchAnswer, SearchInput } from './model.ts'
+import { search } from './search.ts'
+import { ACTION } from './sources.ts'
+
+const searchKnowledge = operation({
+  id: 'searchKnowledge',
+  method: 'post',
+  path: '/knowledge/search',
+  summary: 'Search documents and memories by meaning and by words',
+  description:
+    'Rows are ranked by reciprocal rank fusion of a vector and a lexical channel. Without a query the rows that the filters name are read in their own order.',
+  tag: 'Knowledge',
+  action: ACTION,
+  about: documentKind,
+  alsoTypes: ['memory_store'],
+  reads: true,
+  body: SearchInput,
+  answers: { 200: SearchAnswer },
+  raises: ['AI_PROVIDER_ERROR', 'TOOL_NOT_FOUND'],
+  run: ({ body, caller, project, request, services }) =>
+    search(services, { caller, project }, body, { ref: request.id, signal: request.closed }),
+})
+
+export const knowledgeOperations: Operation[] = [searchKnowledge]

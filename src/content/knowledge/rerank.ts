@@ -1,0 +1,67 @@
+import { z } from 'zod'
+import type { PrincipalRecord } from '../../core/caller.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import { findTool, toolRunner } from '../tools.ts'
+import type { Result } from './model.ts'
+import type { Scope } from './sources.ts'
+
+const TIMEOUT_MS = 30_000
+
+const Scores = z.array(z.object({ id: z.string(), score: z.number() }))
+
+/**
+ * Looks the reranker up before anything is searched. A tool belongs to a project, so the search has to be in one.
+ * @throws AppError VALIDATION_FAILED without a project, TOOL_NOT_FOUND
+ */
+export async function requireReranker({ pool }: Services, { project }: Scope, toolId: string): Promise<void> {
+  if (project === null)
+    invalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with rerank: tools belong to a project' })
+  if (!(await findTool(pool, project, toolId))) raise('TOOL_NOT_FOUND', { meta: { tool_id: toolId } })
+}
+
+const idOf = (result: Result): string => (result.source_type === 'document' ? result.chunk_id : result.memory_id)
+
+/**
+ * Asks a tool for scores of the first rows and puts those first that it scored, the best score first; rows it did not
+ * score keep their order behind them. Null when the tool failed or did not answer `[{ id, score }]`.
+ */
+export async function rerank(
+  services: Services,
+  results: readonly Result[],
+  call: {
+    tool_id: string
+    action?: string | null
+    top_n: number
+    project_id: string
+    query: string
+    principal: PrincipalRecord
+    signal?: AbortSignal
+  },
+): Promise<Result[] | null> {
+  const asked = results.slice(0, call.top_n)
+  if (asked.length === 0) return [...results]
+  const outcome = await toolRunner()?.call(services, {
+    project_id: call.project_id,
+    tool_id: call.tool_id,
+    action: call.action ?? null,
+    input: { query: call.query, candidates: asked.map(result => ({ id: idOf(result), content: result.content })) },
+    principal: call.principal,
+    idempotency_key: null,
+    timeout_ms: TIMEOUT_MS,
+    signal: call.signal,
+  })
+  const answer = outcome?.ok ? Scores.safeParse(outcome.output) : null
+  if (!answer?.success) {
+    const error = outcome && !outcome.ok ? outcome.error.code : 'unreadable answer'
+    services.log.warn({ tool: call.tool_id, project: call.project_id, error }, 'search without its reranker')
+    return null
+  }
+  const scores = new Map(answer.data.map(({ id, score }) => [id, score]))
+  const scored = asked.flatMap(result => {
+    const score = scores.get(idOf(result))
+    return score === undefined ? [] : [{ ...result, signals: { ...result.signals, rerank: score } }]
+  })
+  scored.sort((left, right) => right.signals.rerank - left.signals.rerank)
+  return [...scored, ...results.filter((result, index) => index >= call.top_n || !scores.has(idOf(result)))]
+}

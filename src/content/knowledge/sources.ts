@@ -1,0 +1,89 @@
+import type { Caller } from '../../core/caller.ts'
+import { facts } from '../../core/caller.ts'
+import type { Fragment, Queryable } from '../../core/db.ts'
+import { listProjects } from '../../core/iam.ts'
+import type { SourceNumber, VectorColumns } from '../vectors/store.ts'
+import type { Result, SearchInput } from './model.ts'
+
+export const ACTION = 'knowledge:SearchKnowledge'
+
+/** Who searches, and where: one project, or every project that the caller may search. */
+export type Scope = { caller: Caller; project: string | null }
+
+/** Rows of a source that a search may see, as a condition over the row and what contains it; null sees all of a project. */
+export type RowFilter = ((columns: VectorColumns) => Fragment) | null
+
+/** What one search asks of a source: fixed once, before any channel runs. */
+export type Selection = {
+  source: Source
+  /** Null: of every project, as far as `filter` goes. */
+  projects: readonly string[] | null
+  filter: RowFilter
+}
+
+export type ReadOptions = { neighbors: number }
+
+/**
+ * Where rows come from that a search ranks together: chunks of documents, and memories once their module registers them.
+ * Rows have an id, a project, a container that policies are about, a tsvector with the lexeme of their project, and
+ * vectors in knowledge_vectors.
+ */
+export type Source = {
+  type: Result['source_type']
+  number: SourceNumber
+  /** The type that policies name the containers by. */
+  resource: string
+  /** Table of the rows, with columns id, project_id and tsv, and the column of the container. */
+  table: string
+  container: string
+  /** What of the projects the caller and the request leave; `none` when nothing is. */
+  filter(scope: Scope, request: SearchInput): RowFilter | 'none'
+  /** The lexemes of some rows that the search may see, each once a row: how common words are. */
+  sample(selection: Selection): Fragment
+  /** Rows as results, by id, those alone that may be seen. */
+  read(
+    db: Queryable,
+    scope: Scope,
+    request: SearchInput,
+    ids: readonly string[],
+    options: ReadOptions,
+  ): Promise<Map<string, Result>>
+  /** Without a query: the first rows in the source's own order. */
+  list(db: Queryable, scope: Scope, request: SearchInput, options: ReadOptions): Promise<Result[]>
+  /** When rows were last changed, for sources whose old rows count less. */
+  changedAt?(db: Queryable, ids: readonly string[]): Promise<Map<string, Date>>
+}
+
+const sources: Source[] = []
+
+/** Makes rows of a kind part of every search, in the order of the calls. */
+export function registerSource(source: Source): void {
+  sources.push(source)
+}
+
+/** Which sources a request asks (content, 10.2), with what it may see of them. */
+export function selectionsOf(scope: Scope, request: SearchInput): Selection[] {
+  const ranks = !!request.query || isGiven(request.tags)
+  const documents = isGiven(request.document_ids) || isGiven(request.document_paths) || isGiven(request.metadata)
+  const asked: Record<Result['source_type'], boolean> = {
+    document: request.include_documents && (ranks || documents),
+    memory: request.include_memories && (ranks || isGiven(request.memory_store_ids)),
+  }
+  return sources.flatMap(source => {
+    if (!asked[source.type]) return []
+    const projects = projectsOf(scope, source.resource)
+    const filter = source.filter(scope, request)
+    return projects?.length === 0 || filter === 'none' ? [] : [{ source, projects, filter }]
+  })
+}
+
+/** An empty list, bag or filter says nothing. */
+export const isGiven = <T extends object>(value: T | undefined): value is T =>
+  value !== undefined && Object.keys(value).length > 0
+
+function projectsOf({ caller, project }: Scope, type: string): readonly string[] | null {
+  if (project !== null) return [project]
+  if (caller.layers.length === 0) return null
+  const projects = listProjects(caller.layers, { action: ACTION, type, facts: facts(caller) })
+  return projects === 'all' ? null : projects
+}

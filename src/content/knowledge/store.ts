@@ -1,0 +1,128 @@
+import { z } from 'zod'
+import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
+import type { Selection } from './sources.ts'
+
+/** Newest matches that are ranked; more rows are not read for a word that half the project holds. */
+const RANKED = 5000
+
+/** A row that the lexical channel found. Ranks of one kind of match can be compared over sources. */
+export type Hit = { ref_id: string; container_id: string; match: 'phrase' | 'all' | 'some'; rank: number }
+
+const hit = sql.type(
+  z.object({
+    ref_id: z.string(),
+    container_id: z.string(),
+    match: z.enum(['phrase', 'all', 'some']),
+    rank: z.number(),
+  }),
+)
+
+/**
+ * Bounds the time of the transaction's statements and reads the query as PostgreSQL does: `asks` is false when no word is
+ * left to look for, `exact` is true when it quotes or excludes something.
+ */
+export async function readQuery(
+  db: Queryable,
+  { textSearch, query, timeoutMs }: { textSearch: string; query: string; timeoutMs: number },
+): Promise<{ asks: boolean; exact: boolean; words: string[] }> {
+  const { tree, words } = (await db.one(sql.unsafe`
+    select set_config('statement_timeout', ${String(timeoutMs)}, true), set_config('jit', 'off', true),
+      set_config('plan_cache_mode', 'force_custom_plan', true),
+      querytree(websearch_to_tsquery(${textSearch}::regconfig, ${query})) as tree,
+      to_json(tsvector_to_array(to_tsvector(${textSearch}::regconfig, ${query}))) as words`)) as {
+    tree: string
+    words: string[]
+  }
+  return { asks: tree !== '' && tree !== 'T', exact: /"|(^|\s)-/.test(query), words }
+}
+
+/**
+ * Rows that hold every word of the query: those with the words in their order first, then by cover density. The lexeme of
+ * the project keeps the search of the gin index inside it.
+ */
+export function matchAll(
+  db: Queryable,
+  selection: Selection,
+  { textSearch, query, limit }: { textSearch: string; query: string; limit: number },
+): Promise<readonly Hit[]> {
+  const asked = sql.fragment`websearch_to_tsquery(${textSearch}::regconfig, ${query})`
+  return db.any(hit`
+    select m.ref_id, m.container_id, m.match, m.rank from (
+      select c.id as ref_id, c.container_id,
+        case when c.tsv @@ phraseto_tsquery(${textSearch}::regconfig, ${query}) then 'phrase' else 'all' end as match,
+        ts_rank_cd(c.tsv, ${asked}, 1)::float8 as rank
+      from (${matching(selection, asked, sql.fragment`c.tsv`)}) c
+    ) m
+    order by m.match desc, m.rank desc, m.ref_id limit ${limit}`)
+}
+
+/**
+ * Rows that hold some of the words, by the sum of the words' weights: the fewer of the rows hold a word, the more it weighs.
+ * Shorter rows first among equals. Positions are stripped, so that a long tsvector is read once and not once a word.
+ */
+export function matchSome(
+  db: Queryable,
+  selection: Selection,
+  { words, limit }: { words: readonly string[]; limit: number },
+): Promise<readonly Hit[]> {
+  const one = words.map(word => sql.fragment`${lexeme(word)}::tsquery`)
+  const any = sql.fragment`${words.map(lexeme).join(' | ')}::tsquery`
+  const holds = one.map(word => sql.fragment`c.words @@ ${word}`)
+  const weights = sql.join(
+    holds.map(is => sql.fragment`ln(1 + count(*)::float8 / (1 + count(*) filter (where ${is})))`),
+    sql.fragment`, `,
+  )
+  const sum = sql.join(
+    holds.map((is, index) => sql.fragment`case when ${is} then w.of[${index + 1}::int] else 0 end`),
+    sql.fragment` + `,
+  )
+  return db.any(hit`
+    with matches as materialized (${matching(selection, any, sql.fragment`strip(c.tsv) as words`)}),
+    weights as (select array[${weights}] as of from matches c)
+    select c.id as ref_id, c.container_id, 'some' as match, ${sum} as rank from matches c cross join weights w
+    order by rank desc, length(c.words), c.id limit ${limit}`)
+}
+
+/** The share of sampled rows that hold each word; words that none holds are missing. */
+export async function commonness(
+  db: Queryable,
+  selection: Selection,
+  words: readonly string[],
+): Promise<Map<string, number>> {
+  const rows = (await db.any(sql.unsafe`
+    with sample as materialized (${selection.source.sample(selection)})
+    select u.lexeme, count(*)::float8 / (select count(*) from sample) as share
+    from sample s cross join lateral unnest(s.tsv) u
+    where u.lexeme = any(${sql.array([...words], 'text')}) group by u.lexeme`)) as readonly {
+    lexeme: string
+    share: number
+  }[]
+  return new Map(rows.map(row => [row.lexeme, row.share]))
+}
+
+/**
+ * The newest matches of a tsquery within what the search may see. By the gin index on tsv; a word that most rows hold by
+ * (project_id, id) instead, from the newest on.
+ */
+function matching({ source, projects, filter }: Selection, query: Fragment, columns: Fragment): Fragment {
+  const container = sql.identifier(['c', source.container])
+  return sql.fragment`
+    select c.id, ${container} as container_id, ${columns} from ${sql.identifier([source.table])} c
+    where ${all([
+      projects && inProjects(projects),
+      sql.fragment`c.tsv @@ ${projects ? sql.fragment`(${tenants(projects)}::tsquery && ${query})` : query}`,
+      filter?.({ ref: sql.fragment`c.id`, container: sql.fragment`${container}` }),
+    ])}
+    order by c.id desc limit ${RANKED}`
+}
+
+const inProjects = (projects: readonly string[]): Fragment =>
+  projects.length === 1
+    ? sql.fragment`c.project_id = ${projects[0]}`
+    : sql.fragment`c.project_id = any(${sql.array([...projects], 'text')})`
+
+/** The lexeme that every row of a project holds. */
+const tenants = (projects: readonly string[]): string => projects.map(id => lexeme(`~p${id}`)).join(' | ')
+
+/** A lexeme as the text of a tsquery. */
+const lexeme = (word: string): string => `'${word.replaceAll('\\', '\\\\').replaceAll("'", "''")}'`
