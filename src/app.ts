@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import type { Express } from 'express'
 import { operations } from './api.ts'
+import { stores } from './content/storage/stores.ts'
 import { createReadAudit } from './control/audit/reads.ts'
 import { createRequestQuotas } from './control/quotas/requests.ts'
 import { mountDocuments } from './core/documents.ts'
@@ -25,6 +26,8 @@ export function createApp(services: Services): App {
   const principals = createPrincipals(services)
   const quotas = createRequestQuotas(services)
   const reads = createReadAudit(services)
+  // Says at the start what would fail at the first upload.
+  stores(services)
   let draining = false
   const http = createHttp(
     services,

@@ -1,8 +1,12 @@
 import { z } from 'zod'
 import { type Fragment, sql } from '../../core/db.ts'
 import { kind } from '../../core/kind.ts'
-import { TagBag } from '../../core/tags.ts'
-import { directoryOf } from '../paths.ts'
+import { TagBag, TagInput } from '../../core/tags.ts'
+import { checkStorable } from '../../core/validate.ts'
+import { MetadataBag } from '../metadata.ts'
+import { directoryOf, leafOf, WritableDirectory } from '../paths.ts'
+import { MediaType } from './media-type.ts'
+import { Upload } from './upload.ts'
 
 /** A file as the wire shows it (content, 2.1). */
 export const File = z
@@ -73,3 +77,109 @@ export const fileKind = kind<FileRow>({
     updated_at: row.updated_at,
   }),
 })
+
+const MAX_NAME_BYTES = 255
+
+/** A file's name as a caller spells it: its last segment counts. */
+export const FileName = z
+  .string()
+  .transform((text, context) => {
+    const name = leafOf(text).normalize('NFC').trim()
+    const problem =
+      name === '' || name === '.' || name === '..'
+        ? 'must name a file'
+        : /\p{Cc}/u.test(text)
+          ? 'holds control characters'
+          : Buffer.byteLength(name) > MAX_NAME_BYTES
+            ? `must be at most ${MAX_NAME_BYTES} bytes`
+            : null
+    if (problem === null) return name
+    context.addIssue({ code: 'custom', message: problem })
+    return z.NEVER
+  })
+  .meta({ type: 'string' })
+
+/** A bag, or JSON text of one, for clients that have only fields of text. */
+const Metadata = z.union([
+  MetadataBag,
+  z
+    .string()
+    .transform((text, context): unknown => {
+      try {
+        const value: unknown = JSON.parse(text)
+        const problem = checkStorable(value)
+        if (!problem) return value
+        context.addIssue({ code: 'custom', message: problem.message })
+      } catch {
+        context.addIssue({ code: 'custom', message: 'must be a JSON object' })
+      }
+      return z.NEVER
+    })
+    .pipe(MetadataBag),
+])
+
+const target = {
+  project_id: z.string().optional(),
+  prefix: WritableDirectory.nullish().describe('Directory; default the root'),
+  filename: FileName.optional(),
+  content_type: MediaType.nullish(),
+}
+const described = { metadata: Metadata.nullish(), tags: TagInput.optional() }
+
+export const FileInput = z
+  .strictObject({
+    ...target,
+    name: FileName.optional().describe('Another name of filename'),
+    size: z.int().min(0).nullish().describe('Bytes that the file is said to have'),
+    ...described,
+    path: z.unknown().optional().describe('Ignored'),
+    storage_type: z.unknown().optional().describe('Ignored'),
+    storage_path: z.unknown().optional().describe('Ignored'),
+  })
+  .meta({ id: 'FileInput' })
+
+const binary = (description: string) => z.instanceof(Upload).meta({ type: 'string', format: 'binary', description })
+const base64 = z.instanceof(Upload).meta({ type: 'string', contentEncoding: 'base64', description: 'The bytes' })
+
+export const UploadForm = z
+  .strictObject({ file: binary('Exactly one file'), ...target, ...described })
+  .meta({ id: 'FileUpload' })
+
+export const UploadJson = z.strictObject({ content: base64, ...target, ...described }).meta({ id: 'FileUploadBase64' })
+
+/** An upload by token: a form with `file`, or JSON with `content`. */
+export const TokenUpload = z
+  .strictObject({
+    file: binary('Of a form').optional(),
+    content: base64.optional(),
+    filename: target.filename,
+    content_type: target.content_type,
+    ...described,
+  })
+  .meta({ id: 'FileTokenUpload' })
+
+export const ContentUpload = z.strictObject({ file: binary('The bytes') }).meta({ id: 'FileContentUpload' })
+
+export const FilePatch = z
+  .strictObject({ metadata: Metadata.nullish(), prefix: WritableDirectory.optional(), filename: FileName.optional() })
+  .meta({ id: 'FilePatch' })
+
+export const UploadTokenInput = z
+  .strictObject({
+    ...target,
+    max_bytes: z.int().min(1).optional().describe('Default and largest: FILES_MAX_UPLOAD_BYTES'),
+    expires_in_seconds: z.int().min(60).max(3600).optional().describe('Default UPLOAD_TOKEN_TTL_SECONDS'),
+  })
+  .meta({ id: 'UploadTokenInput' })
+
+export const UploadToken = z
+  .object({ upload_token: z.string(), upload_url: z.string(), expires_at: z.iso.datetime() })
+  .meta({ id: 'UploadToken' })
+
+export const FileContent = z
+  .object({ content: z.string(), filename: z.string(), content_type: z.string().nullable(), size: z.int() })
+  .meta({ id: 'FileContent' })
+
+export const FileDependent = z
+  .object({ resource_type: z.string(), resource_id: z.string() })
+  .meta({ id: 'FileDependent' })

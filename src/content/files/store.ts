@@ -1,5 +1,6 @@
 import { UniqueIntegrityConstraintViolationError } from 'slonik'
 import { z } from 'zod'
+import type { PrincipalRecord } from '../../core/caller.ts'
 import { jsonb, type Queryable, sql } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
 import type { Tx } from '../../core/write.ts'
@@ -105,4 +106,42 @@ export const textSlice = async (
     from files t join documents d on d.file_id = t.id join document_texts x on x.document_id = d.id
     where t.id = ${row.id} and t.storage = 'text' and encode(t.sha256, 'hex') = ${row.sha256}`)
   return found?.bytes ?? null
+}
+
+export const UploadTokenRow = z.object({
+  project_id: z.string(),
+  principal: z.custom<PrincipalRecord>(value => typeof value === 'object' && value !== null),
+  prefix: z.string().nullable(),
+  filename: z.string().nullable(),
+  content_type: z.string().nullable(),
+  max_bytes: z.int().nullable(),
+  expires_at: z.string(),
+  used_at: z.string().nullable(),
+})
+export type UploadTokenRow = z.output<typeof UploadTokenRow>
+
+const tokenColumns = sql.fragment`project_id, principal, prefix, filename, content_type, max_bytes, expires_at, used_at`
+
+export const insertUploadToken = (tx: Queryable, hash: Buffer, row: Omit<UploadTokenRow, 'used_at'>) =>
+  tx.query(sql.unsafe`
+    insert into upload_tokens (token_hash, project_id, principal, prefix, filename, content_type, max_bytes, expires_at)
+    values (${sql.binary(hash)}, ${row.project_id}, ${jsonb(row.principal)}, ${row.prefix}, ${row.filename},
+      ${row.content_type}, ${row.max_bytes}, ${row.expires_at}::timestamptz)`)
+
+export const findUploadToken = (db: Queryable, hash: Buffer): Promise<UploadTokenRow | null> =>
+  db.maybeOne(sql.type(UploadTokenRow)`
+    select ${tokenColumns} from upload_tokens where token_hash = ${sql.binary(hash)}`)
+
+/** Uses a token up; null when it is used or gone. Of two at once the second one waits for the first. */
+export const useUploadToken = (tx: Queryable, hash: Buffer, now: Date): Promise<UploadTokenRow | null> =>
+  tx.maybeOne(sql.type(UploadTokenRow)`
+    update upload_tokens set used_at = ${now.toISOString()}::timestamptz
+    where token_hash = ${sql.binary(hash)} and used_at is null
+    returning ${tokenColumns}`)
+
+/** Deletes tokens that were used or ran out before a time, by upload_tokens_ended; answers how many. */
+export const deleteEndedTokens = async (db: Queryable, before: Date): Promise<number> => {
+  const { rowCount } = await db.query(sql.unsafe`
+    delete from upload_tokens where least(expires_at, used_at) < ${before.toISOString()}::timestamptz`)
+  return rowCount
 }

@@ -42,8 +42,9 @@ export const deleteBlob = (db: Queryable, id: string) =>
 /** Drops a blob that was not committed; one that was stays, whatever the caller has heard of its commit. */
 export const deleteStagedBlob = (db: Queryable, id: string) =>
   db.query(sql.unsafe`
-    with blob as (delete from file_blobs where id = ${id} and state = 'staging' returning id)
-    delete from file_blob_chunks c using blob where c.blob_id = blob.id`)
+    with blob as (delete from file_blobs where id = ${id} and state = 'staging')
+    delete from file_blob_chunks where blob_id = ${id}
+      and not exists (select 1 from file_blobs where id = ${id} and state = 'committed')`)
 
 /** Blobs that nothing will ever name: staged before a time, by file_blobs_staging. */
 export const staleBlobs = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>

@@ -5,11 +5,12 @@ import { AppError, raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { message, workQueue } from '../../core/queue.ts'
 import type { Tx } from '../../core/write.ts'
+import { projectLeavings } from '../../identity/projects/delete.ts'
 import { localBackend } from './local.ts'
 import { postgresBackend } from './postgres.ts'
 import { s3Backend } from './s3.ts'
 import { BACKENDS, type Backend, type BackendName, type ByteRange, type Location, type StagedBytes } from './storage.ts'
-import { deleteBlob, isNamed } from './store.ts'
+import { deleteBlob, isNamed, outsideLocations } from './store.ts'
 
 const Locations = z.object({
   objects: z.array(z.object({ storage: z.enum(BACKENDS), location: z.string() })),
@@ -41,6 +42,7 @@ export const stagedQueue = workQueue('file_blob_staged', {
 export const STAGED_FOR_MS = 3_600_000
 
 const HEAD_BYTES = 4100
+const OBJECTS_A_JOB = 1000
 
 export type Staged = StagedBytes & {
   /** Drops the bytes unless they were committed. */
@@ -203,3 +205,17 @@ export function stores(services: Services): Stores {
   }
   return found
 }
+
+/** Sends for the bytes of a project outside of the database, in the transaction that deletes it (identity, 3.5). */
+async function leaveProject(tx: Tx, projectId: string): Promise<void> {
+  let after = ''
+  for (;;) {
+    const found = await outsideLocations(tx, projectId, after, OBJECTS_A_JOB)
+    if (found.length === 0) return
+    const objects = found.map(({ storage, location }): Location => ({ storage, location }))
+    tx.send(projectDeleteQueue, { objects })
+    after = found[found.length - 1].id
+  }
+}
+
+projectLeavings.push(leaveProject)

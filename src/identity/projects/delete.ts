@@ -10,6 +10,9 @@ import { deferDelete, deleteProject, dueDeletes, unboundedStatements } from './s
 
 const DAY_MS = 86_400_000
 
+/** What a project leaves behind outside of its rows; whoever puts something there sends for it here, before they go. */
+export const projectLeavings: ((tx: Tx, projectId: string) => Promise<void>)[] = []
+
 /**
  * Deletes a project. Without `force` only one that holds nothing that counts; with it, everything it holds goes by the
  * foreign keys on it. Raises PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`,
@@ -27,6 +30,7 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
     if (Object.keys(dependents.counts).length > 0)
       raise('PROJECT_HAS_DEPENDENTS', { meta: { ...dependents, forcible: true } })
   }
+  for (const send of projectLeavings) await send(tx, id)
   await deleteProject(tx, id)
   principalsChanged(tx, `project:${id}`)
 }

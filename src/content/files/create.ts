@@ -1,0 +1,77 @@
+import { checkStorage } from '../../control/quotas/storage.ts'
+import type { Services } from '../../core/operation.ts'
+import { parse } from '../../core/validate.ts'
+import type { Tx } from '../../core/write.ts'
+import { judgeMetadata } from '../schemas/judge.ts'
+import { type Staged, stores } from '../storage/stores.ts'
+import { mediaTypeOf } from './media-type.ts'
+import { FileName, type FileRow, fileKind } from './model.ts'
+import { placeOf } from './place.ts'
+import { insertFile } from './store.ts'
+import type { Upload } from './upload.ts'
+
+/** What a caller says of a new file. Undefined metadata was not sent. */
+export type Described = {
+  prefix?: string | null
+  filename?: string
+  content_type?: string | null
+  metadata?: Record<string, unknown> | null
+  tags?: Record<string, string>
+}
+
+/** Inserts a file with its bytes, or without any, and tells an event. Raises as insertFile, checkStorage and judgeMetadata do. */
+export async function createFile(
+  services: Services,
+  tx: Tx,
+  file: Described & { id: string; project_id: string; filename: string; size: number | null; content: Staged | null },
+): Promise<FileRow> {
+  const { id, project_id, content, metadata } = file
+  const place = placeOf(file.prefix, file.filename)
+  await checkStorage(services, project_id, file.size ?? 0, tx)
+  if (metadata !== undefined) await judgeMetadata(tx, { project_id, resource_type: 'file', path: place.path, metadata })
+  const row = await insertFile(tx, {
+    id,
+    project_id,
+    ...place,
+    content_type: file.content_type ?? null,
+    size: file.size,
+    sha256: content?.sha256 ?? null,
+    storage: content?.storage ?? null,
+    location: content?.location ?? null,
+    metadata: metadata ?? null,
+    tags: file.tags ?? {},
+  })
+  if (content) await stores(services).commit(tx, content)
+  tx.emit('files.created', project_id, fileKind.present(row))
+  return row
+}
+
+/** The name of an uploaded file: as it is described, as its part is called, or its id. Raises VALIDATION_FAILED. */
+export const uploadedName = (described: Pick<Described, 'filename'>, upload: Upload): string =>
+  described.filename ?? (upload.filename === null ? upload.fileId : parse(FileName, upload.filename, 'filename'))
+
+/** Makes a file of uploaded bytes. */
+export async function createUploaded(
+  services: Services,
+  tx: Tx,
+  projectId: string,
+  upload: Upload,
+  described: Described,
+): Promise<FileRow> {
+  const { staged } = upload
+  const filename = uploadedName(described, upload)
+  return createFile(services, tx, {
+    ...described,
+    id: upload.fileId,
+    project_id: projectId,
+    filename,
+    content_type: await mediaTypeOf({
+      claimed: described.content_type,
+      part: upload.type,
+      filename,
+      head: staged.head,
+    }),
+    size: staged.size,
+    content: staged,
+  })
+}

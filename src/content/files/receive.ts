@@ -1,0 +1,242 @@
+import type { IncomingMessage } from 'node:http'
+import { PassThrough, Readable } from 'node:stream'
+import express, { type Request, type Response } from 'express'
+import multer from 'multer'
+import { AppError, invalid, raise } from '../../core/errors.ts'
+import { refusedByLayer } from '../../core/http.ts'
+import type { Received, Receiving } from '../../core/operation.ts'
+import { type Staged, stores, tooLarge } from '../storage/stores.ts'
+import { essenceOf } from './media-type.ts'
+import { Upload } from './upload.ts'
+
+/** Where the bytes of a request go. */
+export type Destination = {
+  fileId: string
+  /** What the bytes are stored under; default the file's id. */
+  objectId?: string
+  /** Null while only the fields of a form name the project. */
+  projectId: string | null
+  maxBytes: number
+}
+
+/** What the fields of a form and the heads of its parts may take beside the file. */
+const FORM_BYTES = 1024 * 1024
+const FIELD_BYTES = 256 * 1024
+const JSON_FIELD_BYTES = 1024 * 1024
+
+/** Directory of bytes whose project was not known when they came. */
+const UNASSIGNED = 'unassigned'
+
+const PROJECT = /^proj_[0-9a-z]{26}$/
+
+/** The declared length of a body; null when it is not declared. */
+function declaredLength(req: IncomingMessage): number | null {
+  const length = req.headers['content-length']
+  return length === undefined ? null : Number(length)
+}
+
+export const isForm = (req: IncomingMessage): boolean =>
+  /^multipart\/form-data\s*(;|$)/i.test(req.headers['content-type'] ?? '')
+
+/** Stages what requests bring and remembers it until it is taken over or dropped. */
+class Intake {
+  private readonly request: Receiving
+  private readonly destination: Destination
+  private readonly staged: Staged[] = []
+  private pending: Promise<unknown> = Promise.resolve()
+  /** A failure of ours, in contrast to one of the sender. */
+  failure: unknown = null
+
+  constructor(request: Receiving, destination: Destination) {
+    this.request = request
+    this.destination = destination
+  }
+
+  take(
+    source: Readable,
+    named: { filename: string | null; type: string | null },
+    projectId = this.destination.projectId,
+  ) {
+    const { fileId, objectId, maxBytes } = this.destination
+    const work = stores(this.request.services)
+      .stage(source, { projectId: projectId ?? UNASSIGNED, fileId: objectId ?? fileId, maxBytes })
+      .then(
+        staged => {
+          this.staged.push(staged)
+          return new Upload(staged, fileId, named)
+        },
+        error => {
+          const sendersFault = error === source.errored || error?.code === 'ERR_STREAM_PREMATURE_CLOSE'
+          if (!sendersFault) this.failure = error
+          throw error
+        },
+      )
+    this.pending = work.catch(() => {})
+    return work
+  }
+
+  readonly discard = async (): Promise<void> => {
+    await this.pending
+    await Promise.all(this.staged.map(staged => staged.discard()))
+  }
+
+  /** Reads a body; drops what it brought when it is refused. */
+  async reading<T>(work: () => Promise<T>): Promise<T> {
+    try {
+      // A connection that is closed by now would never end the body.
+      if (this.request.closed.aborted || this.request.req.destroyed) throw unfinished()
+      return await work()
+    } catch (error) {
+      await this.discard()
+      throw this.refusal(error)
+    }
+  }
+
+  private refusal(error: unknown): unknown {
+    if (error instanceof AppError) return error
+    if (error instanceof multer.MulterError) return formRefusal(error)
+    if (this.failure) return this.failure
+    if (!this.request.req.complete) return unfinished()
+    return malformed((error as Error).message)
+  }
+}
+
+const unfinished = (): AppError =>
+  new AppError('REQUEST_REJECTED', { status: 400, message: 'The request ended before its body did' })
+
+const malformed = (message: string): AppError =>
+  new AppError('VALIDATION_FAILED', {
+    message: `Malformed request body: ${message}`,
+    meta: { problems: [{ code: 'MALFORMED', path: '', message }] },
+  })
+
+const refusedPart = (code: string, path: string, message: string): AppError =>
+  new AppError('VALIDATION_FAILED', {
+    message: path ? `${path}: ${message}` : message,
+    meta: { problems: [{ code, path, message }] },
+  })
+
+function formRefusal({ code, field, message }: multer.MulterError): AppError {
+  if (code === 'LIMIT_FILE_COUNT' || (code === 'LIMIT_UNEXPECTED_FILE' && field === 'file'))
+    return refusedPart('INVALID_VALUE', 'file', 'must be exactly one file')
+  if (code === 'LIMIT_UNEXPECTED_FILE' || (code as string) === 'LIMIT_FIELD_NESTING')
+    return refusedPart('UNKNOWN_PROPERTY', field ?? '', 'is not a known property')
+  return refusedPart('INVALID_VALUE', field ?? '', message)
+}
+
+/** The value of a field that travels as JSON text. */
+function jsonField(fields: Record<string, unknown>, name: string): void {
+  const text = fields[name]
+  if (typeof text !== 'string') return
+  try {
+    fields[name] = JSON.parse(text)
+  } catch {
+    invalid({ code: 'MALFORMED', path: name, message: 'must be JSON text' })
+  }
+}
+
+/** Reads a form with one part `file`, whose bytes go straight to the store, and text fields before or after it. */
+export async function receiveForm(request: Receiving, destination: Destination): Promise<Received> {
+  const { req } = request
+  if (!isForm(req)) throw malformed('must be multipart/form-data')
+  if ((declaredLength(req) ?? 0) > destination.maxBytes + FORM_BYTES) throw tooLarge(destination.maxBytes)
+  const intake = new Intake(request, destination)
+  const engine: multer.StorageEngine = {
+    _handleFile(carrier, file, done) {
+      const named = (carrier.body as Record<string, unknown>).project_id
+      const projectId = typeof named === 'string' && PROJECT.test(named) ? named : undefined
+      intake
+        .take(file.stream, { filename: file.originalname, type: file.mimetype }, destination.projectId ?? projectId)
+        .then(
+          upload => done(null, { upload } as never),
+          error => done(error),
+        )
+    },
+    _removeFile(_carrier, file, done) {
+      ;(file as unknown as { upload: Upload }).upload.staged.discard().then(() => done(null), done)
+    },
+  }
+  const read = multer({
+    storage: engine,
+    // Names of parts are UTF-8 in every browser, whatever their header says.
+    defParamCharset: 'utf8',
+    limits: {
+      files: 1,
+      fields: 20,
+      fieldSize: FIELD_BYTES,
+      headerPairs: 100,
+      fieldNestingDepth: 0,
+    } as multer.Options['limits'],
+  } as multer.Options).single('file')
+  return intake.reading(async () => {
+    await new Promise<void>((resolve, reject) =>
+      read(req as Request, {} as Response, (error: unknown) => (error ? reject(error) : resolve())),
+    )
+    const { body, file } = req as Request
+    const fields: Record<string, unknown> = { ...body }
+    if ('file' in fields) invalid({ code: 'INVALID_TYPE', path: 'file', message: 'must be a file' })
+    for (const name of ['metadata', 'tags']) jsonField(fields, name)
+    if (file) fields.file = (file as unknown as { upload: Upload }).upload
+    return { body: fields, discard: intake.discard }
+  })
+}
+
+/** The bytes of base64 text: either alphabet, white space ignored, padding optional. Raises 400 and 413. */
+function decodeBase64(text: string, maxBytes: number): Buffer {
+  const digits = text.replaceAll(/\s/g, '')
+  const bare = digits.replace(/={1,2}$/, '')
+  const padded = digits.length !== bare.length
+  if (/[^A-Za-z0-9+/_-]/.test(bare) || bare.length % 4 === 1 || (padded && digits.length % 4 !== 0))
+    invalid({ code: 'INVALID_VALUE', path: 'content', message: 'must be base64' })
+  if (Math.floor((bare.length * 3) / 4) > maxBytes) throw tooLarge(maxBytes)
+  return Buffer.from(bare, 'base64')
+}
+
+/** Reads a JSON body whose `content` is the file in base64. */
+export async function receiveJson(request: Receiving, destination: Destination): Promise<Received> {
+  const { req } = request
+  // Base64 with line breaks, and the other fields.
+  const limit = Math.ceil(destination.maxBytes * 1.4) + JSON_FIELD_BYTES
+  const intake = new Intake(request, destination)
+  return intake.reading(async () => {
+    await new Promise<void>((resolve, reject) =>
+      express.json({ limit, type: () => true, strict: false })(req as Request, {} as Response, (error: unknown) =>
+        error ? reject(refusedByLayer(error)) : resolve(),
+      ),
+    )
+    const { body } = req as Request
+    if (body === undefined) return { body: {}, discard: intake.discard }
+    if (typeof body !== 'object' || body === null || Array.isArray(body)) throw malformed('must be a JSON object')
+    const fields = { ...(body as Record<string, unknown>) }
+    if (typeof fields.content === 'string') {
+      const bytes = decodeBase64(fields.content, destination.maxBytes)
+      fields.content = await intake.take(Readable.from([bytes], { objectMode: false }), { filename: null, type: null })
+    }
+    return { body: fields, discard: intake.discard }
+  })
+}
+
+/** Reads a body that is the file itself. */
+export async function receiveBytes(request: Receiving, destination: Destination): Promise<Received> {
+  const { req } = request
+  if ((declaredLength(req) ?? 0) > destination.maxBytes) throw tooLarge(destination.maxBytes)
+  if ((req.headers['content-encoding'] ?? 'identity') !== 'identity')
+    raise('REQUEST_REJECTED', {
+      status: 415,
+      message: 'A body that is a file is stored as it is sent: do not encode it',
+    })
+  const intake = new Intake(request, destination)
+  // Reading the request itself would close its connection when the file is refused, and the answer would be lost.
+  const source = new PassThrough()
+  req.once('close', () => {
+    if (!req.complete) source.destroy(new Error('the request was closed'))
+  })
+  req.pipe(source)
+  return intake.reading(async () => {
+    const type = req.headers['content-type'] ?? null
+    // What clients send that were told nothing says nothing.
+    const told = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
+    const file = await intake.take(source, { filename: null, type: told ? type : null })
+    return { body: { file }, discard: intake.discard }
+  })
+}

@@ -1,0 +1,108 @@
+import { createHash, randomBytes } from 'node:crypto'
+import type { z } from 'zod'
+import { checkStorage } from '../../control/quotas/storage.ts'
+import { mayEver, permitted } from '../../core/access.ts'
+import { type Caller, principalRecord } from '../../core/caller.ts'
+import { invalid, raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import type { Received, Receiving, Services } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import { createUploaded, uploadedName } from './create.ts'
+import { type FileRow, fileKind, type TokenUpload, type UploadTokenInput } from './model.ts'
+import { placeOf } from './place.ts'
+import { isForm, receiveForm, receiveJson } from './receive.ts'
+import { findUploadToken, insertUploadToken, type UploadTokenRow, useUploadToken } from './store.ts'
+
+/** Grants to upload one file without a credential (content, 4). */
+
+const ACTION = 'files:UploadFile'
+
+const hashOf = (token: string): Buffer => createHash('sha256').update(token).digest()
+
+/** Makes a token and the address to upload to. Only its hash is kept. */
+export async function issueToken(
+  services: Services,
+  tx: Tx,
+  caller: Caller,
+  projectId: string,
+  input: z.output<typeof UploadTokenInput>,
+): Promise<{ upload_token: string; upload_url: string; expires_at: string }> {
+  const { config, clock } = services
+  const { max_bytes = null, filename = null } = input
+  if (max_bytes !== null && max_bytes > config.FILES_MAX_UPLOAD_BYTES)
+    invalid({
+      code: 'TOO_BIG',
+      path: 'max_bytes',
+      message: `must be at most ${config.FILES_MAX_UPLOAD_BYTES}`,
+    })
+  if (filename !== null) placeOf(input.prefix, filename)
+  const token = `upt_${randomBytes(32).toString('base64url')}`
+  const seconds = input.expires_in_seconds ?? config.UPLOAD_TOKEN_TTL_SECONDS
+  const expires_at = new Date(clock.now().getTime() + seconds * 1000).toISOString()
+  await insertUploadToken(tx, hashOf(token), {
+    project_id: projectId,
+    principal: principalRecord(caller),
+    prefix: input.prefix ?? null,
+    filename,
+    content_type: input.content_type ?? null,
+    max_bytes,
+    expires_at,
+  })
+  return { upload_token: token, upload_url: `${config.BASE_URL}/api/v1/files/upload/${token}`, expires_at }
+}
+
+const unknownToken = (): never => raise('UPLOAD_TOKEN_NOT_FOUND')
+
+/** The issuer with the rights of this moment. Raises UPLOAD_TOKEN_NOT_FOUND when none could be enough. */
+async function issuerOf(services: Services, row: UploadTokenRow): Promise<Caller> {
+  const caller = await callerForPrincipal(services, row.principal, row.project_id)
+  return caller && mayEver(caller, ACTION) ? caller : unknownToken()
+}
+
+/** Reads an upload by token in the name of who issued it; what can refuse it does before the body is read. */
+export async function receiveByToken(request: Receiving): Promise<Received> {
+  const { services, params, req } = request
+  const { config, clock, pool } = services
+  const row = (await findUploadToken(pool, hashOf(params.token))) ?? unknownToken()
+  if (row.used_at !== null) raise('UPLOAD_TOKEN_USED')
+  if (new Date(row.expires_at) <= clock.now()) raise('UPLOAD_TOKEN_EXPIRED')
+  const caller = await issuerOf(services, row)
+  await checkStorage(services, row.project_id, 0)
+  const form = isForm(req)
+  const received = await (form ? receiveForm : receiveJson)(request, {
+    fileId: newId('file'),
+    projectId: row.project_id,
+    maxBytes: Math.min(
+      form ? config.FILES_MAX_UPLOAD_BYTES : config.FILES_INLINE_MAX_BYTES,
+      row.max_bytes ?? Number.POSITIVE_INFINITY,
+    ),
+  })
+  return { ...received, as: { caller, project: row.project_id } }
+}
+
+/** Uses a token up for the file that came with it. Raises UPLOAD_TOKEN_USED, UPLOAD_TOKEN_NOT_FOUND. */
+export async function uploadByToken(
+  services: Services,
+  tx: Tx,
+  caller: Caller,
+  token: string,
+  body: z.output<typeof TokenUpload>,
+): Promise<FileRow> {
+  const upload = body.file ?? body.content
+  if (!upload) return invalid({ code: 'REQUIRED', path: 'file', message: 'is required; or content, in a JSON body' })
+  const hash = hashOf(token)
+  const row = await useUploadToken(tx, hash, services.clock.now())
+  if (!row) return raise((await findUploadToken(tx, hash)) ? 'UPLOAD_TOKEN_USED' : 'UPLOAD_TOKEN_NOT_FOUND')
+  const described = {
+    prefix: row.prefix,
+    filename: row.filename ?? body.filename,
+    content_type: body.content_type ?? row.content_type,
+    metadata: body.metadata,
+    tags: body.tags,
+  }
+  const { path } = placeOf(described.prefix, uploadedName(described, upload))
+  const target = { kind: fileKind, project_id: row.project_id, path, tags: body.tags ?? {}, requestTags: body.tags }
+  if (!permitted(caller, ACTION, target)) return unknownToken()
+  return createUploaded(services, tx, row.project_id, upload, described)
+}

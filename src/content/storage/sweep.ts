@@ -1,0 +1,34 @@
+import { z } from 'zod'
+import type { Services } from '../../core/operation.ts'
+import { workQueue } from '../../core/queue.ts'
+import { deleteBlob, deleteChunks, staleBlobs, unnamedBlobs } from './store.ts'
+import { STAGED_FOR_MS } from './stores.ts'
+
+/** What is left behind of uploads, every ten minutes. */
+export const sweepQueue = workQueue('file_blob_sweep', { message: z.object({}), kind: 'ingestion' })
+export const SWEEP_SECONDS = 600
+
+const BLOBS = 1000
+const CHUNKS = 500
+
+/**
+ * Deletes blobs that were staged an hour ago and never committed, and committed ones whose files went with their
+ * project (content, 3.2 rule 4), a few chunks at a time. Ends early when the worker stops. Answers how many went.
+ */
+export async function sweepBlobs({ pool, clock }: Services, stopping: AbortSignal): Promise<number> {
+  const before = new Date(clock.now().getTime() - STAGED_FOR_MS)
+  let removed = 0
+  for (const find of [() => staleBlobs(pool, before, BLOBS), () => unnamedBlobs(pool, BLOBS)]) {
+    let ids: readonly string[]
+    do {
+      ids = await find()
+      for (const id of ids) {
+        do if (stopping.aborted) return removed
+        while ((await deleteChunks(pool, id, CHUNKS)) === CHUNKS)
+        await deleteBlob(pool, id)
+        removed++
+      }
+    } while (ids.length === BLOBS)
+  }
+  return removed
+}
