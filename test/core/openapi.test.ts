@@ -42,6 +42,8 @@ const ACTIONS: Record<string, string> = {
   audit: 'ListAuditEntries GetAuditEntry ExportAuditEntries',
   events: 'ListEvents GetEvent RedispatchEvent',
   'ingestion-rules': 'ListIngestionRules GetIngestionRule CreateIngestionRule UpdateIngestionRule DeleteIngestionRule',
+  'metadata-schemas':
+    'ListMetadataSchemas GetMetadataSchema CreateMetadataSchema UpdateMetadataSchema DeleteMetadataSchema',
   webhooks:
     'ListWebhooks GetWebhook CreateWebhook UpdateWebhook DeleteWebhook GetWebhookSecret RotateWebhookSecret TestWebhook ListWebhookDeliveries GetWebhookDelivery RedeliverWebhookDelivery',
 }
