@@ -1,0 +1,493 @@
+import assert from 'node:assert/strict'
+import { type EmbedOptions, embedderOf } from '../../src/content/embeddings/embedder.ts'
+import { meter, type UsageDraft } from '../../src/control/usage/meter.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
+
+const DIMENSIONS = 32
+const KEY = 'sk-embedding-key-of-the-tests'
+
+const drafts: UsageDraft[] = []
+meter(async (_db, made) => void drafts.push(...made))
+
+const lines = (app: TestApp, text: string) =>
+  app.logs.filter(line => line.includes(text)).map(line => JSON.parse(line) as Record<string, unknown>)
+
+describe('the embedding provider', () => {
+  let server: EmbeddingServer
+  const apps: TestApp[] = []
+  before(async () => {
+    server = await startEmbeddingServer(DIMENSIONS)
+  })
+  beforeEach(() => {
+    server.calls.length = 0
+    server.busiest = 0
+    server.behave = () => ({})
+    drafts.length = 0
+  })
+  after(async () => {
+    for (const app of apps) await app.close()
+    await server?.close()
+  })
+
+  const start = async (env: Record<string, string> = {}): Promise<TestApp> => {
+    const app = await startApp({
+      databaseUrl: apps[0]?.databaseUrl,
+      env: {
+        EMBEDDING_PROVIDER: 'openai',
+        EMBEDDING_MODEL: 'text-model',
+        EMBEDDING_DIMENSIONS: String(DIMENSIONS),
+        EMBEDDING_BASE_URL: `${server.url}/v1`,
+        EMBEDDING_API_KEY: KEY,
+        ...env,
+      },
+    })
+    apps.push(app)
+    return app
+  }
+  const options = (more: Partial<EmbedOptions> = {}): EmbedOptions => ({
+    project_id: null,
+    purpose: { kind: 'document', ref: 'doc_1' },
+    ...more,
+  })
+
+  describe('of OpenAI or like it', () => {
+    let app: TestApp
+    before(async () => {
+      app = await start()
+    })
+    beforeEach(() => {
+      app.logs.length = 0
+    })
+
+    it('gets the texts, the model and the key, and gives vectors of length 1 in the order of the texts', async () => {
+      server.behave = call => ({ vectors: call.texts.map(text => vectorOf(text, DIMENSIONS).map(value => value * 7)) })
+      const { key } = await app.project()
+      const { status, body } = await key.post('/embeddings', { input: 'one', inputs: ['two', 'three'] })
+      assert.equal(status, 200)
+      const [call] = server.calls
+      assert.equal(server.calls.length, 1)
+      assert.equal(call.path, '/v1/embeddings')
+      assert.equal(call.headers.authorization, `Bearer ${KEY}`)
+      assert.deepEqual(call.body, { model: 'text-model', input: ['one', 'two', 'three'], encoding_format: 'float' })
+      for (const [index, vector] of [body.embedding, ...body.embeddings].entries()) {
+        const wanted = vectorOf(['one', 'two', 'three'][index], DIMENSIONS)
+        for (const [at, value] of vector.entries()) assert.ok(Math.abs(value - wanted[at]) < 1e-6)
+      }
+    })
+
+    it('is told the length only where its model takes one', async () => {
+      const third = await start({ EMBEDDING_MODEL: 'text-embedding-3-small' })
+      await (await third.project()).key.post('/embeddings', { input: 'x' })
+      assert.equal(server.calls[0].body.dimensions, DIMENSIONS)
+    })
+
+    it('gets OPENAI_API_KEY where there is no key of its own, and no key where there is none', async () => {
+      const before = process.env.OPENAI_API_KEY
+      try {
+        process.env.OPENAI_API_KEY = 'sk-of-the-environment'
+        const one = await start({ EMBEDDING_API_KEY: '' })
+        await (await one.project()).key.post('/embeddings', { input: 'x' })
+        delete process.env.OPENAI_API_KEY
+        const two = await start({ EMBEDDING_API_KEY: '' })
+        await (await two.project()).key.post('/embeddings', { input: 'x' })
+        assert.deepEqual(
+          server.calls.map(call => call.headers.authorization),
+          ['Bearer sk-of-the-environment', undefined],
+        )
+      } finally {
+        if (before === undefined) delete process.env.OPENAI_API_KEY
+        else process.env.OPENAI_API_KEY = before
+      }
+    })
+
+    it('is tried three times at a 500, longer apart each time, then 502', async () => {
+      server.behave = () => ({ status: 500, body: { error: { message: `internal, key ${KEY}` } } })
+      const { key } = await app.project()
+      const { status, body } = await key.post('/embeddings', { input: 'x' })
+      assert.equal(status, 502)
+      assert.equal(body.error.code, 'AI_PROVIDER_ERROR')
+      assert.deepEqual(body.error.meta, { provider_status_code: 500 })
+      assert.equal(JSON.stringify(body).includes('internal'), false)
+      assert.equal(server.calls.length, 3)
+      const [first, second] = [1, 2].map(index => server.calls[index].at - server.calls[index - 1].at)
+      assert.ok(first >= 380 && first < 900, `${first}`)
+      assert.ok(second >= 780 && second < 1500, `${second}`)
+      const attempts = lines(app, 'embedding call')
+      assert.deepEqual(
+        attempts.map(({ attempt, outcome, status: code, texts }) => [attempt, outcome, code, texts]),
+        [1, 2, 3].map(attempt => [attempt, 'server', 500, 1]),
+      )
+      assert.match(String(attempts[0].detail), /internal/)
+      assert.equal(app.logs.join('').includes(KEY), false)
+    })
+
+    it('is asked again after a 500 that passes', async () => {
+      server.behave = () => (server.calls.length < 3 ? { status: 503 } : {})
+      const { key } = await app.project()
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+      assert.equal(server.calls.length, 3)
+    })
+
+    it('is left alone for as long as a 429 says', async () => {
+      server.behave = () => (server.calls.length === 1 ? { status: 429, headers: { 'retry-after': '1' } } : {})
+      const { key } = await app.project()
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+      const waited = server.calls[1].at - server.calls[0].at
+      assert.ok(waited >= 990 && waited < 1600, `${waited}`)
+    })
+
+    it('is not waited for where a 429 asks for more than 20 s', async () => {
+      server.behave = () => ({ status: 429, headers: { 'retry-after': '21' } })
+      const { key } = await app.project()
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 502)
+      assert.equal(server.calls.length, 1)
+    })
+
+    for (const status of [400, 401, 404, 422]) {
+      it(`is asked once when it answers ${status}`, async () => {
+        server.behave = () => ({ status, body: { error: { message: 'no' } } })
+        const { key } = await app.project()
+        assert.equal((await key.post('/embeddings', { input: 'x' })).status, 502)
+        assert.equal(server.calls.length, 1)
+      })
+    }
+
+    for (const hangUp of ['at once', 'in the body'] as const) {
+      it(`is tried again when it hangs up ${hangUp}`, async () => {
+        server.behave = () => (server.calls.length === 1 ? { hangUp } : {})
+        const { key } = await app.project()
+        assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+        assert.equal(server.calls.length, 2)
+      })
+    }
+
+    it('is given up when it cannot be reached', async () => {
+      const away = await start({ EMBEDDING_BASE_URL: 'http://127.0.0.1:9/v1' })
+      const { body } = await (await away.project()).key.post('/embeddings', { input: 'x' })
+      assert.equal(body.error.code, 'AI_PROVIDER_ERROR')
+      assert.equal(lines(away, 'embedding call').length, 3)
+    })
+
+    it('is not waited for longer than EMBEDDING_TIMEOUT_MS a call', async () => {
+      const hasty = await start({ EMBEDDING_TIMEOUT_MS: '150' })
+      server.behave = () => (server.calls.length < 3 ? { delayMs: 2000 } : {})
+      const { key } = await hasty.project()
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+      assert.deepEqual(
+        lines(hasty, 'embedding call').map(({ outcome }) => outcome),
+        ['timeout', 'timeout', 'done'],
+      )
+    })
+
+    const unreadable: [string, object | string][] = [
+      ['no JSON', '<html>'],
+      ['another shape', { vectors: [] }],
+      ['too few vectors', { data: [] }],
+      ['vectors of text', { data: [{ embedding: ['a'] }] }],
+    ]
+    for (const [name, body] of unreadable) {
+      it(`fails with 502 when it answers ${name}`, async () => {
+        server.behave = () => ({ body })
+        const { key } = await app.project()
+        const answer = await key.post('/embeddings', { input: 'x' })
+        assert.equal(answer.status, 502)
+        assert.equal(answer.body.error.code, 'AI_PROVIDER_ERROR')
+        assert.equal(server.calls.length, 1)
+      })
+    }
+
+    it('fails with 502 when its vectors are of another length, which is logged once a minute', async () => {
+      server.behave = call => ({ vectors: call.texts.map(text => vectorOf(text, DIMENSIONS + 1)) })
+      const { key } = await app.project()
+      for (let time = 0; time < 2; time++) {
+        const { status, body } = await key.post('/embeddings', { input: 'x' })
+        assert.equal(status, 502)
+        assert.match(body.error.message, /EMBEDDING_DIMENSIONS/)
+      }
+      assert.equal(server.calls.length, 2)
+      const complaints = lines(app, 'does not give vectors of EMBEDDING_DIMENSIONS')
+      assert.equal(complaints.length, 1)
+      assert.deepEqual([complaints[0].dimensions, complaints[0].expected], [DIMENSIONS + 1, DIMENSIONS])
+    })
+
+    it('fails the whole request when it fails one of its texts', async () => {
+      server.behave = call => (call.texts.includes('bad') ? { status: 400 } : {})
+      const { key } = await app.project()
+      assert.equal((await key.post('/embeddings', { inputs: ['a', 'b', 'bad'] })).status, 502)
+    })
+  })
+
+  describe('and its calls', () => {
+    it('hold at most EMBEDDING_BATCH_SIZE texts, EMBEDDING_CONCURRENCY less one at a time', async () => {
+      const app = await start({ EMBEDDING_BATCH_SIZE: '4', EMBEDDING_CONCURRENCY: '3' })
+      server.behave = () => ({ delayMs: 50 })
+      const { key } = await app.project()
+      const inputs = Array.from({ length: 18 }, (_, index) => `text ${index}`)
+      const { body } = await key.post('/embeddings', { inputs })
+      assert.deepEqual(server.calls.map(call => call.texts.length).sort(), [2, 4, 4, 4, 4])
+      assert.equal(server.busiest, 2)
+      for (const [index, text] of inputs.entries())
+        assert.ok(Math.abs(body.embeddings[index][0] - vectorOf(text, DIMENSIONS)[0]) < 1e-6)
+    })
+
+    it('hold at most 200,000 characters', async () => {
+      const app = await start()
+      const { key } = await app.project()
+      await key.post('/embeddings', { inputs: Array.from({ length: 13 }, () => 'x'.repeat(32_000)) })
+      assert.deepEqual(server.calls.map(call => call.texts.length).sort(), [1, 6, 6])
+    })
+
+    it('are shared by callers at the same time, and metered to each by its share', async () => {
+      const app = await start()
+      const [one, two] = [await app.project(), await app.project()]
+      server.behave = () => ({ tokens: 101 })
+      const embed = embedderOf(app.services).embed
+      await Promise.all([
+        embed(['aaaaaa'], options({ project_id: one.id, purpose: { kind: 'document', ref: 'doc_a' } })),
+        embed(['bbb', 'ccc'], options({ project_id: two.id, purpose: { kind: 'memory', ref: 'mem_b' } })),
+        embed(['dddddd'], options()),
+      ])
+      assert.equal(server.calls.length, 1)
+      assert.equal(drafts.length, 2)
+      const shares = drafts.map(draft => draft.components[0].quantity)
+      assert.deepEqual(shares, [34, 33])
+      const [first, second] = drafts
+      assert.match(first.idempotency_key, /^embed:document:doc_a:.+/)
+      assert.match(second.idempotency_key, /^embed:memory:mem_b:.+/)
+      assert.deepEqual(
+        { ...first, idempotency_key: '' },
+        {
+          idempotency_key: '',
+          project_id: one.id,
+          meter_type: 'llm_tokens',
+          provider: 'openai',
+          model: 'text-model',
+          source: 'embedding',
+          components: [{ component: 'input_tokens', quantity: 34, unit: 'token', billable: true }],
+        },
+      )
+    })
+
+    it('are metered once each, by a quarter of the characters where no tokens are reported', async () => {
+      const app = await start({ EMBEDDING_BATCH_SIZE: '1' })
+      server.behave = () => ({ tokens: null })
+      const { id, key } = await app.project()
+      await key.post('/embeddings', { inputs: ['12345', '123456789'] })
+      assert.deepEqual(drafts.map(draft => draft.components[0].quantity).sort(), [2, 3])
+      assert.equal(new Set(drafts.map(draft => draft.idempotency_key)).size, 2)
+      for (const draft of drafts) {
+        assert.equal(draft.project_id, id)
+        assert.match(draft.idempotency_key, /^embed:api:[\w-]+:[\w-]+$/)
+      }
+    })
+
+    it('are not metered when they fail, nor without a project', async () => {
+      const app = await start()
+      await app.admin.post('/embeddings', { input: 'x' })
+      server.behave = () => ({ status: 400 })
+      const { key } = await app.project()
+      await key.post('/embeddings', { input: 'x' })
+      assert.equal(server.calls.length, 2)
+      assert.deepEqual(drafts, [])
+    })
+
+    it('that fail are halved once, so that one bad text costs a half at most', async () => {
+      const app = await start()
+      server.behave = call => (call.texts.includes('bad') ? { status: 400 } : {})
+      const vectors = await embedderOf(app.services).embed(['a', 'b', 'c', 'd', 'e', 'bad', 'g', 'h'], options())
+      assert.deepEqual(
+        vectors.map(vector => vector !== null),
+        [true, true, true, true, false, false, false, false],
+      )
+      assert.deepEqual(
+        server.calls.map(call => call.texts.length),
+        [8, 4, 4],
+      )
+    })
+
+    it("that fail for one caller's text are made again for each, so that nobody else loses by it", async () => {
+      const app = await start()
+      server.behave = call => (call.texts.includes('bad') ? { status: 500 } : {})
+      const { embed } = embedderOf(app.services)
+      const [mine, theirs] = await Promise.allSettled([
+        embed(['bad'], options({ retries: 0 })),
+        embed(['a', 'b'], options({ retries: 0 })),
+      ])
+      assert.equal(mine.status, 'rejected')
+      assert.equal(theirs.status, 'fulfilled')
+      assert.ok(theirs.status === 'fulfilled' && theirs.value.every(vector => vector !== null))
+      assert.deepEqual(
+        server.calls.map(call => call.texts),
+        [['bad', 'a', 'b'], ['bad'], ['a', 'b']],
+      )
+    })
+
+    it('are not divided when the provider is away', async () => {
+      const app = await start()
+      server.behave = () => ({ status: 401 })
+      await assert.rejects(embedderOf(app.services).embed(['a', 'b'], options()))
+      assert.equal(server.calls.length, 1)
+    })
+
+    it('serve questions before everything else, and alone', async () => {
+      const app = await start({ EMBEDDING_CONCURRENCY: '1', EMBEDDING_BATCH_SIZE: '2' })
+      server.behave = () => ({ delayMs: 100 })
+      const { embed, embedQuery } = embedderOf(app.services)
+      const late = embed(['z'], options({ background: true }))
+      const written = embed(['a', 'b', 'c', 'd'], options())
+      await eventually(() => server.calls.length === 1)
+      await embedQuery('?', options({ purpose: { kind: 'search', ref: 'req_1' } }))
+      await Promise.all([written, late])
+      assert.deepEqual(
+        server.calls.map(call => call.texts),
+        [['a', 'b'], ['?'], ['c', 'd'], ['z']],
+      )
+    })
+
+    it('leave one free for questions while documents are written', async () => {
+      const app = await start({ EMBEDDING_CONCURRENCY: '2', EMBEDDING_BATCH_SIZE: '1' })
+      server.behave = call => ({ delayMs: call.texts[0] === '?' ? 0 : 400 })
+      const { embed, embedQuery } = embedderOf(app.services)
+      const written = embed(['a', 'b', 'c'], options())
+      await eventually(() => server.calls.length === 1)
+      const started = Date.now()
+      await embedQuery('?', options({ purpose: { kind: 'search', ref: 'req_1' } }))
+      assert.ok(Date.now() - started < 300)
+      await written
+    })
+
+    it('are not made for a question that was asked lately', async () => {
+      const app = await start()
+      const { embedQuery } = embedderOf(app.services)
+      const asked = options({ purpose: { kind: 'search', ref: 'req_1' } })
+      const once = await embedQuery('why', asked)
+      assert.deepEqual(await embedQuery('why', asked), once)
+      await embedQuery('why not', asked)
+      assert.equal(server.calls.length, 2)
+    })
+
+    it('of a question are tried twice', async () => {
+      const app = await start()
+      server.behave = () => ({ status: 500 })
+      const asked = options({ purpose: { kind: 'search', ref: 'req_1' } })
+      await assert.rejects(embedderOf(app.services).embedQuery('why', asked), { code: 'AI_PROVIDER_ERROR' })
+      assert.equal(server.calls.length, 2)
+    })
+  })
+
+  describe('and a caller that does not wait', () => {
+    it('gets what was done in time', async () => {
+      const app = await start({ EMBEDDING_BATCH_SIZE: '1', EMBEDDING_CONCURRENCY: '4' })
+      server.behave = call => ({ delayMs: call.texts[0] === 'slow' ? 3000 : 0 })
+      const vectors = await embedderOf(app.services).embed(['a', 'slow', 'b'], options({ timeoutMs: 400 }))
+      assert.deepEqual(
+        vectors.map(vector => vector !== null),
+        [true, false, true],
+      )
+      await eventually(() => server.calls.find(call => call.texts[0] === 'slow')?.abandoned)
+    })
+
+    it('gets AI_PROVIDER_ERROR when nothing was', async () => {
+      const app = await start()
+      server.behave = () => ({ delayMs: 3000 })
+      const started = Date.now()
+      await assert.rejects(embedderOf(app.services).embed(['a'], options({ timeoutMs: 200 })), {
+        code: 'AI_PROVIDER_ERROR',
+      })
+      assert.ok(Date.now() - started < 1000)
+      await assert.rejects(embedderOf(app.services).embed(['a'], options({ timeoutMs: 0 })))
+      assert.equal(server.calls.length, 1)
+    })
+
+    it('is told the reason of its own abort, and its call is dropped', async () => {
+      const app = await start()
+      server.behave = () => ({ delayMs: 3000 })
+      const abort = new AbortController()
+      const asked = embedderOf(app.services).embed(['a'], options({ signal: abort.signal }))
+      await eventually(() => server.calls.length === 1)
+      abort.abort(new Error('enough'))
+      await assert.rejects(asked, /enough/)
+      await eventually(() => server.calls[0].abandoned)
+      await assert.rejects(embedderOf(app.services).embed(['a'], options({ signal: abort.signal })), /enough/)
+      assert.equal(server.calls.length, 1)
+    })
+
+    it('does not end the call of another that shares it', async () => {
+      const app = await start()
+      server.behave = () => ({ delayMs: 400 })
+      const { embed } = embedderOf(app.services)
+      const [left, stayed] = await Promise.allSettled([
+        embed(['a'], options({ timeoutMs: 100 })),
+        embed(['b'], options()),
+      ])
+      assert.equal(left.status, 'rejected')
+      assert.equal(stayed.status, 'fulfilled')
+      assert.equal(server.calls.length, 1)
+    })
+  })
+
+  it('may be Ollama, without a key', async () => {
+    const app = await start({ EMBEDDING_PROVIDER: 'ollama', OLLAMA_BASE_URL: `${server.url}/`, EMBEDDING_BASE_URL: '' })
+    const { status } = await (await app.project()).key.post('/embeddings', { input: 'x' })
+    assert.equal(status, 200)
+    assert.equal(server.calls[0].path, '/v1/embeddings')
+    assert.equal(server.calls[0].headers.authorization, undefined)
+  })
+
+  describe('of Bedrock', () => {
+    const environment = [
+      'AWS_ENDPOINT_URL_BEDROCK_RUNTIME',
+      'AWS_EC2_METADATA_DISABLED',
+      'AWS_ACCESS_KEY_ID',
+      'AWS_SECRET_ACCESS_KEY',
+    ]
+    const earlier: Record<string, string | undefined> = {}
+    before(() => {
+      for (const name of environment) {
+        earlier[name] = process.env[name]
+        delete process.env[name]
+      }
+      process.env.AWS_ENDPOINT_URL_BEDROCK_RUNTIME = server.url
+      process.env.AWS_EC2_METADATA_DISABLED = 'true'
+    })
+    after(() => {
+      for (const name of environment) {
+        if (earlier[name] === undefined) delete process.env[name]
+        else process.env[name] = earlier[name]
+      }
+    })
+    const bedrock = { EMBEDDING_PROVIDER: 'bedrock', EMBEDDING_MODEL: 'amazon.titan-embed-text-v1' }
+
+    it('gets one text a call, with the key as bearer', async () => {
+      const app = await start(bedrock)
+      const { status, body } = await (await app.project()).key.post('/embeddings', { inputs: ['a', 'b'] })
+      assert.equal(status, 200)
+      assert.equal(body.embeddings.length, 2)
+      assert.deepEqual(server.calls.map(call => call.body.inputText).sort(), ['a', 'b'])
+      assert.equal(server.calls[0].path, '/model/amazon.titan-embed-text-v1/invoke')
+      assert.equal(server.calls[0].headers.authorization, `Bearer ${KEY}`)
+    })
+
+    it('gets requests signed with the keys of the deployment where there is no other', async () => {
+      process.env.AWS_ACCESS_KEY_ID = 'AKIATEST'
+      process.env.AWS_SECRET_ACCESS_KEY = 'secret'
+      const app = await start({ ...bedrock, EMBEDDING_API_KEY: '', EMBEDDING_REGION: 'eu-central-1' })
+      assert.equal((await (await app.project()).key.post('/embeddings', { input: 'a' })).status, 200)
+      assert.match(
+        String(server.calls[0].headers.authorization),
+        /^AWS4-HMAC-SHA256 Credential=AKIATEST\/\d+\/eu-central-1\/bedrock\//,
+      )
+      delete process.env.AWS_ACCESS_KEY_ID
+      delete process.env.AWS_SECRET_ACCESS_KEY
+    })
+
+    it('is not asked without any key', async () => {
+      const app = await start({ ...bedrock, EMBEDDING_API_KEY: '' })
+      const { status } = await (await app.project()).key.post('/embeddings', { input: 'a' })
+      assert.equal(status, 502)
+      assert.equal(server.calls.length, 0)
+      assert.equal(lines(app, 'embedding call')[0].outcome, 'denied')
+    })
+  })
+})
