@@ -114,6 +114,15 @@ describe('changes of documents', () => {
       assert.deepEqual([emptied.chunk_count, emptied.size, emptied.status], [0, 0, 'ready'])
     })
 
+    it('writes the bytes of a text file as UTF-8, whatever they were in', async () => {
+      const id = await plantDocument(app, project.id, { content_type: 'text/markdown; Charset="latin1"; variant=GFM' })
+      const changed = (await patch(id, { content: 'Größe' })).body
+      assert.deepEqual([changed.content_type, changed.size], ['text/markdown; variant=GFM', 7])
+      const file = (await project.key.get(`/files/${changed.file_id}`)).body
+      assert.deepEqual([file.content_type, file.size, file.has_content], [changed.content_type, 7, true])
+      assert.equal((await project.key.get(`/files/${changed.file_id}/download`)).body, 'Größe')
+    })
+
     it('cuts the stored text anew when only the settings change', async () => {
       const made = await makeDocument(project.key, { content: 'x'.repeat(2500) })
       const cut = (await patch(made.id, { chunk_strategy: 'size', chunk_overlap: 0 })).body

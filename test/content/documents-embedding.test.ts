@@ -165,6 +165,27 @@ describe('vectors of inline documents', () => {
     assert.deepEqual([await vectors(made.id), await waiting(made.id)], [0, true])
   })
 
+  it('are not left behind by a document that is deleted meanwhile', async () => {
+    const made = await makeDocument(project.key)
+    provider.before = async () => {
+      provider.before = async () => {}
+      assert.equal((await project.key.delete(`/documents/${made.id}`)).status, 204)
+    }
+    const late = await project.key.patch(`/documents/${made.id}`, { content: 'late' })
+    assert.deepEqual([late.status, late.body.error.code], [404, 'RESOURCE_NOT_FOUND'])
+    assert.equal(await vectors(made.id), 0)
+  })
+
+  it('are not left behind in a project that is deleted meanwhile', async () => {
+    provider.before = async () => {
+      assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
+    }
+    const late = await app.admin.post('/documents', { project_id: project.id, content: 'late' })
+    assert.deepEqual([late.status, late.body.error.code], [404, 'RESOURCE_NOT_FOUND'])
+    for (const table of ['files', 'documents', 'document_chunks', 'knowledge_vectors'])
+      assert.equal((await rowsOf(app, `select 1 from ${table} where project_id = $1`, [project.id])).length, 0, table)
+  })
+
   it('are made of the text that is stored, whoever wrote in between', async () => {
     const made = await makeDocument(project.key, { content: 'a' })
     let once = true

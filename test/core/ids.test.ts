@@ -30,6 +30,7 @@ const PREFIXES: Record<string, string> = {
   webhook_delivery: 'whd',
   quota: 'quota',
   audit_entry: 'audit',
+  document: 'doc',
   ingestion_rule: 'igr',
   metadata_schema: 'mdschema',
 }

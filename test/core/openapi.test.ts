@@ -41,6 +41,7 @@ const ACTIONS: Record<string, string> = {
   quotas: 'ListQuotas GetQuota CreateQuota UpdateQuota DeleteQuota MonitorBreach',
   audit: 'ListAuditEntries GetAuditEntry ExportAuditEntries',
   events: 'ListEvents GetEvent RedispatchEvent',
+  documents: 'ListDocuments GetDocument CreateDocument IngestDocument UpdateDocument DeleteDocument',
   'ingestion-rules': 'ListIngestionRules GetIngestionRule CreateIngestionRule UpdateIngestionRule DeleteIngestionRule',
   'metadata-schemas':
     'ListMetadataSchemas GetMetadataSchema CreateMetadataSchema UpdateMetadataSchema DeleteMetadataSchema',

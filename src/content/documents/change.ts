@@ -231,7 +231,10 @@ async function applyPlan(
     next.total_pages = null
     await setDocumentText(tx, row, plan.text)
   }
-  if (plan.text !== null && isTextSource(row)) next.size = await rewriteFile(tx, row, plan.text)
+  if (plan.text !== null && isTextSource(row)) {
+    const { content_type, size } = await rewriteFile(tx, row, plan.text)
+    Object.assign(next, { content_type, size })
+  }
   if (next.path !== row.path || next.filename !== row.filename)
     tell(tx, await moveFile(tx, row.file_id, { path: next.path, filename: next.filename }))
   if (cut) {
@@ -251,13 +254,14 @@ async function applyPlan(
   return after
 }
 
-/** Makes a text the bytes of the document's file too; answers their number. */
-async function rewriteFile(tx: Tx, row: DocumentRow, text: string): Promise<number> {
+/** Makes a text the bytes of the document's file too. */
+async function rewriteFile(tx: Tx, row: DocumentRow, text: string): Promise<FileRow> {
   const file = await lockFile(tx, row.file_id)
   if (!file) throw new Error(`document ${row.id} without its file ${row.file_id}`)
-  const size = Buffer.byteLength(text)
-  tell(tx, await setFileText(tx, file, { size, sha256: createHash('sha256').update(text).digest() }))
-  return size
+  const sha256 = createHash('sha256').update(text).digest()
+  const rewritten = await setFileText(tx, file, { size: Buffer.byteLength(text), sha256 })
+  tell(tx, rewritten)
+  return rewritten
 }
 
 /** The file is a resource of its own: who follows files sees what its document does to it. */

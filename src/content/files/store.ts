@@ -76,12 +76,12 @@ export async function setFileContent(
     where t.id = ${row.id} returning ${fileColumns}`)
 }
 
-/** The bytes of a file are its document's text from now on; stored ones are dropped. */
+/** The bytes of a file are its document's text from now on, in UTF-8 whatever they were in; stored ones are dropped. */
 export async function setFileText(tx: Tx, row: FileRow, text: { size: number; sha256: Buffer }): Promise<FileRow> {
   await dropContent(tx, row)
   return tx.one(file`
     update files t set size = ${text.size}, sha256 = ${sql.binary(text.sha256)}, storage = 'text', location = null,
-      updated_at = now()
+      content_type = regexp_replace(content_type, '\\s*;\\s*charset\\s*=[^;]*', '', 'i'), updated_at = now()
     where t.id = ${row.id} returning ${fileColumns}`)
 }
 
