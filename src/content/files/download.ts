@@ -1,4 +1,4 @@
-import { create as contentDisposition } from 'content-disposition'
+import { encodeExtended, format } from 'content-disposition'
 import rangeParser from 'range-parser'
 import { raise } from '../../core/errors.ts'
 import { namesTag } from '../../core/etag.ts'
@@ -41,6 +41,13 @@ function rangeOf(header: string | undefined, size: number): ByteRange | null {
   return ranges.type === 'bytes' ? ranges[0] : null
 }
 
+/** The header that names a download: in ASCII for old clients, and as it is (RFC 8187). */
+const attachment = (filename: string): string =>
+  format({
+    type: 'attachment',
+    parameters: { filename: filename.replaceAll(/[^\x20-\x7e]/g, '?'), 'filename*': encodeExtended(filename) },
+  })
+
 /** Answers the bytes of a file, some of them, or that the client has them (content, 2.3 rule 8 and 2.6). */
 export async function download({
   resource: file,
@@ -55,7 +62,7 @@ export async function download({
     ETag: tag,
     'Accept-Ranges': 'bytes',
     'Cache-Control': 'private, no-store',
-    'Content-Disposition': contentDisposition(file.filename),
+    'Content-Disposition': attachment(file.filename),
     'X-Content-Type-Options': 'nosniff',
   }
   const { 'if-none-match': known, 'if-range': unlessChanged, range: asked } = request.headers

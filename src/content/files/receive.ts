@@ -96,7 +96,8 @@ class Intake {
     if (error instanceof AppError) return error
     if (error instanceof multer.MulterError) return formRefusal(error)
     if (this.failure) return this.failure
-    if (!this.request.req.complete) return unfinished()
+    const { req, closed } = this.request
+    if (!req.complete && (req.destroyed || closed.aborted)) return unfinished()
     return malformed((error as Error).message)
   }
 }
@@ -163,6 +164,7 @@ export async function receiveForm(request: Receiving, destination: Destination):
     limits: {
       files: 1,
       fields: 20,
+      fieldNameSize: 100,
       fieldSize: FIELD_BYTES,
       headerPairs: 100,
       fieldNestingDepth: 0,
