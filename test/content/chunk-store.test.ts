@@ -1,0 +1,237 @@
+import assert from 'node:assert/strict'
+import { segmentsOf } from '../../src/content/chunks/embed.ts'
+import { sql } from '../../src/core/db.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+
+const DIMENSIONS = 32
+
+/** Chunks of a document as they are stored. */
+const stored = async (app: TestApp, documentId: string) =>
+  (await app.services.pool.any(sql.unsafe`
+    select id, tsv_config, tsvector_to_array(tsv) as words, pg_column_size(tsv) as size
+    from document_chunks where document_id = ${documentId} order by chunk_index`)) as unknown as {
+    id: string
+    tsv_config: string
+    words: string[]
+    size: number
+  }[]
+
+const vectorsOf = async (app: TestApp, documentId: string) =>
+  (await app.services.pool.any(sql.unsafe`
+    select source, ref_id, segment, length(vec) as bytes from knowledge_vectors
+    where container_id = ${documentId} order by ref_id, segment`)) as unknown as {
+    source: number
+    ref_id: string
+    segment: number
+    bytes: number
+  }[]
+
+const create = async (client: Client, body: object) => {
+  const made = await client.post('/documents', body)
+  assert.equal(made.status, 201, JSON.stringify(made.body))
+  return made.body
+}
+
+describe('windows of a text', () => {
+  it('are the text itself when it fits', () => {
+    assert.deepEqual(segmentsOf('a'.repeat(500), 500), ['a'.repeat(500)])
+  })
+
+  it('share 200 characters with the one before', () => {
+    const text = Array.from({ length: 1000 }, (_, index) => String.fromCharCode(97 + (index % 26))).join('')
+    const segments = segmentsOf(text, 500)
+    assert.deepEqual(segments, [text.slice(0, 500), text.slice(300, 800), text.slice(600)])
+  })
+
+  it('are 64 at most', () => {
+    assert.equal(segmentsOf('x'.repeat(1_000_000), 500).length, 64)
+  })
+
+  it('cut no character in two', () => {
+    for (const offset of [0, 1]) {
+      const segments = segmentsOf('x'.repeat(offset) + '🙂'.repeat(2000), 501)
+      for (const segment of segments) assert.ok(segment.isWellFormed())
+      assert.ok(segments.every(segment => segment.length <= 501))
+    }
+  })
+})
+
+describe('chunks in the database', () => {
+  let app: TestApp
+  let server: EmbeddingServer
+  before(async () => {
+    server = await startEmbeddingServer(DIMENSIONS)
+    app = await startApp({
+      env: {
+        EMBEDDING_PROVIDER: 'openai',
+        EMBEDDING_MODEL: 'm',
+        EMBEDDING_DIMENSIONS: String(DIMENSIONS),
+        EMBEDDING_BASE_URL: server.url,
+        EMBEDDING_MAX_INPUT_CHARS: '500',
+      },
+    })
+  })
+  beforeEach(() => {
+    server.calls.length = 0
+    server.behave = () => ({})
+  })
+  after(async () => {
+    await app?.close()
+    await server?.close()
+  })
+
+  it('hold their words and a lexeme of the project', async () => {
+    const { id, key } = await app.project()
+    const made = await create(key, { content: 'Alpha beta SKU-4711' })
+    const [chunk] = await stored(app, made.id)
+    assert.equal(chunk.tsv_config, 'simple')
+    assert.ok(chunk.words.includes(`~p${id}`))
+    for (const word of ['alpha', 'beta', 'sku']) assert.ok(chunk.words.includes(word), word)
+  })
+
+  it('hold the words of as much of a text as a tsvector takes', async () => {
+    const { key } = await app.project()
+    // Letters of four bytes, so that the first 262,144 characters hold over a mebibyte of words.
+    const letter = (value: number) => String.fromCodePoint(0x20000 + value)
+    const words = Array.from(
+      { length: 40_000 },
+      (_, index) => letter(index % 200) + letter(200 + Math.floor(index / 200)) + letter(500).repeat(3),
+    )
+    const made = await create(key, { content: words.join(' ') })
+    const [chunk] = await stored(app, made.id)
+    const found = new Set(chunk.words)
+    // Half of the prefix holds 21,845 of them.
+    assert.ok(found.has(words[0]) && found.has(words[21_000]))
+    assert.equal(found.has(words[22_000]), false)
+    const { body } = await key.get(`/documents/${made.id}`)
+    assert.equal(body.content, words.join(' '))
+  })
+
+  it('have one vector a window, of source 1, under the document', async () => {
+    const { key } = await app.project()
+    const made = await create(key, { content: 'word '.repeat(260) })
+    const chunks = await stored(app, made.id)
+    assert.deepEqual(
+      (await vectorsOf(app, made.id)).map(row => ({ ...row })),
+      [0, 1, 2, 3].map(segment => ({ source: 1, ref_id: chunks[0].id, segment, bytes: 4 * DIMENSIONS })),
+    )
+    assert.equal(chunks.length, 1)
+  })
+
+  it('are written in one statement, and their vectors in another', async () => {
+    const { key } = await app.project()
+    await create(key, { content: 'warm up' })
+    app.statements.length = 0
+    const made = await create(key, {
+      content: 'word '.repeat(2000),
+      chunk_strategy: 'size',
+      chunk_size: 100,
+      chunk_overlap: 0,
+    })
+    assert.equal(made.chunk_count, 100)
+    assert.equal(app.statements.filter(text => text.includes('insert into document_chunks')).length, 1)
+    assert.equal(app.statements.filter(text => text.includes('insert into knowledge_vectors')).length, 1)
+  })
+
+  it('are embedded under the title and the headings they stand below, which are no part of their text', async () => {
+    const { key } = await app.project()
+    const made = await create(key, {
+      content: '# Fruit\n\nApples are red.\n',
+      title: 'The garden',
+      chunk_strategy: 'auto',
+    })
+    const texts = server.calls.flatMap(call => call.texts)
+    assert.equal(texts.length, made.chunk_count)
+    assert.ok(texts[0].startsWith('The garden') && texts[0].includes('Fruit'))
+    assert.ok(texts[0].includes('Apples are red'))
+    const { body } = await key.get(`/documents/${made.id}/chunks`)
+    assert.equal(body.data[0].content.includes('The garden'), false)
+  })
+
+  it('without letters are not sent to a provider', async () => {
+    const { key } = await app.project()
+    const made = await create(key, { content: ' \n ' })
+    assert.deepEqual(server.calls, [])
+    assert.deepEqual(await vectorsOf(app, made.id), [])
+  })
+
+  it('are listed in their order with their place in the text', async () => {
+    const { key } = await app.project()
+    server.behave = call => (call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {})
+    const content = `${'a'.repeat(100)}${'b'.repeat(100)}${'c'.repeat(50)}`
+    const made = await create(key, { content, chunk_strategy: 'size', chunk_size: 100, chunk_overlap: 0 })
+    const first = await key.get(`/documents/${made.id}/chunks?limit=2`)
+    assert.equal(first.status, 200)
+    assert.equal(first.body.total, 3)
+    const second = await key.get(`/documents/${made.id}/chunks?limit=2&offset=2`)
+    const all = [...first.body.data, ...second.body.data]
+    assert.deepEqual(
+      all.map(({ id, ...rest }: { id: string }) => rest),
+      [
+        { chunk_index: 0, page_number: null, char_start: 0, char_end: 100, content: 'a'.repeat(100), embedded: false },
+        {
+          chunk_index: 1,
+          page_number: null,
+          char_start: 100,
+          char_end: 200,
+          content: 'b'.repeat(100),
+          embedded: false,
+        },
+        { chunk_index: 2, page_number: null, char_start: 200, char_end: 250, content: 'c'.repeat(50), embedded: true },
+      ],
+    )
+    for (const { id } of all) assert.match(id, /^dchunk_/)
+  })
+
+  it('go with their document, and their vectors too', async () => {
+    const { key } = await app.project()
+    const made = await create(key, { content: 'one two' })
+    assert.equal((await vectorsOf(app, made.id)).length, 1)
+    assert.equal((await key.delete(`/documents/${made.id}`)).status, 204)
+    assert.deepEqual(await stored(app, made.id), [])
+    assert.deepEqual(await vectorsOf(app, made.id), [])
+  })
+})
+
+describe('a text search configuration', () => {
+  for (const name of ['klingon', 'a.b.c', '"', "it's"]) {
+    it(`called ${name}, which there is not, counts as simple and is logged once`, async () => {
+      const app = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: name }, workers: ['ingestion'] })
+      try {
+        const { key } = await app.project()
+        const made = await create(key, { content: 'The cats' })
+        assert.equal((await stored(app, made.id))[0].tsv_config, 'simple')
+        const complaints = () => app.logs.filter(line => line.includes('no such text search configuration'))
+        await eventually(() => complaints().length === 1)
+        assert.equal(JSON.parse(complaints()[0]).wanted, name)
+      } finally {
+        await app.close()
+      }
+    })
+  }
+
+  it('that is set is used, and another one makes the words anew', async () => {
+    const english = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' } })
+    try {
+      const { key } = await english.project()
+      const made = await create(key, { content: 'The running cats' })
+      const [before] = await stored(english, made.id)
+      assert.equal(before.tsv_config, 'english')
+      assert.ok(before.words.includes('cat') && !before.words.includes('the'))
+      const simple = await startApp({ databaseUrl: english.databaseUrl, workers: ['ingestion'] })
+      try {
+        const after = await eventually(async () => {
+          const [chunk] = await stored(simple, made.id)
+          return chunk.tsv_config === 'simple' ? chunk : null
+        })
+        assert.ok(after.words.includes('cats') && after.words.includes('the'))
+        assert.ok(after.words.some(word => word.startsWith('~pproj_')))
+      } finally {
+        await simple.close()
+      }
+    } finally {
+      await english.close()
+    }
+  })
+})
