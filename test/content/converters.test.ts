@@ -20,7 +20,12 @@ describe('converters', function () {
     tools = await startTools()
     app = await startAgentApp({
       workers: ['ingestion', 'generation'],
-      env: { BASE_URL, FILES_INLINE_MAX_BYTES: String(INLINE_BYTES), PROVIDER_MAX_RETRIES: '0' },
+      env: {
+        BASE_URL,
+        FILES_INLINE_MAX_BYTES: String(INLINE_BYTES),
+        PROVIDER_MAX_RETRIES: '0',
+        INGESTION_LEASE_SECONDS: '2',
+      },
     })
     double = client(app.double)
   })
@@ -315,6 +320,22 @@ describe('converters', function () {
         tool_id: tool,
         cause: { code: 'TOOL_HTTP_ERROR' },
       })
+    })
+
+    it('are cut off, and say nothing, once another attempt has taken the place of theirs', async () => {
+      const { tool, content_type } = await converter()
+      tools.answer(tool, () => {})
+      const file_id = await upload(app.key, 'bytes', { content_type })
+      const { id } = (await app.key.post('/documents/ingest', { file_id })).body
+      await eventually(() => tools.calls(tool).length === 1)
+      tools.answer(tool, { body: 'second' })
+      assert.equal((await app.key.post(`/documents/${id}/ingest`)).status, 202)
+      assert.equal((await settledStatus(app.key, id)).status, 'ready')
+      await eventually(() => tools.calls(tool)[0].signal.aborted, { what: 'the end of the first call' })
+      const attempt = tools.calls(tool)[0].headers['idempotency-key'] as string
+      await eventually(() => app.logs.some(line => line.includes(attempt) && line.includes('superseded')))
+      assert.ok(!app.logs.some(line => line.includes(attempt) && line.includes('CONVERTER_FAILED')))
+      assert.equal((await app.key.get(`/documents/${id}`)).body.content, 'second')
     })
 
     it('fail a document when they are lost', async () => {

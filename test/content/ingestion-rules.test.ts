@@ -458,6 +458,7 @@ describe('ingestion rules', () => {
         ['*/*', {}],
         ['image/*', {}],
         ['image/png', {}],
+        ['i*mage/*ti*f*', {}],
         ['image/x-*', {}],
         ['image/*-rare', {}],
         ['a*/*', {}],
@@ -478,6 +479,7 @@ describe('ingestion rules', () => {
     it('prefers the glob with the fewest stars, then the longest, then the first in the alphabet', async () => {
       assert.equal(await names('image/png'), 'image/png')
       assert.equal(await names('image/jpeg'), 'image/*')
+      assert.equal(await names('image/tiff'), 'image/*')
       assert.equal(await names('image/x-icon'), 'image/x-*')
       assert.equal(await names('image/x-rare'), 'image/*-rare')
       assert.equal(await names('application/zip'), 'a*/*')

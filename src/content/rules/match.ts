@@ -1,15 +1,13 @@
 import type { Queryable } from '../../core/db.ts'
+import { essenceOf } from '../files/media-type.ts'
 import type { IngestionRuleRow } from './model.ts'
 import { bestRule } from './store.ts'
-
-/** A content type without its parameters, in lower case: what types are compared by. */
-export const mediaTypeOf = (contentType: string): string => contentType.split(';', 1)[0].trim().toLowerCase()
 
 /** Types whose text is read without a converter (content, 6.1). */
 const NATIVE = new Set(['application/pdf', 'text/plain', 'text/markdown'])
 
 export const isNative = (contentType: string | null): boolean =>
-  contentType !== null && NATIVE.has(mediaTypeOf(contentType))
+  contentType !== null && NATIVE.has(essenceOf(contentType))
 
 /** The rule of a project that a file goes by as rules stand now; null when none matches. */
 export const matchRule = async (
@@ -17,4 +15,4 @@ export const matchRule = async (
   projectId: string,
   file: { content_type: string | null; path: string | null },
 ): Promise<IngestionRuleRow | null> =>
-  file.content_type === null ? null : bestRule(db, projectId, mediaTypeOf(file.content_type), file.path)
+  file.content_type === null ? null : bestRule(db, projectId, essenceOf(file.content_type), file.path)

@@ -1,6 +1,6 @@
 import { fileBytes } from '../../content/files/bytes.ts'
+import { essenceOf } from '../../content/files/media-type.ts'
 import type { FileRow } from '../../content/files/model.ts'
-import { mediaTypeOf } from '../../content/rules/match.ts'
 import { invalid, type Problem, raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import type { AttachedFile, ModelMessage, PromptMessage } from '../providers/exchange.ts'
@@ -41,7 +41,7 @@ export async function checkFiles(
     const file = byId.get(file_id)
     if (!file) return raise('FILE_NOT_FOUND', { meta: { id: file_id } })
     if (file.storage === null) return [{ code: 'INVALID_VALUE', path, message: 'names a file without content' }]
-    if (READABLE.test(mediaTypeOf(file.content_type ?? ''))) return []
+    if (READABLE.test(essenceOf(file.content_type ?? ''))) return []
     return [{ code: 'INVALID_VALUE', path, message: 'must name an image, a sound or a PDF' }]
   })
   if (total(files) > config.FILES_INLINE_MAX_BYTES)
@@ -78,7 +78,7 @@ export async function readFiles(
     const file = files.find(row => row.id === id)
     const data = file && (await fileBytes(services, file, limit))
     if (!data) return raise('FILE_NOT_FOUND', { meta: { id } })
-    const media_type = mediaTypeOf(file.content_type ?? 'application/octet-stream')
+    const media_type = essenceOf(file.content_type ?? 'application/octet-stream')
     attachments.set(id, { type: 'attachment', filename: file.filename, media_type, data })
   }
   return attachments
