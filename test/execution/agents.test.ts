@@ -169,6 +169,8 @@ describe('agents', () => {
       { type: 'string', format: 'unheard-of', 'x-note': 1 },
       { $id: 'https://example.com/own', $ref: 'https://example.com/own#/$defs/a', $defs: { a: {} } },
       tuple,
+      { type: 'object', properties: { child: { $ref: '#' } } },
+      { type: 'string', pattern: '^(?!x)y' },
     ]
     for (const output_schema of accepted) {
       assert.equal((await create({ output_schema })).status, 201, JSON.stringify(output_schema))

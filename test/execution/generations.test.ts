@@ -297,6 +297,18 @@ describe('generations', () => {
       assert.ok((await app.key.get(`/generations/${bad.body.error.meta.generation_id}`)).body.usage.output_tokens > 0)
     })
 
+    it('an answer that the output schema cannot judge in time is refused', async () => {
+      const schema = { properties: { a: { type: 'string', pattern: '^(?=a)(a+)+$' } } }
+      await double.put('slow-shape', { rules: [{ reply: { text: JSON.stringify({ a: `${'a'.repeat(100)}!` }) } }] })
+      const agent = await app.agent({ model: 'slow-shape/m', output_schema: schema })
+      const { body } = await generate({ prompt: 'x' }, '?wait=true', agent)
+      assert.equal(body.error.code, 'OUTPUT_SCHEMA_VALIDATION_FAILED')
+      assert.deepEqual(
+        body.error.meta.problems.map(({ code }: { code: string }) => code),
+        ['TIMEOUT'],
+      )
+    })
+
     it('a model that calls a tool nobody bound sees the error and goes on; max_steps ends the turn', async () => {
       await double.put('caller', {
         rules: [
