@@ -282,9 +282,25 @@ describe('documents', () => {
           [id, JSON.stringify({ type: 'api_key', id: project.keyId, via: null })],
         )
         const read = await project.key.get(`/documents/${id}${path}`)
+        if (path === '')
+          assert.equal((await project.key.get(`/documents/${id}`)).headers.get('etag'), read.headers.get('etag'))
         assert.deepEqual([read.status, read.body.status, error(read.body)?.code], [200, 'failed', 'INGESTION_TIMEOUT'])
         assert.equal((await eventsOf(app, id)).at(-1)?.name, 'documents.ingest_failed')
       }
+    })
+
+    it('is not sent again to who has it, and is once anything of it changes', async () => {
+      const made = await makeDocument(project.key)
+      const at = `/documents/${made.id}`
+      const tag = async () => (await project.key.get(at)).headers.get('etag') as string
+      const first = await tag()
+      const again = await project.key.get(at, { 'if-none-match': first })
+      assert.deepEqual([again.status, again.body, again.headers.get('etag')], [304, null, first])
+      await project.key.patch(at, { content: 'gamma' })
+      const changed = await project.key.get(at, { 'if-none-match': first })
+      assert.deepEqual([changed.status, changed.body.content], [200, 'gamma'])
+      await rowsOf(app, `update documents set status = 'failed' where id = $1 returning id`, [made.id])
+      assert.equal((await project.key.get(at, { 'if-none-match': await tag() })).status, 304)
     })
 
     it('reads one document with one statement', async () => {

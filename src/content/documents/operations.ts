@@ -2,8 +2,9 @@ import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import { sql } from '../../core/db.ts'
 import { invalid, raise } from '../../core/errors.ts'
+import { etagOf, namesTag } from '../../core/etag.ts'
 import { anyOf, between, booleanQuery, listTable, page, pageOf, tagCondition, tagFilter } from '../../core/lists.ts'
-import { itemOperation, type Operation, operation, type Services } from '../../core/operation.ts'
+import { answer, itemOperation, type Operation, operation, type Services } from '../../core/operation.ts'
 import { replacedTags, tagOperations } from '../../core/tags.ts'
 import { listChunks } from '../chunks/store.ts'
 import { atOrBelow, Directory } from '../paths.ts'
@@ -93,10 +94,13 @@ const listDocuments = operation({
   },
 })
 
+type RowWithText = DocumentRow & { content: string | null }
+
 /** A document as one is read: with its text, and never waiting for an ingestion that stalled. */
-async function read(services: Services, row: DocumentRow & { content: string | null }) {
-  const shown = await settled(services, row)
-  return { ...documentKind.present(shown), content: shown.status === 'ready' ? row.content : null }
+async function read(services: Services, row: RowWithText) {
+  // In place, because the answer is tagged by the row that the pipeline has.
+  Object.assign(row, await settled(services, row))
+  return { ...documentKind.present(row), content: row.status === 'ready' ? row.content : null }
 }
 
 const getDocument = itemOperation(documentKind, {
@@ -108,7 +112,13 @@ const getDocument = itemOperation(documentKind, {
   action: 'documents:GetDocument',
   find: findDocumentWithText,
   answers: { 200: DocumentWithContent },
-  run: ({ resource, services }) => read(services, resource as DocumentRow & { content: string | null }),
+  async run({ request, resource, services }) {
+    const shown = await read(services, resource as RowWithText)
+    // A text never changes without its record: who has the record's tag has the text.
+    const wanted = request.headers['if-none-match']
+    const tag = etagOf(JSON.stringify(documentKind.present(resource)))
+    return wanted !== undefined && namesTag(wanted, tag) ? answer(304, undefined, { ETag: tag }) : shown
+  },
 })
 
 const getDocumentByPath = operation({
