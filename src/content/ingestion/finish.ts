@@ -1,0 +1,54 @@
+import type { Services } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import type { ChunkSettings } from '../chunks/model.ts'
+import { type DocumentRow, documentKind } from '../documents/model.ts'
+import { archiveVersion, fillVersions, setDocumentText, textOf, updateDocument } from '../documents/store.ts'
+import { SETTLED_CHANNEL } from './queue.ts'
+import { type Claim, versionSettings } from './store.ts'
+
+/**
+ * Makes a document ready with the text that its chunks were cut from. The first text it gets counts as that of version
+ * 1; a later one makes a version when it, or how it is cut, is another (content, 5.5.2). The caller holds the document's
+ * lock and has ended the attempt.
+ * @param made.unembedded whether chunks are without a vector that another try may give them
+ */
+export async function finish(
+  tx: Tx,
+  services: Services,
+  before: DocumentRow,
+  claim: Claim,
+  made: { text: string; unembedded: boolean },
+): Promise<void> {
+  const { text } = made
+  const ready: DocumentRow = {
+    ...before,
+    status: 'ready',
+    error: null,
+    embed_since: made.unembedded ? services.clock.now().toISOString() : null,
+  }
+  if (before.text_version === null) {
+    await setDocumentText(tx, before, text)
+    await fillVersions(tx, before)
+    ready.text_version = 1
+  } else {
+    const textChanged = (await textOf(tx, before.id)) !== text
+    if (textChanged) await setDocumentText(tx, before, text)
+    if (textChanged || !sameSettings(before, await versionSettings(tx, before.id, before.version))) {
+      ready.version += 1
+      if (textChanged) ready.text_version = ready.version
+      await archiveVersion(tx, ready, { created_by: { type: claim.principal.type, id: claim.principal.id } })
+    }
+  }
+  const stored = await updateDocument(tx, ready)
+  tx.emit('documents.ingested', stored.project_id, documentKind.present(stored), {
+    extra: { chunk_count: stored.chunk_count },
+  })
+  tx.notify(SETTLED_CHANNEL, stored.id)
+}
+
+const sameSettings = (one: ChunkSettings, other: ChunkSettings | null): boolean =>
+  other !== null &&
+  one.chunk_strategy === other.chunk_strategy &&
+  one.chunk_unit === other.chunk_unit &&
+  one.chunk_size === other.chunk_size &&
+  one.chunk_overlap === other.chunk_overlap

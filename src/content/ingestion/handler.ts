@@ -1,0 +1,28 @@
+import type { Services } from '../../core/operation.ts'
+import { type Actor, actor, every, type Tick } from '../../core/worker.ts'
+import { lockDocument } from '../documents/store.ts'
+import { type IngestionMessage, ingestionQueue, ingestionSweep } from './queue.ts'
+import { settleFailed } from './settle.ts'
+import { endIdle } from './store.ts'
+import { sweepAttempts } from './sweep.ts'
+import { failureOf, ingest } from './work.ts'
+
+/** Who ingests documents, and who looks for those whose wake-up is missing. */
+export const documentActors = (services: Services): { actors: Actor[]; ticks: Tick[] } => ({
+  actors: [
+    actor(
+      { ...ingestionQueue, leaseSeconds: services.config.INGESTION_LEASE_SECONDS },
+      { onExhausted: (message, error) => giveUp(services, message, error) },
+      (message, context) => ingest(services, message, context),
+    ),
+    actor(ingestionSweep, { concurrency: 1 }, (_message, { stopping }) => sweepAttempts(services, stopping)),
+  ],
+  ticks: [every('ingestion.sweep', 60, ingestionSweep, {})],
+})
+
+/** Records that the attempt of a message could not be carried out at all, unless another worker has it. */
+const giveUp = (services: Services, { document_id, attempt_id }: IngestionMessage, error: unknown): Promise<void> =>
+  services.write(async tx => {
+    const document = await lockDocument(tx, document_id)
+    if (document && (await endIdle(tx, document_id, attempt_id))) await settleFailed(tx, document, failureOf(error))
+  })

@@ -1,0 +1,125 @@
+import { z } from 'zod'
+import { raise } from '../../core/errors.ts'
+import { newId } from '../../core/ids.ts'
+import { booleanQuery } from '../../core/lists.ts'
+import { type Answer, answer, type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
+import { documentHooks } from '../documents/hooks.ts'
+import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
+import { normalizePath, PathError } from '../paths.ts'
+import { admitAgain, admitFile } from './admit.ts'
+import { completeIngestionCallback } from './callback.ts'
+import { IngestInput, ReingestInput } from './model.ts'
+import { settleStalled } from './settle.ts'
+import { expectSettled, isSettled } from './wait.ts'
+
+const tag = 'Documents'
+
+const WaitQuery = z.object({
+  wait: booleanQuery.optional().describe('`true`: answer once the document is ready or has failed'),
+})
+
+documentHooks.settleStalled = async (services, row) =>
+  (await settleStalled(services, row.id)) ? ((await documentKind.find(services.pool, row.id)) ?? row) : row
+
+/**
+ * Some name below the directory that a body names: whoever may ingest to what is there passes the first check; the one
+ * on the path that the document gets decides.
+ */
+function somewhereBelow(directory: unknown): string | null {
+  if (typeof directory !== 'string') return null
+  try {
+    return normalizePath(`${directory}/*`)
+  } catch (error) {
+    if (error instanceof PathError) return null
+    throw error
+  }
+}
+
+/**
+ * Answers 202 with the admitted document, or waits for its end: 201 once it has settled, however it did (content, 6.2).
+ * @param admit makes the attempt; what it raises refuses the request
+ */
+async function answerIngestion(
+  { services, request, query }: Pick<Context<{ wait?: boolean }>, 'services' | 'request' | 'query'>,
+  documentId: string,
+  admit: () => Promise<DocumentRow>,
+): Promise<Answer> {
+  const expected = query.wait ? expectSettled(services, documentId) : null
+  let admitted: DocumentRow
+  try {
+    admitted = await admit()
+  } catch (error) {
+    expected?.cancel()
+    throw error
+  }
+  if (!expected) return answer(202, documentKind.present(admitted))
+  const document = await expected.wait(request.closed)
+  if (!document) return raise('RESOURCE_NOT_FOUND', { message: 'The document was deleted', meta: { id: documentId } })
+  return answer(isSettled(document) ? 201 : 202, documentKind.present(document))
+}
+
+const RAISES = [
+  'FILE_PARSE_FAILED',
+  'UNSUPPORTED_FILE_TYPE',
+  'FILE_TOO_LARGE_FOR_SYNC',
+  'QUOTA_STORAGE_EXCEEDED',
+] as const
+
+const ingestDocument = operation({
+  id: 'ingestDocument',
+  method: 'post',
+  path: '/documents/ingest',
+  summary: 'Make a searchable document of a file',
+  tag,
+  action: 'documents:IngestDocument',
+  creates: documentKind,
+  pathOf: body => somewhereBelow(body.path_prefix),
+  query: WaitQuery,
+  body: IngestInput,
+  answers: { 202: Document, 201: Document },
+  raises: ['FILE_NOT_FOUND', 'FILE_ALREADY_INGESTED', 'NAME_CONFLICT', ...RAISES],
+  transaction: false,
+  async run(context) {
+    const { services, body, project, query, caller, allow } = context
+    const id = newId('doc')
+    const wait = query.wait === true
+    return answerIngestion(context, id, () =>
+      services.write(async tx => {
+        const admitted = await admitFile(
+          { services, tx, caller, wait, allow },
+          { ...body, id, project_id: project as string },
+        )
+        context.record(tx, wait ? 201 : 202, id)
+        return admitted
+      }),
+    )
+  },
+})
+
+const reingestDocument = itemOperation(documentKind, {
+  id: 'reingestDocument',
+  method: 'post',
+  path: '/documents/{document_id}/ingest',
+  summary: 'Ingest the file of a document again',
+  tag,
+  action: 'documents:IngestDocument',
+  query: WaitQuery,
+  body: ReingestInput,
+  bodyOptional: true,
+  answers: { 202: Document, 201: Document },
+  raises: [...RAISES],
+  transaction: false,
+  async run(context) {
+    const { services, body, resource, query, caller } = context
+    const wait = query.wait === true
+    return answerIngestion(context, resource.id, () =>
+      services.write(async tx => {
+        const admitted = await admitAgain({ services, tx, caller, wait }, resource.id, body ?? {})
+        context.record(tx, wait ? 201 : 202)
+        return admitted
+      }),
+    )
+  },
+})
+
+export const ingestionOperations: Operation[] = [ingestDocument, reingestDocument, completeIngestionCallback]

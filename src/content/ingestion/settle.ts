@@ -1,0 +1,60 @@
+import type { RecordedFailure } from '../../core/errors.ts'
+import type { Services } from '../../core/operation.ts'
+import type { Tx } from '../../core/write.ts'
+import { removeChunks } from '../chunks/store.ts'
+import { type DocumentRow, documentKind } from '../documents/model.ts'
+import { lockDocument, updateDocument } from '../documents/store.ts'
+import { SETTLED_CHANNEL } from './queue.ts'
+import { endStalled, isStalled, type Limits } from './store.ts'
+
+/**
+ * Records that the ingestion of a document has failed and removes what it wrote. The caller holds the document's lock
+ * and has ended its attempt.
+ */
+export async function settleFailed(tx: Tx, document: DocumentRow, error: RecordedFailure): Promise<DocumentRow> {
+  await removeChunks(tx, document.id)
+  const failed = await updateDocument(tx, {
+    ...document,
+    status: 'failed',
+    error,
+    chunk_count: 0,
+    embedded_chunks: 0,
+    embed_since: null,
+  })
+  tx.emit('documents.ingest_failed', failed.project_id, documentKind.present(failed), { extra: { error } })
+  tx.notify(SETTLED_CHANNEL, failed.id)
+  return failed
+}
+
+/** How long the parts of an ingestion may take in this deployment. */
+export const limitsOf = ({ config }: Pick<Services, 'config'>): Limits => ({
+  silenceMs: config.INGESTION_STALL_TIMEOUT_MS,
+  queueMs: config.INGESTION_QUEUE_TIMEOUT_MS,
+})
+
+const TIMEOUTS: Record<'queued' | 'running' | 'awaiting', RecordedFailure> = {
+  queued: { code: 'INGESTION_TIMEOUT', message: 'No worker took the document up in time' },
+  running: { code: 'INGESTION_TIMEOUT', message: 'The worker that ingested the document was lost' },
+  awaiting: { code: 'CONVERSION_TIMEOUT', message: 'The converter never called back' },
+}
+
+/**
+ * Ends the ingestion of a document that has taken too long (content, 6.3). Of this, a callback and a worker that comes
+ * late, one wins. Answers whether it ended one.
+ */
+export async function settleStalled(services: Services, documentId: string): Promise<boolean> {
+  const limits = limitsOf(services)
+  if (!(await isStalled(services.pool, documentId, limits))) return false
+  return services.write(async tx => {
+    const document = await lockDocument(tx, documentId)
+    const ended = document && (await endStalled(tx, documentId, limits))
+    if (!ended) return false
+    const error = TIMEOUTS[ended.state]
+    await settleFailed(tx, document, error)
+    services.log.warn(
+      { document_id: documentId, attempt_id: ended.id, outcome: 'failed', error, decision: 'given up' },
+      'ingestion',
+    )
+    return true
+  })
+}
