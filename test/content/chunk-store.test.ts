@@ -95,7 +95,7 @@ describe('chunks in the database', () => {
     // Letters of four bytes, so that the first 262,144 characters hold over a mebibyte of words.
     const letter = (value: number) => String.fromCodePoint(0x20000 + value)
     const words = Array.from(
-      { length: 40_000 },
+      { length: 50_000 },
       (_, index) => letter(index % 200) + letter(200 + Math.floor(index / 200)) + letter(500).repeat(3),
     )
     const made = await create(key, { content: words.join(' ') })

@@ -1,0 +1,206 @@
+import assert from 'node:assert/strict'
+import { missingQueue } from '../../src/content/embeddings/missing.ts'
+import { type Clock, manualClock } from '../../src/core/clock.ts'
+import { sql } from '../../src/core/db.ts'
+import { message } from '../../src/core/queue.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+
+const DIMENSIONS = 32
+const HOUR = 3_600_000
+
+const waits = async (app: TestApp, id: string) =>
+  (await app.services.pool.one(sql.unsafe`
+    select embedded_chunks, embed_since is not null as waiting from documents where id = ${id}`)) as {
+    embedded_chunks: number
+    waiting: boolean
+  }
+
+const refsOf = async (app: TestApp, documentId: string) =>
+  (await app.services.pool.anyFirst(sql.unsafe`
+    select ref_id from knowledge_vectors where container_id = ${documentId} order by ref_id`)) as readonly string[]
+
+const chunksOf = async (app: TestApp, documentId: string) =>
+  (await app.services.pool.anyFirst(sql.unsafe`
+    select id from document_chunks where document_id = ${documentId} order by id`)) as readonly string[]
+
+describe('vectors that are missing', () => {
+  let server: EmbeddingServer
+  let app: TestApp
+  let key: Client
+  const clock = manualClock() as Clock & { advance(ms: number): void }
+  before(async () => {
+    server = await startEmbeddingServer(DIMENSIONS)
+    app = await startApp({
+      workers: ['ingestion'],
+      clock,
+      env: {
+        EMBEDDING_PROVIDER: 'openai',
+        EMBEDDING_MODEL: 'm',
+        EMBEDDING_DIMENSIONS: String(DIMENSIONS),
+        EMBEDDING_BASE_URL: server.url,
+        EMBEDDING_INLINE_TIMEOUT_MS: '300',
+        EMBEDDING_TIMEOUT_MS: '5000',
+      },
+    })
+    key = (await app.project()).key
+  })
+  beforeEach(() => {
+    server.calls.length = 0
+    server.behave = () => ({})
+    app.logs.length = 0
+  })
+  after(async () => {
+    await app?.close()
+    await server?.close()
+  })
+
+  const create = async (content: string, more: object = {}) => {
+    const { status, body } = await key.post('/documents', { content, ...more })
+    assert.equal(status, 201, JSON.stringify(body))
+    return body.id as string
+  }
+  /** Runs the sweep once, to its end. */
+  const sweep = async () => {
+    const ended = () =>
+      app.logs.filter(line => line.includes('missing vectors') || line.includes('stay without')).length
+    const before = ended()
+    await app.services.queues.send([message(missingQueue, {})])
+    await eventually(() => ended() > before)
+  }
+  const down = () => {
+    server.behave = () => ({ status: 401 })
+  }
+
+  it('are embedded once the provider is back', async () => {
+    down()
+    const id = await create('alpha beta')
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 0, waiting: true })
+    assert.equal((await key.get(`/documents/${id}/status`)).body.embedded_chunks, 0)
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 0, waiting: true })
+    server.behave = () => ({})
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: false })
+    assert.deepEqual(await refsOf(app, id), await chunksOf(app, id))
+    assert.equal((await key.get(`/documents/${id}/chunks`)).body.data[0].embedded, true)
+    assert.equal((await key.get(`/documents/${id}`)).body.version, 1)
+  })
+
+  it('of a write that could not wait are added after it', async () => {
+    server.behave = () => ({ delayMs: 1000 })
+    const started = Date.now()
+    const id = await create('too slow')
+    assert.ok(Date.now() - started < 900)
+    assert.equal((await waits(app, id)).waiting, true)
+    server.behave = () => ({})
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: false })
+  })
+
+  it('of many documents are asked for in few calls', async () => {
+    down()
+    const ids = await Promise.all(Array.from({ length: 20 }, (_, index) => create(`document ${index}`)))
+    server.behave = () => ({})
+    server.calls.length = 0
+    await sweep()
+    for (const id of ids) assert.equal((await waits(app, id)).waiting, false)
+    assert.equal(server.calls.length, 1)
+    assert.equal(server.calls[0].texts.length, 20)
+  })
+
+  it('are asked for only where they are missing', async () => {
+    server.behave = call => (call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {})
+    const id = await create('aaaabbbbcccc', { chunk_strategy: 'size', chunk_size: 4, chunk_overlap: 0 })
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: true })
+    server.behave = () => ({})
+    server.calls.length = 0
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 3, waiting: false })
+    assert.deepEqual(
+      server.calls.flatMap(call => call.texts),
+      ['aaaa', 'bbbb'],
+    )
+  })
+
+  it('are tried for again until a day has passed', async () => {
+    server.behave = call => (call.texts.includes('poison') ? { status: 400 } : {})
+    const id = await create('poison')
+    clock.advance(23 * HOUR)
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 0, waiting: true })
+    clock.advance(2 * HOUR)
+    server.calls.length = 0
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 0, waiting: false })
+    assert.deepEqual(server.calls, [])
+    assert.equal((await key.get(`/documents/${id}`)).body.status, 'ready')
+  })
+
+  it('of a text with nothing to embed are not waited for', async () => {
+    const id = await create('zero')
+    await app.services.pool.query(sql.unsafe`delete from knowledge_vectors where container_id = ${id}`)
+    await app.services.pool.query(sql.unsafe`
+      update documents set embed_since = ${clock.now().toISOString()}::timestamptz, embedded_chunks = 0 where id = ${id}`)
+    server.behave = call => ({ vectors: call.texts.map(() => new Array(DIMENSIONS).fill(0)) })
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 0, waiting: false })
+    assert.deepEqual(await refsOf(app, id), [])
+  })
+
+  it('of a document that is deleted meanwhile are not written', async () => {
+    down()
+    const id = await create('soon gone')
+    const stays = await create('stays')
+    server.behave = () => ({ delayMs: 700 })
+    server.calls.length = 0
+    const swept = sweep()
+    await eventually(() => server.calls.length === 1)
+    assert.equal((await key.delete(`/documents/${id}`)).status, 204)
+    await swept
+    assert.deepEqual(await refsOf(app, id), [])
+    assert.equal((await waits(app, stays)).waiting, false)
+  })
+
+  it('of a text that is replaced meanwhile are those of the new one', async () => {
+    down()
+    const id = await create('old text')
+    server.behave = call => ({ delayMs: call.texts.includes('old text') ? 900 : 0 })
+    server.calls.length = 0
+    const swept = sweep()
+    await eventually(() => server.calls.length === 1)
+    const changed = await key.patch(`/documents/${id}`, { content: 'new text' })
+    assert.equal(changed.status, 200)
+    await swept
+    assert.deepEqual(await refsOf(app, id), await chunksOf(app, id))
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: false })
+  })
+
+  it('leave no vector behind when texts change and sweeps run at once', async () => {
+    down()
+    const ids = await Promise.all(Array.from({ length: 8 }, (_, index) => create(`text ${index}`)))
+    server.behave = () => ({ delayMs: Math.random() * 30 })
+    await Promise.all([
+      sweep(),
+      ...ids.map(async (id, index) => {
+        await key.patch(`/documents/${id}`, { content: `another ${index}` })
+        if (index % 2 === 0) await key.delete(`/documents/${id}`)
+      }),
+    ])
+    for (const id of ids) assert.deepEqual(await refsOf(app, id), await chunksOf(app, id))
+  })
+})
+
+describe('documents without a provider', () => {
+  it('wait for no vectors', async () => {
+    const app = await startApp({ workers: ['ingestion'] })
+    try {
+      const { key } = await app.project()
+      const { status, body } = await key.post('/documents', { content: 'alpha' })
+      assert.equal(status, 201)
+      assert.deepEqual({ ...(await waits(app, body.id)) }, { embedded_chunks: 0, waiting: false })
+    } finally {
+      await app.close()
+    }
+  })
+})
