@@ -61,11 +61,12 @@ export async function replaceContent(services: Services, tx: Tx, id: string, upl
   await refuseHeld(tx, id)
   const { staged } = upload
   await checkStorage(services, stored.project_id, Math.max(0, staged.size - (stored.size ?? 0)), tx)
-  const guess = await mediaTypeOf({ part: upload.type, filename: '' })
-  const content_type =
-    guess === 'application/octet-stream' && stored.content_type !== null
-      ? stored.content_type
-      : await mediaTypeOf({ part: upload.type, filename: stored.filename, head: staged.head })
+  const content_type = await mediaTypeOf({
+    part: upload.type,
+    before: stored.content_type,
+    filename: stored.filename,
+    head: staged.head,
+  })
   const { size, sha256, storage, location } = staged
   const row = await setFileContent(tx, stored, { size, sha256, storage, location, content_type })
   await stores(services).commit(tx, staged)

@@ -15,6 +15,8 @@ export type Described = {
   prefix?: string | null
   filename?: string
   content_type?: string | null
+  /** Where the caller of the upload names no type. */
+  expected_type?: string | null
   metadata?: Record<string, unknown> | null
   tags?: Record<string, string>
 }
@@ -68,6 +70,7 @@ export async function createUploaded(
     content_type: await mediaTypeOf({
       claimed: described.content_type,
       part: upload.type,
+      before: described.expected_type,
       filename,
       head: staged.head,
     }),

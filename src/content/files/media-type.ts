@@ -40,18 +40,22 @@ async function byContent(head: Buffer): Promise<string | null> {
   return (await fileTypeFromBuffer(head))?.mime ?? null
 }
 
+const told = (type: string | null | undefined): type is string =>
+  !!type && essenceOf(type) !== UNKNOWN && MEDIA_TYPE.test(type) && type.length <= 255
+
 /**
- * The media type of a file: what the caller says, what the part or the header says, what the extension says, what the
- * first bytes say (content, 2.3 rule 2).
+ * The media type of a file (content, 2.3 rule 2): what the caller says, what its part or header says, what was known of
+ * it before, what the extension says, what the first bytes say.
  */
 export async function mediaTypeOf(known: {
   claimed?: string | null
   part?: string | null
+  before?: string | null
   filename: string
   head?: Buffer
 }): Promise<string> {
   if (known.claimed) return known.claimed
-  if (known.part && essenceOf(known.part) !== UNKNOWN && MEDIA_TYPE.test(known.part) && known.part.length <= 255)
-    return known.part
+  if (told(known.part)) return known.part
+  if (told(known.before)) return known.before
   return byExtension(known.filename) ?? (known.head && (await byContent(known.head))) ?? UNKNOWN
 }

@@ -97,7 +97,8 @@ export async function uploadByToken(
   const described = {
     prefix: row.prefix,
     filename: row.filename ?? body.filename,
-    content_type: body.content_type ?? row.content_type,
+    content_type: body.content_type,
+    expected_type: row.content_type,
     metadata: body.metadata,
     tags: body.tags,
   }
