@@ -12,10 +12,13 @@ export function embeddingActors(services: Services): { actors: Actor[]; ticks: T
   services.queues
     .send([message(reindexQueue, {})])
     .catch(error => services.log.error({ err: error }, 'not looked for documents to embed anew'))
+  const leaseSeconds = services.config.INGESTION_LEASE_SECONDS
   return {
     actors: [
-      actor(missingQueue, { concurrency: 1 }, (_message, context) => embedMissing(services, context)),
-      actor(reindexQueue, { concurrency: 1 }, (_message, context) => reindex(services, context)),
+      actor({ ...missingQueue, leaseSeconds }, { concurrency: 1 }, (_message, context) =>
+        embedMissing(services, context),
+      ),
+      actor({ ...reindexQueue, leaseSeconds }, { concurrency: 1 }, (_message, context) => reindex(services, context)),
     ],
     ticks: [
       every('embed what is missing', SWEEP_SECONDS, missingQueue, {}),
