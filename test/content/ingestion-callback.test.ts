@@ -1,0 +1,356 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db.ts'
+import { newId } from '../../src/core/ids.ts'
+import { signToken } from '../../src/identity/tokens.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { pdf } from '../support/pdf.ts'
+import { reply, startTools, type TestTools } from '../support/tools.ts'
+import { age, chunksOf, eventsOf, ingested, refuses, settledStatus, sweep, upload } from './ingestion-support.ts'
+
+describe('conversion of files', () => {
+  let app: TestApp
+  let tools: TestTools
+  let key: TestApp['admin']
+  let keyId: string
+  let tool: string
+
+  before(async () => {
+    tools = await startTools()
+    app = await startApp({
+      workers: ['ingestion'],
+      env: { BASE_URL: 'http://muster.test', INGESTION_MAX_TEXT_BYTES: '100000', INGESTION_LEASE_SECONDS: '4' },
+    })
+    const project = await app.project()
+    key = project.key
+    keyId = project.keyId
+    tool = tools.add(project.id)
+    for (const fields of [
+      { content_type_glob: 'image/*' },
+      { content_type_glob: 'application/pdf', path_prefix: '/first' },
+      { content_type_glob: 'application/pdf', path_prefix: '/skip', native_extraction: 'skip' },
+      {
+        content_type_glob: 'text/plain',
+        path_prefix: '/sized',
+        chunk_strategy: 'size',
+        chunk_size: 10,
+        chunk_overlap: 0,
+      },
+    ]) {
+      const { status, body } = await key.post('/ingestion-rules', { tool_id: tool, ...fields })
+      assert.equal(status, 201, JSON.stringify(body))
+    }
+  })
+  after(async () => {
+    await app?.close()
+    await tools?.close()
+  })
+  beforeEach(() => tools.answer(tool, { body: 'text' }))
+
+  const image = (fields: object = {}) => upload(key, 'PNG', { content_type: 'image/png', ...fields })
+  const lastInput = () => tools.calls(tool)[tools.calls(tool).length - 1].input
+  /** Ingests an image whose converter defers, and answers the document with the address to post the text to. */
+  const deferred = async () => {
+    tools.answer(tool, { body: { status: 'pending' } })
+    const { body } = await key.post('/documents/ingest', { file_id: await image() })
+    await attemptIs(body.id, 'awaiting')
+    const { callback } = lastInput()
+    return { id: body.id as string, token: callback.token as string, url: callback.url as string }
+  }
+  const attemptIs = (id: string, state: string) =>
+    eventually(async () => (await attempt(id))?.state === state, { what: `${id} being ${state}` })
+  const attempt = (id: string) =>
+    app.services.pool.maybeOne(sql.unsafe`select * from ingestion_attempts where document_id = ${id}`) as Promise<{
+      id: string
+      state: string
+    } | null>
+  const post = (id: string, token: string, body: unknown, headers?: Record<string, string>) =>
+    app.anonymous.post(`/documents/${id}/ingestion-callback?token=${token}`, body, headers)
+
+  it('makes chunks of the pages that a tool answers', async () => {
+    tools.answer(tool, { body: { pages: [{ text: 'one' }, { text: ' ' }, { text: 'three', page_number: 3 }] } })
+    const document = await ingested(key, await image())
+    assert.equal(document.status, 'ready')
+    assert.deepEqual(
+      (await chunksOf(app, document.id)).map(({ page_number, content }) => [page_number, content]),
+      [
+        [1, 'one'],
+        [3, 'three'],
+      ],
+    )
+    assert.equal((await key.get(`/documents/${document.id}/status`)).body.total_pages, 2)
+  })
+
+  it('records what a tool answers wrongly, and that it fails, without another try', async () => {
+    const failure = async (answer: { status?: number; body: unknown }) => {
+      tools.answer(tool, answer)
+      const calls = tools.calls(tool).length
+      const document = await ingested(key, await image())
+      assert.equal(document.status, 'failed')
+      assert.equal(tools.calls(tool).length, calls + 1)
+      return document.error.code
+    }
+    assert.equal(await failure({ body: { foo: 1 } }), 'CONVERTER_OUTPUT_INVALID')
+    assert.equal(await failure({ status: 500, body: 'no' }), 'CONVERTER_FAILED')
+    assert.equal(await failure({ body: ' \n ' }), 'FILE_PARSE_FAILED')
+    assert.equal(await failure({ body: { pages: [] } }), 'FILE_PARSE_FAILED')
+  })
+
+  it('asks the converter of a native type only where its rule says so', async () => {
+    const calls = () => tools.calls(tool).length
+    const of = async (bytes: Buffer, prefix: string) => {
+      const before = calls()
+      const document = await ingested(key, await upload(key, bytes, { content_type: 'application/pdf', prefix }))
+      return [document.content, calls() - before]
+    }
+    assert.deepEqual(await of(pdf(['born digital']), '/first'), ['born digital', 0])
+    assert.deepEqual(await of(pdf(['']), '/first'), ['text', 1])
+    assert.deepEqual(await of(pdf(['born digital']), '/skip'), ['text', 1])
+    assert.deepEqual(await of(pdf(['born digital']), '/none'), ['born digital', 0])
+  })
+
+  it('cuts by the settings of the rule unless the request names others', async () => {
+    const text = 'x'.repeat(25)
+    const ruled = await ingested(key, await upload(key, text, { prefix: '/sized' }))
+    assert.deepEqual([ruled.chunk_strategy, ruled.chunk_size, ruled.chunk_count], ['size', 10, 3])
+    const asked = await ingested(key, await upload(key, text, { prefix: '/sized' }), { chunk_strategy: 'whole' })
+    assert.deepEqual([asked.chunk_strategy, asked.chunk_size, asked.chunk_count], ['whole', null, 1])
+  })
+
+  it('goes by the rules as they stand when it runs', async () => {
+    const rule = await key.post('/ingestion-rules', { tool_id: tool, content_type_glob: 'audio/*' })
+    tools.answer(tool, { body: { status: 'pending' } })
+    const { body } = await key.post('/documents/ingest', {
+      file_id: await upload(key, 'RIFF', { content_type: 'audio/wav' }),
+    })
+    await attemptIs(body.id, 'awaiting')
+    assert.equal((await key.delete(`/ingestion-rules/${rule.body.id}`)).status, 204)
+    refuses(await key.post(`/documents/${body.id}/ingest`), 400, 'UNSUPPORTED_FILE_TYPE')
+    assert.equal((await attempt(body.id))?.state, 'awaiting')
+  })
+
+  it('waits for a callback, takes it once, and is ready', async () => {
+    const { id, token, url } = await deferred()
+    assert.match(url, new RegExp(`^http://muster\\.test/api/v1/documents/${id}/ingestion-callback\\?token=`))
+    assert.equal((await key.get(`/documents/${id}/status`)).body.status, 'processing')
+    assert.equal((await post(id, token, { text: 'posted later' })).status, 204)
+    assert.equal((await settledStatus(key, id)).status, 'ready')
+    assert.equal((await key.get(`/documents/${id}`)).body.content, 'posted later')
+    refuses(await post(id, token, { text: 'posted later' }), 409, 'INGESTION_CALLBACK_CONFLICT')
+    assert.deepEqual(
+      (await eventsOf(app, id)).map(({ name }) => name),
+      ['documents.created', 'documents.ingested'],
+    )
+  })
+
+  it('takes pages as a converter answers them; blank ones are no text', async () => {
+    const first = await deferred()
+    const pages = [{ text: 'a\u0000b' }, { text: ' ' }, { text: 'c', page_number: '7' }]
+    assert.equal((await post(first.id, first.token, { pages })).status, 204)
+    await settledStatus(key, first.id)
+    assert.deepEqual(
+      (await chunksOf(app, first.id)).map(({ page_number, content }) => [page_number, content]),
+      [
+        [1, 'ab'],
+        [7, 'c'],
+      ],
+    )
+    const blank = await deferred()
+    assert.equal((await post(blank.id, blank.token, { text: ' ' })).status, 204)
+    assert.equal((await settledStatus(key, blank.id)).error.code, 'FILE_PARSE_FAILED')
+  })
+
+  it('settles with the failure that a converter posts', async () => {
+    const { id, token } = await deferred()
+    assert.equal((await post(id, token, { status: 'failed', message: 'unreadable\u0000 scan' })).status, 204)
+    const { status, error } = (await key.get(`/documents/${id}/status`)).body
+    assert.deepEqual([status, error], ['failed', { code: 'CONVERTER_FAILED', message: 'unreadable scan' }])
+    refuses(await post(id, token, { text: 'late' }), 409, 'INGESTION_CALLBACK_CONFLICT')
+  })
+
+  it('takes no callback but with the token of the document, before anything else', async () => {
+    const { id, token } = await deferred()
+    const other = await deferred()
+    const sign = (kind: 'ingestion' | 'download', subject: string, claims: object, seconds = 60) =>
+      signToken(app.services, kind, subject, claims as Record<string, unknown>, seconds).then(signed => signed.token)
+    const claims = { attempt_id: (await attempt(id))?.id }
+    for (const wrong of [
+      '',
+      'x',
+      `${token}x`,
+      token.slice(0, -3),
+      other.token,
+      key.token as string,
+      await sign('download', id, claims),
+      await sign('ingestion', id, {}),
+      await sign('ingestion', id, claims, -5),
+    ])
+      refuses(await post(id, wrong, 'not json'), 401, 'INGESTION_CALLBACK_INVALID_TOKEN')
+    refuses(
+      await app.anonymous.post(`/documents/${id}/ingestion-callback`, {}),
+      401,
+      'INGESTION_CALLBACK_INVALID_TOKEN',
+    )
+    refuses(await key.post(`/documents/${id}/ingestion-callback`, {}), 401, 'INGESTION_CALLBACK_INVALID_TOKEN')
+    refuses(
+      await app.anonymous.post(`/documents/${id}/ingestion-callback?token=${token}&token=${token}`, {}),
+      401,
+      'INGESTION_CALLBACK_INVALID_TOKEN',
+    )
+    const gone = newId('doc')
+    refuses(await post(gone, await sign('ingestion', gone, claims), 'not json'), 404, 'RESOURCE_NOT_FOUND')
+    assert.equal((await post(id, token, { text: 'fine' })).status, 204)
+    assert.equal((await post(other.id, other.token, { text: 'fine' })).status, 204)
+  })
+
+  it('refuses a body of another shape and stays open', async () => {
+    const { id, token } = await deferred()
+    for (const wrong of [
+      'not json',
+      '"text"',
+      '[]',
+      'null',
+      '7',
+      {},
+      { status: 'pending' },
+      { status: 'done' },
+      { status: 'failed' },
+      { status: 'failed', message: 7 },
+      { text: 7 },
+      { pages: 'x' },
+      { pages: ['x'] },
+      { pages: [{ text: 1 }] },
+      { pages: [{ text: 'x', page_number: 'two' }] },
+      { pages: [{ text: 'x', page_number: 0 }] },
+      { text: 'x', pages: [] },
+    ])
+      refuses(await post(id, token, wrong), 422, 'CONVERTER_OUTPUT_INVALID')
+    const big = await post(id, token, { text: 'x'.repeat(100_001) })
+    refuses(big, 413, 'REQUEST_REJECTED')
+    assert.equal((await attempt(id))?.state, 'awaiting')
+    assert.equal((await post(id, token, { text: 'right' }, { 'content-type': 'text/plain' })).status, 204)
+    assert.equal((await settledStatus(key, id)).status, 'ready')
+  })
+
+  it('refuses the token of an attempt that was superseded', async () => {
+    const { id, token } = await deferred()
+    assert.equal((await key.post(`/documents/${id}/ingest`)).status, 202)
+    await attemptIs(id, 'awaiting')
+    refuses(await post(id, token, { text: 'old' }), 409, 'INGESTION_CALLBACK_CONFLICT')
+    const fresh = lastInput().callback.token
+    assert.equal((await post(id, fresh, { text: 'new' })).status, 204)
+    await settledStatus(key, id)
+    assert.equal((await key.get(`/documents/${id}`)).body.content, 'new')
+  })
+
+  it('refuses a callback for a deleted, withdrawn or ready document', async () => {
+    const deleted = await deferred()
+    assert.equal((await key.delete(`/documents/${deleted.id}`)).status, 204)
+    refuses(await post(deleted.id, deleted.token, { text: 'x' }), 404, 'RESOURCE_NOT_FOUND')
+    const withdrawn = await deferred()
+    assert.equal((await key.post(`/documents/${withdrawn.id}/withdraw`)).status, 200)
+    refuses(await post(withdrawn.id, withdrawn.token, { text: 'x' }), 409, 'INGESTION_CALLBACK_CONFLICT')
+    assert.equal((await key.get(`/documents/${withdrawn.id}`)).body.status, 'withdrawn')
+  })
+
+  it('takes one of many callbacks that come at once', async () => {
+    const { id, token } = await deferred()
+    const answers = await Promise.all(Array.from({ length: 10 }, (_, n) => post(id, token, { text: `text ${n}` })))
+    const taken = answers.findIndex(({ status }) => status === 204)
+    assert.equal(answers.filter(({ status }) => status === 204).length, 1)
+    assert.equal(answers.filter(({ body }) => body?.error?.code === 'INGESTION_CALLBACK_CONFLICT').length, 9)
+    await settledStatus(key, id)
+    assert.equal((await key.get(`/documents/${id}`)).body.content, `text ${taken}`)
+  })
+
+  it('lets a callback that comes before the tool has answered win over the answer', async () => {
+    for (const answer of [{ status: 'pending' }, 'answered text'])
+      await (async () => {
+        let finish = () => {}
+        const posted = new Promise<void>(resolve => {
+          tools.answer(tool, ({ input }, response) => {
+            finish = () => reply(response, answer)
+            void post(new URL(input.callback.url).pathname.split('/')[4], input.callback.token, {
+              text: 'called back early',
+            }).then(({ status }) => {
+              assert.equal(status, 204)
+              resolve()
+            })
+          })
+        })
+        const { body } = await key.post('/documents/ingest', { file_id: await image() })
+        await posted
+        finish()
+        assert.equal((await settledStatus(key, body.id)).status, 'ready')
+        assert.equal((await key.get(`/documents/${body.id}`)).body.content, 'called back early')
+        assert.equal((await eventsOf(app, body.id)).length, 2)
+      })()
+  })
+
+  it('leaves a tool that was overtaken by its callback within a beat of the lease', async () => {
+    let ended = false
+    tools.answer(tool, ({ input, signal }) => {
+      signal.addEventListener('abort', () => {
+        ended = true
+      })
+      void post(new URL(input.callback.url).pathname.split('/')[4], input.callback.token, { text: 'no need to wait' })
+    })
+    const { body } = await key.post('/documents/ingest', { file_id: await image() })
+    assert.equal((await settledStatus(key, body.id, 8000)).status, 'ready')
+    assert.ok(ended)
+  })
+
+  it('does not defer for a caller that waits', async () => {
+    tools.answer(tool, { body: { status: 'pending' } })
+    const { status, body } = await key.post('/documents/ingest?wait=true', { file_id: await image() })
+    assert.deepEqual([status, body.status, body.error.code], [201, 'failed', 'CONVERTER_FAILED'])
+    assert.equal('callback' in lastInput(), false)
+  })
+
+  it('offers no callback where the deployment has no address', async () => {
+    const nowhere = await startApp({ workers: ['ingestion'] })
+    const other = await nowhere.project()
+    const deaf = tools.add(other.id)
+    await other.key.post('/ingestion-rules', { tool_id: deaf, content_type_glob: 'image/*' })
+    const document = await ingested(other.key, await upload(other.key, 'PNG', { content_type: 'image/png' }))
+    assert.equal(document.status, 'ready')
+    assert.equal('callback' in tools.calls(deaf)[0].input, false)
+    await nowhere.close()
+  })
+
+  it('ends when the converter never calls back', async () => {
+    const { id, token } = await deferred()
+    await sweep(app)
+    assert.equal((await key.get(`/documents/${id}/status`)).body.status, 'processing')
+    await age(app, id, 'due_at', 10)
+    await sweep(app)
+    assert.equal(
+      (await app.services.pool.oneFirst(sql.unsafe`select error ->> 'code' from documents where id = ${id}`)) as string,
+      'CONVERSION_TIMEOUT',
+    )
+    refuses(await post(id, token, { text: 'late' }), 409, 'INGESTION_CALLBACK_CONFLICT')
+    assert.deepEqual(
+      (await eventsOf(app, id)).map(({ name }) => name),
+      ['documents.created', 'documents.ingest_failed'],
+    )
+  })
+
+  it('lets the callback or the end of the time win, never both', async () => {
+    for (let round = 0; round < 8; round++) {
+      const { id, token } = await deferred()
+      await age(app, id, 'due_at', 10)
+      const [answer] = await Promise.all([post(id, token, { text: 'just in time' }), key.get(`/documents/${id}`)])
+      const { status } = await settledStatus(key, id)
+      assert.equal(status, answer.status === 204 ? 'ready' : 'failed')
+      assert.equal((await eventsOf(app, id)).length, 2)
+    }
+  })
+
+  it('is driven as who asked for it', async () => {
+    tools.handed.length = 0
+    await ingested(key, await image())
+    assert.deepEqual(
+      tools.handed.map(({ principal }) => principal),
+      [{ type: 'api_key', id: keyId, via: null }],
+    )
+  })
+})

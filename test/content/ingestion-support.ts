@@ -1,0 +1,83 @@
+import assert from 'node:assert/strict'
+import { ingestionSweep } from '../../src/content/ingestion/queue.ts'
+import { sql } from '../../src/core/db.ts'
+import { type Client, eventually, type Reply, type TestApp } from '../support/app.ts'
+
+let counter = 0
+
+/** Uploads a file and answers its id. */
+export async function upload(
+  key: Client,
+  content: string | Buffer,
+  fields: { content_type?: string; filename?: string; prefix?: string; project_id?: string; metadata?: object } = {},
+): Promise<string> {
+  const { status, body } = await key.post('/files/upload/base64', {
+    content: Buffer.from(content as string).toString('base64'),
+    filename: `file ${++counter}.txt`,
+    content_type: 'text/plain',
+    ...fields,
+  })
+  assert.equal(status, 201, JSON.stringify(body))
+  return body.id
+}
+
+/** The answer refuses with a status and a code. */
+export function refuses({ status, body }: Reply, expected: number, code: string, problem?: string): void {
+  assert.deepEqual([status, body.error?.code], [expected, code], JSON.stringify(body))
+  if (problem !== undefined) assert.equal(body.error.meta.problems[0].code, problem)
+}
+
+/** Waits until a document's ingestion is over, as its status tells. */
+export const settledStatus = (key: Client, id: string, within = 20_000) =>
+  eventually(
+    async () => {
+      const { body } = await key.get(`/documents/${id}/status`)
+      return body.status === 'pending' || body.status === 'processing' ? null : body
+    },
+    { within, every: 50, what: `end of ${id}` },
+  )
+
+/** Ingests a file, waits for its end, and answers the document. */
+export async function ingested(key: Client, fileId: string, fields: object = {}): Promise<any> {
+  const { status, body } = await key.post('/documents/ingest', { file_id: fileId, ...fields })
+  assert.equal(status, 202, JSON.stringify(body))
+  await settledStatus(key, body.id)
+  return (await key.get(`/documents/${body.id}`)).body
+}
+
+/** Events of a document in the order they were told. */
+export const eventsOf = async (app: TestApp, id: string) =>
+  (await app.services.pool.any(sql.unsafe`
+    select name, envelope::jsonb -> 'data' as data from events where resource_id = ${id} order by created_at, id`)) as readonly {
+    name: string
+    data: Record<string, any>
+  }[]
+
+/** The chunks of a document as they are stored. */
+export const chunksOf = async (app: TestApp, id: string) =>
+  (await app.services.pool.any(sql.unsafe`
+    select chunk_index, page_number, char_start, char_end, content from document_chunks
+    where document_id = ${id} order by chunk_index`)) as readonly {
+    chunk_index: number
+    page_number: number | null
+    char_start: number
+    char_end: number
+    content: string
+  }[]
+
+/** Changes the times of a document's attempt, as if they had passed. */
+export const age = (app: TestApp, documentId: string, column: 'due_at' | 'heartbeat_at', seconds: number) =>
+  app.services.pool.query(sql.unsafe`
+    update ingestion_attempts set ${sql.identifier([column])} = now() - ${seconds} * interval '1 s'
+    where document_id = ${documentId}`)
+
+/** Has the sweep look now, and waits until it has. */
+export async function sweep(app: TestApp): Promise<void> {
+  const before = await swept(app)
+  await app.services.queues.send([{ queue: ingestionSweep, data: {} }])
+  await eventually(async () => (await swept(app)) > before, { what: 'the sweep' })
+}
+
+const swept = async (app: TestApp) =>
+  (await app.services.pool.oneFirst(sql.unsafe`
+    select count(*) from pgboss.job_common where name = 'ingestion.sweep' and state = 'completed'`)) as number
