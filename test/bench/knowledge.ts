@@ -1,0 +1,247 @@
+import { insertChunks, type NewChunk } from '../../src/content/chunks/store.ts'
+import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
+import { cosine, nearestRows } from '../../src/content/vectors/scan.ts'
+import { insertVectors, type NewVector, SOURCES } from '../../src/content/vectors/store.ts'
+import { sql } from '../../src/core/db.ts'
+import { newId } from '../../src/core/ids.ts'
+import { createLog } from '../../src/core/log.ts'
+import { type OpenServices, openServices } from '../../src/core/services.ts'
+import { client, startApp, testEnvironment } from '../support/app.ts'
+import { start } from './http.ts'
+import { anisotropic, type Corpus, isotropic, sparse, structureless } from './knowledge-corpora.ts'
+import type { Row } from './rows.ts'
+
+/**
+ * Knowledge search at 100,000 chunks a corpus, 1,024 dimensions, the built-in embedder and no extension: how much of the
+ * exact answer the codes find, how long a request takes, and what a chunk costs.
+ * Usage: node test/bench/run.ts knowledge
+ */
+const DIMENSIONS = 1024
+const ROWS = 100_000
+const QUESTIONS = 100
+const BATCH = 500
+const DOCUMENT_CHUNKS = 10
+const REQUESTS = 200
+
+const rounded = (value: number, digits: number): number => Number(value.toFixed(digits))
+const quantile = (sorted: readonly number[], share: number): number =>
+  sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))]
+
+export async function run(): Promise<Row[]> {
+  const app = await startApp()
+  const env = {
+    ...testEnvironment(app.databaseUrl),
+    EMBEDDING_PROVIDER: 'local',
+    EMBEDDING_DIMENSIONS: String(DIMENSIONS),
+    DATABASE_POOL_MAX: '20',
+  }
+  // As it is deployed: rows are not checked against their types.
+  const services = await openServices(
+    { ...app.config, EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: DIMENSIONS },
+    { log: createLog({ level: 'silent' }), role: 'cli' },
+  )
+  const space = (await currentSpace(services)) as Space
+  const rows: Row[] = []
+  try {
+    const size = { rows: ROWS, questions: QUESTIONS, dimensions: DIMENSIONS }
+    const recalls: number[] = []
+    for (const make of [isotropic, anisotropic, structureless]) {
+      const corpus = make(size)
+      const project = await app.project()
+      await loadVectors(services, space, project.id, corpus)
+      const recall = await recallOf(services, space, project.id, corpus)
+      if (make !== structureless) recalls.push(recall.mean)
+      rows.push(recallRow(corpus.name, recall, make === structureless ? undefined : '>= 0.95'))
+      await services.pool.query(sql.unsafe`delete from knowledge_vectors where project_id = ${project.id}`)
+    }
+    const texts = sparse(size)
+    const projects: { count: number; id: string; token: string }[] = []
+    for (const count of [1000, 10_000, ROWS]) {
+      const project = await app.project()
+      await loadDocuments(services, space, project.id, texts, count)
+      projects.push({ count, id: project.id, token: project.key.token as string })
+    }
+    await services.pool.query(sql.unsafe`vacuum analyze`)
+    const recall = await recallOf(services, space, projects[2].id, texts)
+    recalls.push(recall.mean)
+    rows.push(recallRow(texts.name, recall, '>= 0.95'))
+    rows.push({
+      what: 'recall@10, mean of the three corpora with structure',
+      value: rounded(recalls.reduce((sum, value) => sum + value, 0) / recalls.length, 4),
+      unit: '',
+      target: '>= 0.98',
+    })
+    const web = await start('src/web.ts', { ...env, LOG_LEVEL: 'info' })
+    web.child.stdout?.resume()
+    try {
+      const medians: number[] = []
+      for (const { count, token } of projects) {
+        const times = await latencies(client(web.url, token), texts.questionTexts as string[])
+        medians.push(quantile(times, 0.5))
+        rows.push({
+          what: `search among ${count.toLocaleString('en')} chunks, p50`,
+          value: rounded(quantile(times, 0.5), 1),
+          unit: 'ms',
+          ...(count === ROWS ? { target: '< 40' } : {}),
+          note: `p95 ${rounded(quantile(times, 0.95), 1)} ms; one request at a time`,
+        })
+      }
+      rows.push({
+        what: 'p50 at 100,000 against 10,000 chunks',
+        value: rounded(medians[2] / medians[1], 1),
+        unit: 'x',
+        note: `at 10,000 against 1,000: ${rounded(medians[1] / medians[0], 1)} x`,
+      })
+    } finally {
+      web.child.kill('SIGTERM')
+    }
+    rows.push(...(await sizes(services)))
+  } finally {
+    await services.close()
+    await app.close()
+  }
+  return rows
+}
+
+/** Vectors alone, as the recall of the scan needs no texts. */
+async function loadVectors(services: OpenServices, space: Space, projectId: string, corpus: Corpus): Promise<void> {
+  for (let at = 0; at < corpus.rows.length; at += BATCH) {
+    const batch = corpus.rows.slice(at, at + BATCH).map(
+      (vector, index): NewVector => ({
+        project_id: projectId,
+        source: SOURCES.document,
+        container_id: `doc_${Math.floor((at + index) / DOCUMENT_CHUNKS)}`,
+        ref_id: String(at + index),
+        segment: 0,
+        space_id: space.id,
+        vector,
+      }),
+    )
+    await insertVectors(services.pool, batch)
+  }
+  await services.pool.query(sql.unsafe`vacuum analyze knowledge_vectors`)
+}
+
+/** Ready documents of ten chunks each, by the statements that write them. */
+async function loadDocuments(
+  services: OpenServices,
+  space: Space,
+  projectId: string,
+  corpus: Corpus,
+  count: number,
+): Promise<void> {
+  const texts = corpus.texts as string[]
+  for (let at = 0; at < count; at += DOCUMENT_CHUNKS) {
+    const ids = { file: newId('file'), document: newId('doc') }
+    const chunks = texts.slice(at, at + DOCUMENT_CHUNKS).map(
+      (content, index): NewChunk => ({
+        id: newId('dchunk'),
+        chunk_index: index,
+        page_number: null,
+        char_start: 0,
+        char_end: content.length,
+        content,
+        context: null,
+        vectors: [corpus.rows[at + index]],
+      }),
+    )
+    await services.write(async tx => {
+      await tx.query(sql.unsafe`
+        with f as (
+          insert into files (id, project_id, path, filename) values (${ids.file}, ${projectId}, ${`/${at}.txt`}, ${`${at}.txt`})
+          returning id, project_id, path, filename
+        )
+        insert into documents (id, project_id, file_id, status, path, filename, content_type, size, chunk_strategy, chunk_count,
+          embedded_chunks, total_chunks)
+        select ${ids.document}, project_id, id, 'ready', path, filename, 'text/plain', 0, 'page', ${chunks.length},
+          ${chunks.length}, ${chunks.length} from f`)
+      await insertChunks(tx, { project_id: projectId, document_id: ids.document }, chunks, {
+        space,
+        textSearchConfig: 'simple',
+      })
+    })
+  }
+}
+
+type Recall = { mean: number; least: number }
+
+/** The share of the exact ten nearest that a search for ten finds. */
+async function recallOf(services: OpenServices, space: Space, projectId: string, corpus: Corpus): Promise<Recall> {
+  const found: number[] = []
+  for (const question of corpus.questions) {
+    const exact = nearestTen(corpus.rows, question)
+    const near = await nearestRows(services, {
+      projects: [projectId],
+      space,
+      source: SOURCES.document,
+      filter: null,
+      vector: question,
+      limit: 10,
+    })
+    // By cosine, so that rows of equal distance stand for each other.
+    const least = exact[9] - 1e-6
+    found.push(near.slice(0, 10).filter(row => row.cosine >= least).length / 10)
+  }
+  return { mean: found.reduce((sum, value) => sum + value, 0) / found.length, least: Math.min(...found) }
+}
+
+/** The ten greatest cosines, greatest first. */
+function nearestTen(rows: readonly Float32Array[], question: Float32Array): number[] {
+  const best: number[] = []
+  for (const row of rows) {
+    const near = cosine(row, question)
+    if (best.length === 10 && near <= best[9]) continue
+    best.push(near)
+    best.sort((left, right) => right - left)
+    best.length = Math.min(10, best.length)
+  }
+  return best
+}
+
+const recallRow = (name: string, { mean, least }: Recall, target: string | undefined): Row => ({
+  what: `recall@10 of codes, ${name}`,
+  value: rounded(mean, 4),
+  unit: '',
+  ...(target ? { target } : {}),
+  note: `${QUESTIONS} questions, worst ${least}`,
+})
+
+async function latencies(by: ReturnType<typeof client>, questions: readonly string[]): Promise<number[]> {
+  const times: number[] = []
+  for (let index = 0; index < REQUESTS + 20; index++) {
+    // Never the same twice, so that no embedding is remembered.
+    const query = `${questions[index % questions.length]} ${index}`
+    const started = performance.now()
+    const answer = await by.post('/knowledge/search', { query })
+    const ms = performance.now() - started
+    if (answer.status !== 200 || answer.body.results.length !== 10)
+      throw new Error(`search answered ${answer.status}: ${JSON.stringify(answer.body).slice(0, 500)}`)
+    if (index >= 20) times.push(ms)
+  }
+  return times.sort((left, right) => left - right)
+}
+
+/** Bytes on disk for each chunk, indexes included. */
+async function sizes(services: OpenServices): Promise<Row[]> {
+  const parts = (await services.pool.one(sql.unsafe`
+    select (select count(*) from document_chunks) as chunks,
+      pg_table_size('knowledge_vectors') as vectors, pg_relation_size('knowledge_vectors_scan') as scan,
+      pg_indexes_size('knowledge_vectors') as vector_indexes, pg_table_size('document_chunks') as texts,
+      pg_indexes_size('document_chunks') as text_indexes,
+      (select sum(octet_length(content)) from document_chunks) as content`)) as Record<string, number>
+  const each = (bytes: number) => Math.round(bytes / parts.chunks)
+  return [
+    {
+      what: 'bytes a chunk: vector and code',
+      value: each(parts.vectors + parts.vector_indexes),
+      unit: 'B',
+      note: `table ${each(parts.vectors)}, scan index ${each(parts.scan)}, other indexes ${each(parts.vector_indexes - parts.scan)}`,
+    },
+    {
+      what: 'bytes a chunk: text and words',
+      value: each(parts.texts + parts.text_indexes),
+      unit: 'B',
+      note: `of ${each(parts.content)} of text; table ${each(parts.texts)}, indexes ${each(parts.text_indexes)}`,
+    },
+  ]
+}
