@@ -513,6 +513,22 @@ describe('converters', function () {
       assert.equal(error.meta.cause.meta.provider_status_code, 400)
     })
 
+    it('fail a document when they are deleted while they read it', async () => {
+      const { agent, content_type } = await lane('deleted', [{ reply: { text: 'late', gate: 'deleted' } }])
+      const file_id = await upload(app.key, 'x', { content_type })
+      const { id } = (await app.key.post('/documents/ingest', { file_id })).body
+      await eventually(async () => ((await double.gate('deleted'))?.waiting ?? 0) >= 1)
+      const [{ id: made }] = (await app.key.get('/ingestion-rules?limit=1')).body.data
+      assert.equal((await app.key.delete(`/ingestion-rules/${made}`)).status, 204)
+      assert.equal((await app.key.delete(`/agents/${agent}?force=true`)).status, 204)
+      const { error, status } = await settledStatus(app.key, id)
+      assert.deepEqual(
+        [status, error.code, error.meta.cause.code],
+        ['failed', 'CONVERTER_FAILED', 'RESOURCE_NOT_FOUND'],
+      )
+      await double.read('POST', '/control/gates/deleted/open')
+    })
+
     it('fail a document when they answer no text', async () => {
       const { content_type } = await lane('mute', [{ reply: { text: ' \n' } }])
       const { meta } = failure(await ingest(content_type), 'CONVERTER_FAILED')

@@ -140,6 +140,13 @@ describe('files in messages', () => {
     assert.equal((await ask(mine)).status, 200)
     const refused = await ask(other)
     assert.deepEqual([refused.status, refused.body.error.code], [403, 'FORBIDDEN'])
+    // Nor does a turn that somebody else was allowed help to them.
+    const agent = await lane('refused', [{ reply: { error: { status: 400 } } }])
+    const retried = async (id: string) => {
+      const { generation_id } = (await generate([file(id)], agent)).body.error.meta
+      return (await user.post(`/generations/${generation_id}/retry`)).status
+    }
+    assert.deepEqual([await retried(mine), await retried(other)], [202, 403])
   })
 
   it('go along into a retry', async () => {

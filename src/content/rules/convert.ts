@@ -28,8 +28,8 @@ export type ConverterOutcome =
   | { kind: 'pending' }
   | { kind: 'failed'; error: RecordedFailure }
 
-/** What an agent made of a file; null: the project has no such agent. */
-export type AgentAnswer = { ok: true; text: string } | { ok: false; error: RecordedFailure } | null
+/** What an agent made of a file. */
+export type AgentAnswer = { ok: true; text: string } | { ok: false; error: RecordedFailure }
 
 type AgentConverter = (
   services: Services,
@@ -174,11 +174,11 @@ function judge(rule: IngestionRuleRow, output: unknown, mayDefer: boolean): Conv
 async function byAgent(services: Services, rule: IngestionRuleRow, conversion: Conversion): Promise<ConverterOutcome> {
   const tooLarge = oversized(services, rule, conversion.file)
   if (tooLarge) return tooLarge
-  const answered = await runAgent?.(services, {
+  if (!runAgent) throw new Error('nothing was filled in that runs agents')
+  const answered = await runAgent(services, {
     ...conversion,
     project_id: rule.project_id,
     agent_id: rule.agent_id as string,
   })
-  if (!answered) return refused(rule, 'converter_missing', 'the project has no such agent')
   return answered.ok ? { kind: 'pages', pages: parsePages(answered.text) } : caused(rule, answered.error)
 }

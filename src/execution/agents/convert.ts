@@ -1,4 +1,3 @@
-import { UniqueIntegrityConstraintViolationError } from 'slonik'
 import { type Conversion, convertByAgent } from '../../content/rules/convert.ts'
 import { AppError, type RecordedFailure } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
@@ -6,7 +5,6 @@ import { abortTurn } from '../generations/abort.ts'
 import { generationKind } from '../generations/model.ts'
 import { createTurn } from '../generations/turn.ts'
 import { type EndedTurn, waitForTurn } from '../generations/wait.ts'
-import { findAgent } from './model.ts'
 
 const INSTRUCTION =
   'Extract all text of the attached file verbatim. Answer with plain text only, and with nothing else.'
@@ -18,49 +16,43 @@ type Asked = Omit<Conversion, 'callback'> & { project_id: string; agent_id: stri
 
 // Importing this module lets agents convert files: one ordinary generation each.
 convertByAgent(async (services, asked) => {
-  const agent = await findAgent(services.pool, asked.agent_id)
-  if (agent?.project_id !== asked.project_id) return null
   // Drawn from the attempt's, so that another worker of the attempt finds the generation that was made for it.
   const id = `${generationKind.prefix}_${asked.attempt_id.slice(-26)}`
   try {
     if (!(await generationKind.find(services.pool, id))) await makeTurn(services, id, asked)
+    return answerOf(await endOf(services, id, asked.signal))
   } catch (error) {
     if (!(error instanceof AppError)) throw error
     return { ok: false, error: error.recorded() }
   }
-  return answerOf(await endOf(services, id, asked.signal))
 })
 
-/** Makes the generation, unless another worker of the attempt just did. Raises what refuses a turn. */
+/** Makes the generation. Raises what refuses a turn. */
 async function makeTurn(services: Services, id: string, asked: Asked): Promise<void> {
   const limit = services.config.CONVERTER_TIMEOUT_MS
-  try {
-    await services.write(tx =>
-      createTurn(tx, services, {
-        generation_id: id,
-        project_id: asked.project_id,
-        agent_id: asked.agent_id,
-        messages: [
-          {
-            role: 'user',
-            content: [
-              { type: 'text', text: INSTRUCTION },
-              { type: 'file', file_id: asked.file.id },
-            ],
-          },
-        ],
-        source: 'ingestion',
-        authority: asked.principal,
-        // Whoever may ingest the document may have it converted by the agent that a rule names.
-        permission: { action: 'documents:IngestDocument', kind: 'document', id: asked.document_id },
-        streamed: false,
-        shape: 'agent',
-        deadline_at: new Date(Date.now() + limit).toISOString(),
-      }),
-    )
-  } catch (error) {
-    if (!(error instanceof UniqueIntegrityConstraintViolationError)) throw error
-  }
+  await services.write(tx =>
+    createTurn(tx, services, {
+      generation_id: id,
+      project_id: asked.project_id,
+      agent_id: asked.agent_id,
+      messages: [
+        {
+          role: 'user',
+          content: [
+            { type: 'text', text: INSTRUCTION },
+            { type: 'file', file_id: asked.file.id },
+          ],
+        },
+      ],
+      source: 'ingestion',
+      authority: asked.principal,
+      // Whoever may ingest the document may have it converted by the agent that a rule names.
+      permission: { action: 'documents:IngestDocument', kind: 'document', id: asked.document_id },
+      streamed: false,
+      shape: 'agent',
+      deadline_at: new Date(Date.now() + limit).toISOString(),
+    }),
+  )
 }
 
 /** The end of the generation, which is forced when no worker brings it about in time. Throws the reason of `signal`. */

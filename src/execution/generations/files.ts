@@ -1,8 +1,9 @@
 import { fileBytes } from '../../content/files/bytes.ts'
 import { essenceOf } from '../../content/files/media-type.ts'
-import type { FileRow } from '../../content/files/model.ts'
+import { type FileRow, fileKind } from '../../content/files/model.ts'
+import type { Queryable } from '../../core/db.ts'
 import { invalid, type Problem, raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import type { Context, Services } from '../../core/operation.ts'
 import type { AttachedFile, ModelMessage, PromptMessage } from '../providers/exchange.ts'
 import { findFiles } from './store.ts'
 
@@ -24,34 +25,34 @@ function* fileParts(messages: readonly ModelMessage[]) {
 const total = (files: readonly FileRow[]): number => files.reduce((sum, { size }) => sum + (size ?? 0), 0)
 
 /**
- * The files that a caller's messages name, each once, when a model can be given them.
- * @throws FILE_NOT_FOUND for one that is not of the project, VALIDATION_FAILED for one without bytes or of a type that
- *   models do not read, and for more than FILES_INLINE_MAX_BYTES in all
+ * Lets the files that a caller's messages name into a turn, when the caller may download them and a model can be given
+ * them.
+ * @throws FILE_NOT_FOUND for one that is not of the project, FORBIDDEN, VALIDATION_FAILED for one without bytes or of a
+ *   type that models do not read, and for more than FILES_INLINE_MAX_BYTES in all
  */
-export async function checkFiles(
-  { pool, config }: Services,
+export async function admitFiles(
+  db: Queryable,
+  { services, allow }: Pick<Context, 'services' | 'allow'>,
   projectId: string,
   messages: readonly ModelMessage[],
-): Promise<readonly FileRow[]> {
+): Promise<void> {
   const parts = [...fileParts(messages)]
-  if (parts.length === 0) return []
-  const files = await findFiles(pool, projectId, [...new Set(parts.map(part => part.file_id))])
+  if (parts.length === 0) return
+  const files = await findFiles(db, projectId, [...new Set(parts.map(part => part.file_id))])
   const byId = new Map(files.map(file => [file.id, file]))
+  const lost = parts.find(({ file_id }) => !byId.has(file_id))
+  if (lost) raise('FILE_NOT_FOUND', { meta: { id: lost.file_id } })
+  for (const row of files) allow('files:DownloadFile', { kind: fileKind, row })
   const problems = parts.flatMap(({ file_id, path }): Problem[] => {
-    const file = byId.get(file_id)
-    if (!file) return raise('FILE_NOT_FOUND', { meta: { id: file_id } })
-    if (file.storage === null) return [{ code: 'INVALID_VALUE', path, message: 'names a file without content' }]
-    if (READABLE.test(essenceOf(file.content_type ?? ''))) return []
+    const { storage, content_type } = byId.get(file_id) as FileRow
+    if (storage === null) return [{ code: 'INVALID_VALUE', path, message: 'names a file without content' }]
+    if (READABLE.test(essenceOf(content_type ?? ''))) return []
     return [{ code: 'INVALID_VALUE', path, message: 'must name an image, a sound or a PDF' }]
   })
-  if (total(files) > config.FILES_INLINE_MAX_BYTES)
-    problems.push({
-      code: 'TOO_BIG',
-      path: 'messages',
-      message: `hold files of more than ${config.FILES_INLINE_MAX_BYTES} bytes`,
-    })
+  const limit = services.config.FILES_INLINE_MAX_BYTES
+  if (total(files) > limit)
+    problems.push({ code: 'TOO_BIG', path: 'messages', message: `must hold files of at most ${limit} bytes in all` })
   if (problems.length > 0) invalid(problems)
-  return files
 }
 
 /**

@@ -243,6 +243,7 @@ const retryOperation = itemOperation(runOfAgent, {
   summary: 'Run a failed generation again, as a new one that goes on from its settled steps',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
+  alsoActions: ['files:DownloadFile'],
   query: WaitQuery,
   body: RetryInput,
   bodyOptional: true,
@@ -251,6 +252,7 @@ const retryOperation = itemOperation(runOfAgent, {
   raises: [
     'GENERATION_CONTENT_UNAVAILABLE',
     'GENERATION_ALREADY_IN_PROGRESS',
+    'FILE_NOT_FOUND',
     'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
     'PROJECT_PAUSED',
     'SESSION_CLOSED',

@@ -7,6 +7,7 @@ import type { ModelMessage } from '../providers/exchange.ts'
 import { mailboxes } from './abort.ts'
 import { admitTurn } from './admit.ts'
 import { answerTurn, madeStatus, turnMode } from './answer.ts'
+import { admitFiles } from './files.ts'
 import type { GenerationRow, RetryInput } from './model.ts'
 import { stepMessages } from './result.ts'
 import { findSteps, lockGeneration } from './store.ts'
@@ -28,6 +29,7 @@ export async function retryGeneration(
     services.write(async tx => {
       const agent = await admitTurn(tx, resource)
       const failed = await requireRetryable(tx, resource.id)
+      await admitFiles(tx, context, failed.project_id, failed.input ?? [])
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       const input: TurnInput = {
         generation_id,

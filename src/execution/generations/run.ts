@@ -1,5 +1,4 @@
 import { z } from 'zod'
-import { fileKind } from '../../content/files/model.ts'
 import { principalRecord } from '../../core/caller.ts'
 import { invalid, raise } from '../../core/errors.ts'
 import { MetadataBag } from '../../core/metadata.ts'
@@ -8,7 +7,7 @@ import { type AgentRow, agentKind } from '../agents/model.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
-import { checkFiles } from './files.ts'
+import { admitFiles } from './files.ts'
 import { UsageTotals } from './model.ts'
 import { findRunnableAgent, findTrace } from './store.ts'
 import { createTurnAtOnce } from './turn.ts'
@@ -154,8 +153,7 @@ export const generateOperation = itemOperation(agentKind, {
     if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
       invalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
     await checkTraces(context)
-    for (const file of await checkFiles(services, agent.project_id, messages))
-      context.allow('files:DownloadFile', { kind: fileKind, row: file })
+    await admitFiles(services.pool, context, agent.project_id, messages)
     return answerTurn(context, mode, generation_id =>
       createTurnAtOnce(
         services,
