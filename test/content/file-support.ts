@@ -78,10 +78,11 @@ export function sendRaw(
       for await (const piece of response) text += piece
       resolve({ status: response.statusCode as number, body: text && JSON.parse(text), headers: response.headers })
     })
+    const closed = new Promise(done => request.once('close', done))
     void (async () => {
       for await (const piece of options.pieces) {
         if (request.destroyed) return
-        if (!request.write(piece)) await new Promise(done => request.once('drain', done).once('close', done))
+        if (!request.write(piece)) await Promise.race([new Promise(done => request.once('drain', done)), closed])
       }
       if (options.after === 'destroy') {
         await new Promise(done => setTimeout(done, 100))
