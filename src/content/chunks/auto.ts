@@ -13,7 +13,7 @@ const LOOKAHEAD = 64
  * Cuts a text where its structure allows: as many whole sections as fit, else as many whole blocks (paragraphs, lists,
  * tables, fences), and a block that is larger than a chunk by items, lines or sentences, then between words, then
  * anywhere. A heading stays with what follows it. Whitespace between chunks belongs to none. With an overlap a chunk
- * begins with the last whole sentences of the one before, if what has to follow still fits.
+ * begins with the last whole sentences of the one before, at most half a chunk of them, if what has to follow still fits.
  *
  * Every stretch of text is looked at a few times only: a cut is searched within one size, and two cuts in a row are
  * further apart than what did not fit before the first.
@@ -21,6 +21,7 @@ const LOOKAHEAD = 64
 export function* sections(ruler: Ruler, size: number, overlap: number, title: string | null): Generator<Section> {
   const { text } = ruler
   const reach = (from: number) => Math.max(ruler.offset(ruler.index(from) + size), nextPoint(text, from))
+  const repeated = Math.min(overlap, Math.floor(size / 2))
   const ahead = new Blocks(text)
   let begin = 0
   let start = skipBlank(text, 0)
@@ -37,7 +38,7 @@ export function* sections(ruler: Ruler, size: number, overlap: number, title: st
     // A line may be indented by more than a chunk.
     if (end > start) yield { start: begin, end, context: contextOf(title, ahead.between(begin, end)) }
     start = skipBlank(text, cut)
-    begin = overlap ? (sentenceBefore(ruler, ahead, begin, end, overlap) ?? start) : start
+    begin = repeated ? (sentenceBefore(ruler, ahead, begin, end, repeated) ?? start) : start
   }
 }
 
@@ -63,8 +64,8 @@ class Blocks {
    * one does; null when there is none. At the end of the text it is that.
    */
   cut(start: number, limit: number): number | null {
-    if (limit >= this.#length) return this.#length
     this.#readTo(limit)
+    if (limit >= this.#length) return this.#length
     let last: number | null = null
     let lastSection: number | null = null
     for (const [index, block] of this.#blocks.entries()) {

@@ -91,13 +91,15 @@ function* pageSpans(pages: Page[]): Generator<Span> {
 
 /**
  * Windows of `size` that start `size - overlap` after each other; the last is the first that reaches the end. Starts
- * and ends are walked along separately, so that a large overlap does not make the walk longer.
+ * and ends are walked along separately, so that a large overlap does not make the walk longer. A window of tokens that
+ * all end within one character adds nothing and is left out.
  */
 function* windows(rulers: { starts: Ruler; ends: Ruler }, size: number, overlap: number): Generator<Span> {
-  let end = -1
-  for (let from = 0; end < rulers.ends.text.length; from += size - overlap) {
+  let reached = 0
+  for (let from = 0; reached < rulers.ends.text.length; from += size - overlap) {
     const start = rulers.starts.offset(from)
-    end = rulers.ends.offset(from + size)
-    if (end > start) yield { start, end, page_number: null, context: null }
+    const end = rulers.ends.offset(from + size)
+    if (end > reached) yield { start, end, page_number: null, context: null }
+    reached = end
   }
 }

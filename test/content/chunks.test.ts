@@ -1,0 +1,565 @@
+import assert from 'node:assert/strict'
+import encoding from 'gpt-tokenizer/encoding/o200k_base'
+import type { ChunkDraft, Page, PartialSettings } from '../../src/content/chunks/model.ts'
+import { effectiveSettings } from '../../src/content/chunks/settings.ts'
+import { ChunkLimitError, joinPages, splitPages } from '../../src/content/chunks/split.ts'
+import { AppError } from '../../src/core/errors.ts'
+
+const text = (content: string): Page[] => [{ number: null, text: content }]
+
+const split = (pages: Page[], settings: PartialSettings, title: string | null = null, maxChunks = 1_000_000) =>
+  splitPages(pages, effectiveSettings(settings), { title, maxChunks })
+
+const spans = (chunks: ChunkDraft[]) => chunks.map(chunk => [chunk.char_start, chunk.char_end])
+
+const contents = (chunks: ChunkDraft[]) => chunks.map(chunk => chunk.content)
+
+const tokens = (content: string) => encoding.encode(content, { disallowedSpecial: new Set() }).length
+
+describe('chunk settings', () => {
+  const refused = (settings: PartialSettings[]) =>
+    assert.throws(
+      () => effectiveSettings(...settings),
+      (error: unknown) => {
+        assert(error instanceof AppError)
+        assert.equal(error.code, 'VALIDATION_FAILED')
+        assert.equal((error.meta as any).problems[0].path, 'chunk_overlap')
+        return true
+      },
+    )
+
+  it('have no unit, size and overlap unless the strategy takes them', () => {
+    for (const chunk_strategy of ['page', 'whole'] as const) {
+      assert.deepEqual(effectiveSettings({ chunk_strategy, chunk_unit: 'tokens', chunk_size: 5, chunk_overlap: 7 }), {
+        chunk_strategy,
+        chunk_unit: null,
+        chunk_size: null,
+        chunk_overlap: null,
+      })
+    }
+  })
+
+  it('have defaults for each strategy and unit', () => {
+    const numbers = (settings: PartialSettings) => {
+      const { chunk_unit, chunk_size, chunk_overlap } = effectiveSettings(settings)
+      return [chunk_unit, chunk_size, chunk_overlap]
+    }
+    assert.deepEqual(numbers({ chunk_strategy: 'size' }), ['characters', 1000, 200])
+    assert.deepEqual(numbers({ chunk_strategy: 'size', chunk_unit: 'tokens' }), ['tokens', 256, 32])
+    assert.deepEqual(numbers({ chunk_strategy: 'auto' }), ['characters', 1200, 0])
+    assert.deepEqual(numbers({ chunk_strategy: 'auto', chunk_unit: 'tokens' }), ['tokens', 300, 0])
+  })
+
+  it('take each field from the first part that says something about it', () => {
+    assert.deepEqual(
+      effectiveSettings(
+        { chunk_size: 50 },
+        null,
+        undefined,
+        { chunk_strategy: null, chunk_overlap: 10 },
+        { chunk_strategy: 'size', chunk_unit: 'characters', chunk_size: 700, chunk_overlap: 20 },
+        { chunk_strategy: 'page' },
+      ),
+      { chunk_strategy: 'size', chunk_unit: 'characters', chunk_size: 50, chunk_overlap: 10 },
+    )
+    assert.equal(effectiveSettings(null, { chunk_strategy: 'page' }).chunk_strategy, 'page')
+  })
+
+  it('pass over numbers that were said about another strategy or unit', () => {
+    const stored: PartialSettings = {
+      chunk_strategy: 'size',
+      chunk_unit: 'characters',
+      chunk_size: 700,
+      chunk_overlap: 70,
+    }
+    assert.deepEqual(effectiveSettings({ chunk_strategy: 'auto' }, stored), {
+      chunk_strategy: 'auto',
+      chunk_unit: 'characters',
+      chunk_size: 1200,
+      chunk_overlap: 0,
+    })
+    assert.deepEqual(effectiveSettings({ chunk_unit: 'tokens' }, stored), {
+      chunk_strategy: 'size',
+      chunk_unit: 'tokens',
+      chunk_size: 256,
+      chunk_overlap: 32,
+    })
+  })
+
+  it('refuse an overlap that is not smaller than the size', () => {
+    refused([{ chunk_strategy: 'size', chunk_size: 100, chunk_overlap: 100 }])
+    refused([{ chunk_strategy: 'auto', chunk_overlap: 1200 }])
+    refused([{ chunk_size: 100 }, { chunk_strategy: 'size', chunk_overlap: 200 }])
+    refused([{ chunk_overlap: 1000 }, { chunk_strategy: 'size', chunk_size: 1000 }])
+  })
+
+  it('let a default overlap give way to a small size', () => {
+    assert.equal(effectiveSettings({ chunk_strategy: 'size', chunk_size: 201 }).chunk_overlap, 200)
+    assert.equal(effectiveSettings({ chunk_strategy: 'size', chunk_size: 200 }).chunk_overlap, 40)
+    assert.equal(effectiveSettings({ chunk_strategy: 'size', chunk_size: 1 }).chunk_overlap, 0)
+  })
+})
+
+describe('chunks by page, whole and by size', () => {
+  const pages: Page[] = [
+    { number: 2, text: 'é😀' },
+    { number: 5, text: 'zwei' },
+  ]
+
+  it('are one a page with its number and its place in the joined text', async () => {
+    const chunks = await split(pages, { chunk_strategy: 'page' })
+    assert.deepEqual(chunks, [
+      { chunk_index: 0, page_number: 2, char_start: 0, char_end: 2, content: 'é😀', context: null },
+      { chunk_index: 1, page_number: 5, char_start: 3, char_end: 7, content: 'zwei', context: null },
+    ])
+  })
+
+  it('leave pages of whitespace out and keep the places of the others', async () => {
+    const chunks = await split([pages[0], { number: 3, text: ' \n ' }, pages[1]], { chunk_strategy: 'page' })
+    assert.deepEqual(spans(chunks), [
+      [0, 2],
+      [7, 11],
+    ])
+    assert.deepEqual(
+      chunks.map(chunk => chunk.chunk_index),
+      [0, 1],
+    )
+  })
+
+  it('are one for a source without pages', async () => {
+    for (const chunk_strategy of ['page', 'whole'] as const) {
+      const chunks = await split(text(' alpha\nbeta '), { chunk_strategy })
+      assert.deepEqual(chunks, [
+        { chunk_index: 0, page_number: null, char_start: 0, char_end: 12, content: ' alpha\nbeta ', context: null },
+      ])
+    }
+  })
+
+  it('are the pages joined by line breaks, without a page, when the text stays whole', async () => {
+    const chunks = await split(pages, { chunk_strategy: 'whole' })
+    assert.deepEqual(contents(chunks), ['é😀\nzwei'])
+    assert.equal(chunks[0].page_number, null)
+    assert.equal(chunks[0].char_end, 7)
+  })
+
+  it('are windows of the size, and the last is the first that reaches the end', async () => {
+    const long = text('x'.repeat(2500))
+    assert.deepEqual(spans(await split(long, { chunk_strategy: 'size', chunk_overlap: 0 })), [
+      [0, 1000],
+      [1000, 2000],
+      [2000, 2500],
+    ])
+    assert.deepEqual(spans(await split(long, { chunk_strategy: 'size' })), [
+      [0, 1000],
+      [800, 1800],
+      [1600, 2500],
+    ])
+    assert.deepEqual(spans(await split(text('x'.repeat(1800)), { chunk_strategy: 'size' })), [
+      [0, 1000],
+      [800, 1800],
+    ])
+    assert.deepEqual(spans(await split(text('x'), { chunk_strategy: 'size' })), [[0, 1]])
+  })
+
+  it('count code points, across pages, and name none', async () => {
+    const chunks = await split(pages, { chunk_strategy: 'size', chunk_size: 3, chunk_overlap: 1 })
+    assert.deepEqual(contents(chunks), ['é😀\n', '\nzw', 'wei'])
+    assert(chunks.every(chunk => chunk.page_number === null))
+  })
+
+  it('count tokens of o200k_base when asked to', async () => {
+    const words = 'The quick brown fox jumps over the lazy dog. '.repeat(40).trim()
+    const chunks = await split(text(words), {
+      chunk_strategy: 'size',
+      chunk_unit: 'tokens',
+      chunk_size: 50,
+      chunk_overlap: 10,
+    })
+    assert.deepEqual(
+      chunks.slice(0, -1).map(chunk => tokens(chunk.content)),
+      chunks.slice(0, -1).map(() => 50),
+    )
+    assert.equal(chunks.length, Math.ceil((tokens(words) - 10) / 40))
+    const overlaps = chunks.slice(1).map((chunk, at) => chunks[at].char_end - chunk.char_start)
+    assert(overlaps.every((length, at) => tokens(words.slice(chunks[at + 1].char_start).slice(0, length)) === 10))
+  })
+
+  it('take marks of models in a text for text', async () => {
+    const chunks = await split(text('a <|endoftext|> b'), { chunk_strategy: 'size', chunk_unit: 'tokens' })
+    assert.deepEqual(contents(chunks), ['a <|endoftext|> b'])
+  })
+
+  it('do not exist for a text of nothing but whitespace', async () => {
+    for (const chunk_strategy of ['page', 'whole', 'size', 'auto'] as const) {
+      assert.deepEqual(await split(text(' \r\n\t\u00a0'), { chunk_strategy }), [])
+      assert.deepEqual(await split(text(''), { chunk_strategy }), [])
+      assert.deepEqual(await split([], { chunk_strategy }), [])
+    }
+  })
+
+  it('are not more than a document may have', async () => {
+    const settings: PartialSettings = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
+    assert.equal((await split(text('x'.repeat(50)), settings, null, 5)).length, 5)
+    await assert.rejects(split(text('x'.repeat(51)), settings, null, 5), ChunkLimitError)
+  })
+
+  it('leave the process to its other work while they are cut', async () => {
+    let turns = 0
+    const timer = setInterval(() => turns++, 1)
+    await split(text('Ein Satz. '.repeat(500_000)), { chunk_strategy: 'auto', chunk_size: 100 })
+    clearInterval(timer)
+    assert(turns > 3, `${turns} turns`)
+  })
+})
+
+describe('chunks by structure', () => {
+  const auto = (content: string, chunk_size: number, chunk_overlap?: number, title: string | null = null) =>
+    split(text(content), { chunk_strategy: 'auto', chunk_size, chunk_overlap }, title)
+
+  it('hold as many paragraphs as fit', async () => {
+    const content = 'one two.\n\nthree four.\n\n\nfive six.\n'
+    assert.deepEqual(contents(await auto(content, 21)), ['one two.\n\nthree four.', 'five six.'])
+    assert.deepEqual(contents(await auto(content, 20)), ['one two.', 'three four.', 'five six.'])
+    assert.deepEqual(contents(await auto(content, 1200)), ['one two.\n\nthree four.\n\n\nfive six.'])
+  })
+
+  it('begin with a section that does not fit behind what came before', async () => {
+    const content = '# A\n\nfirst text.\n\n## B\n\nsecond.\n\nthird one.\n\n## C\n\nfourth.'
+    assert.deepEqual(contents(await auto(content, 36)), [
+      '# A\n\nfirst text.',
+      '## B\n\nsecond.\n\nthird one.',
+      '## C\n\nfourth.',
+    ])
+  })
+
+  it('never leave a heading at their end', async () => {
+    const content = `Intro.\n\n# Long\n## Deep\n\n${'word '.repeat(30)}`
+    const chunks = await auto(content, 40)
+    assert.equal(chunks[0].content, 'Intro.')
+    assert(chunks[1].content.startsWith('# Long\n## Deep\n\nword word'))
+    assert(chunks.every(chunk => !/#[^\n]*$/.test(chunk.content)))
+  })
+
+  it('carry the title and the headings that all of their text stands under', async () => {
+    const content = [
+      'Preface.',
+      '# Guide #',
+      `Start here. ${'x'.repeat(40)}`,
+      '## Install',
+      `Do this. ${'x'.repeat(40)}`,
+      'Old\n---',
+      'a.',
+      '### Linux',
+      'b.',
+      'Other\n=====',
+      `End. ${'x'.repeat(40)}`,
+    ].join('\n\n')
+    const chunks = await auto(content, 70, 0, 'Manual')
+    assert.deepEqual(
+      chunks.map(chunk => [chunk.content.split(/\s/).find(word => /\w/.test(word)), chunk.context]),
+      [
+        ['Preface.', 'Manual'],
+        ['Guide', 'Manual > Guide'],
+        ['Install', 'Manual > Guide > Install'],
+        ['Old', 'Manual > Guide > Old'],
+        ['Other', 'Manual > Other'],
+      ],
+    )
+    assert.equal((await auto('Preface.', 70))[0].context, null)
+    assert.equal((await auto('# Guide\n\nText.', 70))[0].context, 'Guide')
+  })
+
+  it('take no `#` in a fence or without a space for a heading', async () => {
+    const chunks = await auto('#1 of many\n\n```sh\n# comment\n```\n\n#tag', 1200, 0, 'T')
+    assert.equal(chunks[0].context, 'T')
+  })
+
+  it('cut a long paragraph between sentences, also where its lines are wrapped', async () => {
+    const content = 'A first sentence that is\nwrapped. The second one\nfollows, e.g. here. And a third.'
+    assert.deepEqual(contents(await auto(content, 60)), [
+      'A first sentence that is\nwrapped.',
+      'The second one\nfollows, e.g. here. And a third.',
+    ])
+  })
+
+  it('cut a long sentence between words and a long word anywhere', async () => {
+    assert.deepEqual(contents(await auto('alpha beta gamma delta', 12)), ['alpha beta', 'gamma delta'])
+    assert.deepEqual(contents(await auto('abcdefghij', 4)), ['abcd', 'efgh', 'ij'])
+    assert.deepEqual(contents(await auto('😀😀😀', 2)), ['😀😀', '😀'])
+  })
+
+  it('cut text without spaces at its full stops', async () => {
+    const sentence = '这是一个没有空格的句子。'
+    assert.deepEqual(contents(await auto(sentence.repeat(4), sentence.length * 2 + 3)), [
+      sentence.repeat(2),
+      sentence.repeat(2),
+    ])
+  })
+
+  it('keep a fence whole that fits, and cut a larger one at its lines', async () => {
+    const fence = '```js\nlet a = 1\n\n# not a heading\n\n- no item. No sentence.\n```'
+    const content = `Some words before it.\n\n${fence}\n\nSome words behind it.`
+    assert.deepEqual(contents(await auto(content, fence.length)), [
+      'Some words before it.',
+      fence,
+      'Some words behind it.',
+    ])
+    const long = `~~~\n${Array.from({ length: 20 }, (_, line) => `  line ${line}. Next`).join('\n')}\n~~~`
+    const chunks = await auto(long, 60)
+    assert(chunks.length > 4)
+    assert(chunks.slice(1).every(chunk => /^( {2}line \d+\. Next(\n|$))+(~~~)?$/.test(chunk.content)))
+  })
+
+  it('keep a fence whole that fits, though not with its heading', async () => {
+    const fence = `\`\`\`\n${'code line\n'.repeat(5)}\`\`\``
+    assert.deepEqual(contents(await auto(`# Example\n\n${fence}`, fence.length + 3)), ['# Example', fence])
+  })
+
+  it('close a fence with its own kind only, and leave an open one open to the end', async () => {
+    const fence = '````\n```\n~~~~\n````'
+    assert.deepEqual(contents(await auto(`${fence}\n\nafter.`, fence.length)), [fence, 'after.'])
+    const open = '```\na\n\n# b\n\nc'
+    assert.deepEqual(contents(await auto(`before.\n\n${open}`, open.length)), ['before.', open])
+  })
+
+  it('keep lists and tables whole that fit, and cut larger lists between outer items, tables between rows', async () => {
+    const list = '- one\n  more of one\n\n  - nested\n- two\n- three'
+    assert.deepEqual(contents(await auto(`Words in front.\n\n${list}\n\nbehind.`, list.length)), [
+      'Words in front.',
+      list,
+      'behind.',
+    ])
+    assert.deepEqual(contents(await auto(list, 38)), ['- one\n  more of one\n\n  - nested', '- two\n- three'])
+    const table = 'a | b\n--|--\n1. A | 2\n3. B | 4'
+    assert.deepEqual(contents(await auto(`Words in front.\n${table}\n\nbehind.`, table.length)), [
+      'Words in front.',
+      table,
+      'behind.',
+    ])
+    assert.deepEqual(contents(await auto(table, 22)), ['a | b\n--|--\n1. A | 2', '3. B | 4'])
+  })
+
+  it('read lines that end with CR LF', async () => {
+    const content = '# A\r\n\r\nfirst text.\r\n\r\n## B\r\n\r\n- x\r\n- y\r\n'
+    const chunks = await auto(content, 24)
+    assert.deepEqual(contents(chunks), ['# A\r\n\r\nfirst text.', '## B\r\n\r\n- x\r\n- y'])
+    assert.equal(chunks[1].context, 'A > B')
+  })
+
+  it('begin with the last whole sentences of the one before when an overlap is given', async () => {
+    const content = 'First is here. Second is here. Third is here. Fourth is here. Fifth is here.'
+    assert.deepEqual(contents(await auto(content, 46, 20)), [
+      'First is here. Second is here. Third is here.',
+      'Third is here. Fourth is here. Fifth is here.',
+    ])
+    assert.deepEqual(contents(await auto(content, 46, 13)), [
+      'First is here. Second is here. Third is here.',
+      'Fourth is here. Fifth is here.',
+    ])
+  })
+
+  it('drop the overlap where it would push a whole block out', async () => {
+    const content = `Some sentence. Its end.\n\n${'word '.repeat(9).trim()}.`
+    assert.deepEqual(contents(await auto(content, 46, 20)), ['Some sentence. Its end.', `${'word '.repeat(9).trim()}.`])
+  })
+
+  it('name the page of their first block', async () => {
+    const pages: Page[] = [
+      { number: 1, text: 'First page. It ends' },
+      { number: 4, text: 'here. Last sentence on four.' },
+      { number: 5, text: 'Fifth page.' },
+    ]
+    const chunks = await split(pages, { chunk_strategy: 'auto', chunk_size: 27 })
+    assert.deepEqual(
+      chunks.map(chunk => [chunk.content, chunk.page_number]),
+      [
+        ['First page. It ends\nhere.', 1],
+        ['Last sentence on four.', 4],
+        ['Fifth page.', 5],
+      ],
+    )
+  })
+
+  it('measure tokens when asked to', async () => {
+    const paragraph = 'The quick brown fox jumps over the lazy dog.'
+    const pair = `${paragraph}\n\n${paragraph}`
+    const settings: PartialSettings = { chunk_strategy: 'auto', chunk_unit: 'tokens', chunk_size: tokens(pair) }
+    assert.deepEqual(contents(await split(text(`${pair}\n\n${pair}`), settings)), [pair, pair])
+    settings.chunk_size = tokens(pair) - 1
+    assert.equal((await split(text(`${pair}\n\n${pair}`), settings)).length, 4)
+  })
+})
+
+describe('chunks of generated texts', () => {
+  /** Numbers in [0, n) that are the same in every run. */
+  const random = (seed: number) => {
+    let state = seed
+    return (n: number) => {
+      state = (Math.imul(state, 1664525) + 1013904223) >>> 0
+      return Math.floor((state / 2 ** 32) * n)
+    }
+  }
+  const FRAGMENTS = [
+    'Ein Satz, der endet. ',
+    'Und noch einer! ',
+    'wort ',
+    '👩‍👩‍👧 ',
+    '😀',
+    'e\u0301a\u0308 ',
+    '这是一个没有空格的句子。',
+    'ไม่มีช่องว่าง',
+    'مرحبا. ',
+    '\ud83d',
+    '\n',
+    '\r\n',
+    '\n\n',
+    '\n\n\n',
+    '\n# Titel\n',
+    '\n### Tief ###\n\n',
+    '\n\nUnter\n---\n',
+    '\n- Punkt\n  weiter\n- zwei\n',
+    '\n1. eins\n2) zwei\n',
+    '\n```ts\nlet a = 1\n\n  # b\n```\n',
+    '\n~~~\nroh',
+    '\n| a | b |\n|---|---|\n| 1 | 2 |\n',
+    '        eingerückt\n',
+    '\t',
+    '   \n',
+    '\u00a0',
+    'x'.repeat(150),
+    '漢'.repeat(90),
+    ' '.repeat(70),
+  ]
+  const generate = (seed: number) => {
+    const pick = random(seed)
+    const from = 4 + pick(FRAGMENTS.length)
+    return Array.from({ length: 5 + pick(80) }, () => FRAGMENTS[pick(from)]).join('')
+  }
+
+  const check = async (pages: Page[], settings: PartialSettings) => {
+    const joined = joinPages(pages)
+    const points = Array.from(joined)
+    const chunks = await split(pages, settings, 'Titel')
+    const size = settings.chunk_size as number
+    let covered = 0
+    for (const [index, chunk] of chunks.entries()) {
+      assert.equal(chunk.chunk_index, index)
+      assert.equal(chunk.content, points.slice(chunk.char_start, chunk.char_end).join(''))
+      assert(chunk.char_start < chunk.char_end)
+      assert(chunk.char_end > covered, 'a chunk adds text')
+      if (settings.chunk_unit !== 'tokens') assert(chunk.char_end - chunk.char_start <= size, 'size')
+      const gap = points.slice(covered, chunk.char_start).join('')
+      if (settings.chunk_strategy === 'auto') {
+        assert.match(gap, /^\s*$/)
+        assert.match(chunk.content, /\S$/)
+        if (index) assert(chunk.char_start > chunks[index - 1].char_start)
+        const page = pages.findIndex(
+          (_, at) => Array.from(joinPages(pages.slice(0, at + 1))).length >= chunk.char_start,
+        )
+        assert.equal(chunk.page_number, pages[page].number)
+      } else assert.equal(gap, '')
+      covered = chunk.char_end
+    }
+    assert.match(points.slice(covered).join(''), settings.chunk_strategy === 'auto' ? /^\s*$/ : /^$/)
+    return chunks
+  }
+
+  for (const chunk_strategy of ['size', 'auto'] as const) {
+    for (const chunk_unit of ['characters', 'tokens'] as const) {
+      it(`lose nothing and say where they stand (${chunk_strategy}, ${chunk_unit})`, async () => {
+        for (let seed = 1; seed <= 150; seed++) {
+          const pick = random(seed * 7919)
+          const content = generate(seed)
+          if (!/\S/.test(content)) continue
+          const cut = pick(content.length)
+          const pages = [
+            { number: 3, text: content.slice(0, cut).toWellFormed() },
+            { number: 4, text: content.slice(cut) },
+          ]
+          for (const chunk_size of [1, 7, 40, 250]) {
+            const chunk_overlap = pick(2) ? 0 : pick(chunk_size)
+            await check(pages, { chunk_strategy, chunk_unit, chunk_size, chunk_overlap })
+          }
+        }
+      })
+    }
+  }
+
+  it('stay within their size in tokens, but for what a cut within a word or a character adds', async () => {
+    for (let seed = 1; seed <= 100; seed++) {
+      const content = generate(seed)
+      for (const chunk of await split(text(content), {
+        chunk_strategy: 'auto',
+        chunk_unit: 'tokens',
+        chunk_size: 40,
+      })) {
+        assert(tokens(chunk.content) <= 40 + 4, JSON.stringify(chunk.content))
+      }
+    }
+  })
+
+  it('never cut a fence that fits', async () => {
+    const fence = '```ts\nlet a = 1. And\n\n  # b\n\n- c\n```'
+    for (let seed = 1; seed <= 150; seed++) {
+      const pick = random(seed)
+      const plain = FRAGMENTS.filter(fragment => !/```|~~~/.test(fragment))
+      const content = Array.from({ length: 30 }, () => (pick(4) ? plain[pick(plain.length)] : `\n${fence}\n`)).join('')
+      const chunk_size = fence.length + pick(60)
+      const chunk_overlap = pick(2) ? 0 : pick(chunk_size)
+      const starts = Array.from(
+        content.matchAll(/^```ts$/gm),
+        match => Array.from(content.slice(0, match.index)).length,
+      )
+      const chunks = await check(text(content), { chunk_strategy: 'auto', chunk_size, chunk_overlap })
+      for (const start of starts) {
+        const end = start + fence.length
+        assert(
+          chunks.every(({ char_start, char_end }) => [char_start, char_end].every(at => at <= start || at >= end)),
+          `seed ${seed}`,
+        )
+      }
+    }
+  })
+})
+
+describe('the cost of cutting', () => {
+  const SHAPES: Record<string, string> = {
+    'one line without spaces': 'x',
+    'characters of two code units': '😀',
+    'a script without spaces': '这是没有空格的句子。',
+    'short sentences': 'A. ',
+    'paragraphs of a letter': 'a\n\n',
+    'a fence that never ends': '```\na',
+    'headings of nothing else': '# a\n',
+    'one line of pipes': '|',
+    'a table': '|a|b|\n',
+    'a list': '- a\n',
+    whitespace: ' \n',
+    'combining marks': 'e\u0301',
+  }
+  const cost = async (content: string, settings: PartialSettings) => {
+    const before = process.cpuUsage()
+    await split(text(content), settings)
+    const { user, system } = process.cpuUsage(before)
+    return (user + system) / 1000
+  }
+
+  for (const [name, fragment] of Object.entries(SHAPES)) {
+    it(`grows with the length of the text only: ${name}`, async () => {
+      const settings = [
+        { chunk_strategy: 'size', chunk_size: 2000, chunk_overlap: 1900 },
+        { chunk_strategy: 'auto', chunk_size: 2000, chunk_overlap: 1900 },
+        { chunk_strategy: 'auto', chunk_unit: 'tokens' },
+      ] satisfies PartialSettings[]
+      for (const each of settings) {
+        const length = each.chunk_unit ? 40_000 : 400_000
+        const content = fragment.repeat(length / fragment.length)
+        await cost(content, each)
+        const small = await cost(content, each)
+        const large = await cost(content.repeat(8), each)
+        // Eight times where it is linear, sixty-four where it is not; processor time, so that other load counts little.
+        assert(large < 24 * small + 200, `${small} ms, then ${large} ms`)
+      }
+    })
+  }
+})
