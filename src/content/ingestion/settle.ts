@@ -40,21 +40,21 @@ const TIMEOUTS: Record<'queued' | 'running' | 'awaiting', RecordedFailure> = {
 
 /**
  * Ends the ingestion of a document that has taken too long (content, 6.3). Of this, a callback and a worker that comes
- * late, one wins. Answers whether it ended one.
+ * late, one wins. Answers whether there was one to end: the document may be another then.
  */
 export async function settleStalled(services: Services, documentId: string): Promise<boolean> {
   const limits = limitsOf(services)
   if (!(await isStalled(services.pool, documentId, limits))) return false
-  return services.write(async tx => {
+  await services.write(async tx => {
     const document = await lockDocument(tx, documentId)
     const ended = document && (await endStalled(tx, documentId, limits))
-    if (!ended) return false
+    if (!ended) return
     const error = TIMEOUTS[ended.state]
     await settleFailed(tx, document, error)
     services.log.warn(
       { document_id: documentId, attempt_id: ended.id, outcome: 'failed', error, decision: 'given up' },
       'ingestion',
     )
-    return true
   })
+  return true
 }

@@ -1,0 +1,454 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { sql } from '../../src/core/db.ts'
+import {
+  age,
+  chunksOf,
+  eventsOf,
+  ingested,
+  refuses,
+  settledStatus,
+  sweep,
+  upload,
+} from '../content/ingestion-support.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { pdf } from '../support/pdf.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+
+/** A short lease, so that a lost worker is missed within seconds. */
+const FAST = { INGESTION_LEASE_SECONDS: '2', EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
+
+/** Text of 150 chunks: three batches. */
+const TEXT = Array.from({ length: 150 }, (_, n) => `chunk ${String(n).padStart(3, '0')}.`).join('')
+const IN_CHUNKS = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
+
+describe('workers of ingestion', function () {
+  this.timeout(60_000)
+  let app: TestApp
+  let key: TestApp['admin']
+  const processes: TestProcess[] = []
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['ingestion'])
+    processes.push(made)
+    return made
+  }
+  const accepted = async (fields: object = IN_CHUNKS, content: string | Buffer = TEXT) => {
+    const { status, body } = await key.post('/documents/ingest', { file_id: await upload(key, content), ...fields })
+    assert.equal(status, 202, JSON.stringify(body))
+    return body.id as string
+  }
+  const attempt = (id: string) =>
+    app.services.pool.maybeOne(sql.unsafe`select * from ingestion_attempts where document_id = ${id}`) as Promise<{
+      id: string
+      state: string
+      claims: number
+      losses: number
+      failures: number
+    } | null>
+  const logged = (process: TestProcess, text: string) =>
+    eventually(() => process.output.some(line => line.includes(text)), { what: text })
+  /** The document is whole: every chunk and vector once, the text, one end. */
+  const isWhole = async (id: string, version = 1) => {
+    const chunks = await chunksOf(app, id)
+    assert.deepEqual(
+      chunks.map(chunk => chunk.chunk_index),
+      Array.from({ length: 150 }, (_, n) => n),
+    )
+    assert.equal(chunks.map(chunk => chunk.content).join(''), TEXT)
+    const vectors = await app.services.pool.one(sql.unsafe`
+      select count(*) as count, count(distinct ref_id) as of_chunks from knowledge_vectors where container_id = ${id}`)
+    assert.deepEqual(vectors, { count: 150, of_chunks: 150 })
+    const { body } = await key.get(`/documents/${id}`)
+    assert.deepEqual([body.status, body.chunk_count, body.version, body.content], ['ready', 150, version, TEXT])
+    const status = (await key.get(`/documents/${id}/status`)).body
+    assert.deepEqual([status.embedded_chunks, status.total_chunks, status.progress], [150, 150, 100])
+    assert.deepEqual(
+      (await eventsOf(app, id)).map(({ name }) => name),
+      ['documents.created', 'documents.ingested'],
+    )
+    assert.equal(await attempt(id), null)
+  }
+
+  beforeEach(async () => {
+    app = await startApp()
+    key = (await app.project()).key
+  })
+  afterEach(async () => {
+    await Promise.all(
+      processes.splice(0).map(async each => {
+        if (each.child.exitCode !== null || each.child.signalCode !== null) return
+        each.child.kill('SIGCONT')
+        await each.kill()
+      }),
+    )
+    await app.close()
+  })
+
+  for (const [point, when] of [
+    ['claimed', 'after its claim'],
+    ['read', 'when it has read the file'],
+    ['batch', 'after its first batch'],
+    ['written', 'before the end'],
+    ['settled', 'after the end'],
+  ]) {
+    it(`a worker killed ${when} costs no document and doubles nothing`, async () => {
+      const id = await accepted()
+      await (await worker({ FAULT_POINTS: `ingestion_${point}=kill` })).exited
+      await worker()
+      await settledStatus(key, id)
+      await isWhole(id)
+    })
+  }
+
+  it('a worker frozen past its lease changes nothing when it thaws', async () => {
+    const id = await accepted()
+    const frozen = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:1500' })
+    await eventually(async () => (await chunksOf(app, id)).length === 64)
+    frozen.child.kill('SIGSTOP')
+    await worker()
+    await settledStatus(key, id)
+    const before = await app.services.pool.any(
+      sql.unsafe`select id from document_chunks where document_id = ${id} order by id`,
+    )
+    frozen.child.kill('SIGCONT')
+    await logged(frozen, '"outcome":"superseded"')
+    await isWhole(id)
+    assert.deepEqual(
+      await app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`),
+      before,
+    )
+  })
+
+  it('a worker frozen before the end does not end what another one has begun', async () => {
+    const id = await accepted()
+    const frozen = await worker({ FAULT_POINTS: 'ingestion_written=freeze:1500' })
+    await eventually(async () => (await chunksOf(app, id)).length === 150)
+    frozen.child.kill('SIGSTOP')
+    const second = await worker({ FAULT_POINTS: 'ingestion_read=freeze:2500' })
+    await eventually(async () => (await attempt(id))?.claims === 2)
+    frozen.child.kill('SIGCONT')
+    await logged(frozen, '"outcome":"superseded"')
+    assert.equal((await key.get(`/documents/${id}`)).body.status, 'processing')
+    await logged(second, '"outcome":"ready"')
+    await isWhole(id)
+  })
+
+  it('three lost workers are enough: the document fails when it has stalled', async () => {
+    const id = await accepted()
+    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'ingestion_claimed=kill' })).exited
+    await worker()
+    await eventually(async () => {
+      const held = await attempt(id)
+      return held?.claims === 3 && held.losses === 2
+    })
+    await sleep(4000)
+    assert.equal((await attempt(id))?.claims, 3)
+    assert.equal((await key.get(`/documents/${id}`)).body.status, 'processing')
+    await age(app, id, 'heartbeat_at', 301)
+    const { body } = await key.get(`/documents/${id}`)
+    assert.deepEqual([body.status, body.error.code, body.chunk_count], ['failed', 'INGESTION_TIMEOUT', 0])
+    assert.deepEqual(
+      (await eventsOf(app, id)).map(({ name }) => name),
+      ['documents.created', 'documents.ingest_failed'],
+    )
+  })
+
+  it('SIGTERM lets an ingestion finish', async () => {
+    const id = await accepted()
+    const running = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:300' })
+    await eventually(async () => (await chunksOf(app, id)).length > 0)
+    running.child.kill('SIGTERM')
+    assert.deepEqual(await running.exited, { code: 0, signal: null })
+    await isWhole(id)
+  })
+
+  it('a worker whose grace runs out hands its document back at once', async () => {
+    const id = await accepted()
+    const slow = { INGESTION_LEASE_SECONDS: '60' }
+    const running = await worker({ ...slow, SHUTDOWN_GRACE_MS: '100', FAULT_POINTS: 'ingestion_batch=freeze:600' })
+    await eventually(async () => (await chunksOf(app, id)).length > 0)
+    running.child.kill('SIGTERM')
+    assert.equal((await running.exited).code, 0)
+    assert.equal((await attempt(id))?.losses, 0)
+    await worker(slow)
+    await settledStatus(key, id, 8000)
+    await isWhole(id)
+  })
+
+  it('an ingestion shows how far it is', async () => {
+    const id = await accepted()
+    assert.deepEqual((await key.get(`/documents/${id}/status`)).body, {
+      id,
+      status: 'pending',
+      chunk_count: 0,
+      embedded_chunks: 0,
+      total_chunks: null,
+      total_pages: null,
+      progress: 0,
+      error: null,
+    })
+    await worker({ FAULT_POINTS: 'ingestion_batch=freeze:600' })
+    const { body } = await eventually(async () => {
+      const answer = await key.get(`/documents/${id}/status`)
+      return answer.body.chunk_count === 64 ? answer : null
+    })
+    assert.deepEqual(body, {
+      id,
+      status: 'processing',
+      chunk_count: 64,
+      embedded_chunks: 64,
+      total_chunks: 150,
+      total_pages: 1,
+      progress: 42,
+      error: null,
+    })
+    await settledStatus(key, id)
+    await isWhole(id)
+  })
+
+  it('what a caller does meanwhile supersedes it: nothing of it stays', async () => {
+    const held = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:1000' })
+    const begun = async () => {
+      const id = await accepted()
+      await eventually(async () => (await chunksOf(app, id)).length > 0)
+      return id
+    }
+    const changed = await begun()
+    assert.equal(
+      (await key.patch(`/documents/${changed}`, { content: 'other text', chunk_strategy: 'whole' })).status,
+      200,
+    )
+    const deleted = await begun()
+    assert.equal((await key.delete(`/documents/${deleted}`)).status, 204)
+    const withdrawn = await begun()
+    assert.equal((await key.post(`/documents/${withdrawn}/withdraw`)).status, 200)
+    const renamed = await begun()
+    assert.equal((await key.patch(`/documents/${renamed}`, { title: 'renamed' })).status, 200)
+    await settledStatus(key, renamed)
+    await eventually(() => held.output.filter(line => line.includes('"outcome":"superseded"')).length === 3)
+
+    assert.deepEqual(
+      (await chunksOf(app, changed)).map(({ content }) => content),
+      ['other text'],
+    )
+    assert.equal((await key.get(`/documents/${changed}`)).body.status, 'ready')
+    assert.deepEqual(await chunksOf(app, deleted), [])
+    refuses(await key.get(`/documents/${deleted}`), 404, 'RESOURCE_NOT_FOUND')
+    assert.deepEqual(await chunksOf(app, withdrawn), [])
+    assert.equal((await key.get(`/documents/${withdrawn}`)).body.status, 'withdrawn')
+    const { title, status, chunk_count, version } = (await key.get(`/documents/${renamed}`)).body
+    assert.deepEqual([title, status, chunk_count, version], ['renamed', 'ready', 150, 2])
+    assert.equal((await key.get(`/documents/${renamed}/versions/1`)).body.content, TEXT)
+  })
+
+  it('of 100 PDFs of 20 pages, with one of two workers killed, every one is ingested once', async function () {
+    this.timeout(180_000)
+    const bytes = pdf(Array.from({ length: 20 }, (_, n) => `page ${n + 1} of a report\nwith a second line`))
+    const files: string[] = []
+    for (let n = 0; n < 100; n++)
+      files.push(await upload(key, bytes, { content_type: 'application/pdf', filename: `report ${n}.pdf` }))
+    const [first] = await Promise.all([worker(), worker()])
+    const answers = await Promise.all(files.map(file_id => key.post('/documents/ingest', { file_id })))
+    assert.ok(answers.every(({ status }) => status === 202))
+    const ready = async () => (await key.get('/documents?status=ready&limit=1')).body.total as number
+    await eventually(async () => (await ready()) >= 20, { within: 120_000 })
+    await first.kill()
+    assert.ok((await ready()) < 100)
+    await eventually(async () => (await ready()) === 100, { within: 120_000, every: 200 })
+    const counted = await app.services.pool.any(sql.unsafe`
+      select d.chunk_count, (select count(*) from document_chunks c where c.document_id = d.id) as chunks,
+        (select count(distinct c.page_number) from document_chunks c where c.document_id = d.id) as pages,
+        (select count(*) from knowledge_vectors v where v.container_id = d.id) as vectors,
+        (select count(*) from events e where e.resource_id = d.id and e.name = 'documents.ingested') as ended,
+        count(*) as documents
+      from documents d group by 1, 2, 3, 4, 5`)
+    assert.deepEqual(counted, [{ chunk_count: 20, chunks: 20, pages: 20, vectors: 20, ended: 1, documents: 100 }])
+    assert.equal(await app.services.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`), 0)
+  })
+})
+
+describe('ingestion that nobody works on', function () {
+  this.timeout(60_000)
+  let web: TestApp
+  let key: TestApp['admin']
+
+  beforeEach(async () => {
+    web = await startApp()
+    key = (await web.project()).key
+  })
+  afterEach(() => web.close())
+
+  const accepted = async () => {
+    const { body } = await key.post('/documents/ingest', { file_id: await upload(key, 'some text') })
+    return body.id as string
+  }
+  const loseMessages = () =>
+    web.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'ingestion.document'`)
+  const statusInRow = (id: string) =>
+    web.services.pool.oneFirst(sql.unsafe`select status from documents where id = ${id}`) as Promise<string>
+
+  it('gets its message again when it was lost', async () => {
+    const id = await accepted()
+    await loseMessages()
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    await sweep(worker)
+    await sleep(300)
+    assert.equal(await statusInRow(id), 'pending')
+    await age(web, id, 'due_at', 10)
+    await sweep(worker)
+    assert.equal((await settledStatus(key, id)).status, 'ready')
+    await worker.close()
+  })
+
+  it('gets one message however often the sweep looks', async () => {
+    const id = await accepted()
+    await age(web, id, 'due_at', 10)
+    const { sweepAttempts } = await import('../../src/content/ingestion/sweep.ts')
+    for (let look = 0; look < 3; look++) await sweepAttempts(web.services, new AbortController().signal)
+    const waiting = await web.services.pool.oneFirst(
+      sql.unsafe`select count(*) from pgboss.job_common where name = 'ingestion.document'`,
+    )
+    assert.equal(waiting, 1)
+  })
+
+  it('fails after INGESTION_QUEUE_TIMEOUT_MS, by the sweep', async () => {
+    const id = await accepted()
+    const young = await accepted()
+    await loseMessages()
+    await age(web, id, 'due_at', 3601)
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    await sweep(worker)
+    assert.equal(await statusInRow(id), 'failed')
+    const { body } = await key.get(`/documents/${id}`)
+    assert.equal(body.error.code, 'INGESTION_TIMEOUT')
+    assert.deepEqual((await eventsOf(web, id))[1].data.error, body.error)
+    assert.equal(await statusInRow(young), 'pending')
+    await worker.close()
+  })
+
+  it('fails when it is read', async () => {
+    for (const path of ['', '/status']) {
+      const id = await accepted()
+      assert.equal((await key.get(`/documents/${id}${path}`)).body.status, 'pending')
+      await age(web, id, 'due_at', 3601)
+      const { body } = await key.get(`/documents/${id}${path}`)
+      assert.deepEqual([body.status, body.error.code], ['failed', 'INGESTION_TIMEOUT'])
+    }
+  })
+
+  it('ends once for many who read it at once', async () => {
+    const id = await accepted()
+    await age(web, id, 'due_at', 3601)
+    const answers = await Promise.all(Array.from({ length: 10 }, () => key.get(`/documents/${id}`)))
+    assert.ok(answers.every(({ body }) => body.status === 'failed'))
+    assert.equal((await eventsOf(web, id)).length, 2)
+  })
+
+  it('is tried again after 10 s and 40 s when it fails without a name, and then has failed', async () => {
+    const file = await upload(key, 'some text')
+    // Fewer bytes than the record says: a fault of ours.
+    await web.services.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
+    const { body } = await key.post('/documents/ingest', { file_id: file })
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    const failedTimes = (count: number) =>
+      eventually(async () => {
+        const row = (await web.services.pool.maybeOne(sql.unsafe`
+          select failures, state, extract(epoch from due_at - now())::float8 as due_in,
+            (select count(*) from pgboss.job_common where name = 'ingestion.document' and state = 'created'
+              and start_after between a.due_at - interval '2 s' and a.due_at + interval '2 s') as messages
+          from ingestion_attempts a where document_id = ${body.id}`)) as {
+          failures: number
+          state: string
+          due_in: number
+          messages: number
+        } | null
+        return row?.failures === count ? row : null
+      })
+    const within = async (count: number, seconds: number) => {
+      const { due_in, state, messages } = await failedTimes(count)
+      assert.ok(due_in > seconds - 3 && due_in <= seconds, `${due_in}`)
+      assert.deepEqual([state, messages], ['queued', 1])
+      assert.equal(await statusInRow(body.id), 'processing')
+      await age(web, body.id, 'due_at', 6)
+      await sweep(worker)
+    }
+    await within(1, 10)
+    await within(2, 40)
+    const { status, error } = await settledStatus(key, body.id)
+    assert.equal(status, 'failed')
+    assert.equal(error.code, 'INGESTION_FAILED')
+    assert.ok(error.message.length > 0)
+    assert.deepEqual(
+      (await eventsOf(web, body.id)).map(({ name }) => name),
+      ['documents.created', 'documents.ingest_failed'],
+    )
+    const tries = worker.logs.filter(line => line.includes(body.id) && line.includes('"msg":"ingestion"'))
+    assert.deepEqual(
+      tries.map(line => JSON.parse(line)).map(({ attempt, outcome, next_ms }) => [attempt, outcome, next_ms]),
+      [
+        [1, 'retry', 10_000],
+        [2, 'retry', 40_000],
+        [3, 'failed', undefined],
+      ],
+    )
+    await worker.close()
+  })
+
+  it('goes on with the next try when its cause is gone', async () => {
+    const file = await upload(key, 'some text')
+    await web.services.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
+    const { body } = await key.post('/documents/ingest', { file_id: file })
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    await eventually(async () =>
+      worker.logs.some(line => line.includes('"outcome":"retry"') && line.includes('next_ms')),
+    )
+    await web.services.pool.query(sql.unsafe`update files set size = 9 where id = ${file}`)
+    await age(web, body.id, 'due_at', 6)
+    await sweep(worker)
+    assert.equal((await settledStatus(key, body.id)).status, 'ready')
+    assert.equal((await eventsOf(web, body.id)).length, 2)
+    await worker.close()
+  })
+
+  it('has failed when its message could not be handled at all', async () => {
+    const id = await accepted()
+    await web.services.pool.query(sql.unsafe`
+      create function refuse_claims() returns trigger language plpgsql as
+      $$ begin raise exception 'claims are refused'; end $$`)
+    await web.services.pool.query(sql.unsafe`
+      create trigger refuse_claims before update on ingestion_attempts for each row execute function refuse_claims()`)
+    await web.services.pool.query(
+      sql.unsafe`update pgboss.job_common set retry_limit = 0 where name = 'ingestion.document'`,
+    )
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    const { status, error } = await settledStatus(key, id)
+    assert.equal(status, 'failed')
+    assert.equal(error.code, 'INGESTION_FAILED')
+    assert.match(error.message, /claims are refused/)
+    await worker.close()
+  })
+
+  it('settles a waiting caller by the poll when no notification comes', async () => {
+    const file = await upload(key, 'some text')
+    const waiting = key.post('/documents/ingest?wait=true', { file_id: file })
+    const id = await eventually(async () => (await key.get(`/files/${file}`)).body.document_id as string | null)
+    await web.services.pool.query(sql.unsafe`update documents set status = 'ready' where id = ${id}`)
+    const { status, body } = await waiting
+    assert.deepEqual([status, body.status], [201, 'ready'])
+  })
+
+  it('does not run a document that was deleted before', async () => {
+    const id = await accepted()
+    assert.equal((await key.delete(`/documents/${id}`)).status, 204)
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    const other = await ingested(key, await upload(key, 'other'))
+    assert.equal(other.status, 'ready')
+    assert.deepEqual(await chunksOf(web, id), [])
+    assert.equal(
+      worker.logs.some(line => line.includes(id) && line.includes('"msg":"ingestion"')),
+      false,
+    )
+    await worker.close()
+  })
+})
