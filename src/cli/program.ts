@@ -107,6 +107,8 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
       examples(
         ['muster reprocess deliveries --from 2026-01-31 --dry-run', 'how many failed since'],
         ['muster reprocess generations', 'wake turns that nobody works on'],
+        ['muster reprocess ingestions --dry-run', 'how many files could not be read'],
+        ['muster reprocess embeddings --missing', 'embed what has no vectors'],
         ['muster reprocess dead-letters list', ''],
         ['muster reprocess dead-letters replay --queue conversation', ''],
       ),
@@ -132,6 +134,17 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .description('wake turns that have not ended and for which no message exists')
     .addOption(new Option('--status <status>', 'only these').choices(['pending', 'in_progress']))
     .action(async options => (await import('./reprocess.ts')).reprocessGenerations(options))
+
+  filtered(reprocess.command('ingestions'))
+    .description('read the files of documents again, newest first; a worker does it in the name of the first admin')
+    .addOption(
+      new Option('--status <status>', 'documents in this state').choices(['failed', 'ready']).default('failed'),
+    )
+    .action(async options => (await import('./reprocess.ts')).reprocessIngestions(options))
+  filtered(reprocess.command('embeddings'))
+    .description('embed documents again with the model of the settings, newest first; found meanwhile as before')
+    .option('--missing', 'only documents in which a chunk has no vector of this model')
+    .action(async options => (await import('./reprocess.ts')).reprocessEmbeddings(options))
 
   const dead = reprocess.command('dead-letters').description('messages that failed for good')
   dead

@@ -1,11 +1,25 @@
+import { embedderOf } from '../content/embeddings/embedder.ts'
+import { fill } from '../content/embeddings/fill.ts'
+import { currentSpace } from '../content/embeddings/space.ts'
+import { admitAgain } from '../content/ingestion/admit.ts'
 import { tellWorkers } from '../control/webhooks/operations.ts'
 import { redeliverAll } from '../control/webhooks/store.ts'
 import { conversationQueue } from '../conversation/turns/mailbox.ts'
+import { AppError } from '../core/errors.ts'
 import { message } from '../core/queue.ts'
 import { generationRun } from '../execution/generations/turn.ts'
+import { callerForPrincipal } from '../identity/principals.ts'
 import { withServices } from './environment.ts'
-import { note, print, printJson } from './output.ts'
-import { countDeliveries, type IdleTurn, takeDeliveries, turnsWithoutMessage } from './store.ts'
+import { CommandError, note, print, printJson } from './output.ts'
+import {
+  countDeliveries,
+  countDocuments,
+  firstAdmin,
+  type IdleTurn,
+  nextDocuments,
+  takeDeliveries,
+  turnsWithoutMessage,
+} from './store.ts'
 
 export type Filters = {
   data: string
@@ -20,6 +34,7 @@ export type Filters = {
 
 const BATCH = 500
 const MAX_TURNS = 100_000
+const DOCUMENTS = 50
 
 const bounds = ({ project, from, to, id }: Filters) => ({
   project: project ?? null,
@@ -89,3 +104,84 @@ const wakeUp = ({ id, project_id, conversation_id }: IdleTurn) =>
   conversation_id === null
     ? message(generationRun, { generation_id: id, project_id })
     : message(conversationQueue, { conversation_id, project_id })
+
+/**
+ * `muster reprocess ingestions`: re-ingests documents, each in a transaction of its own, in the name of the first admin.
+ * One that cannot be ingested any more is passed by and named.
+ */
+export const reprocessIngestions = (options: Filters & { status: 'failed' | 'ready' }): Promise<void> =>
+  withServices(options.data, async services => {
+    const filter = { ...bounds(options), status: options.status, missing: null }
+    const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
+    const admin = await firstAdmin(services.pool)
+    if (!admin && found > 0)
+      throw new CommandError('there is no admin in whose name files are read', 'muster bootstrap')
+    const refused: { id: string; code: string }[] = []
+    let queued = 0
+    for (let below: string | null = null; !options.dryRun && queued + refused.length < found; ) {
+      const documents = await nextDocuments(
+        services.pool,
+        filter,
+        below,
+        Math.min(DOCUMENTS, found - queued - refused.length),
+      )
+      if (documents.length === 0) break
+      below = documents[documents.length - 1].id
+      for (const { id, project_id } of documents) {
+        const caller = await callerForPrincipal(
+          services,
+          { type: 'user', id: (admin as { id: string }).id, via: null },
+          project_id,
+        )
+        if (!caller) throw new CommandError('the first admin is disabled')
+        try {
+          await services.write(tx => admitAgain({ services, tx, caller, wait: false }, id, {}))
+          queued++
+        } catch (error) {
+          if (!(error instanceof AppError)) throw error
+          refused.push({ id, code: error.code })
+          note(`${id}: ${error.message}`)
+        }
+      }
+      note(`${queued + refused.length} of ${found} documents looked at, ${queued} queued`)
+    }
+    if (options.json) printJson({ found, queued, refused, dry_run: options.dryRun === true })
+    else if (options.dryRun) print(`${found} documents would be ingested again`)
+    else print(`${queued} documents are ingested again`)
+  })
+
+/**
+ * `muster reprocess embeddings`: embeds documents here and now, a page of them at a time. What a document was found by
+ * stays until its new vectors are there.
+ */
+export const reprocessEmbeddings = (options: Filters & { missing?: boolean }): Promise<void> =>
+  withServices(options.data, async services => {
+    if (!embedderOf(services).configured)
+      throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
+    const space = await currentSpace(services)
+    if (!space) return
+    const filter = { ...bounds(options), status: null, missing: options.missing ? space.id : null }
+    const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
+    const total = { documents: 0, embedded: 0, failed: 0 }
+    const { signal } = new AbortController()
+    for (let below: string | null = null; !options.dryRun && total.documents < found; ) {
+      const documents = await nextDocuments(services.pool, filter, below, Math.min(DOCUMENTS, found - total.documents))
+      if (documents.length === 0) break
+      below = documents[documents.length - 1].id
+      const { embedded, failed, down } = await fill(services, space, documents, { signal, again: !options.missing })
+      if (down)
+        throw new CommandError(
+          `the embedding provider embeds nothing; ${total.documents} of ${found} documents are done`,
+          'LOG_LEVEL=warn says what it answers.',
+        )
+      total.documents += documents.length
+      total.embedded += embedded
+      total.failed += failed
+      note(`${total.documents} of ${found} documents, ${total.embedded} chunks embedded, ${total.failed} failed`)
+    }
+    const { embedded, failed } = total
+    if (options.json)
+      printJson({ found, embedded_chunks: embedded, failed_chunks: failed, dry_run: options.dryRun === true })
+    else if (options.dryRun) print(`${found} documents would be embedded again`)
+    else print(`${embedded} chunks of ${total.documents} documents are embedded; ${failed} failed`)
+  })

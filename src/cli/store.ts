@@ -132,3 +132,39 @@ export const turnsWithoutMessage = async (
       and not exists (select from kept k where k.name = ${queues.turn} and k.key = t.id)
       and not exists (select from kept k where k.name = ${queues.conversation} and k.key = t.conversation_id)
     order by t.created_at, t.id limit ${limit}`)) as readonly IdleTurn[]
+
+export type DocumentFilter = {
+  project: string | null
+  /** Null: whatever has chunks. */
+  status: 'failed' | 'ready' | null
+  /** Only documents in which a chunk lacks a vector of this embedding space. */
+  missing: number | null
+  ids: readonly string[]
+  from: Date | null
+  to: Date | null
+}
+
+const documentsWhere = (filter: DocumentFilter) =>
+  all([
+    sql.fragment`t.kind = 'document'`,
+    filter.status === null ? sql.fragment`t.chunk_count > 0` : sql.fragment`t.status = ${filter.status}`,
+    filter.missing !== null && sql.fragment`(t.space_id <> ${filter.missing} or t.embedded_chunks < t.chunk_count)`,
+    filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
+    filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
+    between(sql.fragment`t.created_at`, filter),
+  ])
+
+export const countDocuments = async (db: Queryable, filter: DocumentFilter): Promise<number> =>
+  (await db.oneFirst(sql.unsafe`select count(*)::int from documents t where ${documentsWhere(filter)}`)) as number
+
+/** The next documents, newest first, from below an id on. */
+export const nextDocuments = async (
+  db: Queryable,
+  filter: DocumentFilter,
+  below: string | null,
+  limit: number,
+): Promise<readonly { id: string; project_id: string }[]> =>
+  (await db.any(sql.unsafe`
+    select t.id, t.project_id from documents t
+    where ${all([documentsWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
+    order by t.id desc limit ${limit}`)) as readonly { id: string; project_id: string }[]

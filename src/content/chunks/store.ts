@@ -113,12 +113,12 @@ export type BareChunk = {
 }
 
 /**
- * Chunks of documents that have no vectors of a space, from behind one on, in the order of document_chunks_document;
- * knowledge_vectors_ref finds the vectors.
+ * Chunks of documents, from behind one on, in the order of document_chunks_document; with a space, only those that have
+ * no vectors of it, which knowledge_vectors_ref finds.
  */
-export const chunksWithout = async (
+export const chunksToEmbed = async (
   db: Queryable,
-  space: Space,
+  without: Space | null,
   documentIds: readonly string[],
   after: Pick<BareChunk, 'document_id' | 'chunk_index'> | null,
   limit: number,
@@ -127,8 +127,12 @@ export const chunksWithout = async (
     select c.id, c.document_id, c.chunk_index, c.content, c.context from document_chunks c
     where c.document_id = any(${sql.array([...documentIds], 'text')})
       ${after === null ? sql.fragment`` : sql.fragment`and (c.document_id, c.chunk_index) > (${after.document_id}, ${after.chunk_index})`}
-      and not exists (select from knowledge_vectors v
-        where v.source = ${SOURCES.document} and v.ref_id = c.id and v.space_id = ${space.id})
+      ${
+        without === null
+          ? sql.fragment``
+          : sql.fragment`and not exists (select from knowledge_vectors v
+              where v.source = ${SOURCES.document} and v.ref_id = c.id and v.space_id = ${without.id})`
+      }
     order by c.document_id, c.chunk_index limit ${limit}`)) as readonly BareChunk[]
 
 /** Which of some chunks are still there. */

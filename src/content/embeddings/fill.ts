@@ -1,7 +1,7 @@
 import type { Services } from '../../core/operation.ts'
 import { chunkVectors } from '../chunks/embed.ts'
-import { type BareChunk, chunksWithout, existingChunks, vectorRows } from '../chunks/store.ts'
-import { insertVectors } from '../vectors/store.ts'
+import { type BareChunk, chunksToEmbed, existingChunks, vectorRows } from '../chunks/store.ts'
+import { insertVectors, removeVectors, SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 import { lockDocuments, type Owner, settleDocuments } from './store.ts'
 
@@ -12,7 +12,7 @@ const CHUNKS = 256
 export type Filled = { embedded: number; failed: number; down: boolean }
 
 /**
- * Gives the chunks of documents their vectors of a space where they lack them. No lock is held while the provider works:
+ * Gives the chunks of documents their vectors of a space where they lack them, or to all of them `again`. No lock is held while the provider works:
  * chunks that are gone by then get nothing, and documents that got others meanwhile are left for the next time. What is
  * done once stays done, so a run that is killed costs no more than its last calls.
  */
@@ -20,14 +20,20 @@ export async function fill(
   services: Services,
   space: Space,
   documents: readonly Owner[],
-  signal: AbortSignal,
+  { signal, again = false }: { signal: AbortSignal; again?: boolean },
 ): Promise<Filled> {
   const projects = new Map(documents.map(({ id, project_id }) => [id, project_id]))
   const failedDocuments = new Set<string>()
   const skipped: string[] = []
   const done: Filled = { embedded: 0, failed: 0, down: false }
   for (let after: BareChunk | null = null; ; ) {
-    const chunks: readonly BareChunk[] = await chunksWithout(services.pool, space, [...projects.keys()], after, CHUNKS)
+    const chunks: readonly BareChunk[] = await chunksToEmbed(
+      services.pool,
+      again ? null : space,
+      [...projects.keys()],
+      after,
+      CHUNKS,
+    )
     if (chunks.length === 0) break
     after = chunks[chunks.length - 1]
     const { made, down } = await embedAll(services, projects, chunks, signal)
@@ -88,6 +94,8 @@ const store = (
       tx,
       ready.map(({ chunk }) => chunk.id),
     )
+    // Those of other spaces too; what was embedded in more windows than now would leave some behind.
+    await removeVectors(tx, { source: SOURCES.document, ref_ids: [...there] })
     const rows = ready
       .filter(({ chunk }) => there.has(chunk.id))
       .flatMap(({ chunk: { id, document_id }, vectors }) =>

@@ -31,7 +31,7 @@ export async function embedMissing(
     const documents = await documentsWaiting(services.pool, after, DOCUMENTS)
     if (documents.length === 0) break
     after = documents[documents.length - 1]
-    const { embedded, failed, down } = await fill(services, space, documents, signal)
+    const { embedded, failed, down } = await fill(services, space, documents, { signal })
     total.documents += documents.length
     total.embedded += embedded
     total.failed += failed

@@ -56,7 +56,7 @@ async function followSpace(
     const documents = await documentsOutside(services.pool, space, below, DOCUMENTS)
     if (documents.length === 0) break
     below = documents[documents.length - 1].id
-    const { embedded, failed, down } = await fill(services, space, documents, signal)
+    const { embedded, failed, down } = await fill(services, space, documents, { signal })
     total.documents += documents.length
     total.embedded += embedded
     total.failed += failed

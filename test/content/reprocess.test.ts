@@ -1,0 +1,142 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db.ts'
+import { type Client, eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { run } from '../support/commands.ts'
+import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+
+const DIMENSIONS = 64
+
+describe('muster reprocess', function () {
+  this.timeout(60_000)
+
+  let app: TestApp
+  let server: EmbeddingServer
+  let project: { id: string; key: Client }
+  before(async () => {
+    server = await startEmbeddingServer(DIMENSIONS)
+  })
+  beforeEach(async () => {
+    server.calls.length = 0
+    server.behave = () => ({})
+    app = await startApp({ env: settings(), workers: ['ingestion'] })
+    project = await app.project()
+  })
+  afterEach(() => app?.close())
+  after(() => server?.close())
+
+  const settings = () => ({
+    EMBEDDING_PROVIDER: 'openai',
+    EMBEDDING_MODEL: 'm',
+    EMBEDDING_DIMENSIONS: String(DIMENSIONS),
+    EMBEDDING_BASE_URL: server.url,
+  })
+  const muster = (args: string[], env: Record<string, string> = settings()) =>
+    run('bin/muster.ts', ['reprocess', ...args], { ...testEnvironment(app.databaseUrl), ...env })
+  const json = async (args: string[]) => {
+    const { code, stdout, stderr } = await muster([...args, '--json'])
+    assert.equal(code, 0, stderr)
+    return { ...JSON.parse(stdout), stderr }
+  }
+  const create = async (content: string, key = project.key) => {
+    const { status, body } = await key.post('/documents', { content })
+    assert.equal(status, 201, JSON.stringify(body))
+    return body.id as string
+  }
+  const vectors = async (id: string) =>
+    (await app.services.pool.anyFirst(sql.unsafe`
+      select encode(vec, 'hex') from knowledge_vectors where container_id = ${id} order by segment`)) as readonly string[]
+
+  it('is documented', async () => {
+    const { code, stdout } = await muster(['--help'])
+    assert.equal(code, 0)
+    assert.match(stdout, /ingestions/)
+    assert.match(stdout, /embeddings/)
+    assert.equal((await muster(['ingestions', '--status', 'pending'])).code, 2)
+  })
+
+  it('embeddings needs a configured model', async () => {
+    const { code, stderr } = await muster(['embeddings'], {})
+    assert.equal(code, 1)
+    assert.match(stderr, /not configured/)
+    assert.match(stderr, /EMBEDDING_PROVIDER/)
+  })
+
+  it('embeddings makes every vector anew, newest document first, and says how far it is', async () => {
+    const [first, second] = [await create('one'), await create('two')]
+    const other = await app.project()
+    await create('elsewhere', other.key)
+    const before = await vectors(first)
+    server.calls.length = 0
+    // What the provider calls by the same name has become another model.
+    server.behave = call => ({ vectors: call.texts.map(() => Array.from({ length: DIMENSIONS }, (_, at) => at + 1)) })
+    assert.deepEqual((await json(['embeddings', '--dry-run'])).found, 3)
+    assert.equal(server.calls.length, 0)
+    const done = await json(['embeddings', '--project', project.id])
+    assert.deepEqual(
+      { ...done, stderr: '' },
+      { found: 2, embedded_chunks: 2, failed_chunks: 0, dry_run: false, stderr: '' },
+    )
+    assert.match(done.stderr, /2 of 2 documents, 2 chunks embedded/)
+    assert.notDeepEqual(await vectors(first), before)
+    assert.equal((await vectors(first)).length, 1)
+    assert.equal((await vectors(second)).length, 1)
+    assert.deepEqual(server.calls.flatMap(call => call.texts).sort(), ['one', 'two'])
+    assert.equal((await json(['embeddings', '--limit', '1'])).embedded_chunks, 1)
+    assert.equal((await json(['embeddings', '--id', first])).embedded_chunks, 1)
+  })
+
+  it('embeddings --missing leaves alone what has its vectors', async () => {
+    await create('there')
+    server.behave = () => ({ status: 400 })
+    const lacking = await create('lacking')
+    server.behave = () => ({})
+    server.calls.length = 0
+    assert.equal((await json(['embeddings', '--missing'])).found, 1)
+    assert.deepEqual(
+      server.calls.flatMap(call => call.texts),
+      ['lacking'],
+    )
+    assert.equal((await project.key.get(`/documents/${lacking}/status`)).body.embedded_chunks, 1)
+  })
+
+  it('embeddings stops while the provider is away, and loses nothing', async () => {
+    const id = await create('one')
+    const before = await vectors(id)
+    server.behave = () => ({ status: 401 })
+    const { code, stderr } = await muster(['embeddings'])
+    assert.equal(code, 1)
+    assert.match(stderr, /embeds nothing; 0 of 1 documents are done/)
+    assert.deepEqual(await vectors(id), before)
+  })
+
+  it('ingestions reads files again that could not be read', async () => {
+    const { key } = project
+    const file = await key.post('/files/upload/base64', { content: '', filename: 'a.txt' })
+    assert.equal(file.status, 201, JSON.stringify(file.body))
+    const made = await key.post('/documents/ingest?wait=true', { file_id: file.body.id })
+    assert.equal(made.body.status, 'failed', JSON.stringify(made.body))
+    await create('inline, ready')
+    assert.deepEqual((await json(['ingestions', '--dry-run'])).found, 1)
+    const events = async () =>
+      (await key.get('/events?event_type=documents.ingest_failed')).body.data?.length as number | undefined
+    const before = await events()
+    const done = await json(['ingestions', '--project', project.id])
+    assert.deepEqual({ ...done, stderr: '' }, { found: 1, queued: 1, refused: [], dry_run: false, stderr: '' })
+    assert.match(done.stderr, /1 of 1 documents looked at, 1 queued/)
+    await eventually(async () => (await events()) === (before as number) + 1)
+    const again = await json(['ingestions', '--status', 'ready'])
+    assert.equal(again.queued, 1)
+  })
+
+  it('ingestions passes by what cannot be ingested any more', async () => {
+    const { key } = project
+    const rule = await key.post('/files/upload/base64', { content: '', filename: 'a.txt' })
+    const made = await key.post('/documents/ingest?wait=true', { file_id: rule.body.id })
+    assert.equal(made.body.status, 'failed')
+    // A type that nothing reads: the rule that once did is gone.
+    await app.services.pool.query(sql.unsafe`update files set content_type = 'image/png' where id = ${rule.body.id}`)
+    const done = await json(['ingestions'])
+    assert.deepEqual(done.refused, [{ id: made.body.id, code: 'UNSUPPORTED_FILE_TYPE' }])
+    assert.equal(done.queued, 0)
+  })
+})
