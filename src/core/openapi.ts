@@ -166,7 +166,7 @@ export function openApiDocument(
                 ...(operation.produces ? { [operation.produces]: { schema: { type: 'string' } } } : {}),
               },
             }
-          : operation.produces && status === '200'
+          : operation.produces && (status === '200' || status === '206')
             ? { content: { [operation.produces]: { schema: { type: 'string' } } } }
             : {}),
       }

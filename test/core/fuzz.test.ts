@@ -183,6 +183,10 @@ async function populated(
     assert.equal(message.status, 201, JSON.stringify(message.body))
     messages.push([conversation, message.body.document_id])
     await make('/sessions', { project_id: projectId, agent_id: agentId, actor_id: actor })
+    await make('/files', { project_id: projectId, prefix: '/records', filename: label })
+    await make('/files/upload/base64', { project_id: projectId, content: 'eA==', filename: label })
+    const grant = await app.admin.post('/files/presigned-url', { project_id: projectId })
+    ids.upt = [...(ids.upt ?? []), grant.body.upload_token]
     await make('/quotas', {
       project_id: projectId,
       scope: 'project',
@@ -279,6 +283,7 @@ function learn(described: Described, request: FuzzRequest, answered: Answered, i
   if (answered.status !== 201 || request.method !== 'POST') return
   const body = JSON.parse(answered.text) as Json
   if (described.id === 'createConversationMessage') ids.messages.push([request.path.split('/')[4], body.document_id])
+  if (typeof body.upload_token === 'string') ids.own.upt.push(body.upload_token)
   const id = body.id
   if (typeof id !== 'string' || id.startsWith('aip_') || described.path.includes('clone')) return
   const all = ids.own[id.slice(0, -27)]

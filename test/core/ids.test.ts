@@ -28,6 +28,7 @@ const PREFIXES: Record<string, string> = {
   event: 'evt',
   webhook: 'wh',
   webhook_delivery: 'whd',
+  file: 'file',
   quota: 'quota',
   audit_entry: 'audit',
   document: 'doc',

@@ -73,6 +73,8 @@ const KIND_OF: Record<string, string> = {
   session_id: 'sess',
   agent_id: 'agent',
   ai_provider_id: 'aip',
+  file_id: 'file',
+  token: 'upt',
   scope_ref: 'key',
 }
 
@@ -248,6 +250,7 @@ export function sample(schema: Json, name: string, random: Random, ids: Ids, doc
 
 function sampleText(schema: Json, name: string, random: Random, ids: Ids): string {
   if (name in KIND_OF) return idFor(random, ids, name)
+  if (schema.contentEncoding === 'base64') return fileBytes(random).toString('base64')
   if (name.endsWith('url')) return random.pick(['http://127.0.0.1:9/hook', 'http://nowhere.invalid/x'])
   if (schema.format === 'date-time' || name.endsWith('_at'))
     return random.pick(['2030-01-01T00:00:00.000Z', '2020-01-01T00:00:00Z', '2026-11-21'])
@@ -340,6 +343,83 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
 
 const TOO_DEEP = 100_000
 
+const BOUNDARY = 'fuzz-boundary'
+
+/** Bytes of a file: text, nothing, what looks like something else, more than a chunk. */
+const fileBytes = (random: Random): Buffer =>
+  random.pick([
+    () => Buffer.from('text'),
+    () => Buffer.alloc(0),
+    () => Buffer.from('%PDF-1.7 nonsense'),
+    () => Buffer.from([0x50, 0x4b, 0x03, 0x04, ...Array.from({ length: 60 }, () => random.int(256))]),
+    () => Buffer.from([0xff, 0xd8, 0xff, ...Array.from({ length: 60 }, () => random.int(256))]),
+    () => Buffer.alloc(300_000, random.int(256)),
+  ])()
+
+/** A form with what a schema asks for: its binary properties are files, objects travel as JSON text. */
+function formBody(
+  described: Described,
+  schema: Json,
+  random: Random,
+  ids: Ids,
+  document: Json,
+  clean: boolean,
+): { body: Buffer; headers: Record<string, string> } {
+  const target = schema.$ref ? document.components.schemas[schema.$ref.split('/').at(-1)] : schema
+  const value = sample(target, '', random, ids, document) as Json
+  if (described.id === 'uploadFileWithToken') delete value.content
+  if (clean) delete value.content_type
+  const parts: Buffer[] = []
+  const part = (head: string, bytes: Buffer | string) =>
+    parts.push(Buffer.from(`--${BOUNDARY}\r\n${head}\r\n\r\n`), Buffer.from(bytes as string), Buffer.from('\r\n'))
+  const field = (name: string, text: string) => part(`Content-Disposition: form-data; name="${name}"`, text)
+  const file = (name: string, filename: string, type = '') =>
+    part(`Content-Disposition: form-data; name="${name}"; filename="${filename}"${type}`, fileBytes(random))
+  for (const [name, item] of Object.entries(clean ? value : (spoil(value, random, ids) as Json)))
+    if (target.properties[name]?.format !== 'binary')
+      field(name, typeof item === 'string' ? item.toWellFormed() : (JSON.stringify(item) ?? ''))
+  const name = `f${random.int(1e9)}.txt`
+  if (clean) file('file', name)
+  else
+    random.pick([
+      () => file('file', name),
+      () => file('file', name, '\r\nContent-Type: application/octet-stream'),
+      () => file('file', name, '\r\nContent-Type: ;;;'),
+      () => file('file', random.pick(nastyTexts).toWellFormed()),
+      () => file('upload', name),
+      () => field('file', 'text'),
+      () => {
+        file('file', name)
+        file('file', name)
+      },
+      () => part('Content-Disposition: form-data', 'x'),
+      () => part('Content-Type: text/plain', 'x'),
+      () => {},
+    ])()
+  let body = Buffer.concat([...parts, Buffer.from(`--${BOUNDARY}--\r\n`)])
+  let type = `multipart/form-data; boundary=${BOUNDARY}`
+  if (!clean && random.chance(0.3)) {
+    random.pick([
+      () => {
+        body = body.subarray(0, random.int(body.length))
+      },
+      () => {
+        type = 'multipart/form-data'
+      },
+      () => {
+        type = 'multipart/form-data; boundary=other'
+      },
+      () => {
+        type = random.pick(['multipart/mixed; boundary=x', 'application/json', 'text/plain', '', `${type}${type}`])
+      },
+      () => {
+        body = Buffer.concat([body, body])
+      },
+    ])()
+  }
+  return { body, headers: type ? { 'content-type': type } : {} }
+}
+
 /** The bytes of a body, and the headers that go with them. */
 function bodyOf(
   described: Described,
@@ -348,7 +428,15 @@ function bodyOf(
   document: Json,
   clean: boolean,
 ): { body: Buffer | null; headers: Record<string, string> } {
-  const schema = described.operation.requestBody?.content?.['application/json']?.schema as Json | undefined
+  const contents = (described.operation.requestBody?.content ?? {}) as Record<string, Json>
+  const schema = contents['application/json']?.schema as Json | undefined
+  if (contents['multipart/form-data'] && (clean || random.chance(0.8)) && (!schema || random.chance(0.5)))
+    return contents['application/octet-stream'] && random.chance(0.5)
+      ? {
+          body: fileBytes(random),
+          headers: { 'content-type': random.pick(['application/octet-stream', 'text/x', ';']) },
+        }
+      : formBody(described, contents['multipart/form-data'].schema, random, ids, document, clean)
   const none = { body: null, headers: {} }
   if (!schema && (clean || random.chance(0.7))) return none
   const example = examples[described.id]
