@@ -534,6 +534,14 @@ describe('ingestion rules', () => {
       assert.ok(performance.now() - started < 2000)
     })
 
+    it('answers however many ask at once', async () => {
+      const asked = Array.from({ length: 60 }, () =>
+        key.post('/ingestion-rules/resolve', { content_type: 'image/png' }),
+      )
+      for (const { status, body } of await Promise.all(asked))
+        assert.deepEqual([status, body.rule_id], [200, ids['image/png']])
+    })
+
     it('takes one project and one type', async () => {
       refuses(await key.post('/ingestion-rules/resolve', {}), 'VALIDATION_FAILED', 'content_type')
       refuses(await key.post('/ingestion-rules/resolve', { content_type: 5 }), 'VALIDATION_FAILED', 'content_type')

@@ -66,6 +66,7 @@ const resolveIngestionRule = operation({
   creates: ingestionRuleKind,
   body: ResolveInput,
   answers: { 200: Resolved },
+  transaction: false,
   async run({ db, body, project }) {
     const { content_type, path } = body
     const rule = await matchRule(db, project as string, { content_type, path: path ?? null })
