@@ -13,6 +13,7 @@ type Json = Record<string, any>
 const WITHOUT_ACTION = [
   'bootstrapUser',
   'loginUser',
+  'completeIngestionCallback',
   'getMe',
   'listOwnPermissions',
   'listPermissions',
@@ -186,7 +187,7 @@ describe('the OpenAPI document', () => {
 
     it('is public only where credentials are made or brought along', () => {
       const open = described.filter(({ operation }) => operation.security?.length === 0).map(({ id }) => id)
-      assert.deepEqual(open.sort(), ['bootstrapUser', 'loginUser', 'uploadFileWithToken'])
+      assert.deepEqual(open.sort(), ['bootstrapUser', 'completeIngestionCallback', 'loginUser', 'uploadFileWithToken'])
       assert.deepEqual(document.security, [{ bearer: [] }])
       assert.ok(document.components.securitySchemes.bearer)
     })

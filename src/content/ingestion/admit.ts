@@ -12,7 +12,7 @@ import { authorOf, type DocumentRow, documentKind } from '../documents/model.ts'
 import { documentOfFile, insertDocument, lockDocument, updateDocument } from '../documents/store.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
 import { lockFile, moveFile } from '../files/store.ts'
-import { filePath, isReserved, PathError } from '../paths.ts'
+import { filePath, isReserved, PathError, writablePath } from '../paths.ts'
 import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
 import { judgeMetadata } from '../schemas/judge.ts'
@@ -30,7 +30,7 @@ function targetPath(file: FileRow, directory: string | null | undefined): string
     return file.path
   }
   try {
-    return filePath(directory, file.filename)
+    return writablePath(filePath(directory, file.filename))
   } catch (error) {
     if (!(error instanceof PathError)) throw error
     return invalid({ code: error.code, path: 'path_prefix', message: error.message })

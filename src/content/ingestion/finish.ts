@@ -1,13 +1,23 @@
+import { isDeepStrictEqual } from 'node:util'
 import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
-import type { ChunkSettings } from '../chunks/model.ts'
+import type { ChunkSettings, Page } from '../chunks/model.ts'
+import { pageStarts } from '../chunks/pages.ts'
+import { joinPages } from '../chunks/split.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
-import { archiveVersion, fillVersions, setDocumentText, textOf, updateDocument } from '../documents/store.ts'
+import {
+  archiveVersion,
+  fillVersions,
+  setDocumentText,
+  setTextPages,
+  textOf,
+  updateDocument,
+} from '../documents/store.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
 import { type Claim, versionSettings } from './store.ts'
 
 /**
- * Makes a document ready with the text that its chunks were cut from. The first text it gets counts as that of version
+ * Makes a document ready with the pages that its chunks were cut from. The first text it gets counts as that of version
  * 1; a later one makes a version when it, or how it is cut, is another (content, 5.5.2). The caller holds the document's
  * lock and has ended the attempt.
  * @param made.unembedded whether chunks are without a vector that another try may give them
@@ -17,9 +27,9 @@ export async function finish(
   services: Services,
   before: DocumentRow,
   claim: Claim,
-  made: { text: string; unembedded: boolean },
+  made: { pages: Page[]; unembedded: boolean },
 ): Promise<void> {
-  const { text } = made
+  const text = { content: joinPages(made.pages), pages: pageStarts(made.pages) }
   const ready: DocumentRow = {
     ...before,
     status: 'ready',
@@ -27,12 +37,14 @@ export async function finish(
     embed_since: made.unembedded ? services.clock.now().toISOString() : null,
   }
   if (before.text_version === null) {
-    await setDocumentText(tx, before, text)
+    await setDocumentText(tx, before, text, 1)
     await fillVersions(tx, before)
     ready.text_version = 1
   } else {
-    const textChanged = (await textOf(tx, before.id)) !== text
-    if (textChanged) await setDocumentText(tx, before, text)
+    const stored = await textOf(tx, before.id)
+    const textChanged = stored?.content !== text.content
+    if (textChanged) await setDocumentText(tx, before, text, before.version + 1)
+    else if (!isDeepStrictEqual(stored.pages, text.pages)) await setTextPages(tx, before.id, text.pages)
     if (textChanged || !sameSettings(before, await versionSettings(tx, before.id, before.version))) {
       ready.version += 1
       if (textChanged) ready.text_version = ready.version

@@ -2,6 +2,7 @@ import { AppError, type RecordedFailure } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { signToken } from '../../identity/tokens.ts'
 import type { Page } from '../chunks/model.ts'
+import { pagesOf } from '../chunks/pages.ts'
 import type { DocumentRow } from '../documents/model.ts'
 import { textOf } from '../documents/store.ts'
 import { extractPdf, extractText, tooMuchText } from '../extract/extract.ts'
@@ -55,8 +56,9 @@ export async function readSource(
 type Read = { pages: Page[]; total_pages: number } | Exclude<Source, { kind: 'pages' }>
 
 async function ownText({ pool }: Services, documentId: string): Promise<Read> {
-  const text = (await textOf(pool, documentId)) ?? ''
-  return { pages: [{ number: null, text }], total_pages: 1 }
+  const text = await textOf(pool, documentId)
+  const pages = pagesOf(text?.content ?? '', text?.pages ?? null)
+  return { pages, total_pages: pages.length }
 }
 
 async function fileText(

@@ -40,11 +40,13 @@ const TIMEOUTS: Record<'queued' | 'running' | 'awaiting', RecordedFailure> = {
 
 /**
  * Ends the ingestion of a document that has taken too long (content, 6.3). Of this, a callback and a worker that comes
- * late, one wins. Answers whether there was one to end: the document may be another then.
+ * late, one wins. Answers false while the ingestion is under way: true means that the document's row is to be read again.
  */
 export async function settleStalled(services: Services, documentId: string): Promise<boolean> {
   const limits = limitsOf(services)
-  if (!(await isStalled(services.pool, documentId, limits))) return false
+  const found = await isStalled(services.pool, documentId, limits)
+  // Without an attempt, whoever settled it was faster than this look.
+  if (!found) return found === null
   await services.write(async tx => {
     const document = await lockDocument(tx, documentId)
     const ended = document && (await endStalled(tx, documentId, limits))

@@ -147,9 +147,10 @@ export const endStalled = (
     delete from ingestion_attempts where document_id = ${documentId} and ${stalled(limits)}
     returning id, state`) as Promise<{ id: string; state: 'queued' | 'running' | 'awaiting' } | null>
 
-/** Whether the attempt of a document has taken too long; a look before any lock is taken. */
-export const isStalled = (db: Queryable, documentId: string, limits: Limits): Promise<boolean> =>
-  db.exists(sql.unsafe`select 1 from ingestion_attempts where document_id = ${documentId} and ${stalled(limits)}`)
+/** Whether the attempt of a document has taken too long, null when there is none; a look before any lock is taken. */
+export const isStalled = (db: Queryable, documentId: string, limits: Limits): Promise<boolean | null> =>
+  db.maybeOneFirst(sql.unsafe`
+    select ${stalled(limits)} from ingestion_attempts where document_id = ${documentId}`) as Promise<boolean | null>
 
 /** Attempts that somebody has to look at, by ingestion_attempts_due, oldest first after `after`. */
 const Due = z.object({

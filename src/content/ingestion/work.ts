@@ -6,7 +6,7 @@ import type { Tx } from '../../core/write.ts'
 import { embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft } from '../chunks/model.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
-import { ChunkLimitError, joinPages, splitPages } from '../chunks/split.ts'
+import { ChunkLimitError, splitPages } from '../chunks/split.ts'
 import { insertChunks, removeChunks } from '../chunks/store.ts'
 import type { DocumentRow } from '../documents/model.ts'
 import { lockDocument, updateDocument } from '../documents/store.ts'
@@ -194,7 +194,7 @@ async function carryOut(services: Services, document: DocumentRow, hold: Hold): 
   await hold.write(async tx => {
     const locked = await lockDocument(tx, document.id)
     if (!locked || !(await endHeld(tx, claim))) throw new Superseded()
-    await finish(tx, services, locked, claim, { text: joinPages(source.pages), unembedded })
+    await finish(tx, services, locked, claim, { pages: source.pages, unembedded })
   })
   await fault(services, 'ingestion_settled')
   return { outcome: 'ready', chunk_count: chunks.length }
