@@ -45,6 +45,7 @@ async function populate(app: TestApp): Promise<Record<string, string>> {
     base_url: 'http://127.0.0.1:9/v1',
   })
   const agent = await make('/agents', { project_id, name: 'agent', ai_provider_id: provider.id })
+  const rule = await make('/ingestion-rules', { project_id, content_type_glob: 'image/*', agent_id: agent.id })
   const turn = await make(`/agents/${agent.id}/generate?wait=false`, { prompt: 'hello' })
   const actor = await make('/actors', { project_id, name: 'actor' })
   const conversation = await make('/conversations', { project_id, name: 'conversation' })
@@ -64,6 +65,7 @@ async function populate(app: TestApp): Promise<Record<string, string>> {
     delivery_id: delivery.id,
     ai_provider_id: provider.id,
     agent_id: agent.id,
+    ingestion_rule_id: rule.id,
     generation_id: turn.id ?? turn.generation_id,
     trace_id: turn.trace_id,
     actor_id: actor.id,
