@@ -138,8 +138,13 @@ export const FileInput = z
   })
   .meta({ id: 'FileInput' })
 
-const binary = (description: string) => z.instanceof(Upload).meta({ type: 'string', format: 'binary', description })
-const base64 = z.instanceof(Upload).meta({ type: 'string', contentEncoding: 'base64', description: 'The bytes' })
+const received = z.custom<Upload>().superRefine((value, context) => {
+  if (value instanceof Upload) return
+  const [code, message] = value === undefined ? ['REQUIRED', 'is required'] : ['INVALID_TYPE', 'must be a file']
+  context.addIssue({ code: 'custom', params: { code }, message })
+})
+const binary = (description: string) => received.meta({ type: 'string', format: 'binary', description })
+const base64 = received.meta({ type: 'string', contentEncoding: 'base64', description: 'The bytes' })
 
 export const UploadForm = z
   .strictObject({ file: binary('Exactly one file'), ...target, ...described })
