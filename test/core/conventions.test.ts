@@ -46,6 +46,9 @@ async function populate(app: TestApp): Promise<Record<string, string>> {
   })
   const agent = await make('/agents', { project_id, name: 'agent', ai_provider_id: provider.id })
   const rule = await make('/ingestion-rules', { project_id, content_type_glob: 'image/*', agent_id: agent.id })
+  const file = await make('/files', { project_id, filename: 'file' })
+  const schema = { resource_type: 'file', path_prefix: '/', schema: { type: 'object' } }
+  const declared = await make('/metadata-schemas', { project_id, ...schema })
   const turn = await make(`/agents/${agent.id}/generate?wait=false`, { prompt: 'hello' })
   const actor = await make('/actors', { project_id, name: 'actor' })
   const conversation = await make('/conversations', { project_id, name: 'conversation' })
@@ -66,6 +69,8 @@ async function populate(app: TestApp): Promise<Record<string, string>> {
     ai_provider_id: provider.id,
     agent_id: agent.id,
     ingestion_rule_id: rule.id,
+    file_id: file.id,
+    metadata_schema_id: declared.id,
     generation_id: turn.id ?? turn.generation_id,
     trace_id: turn.trace_id,
     actor_id: actor.id,
