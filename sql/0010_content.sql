@@ -28,7 +28,8 @@ create unique index files_path on files (project_id, path);
 -- The list; what the platform wrote is in none.
 create index files_project on files (project_id, created_at desc, id desc)
   where path is null or not starts_with(path, '/.system/');
-create index files_tags on files using gin (tags jsonb_path_ops);
+create index files_tags on files using gin (tags jsonb_path_ops)
+  where path is null or not starts_with(path, '/.system/');
 -- Which blobs still have a file.
 create index files_location on files (location) where location is not null;
 

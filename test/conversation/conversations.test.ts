@@ -281,7 +281,7 @@ describe('conversations', () => {
       const { id } = await make()
       const stored = [await say(id, 'a'), await say(id, 'b')].map(each => each.body.document_id)
       const kept = async () =>
-        (await rows('select document_id from message_texts where document_id = any($1)', [stored])).length
+        (await rows('select document_id from document_texts where document_id = any($1)', [stored])).length
       await app.key.delete(`/conversations/${id}/messages/${stored[0]}`)
       assert.equal(await kept(), 1)
       assert.equal((await app.key.get(`/conversations/${id}`)).body.message_count, 1)
@@ -300,7 +300,7 @@ describe('conversations', () => {
            values ($1, $2, 0, 'user')`,
           [two.id, document_id],
         )
-        const remaining = () => rows('select 1 from message_texts where document_id = $1', [document_id])
+        const remaining = () => rows('select 1 from document_texts where document_id = $1', [document_id])
         if (round === 0) {
           await app.key.delete(`/conversations/${one.id}`)
           assert.equal((await remaining()).length, 1)

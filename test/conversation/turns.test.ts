@@ -53,8 +53,8 @@ function kit(app: AgentApp) {
     openTurns: () => self.rows(`select * from conversation_turns where state in ('queued', 'running')`),
     /** Texts that no message uses. */
     orphans: () =>
-      self.rows(`select document_id from message_texts x
-        where not exists (select 1 from conversation_messages m where m.document_id = x.document_id)`),
+      self.rows(`select d.id from documents d
+        where d.kind = 'message' and not exists (select 1 from conversation_messages m where m.document_id = d.id)`),
   }
   return self
 }
@@ -563,7 +563,7 @@ describe('turns of a conversation', function () {
       assert.deepEqual([refused.status, refused.body.error.code], [409, 'PROJECT_HAS_DEPENDENTS'])
       const deleted = await app.admin.delete(`/projects/${projectId}?force=true`)
       assert.equal(deleted.status, 204, JSON.stringify(deleted.body))
-      for (const table of ['actors', 'conversations', 'message_texts'])
+      for (const table of ['actors', 'conversations', 'documents', 'files'])
         assert.deepEqual(await t.rows(`select 1 from ${table} where project_id = $1`, [projectId]), [])
       assert.deepEqual(await t.rows('select 1 from conversation_messages where conversation_id = $1', [id]), [])
     })

@@ -65,9 +65,18 @@ export const ConversationPatch = z
 /** Largest text of a message, in characters (conversation, 0.1). */
 export const MessageText = z.string().min(1).max(262_144)
 
+/** What a message says; a body has exactly one of the two. */
+export const saidFields = {
+  message: MessageText.optional(),
+  document_id: link.optional().describe('A document of the project whose text the message has, instead of message'),
+}
+export const saysOne = (body: { message?: string; document_id?: string }): boolean =>
+  (body.message === undefined) !== (body.document_id === undefined)
+export const SAYS_ONE = 'exactly one of message and document_id is required'
+
 export const MessageInput = z
   .strictObject({
-    message: MessageText,
+    ...saidFields,
     // A system entry has a code of its own, so it is let through to be named.
     role: z.enum([...MESSAGE_ROLES, 'system']),
     actor_id: link.nullish(),
@@ -75,6 +84,7 @@ export const MessageInput = z
     metadata: MetadataBag.nullish(),
     idempotency_key: z.string().min(1).max(255).optional(),
   })
+  .refine(saysOne, SAYS_ONE)
   .meta({ id: 'ConversationMessageInput' })
 
 export const MessagePatch = z

@@ -37,6 +37,7 @@ import {
   messagesAfter,
   removeConversation,
   removeMessage,
+  saidBy,
   setConversationTags,
   setMessageMetadata,
   updateConversation as updateRow,
@@ -207,10 +208,11 @@ const addMessage = itemOperation(conversationKind, {
   summary: 'Add a message at the end or at a position',
   tag,
   action: 'conversations:UpdateConversation',
+  alsoActions: ['documents:GetDocument'],
   body: MessageInput,
   answers: { 201: ConversationMessage, 200: ConversationMessage },
-  raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'ACTOR_NOT_FOUND', 'SESSION_CLOSED', 'SESSION_EXPIRED'],
-  async run({ body, resource, tx }) {
+  raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'ACTOR_NOT_FOUND', 'NAME_CONFLICT', 'SESSION_CLOSED', 'SESSION_EXPIRED'],
+  async run({ allow, body, resource, tx }) {
     if (body.role === 'system') raise('SYSTEM_MESSAGE_NOT_ALLOWED')
     // Before the conversation's lock: the delete of an actor goes the other way round.
     const authorless = body.actor_id != null && !(await shareActor(tx, body.actor_id, resource.project_id))
@@ -224,8 +226,8 @@ const addMessage = itemOperation(conversationKind, {
       raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
     }
     const { message, created } = await appendMessage(tx, owner, {
+      ...saidBy(body, allow),
       role: body.role,
-      content: body.message,
       actor_id: body.actor_id ?? null,
       metadata: body.metadata,
       position: body.position,

@@ -1,7 +1,16 @@
+import { z } from 'zod'
+import {
+  deleteMessageTexts,
+  lockMessageTexts,
+  messageTextJoin,
+  messageTextParts,
+} from '../../content/documents/message.ts'
+import { DocumentRow, documentKind } from '../../content/documents/model.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
+import { invalid, raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
 import { page } from '../../core/lists.ts'
-import type { Page } from '../../core/operation.ts'
+import type { Context, Page } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import {
   Conversation,
@@ -20,7 +29,7 @@ const message = sql.type(ConversationMessage)
 /** Columns of a message `m` with its text `x`. */
 const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, m.actor_id, m.agent_id, m.generation_id,
   m.position, x.content, m.metadata, m.created_at`
-const messageTables = sql.fragment`conversation_messages m left join message_texts x on x.document_id = m.document_id`
+const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 
 /** Inserts a conversation. Emits nothing: whoever makes it says so. */
 export const insertConversation = (
@@ -53,9 +62,15 @@ export const setConversationTags = (
   db.one(conversation`
     update conversations set tags = ${jsonb(tags)}, updated_at = now() where id = ${id} returning *`)
 
-export type MessageDraft = {
+/** What a message says: a text of its own, or that of a document which the caller may read. */
+export type Said = { content: string } | { document_id: string; allow: Context['allow'] }
+
+/** What the body of a message says; it has one of the two. */
+export const saidBy = (body: { message?: string; document_id?: string }, allow: Context['allow']): Said =>
+  body.document_id === undefined ? { content: body.message as string } : { document_id: body.document_id, allow }
+
+export type MessageDraft = Said & {
   role: MessageRow['role']
-  content: string
   actor_id: string | null
   agent_id?: string | null
   generation_id?: string | null
@@ -68,6 +83,8 @@ export type MessageDraft = {
 /**
  * Adds a message under lockConversation and emits conversation_messages.created. With an idempotency key that the
  * conversation has seen, gives the first message back and does nothing (conversation, 8.3.2 and 8.3.5).
+ * Raises for a document: RESOURCE_NOT_FOUND, FORBIDDEN, NAME_CONFLICT when the conversation has it already,
+ * VALIDATION_FAILED when it has no text.
  */
 export async function appendMessage(
   tx: Tx,
@@ -78,10 +95,41 @@ export async function appendMessage(
     const first = await findMessageByKey(tx, owner.id, draft.idempotency_key)
     if (first) return { message: first, created: false }
   }
+  const text = 'content' in draft ? draft.content : await takeText(tx, owner, draft)
   if (draft.position !== undefined) await makeRoom(tx, owner.id, draft.position)
-  const row = presentMessage(await insertMessage(tx, owner, draft))
+  const row = presentMessage({ ...(await insertMessage(tx, owner, draft, text)), content: text })
   tx.emit('conversation_messages.created', owner.project_id, row, { resourceId: row.document_id })
   return { message: row, created: true }
+}
+
+const NamedDocument = z.object({ ...DocumentRow.shape, content: z.string().nullable(), used: z.boolean() })
+
+/** A document of the conversation's project with its text, kept from being deleted; by the primary keys. */
+const shareDocument = (tx: Queryable, owner: ConversationRow, id: string) =>
+  tx.maybeOne(sql.type(NamedDocument)`
+    select t.*, case when t.status <> 'withdrawn' then x.content end as content,
+      exists (select 1 from conversation_messages m where m.conversation_id = ${owner.id} and m.document_id = t.id) as used
+    from documents t left join document_texts x on x.document_id = t.id
+    where t.id = ${id} and t.project_id = ${owner.project_id} for key share of t`)
+
+/** The text of the document that a new message names (conversation, 8.3.4). */
+async function takeText(
+  tx: Queryable,
+  owner: ConversationRow,
+  { document_id, allow }: Extract<Said, { document_id: string }>,
+): Promise<string> {
+  const row = await shareDocument(tx, owner, document_id)
+  if (!row) return raise(documentKind.notFound, { meta: { id: document_id } })
+  allow('documents:GetDocument', { kind: documentKind, row })
+  if (row.used)
+    raise('NAME_CONFLICT', {
+      message: 'The conversation has a message of this document',
+      meta: { field: 'document_id' },
+    })
+  return (
+    row.content ||
+    invalid({ code: 'INVALID_STATE', path: 'document_id', message: `names a document without text (${row.status})` })
+  )
 }
 
 /** By conversation_messages_idempotency. */
@@ -106,29 +154,42 @@ const makeRoom = (tx: Queryable, conversationId: string, position: number) =>
     update conversation_messages set position = position + 1
     where conversation_id = ${conversationId} and position >= ${position} and exists (select 1 from taken)`)
 
-/** The text, the message behind the last or at its position, and the count, in one statement. */
-const insertMessage = (tx: Queryable, owner: ConversationRow, draft: MessageDraft): Promise<MessageRow> => {
-  const documentId = newId('doc')
+/** The text unless a document has it, the message behind the last or at its position, and the count, in one statement. */
+const insertMessage = (
+  tx: Queryable,
+  owner: ConversationRow,
+  draft: MessageDraft,
+  text: string,
+): Promise<MessageRow> => {
+  const named = 'document_id' in draft
+  const documentId = named ? draft.document_id : newId(documentKind.prefix)
   const position: Fragment =
     draft.position === undefined ? sql.fragment`place.next` : sql.fragment`least(${draft.position}::int, place.next)`
-  return tx.one(message`
-    with place as (
-      select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id}
-    ), text as (
-      insert into message_texts (document_id, project_id, content)
-      values (${documentId}, ${owner.project_id}, ${draft.content})
-    ), counted as (
-      update conversations set message_count = message_count + 1, updated_at = now() where id = ${owner.id}
-    ), added as (
+  const parts = [
+    sql.fragment`place as (
+      select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id})`,
+    ...(named
+      ? []
+      : messageTextParts({
+          document_id: documentId,
+          project_id: owner.project_id,
+          conversation_id: owner.id,
+          text,
+        })),
+    sql.fragment`counted as (
+      update conversations set message_count = message_count + 1, updated_at = now() where id = ${owner.id})`,
+    sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, actor_id, agent_id,
         generation_id, metadata, idempotency_key)
       select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${draft.actor_id}, ${draft.agent_id ?? null},
         ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
       from place
-      returning *
-    )
-    select document_id, conversation_id, role, actor_id, agent_id, generation_id, position,
-      ${draft.content} as content, metadata, created_at
+      returning *)`,
+  ]
+  return tx.one(message`
+    with ${sql.join(parts, sql.fragment`, `)}
+    select document_id, conversation_id, role, actor_id, agent_id, generation_id, position, null as content, metadata,
+      created_at
     from added`)
 }
 
@@ -189,7 +250,7 @@ export const setMessageMetadata = (
       update conversation_messages set metadata = ${jsonb(metadata)}
       where conversation_id = ${conversationId} and document_id = ${documentId} returning *
     )
-    select ${messageColumns} from m left join message_texts x on x.document_id = m.document_id`)
+    select ${messageColumns} from m ${messageTextJoin}`)
 
 /**
  * Removes one message under lockConversation, with its text when no other message uses it; the rest keep their
@@ -198,13 +259,13 @@ export const setMessageMetadata = (
 export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: string): Promise<boolean> {
   const row = await findMessage(tx, owner.id, documentId)
   if (!row) return false
-  await lockTexts(tx, sql.fragment`x.document_id = ${documentId}`)
+  const texts = await lockMessageTexts(tx, sql.fragment`select ${documentId}::text`)
   await tx.query(sql.unsafe`
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
     )
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
-  await removeTexts(tx, [documentId])
+  await deleteMessageTexts(tx, texts, inUse)
   tx.emit('conversation_messages.deleted', owner.project_id, presentMessage(row), { resourceId: documentId })
   return true
 }
@@ -214,26 +275,17 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
  * Emits conversations.deleted. The turns must have been cancelled before (turns/mailbox, clearMailbox).
  */
 export async function removeConversation(tx: Tx, owner: ConversationRow): Promise<void> {
-  const texts = await lockTexts(
+  const texts = await lockMessageTexts(
     tx,
-    sql.fragment`x.document_id in (select document_id from conversation_messages where conversation_id = ${owner.id})`,
+    sql.fragment`select m.document_id from conversation_messages m where m.conversation_id = ${owner.id}`,
   )
   await tx.query(sql.unsafe`delete from conversations where id = ${owner.id}`)
-  await removeTexts(tx, texts)
+  await deleteMessageTexts(tx, texts, inUse)
   tx.emit('conversations.deleted', owner.project_id, conversationKind.present(owner))
 }
 
 /**
- * Locks texts in one order. Two forks that are deleted at once wait for each other here, so the second one sees that
- * the texts they share are no longer used.
+ * Whether a message uses a text, asked under the lock of the text: of two forks that are deleted at once the second one
+ * sees that what they share is no longer used. By conversation_messages_document.
  */
-const lockTexts = (tx: Queryable, which: Fragment): Promise<readonly string[]> =>
-  tx.anyFirst(sql.unsafe`
-    select x.document_id from message_texts x where ${which} order by x.document_id for update`) as Promise<
-    readonly string[]
-  >
-
-const removeTexts = (tx: Queryable, documentIds: readonly string[]) =>
-  tx.query(sql.unsafe`
-    delete from message_texts x where x.document_id = any(${sql.array([...documentIds], 'text')})
-      and not exists (select 1 from conversation_messages m where m.document_id = x.document_id)`)
+const inUse = sql.fragment`exists (select 1 from conversation_messages m where m.document_id = d.id)`

@@ -2,7 +2,7 @@ import type { z } from 'zod'
 import { type Answer, answer, type Context } from '../../core/operation.ts'
 import { callerContext } from '../../core/tool-context.ts'
 import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
-import { appendMessage } from '../conversations/store.ts'
+import { appendMessage, saidBy } from '../conversations/store.ts'
 import { coalesceAuto } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
 import { lockBoth, requireOpen } from './state.ts'
@@ -13,12 +13,12 @@ import { turnContext, turnInput } from './turns.ts'
  * POST of a user message (conversation, 10.3.2 to 10.3.4). Stored at once whatever runs; with auto_generate it asks, in
  * the same transaction, for one following turn that sees it. `wait` holds the answer of a message without delay until
  * that turn is over.
- * @throws SESSION_CLOSED, SESSION_EXPIRED; with `wait` what the turn failed with
+ * @throws SESSION_CLOSED, SESSION_EXPIRED; what refuses a document (appendMessage); with `wait` what the turn failed with
  */
 export async function sendMessage(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
-    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record'
+    'services' | 'caller' | 'allow' | 'body' | 'query' | 'resource' | 'request' | 'record'
   >,
 ): Promise<Answer> {
   const { services, caller, body, query, resource, request } = context
@@ -27,8 +27,8 @@ export async function sendMessage(
     const { session, conversation } = await lockBoth(tx, resource)
     requireOpen(session)
     const stored = await appendMessage(tx, conversation, {
+      ...saidBy(body, context.allow),
       role: 'user',
-      content: body.message,
       actor_id: session.actor_id,
       idempotency_key: body.idempotency_key,
     })

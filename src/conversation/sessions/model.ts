@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { TagBag, TagInput, type Tags } from '../../core/tags.ts'
 import { type ToolContext, ToolContextInput } from '../../core/tool-context.ts'
-import { MessageText } from '../conversations/model.ts'
+import { SAYS_ONE, saidFields, saysOne } from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
@@ -105,10 +105,11 @@ export const ForkInput = z
 
 export const SessionMessageInput = z
   .strictObject({
-    message: MessageText,
+    ...saidFields,
     tool_context: ToolContextInput.nullable().optional().describe('For the turn this message asks for'),
     idempotency_key: z.string().min(1).max(255).optional(),
   })
+  .refine(saysOne, SAYS_ONE)
   .meta({ id: 'SessionMessageInput' })
 
 export const ON_BUSY = ['reject', 'queue', 'interrupt', 'rollback'] as const

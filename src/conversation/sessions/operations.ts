@@ -161,6 +161,7 @@ const message = itemOperation(sessionKind, {
   action: 'sessions:SendSessionMessage',
   transaction: false,
   query: WaitQuery,
+  alsoActions: ['documents:GetDocument'],
   body: SessionMessageInput,
   answers: { 201: SessionMessageStored, 200: SessionMessageStored },
   raises: [
@@ -170,6 +171,7 @@ const message = itemOperation(sessionKind, {
     'GENERATION_FAILED',
     'INVALID_TOOL_CONTEXT_KEY',
     'OUTPUT_SCHEMA_VALIDATION_FAILED',
+    'NAME_CONFLICT',
     'PROJECT_PAUSED',
     'SESSION_CLOSED',
     'SESSION_EXPIRED',

@@ -1,3 +1,4 @@
+import { messageTextJoin } from '../../content/documents/message.ts'
 import { all, type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
 import type { Tags } from '../../core/tags.ts'
 import type { ToolContext } from '../../core/tool-context.ts'
@@ -171,8 +172,7 @@ export type SessionMessageRow = {
 /** Messages as the session routes show them, over m (messages), x (texts) and g (generations). */
 export const messageColumns = sql.fragment`m.role, x.content, m.document_id, m.position, g.output ->> 'model' as model,
   m.actor_id, m.generation_id, m.created_at`
-export const messageTables = sql.fragment`conversation_messages m
-  left join message_texts x on x.document_id = m.document_id
+export const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}
   left join generations g on g.id = m.generation_id`
 
 /** Whether a conversation has a message at a position (constraint conversation_messages_position). */

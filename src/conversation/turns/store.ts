@@ -1,3 +1,4 @@
+import { messageTextJoin } from '../../content/documents/message.ts'
 import { type Queryable, sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
 
@@ -185,6 +186,6 @@ export const seeMessages = (
       update conversation_turns set seen_position = (select max(position) from seen)
       where conversation_id = ${turn.conversation_id} and seq = ${turn.seq}
     )
-    select s.document_id, s.position, s.role, x.content, s.metadata, s.history, a.name as actor_name
-    from seen s left join message_texts x on x.document_id = s.document_id left join actors a on a.id = s.actor_id
-    order by s.position`) as Promise<readonly SeenMessage[]>
+    select m.document_id, m.position, m.role, x.content, m.metadata, m.history, a.name as actor_name
+    from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id
+    order by m.position`) as Promise<readonly SeenMessage[]>
