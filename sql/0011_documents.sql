@@ -40,8 +40,8 @@ create table documents (
 create index documents_project on documents (project_id, created_at desc, id desc) where kind = 'document';
 -- Paths below a directory.
 create index documents_path on documents (project_id, path);
-create index documents_tags on documents using gin (tags jsonb_path_ops);
-create index documents_metadata on documents using gin (metadata jsonb_path_ops);
+create index documents_tags on documents using gin (tags jsonb_path_ops) where kind = 'document';
+create index documents_metadata on documents using gin (metadata jsonb_path_ops) where kind = 'document';
 create index documents_unsettled on documents (id) where status in ('pending', 'processing');
 create index documents_embed_since on documents (embed_since) where embed_since is not null;
 -- What is left of other spaces, newest first.
@@ -49,11 +49,13 @@ create index documents_space on documents (space_id, id) where chunk_count > 0;
 
 create table document_texts (
   document_id text primary key references documents (id) on delete cascade,
-  content text not null
+  content text not null,
+  -- [[number, first code point], ...] of the pages it was joined from; null without numbered pages.
+  pages jsonb
 );
 
 -- Append-only: what a document was. Every text is stored once: a version has the text of its `text_version`, and that
--- one's `content` is null for as long as the text is the live one in document_texts.
+-- one's `content` and `pages` are null for as long as the text is the live one in document_texts.
 create table document_versions (
   document_id text not null references documents (id) on delete cascade,
   version integer not null,
@@ -68,6 +70,7 @@ create table document_versions (
   chunk_overlap integer,
   text_version integer,
   content text,
+  pages jsonb,
   -- { type: user | api_key | system, id }
   created_by jsonb,
   created_at timestamptz(3) not null default now(),

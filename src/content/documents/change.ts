@@ -14,7 +14,14 @@ import { isReserved, leafOf } from '../paths.ts'
 import { judgeMetadata } from '../schemas/judge.ts'
 import { textSize } from './create.ts'
 import { type Cut, type CutSource, countsOf, cutAndEmbed, cutOnly, writeCut } from './cut.ts'
-import { type Author, authorOf, type DocumentRow, documentKind } from './model.ts'
+import {
+  type Author,
+  authorOf,
+  type DocumentRow,
+  type DocumentVersionRow,
+  documentKind,
+  type StoredText,
+} from './model.ts'
 import { archiveVersion, endAttempt, lockDocument, setDocumentText, textOf, updateDocument } from './store.ts'
 
 /** What a write asks of a document; what is absent stays. */
@@ -29,7 +36,7 @@ export type Wanted = {
   content?: string
   append?: string
   /** The version whose state the above is; brings a withdrawn document back. */
-  restores?: { text_version: number | null }
+  restores?: Pick<DocumentVersionRow, 'text_version' | 'pages'>
   expected_version?: number
 }
 
@@ -37,7 +44,7 @@ export type Wanted = {
 type Plan = {
   next: DocumentRow
   /** The new text; null when the text stays. */
-  text: string | null
+  text: StoredText | null
   /** What the new chunks are made of; null when the chunks stay. */
   source: CutSource | null
   /** What the source was made from: the same key is the same source. */
@@ -150,22 +157,24 @@ async function planChange(db: Tx, services: Services, row: DocumentRow, wanted: 
     (wanted.settings !== undefined && row.status !== 'ready') ||
     (settings.chunk_strategy === 'auto' && next.title !== row.title && row.status === 'ready')
   const stored = writesText || cutAnew ? await storedText(db, row) : null
-  const text = wanted.append === undefined ? wanted.content : `${stored}${wanted.append}`
-  const replaced = text !== undefined && text !== stored
+  const content = wanted.append === undefined ? wanted.content : `${stored?.content}${wanted.append}`
+  const replaced = content !== undefined && content !== stored?.content
   if (replaced && !wanted.restores)
-    textSize(text, services.config.DOCUMENT_CONTENT_MAX_BYTES, wanted.append === undefined ? 'content' : 'append')
+    textSize(content, services.config.DOCUMENT_CONTENT_MAX_BYTES, wanted.append === undefined ? 'content' : 'append')
 
   const changed = replaced || VERSIONED.some(name => !isDeepStrictEqual(next[name], row[name]))
+  const text = replaced ? { content, pages: wanted.restores?.pages ?? null } : null
   const live = text ?? stored
   const cuts = replaced || cutAnew || (writesText && row.status !== 'ready')
   if (cuts && live === null && !wanted.restores)
     invalid({ code: 'INVALID_STATE', path: '', message: 'the document has no text to cut yet; ingest it again' })
   return {
     next,
-    text: replaced ? text : null,
+    text,
     source: cuts && live !== null ? { text: live, settings, title: next.title } : null,
     key: JSON.stringify([
       wanted.content === undefined ? row.text_version : null,
+      live?.pages,
       settings,
       settings.chunk_strategy === 'auto' ? next.title : null,
     ]),
@@ -194,7 +203,7 @@ function requireTextSource(row: DocumentRow, wanted: Wanted): void {
     invalid({ code: 'INVALID_STATE', path: field, message: 'the document has no text to add to yet' })
 }
 
-const storedText = async (db: Tx, row: DocumentRow): Promise<string | null> =>
+const storedText = async (db: Tx, row: DocumentRow): Promise<StoredText | null> =>
   row.text_version === null ? null : textOf(db, row.id)
 
 const settingsOf = (row: DocumentRow): ChunkSettings => ({
@@ -229,10 +238,10 @@ async function applyPlan(
   if (plan.text !== null) {
     next.text_version = write.text_version ?? next.version
     next.total_pages = null
-    await setDocumentText(tx, row, plan.text)
+    await setDocumentText(tx, row, plan.text, next.text_version)
   }
   if (plan.text !== null && isTextSource(row)) {
-    const { content_type, size } = await rewriteFile(tx, row, plan.text)
+    const { content_type, size } = await rewriteFile(tx, row, plan.text.content)
     Object.assign(next, { content_type, size })
   }
   if (next.path !== row.path || next.filename !== row.filename)

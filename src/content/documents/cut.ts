@@ -4,14 +4,15 @@ import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import { type EmbeddedChunk, embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, ChunkSettings } from '../chunks/model.ts'
+import { pagesOf } from '../chunks/pages.ts'
 import { ChunkLimitError, splitPages } from '../chunks/split.ts'
 import { insertChunks } from '../chunks/store.ts'
 import { embedderOf } from '../embeddings/embedder.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
-import type { DocumentRow } from './model.ts'
+import type { DocumentRow, StoredText } from './model.ts'
 
-/** What chunks are made of: a text without pages, how it is cut, and the title that `auto` embeds with every chunk. */
-export type CutSource = { text: string; settings: ChunkSettings; title: string | null }
+/** What chunks are made of: a text, how it is cut, and the title that `auto` embeds with every chunk. */
+export type CutSource = { text: StoredText; settings: ChunkSettings; title: string | null }
 
 /** Chunks of a text, ready to be written; their vectors belong to `space`. */
 export type Cut = {
@@ -23,7 +24,7 @@ export type Cut = {
 async function split(services: Services, { text, settings, title }: CutSource): Promise<ChunkDraft[]> {
   try {
     const maxChunks = services.config.INGESTION_MAX_CHUNKS
-    return await splitPages([{ number: null, text }], settings, { title, maxChunks })
+    return await splitPages(pagesOf(text.content, text.pages), settings, { title, maxChunks })
   } catch (error) {
     if (error instanceof ChunkLimitError)
       invalid({ code: 'TOO_MANY_CHUNKS', path: 'chunk_size', message: error.message })

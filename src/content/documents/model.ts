@@ -4,6 +4,7 @@ import { RecordedFailure } from '../../core/errors.ts'
 import { kind } from '../../core/kind.ts'
 import { TagBag, TagInput } from '../../core/tags.ts'
 import { chunkFields, chunkRecord } from '../chunks/model.ts'
+import type { PageStarts } from '../chunks/pages.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Filename, WritablePath } from '../paths.ts'
 
@@ -116,6 +117,9 @@ export const DocumentRow = z.object({
 })
 export type DocumentRow = z.output<typeof DocumentRow>
 
+/** A text as it is stored, with where its pages begin. */
+export type StoredText = { content: string; pages: PageStarts | null }
+
 /** Who made a version: a principal, or the platform itself. */
 export const Author = z.object({ type: z.enum(['user', 'api_key', 'system']), id: z.string().nullable() })
 export type Author = z.output<typeof Author>
@@ -142,10 +146,11 @@ export const DocumentVersionWithContent = DocumentVersion.extend({ content: z.st
   id: 'DocumentVersionWithContent',
 })
 
-/** A version with its text. */
+/** A version with its text and where its pages begin. */
 export const DocumentVersionRow = z.object({
   ...DocumentVersionWithContent.shape,
   text_version: z.int().nullable(),
+  pages: z.array(z.tuple([z.int().nullable(), z.int()])).nullable(),
   created_at: z.string(),
 })
 export type DocumentVersionRow = z.output<typeof DocumentVersionRow>

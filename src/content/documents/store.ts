@@ -1,6 +1,7 @@
 import { jsonb, type Queryable, sql } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
-import { type Author, DocumentRow, DocumentVersionRow } from './model.ts'
+import type { PageStarts } from '../chunks/pages.ts'
+import { type Author, DocumentRow, DocumentVersionRow, type StoredText } from './model.ts'
 
 const document = sql.type(DocumentRow)
 
@@ -110,22 +111,36 @@ export const deleteDocument = (db: Queryable, id: string) =>
   db.query(sql.unsafe`delete from documents where id = ${id}`)
 
 /** The live text of a document, whatever its status; null when it has none. */
-export const textOf = (db: Queryable, id: string): Promise<string | null> =>
-  db.maybeOneFirst(sql.unsafe`select content from document_texts where document_id = ${id}`) as Promise<string | null>
+export const textOf = (db: Queryable, id: string): Promise<StoredText | null> =>
+  db.maybeOne(sql.unsafe`
+    select content, pages from document_texts where document_id = ${id}`) as Promise<StoredText | null>
 
 /**
- * Makes a text the live one of a document; the text it replaces moves to the version that brought it. `before` is the
- * locked row before the change; the caller writes the new `text_version` with `updateDocument`.
+ * Makes a text the live one of a document; the text it replaces moves to the version that brought it, and the version
+ * that has the new one already gives it away. `before` is the locked row before the change; the caller writes the new
+ * `text_version` with `updateDocument`.
  */
-export const setDocumentText = (db: Queryable, before: Pick<DocumentRow, 'id' | 'text_version'>, text: string) =>
+export const setDocumentText = (
+  db: Queryable,
+  before: Pick<DocumentRow, 'id' | 'text_version'>,
+  { content, pages }: StoredText,
+  textVersion: number,
+) =>
   db.query(sql.unsafe`
     with replaced as (
-      update document_versions v set content = t.content from document_texts t
+      update document_versions v set content = t.content, pages = t.pages from document_texts t
       where t.document_id = ${before.id} and v.document_id = ${before.id} and v.version = ${before.text_version}
         and v.content is null
+    ), given as (
+      update document_versions set content = null, pages = null
+      where document_id = ${before.id} and version = ${textVersion} and content is not null
     )
-    insert into document_texts (document_id, content) values (${before.id}, ${text})
-    on conflict (document_id) do update set content = excluded.content`)
+    insert into document_texts (document_id, content, pages) values (${before.id}, ${content}, ${jsonb(pages)})
+    on conflict (document_id) do update set content = excluded.content, pages = excluded.pages`)
+
+/** Says where the pages of the live text of a document begin. */
+export const setTextPages = (db: Queryable, id: string, pages: PageStarts | null) =>
+  db.query(sql.unsafe`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
 
 /** Archives the state of a document as the version that its row says. A tombstone is one without a text. */
 export const archiveVersion = (
@@ -156,12 +171,13 @@ export const endAttempt = (db: Queryable, documentId: string) =>
 
 const version = sql.type(DocumentVersionRow)
 
-/** One version with its text; by the primary key. A tombstone has none. */
+/** One version with its text and its pages; by the primary key. A tombstone has none. */
 export const findVersion = (db: Queryable, documentId: string, number: number): Promise<DocumentVersionRow | null> =>
   db.maybeOne(version`
     select v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy, v.chunk_unit,
       v.chunk_size, v.chunk_overlap, v.text_version, v.created_by, v.created_at,
-      case when not v.tombstone then coalesce(brought.content, live.content) end as content
+      case when not v.tombstone then coalesce(brought.content, live.content) end as content,
+      coalesce(brought.pages, live.pages) as pages
     from document_versions v
     left join document_versions brought on brought.document_id = v.document_id and brought.version = v.text_version
     left join document_texts live on live.document_id = brought.document_id and brought.content is null

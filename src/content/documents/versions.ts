@@ -42,7 +42,7 @@ export async function restoreVersion(
     tags: () => tags,
     settings: version,
     ...(content === null ? {} : { content }),
-    restores: { text_version: version.text_version },
+    restores: version,
     expected_version,
   })
 }
