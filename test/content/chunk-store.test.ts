@@ -211,6 +211,17 @@ describe('a text search configuration', () => {
     })
   }
 
+  it('may be named with its schema, in any case', async () => {
+    const app = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: 'pg_catalog.English' } })
+    try {
+      const { key } = await app.project()
+      const made = await create(key, { content: 'The running cats' })
+      assert.ok((await stored(app, made.id))[0].words.includes('cat'))
+    } finally {
+      await app.close()
+    }
+  })
+
   it('that is set is used, and another one makes the words anew', async () => {
     const english = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' } })
     try {

@@ -120,6 +120,7 @@ describe('embedding anew', () => {
     await pages(4)
     const before = await next(local(64))
     await eventually(async () => (await pendingOf(before.key)) === 0)
+    await apps.pop()?.close()
     server.behave = () => ({ status: 401 })
     const { app, key } = await next(remote({ EMBEDDING_MODEL: 'another' }))
     await eventually(() => server.calls.length > 0)

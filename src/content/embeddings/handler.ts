@@ -8,7 +8,7 @@ const SWEEP_SECONDS = 300
 
 /** Who embeds what has no vectors yet, and what has those of other settings. */
 export function embeddingActors(services: Services): { actors: Actor[]; ticks: Tick[] } {
-  // A worker that starts may have come with new settings.
+  // A worker that starts may have come with new settings. Should one with the old ones take it, a tick follows.
   services.queues
     .send([message(reindexQueue, {})])
     .catch(error => services.log.error({ err: error }, 'not looked for documents to embed anew'))
