@@ -52,7 +52,7 @@ export async function run(): Promise<Row[]> {
       const recall = await recallOf(services, space, project.id, corpus)
       if (make !== structureless) recalls.push(recall.mean)
       rows.push(recallRow(corpus.name, recall, make === structureless ? undefined : '>= 0.95'))
-      await services.pool.query(sql.unsafe`delete from knowledge_vectors where project_id = ${project.id}`)
+      await services.pool.query(sql.unsafe`truncate knowledge_vectors`)
     }
     const texts = sparse(size)
     const projects: { count: number; id: string; token: string }[] = []

@@ -7,8 +7,11 @@ import { commonness, type Hit, matchAll, matchSome, readQuery } from './store.ts
 const SOME_WORDS = 8
 /** Words of a question that are looked at to find the rarest. */
 const WORDS_WEIGHED = 64
-/** A word that so many of the sampled rows hold tells nothing, as long as there is another. */
-const COMMON = 0.15
+/**
+ * Words are taken, the rarest first, for as long as they stand in so many of the sampled rows together: a word that half the
+ * project holds tells nothing and is found in half the project.
+ */
+const SHARE = 0.1
 /**
  * Rows with less than this share of the best row's weight are left out: found by one word that says little, they would
  * lift a likeness that is no better. On the labelled questions the fused order then beats both channels.
@@ -49,6 +52,10 @@ export function lexicalHits(
 function rarest(words: readonly string[], shares: ReadonlyMap<string, number>): string[] {
   const share = (word: string) => shares.get(word) ?? 0
   const sorted = [...words].sort((left, right) => share(left) - share(right))
-  const telling = sorted.filter(word => share(word) <= COMMON)
-  return (telling.length > 0 ? telling : sorted).slice(0, SOME_WORDS)
+  let sum = 0
+  const telling = sorted.filter(word => {
+    sum += share(word)
+    return sum <= SHARE
+  })
+  return (telling.length > 0 ? telling : sorted.slice(0, 1)).slice(0, SOME_WORDS)
 }

@@ -53,25 +53,58 @@ function walshHadamard(values: Float64Array): void {
   }
 }
 
-/**
- * The code of a vector as PostgreSQL reads a `bit varying`: `x` and hexadecimal digits, the first bit leftmost. Takes about
- * 30 microseconds for 1,024 dimensions.
- * @param vector of 2 to 4096 dimensions; its length does not matter, so it need not be normalized
- */
-export function codeOf(vector: Float32Array): string {
+/** The rotated coordinates of a vector, one for each bit of its code. */
+function rotated(vector: Float32Array): Float64Array {
   const padded = paddedLength(vector.length)
   const signs = signsOf(padded)
-  const code = Buffer.alloc(codeBits(vector.length) / 8)
+  const coordinates = new Float64Array(codeBits(vector.length))
   const values = new Float64Array(padded)
-  let bit = 0
-  for (let at = 0; at < signs.length; ) {
+  let at = 0
+  for (let start = 0; start < coordinates.length; start += padded) {
     values.fill(0)
     values.set(vector)
     for (let round = 0; round < ROUNDS; round++) {
       for (let index = 0; index < padded; index++) values[index] *= signs[at++]
       walshHadamard(values)
     }
-    for (let index = 0; index < padded; index++, bit++) if (values[index] > 0) code[bit >> 3] |= 128 >> (bit & 7)
+    coordinates.set(values, start)
   }
+  return coordinates
+}
+
+/**
+ * The code of a vector as PostgreSQL reads a `bit varying`: `x` and hexadecimal digits, the first bit leftmost. Takes about
+ * 40 microseconds for 1,024 dimensions.
+ * @param vector of 32 to 4096 dimensions; its length does not matter, so it need not be normalized
+ */
+export function codeOf(vector: Float32Array): string {
+  const coordinates = rotated(vector)
+  const code = Buffer.alloc(coordinates.length / 8)
+  for (let bit = 0; bit < coordinates.length; bit++) if (coordinates[bit] > 0) code[bit >> 3] |= 128 >> (bit & 7)
   return `x${code.toString('hex')}`
+}
+
+/**
+ * Estimates how near rows are to a question from their codes: the question's rotated coordinates, added where a row's bit is
+ * set and subtracted where it is not. It knows the question exactly, so it errs half as much as the distance of two codes.
+ * @param vector the question
+ * @returns the estimate for the code at a byte offset of a buffer; it grows with the cosine and means nothing else
+ */
+export function estimatorOf(vector: Float32Array): (codes: Uint8Array, offset: number) => number {
+  const coordinates = rotated(vector)
+  const bytes = coordinates.length / 8
+  // What each value of each byte of a code adds up to; a value is one with its lowest bit cleared, and that bit.
+  const sums = new Float64Array(bytes * 256)
+  for (let byte = 0; byte < bytes; byte++) {
+    for (let bit = 0; bit < 8; bit++) sums[byte * 256] -= coordinates[byte * 8 + bit]
+    for (let value = 1; value < 256; value++) {
+      const lowest = 31 - Math.clz32(value & -value)
+      sums[byte * 256 + value] = sums[byte * 256 + (value & (value - 1))] + 2 * coordinates[byte * 8 + 7 - lowest]
+    }
+  }
+  return (codes, offset) => {
+    let sum = 0
+    for (let byte = 0; byte < bytes; byte++) sum += sums[byte * 256 + codes[offset + byte]]
+    return sum
+  }
 }
