@@ -1,0 +1,495 @@
+import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
+import path from 'node:path'
+import pg from 'pg'
+import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
+import { rawQuery } from '../../src/core/db.ts'
+import { newId } from '../../src/core/ids.ts'
+import { createDatabase, dropDatabase } from '../support/postgres.ts'
+import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+
+const sqlFile = (name: string) => readFileSync(path.join(import.meta.dirname, '../../sql', name), 'utf8')
+const allow = (action: string[], resource = ['*']) => ({ statement: [{ effect: 'Allow', action, resource }] })
+
+describe('documents of messages', function () {
+  this.timeout(20_000)
+  let app: SessionApp
+
+  before(async () => {
+    app = await startSessionApp({ env: { PROVIDER_MAX_RETRIES: '0' } })
+  })
+  after(() => app.close())
+
+  const rows = async (text: string, values: unknown[] = []) =>
+    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+  const conversation = async () => expectStatus(await app.key.post('/conversations', {}), 201).id as string
+  const post = (id: string, body: object) => app.key.post(`/conversations/${id}/messages`, { role: 'user', ...body })
+  const say = async (id: string, message: string) => expectStatus(await post(id, { message }), 201)
+  const texts = async (id: string) =>
+    contents(expectStatus(await app.key.get(`/conversations/${id}/messages?limit=100`), 200).data)
+  const document = async (body: object = {}) =>
+    expectStatus(await app.key.post('/documents', { content: 'a page', ...body }), 201)
+
+  describe('that messages own', () => {
+    it('hold the text, with a file below the reserved root whose bytes are the same text', async () => {
+      const id = await conversation()
+      const text = 'Grüße, 世界\n'
+      const { document_id } = await say(id, text)
+      const read = expectStatus(await app.key.get(`/documents/${document_id}`), 200)
+      const where = `/.system/conversations/${id}/${document_id}.txt`
+      assert.deepEqual(
+        { ...read, file_id: 0, created_at: 0, updated_at: 0 },
+        {
+          id: document_id,
+          project_id: app.projectId,
+          file_id: 0,
+          path: where,
+          filename: `${document_id}.txt`,
+          content_type: 'text/plain',
+          size: Buffer.byteLength(text),
+          kind: 'message',
+          status: 'ready',
+          version: 1,
+          title: null,
+          metadata: null,
+          tags: {},
+          chunk_strategy: 'whole',
+          chunk_unit: null,
+          chunk_size: null,
+          chunk_overlap: null,
+          chunk_count: 0,
+          error: null,
+          content: text,
+          created_at: 0,
+          updated_at: 0,
+        },
+      )
+      const file = expectStatus(await app.key.get(`/files/${read.file_id}`), 200)
+      assert.deepEqual(
+        [file.path, file.size, file.document_id, file.has_content],
+        [where, read.size, document_id, true],
+      )
+      const bytes = await app.key.get(`/files/${read.file_id}/download`)
+      assert.equal(bytes.body, text)
+      assert.equal(bytes.headers.get('etag'), `"${file.checksum_sha256}"`)
+      const version = expectStatus(await app.key.get(`/documents/${document_id}/versions/1`), 200)
+      assert.deepEqual([version.content, version.path, version.created_by], [text, where, { type: 'system', id: null }])
+      const status = expectStatus(await app.key.get(`/documents/${document_id}/status`), 200)
+      assert.deepEqual([status.status, status.progress, status.total_chunks], ['ready', 100, 0])
+    })
+
+    it('are told of by the events of the message only', async () => {
+      const id = await conversation()
+      const { document_id } = await say(id, 'quiet')
+      const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
+      await app.key.delete(`/conversations/${id}/messages/${document_id}`)
+      const told = await rows('select name from events where resource_id = any($1) order by id', [
+        [document_id, file_id],
+      ])
+      assert.deepEqual(
+        told.map(({ name }) => name),
+        ['conversation_messages.created', 'conversation_messages.deleted'],
+      )
+    })
+
+    it('are in no list and no search', async () => {
+      const id = await conversation()
+      const { document_id } = await say(id, 'sesquipedalian')
+      const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
+      for (const query of ['', '&path_prefix=/.system', `&path_prefix=/.system/conversations/${id}`]) {
+        const documents = expectStatus(await app.key.get(`/documents?limit=100${query}`), 200).data
+        assert.ok(!documents.some((each: { id: string }) => each.id === document_id))
+        const files = expectStatus(await app.key.get(`/files?limit=100${query}`), 200).data
+        assert.ok(!files.some((each: { id: string }) => each.id === file_id))
+      }
+      const { path } = (await app.key.get(`/documents/${document_id}`)).body
+      expectRefusal(await app.key.get(`/documents/by-path?path=${path}`), 404, 'RESOURCE_NOT_FOUND')
+      const found = expectStatus(await app.key.post('/knowledge/search', { query: 'sesquipedalian' }), 200)
+      assert.deepEqual(found.results, [])
+    })
+
+    it('are written by the platform only', async () => {
+      const id = await conversation()
+      const { document_id } = await say(id, 'mine')
+      const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
+      const base = `/documents/${document_id}`
+      const refused = [
+        await app.key.patch(base, { content: 'other' }),
+        await app.key.patch(base, { path: '/elsewhere' }),
+        await app.key.put(`${base}/tags`, { a: 'b' }),
+        await app.key.post(`${base}/withdraw`, {}),
+        await app.key.post(`${base}/ingest`, {}),
+        await app.key.post(`${base}/versions/1/restore`, {}),
+        await app.key.delete(base),
+        await app.key.patch(`/files/${file_id}/metadata`, { prefix: '/elsewhere' }),
+        await app.key.put(`/files/${file_id}/tags`, { a: 'b' }),
+        await app.key.delete(`/files/${file_id}`),
+      ]
+      for (const reply of refused) {
+        const { meta } = expectRefusal(reply, 400, 'VALIDATION_FAILED')
+        assert.equal(meta.problems[0].code, 'RESERVED_PATH')
+      }
+      expectRefusal(await app.key.post('/documents/ingest', { file_id }), 409, 'FILE_ALREADY_INGESTED')
+      assert.deepEqual(await texts(id), ['mine'])
+    })
+
+    it('go with their message, and with their file', async () => {
+      const id = await conversation()
+      const { document_id } = await say(id, 'short-lived')
+      const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
+      expectStatus(await app.key.delete(`/conversations/${id}/messages/${document_id}`), 204)
+      expectRefusal(await app.key.get(`/documents/${document_id}`), 404, 'RESOURCE_NOT_FOUND')
+      expectRefusal(await app.key.get(`/files/${file_id}`), 404, 'RESOURCE_NOT_FOUND')
+    })
+
+    it('stay while a fork uses them, and go with the last session, also when both go at once', async () => {
+      for (let round = 0; round < 6; round++) {
+        const parent = await app.session()
+        const { document_id } = await app.say(parent, 'shared')
+        const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
+        const fork = expectStatus(await app.key.post(`/sessions/${parent.id}/fork`), 201)
+        if (round === 0) {
+          expectStatus(await app.key.delete(`/sessions/${parent.id}`), 204)
+          assert.deepEqual(contents(await app.messages(fork)), ['shared'])
+          expectStatus(await app.key.delete(`/sessions/${fork.id}`), 204)
+        } else {
+          const both = await Promise.all([parent, fork].map(({ id }) => app.key.delete(`/sessions/${id}`)))
+          for (const reply of both) expectStatus(reply, 204)
+        }
+        expectRefusal(await app.key.get(`/documents/${document_id}`), 404, 'RESOURCE_NOT_FOUND')
+        assert.deepEqual(await rows('select 1 from files where id = $1', [file_id]), [])
+      }
+    })
+
+    it('do not count as stored bytes', async () => {
+      const { id: project_id, key } = await app.project()
+      const { id } = (await key.post('/conversations', {})).body
+      const quota = { project_id, scope: 'project', metric: 'storage_bytes', window: 'current', limit: 500 }
+      expectStatus(await app.admin.post('/quotas', quota), 201)
+      const message = { role: 'user', message: 'x'.repeat(1000) }
+      expectStatus(await key.post(`/conversations/${id}/messages`, message), 201)
+      await snapshotProjects(app.services, { all: true })
+      expectStatus(await key.post(`/conversations/${id}/messages`, message), 201)
+      expectStatus(await key.post('/documents', { content: 'x' }), 201)
+      expectRefusal(await key.post('/documents', { content: message.message }), 409, 'QUOTA_STORAGE_EXCEEDED')
+    })
+
+    it('are written in the one statement that adds the message', async () => {
+      const id = await conversation()
+      await say(id, 'warm')
+      const from = app.statements.length
+      await say(id, 'counted')
+      const sent = app.statements.slice(from)
+      assert.equal(sent.filter(text => text.includes('insert into document_texts')).length, 1)
+      const touching = sent.filter(text => /\b(files|documents|document_texts|conversation_messages)\b/.test(text))
+      assert.equal(touching.length, 1, touching.join('\n'))
+    })
+  })
+
+  describe('that a caller names', () => {
+    it('give their text to the message and to the model', async () => {
+      const { agentId, requests } = await app.scripted([{ reply: { text: 'read' } }])
+      const { id: document_id } = await document({ content: 'the whole report' })
+      const id = await conversation()
+      const stored = expectStatus(await post(id, { document_id, metadata: { source: 'upload' } }), 201)
+      assert.deepEqual(
+        [stored.document_id, stored.content, stored.position, stored.metadata],
+        [document_id, 'the whole report', 0, { source: 'upload' }],
+      )
+      const [event] = await rows(`select envelope from events where resource_id = $1 and name = $2`, [
+        document_id,
+        'conversation_messages.created',
+      ])
+      assert.deepEqual(JSON.parse(event.envelope).data, stored)
+      expectStatus(await app.key.post(`/conversations/${id}/generate?wait=true`, { agent_id: agentId }), 200)
+      const [{ body }] = await requests()
+      assert.equal(JSON.stringify(body.messages.at(-1)).includes('the whole report'), true)
+      assert.deepEqual(await texts(id), ['the whole report', 'read'])
+      const exported = await app.key.get(`/conversations/${id}/export`)
+      assert.equal(JSON.parse(String(exported.body).split('\n')[0]).content, 'the whole report')
+    })
+
+    it('are messages of sessions too, and ask for an automatic reply', async () => {
+      const { agentId } = await app.scripted([{ reply: { text: 'noted' } }])
+      const session = await app.session({ agent_id: agentId, auto_generate: true })
+      const { id: document_id } = await document({ content: 'minutes' })
+      const path = `/sessions/${session.id}/messages`
+      const stored = expectStatus(await app.key.post(`${path}?wait=true`, { document_id }), 201)
+      assert.deepEqual([stored.document_id, stored.content, stored.reply.content], [document_id, 'minutes', 'noted'])
+      assert.deepEqual(contents(await app.messages(session)), ['minutes', 'noted'])
+      const { meta } = expectRefusal(await app.key.post(path, { document_id }), 409, 'NAME_CONFLICT')
+      assert.deepEqual(meta, { field: 'document_id' })
+      for (const body of [{}, { message: 'x', document_id }])
+        expectRefusal(await app.key.post(path, body), 400, 'VALIDATION_FAILED')
+    })
+
+    it('come instead of a text, never beside one', async () => {
+      const id = await conversation()
+      const { id: document_id } = await document()
+      for (const body of [
+        {},
+        { message: 'x', document_id },
+        { document_id: null },
+        { document_id: 7 },
+        { document_id: '' },
+      ])
+        expectRefusal(await post(id, body), 400, 'VALIDATION_FAILED')
+      expectRefusal(await post(id, { document_id, role: 'system' }), 400, 'SYSTEM_MESSAGE_NOT_ALLOWED')
+    })
+
+    it('must be of the project, and there', async () => {
+      const id = await conversation()
+      const other = await app.project()
+      const foreign = expectStatus(await other.key.post('/documents', { content: 'foreign' }), 201)
+      for (const document_id of [foreign.id, newId('doc'), newId('file'), 'doc_1', 'x'.repeat(255)])
+        expectRefusal(await post(id, { document_id }), 404, 'RESOURCE_NOT_FOUND')
+      expectRefusal(
+        await app.admin.post(`/conversations/${id}/messages`, { role: 'user', document_id: foreign.id }),
+        404,
+        'RESOURCE_NOT_FOUND',
+      )
+      assert.deepEqual(await texts(id), [])
+    })
+
+    it('need the permission to read them, by id or by path', async () => {
+      const id = await conversation()
+      const session = await app.session()
+      const open = await document({ path: `/open/${newId('doc')}` })
+      const closed = await document({ path: `/closed/${newId('doc')}` })
+      const user = await app.user(undefined, [
+        allow(['conversations:*', 'sessions:*']),
+        allow(['documents:GetDocument'], [`srn:${app.projectId}:document:/open/*`]),
+      ])
+      for (const [path, role] of [
+        [`/conversations/${id}/messages`, { role: 'user' }],
+        [`/sessions/${session.id}/messages`, {}],
+      ] as const) {
+        expectStatus(await user.post(path, { ...role, document_id: open.id }), 201)
+        expectRefusal(await user.post(path, { ...role, document_id: closed.id }), 403, 'FORBIDDEN')
+      }
+      assert.deepEqual(await texts(id), ['a page'])
+      const [entry] = await rows(
+        `select detail from audit_entries where resource_public_id = $1 and status = 403 order by id desc limit 1`,
+        [id],
+      )
+      assert.match(JSON.stringify(entry), new RegExp(`documents:GetDocument.*${closed.id}`))
+    })
+
+    it('are one message of a conversation, also when two come at once, and may be messages of several', async () => {
+      const { id: document_id } = await document()
+      const id = await conversation()
+      const replies = await Promise.all(Array.from({ length: 8 }, () => post(id, { document_id })))
+      assert.deepEqual(replies.map(({ status }) => status).sort(), [201, ...Array(7).fill(409)])
+      for (const reply of replies.filter(({ status }) => status === 409))
+        assert.deepEqual(expectRefusal(reply, 409, 'NAME_CONFLICT').meta, { field: 'document_id' })
+      assert.equal((await app.key.get(`/conversations/${id}`)).body.message_count, 1)
+      expectStatus(await post(await conversation(), { document_id }), 201)
+    })
+
+    it('are told of once by an idempotency key, whatever becomes of them', async () => {
+      const { id: document_id } = await document()
+      const id = await conversation()
+      const body = { document_id, idempotency_key: 'once' }
+      const first = expectStatus(await post(id, body), 201)
+      assert.deepEqual(expectStatus(await post(id, body), 200), first)
+      assert.deepEqual(expectStatus(await post(id, { ...body, document_id: newId('doc') }), 200), first)
+      assert.deepEqual(expectStatus(await post(id, { message: 'x', idempotency_key: 'once' }), 200), first)
+    })
+
+    it('are inserted at a position like any message', async () => {
+      const id = await conversation()
+      await say(id, 'a')
+      await say(id, 'b')
+      const { id: document_id } = await document()
+      assert.equal(expectStatus(await post(id, { document_id, position: 1 }), 201).position, 1)
+      assert.deepEqual(await texts(id), ['a', 'a page', 'b'])
+    })
+
+    it('stay when their message or its conversation goes', async () => {
+      const { id: document_id } = await document()
+      const one = await conversation()
+      await post(one, { document_id })
+      expectStatus(await app.key.delete(`/conversations/${one}/messages/${document_id}`), 204)
+      expectStatus(await app.key.get(`/documents/${document_id}`), 200)
+      expectStatus(await post(one, { document_id }), 201)
+      expectStatus(await app.key.delete(`/conversations/${one}`), 204)
+      const kept = expectStatus(await app.key.get(`/documents/${document_id}`), 200)
+      assert.equal(kept.content, 'a page')
+      expectStatus(await app.key.get(`/files/${kept.file_id}`), 200)
+    })
+
+    it('leave a message without content when they are deleted, which the model does not see', async () => {
+      const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }])
+      const { id: document_id } = await document({ content: 'forget me' })
+      const id = await conversation()
+      await post(id, { document_id })
+      await say(id, 'and now?')
+      expectStatus(await app.key.delete(`/documents/${document_id}`), 204)
+      assert.deepEqual(await texts(id), [null, 'and now?'])
+      expectStatus(await app.key.post(`/conversations/${id}/generate?wait=true`, { agent_id: agentId }), 200)
+      assert.doesNotMatch(JSON.stringify((await requests())[0].body.messages), /forget me/)
+      expectStatus(await app.key.delete(`/conversations/${id}/messages/${document_id}`), 204)
+    })
+
+    it('show their text as it is: changed, withdrawn, restored', async () => {
+      const { id: document_id } = await document({ content: 'first' })
+      const id = await conversation()
+      await post(id, { document_id })
+      expectStatus(await app.key.patch(`/documents/${document_id}`, { content: 'second' }), 200)
+      assert.deepEqual(await texts(id), ['second'])
+      expectStatus(await app.key.post(`/documents/${document_id}/withdraw`, {}), 200)
+      assert.deepEqual(await texts(id), [null])
+      expectStatus(await app.key.post(`/documents/${document_id}/versions/1/restore`, {}), 200)
+      assert.deepEqual(await texts(id), ['first'])
+    })
+
+    it('must have a text', async () => {
+      const id = await conversation()
+      const empty = await document({ content: '' })
+      const withdrawn = await document({ content: 'once' })
+      await app.key.post(`/documents/${withdrawn.id}/withdraw`, {})
+      const file = await app.key.post('/files/upload/base64', { content: 'aGVsbG8=', filename: `${newId('x')}.txt` })
+      const pending = expectStatus(await app.key.post('/documents/ingest', { file_id: file.body.id }), 202)
+      for (const document_id of [empty.id, withdrawn.id, pending.id]) {
+        const { meta } = expectRefusal(await post(id, { document_id }), 400, 'VALIDATION_FAILED')
+        assert.deepEqual([meta.problems[0].code, meta.problems[0].path], ['INVALID_STATE', 'document_id'])
+      }
+      assert.deepEqual(await texts(id), [])
+    })
+
+    it('may be the text of another message, which then lives as long as either', async () => {
+      const one = await conversation()
+      const two = await conversation()
+      const { document_id } = await say(one, 'quoted')
+      expectStatus(await post(two, { document_id }), 201)
+      expectStatus(await app.key.delete(`/conversations/${one}`), 204)
+      assert.deepEqual(await texts(two), ['quoted'])
+      expectStatus(await app.key.delete(`/conversations/${two}`), 204)
+      expectRefusal(await app.key.get(`/documents/${document_id}`), 404, 'RESOURCE_NOT_FOUND')
+    })
+
+    it('are there or refused when the message that owns them goes at the same time', async () => {
+      for (let round = 0; round < 10; round++) {
+        const one = await conversation()
+        const two = await conversation()
+        const { document_id } = await say(one, 'raced')
+        const [named, gone] = await Promise.all([
+          post(two, { document_id }),
+          app.key.delete(`/conversations/${one}/messages/${document_id}`),
+        ])
+        expectStatus(gone, 204)
+        if (named.status === 201) assert.deepEqual(await texts(two), ['raced'])
+        else expectRefusal(named, 404, 'RESOURCE_NOT_FOUND')
+        const kept = await rows('select 1 from documents where id = $1', [document_id])
+        assert.equal(kept.length, named.status === 201 ? 1 : 0)
+      }
+    })
+  })
+
+  describe('of a database from before', () => {
+    const name = `muster_test_${newId('m')}`
+    const ids = {
+      doc: Array.from({ length: 4 }, () => newId('doc')),
+      conv: Array.from({ length: 2 }, () => newId('conv')),
+    }
+    let db: pg.Client
+
+    before(async () => {
+      db = new pg.Client({ connectionString: await createDatabase(name) })
+      await db.connect()
+      for (const file of [
+        '0001_identity',
+        '0002_control',
+        '0003_webhooks',
+        '0004_quotas',
+        '0005_execution',
+        '0006_generations',
+        '0007_conversation',
+        '0008_sessions',
+        '0009_provider_secrets',
+        '0010_content',
+        '0011_documents',
+      ])
+        await db.query(sqlFile(`${file}.sql`))
+      await db.query(`insert into projects (id, name) values ('prj_1', 'p')`)
+      for (const id of ids.conv) await db.query(`insert into conversations (id, project_id) values ($1, 'prj_1')`, [id])
+      const [original, shared, purged, unused] = ids.doc
+      for (const [id, content] of [
+        [original, 'Grüße'],
+        [shared, ''],
+        [purged, null],
+        [unused, 'nobody'],
+      ])
+        await db.query(
+          `insert into message_texts (document_id, project_id, content, created_at) values ($1, 'prj_1', $2, '2026-01-02')`,
+          [id, content],
+        )
+      for (const [conversation, document, position] of [
+        [ids.conv[0], original, 0],
+        [ids.conv[1], shared, 0],
+        [ids.conv[0], shared, 1],
+        [ids.conv[0], purged, 2],
+      ])
+        await db.query(
+          `insert into conversation_messages (conversation_id, document_id, position, role) values ($1, $2, $3, 'user')`,
+          [conversation, document, position],
+        )
+      await db.query(`begin; ${sqlFile('0012_message_documents.sql')} commit;`)
+    })
+    after(async () => {
+      await db.end()
+      await dropDatabase(name)
+    })
+
+    it('are made of the texts that messages use', async () => {
+      const { rows: made } = await db.query(`
+        select d.id, d.kind, d.status, d.version, d.text_version, d.path = f.path and d.path = v.path as same_path, d.path,
+          d.filename = f.filename and d.size = f.size and d.content_type = f.content_type as same_file, d.size::int,
+          encode(f.sha256, 'hex') as sha256, f.storage, f.id as file_id, x.content, v.version as archived, v.created_by,
+          d.created_at = '2026-01-02' and f.created_at = '2026-01-02' and v.created_at = '2026-01-02' as same_time
+        from documents d join files f on f.id = d.file_id join document_texts x on x.document_id = d.id
+          join document_versions v on v.document_id = d.id
+        order by d.id`)
+      const [original, shared] = ids.doc
+      const common = {
+        kind: 'message',
+        status: 'ready',
+        version: 1,
+        text_version: 1,
+        same_path: true,
+        same_file: true,
+        storage: 'text',
+        archived: 1,
+        created_by: { type: 'system', id: null },
+        same_time: true,
+      }
+      assert.deepEqual(made, [
+        {
+          ...common,
+          id: original,
+          path: `/.system/conversations/${ids.conv[0]}/${original}.txt`,
+          size: 7,
+          sha256: 'f83e039796c6453a10f5519e39fd113901572316a1a8ea07cb525d2801dfd074',
+          file_id: original.replace('doc_', 'file_'),
+          content: 'Grüße',
+        },
+        {
+          ...common,
+          id: shared,
+          path: `/.system/conversations/${ids.conv[0]}/${shared}.txt`,
+          size: 0,
+          sha256: 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855',
+          file_id: shared.replace('doc_', 'file_'),
+          content: '',
+        },
+      ])
+    })
+
+    it('take the place of the table that held the texts; no other text is kept', async () => {
+      const { rows: left } = await db.query(`
+        select to_regclass('message_texts') as old, (select count(*)::int from conversation_messages) as messages,
+          (select count(*)::int from files) as files, (select count(*)::int from document_texts) as texts`)
+      assert.deepEqual(left, [{ old: null, messages: 4, files: 2, texts: 2 }])
+    })
+  })
+})
