@@ -1,5 +1,4 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import type { ChunkSettings, Page } from '../chunks/model.ts'
 import { pageStarts } from '../chunks/pages.ts'
@@ -20,32 +19,21 @@ import { type Claim, versionSettings } from './store.ts'
  * Makes a document ready with the pages that its chunks were cut from. The first text it gets counts as that of version
  * 1; a later one makes a version when it, or how it is cut, is another (content, 5.5.2). The caller holds the document's
  * lock and has ended the attempt.
- * @param made.unembedded whether chunks are without a vector that another try may give them
+ * @param document the locked row with the settings and counts of its new chunks
  */
-export async function finish(
-  tx: Tx,
-  services: Services,
-  before: DocumentRow,
-  claim: Claim,
-  made: { pages: Page[]; unembedded: boolean },
-): Promise<void> {
-  const text = { content: joinPages(made.pages), pages: pageStarts(made.pages) }
-  const ready: DocumentRow = {
-    ...before,
-    status: 'ready',
-    error: null,
-    embed_since: made.unembedded ? services.clock.now().toISOString() : null,
-  }
-  if (before.text_version === null) {
-    await setDocumentText(tx, before, text, 1)
-    await fillVersions(tx, before)
+export async function finish(tx: Tx, document: DocumentRow, claim: Claim, pages: Page[]): Promise<void> {
+  const text = { content: joinPages(pages), pages: pageStarts(pages) }
+  const ready: DocumentRow = { ...document, status: 'ready', error: null }
+  if (document.text_version === null) {
+    await setDocumentText(tx, document, text, 1)
+    await fillVersions(tx, document)
     ready.text_version = 1
   } else {
-    const stored = await textOf(tx, before.id)
+    const stored = await textOf(tx, document.id)
     const textChanged = stored?.content !== text.content
-    if (textChanged) await setDocumentText(tx, before, text, before.version + 1)
-    else if (!isDeepStrictEqual(stored.pages, text.pages)) await setTextPages(tx, before.id, text.pages)
-    if (textChanged || !sameSettings(before, await versionSettings(tx, before.id, before.version))) {
+    if (textChanged) await setDocumentText(tx, document, text, document.version + 1)
+    else if (!isDeepStrictEqual(stored.pages, text.pages)) await setTextPages(tx, document.id, text.pages)
+    if (textChanged || !sameSettings(document, await versionSettings(tx, document.id, document.version))) {
       ready.version += 1
       if (textChanged) ready.text_version = ready.version
       await archiveVersion(tx, ready, { created_by: { type: claim.principal.type, id: claim.principal.id } })

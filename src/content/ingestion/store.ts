@@ -178,12 +178,11 @@ export const dueAttempts = (
       ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
     order by a.due_at, a.id limit ${limit}`)
 
+/** How much there is to do, and how the text is cut. */
+export type Totals = { total_pages: number; total_chunks: number } & ChunkSettings
+
 /** Records how much there is to do; the caller holds the attempt. */
-export const setTotals = (
-  db: Queryable,
-  documentId: string,
-  totals: { total_pages: number | null; total_chunks: number } & ChunkSettings,
-) =>
+export const setTotals = (db: Queryable, documentId: string, totals: Totals) =>
   db.query(sql.unsafe`
     update documents set total_pages = ${totals.total_pages}, total_chunks = ${totals.total_chunks},
       chunk_strategy = ${totals.chunk_strategy}, chunk_unit = ${totals.chunk_unit}, chunk_size = ${totals.chunk_size},

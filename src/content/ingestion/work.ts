@@ -3,37 +3,19 @@ import { fault } from '../../core/fault.ts'
 import type { Services } from '../../core/operation.ts'
 import { type Context, HandBack } from '../../core/worker.ts'
 import type { Tx } from '../../core/write.ts'
-import { embedChunks } from '../chunks/embed.ts'
-import type { ChunkDraft } from '../chunks/model.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
 import { ChunkLimitError, splitPages } from '../chunks/split.ts'
-import { insertChunks, removeChunks } from '../chunks/store.ts'
+import { removeChunks } from '../chunks/store.ts'
 import type { DocumentRow } from '../documents/model.ts'
 import { lockDocument, updateDocument } from '../documents/store.ts'
-import { currentSpace } from '../embeddings/space.ts'
-import { finish } from './finish.ts'
+import { Hold, leaseOf, Superseded } from './hold.ts'
 import { type IngestionMessage, ingestionQueue } from './queue.ts'
 import { readSource } from './read.ts'
 import { settleFailed } from './settle.ts'
-import {
-  awaitCallback,
-  type Claim,
-  claimAttempt,
-  countChunks,
-  endHeld,
-  heldUntil,
-  renewLease,
-  requeueAttempt,
-  setTotals,
-} from './store.ts'
-
-/** Another worker, a callback or a caller has the document now: write nothing, leave. */
-class Superseded extends Error {}
+import { awaitCallback, type Claim, claimAttempt, endHeld, heldUntil, requeueAttempt } from './store.ts'
+import { writeChunks } from './write.ts'
 
 type Outcome = 'ready' | 'failed' | 'awaiting' | 'retry' | 'superseded'
-
-/** Chunks that are embedded and written together (content, 6.4.6). */
-const BATCH = 64
 
 /** Failures that another try would end in again (content, 6.3). */
 const NAMED: readonly string[] = [
@@ -50,12 +32,6 @@ const NAMED: readonly string[] = [
 
 const FIRST_RETRY_MS = 10_000
 const LAST_RETRY_MS = 600_000
-
-/** How long the lease of a worker is, and how often it renews it: often enough that it never seems to have stalled. */
-function leaseOf({ config }: Services): { leaseMs: number; beatMs: number } {
-  const leaseMs = Math.min(config.INGESTION_LEASE_SECONDS * 1000, config.INGESTION_STALL_TIMEOUT_MS)
-  return { leaseMs, beatMs: leaseMs / 4 }
-}
 
 /**
  * One try of an ingestion attempt: claims it, reads, cuts and embeds the text, writes chunks batch by batch, and settles
@@ -127,45 +103,6 @@ async function take(
   }
 }
 
-/** A claim while it is worked on: its lease is renewed, and `signal` is aborted once it is lost. */
-class Hold {
-  readonly claim: Claim
-  readonly signal: AbortSignal
-  readonly #services: Services
-  readonly #lost = new AbortController()
-  readonly #timer: NodeJS.Timeout
-
-  constructor(services: Services, claim: Claim, outer: AbortSignal) {
-    this.claim = claim
-    this.#services = services
-    this.signal = AbortSignal.any([outer, this.#lost.signal])
-    this.#timer = setInterval(() => void this.#beat(), leaseOf(services).beatMs)
-  }
-
-  async #beat(): Promise<void> {
-    try {
-      if (!(await renewLease(this.#services.pool, this.claim, leaseOf(this.#services).leaseMs))) this.#lose()
-    } catch (error) {
-      this.#services.log.warn({ err: error, document_id: this.claim.document_id }, 'lease of an ingestion not renewed')
-    }
-  }
-
-  #lose(): void {
-    clearInterval(this.#timer)
-    this.#lost.abort(new Superseded())
-  }
-
-  /** Writes for the document while the claim holds; nothing of it stays when it does not. Raises Superseded. */
-  write<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
-    this.signal.throwIfAborted()
-    return this.#services.write(work)
-  }
-
-  end(): void {
-    clearInterval(this.#timer)
-  }
-}
-
 type Ended = { outcome: Outcome; chunk_count?: number; error?: RecordedFailure; next_ms?: number }
 
 async function carryOut(services: Services, document: DocumentRow, hold: Hold): Promise<Ended> {
@@ -183,51 +120,13 @@ async function carryOut(services: Services, document: DocumentRow, hold: Hold): 
     title: document.title,
     maxChunks: config.INGESTION_MAX_CHUNKS,
   })
-  await hold.write(async tx => {
-    await guard(tx, services, claim)
-    await setTotals(tx, document.id, { total_pages: source.total_pages, total_chunks: chunks.length, ...settings })
-  })
-  let unembedded = false
-  for (let from = 0; from < chunks.length; from += BATCH)
-    unembedded = (await writeBatch(services, document, hold, chunks.slice(from, from + BATCH))) || unembedded
-  await fault(services, 'ingestion_written')
-  await hold.write(async tx => {
-    const locked = await lockDocument(tx, document.id)
-    if (!locked || !(await endHeld(tx, claim))) throw new Superseded()
-    await finish(tx, services, locked, claim, { pages: source.pages, unembedded })
+  await writeChunks(services, hold, document, {
+    chunks,
+    pages: source.pages,
+    totals: { total_pages: source.total_pages, total_chunks: chunks.length, ...settings },
   })
   await fault(services, 'ingestion_settled')
   return { outcome: 'ready', chunk_count: chunks.length }
-}
-
-/** Takes the document's lock, then makes sure of the claim and renews its lease. Raises Superseded. */
-async function guard(tx: Tx, services: Services, claim: Claim): Promise<DocumentRow> {
-  const document = await lockDocument(tx, claim.document_id)
-  if (!document || !(await renewLease(tx, claim, leaseOf(services).leaseMs))) throw new Superseded()
-  return document
-}
-
-/**
- * Embeds chunks, which takes as long as it takes, then writes them in one transaction. Answers whether some of them
- * could not be embedded now.
- */
-async function writeBatch(
-  services: Services,
-  document: DocumentRow,
-  hold: Hold,
-  drafts: ChunkDraft[],
-): Promise<boolean> {
-  const owner = { project_id: document.project_id, document_id: document.id }
-  const chunks = await embedChunks(services, owner, drafts, { signal: hold.signal })
-  const space = await currentSpace(services)
-  const embedded = chunks.filter(({ vectors }) => vectors.length > 0).length
-  await hold.write(async tx => {
-    await guard(tx, services, hold.claim)
-    await countChunks(tx, document.id, { written: chunks.length, embedded })
-    await insertChunks(tx, owner, chunks, { space, textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG })
-  })
-  await fault(services, 'ingestion_batch')
-  return chunks.some(({ failed }) => failed)
 }
 
 /** A tool has said that it will post the text. Its callback may have been faster. */

@@ -1,0 +1,68 @@
+import { fault } from '../../core/fault.ts'
+import type { Services } from '../../core/operation.ts'
+import { embedChunks } from '../chunks/embed.ts'
+import type { ChunkDraft, Page } from '../chunks/model.ts'
+import { insertChunks } from '../chunks/store.ts'
+import type { DocumentRow } from '../documents/model.ts'
+import { lockDocument } from '../documents/store.ts'
+import { currentSpace } from '../embeddings/space.ts'
+import { finish } from './finish.ts'
+import { type Hold, Superseded } from './hold.ts'
+import { countChunks, endHeld, setTotals, type Totals } from './store.ts'
+
+/** Chunks that are embedded and written together (content, 6.4.6). */
+const BATCH = 64
+
+/**
+ * Embeds chunks, which takes as long as it takes, and writes them with their vectors, batch by batch, each in a
+ * transaction that the claim guards. The last one makes the document ready; what fits into one batch is written with
+ * it. Raises Superseded when the claim is lost, the reason of its signal when that is aborted.
+ */
+export async function writeChunks(
+  services: Services,
+  hold: Hold,
+  document: DocumentRow,
+  { chunks, pages, totals }: { chunks: ChunkDraft[]; pages: Page[]; totals: Totals },
+): Promise<void> {
+  const owner = { project_id: document.project_id, document_id: document.id }
+  const options = {
+    space: await currentSpace(services),
+    textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
+  }
+  const embed = async (from: number, to: number) => {
+    const batch = await embedChunks(services, owner, chunks.slice(from, to), { signal: hold.signal })
+    unembedded ||= batch.some(({ failed }) => failed)
+    return { batch, written: batch.length, embedded: batch.filter(({ vectors }) => vectors.length > 0).length }
+  }
+  let unembedded = false
+  let from = 0
+  if (chunks.length > BATCH)
+    await hold.write(async tx => {
+      await hold.guard(tx)
+      await setTotals(tx, document.id, totals)
+    })
+  for (; from + BATCH < chunks.length; from += BATCH) {
+    const { batch, ...counts } = await embed(from, from + BATCH)
+    await hold.write(async tx => {
+      await hold.guard(tx)
+      await countChunks(tx, document.id, counts)
+      await insertChunks(tx, owner, batch, options)
+    })
+    await fault(services, 'ingestion_batch')
+  }
+  const { batch, written, embedded } = await embed(from, chunks.length)
+  await fault(services, 'ingestion_written')
+  await hold.write(async tx => {
+    const locked = await lockDocument(tx, document.id)
+    if (!locked || !(await endHeld(tx, hold.claim))) throw new Superseded()
+    await insertChunks(tx, owner, batch, options)
+    const ready: DocumentRow = {
+      ...locked,
+      ...totals,
+      chunk_count: locked.chunk_count + written,
+      embedded_chunks: locked.embedded_chunks + embedded,
+      embed_since: unembedded ? services.clock.now().toISOString() : null,
+    }
+    await finish(tx, ready, hold.claim, pages)
+  })
+}
