@@ -22,6 +22,12 @@ export class PathError extends Error {
  * `/` is the root, which is a directory only. Throws PathError for one that leaves the root or holds control characters.
  */
 export function normalizePath(text: string): string {
+  const path = normalizeOnce(text)
+  // Resolving segments may bare white space at the end.
+  return path === text ? path : normalizePath(path)
+}
+
+function normalizeOnce(text: string): string {
   if (CONTROL.test(text)) throw new PathError('holds control characters')
   const segments: string[] = []
   for (const segment of text.trim().normalize('NFC').split('/')) {

@@ -138,7 +138,8 @@ describe('vectors of inline documents', () => {
       ...Array.from({ length: 4 }, () => project.key.post('/documents', { content: 'held' })),
       ...Array.from({ length: 4 }, () => project.key.patch(`/documents/${made.id}`, { append: 'held' })),
     ]
-    await eventually(() => provider.calls.length >= 5)
+    // More texts than there are connections; a call may hold several.
+    await eventually(() => provider.calls.flat().length > 3)
     const read = await project.key.get(`/documents/${made.id}`)
     const renamed = await project.key.patch(`/documents/${made.id}`, { title: 'meanwhile' })
     assert.deepEqual([read.status, renamed.status, renamed.body.title], [200, 200, 'meanwhile'])

@@ -450,6 +450,14 @@ describe('metadata schemas', () => {
       )
     })
 
+    it('leaves what a nested declaration governs to that one, whatever their paths are spelled with', async () => {
+      const outer = await declared({ path_prefix: '/🎉🎉🎉🎉' })
+      await declared({ path_prefix: '/🎉🎉🎉🎉/ab', schema: {} })
+      await write('/🎉🎉🎉🎉/ab/x', { metadata: { other: 1 } })
+      const found = (await project.key.post(`/metadata-schemas/${outer.id}/audit`)).body
+      assert.deepEqual(found, { data: [], scanned: 0 })
+    })
+
     it('goes through more than one look takes, and looks at files for declarations of files', async () => {
       await rows(
         `insert into files (id, project_id, path, filename, metadata)

@@ -115,7 +115,8 @@ export async function changeDocument(
       if (plan.next.path !== row.path) context.allow(audit.action, { kind: documentKind, row: plan.next })
       if (wanted.tags) context.allowTags(plan.next.tags)
       await judgeChange(tx, row, plan.next, wanted)
-      let cut = made?.key === plan.key ? made.cut : null
+      // What was cut may be what another write has stored meanwhile.
+      let cut = plan.source && made?.key === plan.key ? made.cut : null
       if (plan.source && !cut) {
         if (round < ROUNDS) return plan
         cut = await cutOnly(services, plan.source)

@@ -7,7 +7,7 @@ import type { Context } from '../../core/operation.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
 import { fileKind } from '../files/model.ts'
 import { insertFile } from '../files/store.ts'
-import { filePath, leafOf, PathError, writablePath } from '../paths.ts'
+import { filePath, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
 import { judgeMetadata } from '../schemas/judge.ts'
 import { countsOf, cutAndEmbed, writeCut } from './cut.ts'
 import { authorOf, type DocumentInput, type DocumentRow, documentKind } from './model.ts'
@@ -29,7 +29,11 @@ export async function createDocument(
   if (body.path == null) context.allow('documents:CreateDocument', { kind: documentKind, project_id, path, tags })
   const settings = effectiveSettings(body, { chunk_strategy: 'whole' })
   await checkStorage(services, project_id, size)
-  const cut = await cutAndEmbed(services, { project_id, document_id: id }, { text: content, settings, title })
+  const cut = await cutAndEmbed(
+    services,
+    { project_id, document_id: id },
+    { text: { content, pages: null }, settings, title },
+  )
 
   return services.write(async tx => {
     if (body.metadata !== undefined) await judgeMetadata(tx, { project_id, resource_type: 'document', path, metadata })
@@ -98,7 +102,7 @@ function placeOf({ path, filename }: { path?: string | null; filename?: string |
 export function pathOfCreate(body: Record<string, unknown>): string | null {
   const { path, filename } = body
   try {
-    if (typeof path === 'string') return filePath(null, path)
+    if (typeof path === 'string') return normalizePath(path)
     return typeof filename === 'string' ? filePath(null, filename) : null
   } catch (error) {
     if (error instanceof PathError) return null

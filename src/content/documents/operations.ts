@@ -141,7 +141,11 @@ const getDocumentByPath = operation({
         message: 'is required with a credential that is bound to no project',
       })
     const row = await findDocumentByPath(db, project, query.path)
-    if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id: query.path } })
+    if (!row) {
+      // Who may not read what is there does not learn whether something is.
+      allow('documents:GetDocument', { kind: documentKind, project_id: project, path: query.path })
+      return raise('RESOURCE_NOT_FOUND', { meta: { id: query.path } })
+    }
     allow('documents:GetDocument', { kind: documentKind, row })
     return read(services, row)
   },
@@ -236,7 +240,7 @@ const listDocumentVersions = itemOperation(documentKind, {
   answers: { 200: pageOf(DocumentVersion) },
   // The primary key serves filter and order.
   run: context =>
-    page<Omit<DocumentVersionRow, 'content' | 'text_version'>>(context, {
+    page<Omit<DocumentVersionRow, 'content' | 'pages' | 'text_version'>>(context, {
       columns: sql.fragment`v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy,
         v.chunk_unit, v.chunk_size, v.chunk_overlap, v.created_by, v.created_at`,
       from: sql.fragment`document_versions v`,
@@ -255,7 +259,7 @@ const getDocumentVersion = itemOperation(documentKind, {
   action: 'documents:GetDocument',
   answers: { 200: DocumentVersionWithContent },
   async run({ db, params, resource }) {
-    const { text_version: _, ...version } = await versionOf(db, resource.id, params.version)
+    const { text_version: _text, pages: _pages, ...version } = await versionOf(db, resource.id, params.version)
     return version
   },
 })

@@ -104,6 +104,6 @@ export const governedBy = (
       and not exists (
         select 1 from metadata_schemas n
         where n.project_id = t.project_id and n.resource_type = ${schema.resource_type}
-          and length(n.path_prefix) > ${schema.path_prefix.length}
+          and length(n.path_prefix) > length(${schema.path_prefix}::text)
           and (t.path = n.path_prefix or starts_with(t.path, n.path_prefix || '/')))
     order by t.path limit ${limit}`)
