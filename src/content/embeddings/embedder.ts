@@ -31,8 +31,7 @@ export type Embedder = {
   model: EmbeddingModel | null
   /**
    * L2-normalized vectors in the order of the texts; null where a text failed for good, all zeros where the model finds
-   * nothing in it (never to be stored). Raises EMBEDDING_NOT_CONFIGURED, AI_PROVIDER_ERROR when
-   * every text failed.
+   * nothing in it (never to be stored). Raises EMBEDDING_NOT_CONFIGURED, AI_PROVIDER_ERROR when every text failed.
    */
   embed(texts: string[], options: EmbedOptions): Promise<(Float32Array | null)[]>
   /** The vector of a question, from a cache of the process when it was asked lately. Tries twice. Raises the same. */

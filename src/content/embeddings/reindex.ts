@@ -23,7 +23,7 @@ const DOCUMENTS = 50
 /** A run takes so long at most, then sends another: a message that is handled for hours looks like one that hangs. */
 const RUN_MS = 5 * 60_000
 const REPORT_MS = 10_000
-/** So many documents in a row without a single vector, and the provider is taken to be down, not the texts unfit. */
+/** So many pages in a row without a single vector, and the provider is taken to be down: the rest waits for a tick. */
 const DOWN_PAGES = 3
 const CHUNKS = 500
 
