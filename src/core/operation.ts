@@ -151,8 +151,6 @@ export type Operation = {
   action: string | null
   /** Further actions the operation asks for; shown in the catalogue. */
   alsoActions: string[]
-  /** Further resource types that its action is decided on, beside that of `kind`: one that may be allowed is enough. */
-  alsoTypes: string[]
   gate: Gate
   /** The kind the action is about. */
   kind: Kind | null
@@ -208,7 +206,6 @@ type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = 
   tag: string
   action?: string
   alsoActions?: string[]
-  alsoTypes?: string[]
   gate?: Gate
   query?: Q
   body?: B
@@ -314,7 +311,6 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     tag: declaration.tag,
     action: declaration.action ?? null,
     alsoActions: declaration.alsoActions ?? [],
-    alsoTypes: declaration.alsoTypes ?? [],
     gate,
     paged: declaration.paged ?? false,
     pageSize: declaration.pageSize ?? { default: 50, max: 100 },

@@ -398,7 +398,6 @@ export class RequestRun {
 
   private async authoriseList(caller: Caller, action: string, kind: Kind | null) {
     const named = this.query.project_id ?? (this.body as { project_id?: unknown } | undefined)?.project_id
-    const types = [kind?.name ?? '*', ...this.operation.alsoTypes]
     if (named !== undefined && typeof named !== 'string')
       invalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be one string' })
     const project = named ?? caller.project_id
@@ -407,12 +406,12 @@ export class RequestRun {
       raise('FORBIDDEN', { meta: { action } })
     }
     if (project === null) {
-      if (kind && kind.name !== 'project' && !types.some(type => listsSomewhere(caller, action, type)))
+      if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, kind.name))
         raise('FORBIDDEN', { meta: { action } })
       return
     }
     this.keepToProject(caller, project)
-    if (!types.some(type => listAllowed(caller, action, type, project))) raise('FORBIDDEN', { meta: { action } })
+    if (!listAllowed(caller, action, kind?.name ?? '*', project)) raise('FORBIDDEN', { meta: { action } })
     if (caller.project_id === null && !(await this.projectExists(project)))
       raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
     this.project = project

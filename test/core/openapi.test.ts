@@ -43,6 +43,7 @@ const ACTIONS: Record<string, string> = {
   audit: 'ListAuditEntries GetAuditEntry ExportAuditEntries',
   events: 'ListEvents GetEvent RedispatchEvent',
   embeddings: 'CreateEmbeddings',
+  knowledge: 'SearchKnowledge',
   documents: 'ListDocuments GetDocument CreateDocument IngestDocument UpdateDocument DeleteDocument',
   'ingestion-rules': 'ListIngestionRules GetIngestionRule CreateIngestionRule UpdateIngestionRule DeleteIngestionRule',
   'metadata-schemas':

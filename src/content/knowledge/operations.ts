@@ -14,7 +14,6 @@ const searchKnowledge = operation({
   tag: 'Knowledge',
   action: ACTION,
   about: documentKind,
-  alsoTypes: ['memory_store'],
   reads: true,
   body: SearchInput,
   answers: { 200: SearchAnswer },

@@ -83,7 +83,10 @@ export function matchSome(
     order by rank desc, length(c.words), c.id limit ${limit}`)
 }
 
-/** The share of sampled rows that hold each word; words that none holds are missing. */
+/**
+ * How many in a hundred sampled rows hold each word, as a share; words that none holds are missing. Of a smaller sample a
+ * word of few rows is no common one.
+ */
 export async function commonness(
   db: Queryable,
   selection: Selection,
@@ -91,7 +94,7 @@ export async function commonness(
 ): Promise<Map<string, number>> {
   const rows = (await db.any(sql.unsafe`
     with sample as materialized (${selection.source.sample(selection)})
-    select u.lexeme, count(*)::float8 / (select count(*) from sample) as share
+    select u.lexeme, count(*)::float8 / greatest(100, (select count(*) from sample)) as share
     from sample s cross join lateral unnest(s.tsv) u
     where u.lexeme = any(${sql.array([...words], 'text')}) group by u.lexeme`)) as readonly {
     lexeme: string
