@@ -1,20 +1,24 @@
-/** Cuts a stream of bytes anew into blocks of `size` bytes, the last one shorter; holds one block. An empty stream has none. */
-export async function* blocksOf(source: AsyncIterable<Buffer>, size: number): AsyncGenerator<Buffer> {
-  let held: Buffer[] = []
-  let length = 0
-  for await (const piece of source) {
-    let rest = piece
-    while (length + rest.length >= size) {
-      const taken = size - length
-      yield Buffer.concat([...held, rest.subarray(0, taken)], size)
-      rest = rest.subarray(taken)
-      held = []
-      length = 0
-    }
-    if (rest.length > 0) {
-      held.push(rest)
-      length += rest.length
+/**
+ * Cuts a stream of bytes anew into blocks of `size` bytes, the last one shorter; an empty stream has none. Works in
+ * `buffers` buffers that take turns, so a block is valid until as many more were asked for: new memory for every block
+ * would be tens of megabytes of garbage in a large upload.
+ */
+export async function* blocksOf(source: AsyncIterable<Buffer>, size: number, buffers: number): AsyncGenerator<Buffer> {
+  const pool: Buffer[] = []
+  let turn = 0
+  let filled = 0
+  const current = (): Buffer => (pool[turn] ??= Buffer.allocUnsafeSlow(size))
+  for await (let piece of source) {
+    while (piece.length > 0) {
+      const taken = piece.copy(current(), filled)
+      filled += taken
+      piece = piece.subarray(taken)
+      if (filled === size) {
+        yield current()
+        turn = (turn + 1) % buffers
+        filled = 0
+      }
     }
   }
-  if (length > 0) yield Buffer.concat(held, length)
+  if (filled > 0) yield current().subarray(0, filled)
 }

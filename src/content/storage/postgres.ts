@@ -25,7 +25,7 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
     async write(source, id) {
       let seq = 0
       try {
-        for await (const block of blocksOf(source, config.FILE_BLOB_CHUNK_BYTES)) {
+        for await (const block of blocksOf(source, config.FILE_BLOB_CHUNK_BYTES, 1)) {
           await (seq === 0 ? insertBlob(pool, id, block) : insertChunk(pool, id, seq, block))
           seq++
         }

@@ -53,7 +53,7 @@ export function s3Backend(config: Config, bucket: string): Backend {
       try {
         // One block behind: only the last one knows whether it is the whole object.
         let held: Buffer | null = null
-        for await (const block of blocksOf(source, PART_BYTES)) {
+        for await (const block of blocksOf(source, PART_BYTES, 2)) {
           if (held) await sendPart(held)
           held = block
         }
