@@ -418,6 +418,13 @@ describe('ingestion', () => {
       assert.deepEqual([document.status, document.error.code], ['failed', 'RESOURCE_NOT_FOUND'])
     })
 
+    it('because its backend is not set up records FILE_STORAGE_MISCONFIGURED, without another try', async () => {
+      const file = await upload(key, 'elsewhere')
+      await app.services.pool.query(sql.unsafe`update files set storage = 's3', location = 'x' where id = ${file}`)
+      const document = await ingested(key, file)
+      assert.deepEqual([document.status, document.error.code], ['failed', 'FILE_STORAGE_MISCONFIGURED'])
+    })
+
     it('can be tried again', async () => {
       const file = await upload(key, 'found again')
       const [{ location }] = (await app.services.pool.any(
@@ -468,6 +475,27 @@ describe('ingestion', () => {
         chunk_overlap: 0,
       })
       assert.equal(fits.chunk_count, 10)
+    })
+  })
+
+  describe('without an embedding provider that answers', () => {
+    it('makes the document ready; its chunks wait for their vectors', async () => {
+      const down = await startApp({
+        workers: ['ingestion'],
+        env: {
+          EMBEDDING_PROVIDER: 'openai',
+          EMBEDDING_MODEL: 'any',
+          EMBEDDING_API_KEY: 'any',
+          EMBEDDING_BASE_URL: 'http://127.0.0.1:9/v1',
+        },
+      })
+      const other = await down.project()
+      const document = await ingested(other.key, await upload(other.key, 'some text'))
+      assert.deepEqual([document.status, document.chunk_count], ['ready', 1])
+      assert.equal((await other.key.get(`/documents/${document.id}/status`)).body.embedded_chunks, 0)
+      const waits = sql.unsafe`select embed_since is not null from documents where id = ${document.id}`
+      assert.equal(await down.services.pool.oneFirst(waits), true)
+      await down.close()
     })
   })
 
@@ -584,6 +612,14 @@ describe('ingestion', () => {
       assert.deepEqual(body, (({ content: _, ...record }) => record)((await key.get(`/documents/${body.id}`)).body))
       const repeated = await again(body.id, { chunk_strategy: 'whole' }, '?wait=true')
       assert.deepEqual([repeated.status, repeated.body.status], [201, 'ready'])
+    })
+
+    it('answers when it is told, not when it looks by itself', async () => {
+      const files = []
+      for (let n = 0; n < 6; n++) files.push(await upload(key, `prompt ${n}`))
+      const started = performance.now()
+      for (const file of files) assert.equal((await ingest(file, {}, '?wait=true')).status, 201)
+      assert.ok(performance.now() - started < 4500)
     })
 
     it('answers 201 with a failed one too', async () => {

@@ -154,6 +154,18 @@ describe('workers of ingestion', function () {
     )
   })
 
+  it('what a lost worker has written goes when the document fails', async () => {
+    const id = await accepted()
+    await (await worker({ FAULT_POINTS: 'ingestion_batch=kill' })).exited
+    assert.equal((await chunksOf(app, id)).length, 64)
+    await age(app, id, 'heartbeat_at', 301)
+    const { body } = await key.get(`/documents/${id}`)
+    assert.deepEqual([body.status, body.error.code, body.chunk_count], ['failed', 'INGESTION_TIMEOUT', 0])
+    assert.deepEqual(await chunksOf(app, id), [])
+    const vectors = sql.unsafe`select count(*) from knowledge_vectors where container_id = ${id}`
+    assert.equal(await app.services.pool.oneFirst(vectors), 0)
+  })
+
   it('SIGTERM lets an ingestion finish', async () => {
     const id = await accepted()
     const running = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:300' })
@@ -310,6 +322,18 @@ describe('ingestion that nobody works on', function () {
       sql.unsafe`select count(*) from pgboss.job_common where name = 'ingestion.document'`,
     )
     assert.equal(waiting, 1)
+  })
+
+  it('is looked at again when the lease of a worker is over that seems to hold it', async () => {
+    const id = await accepted()
+    await web.services.pool.query(sql.unsafe`
+      update ingestion_attempts set state = 'running', claims = 1, heartbeat_at = now(), due_at = now() + interval '2 s'
+      where document_id = ${id}`)
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    await sleep(500)
+    assert.deepEqual(await chunksOf(web, id), [])
+    assert.equal((await settledStatus(key, id, 8000)).status, 'ready')
+    await worker.close()
   })
 
   it('fails after INGESTION_QUEUE_TIMEOUT_MS, by the sweep', async () => {
