@@ -660,6 +660,25 @@ describe('files', () => {
       )
     })
 
+    it('and an ingestion of the same file at once leave one of the two', async () => {
+      for (let round = 0; round < 12; round++) {
+        const made = await stored()
+        const ingest = () => key.post('/documents/ingest', { file_id: made.id })
+        const remove = () => key.delete(`/files/${made.id}`)
+        const [ingested, removed] =
+          round % 2 === 0
+            ? await Promise.all([ingest(), remove()])
+            : await Promise.all([remove(), ingest()]).then(([second, first]) => [first, second])
+        const outcome = `${ingested.status} ${code(ingested) ?? ''} ${removed.status} ${code(removed) ?? ''}`
+        if (removed.status === 204)
+          assert.deepEqual([ingested.status, code(ingested)], [400, 'FILE_NOT_FOUND'], outcome)
+        else {
+          assert.deepEqual([removed.status, code(removed)], [409, 'FILE_HAS_DEPENDENTS'], outcome)
+          assert.ok(ingested.status < 300, outcome)
+        }
+      }
+    })
+
     it('keeps a project that has files until it is forced', async () => {
       const { id, key } = await app.project()
       await upload(app.url, key, { bytes: 'x' })
