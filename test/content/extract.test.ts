@@ -1,0 +1,368 @@
+import assert from 'node:assert/strict'
+import { execFile, spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { existsSync, readFileSync } from 'node:fs'
+import path from 'node:path'
+import { promisify } from 'node:util'
+import { deflateSync } from 'node:zlib'
+import { type Extraction, extractPdf, extractText, tooMuchText } from '../../src/content/extract/extract.ts'
+import { eventually } from '../support/app.ts'
+import { type PdfStream, pdf, pdfContent, pdfOf } from '../support/pdf.ts'
+
+const LIMITS = { INGESTION_MAX_PAGES: 5000, INGESTION_MAX_TEXT_BYTES: 52_428_800 }
+const MEBIBYTE = 1024 * 1024
+
+const failureOf = (extraction: Extraction) => {
+  assert(!extraction.ok, 'expected a failure')
+  assert.equal(extraction.retry, false)
+  return extraction.error
+}
+
+const pagesOf = (extraction: Extraction) => {
+  assert(extraction.ok, JSON.stringify(extraction))
+  return extraction.pages
+}
+
+const parseFailed = (extraction: Extraction) => assert.equal(failureOf(extraction).code, 'PDF_PARSE_FAILED')
+
+const overLimit = (extraction: Extraction, limit: RegExp) => {
+  const { code, message } = failureOf(extraction)
+  assert.equal(code, 'INGESTION_FAILED')
+  assert.match(message, limit)
+}
+
+const CATALOG = '<< /Type /Catalog /Pages 2 0 R >>'
+const PAGES = '<< /Type /Pages /Kids [4 0 R] /Count 1 >>'
+const FONT = '<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>'
+const PAGE =
+  '<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Resources << /Font << /F1 3 0 R >> >> /Contents 5 0 R >>'
+
+/** A PDF of one page with parts of it replaced. */
+const onePage = (
+  parts: {
+    catalog?: string
+    pages?: string
+    font?: string
+    page?: string
+    content?: PdfStream
+    more?: (string | PdfStream)[]
+  },
+  trailer?: string,
+) =>
+  pdfOf(
+    [
+      parts.catalog ?? CATALOG,
+      parts.pages ?? PAGES,
+      parts.font ?? FONT,
+      parts.page ?? PAGE,
+      parts.content ?? pdfContent('hello'),
+      ...(parts.more ?? []),
+    ],
+    { trailer },
+  )
+
+const stream = (data: string) => ({ dictionary: '', data: Buffer.from(data, 'latin1') })
+
+/** Takes its reader a minute: every page is looked for from the start of the tree. */
+const slow = () => onePage({ pages: `<< /Type /Pages /Kids [${'4 0 R '.repeat(100_000)}] /Count 100000 >>` })
+const slowLimits = { ...LIMITS, INGESTION_MAX_PAGES: 1_000_000 }
+
+type Process = { pid: number; parent: number; bytes: number }
+
+/** The processes that read PDFs for this process or another one. */
+async function readers(parent?: number): Promise<Process[]> {
+  const { stdout } = await promisify(execFile)('ps', ['-A', '-o', 'pid=,ppid=,rss=,args='])
+  return stdout
+    .split('\n')
+    .filter(line => line.includes('pdf-process.ts'))
+    .map(line => line.trim().split(/\s+/).map(Number))
+    .map(([pid, ppid, kib]) => ({ pid, parent: ppid, bytes: kib * 1024 }))
+    .filter(process => parent === undefined || process.parent === parent)
+}
+
+/** The most memory a reader of this process was seen with while something went on. */
+async function peak(running: Promise<unknown>): Promise<number> {
+  let most = 0
+  let done = false
+  void running.finally(() => {
+    done = true
+  })
+  while (!done) {
+    for (const { bytes } of await readers(process.pid)) most = Math.max(most, bytes)
+  }
+  return most
+}
+
+describe('text of PDFs', () => {
+  it('comes by page with the numbers of the file, without blank pages', async () => {
+    for (const compress of [false, true]) {
+      const extraction = await extractPdf(pdf(['First (1)\nsecond line', '', '  ', 'Größe \\ é'], { compress }), LIMITS)
+      assert.deepEqual(extraction, {
+        ok: true,
+        pages: [
+          { number: 1, text: 'First (1)\nsecond line' },
+          { number: 4, text: 'Größe \\ é' },
+        ],
+        total_pages: 4,
+      })
+    }
+  })
+
+  it('may be nothing', async () => {
+    assert.deepEqual(await extractPdf(pdf(['', '']), LIMITS), { ok: true, pages: [], total_pages: 2 })
+  })
+
+  it('has no U+0000', async () => {
+    const toUnicode = stream(
+      '/CIDInit /ProcSet findresource begin 12 dict begin begincmap 1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <0000> endbfchar endcmap end end',
+    )
+    const file = onePage({
+      font: FONT.replace('>>', '/ToUnicode 6 0 R >>'),
+      content: pdfContent('xAy'),
+      more: [toUnicode],
+    })
+    assert.deepEqual(pagesOf(await extractPdf(file, LIMITS)), [{ number: 1, text: 'xy' }])
+  })
+
+  it('is read from an encrypted file that opens without a password, and from no other', async () => {
+    assert.deepEqual(pagesOf(await extractPdf(pdf(['secret'], { encrypt: { user_password: '' } }), LIMITS)), [
+      { number: 1, text: 'secret' },
+    ])
+    const { code, message } = failureOf(await extractPdf(pdf(['secret'], { encrypt: { user_password: 'x' } }), LIMITS))
+    assert.equal(code, 'PDF_PARSE_FAILED')
+    assert.match(message, /password/)
+  })
+
+  it('does not come out of what is no PDF', async () => {
+    const png = Buffer.concat([Buffer.from('89504e470d0a1a0a0000000d49484452', 'hex'), Buffer.alloc(5000, 9)])
+    const noise = Buffer.alloc(300_000)
+    for (let at = 0; at < noise.length; at++) noise[at] = Math.imul(at, 2654435761) >>> 24
+    parseFailed(await extractPdf(Buffer.alloc(0), LIMITS))
+    parseFailed(await extractPdf(png, LIMITS))
+    parseFailed(await extractPdf(Buffer.concat([Buffer.from('%PDF-1.7\n'), noise]), LIMITS))
+    parseFailed(await extractPdf(Buffer.from('plain text'), LIMITS))
+    const whole = pdf(Array.from({ length: 20 }, (_, page) => `page ${page}`))
+    parseFailed(await extractPdf(whole.subarray(0, whole.length / 2), LIMITS))
+  })
+
+  it('ends at the limits of pages and of text', async () => {
+    const file = pdf(Array.from({ length: 20 }, () => 'ten bytes!'))
+    overLimit(await extractPdf(file, { ...LIMITS, INGESTION_MAX_PAGES: 19 }), /19 pages \(INGESTION_MAX_PAGES\)/)
+    overLimit(
+      await extractPdf(file, { ...LIMITS, INGESTION_MAX_TEXT_BYTES: 199 }),
+      /199 bytes \(INGESTION_MAX_TEXT_BYTES\)/,
+    )
+    const exact = { INGESTION_MAX_PAGES: 20, INGESTION_MAX_TEXT_BYTES: 200 }
+    assert.equal(pagesOf(await extractPdf(file, exact)).length, 20)
+  })
+
+  it('survives structures that go round in circles or lie about their size', async () => {
+    parseFailed(await extractPdf(onePage({ pages: '<< /Type /Pages /Kids [2 0 R 2 0 R] /Count 4 >>' }), LIMITS))
+    const cases = {
+      outlines: onePage({
+        catalog: '<< /Type /Catalog /Pages 2 0 R /Outlines 6 0 R >>',
+        more: ['<< /First 7 0 R /Last 7 0 R >>', '<< /Title (a) /Next 7 0 R /First 6 0 R /Parent 6 0 R >>'],
+      }),
+      count: onePage({ pages: '<< /Type /Pages /Kids [4 0 R] /Count 1000000000 >>' }),
+      length: onePage({ content: { dictionary: '/Length 5 0 R', data: pdfContent('hello').data } }),
+      xref: onePage({}, `/Prev ${onePage({}, '/Prev 000').lastIndexOf('xref\n0')}`),
+      form: onePage({
+        page: PAGE.replace('/Font', '/XObject << /X 6 0 R >> /Font'),
+        content: stream('BT /F1 12 Tf 50 700 Td (hello) Tj ET /X Do'),
+        more: [
+          {
+            dictionary: '/Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /X 6 0 R >> >>',
+            data: Buffer.from('/X Do /X Do'),
+          },
+        ],
+      }),
+    }
+    for (const [name, file] of Object.entries(cases)) {
+      assert.deepEqual(pagesOf(await extractPdf(file, LIMITS)), [{ number: 1, text: 'hello' }], name)
+    }
+  })
+
+  it('survives structures nested a million deep', async () => {
+    const deep = `${'['.repeat(1_000_000)}${']'.repeat(1_000_000)}`
+    parseFailed(await extractPdf(onePage({ page: PAGE.replace('/Contents', `/X ${deep} /Contents`) }), LIMITS))
+    for (const open of ['[', '<< /a ']) {
+      assert.deepEqual(pagesOf(await extractPdf(onePage({ content: stream(open.repeat(1_000_000)) }), LIMITS)), [])
+    }
+    assert.deepEqual(pagesOf(await extractPdf(pdf(['after that']), LIMITS)), [{ number: 1, text: 'after that' }])
+  })
+})
+
+describe('the process that reads PDFs', () => {
+  it('ends when a file unpacks to more memory than it may take, and the next file is read by another', async () => {
+    const zeros = deflateSync(Buffer.alloc(7e8), { level: 1 })
+    const bombs = [
+      { dictionary: '/Filter /FlateDecode', data: zeros },
+      { dictionary: '/Filter [/FlateDecode /FlateDecode]', data: deflateSync(zeros) },
+    ]
+    for (const content of bombs) {
+      const reading = extractPdf(onePage({ content }), LIMITS)
+      const most = await peak(reading)
+      overLimit(await reading, /536870912 bytes of memory/)
+      // The look at its memory comes every 25 ms; what it takes in between comes on top.
+      assert(most < 1024 * MEBIBYTE, `${most / MEBIBYTE} MiB`)
+    }
+    assert.deepEqual(pagesOf(await extractPdf(pdf(['alive']), LIMITS)), [{ number: 1, text: 'alive' }])
+  })
+
+  it('ends when one page has more text than it may hold', async () => {
+    const lines = `(${'a'.repeat(500)}) Tj 1 0 0 1 50 700 Tm `.repeat(150_000)
+    const content = {
+      dictionary: '/Filter /FlateDecode',
+      data: deflateSync(Buffer.from(`BT /F1 12 Tf 50 700 Td ${lines} ET`), { level: 1 }),
+    }
+    overLimit(await extractPdf(onePage({ content }), LIMITS), /bytes of memory|INGESTION_MAX_TEXT_BYTES/)
+  })
+
+  it('is killed after its time', async () => {
+    overLimit(await extractPdf(slow(), slowLimits, { timeoutMs: 700 }), /longer than 700 ms/)
+    await eventually(async () => (await readers(process.pid)).length === 0)
+  })
+
+  it('is killed when nobody wants the text any more', async () => {
+    const reason = new Error('stopping')
+    const aborting = new AbortController()
+    setTimeout(() => aborting.abort(reason), 500)
+    await assert.rejects(extractPdf(slow(), slowLimits, { signal: aborting.signal }), reason)
+    await eventually(async () => (await readers(process.pid)).length === 0)
+    await assert.rejects(extractPdf(pdf(['x']), LIMITS, { signal: aborting.signal }), reason)
+  })
+
+  it('fails for a try when it is killed by others', async () => {
+    const reading = extractPdf(slow(), slowLimits)
+    await eventually(async () => (await readers(process.pid)).length === 1)
+    process.kill((await readers(process.pid))[0].pid, 'SIGKILL')
+    const extraction = await reading
+    assert(!extraction.ok)
+    assert.equal(extraction.error.code, 'INGESTION_FAILED')
+    assert.match(extraction.error.message, /SIGKILL/)
+    assert.equal(extraction.retry, true)
+  })
+
+  it('reads the next file too, and as many at once as are asked for', async () => {
+    await extractPdf(pdf(['one']), LIMITS)
+    const [first] = await readers(process.pid)
+    const texts = Array.from({ length: 3 }, (_, at) => `text ${at}`)
+    for (const text of texts) assert.equal(pagesOf(await extractPdf(pdf([text]), LIMITS))[0].text, text)
+    assert.deepEqual(
+      (await readers(process.pid)).map(reader => reader.pid),
+      [first.pid],
+    )
+    const extractions = await Promise.all(texts.map(text => extractPdf(pdf([text]), LIMITS)))
+    assert.deepEqual(
+      extractions.map(extraction => pagesOf(extraction)[0].text),
+      texts,
+    )
+    assert.equal((await readers(process.pid)).length, 3)
+  })
+
+  it('is replaced when it is lost while it waits', async () => {
+    await extractPdf(pdf(['one']), LIMITS)
+    for (const { pid } of await readers(process.pid)) process.kill(pid, 'SIGKILL')
+    const again = await eventually(async () => {
+      const extraction = await extractPdf(pdf(['two']), LIMITS)
+      return extraction.ok ? extraction : null
+    })
+    assert.equal(pagesOf(again)[0].text, 'two')
+  })
+
+  it('knows nothing of the environment', async function () {
+    if (!existsSync('/proc')) return this.skip()
+    process.env.CONTENT_TEST_SECRET = 'hidden'
+    try {
+      await Promise.all([1, 2, 3, 4].map(() => extractPdf(pdf(['one']), LIMITS)))
+    } finally {
+      delete process.env.CONTENT_TEST_SECRET
+    }
+    const found = await readers(process.pid)
+    assert(found.length >= 4)
+    for (const { pid } of found)
+      assert.doesNotMatch(readFileSync(`/proc/${pid}/environ`, 'latin1'), /SECRET|DATABASE|PATH/)
+  })
+
+  for (const state of ['waits', 'reads']) {
+    it(`ends with the process it works for while it ${state}`, async () => {
+      const program = `
+        import { extractPdf } from '${path.resolve('src/content/extract/extract.ts')}'
+        const chunks = []
+        for await (const chunk of process.stdin) chunks.push(chunk)
+        const limits = ${JSON.stringify(slowLimits)}
+        const reading = extractPdf(Buffer.concat(chunks), limits)
+        ${state === 'waits' ? 'await reading' : ''}
+        console.log('now')
+        setInterval(() => {}, 1000)`
+      const owner = spawn(process.execPath, ['--input-type=module', '--eval', program], {
+        stdio: ['pipe', 'pipe', 'inherit'],
+      })
+      owner.stdin.end(state === 'waits' ? pdf(['one']) : slow())
+      await once(owner.stdout, 'data')
+      const reader = await eventually(async () =>
+        (await readers(owner.pid)).find(({ bytes }) => state === 'waits' || bytes > 100 * MEBIBYTE),
+      )
+      owner.kill('SIGKILL')
+      await eventually(async () => (await readers()).every(({ pid }) => pid !== reader.pid))
+    })
+  }
+
+  it('does not keep the process it works for alive', async () => {
+    const program = `
+      import { extractPdf } from '${path.resolve('src/content/extract/extract.ts')}'
+      const chunks = []
+      for await (const chunk of process.stdin) chunks.push(chunk)
+      console.log((await extractPdf(Buffer.concat(chunks), ${JSON.stringify(LIMITS)})).pages[0].text)`
+    const owner = spawn(process.execPath, ['--input-type=module', '--eval', program], {
+      stdio: ['pipe', 'pipe', 'inherit'],
+    })
+    owner.stdin.end(pdf(['one']))
+    const [text] = await once(owner.stdout, 'data')
+    assert.equal(String(text), 'one\n')
+    const [code] = await once(owner, 'exit')
+    assert.equal(code, 0)
+  })
+})
+
+describe('text of text files', () => {
+  const text = (bytes: Buffer | string, contentType = 'text/plain') =>
+    extractText(Buffer.from(bytes as string), contentType)
+  const page = (text: string) => [{ number: null, text }]
+
+  it('is one page without whitespace around it, or none', () => {
+    assert.deepEqual(text(' \r\n# A\n\n b \t\u00a0\n', 'text/markdown'), page('# A\n\n b'))
+    assert.deepEqual(text(' \n\t'), [])
+    assert.deepEqual(text(''), [])
+  })
+
+  it('loses its byte order mark, U+0000, and bytes that are no characters', () => {
+    assert.deepEqual(text(Buffer.from('\ufeff a\0b')), page('ab'))
+    assert.deepEqual(text(Buffer.from([0x61, 0xff, 0x62, 0xc3])), page('a\ufffdb\ufffd'))
+    assert.deepEqual(text(Buffer.from([0xed, 0xa0, 0x80, 0x61])), page('\ufffd\ufffd\ufffda'))
+  })
+
+  it('is decoded with the charset of its content type', () => {
+    assert.deepEqual(text(Buffer.from('Größe', 'latin1'), 'text/plain; charset=ISO-8859-1'), page('Größe'))
+    assert.deepEqual(
+      text(Buffer.from('\ufeffGröße', 'utf16le'), 'text/plain;format=flowed;Charset="utf-16le"'),
+      page('Größe'),
+    )
+    assert.deepEqual(text(Buffer.from([0x93, 0xfa, 0x96, 0x7b]), 'text/markdown; charset=shift_jis'), page('日本'))
+  })
+
+  it('is read as UTF-8 where the charset says nothing', () => {
+    for (const type of ['text/plain', 'text/plain; charset=klingon', 'text/plain; charset=', 'text/plain; charset="']) {
+      assert.deepEqual(text('Größe', type), page('Größe'))
+    }
+  })
+
+  it('has a length in bytes that can be too much', () => {
+    const pages = [page('äö')[0], page('x')[0]]
+    assert.equal(tooMuchText(pages, 6), null)
+    const failure = tooMuchText(pages, 5)
+    assert.equal(failure?.code, 'INGESTION_FAILED')
+    assert.match(failure.message, /5 bytes \(INGESTION_MAX_TEXT_BYTES\)/)
+    assert.equal(tooMuchText([], 0), null)
+  })
+})
