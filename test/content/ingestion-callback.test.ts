@@ -306,6 +306,23 @@ describe('conversion of files', () => {
     assert.equal('callback' in lastInput(), false)
   })
 
+  it('records what is thrown on its last try, with what a text can hold of it', async () => {
+    const once = await startApp({ workers: ['ingestion'], env: { INGESTION_MAX_TRIES: '1' } })
+    const other = await once.project()
+    const broken = tools.add(other.id)
+    await other.key.post('/ingestion-rules', { tool_id: broken, content_type_glob: 'image/*' })
+    // The runner of the tests takes this for JSON and throws over it, as a fault of its own would.
+    tools.answer(broken, (_request, response) => {
+      response.setHeader('content-type', 'application/json')
+      response.end(`\u0000${'x'.repeat(5000)}`)
+    })
+    const document = await ingested(other.key, await upload(other.key, 'PNG', { content_type: 'image/png' }))
+    assert.deepEqual([document.status, document.error.code], ['failed', 'INGESTION_FAILED'])
+    assert.match(document.error.message, /JSON/)
+    assert.ok(document.error.message.length <= 2000 && !document.error.message.includes('\0'))
+    await once.close()
+  })
+
   it('offers no callback where the deployment has no address', async () => {
     const nowhere = await startApp({ workers: ['ingestion'] })
     const other = await nowhere.project()

@@ -13,8 +13,6 @@ import { ingestionQueue } from './queue.ts'
 import { settleFailed } from './settle.ts'
 import { deliverPages, endOpen } from './store.ts'
 
-const MAX_MESSAGE = 2000
-
 const CallbackInput = z
   .object({
     text: z.string().optional().describe('The whole text, as one page'),
@@ -51,7 +49,7 @@ function resultOf(body: unknown): CallbackInput {
   const { text, pages, status, message } = (body ?? {}) as Record<string, unknown>
   if (status === 'failed') {
     if (typeof message !== 'string') raise('CONVERTER_OUTPUT_INVALID', { message: 'message: must be a string' })
-    return { status, message: storableText(message.slice(0, MAX_MESSAGE)) }
+    return { status, message: storableText(message) }
   }
   if (status !== undefined && text === undefined && pages === undefined)
     raise('CONVERTER_OUTPUT_INVALID', { message: 'status: only `failed` settles an attempt' })

@@ -4,14 +4,19 @@ import type { Tx } from '../../core/write.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
 import { lockDocument, updateDocument } from '../documents/store.ts'
+import { storableText } from '../rules/pages.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
 import { endStalled, isStalled, type Limits } from './store.ts'
+
+const MAX_MESSAGE = 2000
 
 /**
  * Records that the ingestion of a document has failed and removes what it wrote. The caller holds the document's lock
  * and has ended its attempt.
  */
-export async function settleFailed(tx: Tx, document: DocumentRow, error: RecordedFailure): Promise<DocumentRow> {
+export async function settleFailed(tx: Tx, document: DocumentRow, failure: RecordedFailure): Promise<DocumentRow> {
+  // A thrown message may quote what no text can hold.
+  const error = { ...failure, message: storableText(failure.message.slice(0, MAX_MESSAGE)) }
   await removeChunks(tx, document.id)
   const failed = await updateDocument(tx, {
     ...document,
