@@ -227,6 +227,27 @@ describe('changes of documents', () => {
     })
   })
 
+  it('takes few statements', async () => {
+    const made = await makeDocument(project.key)
+    const at = `/documents/${made.id}`
+    await patch(made.id, { title: 'first', path: '/first' })
+    const counts: Record<string, number> = {}
+    for (const [name, work] of Object.entries({
+      title: () => patch(made.id, { title: 'x' }),
+      tags: () => project.key.put(`${at}/tags`, { a: 'b' }),
+      nothing: () => patch(made.id, { title: 'x' }),
+      path: () => patch(made.id, { path: '/second' }),
+      content: () => patch(made.id, { content: 'x' }),
+      append: () => patch(made.id, { append: 'x' }),
+      withdraw: () => project.key.post(`${at}/withdraw`),
+    })) {
+      app.statements.length = 0
+      assert.equal((await work()).status, 200)
+      counts[name] = app.statements.length
+    }
+    assert.deepEqual(counts, { title: 4, tags: 4, nothing: 3, path: 5, content: 13, append: 13, withdraw: 6 })
+  })
+
   describe('preconditions', () => {
     it('applies one of two writes that expect the same version', async () => {
       const made = await makeDocument(project.key)
@@ -355,6 +376,32 @@ describe('changes of documents', () => {
       const refused = await project.key.put(`/documents/${made.id}/tags`, { 'system.b': 'x' })
       assert.deepEqual(problemCodes(refused), ['RESERVED_TAG_KEY'])
     })
+
+    it('bring a document neither into nor out of reach of a policy', async () => {
+      const made = await makeDocument(project.key, { tags: { team: 'red' } })
+      const at = `/documents/${made.id}`
+      await patch(made.id, { tags: { team: 'blue' } })
+      const user = await app.user(undefined, [
+        {
+          statement: [
+            {
+              effect: 'Allow',
+              action: ['documents:UpdateDocument', 'documents:GetDocument'],
+              resource: ['*'],
+              condition: { StringEquals: { 'svc:ResourceTag/team': 'blue' } },
+            },
+          ],
+        },
+      ])
+      for (const refused of [
+        await user.patch(at, { tags: { team: 'red' } }),
+        await user.put(`${at}/tags`, { team: 'red' }),
+        await user.patch(`${at}/tags`, { team: null }),
+        await user.post(`${at}/versions/1/restore`),
+      ])
+        assert.deepEqual([refused.status, refused.body.error?.code], [403, 'FORBIDDEN'])
+      assert.equal((await user.patch(at, { tags: { team: 'blue', more: 'x' } })).status, 200)
+    })
   })
 
   describe('versions', () => {
@@ -426,6 +473,16 @@ describe('changes of documents', () => {
       for (const number of [1, 2, 3, 4])
         texts.push((await project.key.get(`/documents/${made.id}/versions/${number}`)).body.content)
       assert.deepEqual(texts, ['alpha beta', 'second '.repeat(300), 'alpha beta', 'fourth'])
+    })
+
+    it('without metadata are restored where metadata is asked for', async () => {
+      const made = await makeDocument(project.key, { path: '/p' })
+      await patch(made.id, { path: '/q' })
+      await schema('/', ['k'])
+      assert.equal((await project.key.post(`/documents/${made.id}/versions/1/restore`)).status, 200)
+      await patch(made.id, { metadata: { k: 1 } })
+      const judged = await project.key.post(`/documents/${made.id}/versions/1/restore`)
+      assert.deepEqual([judged.status, judged.body.error?.meta.path_prefix], [400, '/'])
     })
 
     it('are restored under the rules of an update', async () => {

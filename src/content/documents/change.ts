@@ -22,7 +22,7 @@ import {
   documentKind,
   type StoredText,
 } from './model.ts'
-import { archiveVersion, endAttempt, lockDocument, setDocumentText, textOf, updateDocument } from './store.ts'
+import { endAttempt, lockDocument, setDocumentText, textOf, updateDocument } from './store.ts'
 
 /** What a write asks of a document; what is absent stays. */
 export type Wanted = {
@@ -257,9 +257,8 @@ async function applyPlan(
       error: { code: 'INGESTION_FAILED', message: 'Withdrawn before its text was there; ingest it again' },
     })
   }
-  const after = await updateDocument(tx, next)
+  const after = await updateDocument(tx, next, next.version === row.version ? undefined : { created_by })
   if (cut) await writeCut(services, tx, after, cut)
-  if (next.version !== row.version) await archiveVersion(tx, after, { created_by })
   tx.emit(back ? 'documents.restored' : 'documents.updated', after.project_id, documentKind.present(after))
   return after
 }

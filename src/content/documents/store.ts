@@ -95,17 +95,33 @@ export const findDocumentByPath = (
     (DocumentRow & { content: string | null }) | null
   >
 
-/** Writes every column that changes in a document's life, out of its locked row. */
-export const updateDocument = (db: Queryable, row: DocumentRow): Promise<DocumentRow> =>
+/**
+ * Writes every column that changes in a document's life, out of its locked row; with `version` the state is archived as
+ * the version that the row says. A tombstone is a version without a text.
+ */
+export const updateDocument = (
+  db: Queryable,
+  row: DocumentRow,
+  version?: { tombstone?: boolean; created_by: Author | null },
+): Promise<DocumentRow> =>
   db.one(document`
-    update documents set status = ${row.status}, version = ${row.version}, text_version = ${row.text_version},
-      path = ${row.path}, filename = ${row.filename}, content_type = ${row.content_type}, size = ${row.size},
-      title = ${row.title}, metadata = ${jsonb(row.metadata)}, tags = ${jsonb(row.tags)},
-      chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit}, chunk_size = ${row.chunk_size},
-      chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
-      total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
-      embed_since = ${row.embed_since}::timestamptz, updated_at = now()
-    where id = ${row.id} returning *`)
+    with stored as (
+      update documents set status = ${row.status}, version = ${row.version}, text_version = ${row.text_version},
+        path = ${row.path}, filename = ${row.filename}, content_type = ${row.content_type}, size = ${row.size},
+        title = ${row.title}, metadata = ${jsonb(row.metadata)}, tags = ${jsonb(row.tags)},
+        chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit}, chunk_size = ${row.chunk_size},
+        chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
+        total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
+        embed_since = ${row.embed_since}::timestamptz, updated_at = now()
+      where id = ${row.id} returning *
+    ), archived as (
+      insert into document_versions (document_id, version, tombstone, title, path, metadata, tags, chunk_strategy,
+        chunk_unit, chunk_size, chunk_overlap, text_version, created_by)
+      select id, version, ${version?.tombstone ?? false}::boolean, title, path, metadata, tags, chunk_strategy, chunk_unit,
+        chunk_size, chunk_overlap, text_version, ${jsonb(version?.created_by)}
+      from stored where ${version !== undefined}
+    )
+    select * from stored`)
 
 export const deleteDocument = (db: Queryable, id: string) =>
   db.query(sql.unsafe`delete from documents where id = ${id}`)
@@ -141,19 +157,6 @@ export const setDocumentText = (
 /** Says where the pages of the live text of a document begin. */
 export const setTextPages = (db: Queryable, id: string, pages: PageStarts | null) =>
   db.query(sql.unsafe`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
-
-/** Archives the state of a document as the version that its row says. A tombstone is one without a text. */
-export const archiveVersion = (
-  db: Queryable,
-  row: DocumentRow,
-  { tombstone = false, created_by }: { tombstone?: boolean; created_by: Author | null },
-) =>
-  db.query(sql.unsafe`
-    insert into document_versions (document_id, version, tombstone, title, path, metadata, tags, chunk_strategy, chunk_unit,
-      chunk_size, chunk_overlap, text_version, created_by)
-    values (${row.id}, ${row.version}, ${tombstone}, ${row.title}, ${row.path}, ${jsonb(row.metadata)}, ${jsonb(row.tags)},
-      ${row.chunk_strategy}, ${row.chunk_unit}, ${row.chunk_size}, ${row.chunk_overlap}, ${row.text_version},
-      ${jsonb(created_by)})`)
 
 /**
  * Gives the first text of an ingested document to the versions it had before, so that it counts as version 1's; the

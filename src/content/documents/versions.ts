@@ -5,7 +5,7 @@ import type { Tx } from '../../core/write.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { changeDocument, refuseReserved, refuseWithdrawn, requireVersion } from './change.ts'
 import { type Author, type DocumentRow, type DocumentVersionRow, documentKind } from './model.ts'
-import { archiveVersion, endAttempt, findVersion, lockDocument, updateDocument } from './store.ts'
+import { endAttempt, findVersion, lockDocument, updateDocument } from './store.ts'
 
 const NUMBER = /^[1-9]\d{0,8}$/
 
@@ -63,7 +63,7 @@ export async function withdrawDocument(
   if (row.status === 'withdrawn') return row
   await removeChunks(tx, id)
   if (row.status === 'pending' || row.status === 'processing') await endAttempt(tx, id)
-  const after = await updateDocument(tx, {
+  const withdrawn: DocumentRow = {
     ...row,
     status: 'withdrawn',
     version: row.version + 1,
@@ -71,8 +71,8 @@ export async function withdrawDocument(
     embedded_chunks: 0,
     error: null,
     embed_since: null,
-  })
-  await archiveVersion(tx, after, { tombstone: true, created_by })
+  }
+  const after = await updateDocument(tx, withdrawn, { tombstone: true, created_by })
   tx.emit('documents.withdrawn', after.project_id, documentKind.present(after))
   return after
 }
@@ -82,8 +82,7 @@ export async function setDocumentTags(tx: Tx, row: DocumentRow, tags: Tags, crea
   refuseReserved(row)
   refuseWithdrawn(row)
   if (isDeepStrictEqual(row.tags, tags)) return row
-  const after = await updateDocument(tx, { ...row, tags, version: row.version + 1 })
-  await archiveVersion(tx, after, { created_by })
+  const after = await updateDocument(tx, { ...row, tags, version: row.version + 1 }, { created_by })
   tx.emit('documents.updated', after.project_id, documentKind.present(after))
   return after
 }

@@ -4,14 +4,7 @@ import type { ChunkSettings, Page } from '../chunks/model.ts'
 import { pageStarts } from '../chunks/pages.ts'
 import { joinPages } from '../chunks/split.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
-import {
-  archiveVersion,
-  fillVersions,
-  setDocumentText,
-  setTextPages,
-  textOf,
-  updateDocument,
-} from '../documents/store.ts'
+import { fillVersions, setDocumentText, setTextPages, textOf, updateDocument } from '../documents/store.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
 import { type Claim, versionSettings } from './store.ts'
 
@@ -36,10 +29,10 @@ export async function finish(tx: Tx, document: DocumentRow, claim: Claim, pages:
     if (textChanged || !sameSettings(document, await versionSettings(tx, document.id, document.version))) {
       ready.version += 1
       if (textChanged) ready.text_version = ready.version
-      await archiveVersion(tx, ready, { created_by: { type: claim.principal.type, id: claim.principal.id } })
     }
   }
-  const stored = await updateDocument(tx, ready)
+  const created_by = { type: claim.principal.type, id: claim.principal.id }
+  const stored = await updateDocument(tx, ready, ready.version === document.version ? undefined : { created_by })
   tx.emit('documents.ingested', stored.project_id, documentKind.present(stored), {
     extra: { chunk_count: stored.chunk_count },
   })
