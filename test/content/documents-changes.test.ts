@@ -211,6 +211,21 @@ describe('changes of documents', () => {
       }
     })
 
+    it('clears what an ingestion has left: its error and the number of its pages', async () => {
+      const id = await plantDocument(app, project.id, { content_type: 'text/plain', status: 'failed' })
+      const left = `total_pages = 3, error = '{"code": "INGESTION_FAILED", "message": "x"}'`
+      await rowsOf(app, `update documents set ${left} where id = $1 returning id`, [id])
+      const changed = await patch(id, { content: 'mine' })
+      assert.deepEqual([changed.body.status, changed.body.error], ['ready', null])
+      assert.equal((await project.key.get(`/documents/${id}/status`)).body.total_pages, null)
+    })
+
+    it('adds nothing to a text that is not there', async () => {
+      const id = await plantDocument(app, project.id, { content_type: 'text/plain', status: 'pending', text: null })
+      assert.equal((await patch(id, { append: 'x' })).status, 400)
+      assert.deepEqual([(await get(id)).status, (await versions(id)).length], ['pending', 1])
+    })
+
     it('leaves an ingestion alone when neither text nor chunks are given', async () => {
       const id = await plantDocument(app, project.id, { status: 'processing', text: null })
       await rowsOf(
@@ -520,6 +535,27 @@ describe('changes of documents', () => {
       assert.equal((await project.key.get(`/documents/${id}/versions/2`)).body.content, 'second text')
     })
 
+    it('are restored however long their texts are', async () => {
+      const text = 'x'.repeat(100_001)
+      const id = await plantDocument(app, project.id, { content_type: 'text/plain', text })
+      assert.equal((await patch(id, { content: 'short' })).status, 200)
+      const restored = await project.key.post(`/documents/${id}/versions/1/restore`)
+      assert.deepEqual([restored.status, restored.body.size], [200, 100_001])
+    })
+
+    it('are listed by the time they were made', async () => {
+      const made = await makeDocument(project.key)
+      await patch(made.id, { title: 'x' })
+      await rowsOf(
+        app,
+        `update document_versions set created_at = '2001-01-01' where document_id = $1 and version = 1 returning 1`,
+        [made.id],
+      )
+      const between = async (query: string) =>
+        (await project.key.get(`/documents/${made.id}/versions?${query}`)).body.data.map((item: any) => item.version)
+      assert.deepEqual([await between('from=2002-01-01'), await between('to=2002-01-01')], [[2], [1]])
+    })
+
     it('from before there was a text are not restored over one', async () => {
       const id = await plantDocument(app, project.id, { content_type: 'text/plain', status: 'failed', text: null })
       await patch(id, { content: 'mine' })
@@ -570,6 +606,16 @@ describe('changes of documents', () => {
           ['documents.restored', restored.body],
         ],
       )
+    })
+
+    it('takes the error of a failed ingestion away', async () => {
+      const id = await plantDocument(app, project.id, { status: 'failed' })
+      const error = '{"code": "INGESTION_FAILED", "message": "x"}'
+      await rowsOf(app, `update documents set error = $2, embed_since = now() where id = $1 returning id`, [id, error])
+      assert.equal((await project.key.post(`/documents/${id}/withdraw`)).body.error, null)
+      assert.deepEqual(await rowsOf(app, 'select embed_since from documents where id = $1', [id]), [
+        { embed_since: null },
+      ])
     })
 
     it('refuses writes until a restore, and tombstones for one', async () => {

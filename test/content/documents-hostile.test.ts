@@ -214,6 +214,18 @@ describe('documents under attack', () => {
     assert.equal((await rowsOf(app, 'select 1 from files where project_id = $1', [project.id])).length, 1)
   })
 
+  it('takes metadata up to its bounds', async () => {
+    const nested = (levels: number) => ({ a: JSON.parse(`${'['.repeat(levels - 1)}${']'.repeat(levels - 1)}`) })
+    const sized = (bytes: number) => ({ a: 'x'.repeat(bytes - '{"a":""}'.length) })
+    for (const [metadata, status] of [
+      [nested(16), 201],
+      [nested(17), 400],
+      [sized(65_536), 201],
+      [sized(65_537), 400],
+    ] as const)
+      assert.equal((await project.key.post('/documents', { content: 'x', metadata })).status, status)
+  })
+
   it('is nowhere to be found from another project', async () => {
     const other = await app.project()
     const mine = await makeDocument(project.key, { path: '/a', tags: { a: 'b' } })

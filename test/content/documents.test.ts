@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp } from '../support/app.ts'
+import { inTransaction, rawQuery } from '../../src/core/db.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf } from './documents-support.ts'
 
 const unknown = 'doc_00000000000000000000000000'
@@ -287,6 +288,35 @@ describe('documents', () => {
         assert.deepEqual([read.status, read.body.status, error(read.body)?.code], [200, 'failed', 'INGESTION_TIMEOUT'])
         assert.equal((await eventsOf(app, id)).at(-1)?.name, 'documents.ingest_failed')
       }
+    })
+
+    it('comes with its text when it gets ready under the eyes of a reader', async () => {
+      const id = await plantDocument(app, project.id, { status: 'processing', text: 'late' })
+      await rowsOf(
+        app,
+        `insert into ingestion_attempts (document_id, id, state, claims, heartbeat_at, due_at, principal, allow_deferral,
+           settings)
+         values ($1, $1, 'running', 1, now() - interval '1 day', now() - interval '1 day', '{}', true, '{}') returning id`,
+        [id],
+      )
+      const reading = await inTransaction(app.services.pool, async tx => {
+        await tx.query(rawQuery('select 1 from documents where id = $1 for update', [id]))
+        const asked = project.key.get(`/documents/${id}`)
+        await eventually(
+          async () =>
+            (
+              await rowsOf(
+                app,
+                `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+              )
+            ).length > 0,
+        )
+        await tx.query(rawQuery('delete from ingestion_attempts where document_id = $1', [id]))
+        await tx.query(rawQuery(`update documents set status = 'ready' where id = $1`, [id]))
+        return { asked }
+      })
+      const { body } = await reading.asked
+      assert.deepEqual([body.status, body.content], ['ready', 'late'])
     })
 
     it('is not sent again to who has it, and is once anything of it changes', async () => {

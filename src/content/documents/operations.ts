@@ -30,7 +30,7 @@ import {
   VersionPrecondition,
 } from './model.ts'
 import { removeDocument } from './remove.ts'
-import { findDocumentByPath, findDocumentWithText, lockDocument } from './store.ts'
+import { findDocumentByPath, findDocumentWithText, lockDocument, textOf } from './store.ts'
 import { restoreVersion, setDocumentTags, versionOf, withdrawDocument as withdraw } from './versions.ts'
 
 const tag = 'Documents'
@@ -98,9 +98,13 @@ type RowWithText = DocumentRow & { content: string | null }
 
 /** A document as one is read: with its text, and never waiting for an ingestion that stalled. */
 async function read(services: Services, row: RowWithText) {
+  const shown = await settled(services, row)
+  // It became ready after it was read: its text was not read with it.
+  if (shown.status === 'ready' && row.status !== 'ready')
+    row.content = (await textOf(services.pool, row.id))?.content ?? null
   // In place, because the answer is tagged by the row that the pipeline has.
-  Object.assign(row, await settled(services, row))
-  return { ...documentKind.present(row), content: row.status === 'ready' ? row.content : null }
+  Object.assign(row, shown)
+  return { ...documentKind.present(row), content: row.content }
 }
 
 const getDocument = itemOperation(documentKind, {
