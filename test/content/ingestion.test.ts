@@ -235,6 +235,7 @@ describe('ingestion', () => {
       const file = await upload(key, 'trace')
       await app.services.pool.query(sql.unsafe`update files set path = '/.system/traces/x.json' where id = ${file}`)
       await refused(ingest(file), 400, 'VALIDATION_FAILED', 'RESERVED_PATH')
+      await refused(ingest(file, { path_prefix: '/mine' }), 400, 'VALIDATION_FAILED', 'RESERVED_PATH')
     })
 
     it('for metadata that breaks what is declared at the path it gets', async () => {
