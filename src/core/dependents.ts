@@ -113,6 +113,7 @@ export async function refuseDependents(
 }
 
 async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<void> {
+  if (kind.removeAll) return kind.removeAll(tx, ids)
   if (!kind.remove) {
     await tx.query(
       sql.unsafe`delete from ${sql.identifier([kind.table])} where id = any(${sql.array(ids as string[], 'text')})`,

@@ -1,13 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './operation.ts'
 
-/** Of a turn, and of an ingestion. */
+/** Of a turn, of the file of its trace, and of an ingestion. */
 export type FaultPoint =
   | 'after_claim'
   | 'before_model'
   | 'after_model'
   | 'before_settle'
   | 'after_settle'
+  | 'trace_staged'
+  | 'trace_written'
   | 'ingestion_claimed'
   | 'ingestion_read'
   | 'ingestion_batch'

@@ -50,6 +50,8 @@ export type Kind<Row extends KindRow = KindRow> = {
   authorize?: (row: Row) => { type: string; id: string }
   /** Deletes one row with what follows from it, its delete event first of all; for forced deletes of what it names. */
   remove?: (tx: Tx, row: Row) => Promise<void>
+  /** The same for many rows at once, of kinds without a delete event. */
+  removeAll?: (tx: Tx, ids: readonly string[]) => Promise<void>
 }
 
 export type KindRow = { id: string; project_id: string | null; tags?: Record<string, string> | null }
@@ -76,6 +78,7 @@ type Declaration<Row extends KindRow> = {
   path?: (row: Row) => string | null
   authorize?: (row: Row) => { type: string; id: string }
   remove?: (tx: Tx, row: Row) => Promise<void>
+  removeAll?: Kind<Row>['removeAll']
 }
 
 /** Declares a kind. */
@@ -104,6 +107,7 @@ export function kind<Row extends KindRow>(declaration: Declaration<Row>): Kind<R
     path: declaration.path,
     authorize: declaration.authorize,
     remove: declaration.remove,
+    removeAll: declaration.removeAll,
   }
   registry.set(made.name, made as unknown as Kind)
   byPrefix.set(made.prefix, made as unknown as Kind)

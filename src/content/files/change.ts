@@ -74,10 +74,16 @@ export async function replaceContent(services: Services, tx: Tx, id: string, upl
   return row
 }
 
-/** Deletes a file that nothing refers to, with its bytes (content, 2.3 rule 11). Raises FILE_HAS_DEPENDENTS. */
+/**
+ * Deletes a file that nothing refers to, with its bytes (content, 2.3 rule 11). Raises FILE_HAS_DEPENDENTS,
+ * VALIDATION_FAILED for one of the platform's.
+ */
 export async function removeFile(services: Services, tx: Tx, id: string): Promise<void> {
-  const stored = await takeFile(tx, id)
+  const stored = await lockFile(tx, id)
+  if (!stored) return raise(fileKind.notFound, { meta: { id } })
+  // First, so that who asks to delete a file of the platform is told whose it is.
   await refuseHeld(tx, id)
+  requireWritable(stored)
   await deleteFileRow(tx, stores(services), stored)
   tx.emit('files.deleted', stored.project_id, fileKind.present(stored))
 }

@@ -40,6 +40,13 @@ export const deleteBlob = (db: Queryable, id: string) =>
     with blob as (delete from file_blobs where id = ${id})
     delete from file_blob_chunks where blob_id = ${id}`)
 
+/** The same for many; by the primary keys. */
+export const deleteBlobs = (db: Queryable, ids: readonly string[]) =>
+  db.query(sql.unsafe`
+    with gone as (select unnest(${sql.array([...ids], 'uuid')}) as id),
+      blobs as (delete from file_blobs b using gone where b.id = gone.id)
+    delete from file_blob_chunks c using gone where c.blob_id = gone.id`)
+
 /** Drops a blob that was not committed; one that was stays, whatever the caller has heard of its commit. */
 export const deleteStagedBlob = (db: Queryable, id: string) =>
   db.query(sql.unsafe`

@@ -10,7 +10,7 @@ import { localBackend } from './local.ts'
 import { postgresBackend } from './postgres.ts'
 import { s3Backend } from './s3.ts'
 import { BACKENDS, type Backend, type BackendName, type ByteRange, type Location, type StagedBytes } from './storage.ts'
-import { deleteBlob, isNamed, outsideLocations } from './store.ts'
+import { deleteBlobs, isNamed, outsideLocations } from './store.ts'
 
 const Locations = z.object({
   objects: z.array(z.object({ storage: z.enum(BACKENDS), location: z.string() })),
@@ -189,9 +189,21 @@ function openStores(services: Services): Stores {
 }
 
 /** Drops bytes with the row that named them: blobs in the transaction, others by a message after it. */
-export async function dropBytes(tx: Tx, location: Location): Promise<void> {
-  if (location.storage === 'postgres') await deleteBlob(tx, location.location)
-  else tx.send(deleteQueue, { objects: [location] })
+export const dropBytes = (tx: Tx, location: Location): Promise<void> => dropAll(tx, [location])
+
+/** The same for many rows. */
+export async function dropAll(tx: Tx, locations: readonly Location[]): Promise<void> {
+  const blobs = locations.filter(({ storage }) => storage === 'postgres')
+  if (blobs.length > 0)
+    await deleteBlobs(
+      tx,
+      blobs.map(({ location }) => location),
+    )
+  const objects = locations
+    .filter(({ storage }) => storage !== 'postgres')
+    .map(({ storage, location }): Location => ({ storage, location }))
+  for (let at = 0; at < objects.length; at += OBJECTS_A_JOB)
+    tx.send(deleteQueue, { objects: objects.slice(at, at + OBJECTS_A_JOB) })
 }
 
 const made = new WeakMap<Services, Stores>()

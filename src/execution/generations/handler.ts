@@ -1,9 +1,11 @@
 import { z } from 'zod'
+import { stores } from '../../content/storage/stores.ts'
 import type { Services } from '../../core/operation.ts'
 import { workQueue } from '../../core/queue.ts'
 import { type Actor, actor, every, HandBack, type Tick } from '../../core/worker.ts'
 import { abortTurn } from './abort.ts'
-import { dropOldFrames, idleTurns } from './store.ts'
+import { dropOldFrames, idleTurns, unwrittenTraces } from './store.ts'
+import { TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
 import { executeTurn, generationRun } from './turn.ts'
 
 const generationSweep = workQueue('generation-sweep', {
@@ -35,14 +37,28 @@ export function generationActors(services: Services): { actors: Actor[]; ticks: 
       if (outcome === 'handed_back') throw new HandBack()
     },
   )
+  const write = actor(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { log }) => {
+    const started = performance.now()
+    const files = await writeTraces(
+      services,
+      messages.map(({ trace_id }) => trace_id),
+    )
+    log.info({ traces: messages.length, files, ms: Math.round(performance.now() - started) }, 'steps of traces written')
+  })
   const sweep = actor(generationSweep, { concurrency: 1 }, () => sweepTurns(services))
   return {
-    actors: [run, sweep],
+    actors: [run, write, sweep],
     ticks: [every('generation-sweep', config.GENERATION_SWEEP_SECONDS, generationSweep, {})],
   }
 }
 
-/** The floor under wake-ups: turns that nobody has touched for a lease and a sweep are looked at again; old frames go. */
+/** Longer than a message of trace-write is tried. */
+const UNWRITTEN_SECONDS = 1800
+
+/**
+ * The floor under wake-ups: turns that nobody has touched for a lease and a sweep are looked at again, and steps that did
+ * not get into their file; old frames go.
+ */
 async function sweepTurns(services: Services): Promise<void> {
   const { pool, queues, config } = services
   const idle = await idleTurns(pool, Math.min(config.GENERATION_SWEEP_SECONDS, config.GENERATION_LEASE_SECONDS))
@@ -51,4 +67,7 @@ async function sweepTurns(services: Services): Promise<void> {
       idle.map(({ id, project_id }) => ({ queue: generationRun, data: { generation_id: id, project_id } })),
     )
   await dropOldFrames(pool)
+  // Without a place for bytes a message would only fail; the journal keeps the steps.
+  const unwritten = stores(services).problem() ? [] : await unwrittenTraces(pool, UNWRITTEN_SECONDS, 1000)
+  if (unwritten.length > 0) await queues.send(unwritten.map(data => ({ queue: traceWrite, data })))
 }

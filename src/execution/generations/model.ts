@@ -179,6 +179,7 @@ export type TraceRow = {
   id: string
   project_id: string
   agent_id: string
+  file_id: string | null
   step_count: number
   parent_trace_id: string | null
   root_trace_id: string | null
@@ -276,7 +277,8 @@ export const presentTrace = (row: TraceRow) => ({
   id: row.id,
   project_id: row.project_id,
   agent_id: row.agent_id,
-  file_id: null,
+  // What is left in storage of a trace that keeps no content any more goes with its purge.
+  file_id: row.content_redacted_at === null ? row.file_id : null,
   step_count: row.step_count,
   parent_trace_id: row.parent_trace_id,
   root_trace_id: row.root_trace_id,
@@ -298,14 +300,6 @@ export const generationKind = kind<GenerationRow>({
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
   columns: sql.fragment`t.*`,
   present: presentGeneration,
-})
-
-export const traceKind = kind<TraceRow>({
-  name: 'trace',
-  prefix: 'trace',
-  table: 'traces',
-  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
-  present: presentTrace,
 })
 
 // The bags and frames of turns that are not at their end outlive a change of the encryption key.

@@ -19,13 +19,14 @@ import {
   RetryInput,
   Trace,
   type TraceRow,
-  traceKind,
 } from './model.ts'
 import { purgeGeneration, purgeTrace } from './purge.ts'
 import { retryGeneration } from './retry.ts'
 import { Accepted, GenerateResult, generateOperation } from './run.ts'
-import { findSteps, findTrace, findTree, generationsOf, lockGeneration, mergeMetadata, wireStep } from './store.ts'
+import { findTrace, findTree, generationsOf, lockGeneration, mergeMetadata } from './store.ts'
 import { lastEventId, streamTurn } from './stream.ts'
+import { readSteps } from './trace-file.ts'
+import { traceKind } from './trace-kind.ts'
 
 const TREE_LIMIT = 1000
 
@@ -142,12 +143,13 @@ const getTranscript = itemOperation(generationKind, {
   action: 'generations:GetGeneration',
   alsoActions: ['traces:GetTrace'],
   answers: { 200: Transcript },
+  raises: ['FILE_STORAGE_MISCONFIGURED'],
   async run(context) {
-    const { db, resource: row } = context
+    const { db, resource: row, services } = context
     const trace = await findTrace(db, row.trace_id)
     if (trace) context.allow('traces:GetTrace', { kind: traceKind, row: trace })
     const hidden = row.content_redacted_at !== null
-    const steps = hidden ? [] : (await findSteps(db, [row.id])).map(wireStep)
+    const steps = hidden ? [] : await readSteps(services, row)
     const last = steps.findLast(step => step.text)
     return {
       generation_id: row.id,
@@ -162,7 +164,7 @@ const getTranscript = itemOperation(generationKind, {
       step_count: row.step_count,
       input: row.input,
       knowledge: null,
-      steps: steps.map(({ n, generation_id: _, ...step }) => ({ index: n - 1, ...step })),
+      steps: steps.map(({ n, ...step }) => ({ index: n - 1, ...step })),
       output:
         steps.length === 0
           ? null

@@ -1,3 +1,4 @@
+import { dropAll } from '../../content/storage/stores.ts'
 import { raise } from '../../core/errors.ts'
 import type { Tx } from '../../core/write.ts'
 import { type GenerationRow, presentGeneration, presentTrace, type TraceRow } from './model.ts'
@@ -9,6 +10,7 @@ import {
   redactEnvelopes,
   redactGenerations,
   redactTraces,
+  takeTraceFiles,
 } from './store.ts'
 
 type By = { type: string; id: string }
@@ -44,6 +46,7 @@ export async function purgeTrace(tx: Tx, id: string, by: By): Promise<TraceRow> 
     generations.map(row => row.id),
     by,
   )
+  await dropAll(tx, await takeTraceFiles(tx, ids))
   const redactedTraces = await redactTraces(tx, ids, by)
   await redactEnvelopes(
     tx,

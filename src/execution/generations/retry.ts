@@ -8,9 +8,10 @@ import { mailboxes } from './abort.ts'
 import { admitTurn } from './admit.ts'
 import { answerTurn, madeStatus, turnMode } from './answer.ts'
 import { admitFiles } from './files.ts'
-import type { GenerationRow, RetryInput } from './model.ts'
+import type { GenerationRow, RetryInput, StepRow } from './model.ts'
 import { stepMessages } from './result.ts'
-import { findSteps, lockGeneration } from './store.ts'
+import { lockGeneration } from './store.ts'
+import { readSteps } from './trace-file.ts'
 import { createTurn, type TurnInput } from './turn.ts'
 
 /**
@@ -25,10 +26,12 @@ export async function retryGeneration(
 ): Promise<Answer> {
   const { services, caller, body, query, resource } = context
   const mode = turnMode(body?.stream, query.wait)
+  // Before the transaction, which holds a connection; those of a failed turn never change.
+  const steps = resource.status === 'failed' ? await readSteps(services, resource) : []
   return answerTurn(context, mode, generation_id =>
     services.write(async tx => {
       const agent = await admitTurn(tx, resource)
-      const failed = await requireRetryable(tx, resource.id)
+      const failed = await requireRetryable(tx, resource)
       await admitFiles(tx, context, failed.project_id, failed.input ?? [])
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       const input: TurnInput = {
@@ -36,7 +39,7 @@ export async function retryGeneration(
         project_id: failed.project_id,
         agent_id: failed.agent_id,
         messages: failed.input,
-        settled: await settledSteps(tx, failed.id),
+        settled: settledSteps(steps),
         metadata: failed.metadata,
         action_id: failed.action_id,
         trace_id: failed.trace_id,
@@ -55,18 +58,19 @@ export async function retryGeneration(
   )
 }
 
-/** The generation under its lock, when it can be run again. */
-async function requireRetryable(tx: Tx, id: string): Promise<GenerationRow> {
+/** The generation under its lock, when it can be run again: it had ended when its steps were read. */
+async function requireRetryable(tx: Tx, { id, status }: GenerationRow): Promise<GenerationRow> {
   const row = await lockGeneration(tx, id)
   if (!row) return raise('GENERATION_NOT_FOUND', { meta: { id } })
   if (row.status === 'completed')
     invalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'only a failed generation can be run again' })
-  if (row.status !== 'failed') raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: id } })
+  if (row.status !== 'failed' || status !== 'failed')
+    raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: id } })
   if (row.content_redacted_at !== null || (row.input === null && row.shape === 'agent'))
     raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
   return row
 }
 
 /** The steps that a turn goes on from: an answer without calls is one that was refused, and is asked for again. */
-const settledSteps = async (tx: Tx, id: string): Promise<ModelMessage[]> =>
-  (await findSteps(tx, [id])).filter(step => step.tool_calls.length > 0).flatMap(stepMessages)
+const settledSteps = (steps: readonly StepRow[]): ModelMessage[] =>
+  steps.filter(step => step.tool_calls.length > 0).flatMap(stepMessages)

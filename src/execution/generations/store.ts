@@ -1,6 +1,8 @@
 import { type FileRow, fileColumns } from '../../content/files/model.ts'
+import type { Location } from '../../content/storage/storage.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
 import type { RecordedFailure } from '../../core/errors.ts'
+import type { SendPart } from '../../core/queue.ts'
 import { type OneStatement, type Outbox, outboxParts } from '../../core/write.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { type ProviderRow, providerColumns } from '../providers/model.ts'
@@ -266,6 +268,7 @@ export type Settlement = {
   step: StepRow | null
   frames: Frame[]
   outbox: Outbox
+  sends?: SendPart[]
 }
 
 /**
@@ -275,7 +278,8 @@ export type Settlement = {
 export async function settleTurn(db: Queryable, settlement: Settlement): Promise<boolean> {
   const { generation, after, step } = settlement
   const guard = sql.fragment`exists (select 1 from settled)`
-  const { ctes, select } = outboxParts(settlement.outbox, guard)
+  // Behind the lock of the trace, under which those who are woken look.
+  const { ctes, select } = outboxParts(settlement.outbox, sql.fragment`exists (select 1 from traced)`, settlement.sends)
   const parts = [
     sql.fragment`settled as (
       update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${json(after.error)}, output = ${json(after.output)},
@@ -295,7 +299,7 @@ export async function settleTurn(db: Queryable, settlement: Settlement): Promise
               content_redacted_by_principal_id = coalesce(content_redacted_by_principal_id, ${after.content_redacted_by_principal_id})`
             : sql.fragment``
         }
-      where id = ${generation.trace_id} and ${guard})`,
+      where id = ${generation.trace_id} and ${guard} returning id)`,
     sql.fragment`emptied as (delete from ${workTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
     ...(settlement.frames.length > 0
@@ -345,14 +349,149 @@ export async function framesAfter(db: Queryable, id: string, after: number): Pro
   )) as readonly Frame[]
 }
 
-export async function findSteps(
+/** The file of a trace `tr`, by the primary key. */
+const traceFile = sql.fragment`(
+  select to_jsonb(f) from (select ${fileColumns} from files t where t.id = tr.file_id) f)`
+
+/** The steps of a generation that the journal has, and the file that has those of its trace, as of one moment. */
+export async function findJournal(
   db: Queryable,
-  generationIds: readonly string[],
-): Promise<readonly (StepRow & { generation_id: string })[]> {
+  generation: Pick<GenerationRow, 'id' | 'trace_id'>,
+): Promise<{ steps: StepRow[]; file: FileRow | null }> {
+  const { steps, file } = (await db.one(sql.unsafe`
+    select coalesce((
+        select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s
+        where s.generation_id = ${generation.id}), '[]') as steps,
+      (select ${traceFile} from traces tr where tr.id = ${generation.trace_id}) as file`)) as {
+    steps: StepRow[]
+    file: FileRow | null
+  }
+  return { steps: steps.map(wireStep), file }
+}
+
+/** What is to go into the file of a trace. */
+export type Journals = {
+  id: string
+  project_id: string
+  redacted: boolean
+  file: (FileRow & Location) | null
+  /** Generations that are at their end, with the steps that the journal has of them; those without any are absent. */
+  settled: { id: string; redacted: boolean; steps: StepRow[] }[]
+  /** Ids of all generations whose content is kept, in their order. */
+  kept: string[]
+}
+
+/** Waits for turns of traces that are being settled: a message that they would have sent is the one at hand. */
+export const awaitSettling = (db: Queryable, traceIds: readonly string[]) =>
+  db.query(sql.unsafe`
+    select 1 from traces where id = any(${sql.array([...traceIds], 'text')}) order by id for share`)
+
+/** The journals of traces with their files, as of one moment. Indexes generations_trace, generation_steps_pkey. */
+export async function readJournals(db: Queryable, traceIds: readonly string[]): Promise<Journals[]> {
+  const rows = (await db.any(sql.unsafe`
+    select tr.id, tr.project_id, tr.content_redacted_at is not null as redacted, ${traceFile} as file,
+      coalesce((
+        select jsonb_agg(jsonb_build_object('id', g.id, 'redacted', g.content_redacted_at is not null, 'steps', j.steps))
+        from generations g cross join lateral (
+          select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) as steps from generation_steps s
+          where s.generation_id = g.id) j
+        where g.trace_id = tr.id and g.status in ('completed', 'failed') and j.steps is not null), '[]') as settled,
+      array(select g.id from generations g where g.trace_id = tr.id and g.content_redacted_at is null
+        order by g.created_at, g.id) as kept
+    from traces tr where tr.id = any(${sql.array([...traceIds], 'text')})`)) as readonly Journals[]
+  return rows.map(row => ({
+    ...row,
+    settled: row.settled.map(({ steps, ...generation }) => ({ ...generation, steps: steps.map(wireStep) })),
+  }))
+}
+
+/** Where the files of traces are that keep their content, under the locks of the traces; null without a file. */
+export async function lockTraceFiles(
+  db: Queryable,
+  traceIds: readonly string[],
+): Promise<ReadonlyMap<string, string | null>> {
+  const rows = (await db.any(sql.unsafe`
+    select tr.id, (select f.location from files f where f.id = tr.file_id) as location
+    from traces tr where tr.id = any(${sql.array([...traceIds], 'text')}) and tr.content_redacted_at is null
+    order by tr.id for update`)) as readonly { id: string; location: string | null }[]
+  return new Map(rows.map(({ id, location }) => [id, location]))
+}
+
+/** Drops the steps of generations from the journal; answers how many there were. */
+export async function dropJournal(db: Queryable, generationIds: readonly string[]): Promise<number> {
+  const { rowCount } = await db.query(sql.unsafe`
+    delete from generation_steps where generation_id = any(${sql.array([...generationIds], 'text')})`)
+  return rowCount
+}
+
+/** Writes the files of traces, new ones and those that replace their bytes, and names them on their traces. */
+export const setTraceFiles = (
+  db: Queryable,
+  files: readonly (Location &
+    Pick<FileRow, 'id' | 'project_id' | 'filename'> & {
+      trace_id: string
+      path: string
+      size: number
+      sha256: Buffer
+    })[],
+) =>
+  db.query(sql.unsafe`
+    with written as (
+      insert into files as t (id, project_id, path, filename, content_type, size, sha256, storage, location)
+      select w.id, w.project_id, w.path, w.filename, 'application/json', w.size, decode(w.sha256, 'hex'), w.storage, w.location
+      from ${sql.unnest(
+        files.map(file => [
+          file.id,
+          file.project_id,
+          file.path,
+          file.filename,
+          file.size,
+          file.sha256.toString('hex'),
+          file.storage,
+          file.location,
+        ]),
+        ['text', 'text', 'text', 'text', 'int8', 'text', 'text', 'text'],
+      )} as w (id, project_id, path, filename, size, sha256, storage, location)
+      on conflict (id) do update set size = excluded.size, sha256 = excluded.sha256, storage = excluded.storage,
+        location = excluded.location, updated_at = now()
+    )
+    update traces tr set file_id = w.file_id, updated_at = now()
+    from ${sql.unnest(
+      files.map(file => [file.trace_id, file.id]),
+      ['text', 'text'],
+    )} as w (trace_id, file_id)
+    where tr.id = w.trace_id`)
+
+/** Takes the files of traces away from them, whose locks the caller holds, and answers where their bytes are. */
+export const takeTraceFiles = (db: Queryable, traceIds: readonly string[]): Promise<readonly Location[]> =>
+  db.any(sql.unsafe`
+    with held as (
+      select id, file_id from traces where id = any(${sql.array([...traceIds], 'text')}) and file_id is not null
+    ), named as (
+      update traces t set file_id = null from held where t.id = held.id
+    )
+    delete from files f using held where f.id = held.file_id returning f.storage, f.location`) as Promise<
+    readonly Location[]
+  >
+
+export const deleteTraces = (db: Queryable, ids: readonly string[]) =>
+  db.query(sql.unsafe`delete from traces where id = any(${sql.array([...ids], 'text')})`)
+
+/**
+ * Traces whose settled steps have been in the journal for a while: the message that moves them may be missing. Reads the
+ * journal, which has little else.
+ */
+export async function unwrittenTraces(
+  db: Queryable,
+  idleSeconds: number,
+  limit: number,
+): Promise<readonly { trace_id: string; project_id: string }[]> {
   return (await db.any(sql.unsafe`
-    select * from generation_steps where generation_id = any(${sql.array([...generationIds], 'text')}) order by generation_id, n`)) as readonly (StepRow & {
-    generation_id: string
-  })[]
+    select distinct g.trace_id, g.project_id
+    from generation_steps s join generations g on g.id = s.generation_id join traces tr on tr.id = g.trace_id
+    where g.status in ('completed', 'failed') and g.completed_at < now() - make_interval(secs => ${idleSeconds})
+      and (tr.content_redacted_at is null or g.content_redacted_at is not null)
+    limit ${limit}`)) as readonly { trace_id: string; project_id: string }[]
 }
 
 export async function lockGeneration(db: Queryable, id: string): Promise<GenerationRow | null> {

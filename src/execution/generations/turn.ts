@@ -10,7 +10,7 @@ import { kindOf } from '../../core/kind.ts'
 import type { Logger } from '../../core/log.ts'
 import { turns as turnsCounted } from '../../core/metrics.ts'
 import type { Services } from '../../core/operation.ts'
-import { entityMailbox } from '../../core/queue.ts'
+import { entityMailbox, message } from '../../core/queue.ts'
 import type { Outgoing, Tx } from '../../core/write.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
@@ -45,6 +45,7 @@ import {
   type ProjectFound,
   settleTurn,
 } from './store.ts'
+import { traceWrite } from './trace-write.ts'
 import { openWork, sealWork } from './work.ts'
 
 /** Wake-ups of turns outside a conversation; the truth is the generation's row. */
@@ -621,6 +622,8 @@ class Execution {
         ? this.frames.next('completed', result ?? agentResult(shown, steps))
         : this.frames.next('error', shown.error as object)
     const settlement = { generation: this.generation, after, step: step ? this.stored(step) : null }
+    const moves =
+      steps.length > 0 ? [message(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })] : []
     let owned: boolean
     if (run.source?.settle) {
       const { source } = run
@@ -631,6 +634,7 @@ class Execution {
         if (stop && end.status === 'completed') throw new TurnAborted({ stop_reason: 'error', ...stop })
         if (!(await settleTurn(tx, { ...settlement, frames, outbox: { events: [], entries: [], notifications: [] } })))
           return false
+        for (const { queue, data } of moves) tx.send(queue, data)
         tx.emit(name, after.project_id, presentGeneration(after))
         const outcome: TurnOutcome = {
           status: end.status as 'completed' | 'failed',
@@ -646,11 +650,15 @@ class Execution {
         return true
       })
     } else {
+      const sends = moves.length > 0 ? await services.queues.parts(moves) : []
       owned = await settleTurn(services.pool, {
         ...settlement,
         frames: [...frames, last(null)],
         outbox: { events: [this.event(name, after)], entries: [], notifications: [settled] },
+        sends: sends ?? [],
       })
+      // One that is lost here is found by the sweep.
+      if (owned && sends === null) await services.queues.send(moves)
     }
     if (!owned) throw new TurnLost()
     this.generation = after

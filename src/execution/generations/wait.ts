@@ -4,7 +4,8 @@ import { readFrame } from './frames.ts'
 import { liveTurns } from './live.ts'
 import type { GenerationRow } from './model.ts'
 import { agentResult } from './result.ts'
-import { findSteps, findWithResult, wireStep } from './store.ts'
+import { findWithResult } from './store.ts'
+import { readSteps } from './trace-file.ts'
 
 /** A turn at its end, with what a waiting caller gets: `result` when it completed, `failure` when it failed. */
 export type EndedTurn = GenerationRow & { result: object | null; failure: RecordedFailure | null }
@@ -93,8 +94,7 @@ export async function readEnd(services: Services, generationId: string): Promise
 
 /** The result built from the record alone, once the frames are gone. */
 async function recordedResult(services: Services, generation: GenerationRow): Promise<object> {
-  if (generation.shape === 'agent')
-    return agentResult(generation, (await findSteps(services.pool, [generation.id])).map(wireStep))
+  if (generation.shape === 'agent') return agentResult(generation, await readSteps(services, generation))
   const { id: generation_id, trace_id, status, output } = generation
   return {
     status,

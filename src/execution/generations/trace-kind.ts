@@ -1,0 +1,19 @@
+import { dropAll } from '../../content/storage/stores.ts'
+import { kind } from '../../core/kind.ts'
+import { presentTrace, type TraceRow } from './model.ts'
+import { deleteTraces, takeTraceFiles } from './store.ts'
+
+export const traceKind = kind<TraceRow>({
+  name: 'trace',
+  prefix: 'trace',
+  table: 'traces',
+  references: [
+    { kind: 'agent', column: 'agent_id', on_delete: 'force' },
+    { kind: 'file', column: 'file_id', on_delete: 'block' },
+  ],
+  present: presentTrace,
+  async removeAll(tx, ids) {
+    await dropAll(tx, await takeTraceFiles(tx, ids))
+    await deleteTraces(tx, ids)
+  },
+})

@@ -1,0 +1,103 @@
+import { Readable } from 'node:stream'
+import { z } from 'zod'
+import { fileKind } from '../../content/files/model.ts'
+import { leafOf } from '../../content/paths.ts'
+import { dropAll, type Staged, stores } from '../../content/storage/stores.ts'
+import { fault } from '../../core/fault.ts'
+import { newId } from '../../core/ids.ts'
+import type { Services } from '../../core/operation.ts'
+import { entityMailbox } from '../../core/queue.ts'
+import { awaitSettling, dropJournal, type Journals, lockTraceFiles, readJournals, setTraceFiles } from './store.ts'
+import type { FileStep } from './trace-file.ts'
+import { encodeSteps, stepsOfFile, toFileStep, traceFilePath } from './trace-file.ts'
+
+/** Traces with settled steps in the journal, which go into their files. */
+export const traceWrite = entityMailbox('trace-write', {
+  message: z.object({ trace_id: z.string(), project_id: z.string() }),
+  key: message => message.trace_id,
+  project: message => message.project_id,
+  kind: 'generation',
+  retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
+})
+
+/** Traces that one call writes: reading the journal and the commit are shared. */
+export const TRACES_AT_ONCE = 25
+
+/** The file of a trace as it is to be; null when the trace keeps the one it has. */
+type Draft = { trace: Journals; steps: FileStep[] | null }
+
+/** All steps of a trace that are kept: of generations in their order, those of the file and those of the journal. */
+async function draft(services: Services, trace: Journals): Promise<Draft> {
+  const settled = trace.settled.filter(({ redacted }) => !redacted)
+  if (trace.redacted || settled.length === 0) return { trace, steps: null }
+  const written = trace.file ? await stepsOfFile(services, trace.file) : []
+  if (!written) services.log.error({ trace_id: trace.id, file_id: trace.file?.id }, 'the steps of a trace are lost')
+  const byGeneration = Map.groupBy(written ?? [], step => step.generation_id)
+  for (const { id, steps } of settled)
+    byGeneration.set(
+      id,
+      steps.map(step => toFileStep(id, step)),
+    )
+  return { trace, steps: trace.kept.flatMap(id => byGeneration.get(id) ?? []) }
+}
+
+/** The generations whose rows of the journal go: those that are in the file, and those that keep no content. */
+const movedOf = ({ trace, steps }: Draft) => trace.settled.filter(({ redacted }) => redacted || steps !== null)
+
+/**
+ * Moves settled steps of traces from the journal into their files (execution, 7.3): each file is written anew, from the
+ * one there was and the journal. A trace that changed meanwhile fails the call and is left as it was. Answers how many
+ * files were written.
+ */
+export async function writeTraces(services: Services, traceIds: readonly string[]): Promise<number> {
+  const store = stores(services)
+  const files: { trace: Journals; id: string; staged: Staged }[] = []
+  const drafts: Draft[] = []
+  try {
+    await awaitSettling(services.pool, traceIds)
+    for (const trace of await readJournals(services.pool, traceIds)) {
+      const made = await draft(services, trace)
+      drafts.push(made)
+      if (made.steps === null) continue
+      // Bytes are found by the id they were staged for: never by one that has some.
+      const fileId = newId(fileKind.prefix)
+      const source = Readable.from([encodeSteps(made.steps)])
+      const target = { projectId: trace.project_id, fileId, maxBytes: Number.POSITIVE_INFINITY }
+      files.push({ trace, id: trace.file?.id ?? fileId, staged: await store.stage(source, target) })
+    }
+    const moved = drafts.flatMap(movedOf)
+    if (moved.length === 0) return 0
+    await fault(services, 'trace_staged')
+    await services.write(async tx => {
+      const now = await lockTraceFiles(
+        tx,
+        files.map(({ trace }) => trace.id),
+      )
+      for (const { trace } of files)
+        if (now.get(trace.id) !== (trace.file?.location ?? null))
+          throw new Error(`trace ${trace.id} changed while it was written`)
+      const dropped = await dropJournal(
+        tx,
+        moved.map(({ id }) => id),
+      )
+      if (dropped !== moved.reduce((sum, { steps }) => sum + steps.length, 0))
+        throw new Error('the journal changed while it was written')
+      await setTraceFiles(
+        tx,
+        files.map(({ trace, id, staged }) => {
+          const path = traceFilePath(trace.id)
+          return { ...staged, id, trace_id: trace.id, project_id: trace.project_id, path, filename: leafOf(path) }
+        }),
+      )
+      for (const { staged } of files) await store.commit(tx, staged)
+      await dropAll(
+        tx,
+        files.flatMap(({ trace }) => trace.file ?? []),
+      )
+    })
+    await fault(services, 'trace_written')
+    return files.length
+  } finally {
+    for (const { staged } of files) await staged.discard()
+  }
+}
