@@ -24,11 +24,9 @@ type Admission = { services: Services; tx: Tx; caller: Context['caller']; wait: 
 
 /** The path a file is ingested at. Raises VALIDATION_FAILED for one that cannot be or that only the platform writes to. */
 function targetPath(file: FileRow, directory: string | null | undefined): string | null {
-  if (directory == null) {
-    if (file.path !== null && isReserved(file.path))
-      invalid({ code: 'RESERVED_PATH', path: 'file_id', message: 'only the platform writes where the file is' })
-    return file.path
-  }
+  if (file.path !== null && isReserved(file.path))
+    invalid({ code: 'RESERVED_PATH', path: 'file_id', message: 'only the platform writes where the file is' })
+  if (directory == null) return file.path
   try {
     return writablePath(filePath(directory, file.filename))
   } catch (error) {
