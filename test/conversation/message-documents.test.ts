@@ -123,12 +123,13 @@ describe('documents of messages', function () {
         await app.key.delete(base),
         await app.key.patch(`/files/${file_id}/metadata`, { prefix: '/elsewhere' }),
         await app.key.put(`/files/${file_id}/tags`, { a: 'b' }),
-        await app.key.delete(`/files/${file_id}`),
       ]
       for (const reply of refused) {
         const { meta } = expectRefusal(reply, 400, 'VALIDATION_FAILED')
         assert.equal(meta.problems[0].code, 'RESERVED_PATH')
       }
+      const held = expectRefusal(await app.key.delete(`/files/${file_id}`), 409, 'FILE_HAS_DEPENDENTS')
+      assert.deepEqual(held.meta.counts, { documents: 1 })
       expectRefusal(await app.key.post('/documents/ingest', { file_id }), 409, 'FILE_ALREADY_INGESTED')
       assert.deepEqual(await texts(id), ['mine'])
     })

@@ -265,6 +265,7 @@ const retryOperation = itemOperation(runOfAgent, {
     'OUTPUT_SCHEMA_VALIDATION_FAILED',
     'GENERATION_FAILED',
     'RESOURCE_NOT_FOUND',
+    'FILE_STORAGE_MISCONFIGURED',
   ],
   transaction: false,
   run: retryGeneration,
