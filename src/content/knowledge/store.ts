@@ -58,29 +58,27 @@ export function matchAll(
 
 /**
  * Rows that hold some of the words, by the sum of the words' weights: the fewer of the rows hold a word, the more it weighs.
- * Shorter rows first among equals. Positions are stripped, so that a long tsvector is read once and not once a word.
+ * Shorter rows first among equals. Word by word, because the index then knows who holds what: to ask it of 5,000 tsvectors
+ * instead, most of them stored out of line, took four times as long.
  */
 export function matchSome(
   db: Queryable,
   selection: Selection,
   { words, limit }: { words: readonly string[]; limit: number },
 ): Promise<readonly Hit[]> {
-  const one = words.map(word => sql.fragment`${lexeme(word)}::tsquery`)
-  const any = sql.fragment`${words.map(lexeme).join(' | ')}::tsquery`
-  const holds = one.map(word => sql.fragment`c.words @@ ${word}`)
-  const weights = sql.join(
-    holds.map(is => sql.fragment`ln(1 + count(*)::float8 / (1 + count(*) filter (where ${is})))`),
-    sql.fragment`, `,
-  )
-  const sum = sql.join(
-    holds.map((is, index) => sql.fragment`case when ${is} then w.of[${index + 1}::int] else 0 end`),
-    sql.fragment` + `,
+  const size = sql.fragment`pg_column_size(c.tsv) as size`
+  const found = words.map(
+    (word, index) => sql.fragment`
+      select ${index}::int as word, c.* from (${matching(selection, sql.fragment`${lexeme(word)}::tsquery`, size)}) c`,
   )
   return db.any(hit`
-    with matches as materialized (${matching(selection, any, sql.fragment`strip(c.tsv) as words`)}),
-    weights as (select array[${weights}] as of from matches c)
-    select c.id as ref_id, c.container_id, 'some' as match, ${sum} as rank from matches c cross join weights w
-    order by rank desc, length(c.words), c.id limit ${limit}`)
+    with found as materialized (${sql.join(found, sql.fragment` union all `)}),
+    weights as (
+      select word, ln(1 + (select count(distinct id) from found)::float8 / (1 + count(*))) as weight from found group by word
+    )
+    select f.id as ref_id, f.container_id, 'some' as match, sum(w.weight) as rank
+    from found f join weights w on w.word = f.word
+    group by f.id, f.container_id, f.size order by rank desc, f.size, f.id limit ${limit}`)
 }
 
 /**
