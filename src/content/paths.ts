@@ -51,7 +51,7 @@ export const directoryOf = (path: string): string => path.slice(0, Math.max(1, p
 export const leafOf = (path: string): string => path.slice(path.lastIndexOf('/') + 1)
 
 /** Whether a normalized path is at or below a normalized directory. */
-export const isUnder = (path: string, directory: string): boolean =>
+const isUnder = (path: string, directory: string): boolean =>
   directory === '/' || path === directory || path.startsWith(`${directory}/`)
 
 export const isReserved = (path: string): boolean => isUnder(path, RESERVED)

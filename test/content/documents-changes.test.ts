@@ -260,7 +260,7 @@ describe('changes of documents', () => {
       assert.equal((await work()).status, 200)
       counts[name] = app.statements.length
     }
-    assert.deepEqual(counts, { title: 4, tags: 4, nothing: 3, path: 5, content: 13, append: 13, withdraw: 6 })
+    assert.deepEqual(counts, { title: 4, tags: 4, nothing: 3, path: 5, content: 11, append: 11, withdraw: 6 })
   })
 
   describe('preconditions', () => {

@@ -114,6 +114,26 @@ describe('vectors of inline documents', () => {
     assert.match(provider.calls.flat().join(), /new title/)
   })
 
+  it('leave one entry of one check in the audit log, however often they are made', async () => {
+    const made = await makeDocument(project.key)
+    let spaces = 0
+    provider.before = async () => {
+      spaces += 1
+      if (spaces < 3) await project.key.patch(`/documents/${made.id}`, { append: ' '.repeat(spaces) })
+    }
+    assert.equal((await project.key.patch(`/documents/${made.id}`, { append: 'x', path: '/moved' })).status, 200)
+    const entries = await rowsOf(
+      app,
+      `select detail from audit_entries where resource_public_id = $1 and action = 'documents:UpdateDocument'
+         and detail -> 'additional_checks' is not null`,
+      [made.id],
+    )
+    assert.deepEqual(
+      entries.map(({ detail }) => detail.additional_checks.length),
+      [1],
+    )
+  })
+
   it('are left for later when the provider takes too long', async () => {
     let release = () => {}
     provider.before = () => new Promise(resolve => (release = resolve))

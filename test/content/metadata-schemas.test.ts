@@ -249,6 +249,12 @@ describe('metadata schemas', () => {
       assert.equal((await project.key.patch(`/documents/${made.body.id}`, { metadata: { quarter: 'Q2' } })).status, 200)
     })
 
+    it('are held to the formats that a schema names', async () => {
+      await declared({ path_prefix: '/', schema: { properties: { due: { type: 'string', format: 'date' } } } })
+      refused(await write('/a', { metadata: { due: 'soon' } }), 'VALIDATION_FAILED')
+      assert.equal((await write('/a', { metadata: { due: '2030-01-31' } })).status, 201)
+    })
+
     it('obey the nearest declaration alone', async () => {
       await declared({ path_prefix: '/', schema: { required: ['owner'] } })
       await declared()

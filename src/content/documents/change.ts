@@ -8,6 +8,7 @@ import type { Tx } from '../../core/write.ts'
 import type { ChunkSettings, PartialSettings } from '../chunks/model.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
 import { removeChunks } from '../chunks/store.ts'
+import { embedderOf } from '../embeddings/embedder.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
 import { lockFile, moveFile, setFileText } from '../files/store.ts'
 import { isReserved, leafOf } from '../paths.ts'
@@ -87,9 +88,9 @@ export function requireVersion(row: Pick<DocumentRow, 'version'>, expected_versi
 }
 
 /**
- * Applies a write to a document and answers its row. Chunks and vectors of a new text are made between two
- * transactions, from what the first one read under the row's lock; when the document has moved on meanwhile they are
- * made again. Writes without a precondition all apply, one after the other, each with its own version.
+ * Applies a write to a document and answers its row. Where a provider gives vectors, they and the chunks of a new text
+ * are made between two transactions, from what the first one read under the row's lock; when the document has moved on
+ * meanwhile they are made again. Writes without a precondition all apply, one after the other, each with its own version.
  */
 export async function changeDocument(
   context: Pick<Context, 'services' | 'caller' | 'audit' | 'request' | 'allow' | 'allowTags' | 'record'> & {
@@ -118,7 +119,7 @@ export async function changeDocument(
       // What was cut may be what another write has stored meanwhile.
       let cut = plan.source && made?.key === plan.key ? made.cut : null
       if (plan.source && !cut) {
-        if (round < ROUNDS) return plan
+        if (round < ROUNDS && embedderOf(services).configured) return plan
         cut = await cutOnly(services, plan.source)
       }
       const after = await applyPlan(tx, services, row, plan, {
