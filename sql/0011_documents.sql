@@ -128,6 +128,15 @@ create table embedding_spaces (
   unique (provider, model, dimensions, code_version)
 );
 
+-- One row: the settings of the worker that started last. Documents are brought to these, so that workers of an older
+-- configuration, which run beside it for a while, do not turn them back.
+create table retrieval_settings (
+  singleton boolean primary key default true check (singleton),
+  -- Null: no worker came with an embedding model yet.
+  space_id integer references embedding_spaces (id),
+  text_search_config text not null
+);
+
 create table knowledge_vectors (
   id bigint generated always as identity primary key,
   project_id text not null references projects (id) on delete cascade,

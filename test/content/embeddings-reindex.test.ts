@@ -1,5 +1,8 @@
 import assert from 'node:assert/strict'
+import { embedMissing } from '../../src/content/embeddings/missing.ts'
+import { reindex, reindexQueue } from '../../src/content/embeddings/reindex.ts'
 import { sql } from '../../src/core/db.ts'
+import { message } from '../../src/core/queue.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { startProcess } from '../support/processes.ts'
@@ -85,6 +88,31 @@ describe('embedding anew', () => {
       assert.deepEqual(await counts(first), { vectors: 3, spaces: 1, bytes: 4 * dimensions, embedded: 3 })
       await apps.pop()?.close()
     }
+  })
+
+  it('is left to the settings of the worker that started last, whoever is asked to', async () => {
+    await pages(3)
+    const newer = await next({ ...local(128), KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' })
+    const configs = () => first.services.pool.anyFirst(sql.unsafe`select distinct tsv_config from document_chunks`)
+    await eventually(async () => (await pendingOf(newer.key)) === 0 && (await configs()).join() === 'english')
+    const ended = { vectors: 3, spaces: 1, bytes: 512, embedded: 3 }
+    // What a worker of the configuration before does with a message that it happens to take.
+    const { app: old, key } = await next(local(64), [])
+    const { signal } = new AbortController()
+    const handling = { signal, stopping: signal, log: old.services.log }
+    await reindex(old.services, handling)
+    assert.deepEqual(await counts(first), ended)
+    assert.deepEqual(await configs(), ['english'])
+    await first.services.pool.query(sql.unsafe`update documents set embed_since = now()`)
+    await embedMissing(old.services, handling)
+    assert.deepEqual(await counts(first), ended)
+    await first.services.pool.query(sql.unsafe`update documents set embed_since = null`)
+    // What is written by the old settings meanwhile follows.
+    await create(key, 'late')
+    assert.deepEqual(await counts(first), { vectors: 4, spaces: 2, bytes: 512, embedded: 4 })
+    await first.services.queues.send([message(reindexQueue, {})])
+    await eventually(async () => (await counts(first)).spaces === 1)
+    assert.deepEqual(await counts(first), { vectors: 4, spaces: 1, bytes: 512, embedded: 4 })
   })
 
   it('counts only documents of projects in which the caller may embed', async () => {

@@ -1,6 +1,7 @@
 import type { Services } from '../../core/operation.ts'
 import { message } from '../../core/queue.ts'
 import { type Actor, actor, every, type Tick } from '../../core/worker.ts'
+import { lead } from './follow.ts'
 import { embedMissing, missingQueue } from './missing.ts'
 import { reindex, reindexQueue } from './reindex.ts'
 
@@ -9,8 +10,8 @@ const SWEEP_SECONDS = 300
 /** Who embeds what has no vectors yet, and what has those of other settings. */
 export function embeddingActors(services: Services): { actors: Actor[]; ticks: Tick[] } {
   // A worker that starts may have come with new settings. Should one with the old ones take it, a tick follows.
-  services.queues
-    .send([message(reindexQueue, {})])
+  lead(services)
+    .then(() => services.queues.send([message(reindexQueue, {})]))
     .catch(error => services.log.error({ err: error }, 'not looked for documents to embed anew'))
   const leaseSeconds = services.config.INGESTION_LEASE_SECONDS
   return {

@@ -3,6 +3,7 @@ import type { Services } from '../../core/operation.ts'
 import { entityMailbox } from '../../core/queue.ts'
 import { type Context, HandBack } from '../../core/worker.ts'
 import { fill } from './fill.ts'
+import { leads } from './follow.ts'
 import { currentSpace } from './space.ts'
 import { documentsWaiting, endWaits } from './store.ts'
 
@@ -28,6 +29,10 @@ export async function embedMissing(
   if (!space) return
   const total = { documents: 0, embedded: 0, failed: 0 }
   for (let after: Awaited<ReturnType<typeof documentsWaiting>>[number] | null = null; ; ) {
+    if (!(await leads(services, 'space_id', space.id))) {
+      log.info({ space_id: space.id, ...total }, 'missing vectors are left to another embedding model')
+      return
+    }
     const documents = await documentsWaiting(services.pool, after, DOCUMENTS)
     if (documents.length === 0) break
     after = documents[documents.length - 1]

@@ -1,6 +1,26 @@
 import { z } from 'zod'
 import { kindWithoutRows } from '../../core/kind.ts'
 
+/** The embedding model of the deployment. */
+export type EmbeddingModel = { provider: string; model: string; dimensions: number }
+
+export type EmbedOptions = {
+  /** Whom the tokens are metered to; null meters nobody. */
+  project_id: string | null
+  /** What the texts are: row or request the usage is recorded under. */
+  purpose: { kind: 'document' | 'memory' | 'search' | 'api'; ref: string }
+  /** Waits so long in all; what is not done by then is null. 0 waits for nothing. */
+  timeoutMs?: number
+  /** Ends the wait with its reason. */
+  signal?: AbortSignal
+  /** Tries after the first one of a call; default 2. */
+  retries?: number
+  /** Work nobody waits for: goes after everything else. */
+  background?: boolean
+  /** Every text has to have its vector: one that failed fails all. */
+  complete?: boolean
+}
+
 /** What policies name the use of the embedding model by. */
 export const embeddingKind = kindWithoutRows('embedding')
 

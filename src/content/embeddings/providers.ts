@@ -35,6 +35,14 @@ export type CallFailure = {
   retry_after_ms: number | null
 }
 
+/** A failure that no answer told of. */
+export const failureOf = (name: CallFailure['class']): CallFailure => ({
+  class: name,
+  status: null,
+  detail: '',
+  retry_after_ms: null,
+})
+
 const DETAIL_LENGTH = 500
 
 // The SDK's warnings go to the console; what matters of them comes back as a failure.

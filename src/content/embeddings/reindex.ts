@@ -5,12 +5,14 @@ import { entityMailbox, message } from '../../core/queue.ts'
 import { type Context, HandBack } from '../../core/worker.ts'
 import { knownConfig, rebuildWords } from '../chunks/store.ts'
 import { fill } from './fill.ts'
+import { leads } from './follow.ts'
 import { currentSpace, type Space } from './space.ts'
 import { countOutside, documentsOutside } from './store.ts'
 
 /**
  * Brings documents to the settings: vectors of the current space, search words of the current configuration. What is
- * left to do is on the rows, so a run may end anywhere. One at a time in the deployment.
+ * left to do is on the rows, so a run may end anywhere. One at a time in the deployment, and none for settings that a
+ * worker which started later has replaced.
  */
 export const reindexQueue = entityMailbox('embeddings.reindex', {
   message: z.object({}),
@@ -53,6 +55,10 @@ async function followSpace(
     log.info({ space_id: space.id, provider: space.provider, model: space.model, ...total, pending }, text)
   }
   for (let below: string | null = null; ; ) {
+    if (!(await leads(services, 'space_id', space.id))) {
+      log.info({ space_id: space.id, ...total }, 'documents follow another embedding model now')
+      return 'done'
+    }
     const documents = await documentsOutside(services.pool, space, below, DOCUMENTS)
     if (documents.length === 0) break
     below = documents[documents.length - 1].id
@@ -85,6 +91,10 @@ async function followConfig(services: Services, { stopping, log }: Handling, unt
   }
   let chunks = 0
   for (;;) {
+    if (!(await leads(services, 'text_search_config', config))) {
+      log.info({ config, chunks }, 'documents follow another text search configuration now')
+      return 'done'
+    }
     const made = await rebuildWords(services.pool, config, CHUNKS)
     chunks += made
     if (made > 0) log.info({ config, chunks }, 'search words were made anew')

@@ -1,7 +1,8 @@
 import { type Queryable, sql } from '../../core/db.ts'
 import type { Services } from '../../core/operation.ts'
 import { CODE_VERSION } from '../vectors/codes.ts'
-import { type EmbeddingModel, embedderOf } from './embedder.ts'
+import { embedderOf } from './embedder.ts'
+import type { EmbeddingModel } from './model.ts'
 
 /** Vectors of one space can be compared. `id` is the row of embedding_spaces. */
 export type Space = EmbeddingModel & { id: number }

@@ -2,7 +2,27 @@ import { type Fragment, type Queryable, sql } from '../../core/db.ts'
 import { SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 
-/** Statements that find documents whose chunks lack vectors, and note what they were given. */
+/** Statements that find documents whose chunks lack vectors, note what they were given, and what all of them follow. */
+
+/** The settings that documents follow. */
+export type RetrievalSettings = { space_id: number | null; text_search_config: string }
+
+/** Makes settings those that documents follow; without a space, the one before stays. */
+export const chooseSettings = async (
+  db: Queryable,
+  { space_id, text_search_config }: RetrievalSettings,
+): Promise<void> => {
+  await db.query(sql.unsafe`
+    insert into retrieval_settings (space_id, text_search_config) values (${space_id}, ${text_search_config})
+    on conflict (singleton) do update set space_id = coalesce(excluded.space_id, retrieval_settings.space_id),
+      text_search_config = excluded.text_search_config`)
+}
+
+/** The settings that documents follow; null before any worker has started. */
+export const chosenSettings = (db: Queryable): Promise<RetrievalSettings | null> =>
+  db.maybeOne(
+    sql.unsafe`select space_id, text_search_config from retrieval_settings`,
+  ) as Promise<RetrievalSettings | null>
 
 export type Owner = { id: string; project_id: string }
 

@@ -1,0 +1,25 @@
+import type { Services } from '../../core/operation.ts'
+import { knownConfig } from '../chunks/store.ts'
+import { currentSpace } from './space.ts'
+import { chooseSettings, chosenSettings, type RetrievalSettings } from './store.ts'
+
+/** Has documents follow the settings of this process from now on. Called by every worker that starts. */
+export async function lead(services: Services): Promise<void> {
+  const { pool, config } = services
+  const space = await currentSpace(services)
+  const text_search_config = await knownConfig(pool, config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
+  await chooseSettings(pool, { space_id: space?.id ?? null, text_search_config })
+}
+
+/**
+ * Whether a setting of this process is the one that documents follow. While workers of two configurations run side by
+ * side, those that started first leave documents alone: each would turn back what the other did.
+ */
+export async function leads<Name extends keyof RetrievalSettings>(
+  services: Services,
+  name: Name,
+  own: RetrievalSettings[Name],
+): Promise<boolean> {
+  const chosen = await chosenSettings(services.pool)
+  return chosen === null || chosen[name] === null || chosen[name] === own
+}
