@@ -101,6 +101,7 @@ describe('files in messages', () => {
       ],
       [[file(empty)], 'VALIDATION_FAILED', 'messages[0].content[0].file_id'],
       [[file(large), file(larger)], 'VALIDATION_FAILED', 'messages'],
+      [[file(large), file(large)], 'VALIDATION_FAILED', 'messages'],
       [[], 'VALIDATION_FAILED', 'messages[0].content'],
       [Array(33).fill(text('x')), 'VALIDATION_FAILED', 'messages[0].content'],
       [[{ type: 'image', file_id: image }], 'VALIDATION_FAILED', 'messages[0].content'],

@@ -22,7 +22,18 @@ function* fileParts(messages: readonly ModelMessage[]) {
   }
 }
 
-const total = (files: readonly FileRow[]): number => files.reduce((sum, { size }) => sum + (size ?? 0), 0)
+/** Bytes that a model is sent: a file counts as often as it is named. */
+const total = (parts: readonly { file_id: string }[], files: ReadonlyMap<string, FileRow>): number =>
+  parts.reduce((sum, { file_id }) => sum + (files.get(file_id)?.size ?? 0), 0)
+
+const filesOf = async (
+  db: Queryable,
+  projectId: string,
+  parts: readonly { file_id: string }[],
+): Promise<ReadonlyMap<string, FileRow>> => {
+  const files = await findFiles(db, projectId, [...new Set(parts.map(part => part.file_id))])
+  return new Map(files.map(file => [file.id, file]))
+}
 
 /**
  * Lets the files that a caller's messages name into a turn, when the caller may download them and a model can be given
@@ -38,19 +49,18 @@ export async function admitFiles(
 ): Promise<void> {
   const parts = [...fileParts(messages)]
   if (parts.length === 0) return
-  const files = await findFiles(db, projectId, [...new Set(parts.map(part => part.file_id))])
-  const byId = new Map(files.map(file => [file.id, file]))
-  const lost = parts.find(({ file_id }) => !byId.has(file_id))
+  const files = await filesOf(db, projectId, parts)
+  const lost = parts.find(({ file_id }) => !files.has(file_id))
   if (lost) raise('FILE_NOT_FOUND', { meta: { id: lost.file_id } })
-  for (const row of files) allow('files:DownloadFile', { kind: fileKind, row })
+  for (const row of files.values()) allow('files:DownloadFile', { kind: fileKind, row })
   const problems = parts.flatMap(({ file_id, path }): Problem[] => {
-    const { storage, content_type } = byId.get(file_id) as FileRow
+    const { storage, content_type } = files.get(file_id) as FileRow
     if (storage === null) return [{ code: 'INVALID_VALUE', path, message: 'names a file without content' }]
     if (READABLE.test(essenceOf(content_type ?? ''))) return []
     return [{ code: 'INVALID_VALUE', path, message: 'must name an image, a sound or a PDF' }]
   })
   const limit = services.config.FILES_INLINE_MAX_BYTES
-  if (total(files) > limit)
+  if (total(parts, files) > limit)
     problems.push({ code: 'TOO_BIG', path: 'messages', message: `must hold files of at most ${limit} bytes in all` })
   if (problems.length > 0) invalid(problems)
 }
@@ -65,18 +75,18 @@ export async function readFiles(
   messages: readonly ModelMessage[],
 ): Promise<Attachments> {
   const attachments = new Map<string, AttachedFile>()
-  const ids = new Set([...fileParts(messages)].map(part => part.file_id))
-  if (ids.size === 0) return attachments
+  const parts = [...fileParts(messages)]
+  if (parts.length === 0) return attachments
   const { pool, config } = services
-  const files = await findFiles(pool, projectId, [...ids])
+  const files = await filesOf(pool, projectId, parts)
   const limit = config.FILES_INLINE_MAX_BYTES
-  if (total(files) > limit)
+  if (total(parts, files) > limit)
     raise('GENERATION_FAILED', {
       message: `The files of the turn are larger than ${limit} bytes`,
       meta: { reason: 'files_too_large' },
     })
-  for (const id of ids) {
-    const file = files.find(row => row.id === id)
+  for (const id of new Set(parts.map(part => part.file_id))) {
+    const file = files.get(id)
     const data = file && (await fileBytes(services, file, limit))
     if (!data) return raise('FILE_NOT_FOUND', { meta: { id } })
     const media_type = essenceOf(file.content_type ?? 'application/octet-stream')
