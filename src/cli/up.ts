@@ -101,6 +101,7 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
     double = await startModel()
     parts.push(double.close)
     env.EGRESS_ALLOW_HOSTS = [env.EGRESS_ALLOW_HOSTS, new URL(double.url).host].filter(Boolean).join(',')
+    env.EMBEDDING_PROVIDER ||= 'local'
   }
   if (stopped()) return null
 
@@ -268,6 +269,17 @@ function report(started: Started, { json }: UpOptions, ms: number): void {
     print(`    -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' \\`)
     print(`    -d '{"message":"Hello, who are you?"}'`)
     print(`  curl -s ${api}/sessions/${demo.session_id}/messages -H "Authorization: Bearer $KEY"`)
+    if (demo.key) {
+      print()
+      print('A file that becomes searchable, from the directory of this checkout:')
+      print()
+      print(`  FILE=$(curl -fsS ${api}/files/upload -H "Authorization: Bearer $KEY" -F file=@README.md \\`)
+      print(`    | sed 's/.*"id":"\\(file_[^"]*\\)".*/\\1/')`)
+      print(`  curl -s '${api}/documents/ingest?wait=true' -H "Authorization: Bearer $KEY" \\`)
+      print(`    -H 'Content-Type: application/json' -d '{"file_id":"'"$FILE"'","chunk_strategy":"auto"}'`)
+      print(`  curl -s ${api}/knowledge/search -H "Authorization: Bearer $KEY" \\`)
+      print(`    -H 'Content-Type: application/json' -d '{"query":"which database does it need?","limit":3}'`)
+    }
   }
   print()
   print('To sign in; the token in the answer goes into the same header:')

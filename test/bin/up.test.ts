@@ -179,7 +179,7 @@ describe('muster up', function () {
     }
   })
 
-  it('prints a first conversation that can be pasted into a shell', async () => {
+  it('prints a first conversation and a first search that can be pasted into a shell', async () => {
     const other = path.join(base, 'shown')
     const running = launch('bin/muster.ts', ['up', '--data', other, '--port', '0'])
     started.push(running)
@@ -191,6 +191,15 @@ describe('muster up', function () {
       const from = lines.findIndex(line => line.trim().startsWith('KEY='))
       const { stdout: said } = spawnSync('sh', ['-c', lines.slice(from, from + 4).join('\n')], { encoding: 'utf8' })
       assert.equal(JSON.parse(said).reply.content, 'echo: Hello, who are you?')
+
+      const block = [lines[from], ...lines.slice(lines.findIndex(line => line.trim().startsWith('FILE=')))]
+      const end = block.indexOf('')
+      const pasted = spawnSync('sh', ['-c', block.slice(0, end).join('\n')], { encoding: 'utf8' })
+      assert.equal(pasted.stderr, '')
+      const [ingested, found] = pasted.stdout.split(/(?=\{"results")/).map(text => JSON.parse(text))
+      assert.equal(ingested.status, 'ready')
+      assert.equal(found.results[0].path, '/README.md')
+      assert.deepEqual(found.degraded_channels, [])
     } finally {
       await running.stop()
       await stopEmbedded(path.join(other, 'postgres'))
