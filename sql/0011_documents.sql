@@ -155,7 +155,8 @@ create table knowledge_vectors (
   vec bytea not null
 );
 alter table knowledge_vectors alter column vec set storage external;
-create unique index knowledge_vectors_ref on knowledge_vectors (source, ref_id, segment, space_id);
+-- By ref_id first, so that it never looks like a way to the rows of a source and a space.
+create unique index knowledge_vectors_ref on knowledge_vectors (ref_id, source, segment, space_id);
 create index knowledge_vectors_container on knowledge_vectors (container_id);
 -- All codes of a project in one index-only scan. Without ref_id: it is read for the candidates alone, and the index is a
 -- tenth smaller (39 MB for 100,000 codes).

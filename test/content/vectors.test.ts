@@ -267,11 +267,13 @@ describe('vectors in the database', () => {
     await near(scattered())
     const scan = app.statements.find(text => text.includes('bit_count')) as string
     const plan = await app.services.pool.connect(async connection => {
-      await connection.query(rawQuery('set enable_seqscan = off'))
+      await connection.query(
+        rawQuery('set enable_seqscan = off; set enable_bitmapscan = off; set random_page_cost = 1'),
+      )
       const explained = await connection.anyFirst(
         rawQuery(`explain ${scan}`, [project, space.id, SOURCES.document, codeOf(scattered()), 2 ** 44, 4000]),
       )
-      await connection.query(rawQuery('reset enable_seqscan'))
+      await connection.query(rawQuery('reset enable_seqscan; reset enable_bitmapscan; reset random_page_cost'))
       return explained.join('\n')
     })
     assert.match(plan, /Index Only Scan using knowledge_vectors_scan/)
