@@ -36,7 +36,11 @@ export type MetadataSchemaRow = z.output<typeof MetadataSchemaRow>
 const SchemaInput = z
   .unknown()
   .transform((schema, context) => {
-    const text = JSON.stringify(schema) ?? 'null'
+    if (schema === undefined) {
+      context.addIssue({ code: 'custom', params: { code: 'REQUIRED' }, message: 'is required' })
+      return z.NEVER
+    }
+    const text = JSON.stringify(schema)
     try {
       checkSchema(text, schemaRules)
       return text
