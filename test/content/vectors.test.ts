@@ -5,7 +5,7 @@ import { codeBits, codeOf, estimatorOf } from '../../src/content/vectors/codes.t
 import { nearest } from '../../src/content/vectors/nearest.ts'
 import { cosine, nearestRows } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
-import { rawQuery } from '../../src/core/db.ts'
+import { inTransaction, rawQuery } from '../../src/core/db.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
@@ -266,14 +266,12 @@ describe('vectors in the database', () => {
     app.statements.length = 0
     await near(scattered())
     const scan = app.statements.find(text => text.includes('bit_count')) as string
-    const plan = await app.services.pool.connect(async connection => {
-      await connection.query(
-        rawQuery('set enable_seqscan = off; set enable_bitmapscan = off; set random_page_cost = 1'),
-      )
-      const explained = await connection.anyFirst(
+    const settings = app.statements.find(text => text.includes('set_config')) as string
+    const plan = await inTransaction(app.services.pool, async db => {
+      await db.query(rawQuery(settings, ['5000', 16 * 1024]))
+      const explained = await db.anyFirst(
         rawQuery(`explain ${scan}`, [project, space.id, SOURCES.document, codeOf(scattered()), 2 ** 44, 4000]),
       )
-      await connection.query(rawQuery('reset enable_seqscan; reset enable_bitmapscan; reset random_page_cost'))
       return explained.join('\n')
     })
     assert.match(plan, /Index Only Scan using knowledge_vectors_scan/)
