@@ -54,7 +54,8 @@ export type Hooks = {
 /** A request with what the first middleware noted. */
 export type Wire = Request & { requestId: string; startedAt: number }
 
-const CLIENT_GONE = new Error('the client went away')
+// Nobody reads the answer; it keeps what a client broke off from being logged as a fault of ours.
+const CLIENT_GONE = new AppError('REQUEST_REJECTED', { status: 400, message: 'The client went away' })
 const closedSignals = new WeakMap<Response, AbortSignal>()
 
 /** Aborted when the client goes away. Made when asked for: few operations ask, and a signal costs more than a query's binding. */

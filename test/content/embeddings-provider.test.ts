@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { embedderOf } from '../../src/content/embeddings/embedder.ts'
 import type { EmbedOptions } from '../../src/content/embeddings/model.ts'
 import { meter, type UsageDraft } from '../../src/control/usage/meter.ts'
+import { sql } from '../../src/core/db.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
 
@@ -212,6 +213,37 @@ describe('the embedding provider', () => {
       assert.deepEqual([complaints[0].dimensions, complaints[0].expected], [DIMENSIONS + 1, DIMENSIONS])
     })
 
+    it('is not asked on for a client that has left', async () => {
+      server.behave = () => ({ delayMs: 3000 })
+      const { key } = await app.project()
+      const client = new AbortController()
+      const asked = fetch(`${app.url}/api/v1/embeddings`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${key.token}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ input: 'x' }),
+        signal: client.signal,
+      })
+      await eventually(() => server.calls.length === 1)
+      client.abort()
+      await assert.rejects(asked)
+      await eventually(() => server.calls[0].abandoned)
+      await eventually(() => lines(app, '/embeddings').some(line => line.status === 400))
+      assert.equal(lines(app, 'request failed').length, 0)
+      assert.equal(lines(app, 'embedding call')[0].outcome, 'abandoned')
+    })
+
+    it('gives no vectors of another length to documents, which wait for better ones', async () => {
+      server.behave = call => ({ vectors: call.texts.map(text => vectorOf(text, DIMENSIONS - 1)) })
+      const { key } = await app.project()
+      const { status, body } = await key.post('/documents', { content: 'text' })
+      assert.deepEqual([status, body.chunk_count], [201, 1], JSON.stringify(body))
+      const stored = sql.unsafe`
+        select (select count(*)::int from knowledge_vectors where container_id = d.id) as vectors,
+          d.embed_since is not null as waits
+        from documents d where d.id = ${body.id}`
+      assert.deepEqual({ ...((await app.services.pool.one(stored)) as object) }, { vectors: 0, waits: true })
+    })
+
     it('fails the whole request when it fails one of its texts', async () => {
       server.behave = call => (call.texts.includes('bad') ? { status: 400 } : {})
       const { key } = await app.project()
@@ -281,6 +313,29 @@ describe('the embedding provider', () => {
         assert.equal(draft.project_id, id)
         assert.match(draft.idempotency_key, /^embed:api:[\w-]+:[\w-]+$/)
       }
+    })
+
+    it('are metered under the document or the search that they are for', async () => {
+      const app = await start()
+      const { id, key } = await app.project()
+      const document = (await key.post('/documents', { content: 'alpha' })).body.id
+      const searched = await key.post('/knowledge/search', { query: 'beta' })
+      assert.equal(searched.status, 200)
+      assert.deepEqual(
+        drafts.map(({ project_id, idempotency_key }) => [project_id, idempotency_key.replace(/:[^:]+$/, '')]),
+        [
+          [id, `embed:document:${document}`],
+          [id, `embed:search:${searched.headers.get('x-request-id')}`],
+        ],
+      )
+    })
+
+    it('are not metered when nobody is paid for them', async () => {
+      const app = await start({ EMBEDDING_PROVIDER: 'local', EMBEDDING_MODEL: '' })
+      const { key } = await app.project()
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+      assert.equal((await key.post('/documents', { content: 'x' })).status, 201)
+      assert.deepEqual(drafts, [])
     })
 
     it('are not metered when they fail, nor without a project', async () => {

@@ -28,6 +28,7 @@ const create = operation({
     const vectors = await embedder.embed(texts, {
       project_id: project,
       purpose: { kind: 'api', ref: request.id },
+      signal: request.closed,
       complete: true,
     })
     const shown = vectors.map(vector => wire(vector as Float32Array))
