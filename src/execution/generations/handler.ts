@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { stores } from '../../content/storage/stores.ts'
 import type { Services } from '../../core/operation.ts'
@@ -5,7 +6,7 @@ import { workQueue } from '../../core/queue.ts'
 import { type Actor, actor, every, HandBack, type Tick } from '../../core/worker.ts'
 import { abortTurn } from './abort.ts'
 import { dropOldFrames, idleTurns, unwrittenTraces } from './store.ts'
-import { TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
+import { GATHER_MS, TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
 import { executeTurn, generationRun } from './turn.ts'
 
 const generationSweep = workQueue('generation-sweep', {
@@ -37,13 +38,15 @@ export function generationActors(services: Services): { actors: Actor[]; ticks: 
       if (outcome === 'handed_back') throw new HandBack()
     },
   )
-  const write = actor(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { log }) => {
+  const write = actor(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { log, stopping }) => {
     const started = performance.now()
     const files = await writeTraces(
       services,
       messages.map(({ trace_id }) => trace_id),
     )
     log.info({ traces: messages.length, files, ms: Math.round(performance.now() - started) }, 'steps of traces written')
+    // The journal has the steps until then, so nobody waits for this.
+    if (messages.length < TRACES_AT_ONCE) await sleep(GATHER_MS, undefined, { signal: stopping }).catch(() => {})
   })
   const sweep = actor(generationSweep, { concurrency: 1 }, () => sweepTurns(services))
   return {

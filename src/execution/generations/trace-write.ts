@@ -21,7 +21,13 @@ export const traceWrite = entityMailbox('trace-write', {
 })
 
 /** Traces that one call writes: reading the journal and the commit are shared. */
-export const TRACES_AT_ONCE = 25
+export const TRACES_AT_ONCE = 50
+
+/**
+ * How long a worker that has written lets further traces gather. A trace alone takes a dozen statements, as many as its
+ * turn; of many at once each takes two.
+ */
+export const GATHER_MS = 250
 
 /** The file of a trace as it is to be; null when the trace keeps the one it has. */
 type Draft = { trace: Journals; steps: FileStep[] | null }
