@@ -296,7 +296,18 @@ const settings = {
   ),
   CONVERSION_STALL_TIMEOUT_MS: setting('content', integer(1000), '1800000', "Longest wait for a converter's callback."),
   CONVERTER_TIMEOUT_MS: setting('content', integer(100), '120000', 'One call of a converter.'),
-  INGESTION_MAX_TEXT_BYTES: setting('content', integer(1, 200_000_000), '52428800', 'Most text of one document.'),
+  INGESTION_MAX_TEXT_BYTES: setting(
+    'content',
+    integer(1, 200_000_000),
+    '52428800',
+    'Most text of one document; its chunks, whose overlaps repeat text, hold at most twice as much together.',
+  ),
+  INGESTION_PDF_PROCESSES: setting(
+    'content',
+    integer(1, 100),
+    '2',
+    'PDFs that one worker reads at once, each in a process of up to 512 MiB; others wait for their turn.',
+  ),
   INGESTION_MAX_PAGES: setting('content', integer(1), '5000', 'Most pages of one PDF.'),
   INGESTION_MAX_CHUNKS: setting('content', integer(1), '20000', 'Most chunks of one document.'),
   EMBEDDING_PROVIDER: setting(

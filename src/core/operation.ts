@@ -170,8 +170,12 @@ export type Operation = {
   /** Content type of a 200 that is not JSON. */
   produces?: string
   raises: ErrorCode[]
-  /** Creates of a kind with paths: the path that the body names, by which policies may allow it; null when it names none. */
-  pathOf?: (body: Record<string, unknown>) => string | null
+  /** Creates of a kind with paths: the path that the raw body leads to, by which policies may allow it; null for none. */
+  pathOf?: (
+    body: Record<string, unknown>,
+    services: Services,
+    project: string,
+  ) => string | null | Promise<string | null>
   /** Reads a body that is not JSON, or not only: an upload. `body` then checks the fields it gives. */
   receive?: (request: Receiving) => Promise<Received>
   /** Media types of the body; JSON without it. */

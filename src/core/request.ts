@@ -358,7 +358,7 @@ export class RequestRun {
         path: 'project_id',
         message: 'is required with a credential that is bound to no project',
       })
-    const path = this.operation.pathOf?.(body)
+    const path = await this.operation.pathOf?.(body, this.services, project)
     await this.enterProject(caller, project, { action, kind, path, tags: this.bodyTags() })
   }
 

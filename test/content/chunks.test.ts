@@ -7,8 +7,10 @@ import { AppError } from '../../src/core/errors.ts'
 
 const text = (content: string): Page[] => [{ number: null, text: content }]
 
-const split = (pages: Page[], settings: PartialSettings, title: string | null = null, maxChunks = 1_000_000) =>
-  splitPages(pages, effectiveSettings(settings), { title, maxChunks })
+const LIMITS = { INGESTION_MAX_CHUNKS: 1_000_000, INGESTION_MAX_TEXT_BYTES: 1_000_000_000 }
+
+const split = (pages: Page[], settings: PartialSettings, title: string | null = null, limits: object = {}) =>
+  splitPages(pages, effectiveSettings(settings), { title, limits: { ...LIMITS, ...limits } })
 
 const spans = (chunks: ChunkDraft[]) => chunks.map(chunk => [chunk.char_start, chunk.char_end])
 
@@ -199,8 +201,34 @@ describe('chunks by page, whole and by size', () => {
 
   it('are not more than a document may have', async () => {
     const settings: PartialSettings = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
-    assert.equal((await split(text('x'.repeat(50)), settings, null, 5)).length, 5)
-    await assert.rejects(split(text('x'.repeat(51)), settings, null, 5), ChunkLimitError)
+    const five = { INGESTION_MAX_CHUNKS: 5 }
+    assert.equal((await split(text('x'.repeat(50)), settings, null, five)).length, 5)
+    await assert.rejects(split(text('x'.repeat(51)), settings, null, five), (error: Error) => {
+      assert.ok(error instanceof ChunkLimitError)
+      return /5 chunks \(INGESTION_MAX_CHUNKS\)/.test(error.message)
+    })
+  })
+
+  it('do not hold more than twice the text that a document may have, in bytes', async () => {
+    // 1001 windows of 1000 two-byte characters, each one character further.
+    const repeated = { chunk_strategy: 'size', chunk_size: 1000, chunk_overlap: 999 } as const
+    const file = text('é'.repeat(2000))
+    const exact = { INGESTION_MAX_TEXT_BYTES: 1_001_000 }
+    assert.equal((await split(file, repeated, null, exact)).length, 1001)
+    await assert.rejects(split(file, repeated, null, { INGESTION_MAX_TEXT_BYTES: 1_000_999 }), (error: Error) => {
+      assert.ok(error instanceof ChunkLimitError)
+      return /2001998 bytes of text \(twice INGESTION_MAX_TEXT_BYTES\)/.test(error.message)
+    })
+  })
+
+  it('are given up before they fill the memory', async () => {
+    const widest = { chunk_strategy: 'size', chunk_size: 100_000, chunk_overlap: 99_999 } as const
+    const started = performance.now()
+    await assert.rejects(
+      split(text('x'.repeat(50_000_000)), widest, null, { INGESTION_MAX_TEXT_BYTES: 52_428_800 }),
+      ChunkLimitError,
+    )
+    assert.ok(performance.now() - started < 5000)
   })
 
   it('leave the process to its other work while they are cut', async () => {

@@ -5,11 +5,19 @@ import { existsSync, readFileSync } from 'node:fs'
 import path from 'node:path'
 import { promisify } from 'node:util'
 import { deflateSync } from 'node:zlib'
-import { type Extraction, extractPdf, extractText, tooMuchText } from '../../src/content/extract/extract.ts'
+import {
+  type Extraction,
+  extractPdf as extractLoaded,
+  extractText,
+  tooMuchText,
+} from '../../src/content/extract/extract.ts'
 import { eventually } from '../support/app.ts'
-import { type PdfStream, pdf, pdfContent, pdfOf } from '../support/pdf.ts'
+import { type PdfStream, pdf, pdfContent, pdfOf, slowPdf } from '../support/pdf.ts'
 
-const LIMITS = { INGESTION_MAX_PAGES: 5000, INGESTION_MAX_TEXT_BYTES: 52_428_800 }
+const LIMITS = { INGESTION_MAX_PAGES: 5000, INGESTION_MAX_TEXT_BYTES: 52_428_800, INGESTION_PDF_PROCESSES: 4 }
+
+const extractPdf = (file: Buffer, limits: typeof LIMITS, options?: Parameters<typeof extractLoaded>[2]) =>
+  extractLoaded(async () => file, limits, options)
 const MEBIBYTE = 1024 * 1024
 
 const failureOf = (extraction: Extraction) => {
@@ -63,8 +71,7 @@ const onePage = (
 
 const stream = (data: string) => ({ dictionary: '', data: Buffer.from(data, 'latin1') })
 
-/** Takes its reader a minute: every page is looked for from the start of the tree. */
-const slow = () => onePage({ pages: `<< /Type /Pages /Kids [${'4 0 R '.repeat(100_000)}] /Count 100000 >>` })
+const slow = slowPdf
 const slowLimits = { ...LIMITS, INGESTION_MAX_PAGES: 1_000_000 }
 
 type Process = { pid: number; parent: number; bytes: number }
@@ -152,7 +159,7 @@ describe('text of PDFs', () => {
       await extractPdf(file, { ...LIMITS, INGESTION_MAX_TEXT_BYTES: 199 }),
       /199 bytes \(INGESTION_MAX_TEXT_BYTES\)/,
     )
-    const exact = { INGESTION_MAX_PAGES: 20, INGESTION_MAX_TEXT_BYTES: 200 }
+    const exact = { ...LIMITS, INGESTION_MAX_PAGES: 20, INGESTION_MAX_TEXT_BYTES: 200 }
     assert.equal(pagesOf(await extractPdf(file, exact)).length, 20)
   })
 
@@ -259,6 +266,60 @@ describe('the process that reads PDFs', () => {
     assert.equal((await readers(process.pid)).length, 3)
   })
 
+  it('is one of at most INGESTION_PDF_PROCESSES, and what waits for it does not use up its time', async () => {
+    for (const { pid } of await readers(process.pid)) process.kill(pid, 'SIGKILL')
+    await eventually(async () => (await readers(process.pid)).length === 0)
+    const one = { ...slowLimits, INGESTION_PDF_PROCESSES: 1 }
+    const started = performance.now()
+    let loaded = 0
+    const reading = Array.from({ length: 3 }, () =>
+      extractLoaded(
+        async () => {
+          loaded++
+          return slow()
+        },
+        one,
+        { timeoutMs: 700 },
+      ),
+    )
+    const last = extractPdf(pdf(['at last']), one, { timeoutMs: 5000 })
+    let most = 0
+    const watched = Promise.all(reading).then(extractions => {
+      for (const extraction of extractions) overLimit(extraction, /longer than 700 ms/)
+      return true
+    })
+    for (let over = false; !over; over = await Promise.race([watched, readers(process.pid).then(() => false)])) {
+      most = Math.max(most, (await readers(process.pid)).length)
+      assert.ok(loaded <= 1 + (performance.now() - started) / 700, `${loaded} files in memory`)
+    }
+    assert.ok(performance.now() - started > 2100)
+    assert.ok(most <= 2, `${most} processes, one of them being killed`)
+    assert.deepEqual(pagesOf(await last), [{ number: 1, text: 'at last' }])
+  })
+
+  it('is not waited for by who does not want the text any more; others keep their turn', async () => {
+    const one = { ...slowLimits, INGESTION_PDF_PROCESSES: 1 }
+    const reading = extractPdf(slow(), one, { timeoutMs: 1000 })
+    const reason = new Error('stopping')
+    const aborting = new AbortController()
+    const leaving = extractPdf(slow(), one, { signal: aborting.signal })
+    const next = extractPdf(pdf(['next']), one)
+    aborting.abort(reason)
+    await assert.rejects(leaving, reason)
+    overLimit(await reading, /longer than 1000 ms/)
+    assert.deepEqual(pagesOf(await next), [{ number: 1, text: 'next' }])
+  })
+
+  it('is free for the next file when one cannot be loaded', async () => {
+    const one = { ...LIMITS, INGESTION_PDF_PROCESSES: 1 }
+    const lost = new Error('lost')
+    await assert.rejects(
+      extractLoaded(() => Promise.reject(lost), one),
+      lost,
+    )
+    assert.deepEqual(pagesOf(await extractPdf(pdf(['next']), one)), [{ number: 1, text: 'next' }])
+  })
+
   it('is replaced when it is lost while it waits', async () => {
     await extractPdf(pdf(['one']), LIMITS)
     for (const { pid } of await readers(process.pid)) process.kill(pid, 'SIGKILL')
@@ -290,7 +351,7 @@ describe('the process that reads PDFs', () => {
         const chunks = []
         for await (const chunk of process.stdin) chunks.push(chunk)
         const limits = ${JSON.stringify(slowLimits)}
-        const reading = extractPdf(Buffer.concat(chunks), limits)
+        const reading = extractPdf(async () => Buffer.concat(chunks), limits)
         ${state === 'waits' ? 'await reading' : ''}
         console.log('now')
         setInterval(() => {}, 1000)`
@@ -312,7 +373,7 @@ describe('the process that reads PDFs', () => {
       import { extractPdf } from '${path.resolve('src/content/extract/extract.ts')}'
       const chunks = []
       for await (const chunk of process.stdin) chunks.push(chunk)
-      console.log((await extractPdf(Buffer.concat(chunks), ${JSON.stringify(LIMITS)})).pages[0].text)`
+      console.log((await extractPdf(async () => Buffer.concat(chunks), ${JSON.stringify(LIMITS)})).pages[0].text)`
     const owner = spawn(process.execPath, ['--input-type=module', '--eval', program], {
       stdio: ['pipe', 'pipe', 'inherit'],
     })

@@ -116,6 +116,24 @@ describe('conversion of files', () => {
     assert.deepEqual([asked.chunk_strategy, asked.chunk_size, asked.chunk_count], ['whole', null, 1])
   })
 
+  it('fails by name where a rule, changed since, and the request exclude each other', async () => {
+    const cut = { chunk_strategy: 'size', chunk_size: 1000, chunk_overlap: 0 }
+    const rule = await key.post('/ingestion-rules', { tool_id: tool, content_type_glob: 'audio/*', ...cut })
+    tools.answer(tool, { body: { status: 'pending' } })
+    const { status, body } = await key.post('/documents/ingest', {
+      file_id: await upload(key, 'RIFF', { content_type: 'audio/wav' }),
+      chunk_overlap: 500,
+    })
+    assert.equal(status, 202)
+    await attemptIs(body.id, 'awaiting')
+    assert.equal((await key.patch(`/ingestion-rules/${rule.body.id}`, { chunk_size: 300 })).status, 200)
+    assert.equal((await post(body.id, lastInput().callback.token, { text: 'posted' })).status, 204)
+    const { error } = await settledStatus(key, body.id)
+    assert.equal(error.code, 'VALIDATION_FAILED')
+    assert.match(error.message, /chunk_overlap/)
+    assert.equal((await key.delete(`/ingestion-rules/${rule.body.id}`)).status, 204)
+  })
+
   it('goes by the rules as they stand when it runs', async () => {
     const rule = await key.post('/ingestion-rules', { tool_id: tool, content_type_glob: 'audio/*' })
     tools.answer(tool, { body: { status: 'pending' } })

@@ -323,7 +323,23 @@ describe('ingestion', () => {
       refuses(await as(nobody, {}), 403, 'FORBIDDEN')
       refuses(await as(below, {}), 403, 'FORBIDDEN')
       refuses(await as(below, { path_prefix: '/mine/../elsewhere' }), 403, 'FORBIDDEN')
+      refuses(await as(below, { file_id: newId('file'), path_prefix: '/mine' }), 403, 'FORBIDDEN')
+      refuses(await as(below, { file_id: 5, path_prefix: '/mine' }), 403, 'FORBIDDEN')
       assert.equal((await as(below, { path_prefix: '/mine' })).status, 202)
+      // The file's own path is the name that counts.
+      const theirs = await upload(key, 'text', { filename: 'theirs.txt', prefix: '/mine/deep' })
+      assert.equal((await as(below, { file_id: theirs })).status, 202)
+      const taken = await as(below, { file_id: theirs })
+      refuses(taken, 409, 'FILE_ALREADY_INGESTED')
+      refuses(await as(below, { file_id: theirs, path_prefix: '/elsewhere' }), 409, 'FILE_ALREADY_INGESTED')
+      const away = await upload(key, 'text', { filename: 'away.txt', prefix: '/mine' })
+      refuses(await as(below, { file_id: away, path_prefix: '/elsewhere' }), 403, 'FORBIDDEN')
+      // A file of another project says nothing here, wherever it lies.
+      const other = await app.project()
+      const strange = await upload(other.key, 'text', { filename: 'strange.txt', prefix: '/mine' })
+      refuses(await as(below, { file_id: strange }), 403, 'FORBIDDEN')
+      const exact = await app.user(undefined, [allow(`srn:${project.id}:document:/mine/away.txt`)])
+      assert.equal((await as(exact, { file_id: away })).status, 202)
 
       const elsewhere = {
         statement: [
@@ -462,6 +478,13 @@ describe('ingestion', () => {
         return document.error.message as string
       }
       assert.match(await failed('t'.repeat(1001), {}), /INGESTION_MAX_TEXT_BYTES/)
+      const repeated = { chunk_strategy: 'size', chunk_size: 900, chunk_overlap: 880 }
+      assert.match(await failed('t'.repeat(1000), repeated), /twice INGESTION_MAX_TEXT_BYTES/)
+      for (const fields of [repeated, { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }]) {
+        const inline = await other.key.post('/documents', { content: 't'.repeat(1000), ...fields })
+        refuses(inline, 400, 'VALIDATION_FAILED', 'TOO_MANY_CHUNKS')
+        assert.equal(inline.body.error.meta.problems[0].path, 'chunk_size')
+      }
       assert.match(
         await failed('t'.repeat(110), { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }),
         /INGESTION_MAX_CHUNKS/,

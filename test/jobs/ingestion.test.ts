@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { promisify } from 'node:util'
 import { sql } from '../../src/core/db.ts'
 import {
   age,
@@ -12,7 +14,7 @@ import {
   upload,
 } from '../content/ingestion-support.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { pdf } from '../support/pdf.ts'
+import { pdf, slowPdf } from '../support/pdf.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 /** A short lease, so that a lost worker is missed within seconds. */
@@ -33,8 +35,9 @@ describe('workers of ingestion', function () {
     processes.push(made)
     return made
   }
-  const accepted = async (fields: object = IN_CHUNKS, content: string | Buffer = TEXT) => {
-    const { status, body } = await key.post('/documents/ingest', { file_id: await upload(key, content), ...fields })
+  const accepted = async (fields: object = IN_CHUNKS, content: string | Buffer = TEXT, file: object = {}) => {
+    const file_id = await upload(key, content, file)
+    const { status, body } = await key.post('/documents/ingest', { file_id, ...fields })
     assert.equal(status, 202, JSON.stringify(body))
     return body.id as string
   }
@@ -46,6 +49,16 @@ describe('workers of ingestion', function () {
       losses: number
       failures: number
     } | null>
+  /** The processes in which a worker reads PDFs. */
+  const readersOf = async (pid: number): Promise<number[]> => {
+    const { stdout } = await promisify(execFile)('ps', ['-A', '-o', 'pid=,ppid=,args='])
+    return stdout
+      .split('\n')
+      .filter(line => line.includes('pdf-process.ts'))
+      .map(line => line.trim().split(/\s+/).map(Number))
+      .filter(([, parent]) => parent === pid)
+      .map(([child]) => child)
+  }
   const logged = (process: TestProcess, text: string) =>
     eventually(() => process.output.some(line => line.includes(text)), { what: text })
   /** The document is whole: every chunk and vector once, the text, one end. */
@@ -186,6 +199,25 @@ describe('workers of ingestion', function () {
     await worker(slow)
     await settledStatus(key, id, 8000)
     await isWhole(id)
+  })
+
+  it('a PDF is not read on when its worker stops or its attempt is lost', async () => {
+    const env = { INGESTION_MAX_PAGES: '1000000', SHUTDOWN_GRACE_MS: '100' }
+    const reading = await worker(env)
+    const reader = () => readersOf(reading.pid)
+    const id = await accepted({}, slowPdf(), { content_type: 'application/pdf' })
+    await eventually(async () => (await reader()).length === 1)
+    // Its attempt is superseded: the next one reads in a process of its own.
+    const [first] = await reader()
+    assert.equal((await key.post(`/documents/${id}/ingest`)).status, 202)
+    await eventually(async () => (await reader()).every(pid => pid !== first) && (await reader()).length === 1)
+    await logged(reading, '"outcome":"superseded"')
+    const [second] = await reader()
+    reading.child.kill('SIGTERM')
+    assert.deepEqual(await reading.exited, { code: 0, signal: null })
+    assert.throws(() => process.kill(second, 0), /ESRCH/)
+    const held = await attempt(id)
+    assert.deepEqual([held?.state, held?.losses, held?.failures], ['queued', 0, 0])
   })
 
   it('an ingestion shows how far it is', async () => {

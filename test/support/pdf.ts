@@ -69,6 +69,16 @@ export function pdf(
   )
 }
 
+/** A PDF of 100,000 pages that takes its reader a minute: every page is looked for from the start of the tree. */
+export const slowPdf = (): Buffer =>
+  pdfOf([
+    '<< /Type /Catalog /Pages 2 0 R >>',
+    `<< /Type /Pages /Kids [${'4 0 R '.repeat(100_000)}] /Count 100000 >>`,
+    '<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>',
+    '<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Resources << /Font << /F1 3 0 R >> >> /Contents 5 0 R >>',
+    pdfContent('hello'),
+  ])
+
 /** The content stream of a page with this text in font F1. */
 export function pdfContent(text: string, compress = false): PdfStream {
   if (/[^\n\x20-\x7e\xa0-\xff]/.test(text)) throw new Error('The PDF writer knows Latin-1 text only')

@@ -4,12 +4,11 @@ import type { ChunkDraft, ChunkSettings, Page } from './model.ts'
 import { CharacterRuler, type Ruler } from './ruler.ts'
 import { tokenRuler } from './tokens.ts'
 
-/** Raised when a text makes more chunks than a document may have. */
-export class ChunkLimitError extends Error {
-  constructor(maxChunks: number) {
-    super(`The text makes more than ${maxChunks} chunks (INGESTION_MAX_CHUNKS)`)
-  }
-}
+/** Raised when a text makes more chunks, or more text in chunks, than a document may have. */
+export class ChunkLimitError extends Error {}
+
+/** The settings of the same names. */
+export type ChunkLimits = { INGESTION_MAX_CHUNKS: number; INGESTION_MAX_TEXT_BYTES: number }
 
 /** A chunk by its place: code units of the joined text, end exclusive. */
 export type Span = { start: number; end: number; page_number: number | null; context: string | null }
@@ -22,27 +21,37 @@ export const joinPages = (pages: Page[]): string => pages.map(page => page.text)
 
 /**
  * Cuts the pages of a document into chunks, in order. A text without anything but whitespace gives none. Other work of
- * the process goes on in between. Throws ChunkLimitError over maxChunks.
+ * the process goes on in between. Throws ChunkLimitError over INGESTION_MAX_CHUNKS, and as soon as the chunks together
+ * would hold more than twice INGESTION_MAX_TEXT_BYTES: an overlap almost as large as a chunk repeats a text many times.
  */
 export async function splitPages(
   pages: Page[],
   settings: ChunkSettings,
-  options: { title: string | null; maxChunks: number },
+  { title, limits }: { title: string | null; limits: ChunkLimits },
 ): Promise<ChunkDraft[]> {
   const text = joinPages(pages)
   if (!/\S/.test(text)) return []
   const starts = new CharacterRuler(text)
   const ends = new CharacterRuler(text)
   const chunks: ChunkDraft[] = []
+  const maxBytes = 2 * limits.INGESTION_MAX_TEXT_BYTES
+  let bytes = 0
   let since = performance.now()
-  for (const span of await spansOf(text, pages, settings, options.title)) {
-    if (chunks.length === options.maxChunks) throw new ChunkLimitError(options.maxChunks)
+  for (const span of await spansOf(text, pages, settings, title)) {
+    if (chunks.length === limits.INGESTION_MAX_CHUNKS) {
+      throw new ChunkLimitError(`The text makes more than ${chunks.length} chunks (INGESTION_MAX_CHUNKS)`)
+    }
+    const content = text.slice(span.start, span.end)
+    bytes += Buffer.byteLength(content)
+    if (bytes > maxBytes) {
+      throw new ChunkLimitError(`The chunks hold more than ${maxBytes} bytes of text (twice INGESTION_MAX_TEXT_BYTES)`)
+    }
     chunks.push({
       chunk_index: chunks.length,
       page_number: span.page_number,
       char_start: starts.index(span.start),
       char_end: ends.index(span.end),
-      content: text.slice(span.start, span.end),
+      content,
       context: span.context,
     })
     if (performance.now() - since > TURN_MS) {

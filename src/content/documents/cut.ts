@@ -20,11 +20,10 @@ export type Cut = {
   space: Space | null
 }
 
-/** Cuts a text. Raises VALIDATION_FAILED when it makes more chunks than a document may have. */
+/** Cuts a text. Raises VALIDATION_FAILED when its chunks are more than a document may have. */
 async function split(services: Services, { text, settings, title }: CutSource): Promise<ChunkDraft[]> {
   try {
-    const maxChunks = services.config.INGESTION_MAX_CHUNKS
-    return await splitPages(pagesOf(text.content, text.pages), settings, { title, maxChunks })
+    return await splitPages(pagesOf(text.content, text.pages), settings, { title, limits: services.config })
   } catch (error) {
     if (error instanceof ChunkLimitError)
       invalid({ code: 'TOO_MANY_CHUNKS', path: 'chunk_size', message: error.message })

@@ -1,11 +1,21 @@
 import { z } from 'zod'
 import { raise } from '../../core/errors.ts'
 import { newId } from '../../core/ids.ts'
+import { isIdOf } from '../../core/kind.ts'
 import { booleanQuery } from '../../core/lists.ts'
-import { type Answer, answer, type Context, itemOperation, type Operation, operation } from '../../core/operation.ts'
+import {
+  type Answer,
+  answer,
+  type Context,
+  itemOperation,
+  type Operation,
+  operation,
+  type Services,
+} from '../../core/operation.ts'
 import { documentHooks } from '../documents/hooks.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
-import { normalizePath, PathError } from '../paths.ts'
+import { fileKind } from '../files/model.ts'
+import { filePath, PathError } from '../paths.ts'
 import { admitAgain, admitFile } from './admit.ts'
 import { completeIngestionCallback } from './callback.ts'
 import { IngestInput, ReingestInput } from './model.ts'
@@ -22,13 +32,16 @@ documentHooks.settleStalled = async (services, row) =>
   (await settleStalled(services, row.id)) ? ((await documentKind.find(services.pool, row.id)) ?? row) : row
 
 /**
- * Some name below the directory that a body names: whoever may ingest to what is there passes the first check; the one
- * on the path that the document gets decides.
+ * The path that a document would get of the file that a body names, for the first permission check; null where there
+ * is none to tell. The check under the file's lock decides.
  */
-function somewhereBelow(directory: unknown): string | null {
-  if (typeof directory !== 'string') return null
+async function pathOf(body: Record<string, unknown>, { pool }: Services, project: string): Promise<string | null> {
+  const { file_id, path_prefix } = body
+  const file = typeof file_id === 'string' && isIdOf(fileKind, file_id) ? await fileKind.find(pool, file_id) : null
+  if (file?.project_id !== project) return null
+  if (file.document_id !== null || typeof path_prefix !== 'string') return file.path
   try {
-    return normalizePath(`${directory}/*`)
+    return filePath(path_prefix, file.filename)
   } catch (error) {
     if (error instanceof PathError) return null
     throw error
@@ -73,7 +86,7 @@ const ingestDocument = operation({
   tag,
   action: 'documents:IngestDocument',
   creates: documentKind,
-  pathOf: body => somewhereBelow(body.path_prefix),
+  pathOf,
   query: WaitQuery,
   body: IngestInput,
   answers: { 202: Document, 201: Document },

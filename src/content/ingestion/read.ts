@@ -1,4 +1,4 @@
-import { AppError, type RecordedFailure } from '../../core/errors.ts'
+import { AppError, type RecordedFailure, raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { signToken } from '../../identity/tokens.ts'
 import type { Page } from '../chunks/model.ts'
@@ -71,7 +71,7 @@ async function fileText(
 ): Promise<Read> {
   const native = isNative(file.content_type)
   if (native && rule?.native_extraction !== 'skip') {
-    const read = await nativeText(services, file)
+    const read = await nativeText(services, file, signal)
     if ('kind' in read || hasText(read.pages) || !rule) return read
   }
   if (!rule)
@@ -91,17 +91,21 @@ async function fileText(
   return { pages: outcome.pages, total_pages: outcome.pages.length }
 }
 
-async function nativeText(services: Services, file: FileRow): Promise<Read> {
-  // What is stored was small enough when it came.
-  const bytes = await fileBytes(services, file, Number.POSITIVE_INFINITY)
-  if (!bytes) return failed(recorded('RESOURCE_NOT_FOUND', 'The bytes of the file are lost'))
+async function nativeText(services: Services, file: FileRow, signal: AbortSignal): Promise<Read> {
   if (essenceOf(file.content_type as string) !== 'application/pdf') {
-    const pages = extractText(bytes, file.content_type as string)
+    const pages = extractText(await bytesOf(services, file), file.content_type as string)
     return { pages, total_pages: pages.length }
   }
-  const extracted = await extractPdf(bytes, services.config)
+  const extracted = await extractPdf(() => bytesOf(services, file), services.config, { signal })
   if (!extracted.ok) return failed(extracted.error, extracted.retry)
   return { pages: extracted.pages, total_pages: extracted.total_pages }
+}
+
+/** Raises RESOURCE_NOT_FOUND when the file's backend has lost them. */
+async function bytesOf(services: Services, file: FileRow): Promise<Buffer> {
+  // What is stored was small enough when it came.
+  const bytes = await fileBytes(services, file, Number.POSITIVE_INFINITY)
+  return bytes ?? raise('RESOURCE_NOT_FOUND', { message: 'The bytes of the file are lost' })
 }
 
 const DAY_SECONDS = 24 * 60 * 60

@@ -28,6 +28,8 @@ const NAMED: readonly string[] = [
   'PDF_PARSE_FAILED',
   'RESOURCE_NOT_FOUND',
   'UNSUPPORTED_FILE_TYPE',
+  // Of a rule that has changed since, so that its chunk settings and those of the request exclude each other.
+  'VALIDATION_FAILED',
 ]
 
 const FIRST_RETRY_MS = 10_000
@@ -107,7 +109,6 @@ type Ended = { outcome: Outcome; chunk_count?: number; error?: RecordedFailure; 
 
 async function carryOut(services: Services, document: DocumentRow, hold: Hold): Promise<Ended> {
   const { claim, signal } = hold
-  const { config } = services
   const source = await readSource(services, document, claim, signal)
   // A call that was cut off is no answer of the converter.
   signal.throwIfAborted()
@@ -116,10 +117,7 @@ async function carryOut(services: Services, document: DocumentRow, hold: Hold): 
   if (source.kind === 'failed') return failed(services, claim, source.error, source.retry)
 
   const settings = effectiveSettings(claim.settings, source.rule, { chunk_strategy: 'page' })
-  const chunks = await splitPages(source.pages, settings, {
-    title: document.title,
-    maxChunks: config.INGESTION_MAX_CHUNKS,
-  })
+  const chunks = await splitPages(source.pages, settings, { title: document.title, limits: services.config })
   await writeChunks(services, hold, document, {
     chunks,
     pages: source.pages,
