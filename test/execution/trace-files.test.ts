@@ -2,7 +2,10 @@ import assert from 'node:assert/strict'
 import { mkdtemp, readdir, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import pg from 'pg'
 import { rawQuery } from '../../src/core/db.ts'
+import { newId } from '../../src/core/ids.ts'
+import { writeTraces } from '../../src/execution/generations/trace-write.ts'
 import { client } from '../double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -249,6 +252,64 @@ describe('steps files of traces', function () {
     for (let n = 0; n < 30; n++) await t.turn({ prompt: 'b', trace_id: first.trace_id })
     writing = false
     await reads
+  })
+
+  it('take in the steps of a turn that is settling while they are looked for', async () => {
+    const first = await t.turn({ prompt: 'a' })
+    const { file_id } = await t.written(first.trace_id)
+    const settling = new pg.Client({ connectionString: app.databaseUrl })
+    await settling.connect()
+    try {
+      // What the statement that settles a turn does; its message found one waiting and was not needed.
+      await settling.query('begin')
+      await settling.query('select 1 from traces where id = $1 for no key update', [first.trace_id])
+      const id = newId('gen')
+      await settling.query(
+        `insert into generations select (jsonb_populate_record(g, jsonb_build_object('id', $2::text))).* from generations g
+         where g.id = $1`,
+        [first.id, id],
+      )
+      await settling.query(
+        `insert into generation_steps (generation_id, n, text, started_at, completed_at) values ($1, 1, 'late', now(), now())`,
+        [id],
+      )
+      const writing = writeTraces(app.services, [first.trace_id])
+      await eventually(
+        async () =>
+          (
+            await t.rows(
+              `select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()`,
+            )
+          ).length > 0,
+        { what: 'somebody who waits for the turn' },
+      )
+      await settling.query('commit')
+      assert.equal(await writing, 1)
+      assert.deepEqual(
+        (await t.steps(file_id)).map(step => step.generation_id),
+        [first.id, id],
+      )
+    } finally {
+      await settling.end()
+    }
+  })
+
+  it('whose bytes the storage has lost are reported, and hold what comes later', async () => {
+    const first = await t.turn({ prompt: 'a' })
+    const { file_id } = await t.written(first.trace_id)
+    await t.rows('delete from file_blobs where id = (select location::uuid from files where id = $1) returning 1', [
+      file_id,
+    ])
+    assert.deepEqual((await t.transcript(first.id)).steps, [])
+    const reported = () => app.logs.filter(line => line.includes('are lost') && line.includes(file_id)).length
+    assert.equal(reported(), 1)
+    const second = await t.turn({ prompt: 'b', trace_id: first.trace_id })
+    await t.written(first.trace_id)
+    assert.deepEqual(
+      (await t.steps(file_id)).map(step => step.generation_id),
+      [second.id],
+    )
+    assert.equal(reported(), 2)
   })
 
   it('are of turns of conversations too', async () => {
