@@ -84,6 +84,18 @@ const settings = {
     '10485760',
     'Largest JSON body; above it REQUEST_REJECTED 413.',
   ),
+  HTTP_BODY_TIMEOUT_MS: setting(
+    'process',
+    integer(100),
+    '300000',
+    'Longest time that a body takes to arrive; then 408.',
+  ),
+  HTTP_IDLE_TIMEOUT_MS: setting(
+    'process',
+    integer(100),
+    '120000',
+    'Longest pause of a client in the middle of sending a body or reading an answer.',
+  ),
   SYNC_WAIT_SECONDS: setting('process', integer(1), '300', 'Longest blocking answer of waited work.'),
   LOG_LEVEL: setting(
     'process',
@@ -252,6 +264,13 @@ const settings = {
     'The bucket goes into the path instead of the host name.',
   ),
   FILES_MAX_UPLOAD_BYTES: setting('content', integer(1), '104857600', 'Largest file; above it REQUEST_REJECTED 413.'),
+  // Bytes that were staged an hour ago count as lost.
+  UPLOAD_TIMEOUT_MS: setting(
+    'content',
+    integer(100, 3_300_000),
+    '3000000',
+    'Longest time that an upload takes to arrive; then 408.',
+  ),
   FILES_INLINE_MAX_BYTES: setting(
     'content',
     integer(1, 300_000_000),

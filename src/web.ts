@@ -28,7 +28,11 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
   await syncManagedPolicies(services)
   const app = createApp(services)
   const gate = createGate(app.http, config.DOCS_BASE_URL)
-  const server = openServer(gate.listener, { docsBaseUrl: config.DOCS_BASE_URL, log })
+  const server = openServer(gate.listener, {
+    docsBaseUrl: config.DOCS_BASE_URL,
+    log,
+    requestTimeoutMs: Math.max(config.HTTP_BODY_TIMEOUT_MS, config.UPLOAD_TIMEOUT_MS),
+  })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
     server.listen(config.PORT, config.HOST, resolve)

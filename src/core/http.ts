@@ -10,7 +10,7 @@ import { loggedPath } from './log.ts'
 import { requestDuration, requests } from './metrics.ts'
 import type { Operation, Services } from './operation.ts'
 import { type Hooks, RequestRun, type Wire } from './request.ts'
-import { requestIdOf } from './server.ts'
+import { boundBody, boundReader, requestIdOf } from './server.ts'
 
 /** Builds the HTTP application out of operations. `mount` adds what is not an operation (documents, health). */
 export function createHttp(
@@ -62,9 +62,14 @@ export function createHttp(
     const handle = createHandler(services, hooks, operation, identify)
     const readBody = operation.bodyLimit ? jsonReader(operation.bodyLimit(config)) : readJson
     const withoutReader = operation.method === 'get' || operation.receive !== undefined
+    const time = {
+      totalMs: operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS,
+      idleMs: config.HTTP_IDLE_TIMEOUT_MS,
+    }
     router[operation.method](
       operation.path.replaceAll(/\{(\w+)\}/g, ':$1'),
       (req: Request, res: Response, next: NextFunction) => {
+        if (operation.method !== 'get') boundBody(req, time)
         if (withoutReader) return void handle(req as Wire, res).catch(next)
         readBody(req, res, error => (error ? next(error) : void handle(req as Wire, res).catch(next)))
       },
@@ -154,7 +159,13 @@ export function createHttp(
           res.setHeader('Content-Type', given.contentType as string)
           for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
           res.flushHeaders()
-          pipeline(given.stream, res, () => done(req, given.status, operation.path, run.caller))
+          boundReader(res, config.HTTP_IDLE_TIMEOUT_MS)
+          pipeline(given.stream, res, error => {
+            // A client that leaves closes the answer early; anything else is a failure after the status went out.
+            if (error && error.code !== 'ERR_STREAM_PREMATURE_CLOSE' && config.ERROR_LOGS_ENABLED)
+              log.error({ request_id: req.requestId, operation: operation.id, err: error }, 'answer broken off')
+            done(req, given.status, operation.path, run.caller)
+          })
           return
         }
         given.stream?.destroy()

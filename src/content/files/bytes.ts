@@ -3,7 +3,7 @@ import { raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import type { ByteRange } from '../storage/storage.ts'
 import { stores, tooLarge } from '../storage/stores.ts'
-import type { FileRow } from './model.ts'
+import { type FileRow, fileKind } from './model.ts'
 import { textSlice } from './store.ts'
 
 const SLICE_BYTES = 1024 * 1024
@@ -31,6 +31,13 @@ export async function openFile(services: Services, file: FileRow, range?: ByteRa
   const part = range ?? { start: 0, end: file.size - 1 }
   const first = await textSlice(services.pool, file, part.start, Math.min(SLICE_BYTES, part.end + 1 - part.start))
   return first && Readable.from(slices(services, file, first, part), { objectMode: false, highWaterMark: SLICE_BYTES })
+}
+
+/** The row of a file that got other bytes since it was read; null when it is as it was, or gone. */
+export async function rowSince(services: Services, file: FileRow): Promise<FileRow | null> {
+  const now = await fileKind.find(services.pool, file.id)
+  const same = now?.storage === file.storage && now.location === file.location && now.sha256 === file.sha256
+  return same ? null : now
 }
 
 /** All bytes of a file at once; null when there are none. Raises REQUEST_REJECTED 413 for more than `maxBytes`. */

@@ -1,12 +1,13 @@
 import { encodeExtended, format } from 'content-disposition'
 import rangeParser from 'range-parser'
+import type { z } from 'zod'
 import { raise } from '../../core/errors.ts'
 import { namesTag } from '../../core/etag.ts'
 import { type Answer, answer, type Context, type Services, streamed } from '../../core/operation.ts'
 import { signToken, verifyToken } from '../../identity/tokens.ts'
 import type { ByteRange } from '../storage/storage.ts'
-import { fileBytes, openFile } from './bytes.ts'
-import { type FileRow, fileKind } from './model.ts'
+import { fileBytes, openFile, rowSince } from './bytes.ts'
+import { type FileContent, type FileRow, fileKind } from './model.ts'
 
 const TYPE = 'application/octet-stream'
 
@@ -69,7 +70,11 @@ export async function download({
   if (known !== undefined && namesTag(known, tag)) return answer(304, undefined, headers)
   const range = unlessChanged === undefined || unlessChanged === tag ? rangeOf(asked, size) : null
   const stream = await openFile(services, file, range ?? undefined)
-  if (!stream) return raise(fileKind.notFound, { message: 'The content of the file is lost', meta: { id: file.id } })
+  if (!stream) {
+    const now = await rowSince(services, file)
+    if (now) return download({ resource: now, services, request })
+    return raise(fileKind.notFound, { message: 'The content of the file is lost', meta: { id: file.id } })
+  }
   const type = file.content_type ?? TYPE
   if (!range) return streamed(type, stream, { ...headers, 'Content-Length': String(size) })
   return streamed(
@@ -85,9 +90,13 @@ export async function download({
 }
 
 /** The bytes of a file in base64, with what they are. Raises REQUEST_REJECTED 413 above FILES_INLINE_MAX_BYTES. */
-export async function downloadBase64(services: Services, file: FileRow) {
+export async function downloadBase64(services: Services, file: FileRow): Promise<z.output<typeof FileContent>> {
   const bytes = await fileBytes(services, file, services.config.FILES_INLINE_MAX_BYTES)
-  if (!bytes) return raise(fileKind.notFound, { message: 'The file has no content', meta: { id: file.id } })
+  if (!bytes) {
+    const now = await rowSince(services, file)
+    if (now) return downloadBase64(services, now)
+    return raise(fileKind.notFound, { message: 'The file has no content', meta: { id: file.id } })
+  }
   const { filename, content_type } = file
   return { content: bytes.toString('base64'), filename, content_type, size: bytes.length }
 }

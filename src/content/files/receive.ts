@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import { PassThrough, Readable } from 'node:stream'
+import { finished } from 'node:stream/promises'
 import express, { type Request, type Response } from 'express'
 import multer from 'multer'
 import { AppError, invalid, raise } from '../../core/errors.ts'
@@ -37,6 +38,12 @@ function declaredLength(req: IncomingMessage): number | null {
 
 export const isForm = (req: IncomingMessage): boolean =>
   /^multipart\/form-data\s*(;|$)/i.test(req.headers['content-type'] ?? '')
+
+/** Bytes are stored as they are sent. */
+function refuseEncoded({ headers }: IncomingMessage): void {
+  if ((headers['content-encoding'] ?? 'identity') !== 'identity')
+    raise('REQUEST_REJECTED', { status: 415, message: 'A file is stored as it is sent: do not encode the body' })
+}
 
 /** Stages what requests bring and remembers it until it is taken over or dropped. */
 class Intake {
@@ -140,6 +147,7 @@ function jsonField(fields: Record<string, unknown>, name: string): void {
 export async function receiveForm(request: Receiving, destination: Destination): Promise<Received> {
   const { req } = request
   if (!isForm(req)) throw malformed('must be multipart/form-data')
+  refuseEncoded(req)
   if ((declaredLength(req) ?? 0) > destination.maxBytes + FORM_BYTES) throw tooLarge(destination.maxBytes)
   const intake = new Intake(request, destination)
   const engine: multer.StorageEngine = {
@@ -222,11 +230,7 @@ export async function receiveJson(request: Receiving, destination: Destination):
 export async function receiveBytes(request: Receiving, destination: Destination): Promise<Received> {
   const { req } = request
   if ((declaredLength(req) ?? 0) > destination.maxBytes) throw tooLarge(destination.maxBytes)
-  if ((req.headers['content-encoding'] ?? 'identity') !== 'identity')
-    raise('REQUEST_REJECTED', {
-      status: 415,
-      message: 'A body that is a file is stored as it is sent: do not encode it',
-    })
+  refuseEncoded(req)
   const intake = new Intake(request, destination)
   // Reading the request itself would close its connection when the file is refused, and the answer would be lost.
   const source = new PassThrough()
@@ -238,7 +242,14 @@ export async function receiveBytes(request: Receiving, destination: Destination)
     const type = req.headers['content-type'] ?? null
     // What clients send that were told nothing says nothing.
     const told = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
-    const file = await intake.take(source, { filename: null, type: told ? type : null })
-    return { body: { file }, discard: intake.discard }
+    try {
+      const file = await intake.take(source, { filename: null, type: told ? type : null })
+      return { body: { file }, discard: intake.discard }
+    } catch (error) {
+      // Who sends everything before he reads would never get to the answer.
+      req.unpipe(source)
+      await finished(req.resume()).catch(() => {})
+      throw error
+    }
   })
 }
