@@ -1,5 +1,6 @@
 import { embedderOf } from '../content/embeddings/embedder.ts'
 import { fill } from '../content/embeddings/fill.ts'
+import { leads } from '../content/embeddings/follow.ts'
 import { currentSpace } from '../content/embeddings/space.ts'
 import { admitAgain } from '../content/ingestion/admit.ts'
 import { tellWorkers } from '../control/webhooks/operations.ts'
@@ -160,6 +161,11 @@ export const reprocessEmbeddings = (options: Filters & { missing?: boolean }): P
       throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
     const space = await currentSpace(services)
     if (!space) return
+    if (!(await leads(services, 'space_id', space.id)))
+      throw new CommandError(
+        'the workers have another embedding model and would turn everything back',
+        'Set EMBEDDING_PROVIDER, EMBEDDING_MODEL and EMBEDDING_DIMENSIONS as they are for the workers.',
+      )
     const filter = { ...bounds(options), status: null, missing: options.missing ? space.id : null }
     const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
     const total = { documents: 0, embedded: 0, failed: 0 }

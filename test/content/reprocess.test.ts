@@ -99,6 +99,17 @@ describe('muster reprocess', function () {
     assert.equal((await project.key.get(`/documents/${lacking}/status`)).body.embedded_chunks, 1)
   })
 
+  it('embeddings refuses another model than that of the workers', async () => {
+    const id = await create('one')
+    const before = await vectors(id)
+    server.calls.length = 0
+    const { code, stderr } = await muster(['embeddings'], { ...settings(), EMBEDDING_MODEL: 'another' })
+    assert.equal(code, 1)
+    assert.match(stderr, /the workers have another embedding model/)
+    assert.deepEqual(server.calls, [])
+    assert.deepEqual(await vectors(id), before)
+  })
+
   it('embeddings stops while the provider is away, and loses nothing', async () => {
     const id = await create('one')
     const before = await vectors(id)

@@ -12,9 +12,10 @@ const CHUNKS = 256
 export type Filled = { embedded: number; failed: number; down: boolean }
 
 /**
- * Gives the chunks of documents their vectors of a space where they lack them, or to all of them `again`. No lock is held while the provider works:
- * chunks that are gone by then get nothing, and documents that got others meanwhile are left for the next time. What is
- * done once stays done, so a run that is killed costs no more than its last calls.
+ * Gives the chunks of documents their vectors of a space where they lack them, or all of them new ones (`again`). No
+ * lock is held while the provider works: chunks that are gone by then get nothing, and documents that got others
+ * meanwhile are left for the next time. What is done once stays done, so a run that is killed costs no more than its
+ * last calls.
  */
 export async function fill(
   services: Services,

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { all, type Fragment, type Queryable, rawFragment, sql } from '../../core/db.ts'
+import { isZero } from '../embeddings/local.ts'
 import { codeBits, codeOf } from './codes.ts'
 
 /** What a vector belongs to, as knowledge_vectors.source. */
@@ -24,8 +25,6 @@ export type NewVector = {
 export type VectorColumns = { ref: Fragment; container: Fragment }
 
 const columns: VectorColumns = { ref: sql.fragment`v.ref_id`, container: sql.fragment`v.container_id` }
-
-const isZero = (vector: Float32Array): boolean => vector.every(value => value === 0)
 
 const bytesOf = (vector: Float32Array): string =>
   Buffer.from(vector.buffer, vector.byteOffset, vector.byteLength).toString('base64')
