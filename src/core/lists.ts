@@ -83,7 +83,8 @@ export const between = (column: Fragment, page: Pick<Page, 'from' | 'to'>): Frag
 
 /**
  * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last
- * row. `from` is the table with its alias and joins, `order` must end in a unique column.
+ * row. `from` is the table with its alias and joins, `order` must end in a unique column. With a `key`, its rows are
+ * counted and sorted by it alone and read whole only for the page: counting 50,000 wide rows takes twice as long.
  */
 export async function page<Row>(
   context: { db: Queryable; page: Page },
@@ -92,18 +93,24 @@ export async function page<Row>(
     from: Fragment
     where: (Fragment | null | undefined | false)[]
     order: Fragment
+    key?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
   const { limit, offset } = context.page
+  const { columns, from, key, order } = query
   const where = all(query.where)
-  const rows = (await context.db.any(sql.unsafe`
-    select ${query.columns}, count(*) over () as page_total from ${query.from} where ${where} order by ${query.order} limit ${limit} offset ${offset}`)) as readonly (Row & {
-    page_total: number
-  })[]
+  const part = (selected: Fragment) => sql.fragment`
+    select ${selected}, count(*) over () as page_total from ${from} where ${where} order by ${order} limit ${limit} offset ${offset}`
+  const statement = key
+    ? sql.unsafe`
+        select ${columns}, page.page_total from (${part(sql.fragment`${key} as page_key`)}) as page
+        join ${from} on ${key} = page.page_key order by ${order}`
+    : sql.unsafe`${part(columns)}`
+  const rows = (await context.db.any(statement)) as readonly (Row & { page_total: number })[]
   let total = rows[0]?.page_total ?? 0
   if (rows.length === 0 && offset > 0)
-    total = (await context.db.oneFirst(sql.unsafe`select count(*) from ${query.from} where ${where}`)) as number
+    total = (await context.db.oneFirst(sql.unsafe`select count(*) from ${from} where ${where}`)) as number
   const data = rows.map(row => {
     const { page_total: _, ...rest } = row
     return query.present(rest as unknown as Row)
@@ -144,6 +151,7 @@ export function listTable<Row>(
       ...(query.where ?? []),
     ],
     order: query.order ?? sql.fragment`t.created_at desc, t.id desc`,
+    key: sql.fragment`t.id`,
     present: query.present,
   })
 }
