@@ -84,7 +84,7 @@ describe('workers of ingestion', function () {
   }
 
   beforeEach(async () => {
-    app = await startApp()
+    app = await startApp({ env: FAST })
     key = (await app.project()).key
   })
   afterEach(async () => {
@@ -284,6 +284,115 @@ describe('workers of ingestion', function () {
     const { title, status, chunk_count, version } = (await key.get(`/documents/${renamed}`)).body
     assert.deepEqual([title, status, chunk_count, version], ['renamed', 'ready', 150, 2])
     assert.equal((await key.get(`/documents/${renamed}/versions/1`)).body.content, TEXT)
+  })
+
+  it('a project is deleted under twenty ingestions, and they leave without a word', async function () {
+    this.timeout(180_000)
+    const busy = await worker({ WORKER_CONCURRENCY: '20', PROJECT_WORKER_SHARE: '1', DATABASE_POOL_MAX: '20' })
+    for (let round = 0; round < 8; round++) {
+      const project = await app.project()
+      const files = await Promise.all(Array.from({ length: 20 }, () => upload(project.key, TEXT)))
+      const ids: string[] = await Promise.all(
+        files.map(async file_id => (await project.key.post('/documents/ingest', { file_id, ...IN_CHUNKS })).body.id),
+      )
+      await sleep(60 * round)
+      const callers = ids.map((id, n) => {
+        const path = `/documents/${id}`
+        if (n % 4 === 0) return project.key.patch(path, { title: 'meanwhile' })
+        if (n % 4 === 1) return project.key.delete(path)
+        if (n % 4 === 2) return project.key.post(`${path}/ingest`)
+        return project.key.post('/documents', { content: 'another one' })
+      })
+      const { status, body } = await app.admin.delete(`/projects/${project.id}?force=true`)
+      assert.equal(status, 204, JSON.stringify(body))
+      for (const { status } of await Promise.all(callers))
+        assert.ok([200, 201, 202, 204, 401, 404].includes(status), `${status}`)
+      for (const table of ['documents', 'document_chunks', 'knowledge_vectors', 'files', 'events']) {
+        const left = sql.unsafe`select count(*) from ${sql.identifier([table])} where project_id = ${project.id}`
+        assert.equal(await app.services.pool.oneFirst(left), 0, table)
+      }
+    }
+    await eventually(
+      async () =>
+        (await app.services.pool.oneFirst(sql.unsafe`
+          select count(*) from pgboss.job_common where name like 'ingestion.document%' and state <> 'completed'`)) ===
+        0,
+    )
+    const complaints = busy.output.filter(line => /"level":(40|50|60)/.test(line))
+    assert.deepEqual(complaints, [])
+    const outcomes = busy.output
+      .filter(line => line.includes('"msg":"ingestion"'))
+      .map(line => JSON.parse(line).outcome as string)
+    assert.ok(outcomes.includes('superseded'))
+    assert.deepEqual(
+      outcomes.filter(outcome => outcome !== 'ready' && outcome !== 'superseded'),
+      [],
+    )
+  })
+
+  it('whatever callers do and whichever worker dies meanwhile, every document is whole in the end', async function () {
+    this.timeout(180_000)
+    const env = { FAULT_POINTS: 'ingestion_batch=freeze:30' }
+    const [first] = await Promise.all([worker(env), worker(env)])
+    const files = await Promise.all(Array.from({ length: 24 }, () => upload(key, TEXT)))
+    const admitted = new Map<string, number>()
+    const deeds: Record<string, (path: string, id: string) => Promise<unknown>> = {
+      async ingest(path, id) {
+        const { status } = await key.post(`${path}/ingest`)
+        if (status === 202) admitted.set(id, (admitted.get(id) ?? 0) + 1)
+      },
+      patch: path => key.patch(path, { content: `${TEXT}${Math.random()}` }),
+      cut: path => key.patch(path, { chunk_size: 20 }),
+      rename: path => key.patch(path, { title: `${Math.random()}` }),
+      withdraw: path => key.post(`${path}/withdraw`),
+      restore: path => key.post(`${path}/versions/1/restore`),
+      delete: path => key.delete(path),
+      read: path => key.get(path),
+    }
+    // Deletes and withdrawals end the fun, so they are rare.
+    const names = Object.keys(deeds).flatMap(name => Array(name === 'delete' || name === 'withdraw' ? 1 : 4).fill(name))
+    let killed: Promise<unknown> | undefined
+    const answered: unknown[] = []
+    const ids = await Promise.all(
+      files.map(async (file_id, n) => {
+        const { body } = await key.post('/documents/ingest', { file_id, ...IN_CHUNKS })
+        admitted.set(body.id, 1)
+        for (let deed = 0; deed < 8; deed++) {
+          await sleep(Math.random() * 300)
+          if (n === 0 && deed === 4) killed = first.kill().then(() => worker(env))
+          const name = names[Math.floor(Math.random() * names.length)]
+          answered.push(await deeds[name](`/documents/${body.id}`, body.id))
+        }
+        return body.id as string
+      }),
+    )
+    await killed
+    for (const answer of answered) assert.notEqual((answer as { status?: number } | undefined)?.status, 500)
+    await eventually(
+      async () => (await app.services.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`)) === 0,
+      { within: 60_000, every: 200, what: 'the end of all attempts' },
+    )
+    const broken = await app.services.pool.any(sql.unsafe`
+      select d.id, d.status, d.chunk_count, c.*, v.*
+      from documents d
+      cross join lateral (select count(*) as chunks, coalesce(max(chunk_index) + 1, 0) as last from document_chunks
+        where document_id = d.id) c
+      cross join lateral (select count(*) as vectors, count(distinct ref_id) as of_chunks from knowledge_vectors
+        where container_id = d.id) v
+      where d.status not in ('ready', 'withdrawn') or d.chunk_count <> c.chunks or c.last <> c.chunks
+        or v.vectors <> c.chunks or v.of_chunks <> c.chunks or (c.chunks > 0) <> (d.status = 'ready')`)
+    assert.deepEqual(broken, [])
+    const orphans = sql.unsafe`
+      select count(*) from knowledge_vectors v where not exists (select from document_chunks c where c.id = v.ref_id)`
+    assert.equal(await app.services.pool.oneFirst(orphans), 0)
+    for (const id of ids) {
+      const ended = (await eventsOf(app, id)).filter(({ name }) => /ingested|ingest_failed/.test(name))
+      assert.ok(ended.length <= (admitted.get(id) as number), id)
+      const { status, body } = await key.get(`/documents/${id}`)
+      if (status === 404 || body.status === 'withdrawn') continue
+      const text = (await chunksOf(app, id)).map(chunk => chunk.content).join('')
+      assert.equal(text, body.content)
+    }
   })
 
   it('of 100 PDFs of 20 pages, with one of two workers killed, every one is ingested once', async function () {
