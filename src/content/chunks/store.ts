@@ -2,7 +2,7 @@ import { type Queryable, sql } from '../../core/db.ts'
 import { page } from '../../core/lists.ts'
 import type { Context } from '../../core/operation.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
-import { insertVectors, removeVectors, SOURCES } from '../vectors/store.ts'
+import { hasVector, insertVectors, removeVectors, SOURCES } from '../vectors/store.ts'
 import type { ChunkDraft } from './model.ts'
 
 /** Every statement on document_chunks, beside the search. */
@@ -108,11 +108,12 @@ export async function listChunks(context: Pick<Context, 'db' | 'page' | 'service
   const space = await currentSpace(context.services)
   return page<ListedChunk>(context, {
     columns: sql.fragment`t.id, t.chunk_index, t.page_number, t.char_start, t.char_end, t.content,
-      exists (select from knowledge_vectors v
-        where v.source = ${SOURCES.document} and v.ref_id = t.id and v.space_id = ${space?.id ?? 0}) as embedded`,
+      ${hasVector(SOURCES.document, sql.fragment`t.id`, space?.id ?? 0)} as embedded`,
     from: sql.fragment`document_chunks t`,
     where: [sql.fragment`t.document_id = ${documentId}`],
     order: sql.fragment`t.chunk_index`,
+    // Texts and lookups are those of the page alone, whatever the document has.
+    key: sql.fragment`t.id`,
     present: row => row,
   })
 }
@@ -143,8 +144,7 @@ export const chunksToEmbed = async (
       ${
         without === null
           ? sql.fragment``
-          : sql.fragment`and not exists (select from knowledge_vectors v
-              where v.source = ${SOURCES.document} and v.ref_id = c.id and v.space_id = ${without.id})`
+          : sql.fragment`and not ${hasVector(SOURCES.document, sql.fragment`c.id`, without.id)}`
       }
     order by c.document_id, c.chunk_index limit ${limit}`)) as readonly BareChunk[]
 

@@ -1,5 +1,5 @@
 import { type Fragment, type Queryable, sql } from '../../core/db.ts'
-import { SOURCES } from '../vectors/store.ts'
+import { hasVector, SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 
 /** Statements that find documents whose chunks lack vectors, note what they were given, and what all of them follow. */
@@ -106,9 +106,8 @@ export async function settleDocuments(
       )} as f (id, failed)
       where d.id = f.id and not exists (
         select from document_chunks c
-        where c.document_id = d.id and c.id <> all(${sql.array([...skipped], 'text')}) and not exists (
-          select from knowledge_vectors v
-          where v.source = ${SOURCES.document} and v.ref_id = c.id and v.space_id = ${space.id}))
+        where c.document_id = d.id and c.id <> all(${sql.array([...skipped], 'text')})
+          and not ${hasVector(SOURCES.document, sql.fragment`c.id`, space.id)})
       returning d.id, f.failed
     )
     delete from knowledge_vectors v using settled s

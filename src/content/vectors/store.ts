@@ -81,6 +81,15 @@ export async function removeVectors(
   )
 }
 
+/**
+ * Whether a chunk or a memory has a vector of a space, by knowledge_vectors_ref. `offset 0` keeps it one lookup a row:
+ * while statistics know nothing of a new space, the planner would compare each row with all vectors of the space (589 ms
+ * for 256 chunks beside 60,000 vectors, 4 ms as lookups).
+ */
+export const hasVector = (source: SourceNumber, ref: Fragment, spaceId: number): Fragment => sql.fragment`
+  exists (select from knowledge_vectors v
+    where v.source = ${source} and v.ref_id = ${ref} and v.space_id = ${spaceId} offset 0)`
+
 export type Scan = {
   /** Null: rows of every project, narrowed by `filter` alone. */
   projects: readonly string[] | null
