@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { lead } from '../../src/content/embeddings/follow.ts'
 import { embedMissing } from '../../src/content/embeddings/missing.ts'
 import { reindex, reindexQueue } from '../../src/content/embeddings/reindex.ts'
 import { sql } from '../../src/core/db.ts'
@@ -96,6 +97,9 @@ describe('embedding anew', () => {
     const configs = () => first.services.pool.anyFirst(sql.unsafe`select distinct tsv_config from document_chunks`)
     await eventually(async () => (await pendingOf(newer.key)) === 0 && (await configs()).join() === 'english')
     const ended = { vectors: 3, spaces: 1, bytes: 512, embedded: 3 }
+    // A worker without a model has nothing for documents to follow.
+    const { app: without } = await next({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' }, [])
+    await lead(without.services)
     // What a worker of the configuration before does with a message that it happens to take.
     const { app: old, key } = await next(local(64), [])
     const { signal } = new AbortController()

@@ -39,13 +39,15 @@ export function batchedCalls(
   model: EmbeddingModel,
 ): (texts: string[], options: EmbedOptions) => Promise<Embedded> {
   const { config } = services
-  let client: Promise<ProviderModel> | undefined
-  const connect = () => {
-    client ??= providerModel(config, model.provider as 'openai' | 'ollama' | 'bedrock', model.model)
-    return client
+  let loading: Promise<ProviderModel> | undefined
+  const load = () => {
+    loading ??= providerModel(config, model.provider as 'openai' | 'ollama' | 'bedrock', model.model)
+    return loading
   }
 
-  const lanes = { questions: [] as Text[], ordinary: [] as Text[], background: [] as Text[] }
+  const questions: Text[] = []
+  const ordinary: Text[] = []
+  const background: Text[] = []
   let inFlight = 0
   let scheduled = false
   const complain = complaints(services, model)
@@ -53,7 +55,7 @@ export function batchedCalls(
   const pump = (client: ProviderModel) => {
     const size = Math.min(config.EMBEDDING_BATCH_SIZE, client.largestCall)
     while (inFlight < config.EMBEDDING_CONCURRENCY) {
-      const batch = nextBatch(Object.values(lanes), size)
+      const batch = nextBatch([questions, ordinary, background], size)
       if (!batch) return
       inFlight++
       void embedBatch(client, batch, Math.max(...batch.map(triesOf))).finally(() => {
@@ -94,7 +96,7 @@ export function batchedCalls(
     const { signal, timeoutMs } = options
     const vectors: Embedded['vectors'] = texts.map(() => null)
     if (timeoutMs === 0) return { vectors, failure: failureOf('timeout') }
-    const client = await connect()
+    const client = await load()
     return new Promise((resolve, reject) => {
       const ends = [signal, timeoutMs === undefined ? undefined : AbortSignal.timeout(timeoutMs)]
       const request: Request = {
@@ -111,7 +113,7 @@ export function batchedCalls(
         request.finish()
       })
       const asked = options.purpose.kind === 'search'
-      const lane = lanes[asked ? 'questions' : options.background ? 'background' : 'ordinary']
+      const lane = asked ? questions : options.background ? background : ordinary
       for (const [index, text] of texts.entries()) lane.push({ text, index, request })
       if (asked || lane.length >= config.EMBEDDING_BATCH_SIZE) pump(client)
       else if (!scheduled) {

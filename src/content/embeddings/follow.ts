@@ -12,8 +12,9 @@ export async function lead(services: Services): Promise<void> {
 }
 
 /**
- * Whether a setting of this process is the one that documents follow. While workers of two configurations run side by
- * side, those that started first leave documents alone: each would turn back what the other did.
+ * Whether a setting of this process is the one that documents follow, as it is when none was chosen yet. While workers
+ * of two configurations run side by side, those that started first leave documents alone: each would turn back what the
+ * other did.
  */
 export async function leads<Name extends keyof RetrievalSettings>(
   services: Services,
