@@ -549,6 +549,13 @@ describe('files', () => {
       const over = await put(small.id, '1234567890123456', {}, full.key)
       assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.equal((await download(app.url, full.key.token, small.id)).bytes.toString(), '1234567890')
+      await rows(
+        'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 6, 0)',
+        [full.id],
+      )
+      const started = app.statements.length
+      assert.equal(code(await put(small.id, '', {}, full.key)), 'QUOTA_STORAGE_EXCEEDED')
+      assert.ok(!app.statements.slice(started).some(text => text.includes('file_blob')), 'before a byte is read')
     })
 
     it('refuses encodings and what is no form', async () => {

@@ -1,5 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
+import dns from 'node:dns'
 import { access, mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
@@ -501,5 +502,72 @@ describe('storage in a bucket', () => {
     assert.deepEqual([refused.status, code(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
     assert.ok(wrong.logs.some(line => line.includes('SignatureDoesNotMatch')))
     await wrong.close()
+    for (const [status, reason] of [
+      [403, 'AccessDenied'],
+      [403, 'InvalidAccessKeyId'],
+      [400, 'InvalidBucketName'],
+    ] as const) {
+      s3.refuse = () => ({ status, code: reason })
+      const denied = await upload(app.url, key, { bytes: 'x', name: reason })
+      assert.deepEqual([denied.status, code(denied)], [500, 'FILE_STORAGE_MISCONFIGURED'], reason)
+    }
+  })
+
+  it('says so too when it has no region, and when it has no credentials', async () => {
+    const names = [...credentials, 'AWS_REGION', 'AWS_PROFILE', 'AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE']
+    const before = names.map(name => process.env[name])
+    const bucket = { FILES_STORAGE_PROVIDER: 's3', FILES_S3_BUCKET: s3.bucket, FILES_S3_ENDPOINT: s3.url }
+    process.env.AWS_EC2_METADATA_DISABLED = 'true'
+    process.env.AWS_SHARED_CREDENTIALS_FILE = '/dev/null'
+    process.env.AWS_CONFIG_FILE = '/dev/null'
+    delete process.env.AWS_REGION
+    try {
+      const regionless = await startApp({ env: bucket })
+      const one = await upload(regionless.url, (await regionless.project()).key, { bytes: 'x' })
+      assert.deepEqual([one.status, code(one)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.ok(regionless.logs.some(line => line.includes('Region is missing')))
+      await regionless.close()
+      for (const name of credentials) delete process.env[name]
+      const anonymous = await startApp({ env: { ...bucket, FILES_S3_REGION: 'eu-central-1' } })
+      const two = await upload(anonymous.url, (await anonymous.project()).key, { bytes: 'x' })
+      assert.deepEqual([two.status, code(two)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.ok(anonymous.logs.some(line => line.includes('CredentialsProviderError')))
+      await anonymous.close()
+    } finally {
+      delete process.env.AWS_EC2_METADATA_DISABLED
+      for (const [index, name] of names.entries())
+        if (before[index] === undefined) delete process.env[name]
+        else process.env[name] = before[index]
+    }
+  })
+
+  it('is addressed by a host name of its own unless the path is to name it', async () => {
+    const lookup = dns.lookup
+    const asked = new Set<string>()
+    // The names of buckets below an address exist in the world's name service only.
+    dns.lookup = ((host: string, options: object, done: unknown) => {
+      asked.add(host)
+      return (lookup as unknown as (...given: unknown[]) => void)('127.0.0.1', options, done)
+    }) as never
+    try {
+      const { port } = new URL(s3.url)
+      const hosted = await startApp({
+        env: {
+          FILES_STORAGE_PROVIDER: 's3',
+          FILES_S3_BUCKET: s3.bucket,
+          FILES_S3_REGION: 'eu-central-1',
+          FILES_S3_ENDPOINT: `http://store.example:${port}`,
+        },
+      })
+      const own = await hosted.project()
+      const made = await upload(hosted.url, own.key, { bytes: 'abc', name: 'hosted' })
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      assert.equal(s3.objects.get(`${own.id}/${made.body.id}`)?.toString(), 'abc')
+      assert.equal((await download(hosted.url, own.key.token, made.body.id)).bytes.toString(), 'abc')
+      assert.ok(asked.has(`${s3.bucket}.store.example`), [...asked].join())
+      await hosted.close()
+    } finally {
+      dns.lookup = lookup
+    }
   })
 })

@@ -27,6 +27,18 @@ describe('upload tokens', () => {
     sendForm(app.url, null, `/files/upload/${token}`, formOf(parts), { headers })
   const json = (token: string, body: object) => app.anonymous.post(`/files/upload/${token}`, body)
   const name = () => `f${++counter}.txt`
+  /** What is answered to an upload whose body never comes. */
+  const beforeBody = async (token: string) => {
+    const { head, type } = handmade('b', name())
+    const reply = await sendRaw(app.url, {
+      path: `/files/upload/${token}`,
+      headers: { 'content-type': type, 'content-length': '1500000' },
+      pieces: [head],
+      after: 'destroy',
+    })
+    assert.ok('status' in reply, 'answered although the body never came')
+    return [reply.status, code(reply)]
+  }
 
   before(async () => {
     app = await startApp({ env: { FILES_MAX_UPLOAD_BYTES: '2000000', FILES_INLINE_MAX_BYTES: '500000' }, clock })
@@ -78,6 +90,7 @@ describe('upload tokens', () => {
   it('let anybody upload one file to where they were made for, once', async () => {
     const { upload_token } = await issue({ prefix: '/in/', filename: 'fixed.txt', content_type: 'text/x-issued' })
     const made = await send(upload_token, [
+      ['filename', 'named by the upload.txt'],
       ['metadata', '{"a":1}'],
       ['tags', '{"t":"1"}'],
       { bytes: 'abc', name: 'sent.bin' },
@@ -192,14 +205,7 @@ describe('upload tokens', () => {
       'UPLOAD_TOKEN_USED',
       'used comes before expired',
     )
-    const large = await sendRaw(app.url, {
-      path: `/files/upload/${upload_token}`,
-      headers: { 'content-type': type, 'content-length': '1500000' },
-      pieces: [head],
-      after: 'destroy',
-    })
-    assert.ok('status' in large, 'answered although the body never came')
-    assert.equal(large.status, 410)
+    assert.deepEqual(await beforeBody(upload_token), [410, 'UPLOAD_TOKEN_EXPIRED'])
   })
 
   it('do not look at a bearer that is sent along, and count against no requests quota', async () => {
@@ -233,6 +239,11 @@ describe('upload tokens', () => {
     const over = await send(upload_token, [{ bytes: 'x'.repeat(11) }])
     assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
     assert.equal((await send(upload_token, [{ bytes: 'x'.repeat(10) }])).status, 201)
+    const late = await issue({}, full.key)
+    await rows('insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 11, 0)', [
+      full.id,
+    ])
+    assert.deepEqual(await beforeBody(late.upload_token), [409, 'QUOTA_STORAGE_EXCEEDED'])
   })
 
   it('end with the right that they were made by', async () => {
@@ -256,6 +267,7 @@ describe('upload tokens', () => {
     await app.admin.put(`/policies/${policy.id}`, {
       document: { statement: [{ effect: 'Allow', action: ['files:GetFile'], resource: ['*'] }] },
     })
+    assert.deepEqual(await beforeBody(last.upload_token), [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     const lost = await send(last.upload_token, [{ bytes: 'x', name: name() }])
     assert.deepEqual([lost.status, code(lost)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
   })

@@ -90,7 +90,9 @@ export async function startS3(bucket = 'files'): Promise<S3> {
     const body = Buffer.concat(pieces)
     const url = new URL(req.url as string, 'http://store')
     const path = decodeURIComponent(url.pathname).slice(1)
-    const [named, ...rest] = path.split('/')
+    // The bucket is the first label of a host name, or the first segment of the path.
+    const host = req.headers.host as string
+    const [named, ...rest] = [...(/^[\d.:]+$/.test(host) ? [] : [host.split('.')[0]]), ...path.split('/')]
     const key = rest.join('/')
     const parameters = url.searchParams
     parameters.delete('x-id')
