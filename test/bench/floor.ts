@@ -1,11 +1,18 @@
+import { createHash, randomUUID } from 'node:crypto'
+import { createWriteStream } from 'node:fs'
 import type { AddressInfo } from 'node:net'
+import { Readable } from 'node:stream'
+import { pipeline } from 'node:stream/promises'
 import express from 'express'
+import multer from 'multer'
+import { blocksOf } from '../../src/content/storage/blocks.ts'
 import { openPool, sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,
- * permissions, quotas, validation, events or audit; its statements are sent as Slonik sends them by itself. Started as a process of its own by bench/http.ts.
+ * permissions, quotas, validation, events or audit; its statements are sent as Slonik sends them by itself. Started as a process of its own by bench/http.ts
+ * and bench/files.ts.
  */
 const pool = await openPool({ databaseUrl: process.env.DATABASE_URL as string, connections: 17, prepare: false })
 const app = express()
@@ -37,6 +44,70 @@ app.post('/actors', async (req, res) => {
       await tx.query(sql.unsafe`
         insert into audit_entries (id, project_id, principal_type, principal_id, action, resource_srn, resource_public_id, status, created_at)
         values (${newId('audit')}, ${project}, 'api_key', 'key', 'actors:CreateActor', ${`srn:${project}:actor:*`}, ${id}, 201, now())`)
+      return made
+    }),
+  )
+  res.status(201).json(row)
+})
+
+const CHUNK_BYTES = 262_144
+
+app.post('/null', async (req, res) => {
+  await pipeline(req, createWriteStream('/dev/null'))
+  res.json({})
+})
+
+const writeChunk = (id: string, seq: number, bytes: Buffer) =>
+  pool.query(
+    sql.unsafe`insert into file_blob_chunks (blob_id, seq, bytes) values (${id}, ${seq}, ${sql.binary(bytes)})`,
+  )
+
+// The body into the table that files have, in chunks of the same size.
+app.post('/blobs', async (req, res) => {
+  const id = randomUUID()
+  const hash = createHash('sha256')
+  let seq = 0
+  for await (const block of blocksOf(req, CHUNK_BYTES, 1)) {
+    hash.update(block)
+    await writeChunk(id, seq++, block)
+  }
+  res.json({ id, sha256: hash.digest('hex') })
+})
+
+app.get('/blobs/:id', async (req, res) => {
+  async function* chunks() {
+    for (let seq = 0; ; seq++) {
+      const bytes = await pool.maybeOneFirst(
+        sql.unsafe`select bytes from file_blob_chunks where blob_id = ${req.params.id} and seq = ${seq}`,
+      )
+      if (!bytes) return
+      yield bytes as Buffer
+    }
+  }
+  await pipeline(Readable.from(chunks(), { objectMode: false, highWaterMark: CHUNK_BYTES }), res)
+})
+
+// A small file out of a form: its bytes, its row, its event and its audit entry, one statement each.
+app.post('/files', multer().single('file'), async (req, res) => {
+  const blob = randomUUID()
+  const id = newId('file')
+  const project = String(req.query.project_id)
+  const { buffer, originalname } = req.file as Express.Multer.File
+  const row = await pool.connect(connection =>
+    connection.transaction(async tx => {
+      await tx.query(
+        sql.unsafe`insert into file_blob_chunks (blob_id, seq, bytes) values (${blob}, 0, ${sql.binary(buffer)})`,
+      )
+      const made = await tx.one(sql.unsafe`
+        insert into files (id, project_id, path, filename, size, sha256, storage, location)
+        values (${id}, ${project}, ${`/${id}`}, ${originalname}, ${buffer.length},
+          ${sql.binary(createHash('sha256').update(buffer).digest())}, 'postgres', ${blob}) returning *`)
+      await tx.query(sql.unsafe`
+        insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at, dispatched_at)
+        values (${newId('evt')}, ${project}, 'files.created', 'file', ${id}, ${JSON.stringify({ id })}, now(), now())`)
+      await tx.query(sql.unsafe`
+        insert into audit_entries (id, project_id, principal_type, principal_id, action, resource_srn, resource_public_id, status, created_at)
+        values (${newId('audit')}, ${project}, 'api_key', 'key', 'files:UploadFile', ${`srn:${project}:file:*`}, ${id}, 201, now())`)
       return made
     }),
   )

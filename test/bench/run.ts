@@ -13,11 +13,12 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names]`: every benchmark, or those named (http, turns, deliveries, knowledge). All numbers of a run come from one
+ * `npm run bench [names]`: every benchmark, or those named (http, files, turns, deliveries, knowledge). All numbers of a run come from one
  * machine at one time; ratios are against a floor measured beside them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),
+  files: async () => (await import('./files.ts')).run(),
   turns: async () => (await import('./turns.ts')).run(),
   deliveries: async () => (await import('./deliveries.ts')).run(),
   knowledge: async () => (await import('./knowledge.ts')).run(),
