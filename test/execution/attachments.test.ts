@@ -163,6 +163,27 @@ describe('files in messages', () => {
     assert.equal(requests[1].body.messages[0].content[0].type, 'image_url')
   })
 
+  it('fail a turn when they are larger than a worker sends', async () => {
+    const web = await startAgentApp({ workers: [] })
+    const image = await upload('image/png', Buffer.alloc(3000), web.key)
+    const made = await web.key.post(`/agents/${web.agentId}/generate`, {
+      messages: [{ role: 'user', content: [file(image), file(image)] }],
+    })
+    assert.equal(made.status, 202)
+    const env = { FILES_INLINE_MAX_BYTES: '4096' }
+    const worker = await startApp({ databaseUrl: web.databaseUrl, workers: ['generation'], env })
+    try {
+      const failed = await eventually(async () => {
+        const { body } = await web.key.get(`/generations/${made.body.generation_id}`)
+        return body.status === 'failed' ? body : null
+      })
+      assert.deepEqual([failed.error.code, failed.error.meta.reason], ['GENERATION_FAILED', 'files_too_large'])
+    } finally {
+      await worker.close()
+      await web.close()
+    }
+  })
+
   it('fail a turn when they are gone before it starts', async () => {
     const web = await startAgentApp({ workers: [] })
     const image = await upload('image/png', PNG, web.key)
