@@ -114,4 +114,6 @@ export function boundReader(res: ServerResponse, idleMs: number): void {
     // An answer that has nothing to say for a while waits for us.
     if (res.writableNeedDrain) res.destroy()
   })
+  // The connection may have another answer to wait for.
+  res.prependOnceListener('finish', () => res.setTimeout(0))
 }

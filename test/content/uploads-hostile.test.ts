@@ -68,6 +68,18 @@ describe('uploads of clients that are slow, broken or hostile', function () {
   const filePart = (name: string, more = '') =>
     part(`Content-Disposition: form-data; name="file"; filename="${name}"${more}`)
 
+  /** Holds every use of stored bytes for four times the longest pause of a client. */
+  const bytesHeld = () =>
+    new Promise<{ end: Promise<unknown> }>(resolve => {
+      const end = app.services.pool.connect(connection =>
+        connection.transaction(async tx => {
+          await tx.query(rawQuery('lock table file_blob_chunks', []))
+          resolve({ end })
+          await sleep(IDLE * 4)
+        }),
+      )
+    })
+
   before(async () => {
     app = await startApp({
       env: {
@@ -169,16 +181,10 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     })
 
     it('take no pause of the database for one of the client', async () => {
-      const held = app.services.pool.connect(connection =>
-        connection.transaction(async tx => {
-          await tx.query(rawQuery('lock table file_blob_chunks in exclusive mode', []))
-          await sleep(IDLE * 4)
-        }),
-      )
-      await sleep(50)
+      const held = await bytesHeld()
       const made = await upload(app.url, key, { bytes: randomBytes(2_000_000), name: 'patient.bin' })
       assert.equal(made.status, 201, JSON.stringify(made.body))
-      await held
+      await held.end
     })
 
     it('let no reader of a download wait for ever', async () => {
