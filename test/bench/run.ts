@@ -13,8 +13,8 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names]`: every benchmark, or those named (http, files, turns, deliveries, knowledge). All numbers of a run come from one
- * machine at one time; ratios are against a floor measured beside them.
+ * `npm run bench [names]`: every benchmark, or those named (http, files, turns, deliveries, knowledge, ingestion). All
+ * numbers of a run come from one machine at one time; ratios are against a floor measured beside them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),
@@ -22,6 +22,7 @@ const all = {
   turns: async () => (await import('./turns.ts')).run(),
   deliveries: async () => (await import('./deliveries.ts')).run(),
   knowledge: async () => (await import('./knowledge.ts')).run(),
+  ingestion: async () => (await import('./ingestion.ts')).run(),
 }
 const names = process.argv.slice(2)
 for (const name of names) {

@@ -16,8 +16,10 @@ import { type PdfStream, pdf, pdfContent, pdfOf, slowPdf } from '../support/pdf.
 
 const LIMITS = { INGESTION_MAX_PAGES: 5000, INGESTION_MAX_TEXT_BYTES: 52_428_800, INGESTION_PDF_PROCESSES: 4 }
 
-const extractPdf = (file: Buffer, limits: typeof LIMITS, options?: Parameters<typeof extractLoaded>[2]) =>
-  extractLoaded(async () => file, limits, options)
+type Options = Partial<Parameters<typeof extractLoaded>[2]>
+
+const extractPdf = (file: Buffer, limits: typeof LIMITS, options: Options = {}) =>
+  extractLoaded(async () => file, limits, { project: 'one', ...options })
 const MEBIBYTE = 1024 * 1024
 
 const failureOf = (extraction: Extraction) => {
@@ -268,7 +270,7 @@ describe('the process that reads PDFs', () => {
 
   it('is one of at most INGESTION_PDF_PROCESSES, and what waits for it does not use up its time', async () => {
     for (const { pid } of await readers(process.pid)) process.kill(pid, 'SIGKILL')
-    await eventually(async () => (await readers(process.pid)).length === 0)
+    await eventually(async () => (await extractPdf(pdf(['x']), LIMITS)).ok)
     const one = { ...slowLimits, INGESTION_PDF_PROCESSES: 1 }
     const started = performance.now()
     let loaded = 0
@@ -279,7 +281,7 @@ describe('the process that reads PDFs', () => {
           return slow()
         },
         one,
-        { timeoutMs: 700 },
+        { project: 'one', timeoutMs: 700 },
       ),
     )
     const last = extractPdf(pdf(['at last']), one, { timeoutMs: 5000 })
@@ -295,6 +297,24 @@ describe('the process that reads PDFs', () => {
     assert.ok(performance.now() - started > 2100)
     assert.ok(most <= 2, `${most} processes, one of them being killed`)
     assert.deepEqual(pagesOf(await last), [{ number: 1, text: 'at last' }])
+  })
+
+  it('reads for each project in turn', async () => {
+    const two = { ...slowLimits, INGESTION_PDF_PROCESSES: 2 }
+    const begun: string[] = []
+    const reading = (project: string, file: Buffer) =>
+      extractLoaded(
+        async () => {
+          begun.push(project)
+          return file
+        },
+        two,
+        { project, timeoutMs: 500 },
+      )
+    const hostile = Array.from({ length: 4 }, () => reading('hostile', slow()))
+    const others = ['other', 'third'].map(project => reading(project, pdf(['x'])))
+    await Promise.all([...hostile, ...others])
+    assert.deepEqual(begun, ['hostile', 'hostile', 'other', 'third', 'hostile', 'hostile'])
   })
 
   it('is not waited for by who does not want the text any more; others keep their turn', async () => {
@@ -314,7 +334,7 @@ describe('the process that reads PDFs', () => {
     const one = { ...LIMITS, INGESTION_PDF_PROCESSES: 1 }
     const lost = new Error('lost')
     await assert.rejects(
-      extractLoaded(() => Promise.reject(lost), one),
+      extractLoaded(() => Promise.reject(lost), one, { project: 'one' }),
       lost,
     )
     assert.deepEqual(pagesOf(await extractPdf(pdf(['next']), one)), [{ number: 1, text: 'next' }])
@@ -351,7 +371,7 @@ describe('the process that reads PDFs', () => {
         const chunks = []
         for await (const chunk of process.stdin) chunks.push(chunk)
         const limits = ${JSON.stringify(slowLimits)}
-        const reading = extractPdf(async () => Buffer.concat(chunks), limits)
+        const reading = extractPdf(async () => Buffer.concat(chunks), limits, { project: 'one' })
         ${state === 'waits' ? 'await reading' : ''}
         console.log('now')
         setInterval(() => {}, 1000)`
@@ -373,7 +393,7 @@ describe('the process that reads PDFs', () => {
       import { extractPdf } from '${path.resolve('src/content/extract/extract.ts')}'
       const chunks = []
       for await (const chunk of process.stdin) chunks.push(chunk)
-      console.log((await extractPdf(async () => Buffer.concat(chunks), ${JSON.stringify(LIMITS)})).pages[0].text)`
+      console.log((await extractPdf(async () => Buffer.concat(chunks), ${JSON.stringify(LIMITS)}, { project: 'one' })).pages[0].text)`
     const owner = spawn(process.execPath, ['--input-type=module', '--eval', program], {
       stdio: ['pipe', 'pipe', 'inherit'],
     })

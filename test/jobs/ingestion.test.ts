@@ -286,6 +286,18 @@ describe('workers of ingestion', function () {
     assert.equal((await key.get(`/documents/${renamed}/versions/1`)).body.content, TEXT)
   })
 
+  it('one project does not keep others from the worker', async () => {
+    const other = await app.project()
+    for (let n = 0; n < 16; n++) await accepted({}, `text ${n}`)
+    await worker({ WORKER_CONCURRENCY: '4', PROJECT_WORKER_SHARE: '0.5', FAULT_POINTS: 'ingestion_read=freeze:400' })
+    const ready = async (by: TestApp['admin']) => (await by.get('/documents?status=ready&limit=1')).body.total as number
+    await eventually(async () => (await ready(key)) > 0)
+    const file_id = await upload(other.key, 'theirs')
+    const { status, body } = await other.key.post('/documents/ingest?wait=true', { file_id })
+    assert.deepEqual([status, body.status], [201, 'ready'])
+    assert.ok((await ready(key)) < 12, `${await ready(key)} came first`)
+  })
+
   it('a project is deleted under twenty ingestions, and they leave without a word', async function () {
     this.timeout(180_000)
     const busy = await worker({ WORKER_CONCURRENCY: '20', PROJECT_WORKER_SHARE: '1', DATABASE_POOL_MAX: '20' })

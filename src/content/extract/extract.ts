@@ -3,13 +3,13 @@ import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '../../core/errors.ts'
 import type { Page } from '../chunks/model.ts'
 import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
+import { inTurn } from './turns.ts'
 
 /** Text of a source, or why there is none. `retry` says whether another try could end otherwise. */
 export type Extraction =
   | { ok: true; pages: Page[]; total_pages: number }
   | { ok: false; error: RecordedFailure; retry: boolean }
 
-/** The settings of the same names. */
 type Limits = { INGESTION_MAX_PAGES: number; INGESTION_MAX_TEXT_BYTES: number; INGESTION_PDF_PROCESSES: number }
 
 /** What one PDF may cost: time of its process, and its memory at any moment with the program and the file itself. */
@@ -22,49 +22,23 @@ const IDLE_MS = 30_000
 /**
  * Text of a PDF by page in reading order: trimmed, without blank pages, numbered from 1 as in the file. `total_pages`
  * counts the blank ones too. What the file does to its reader is a value: the file is read in a process of its own,
- * which is killed when it takes too long or too much memory. At most INGESTION_PDF_PROCESSES are read at once, the
+ * which is killed when it takes too long or too much memory. At most INGESTION_PDF_PROCESSES are read at once; the
  * others wait for their turn, which is no part of their time. Throws the reason of `signal` when that aborts, and what
  * `load` throws.
  * @param load gets the bytes of the file when it is its turn
+ * @param limits the settings of the same names
+ * @param options `project`: whose file it is; the project of which least is being read has the next turn
  */
 export async function extractPdf(
   load: () => Promise<Buffer>,
   limits: Limits,
-  { timeoutMs = PDF_TIMEOUT_MS, signal }: { timeoutMs?: number; signal?: AbortSignal } = {},
+  options: { project: string; timeoutMs?: number; signal?: AbortSignal },
 ): Promise<Extraction> {
-  await turn(limits.INGESTION_PDF_PROCESSES, signal)
-  try {
+  const { project, timeoutMs = PDF_TIMEOUT_MS, signal } = options
+  return inTurn(project, limits.INGESTION_PDF_PROCESSES, signal, async () => {
     const bytes = await load()
     signal?.throwIfAborted()
-    return await read(bytes, limits, timeoutMs, signal)
-  } finally {
-    turns--
-    waiting.shift()?.()
-  }
-}
-
-/** How many PDFs are read, and those that wait until one of them is done, the first one first. */
-let turns = 0
-const waiting: (() => void)[] = []
-
-async function turn(most: number, signal: AbortSignal | undefined): Promise<void> {
-  signal?.throwIfAborted()
-  if (turns < most) {
-    turns++
-    return
-  }
-  await new Promise<void>((resolve, reject) => {
-    const begin = () => {
-      signal?.removeEventListener('abort', leave)
-      turns++
-      resolve()
-    }
-    const leave = () => {
-      waiting.splice(waiting.indexOf(begin), 1)
-      reject(signal?.reason)
-    }
-    signal?.addEventListener('abort', leave)
-    waiting.push(begin)
+    return read(bytes, limits, timeoutMs, signal)
   })
 }
 

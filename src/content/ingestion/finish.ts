@@ -1,21 +1,18 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Tx } from '../../core/write.ts'
-import type { ChunkSettings, Page } from '../chunks/model.ts'
-import { pageStarts } from '../chunks/pages.ts'
-import { joinPages } from '../chunks/split.ts'
-import { type DocumentRow, documentKind } from '../documents/model.ts'
+import type { ChunkSettings } from '../chunks/model.ts'
+import { type DocumentRow, documentKind, type StoredText } from '../documents/model.ts'
 import { fillVersions, setDocumentText, setTextPages, textOf, updateDocument } from '../documents/store.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
 import { type Claim, versionSettings } from './store.ts'
 
 /**
- * Makes a document ready with the pages that its chunks were cut from. The first text it gets counts as that of version
+ * Makes a document ready with the text that its chunks were cut from. The first text it gets counts as that of version
  * 1; a later one makes a version when it, or how it is cut, is another (content, 5.5.2). The caller holds the document's
  * lock and has ended the attempt.
  * @param document the locked row with the settings and counts of its new chunks
  */
-export async function finish(tx: Tx, document: DocumentRow, claim: Claim, pages: Page[]): Promise<void> {
-  const text = { content: joinPages(pages), pages: pageStarts(pages) }
+export async function finish(tx: Tx, document: DocumentRow, claim: Claim, text: StoredText): Promise<void> {
   const ready: DocumentRow = { ...document, status: 'ready', error: null }
   if (document.text_version === null) {
     await setDocumentText(tx, document, text, 1)

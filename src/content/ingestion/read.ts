@@ -96,7 +96,10 @@ async function nativeText(services: Services, file: FileRow, signal: AbortSignal
     const pages = extractText(await bytesOf(services, file), file.content_type as string)
     return { pages, total_pages: pages.length }
   }
-  const extracted = await extractPdf(() => bytesOf(services, file), services.config, { signal })
+  const extracted = await extractPdf(() => bytesOf(services, file), services.config, {
+    project: file.project_id,
+    signal,
+  })
   if (!extracted.ok) return failed(extracted.error, extracted.retry)
   return { pages: extracted.pages, total_pages: extracted.total_pages }
 }

@@ -2,6 +2,8 @@ import { fault } from '../../core/fault.ts'
 import type { Services } from '../../core/operation.ts'
 import { embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, Page } from '../chunks/model.ts'
+import { pageStarts } from '../chunks/pages.ts'
+import { joinPages } from '../chunks/split.ts'
 import { insertChunks } from '../chunks/store.ts'
 import type { DocumentRow } from '../documents/model.ts'
 import { lockDocument } from '../documents/store.ts'
@@ -29,12 +31,14 @@ export async function writeChunks(
     space: await currentSpace(services),
     textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
   }
+  // Long texts take a while to join, which no lock has to wait for.
+  const text = { content: joinPages(pages), pages: pageStarts(pages) }
+  let unembedded = false
   const embed = async (from: number, to: number) => {
     const batch = await embedChunks(services, owner, chunks.slice(from, to), { signal: hold.signal })
     unembedded ||= batch.some(({ failed }) => failed)
     return { batch, written: batch.length, embedded: batch.filter(({ vectors }) => vectors.length > 0).length }
   }
-  let unembedded = false
   let from = 0
   if (chunks.length > BATCH)
     await hold.write(async tx => {
@@ -63,6 +67,6 @@ export async function writeChunks(
       embedded_chunks: locked.embedded_chunks + embedded,
       embed_since: unembedded ? services.clock.now().toISOString() : null,
     }
-    await finish(tx, ready, hold.claim, pages)
+    await finish(tx, ready, hold.claim, text)
   })
 }
