@@ -238,6 +238,36 @@ describe('chunks by page, whole and by size', () => {
     clearInterval(timer)
     assert(turns > 3, `${turns} turns`)
   })
+
+  it('leave the process to its other work while a long word is measured in tokens', async () => {
+    await split(text('x'), { chunk_strategy: 'size', chunk_unit: 'tokens' })
+    const letters = Array.from({ length: 800_000 }, (_, at) =>
+      String.fromCharCode(97 + ((at * at * 7 + (at >> 3)) % 26)),
+    )
+    for (const chunk_strategy of ['size', 'auto'] as const) {
+      // Of the processor, which the other tests of a busy machine do not add to.
+      let longest = 0
+      let last = process.cpuUsage()
+      let done = false
+      const watch = () => {
+        const { user, system } = process.cpuUsage(last)
+        longest = Math.max(longest, (user + system) / 1000)
+        last = process.cpuUsage()
+        if (!done) setImmediate(watch)
+      }
+      setImmediate(watch)
+      await split(text(letters.join('')), { chunk_strategy, chunk_unit: 'tokens', chunk_size: 100_000 })
+      done = true
+      await new Promise(resolve => setImmediate(resolve))
+      assert(longest < 200, `${chunk_strategy}: ${longest} ms`)
+    }
+  })
+
+  it('hold all of a text that is one word of more than a million tokens', async () => {
+    const letters = '漢字'.repeat(700_000)
+    const settings = { chunk_strategy: 'size', chunk_unit: 'tokens', chunk_size: 1000, chunk_overlap: 0 } as const
+    assert(contents(await split(text(letters), settings)).join('') === letters)
+  })
 })
 
 describe('chunks by structure', () => {

@@ -32,7 +32,7 @@ export function* blocksOf(text: string): Generator<Block> {
   let line = lineAt(text, 0)
   while (line) {
     if (line.blank) {
-      line = lineAt(text, line.next)
+      line = lineAt(text, nextWords(text, line.next))
       continue
     }
     const { kind, end, next } = blockAt(text, line)
@@ -116,6 +116,14 @@ function withoutClosingMarks(title: string): string {
   let end = title.length
   while (title[end - 1] === '#') end--
   return title[end - 1] === ' ' ? title.slice(0, end).trimEnd() : title
+}
+
+/** The start of the next line that is not blank; blank ones by the million would be slow to read one by one. */
+function nextWords(text: string, start: number): number {
+  const word = /\S/g
+  word.lastIndex = start
+  const found = word.exec(text)
+  return found ? Math.max(start, text.lastIndexOf('\n', found.index) + 1) : text.length
 }
 
 function lineAt(text: string, start: number): Line | null {

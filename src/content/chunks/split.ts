@@ -2,7 +2,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises'
 import { sections } from './auto.ts'
 import type { ChunkDraft, ChunkSettings, Page } from './model.ts'
 import { CharacterRuler, type Ruler } from './ruler.ts'
-import { tokenRuler } from './tokens.ts'
+import { type TokenRuler, tokenRuler } from './tokens.ts'
 
 /** Raised when a text makes more chunks, or more text in chunks, than a document may have. */
 export class ChunkLimitError extends Error {}
@@ -37,7 +37,7 @@ export async function splitPages(
   const maxBytes = 2 * limits.INGESTION_MAX_TEXT_BYTES
   let bytes = 0
   let since = performance.now()
-  for (const span of await spansOf(text, pages, settings, title)) {
+  for await (const span of await spansOf(text, pages, settings, title)) {
     if (chunks.length === limits.INGESTION_MAX_CHUNKS) {
       throw new ChunkLimitError(`The text makes more than ${chunks.length} chunks (INGESTION_MAX_CHUNKS)`)
     }
@@ -67,16 +67,29 @@ async function spansOf(
   pages: Page[],
   settings: ChunkSettings,
   title: string | null,
-): Promise<Iterable<Span>> {
+): Promise<Iterable<Span> | AsyncIterable<Span>> {
   const { chunk_strategy, chunk_unit, chunk_size, chunk_overlap } = settings
   const whole = { start: 0, end: text.length, page_number: null, context: null }
   if (chunk_strategy === 'page') return pages.some(page => page.number !== null) ? pageSpans(pages) : [whole]
   if (chunk_strategy === 'whole') return [whole]
-  const ruler = chunk_unit === 'tokens' ? await tokenRuler(text) : new CharacterRuler(text)
   const size = chunk_size as number
   const overlap = chunk_overlap as number
-  if (chunk_strategy === 'auto') return onPages(sections(ruler, size, overlap, title), pages)
-  return windows({ starts: chunk_unit === 'tokens' ? ruler : new CharacterRuler(text), ends: ruler }, size, overlap)
+  const cut = (ends: Ruler, starts: Ruler) =>
+    chunk_strategy === 'auto'
+      ? onPages(sections(ends, size, overlap, title), pages)
+      : windows({ starts, ends }, size, overlap)
+  if (chunk_unit !== 'tokens') return cut(new CharacterRuler(text), new CharacterRuler(text))
+  const ruler = await tokenRuler(text)
+  return measuredAhead(cut(ruler, ruler), ruler, size)
+}
+
+/** Spans in tokens, each found in text that was measured before: tokenizing a long one would take seconds at once. */
+async function* measuredAhead(spans: Iterable<Span>, ruler: TokenRuler, size: number): AsyncGenerator<Span> {
+  await ruler.readAhead(0, 2 * size)
+  for (const span of spans) {
+    yield span
+    await ruler.readAhead(span.end, 2 * size)
+  }
 }
 
 /** Gives spans, whose starts rise, the numbers of the pages they start on. */

@@ -1,4 +1,8 @@
+import { setImmediate as nextTurn } from 'node:timers/promises'
 import type { Ruler } from './ruler.ts'
+
+/** How long measuring may keep the process from its other work, in milliseconds. */
+const TURN_MS = 10
 
 /**
  * The tokenizer merges a run of letters in time that grows with the square of its length, and a text without spaces is
@@ -43,6 +47,10 @@ export class TokenRuler implements Ruler {
   #ends: number[] = []
   #dropped = 0
   #read = 0
+  /** Where the piece ends that is being read; it may be the whole text. */
+  #pieceEnd = 0
+  /** What was given to the tokenizer last, and where its tokens end in it: a long piece often repeats itself. */
+  #last: { run: string; ends: number[] } = { run: '', ends: [] }
 
   constructor(text: string, tokenizer: Tokenizer) {
     this.text = text
@@ -50,8 +58,31 @@ export class TokenRuler implements Ruler {
     this.#pieces = new RegExp(tokenizer.split)
   }
 
+  /**
+   * Measures the text up to so many tokens behind the next word from an offset on, and gives other work of the process
+   * its turn meanwhile. Who asks for places up to there then waits for nothing.
+   */
+  async readAhead(offset: number, tokens: number): Promise<void> {
+    const word = /\S/g
+    word.lastIndex = offset
+    const from = word.exec(this.text)?.index ?? this.text.length
+    const furthest = this.index(offset) + KEPT / 2
+    const enough = () => (this.#read > from ? Math.min(furthest, this.index(from) + tokens) : furthest)
+    let since = performance.now()
+    for (let until = enough(); this.#read < this.text.length && this.#dropped + this.#ends.length < until; ) {
+      const before = this.#read > from
+      this.#readRun()
+      if (!before) until = enough()
+      if (performance.now() - since > TURN_MS) {
+        await nextTurn()
+        since = performance.now()
+      }
+    }
+  }
+
   index(offset: number): number {
-    while (this.#read < offset) this.#readPiece()
+    // The tokens that end within the character at the offset count as those before it.
+    while (this.#read <= offset && this.#read < this.text.length) this.#readRun()
     let low = 0
     let high = this.#ends.length
     while (low < high) {
@@ -63,29 +94,36 @@ export class TokenRuler implements Ruler {
   }
 
   offset(index: number): number {
-    while (this.#dropped + this.#ends.length < index && this.#read < this.text.length) this.#readPiece()
+    while (this.#dropped + this.#ends.length < index && this.#read < this.text.length) this.#readRun()
     if (this.#dropped + this.#ends.length < index) return this.text.length
     return index === 0 ? 0 : this.#ends[index - 1 - this.#dropped]
   }
 
-  #readPiece() {
-    this.#pieces.lastIndex = this.#read
-    const piece = this.#pieces.exec(this.text)?.[0] ?? this.text.slice(this.#read)
-    for (let at = 0; at < piece.length; ) {
-      let end = Math.min(at + LONGEST_RUN, piece.length)
-      if (end < piece.length && isHighSurrogate(piece, end - 1)) end--
-      this.#readRun(piece.slice(at, end))
-      at = end
+  /** Reads on to the end of the piece, or as much of it as the tokenizer is given at once. */
+  #readRun() {
+    const start = this.#read
+    if (start === this.#pieceEnd) {
+      this.#pieces.lastIndex = start
+      this.#pieceEnd = start + (this.#pieces.exec(this.text)?.[0].length ?? this.text.length - start)
+    }
+    let end = Math.min(start + LONGEST_RUN, this.#pieceEnd)
+    if (end < this.#pieceEnd && isHighSurrogate(this.text, end - 1)) end--
+    const run = this.text.slice(start, end)
+    if (this.#last.run !== run) this.#last = { run, ends: this.#endsIn(run) }
+    for (const at of this.#last.ends) this.#ends.push(start + at)
+    this.#read = end
+    if (this.#ends.length > 2 * KEPT) {
+      this.#dropped += this.#ends.length - KEPT
+      this.#ends = this.#ends.slice(-KEPT)
     }
   }
 
-  #readRun(run: string) {
+  #endsIn(run: string): number[] {
     const { encoding, ranks } = this.#tokenizer
-    const start = this.#read
     let bytes = 0
     let at = 0
     let seen = 0
-    for (const token of encoding.encode(run, PLAIN)) {
+    return encoding.encode(run, PLAIN).map(token => {
       const value = ranks[token]
       bytes += typeof value === 'string' ? Buffer.byteLength(value) : value.length
       for (let next = seen; at < run.length; ) {
@@ -95,13 +133,8 @@ export class TokenRuler implements Ruler {
         at += code < 0x10000 ? 1 : 2
         seen = next
       }
-      this.#ends.push(start + at)
-    }
-    this.#read = start + run.length
-    if (this.#ends.length > 2 * KEPT) {
-      this.#dropped += this.#ends.length - KEPT
-      this.#ends = this.#ends.slice(-KEPT)
-    }
+      return at
+    })
   }
 }
 
