@@ -340,13 +340,17 @@ describe('storage that is set up wrongly', () => {
   const setups: Record<string, Record<string, string>> = {
     'an unknown provider': { FILES_STORAGE_PROVIDER: 'tape' },
     'no directory': { FILES_STORAGE_PROVIDER: 'local' },
+    'a directory that is not there': {
+      FILES_STORAGE_PROVIDER: 'local',
+      FILES_STORAGE_DIR: path.resolve('not-mounted/files'),
+    },
     'a directory that is a file': { FILES_STORAGE_PROVIDER: 'local', FILES_STORAGE_DIR: path.resolve('package.json') },
     'no bucket': { FILES_STORAGE_PROVIDER: 's3' },
   }
   for (const [what, env] of Object.entries(setups))
     it(`refuses uploads and nothing else: ${what}`, async () => {
       const app = await startApp({ env })
-      if (what !== 'a directory that is a file')
+      if (!what.startsWith('a directory'))
         assert.ok(
           app.logs.some(line => line.includes('file storage is misconfigured') && line.includes('"level":"error"')),
         )

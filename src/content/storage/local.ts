@@ -28,7 +28,10 @@ export function localBackend(root: string): Backend {
     async write(source, location) {
       const target = at(location)
       const temporary = `${target}${TEMPORARY}${randomUUID()}`
-      await mkdir(path.dirname(target), { recursive: true })
+      // Only below the root, which is the operator's: a volume that is not mounted is a failure, not a new directory.
+      await mkdir(path.dirname(target)).catch(error => {
+        if (codeOf(error) !== 'EEXIST') throw error
+      })
       try {
         await pipeline(source, createWriteStream(temporary, { flags: 'wx', flush: true }))
         await rename(temporary, target)

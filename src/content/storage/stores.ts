@@ -96,6 +96,7 @@ const MISCONFIGURED = new Set<unknown>([
   'EPERM',
   'EROFS',
   'ENOTDIR',
+  'ENOENT',
   'NoSuchBucket',
   'InvalidBucketName',
   'AccessDenied',
