@@ -612,6 +612,32 @@ describe('turns of a conversation over processes', function () {
     await app.close()
   })
 
+  it('turns that start together do not wait for each other to leave the pool', async () => {
+    // Each holds one connection of two: a second one would never come.
+    const small = await startAgentApp({ workers: [], env: { DATABASE_POOL_MAX: '2' } })
+    try {
+      const secret = await small.key.post('/secrets', { name: 'key', value: 'vendor-key' })
+      const rounds = Array.from({ length: 6 }, async () => {
+        const { id } = (await small.key.post('/conversations', {})).body
+        await small.key.post(`/conversations/${id}/messages`, { message: 'hi', role: 'user' })
+        return id as string
+      })
+      const ids = await Promise.all(rounds)
+      // Nobody has opened its secrets since.
+      const linked = await small.key.patch(`/ai-providers/${small.providerId}`, { secret_id: secret.body.id })
+      assert.equal(linked.status, 200, JSON.stringify(linked.body))
+      const answers = await Promise.all(
+        ids.map(id => small.key.post(`/conversations/${id}/generate?wait=false`, { agent_id: small.agentId })),
+      )
+      assert.deepEqual(
+        answers.map(({ status }) => status),
+        ids.map(() => 202),
+      )
+    } finally {
+      await small.close()
+    }
+  })
+
   it('two workers run 20 conversations of 5 turns each in order and once', async () => {
     const agent_id = await t.scripted('many', [{ reply: { text: '{{count}}' } }])
     await Promise.all([worker(), worker()])

@@ -145,9 +145,9 @@ function checkProject(found: ProjectFound, projectId: string): void {
 }
 
 /** Raises AI_PROVIDER_NOT_FOUND and AI_PROVIDER_MISCONFIGURED: a provider that could not be called. */
-async function checkProvider(services: Services, provider: ProviderRow | null): Promise<void> {
+async function checkProvider(services: Services, provider: ProviderRow | null, db?: Queryable): Promise<void> {
   if (!provider) raise('AI_PROVIDER_NOT_FOUND')
-  await modelClient(services, provider)
+  await modelClient(services, provider, db)
 }
 
 /**
@@ -163,7 +163,7 @@ export async function createTurn(
   const turn = newTurn(services, input)
   const found = await insertTurn(tx, turn)
   checkProject(found, input.project_id)
-  await checkProvider(services, found.provider)
+  await checkProvider(services, found.provider, tx)
   if (!input.conversation_id) tx.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
   return { generation_id: turn.id, trace_id: turn.trace_id }
 }

@@ -1,4 +1,5 @@
 import { type AwsKeys, deploymentKeys } from '../../core/aws.ts'
+import type { Queryable } from '../../core/db.ts'
 import { AppError, invalid } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
@@ -68,14 +69,18 @@ const tenantFetch =
   }
 
 /**
- * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them.
- * Raises AI_PROVIDER_MISCONFIGURED with a reason, SECRET_NOT_FOUND.
+ * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them. `db` is the transaction of a
+ * caller that has one open. Raises AI_PROVIDER_MISCONFIGURED with a reason, SECRET_NOT_FOUND.
  */
-export async function resolveAccess(services: Services, row: ProviderRow): Promise<Access> {
+export async function resolveAccess(
+  services: Services,
+  row: ProviderRow,
+  db: Queryable = services.pool,
+): Promise<Access> {
   const credentials = openCredentials(services, row)
   const settings = settingsOf(row, credentials)
-  const linked = row.secret_id === null ? null : await openLinked(services, row, row.secret_id)
-  const headers = await resolveHeaders(services, row, settings.headers)
+  const linked = row.secret_id === null ? null : await openLinked(db, services, row, row.secret_id)
+  const headers = await resolveHeaders(db, services, row, settings.headers)
   const own = credentialOf(row, settings, linked, services.config.PROVIDER_AMBIENT_CREDENTIALS)
   const credential = row.provider === 'bedrock' && own.kind === 'ambient' ? await lent(row) : own
   if (row.provider === 'azure' && row.base_url === null && settings.resource_name === null)
@@ -99,9 +104,9 @@ export async function resolveAccess(services: Services, row: ProviderRow): Promi
   }
 }
 
-async function openLinked(services: Services, row: ProviderRow, secretId: string): Promise<string> {
+async function openLinked(db: Queryable, services: Services, row: ProviderRow, secretId: string): Promise<string> {
   try {
-    return (await openSecret(services.pool, services, row.project_id, secretId)).trim()
+    return (await openSecret(db, services, row.project_id, secretId)).trim()
   } catch (error) {
     if (error instanceof AppError && error.code === 'SECRET_NOT_DECRYPTABLE')
       throw misconfigured(row.id, 'secret_undecryptable', 'The secret of the AI provider cannot be decrypted')
@@ -109,10 +114,10 @@ async function openLinked(services: Services, row: ProviderRow, secretId: string
   }
 }
 
-async function resolveHeaders(services: Services, row: ProviderRow, headers: Record<string, string>) {
+async function resolveHeaders(db: Queryable, services: Services, row: ProviderRow, headers: Record<string, string>) {
   const names = Object.keys(headers)
   if (names.length === 0) return { values: {}, secrets: [] }
-  const { texts, values } = await resolveTokens(services.pool, services, row.project_id, Object.values(headers))
+  const { texts, values } = await resolveTokens(db, services, row.project_id, Object.values(headers))
   const broken = texts.findIndex(text => !/^[\t\x20-\x7e\x80-\xff]*$/.test(text))
   if (broken >= 0)
     invalid({

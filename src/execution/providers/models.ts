@@ -1,4 +1,5 @@
 import type { LanguageModel } from 'ai'
+import type { Queryable } from '../../core/db.ts'
 import type { Services } from '../../core/operation.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfigured } from './misconfigured.ts'
@@ -32,8 +33,10 @@ const caches = new WeakMap<Services, Map<string, Entry>>()
 /**
  * The client of a provider row, kept while neither the row nor a secret it names changes, at most 60 s (execution,
  * 1.2.6). Raises AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND.
+ * @param db the transaction of a caller that has one open: waiting for another connection while holding one would let a
+ *   burst of turns wait for each other
  */
-export function modelClient(services: Services, row: ProviderRow): Promise<ModelClient> {
+export function modelClient(services: Services, row: ProviderRow, db: Queryable = services.pool): Promise<ModelClient> {
   let cache = caches.get(services)
   if (!cache) {
     cache = new Map()
@@ -42,7 +45,7 @@ export function modelClient(services: Services, row: ProviderRow): Promise<Model
   const key = `${row.updated_at} ${row.secret_stamp}`
   const known = cache.get(row.id)
   if (known?.key === key) return known.client
-  const entry: Entry = { key, client: resolveAccess(services, row).then(buildClient) }
+  const entry: Entry = { key, client: resolveAccess(services, row, db).then(buildClient) }
   cache.set(row.id, entry)
   const forget = () => {
     if (cache.get(row.id) === entry) cache.delete(row.id)
