@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './operation.ts'
 
 /** Of a turn, of the file of its trace, and of an ingestion. */
-export type FaultPoint =
+type FaultPoint =
   | 'after_claim'
   | 'before_model'
   | 'after_model'

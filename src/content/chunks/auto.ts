@@ -42,7 +42,7 @@ export function* sections(ruler: Ruler, size: number, overlap: number, title: st
   }
 }
 
-/** The blocks around the place where is being cut; read as far as needed. */
+/** The blocks around the place that is being cut; read as far as needed. */
 class Blocks {
   #blocks: Block[] = []
   readonly #rest: Iterator<Block>

@@ -8,10 +8,10 @@ import { type TokenRuler, tokenRuler } from './tokens.ts'
 export class ChunkLimitError extends Error {}
 
 /** The settings of the same names. */
-export type ChunkLimits = { INGESTION_MAX_CHUNKS: number; INGESTION_MAX_TEXT_BYTES: number }
+type Limits = { INGESTION_MAX_CHUNKS: number; INGESTION_MAX_TEXT_BYTES: number }
 
 /** A chunk by its place: code units of the joined text, end exclusive. */
-export type Span = { start: number; end: number; page_number: number | null; context: string | null }
+type Span = { start: number; end: number; page_number: number | null; context: string | null }
 
 /** How long cutting may keep the process from its other work, in milliseconds. */
 const TURN_MS = 10
@@ -27,7 +27,7 @@ export const joinPages = (pages: Page[]): string => pages.map(page => page.text)
 export async function splitPages(
   pages: Page[],
   settings: ChunkSettings,
-  { title, limits }: { title: string | null; limits: ChunkLimits },
+  { title, limits }: { title: string | null; limits: Limits },
 ): Promise<ChunkDraft[]> {
   const text = joinPages(pages)
   if (!/\S/.test(text)) return []

@@ -69,7 +69,7 @@ export async function ingest(services: Services, message: IngestionMessage, cont
       throw new HandBack('the worker stops')
     }
     if (error instanceof Superseded || hold.signal.aborted) return log('superseded')
-    const { outcome, ...more } = await failed(services, claim, failureOf(error), !isNamed(error))
+    const { outcome, ...more } = await failed(services, claim, failureOf(error), !isFinal(error))
     log(outcome, more)
   } finally {
     hold.end()
@@ -162,11 +162,13 @@ async function failed(services: Services, claim: Claim, error: RecordedFailure, 
   return last ? { outcome: 'failed', error } : { outcome: 'retry', error, next_ms: delayMs }
 }
 
-const isNamed = (error: unknown): boolean =>
-  error instanceof ChunkLimitError || (error instanceof AppError && NAMED.includes(error.code))
+/** Whether another try would end the same. */
+const isFinal = (error: unknown): boolean => isNamed(error) || error instanceof ChunkLimitError
+
+const isNamed = (error: unknown): error is AppError => error instanceof AppError && NAMED.includes(error.code)
 
 /** What is recorded of something that was thrown: its own name where the platform has given it one for ingestions. */
 export function failureOf(error: unknown): RecordedFailure {
-  if (error instanceof AppError && NAMED.includes(error.code)) return error.recorded()
+  if (isNamed(error)) return error.recorded()
   return { code: 'INGESTION_FAILED', message: error instanceof Error ? error.message : String(error) }
 }
