@@ -375,30 +375,50 @@ const messages: Partial<Record<ErrorCode, string>> = {
   AGENT_NOT_FOUND: 'The agent named does not exist in the project',
   AI_PROVIDER_NOT_FOUND: 'The AI provider named does not exist in the project',
   CHAT_NOT_FOUND: 'The chat named does not exist in the project',
+  FILE_NOT_FOUND: 'The file named does not exist in the project',
   POLICY_NOT_FOUND: 'The policy named does not exist',
   SECRET_NOT_FOUND: 'The secret named does not exist in the project',
+  TOOL_NOT_FOUND: 'The tool named does not exist in the project',
   ACTOR_HAS_MESSAGES: 'The actor has written messages and cannot be deleted',
   AGENT_AND_CHAT_EXCLUSIVE: 'An actor is linked to an agent or to a chat, not to both',
   API_KEY_PROJECT_SCOPE: 'The credential is bound to another project',
+  CONVERTER_FAILED: 'The converter failed',
+  CONVERTER_OUTPUT_INVALID: 'The converter answered neither a text nor pages',
+  EMBEDDING_NOT_CONFIGURED: 'The deployment has no embedding model',
+  FILE_ALREADY_INGESTED: 'The file has a document already',
+  FILE_HAS_DEPENDENTS: 'Other records refer to the file',
+  FILE_PARSE_FAILED: 'The file has no extractable text',
+  FILE_STORAGE_MISCONFIGURED: 'The file storage of the deployment is misconfigured',
+  FILE_TOO_LARGE_FOR_SYNC: 'The file is too large to wait for its ingestion',
   FORCED_TOOL_CHOICE_CANNOT_STOP: 'tool_choice forces a tool on every step but nothing would stop the turn',
   GENERATION_ALREADY_IN_PROGRESS: 'A generation is running already',
   GENERATION_CONTENT_UNAVAILABLE: 'The content was never stored or has been erased',
   IDEMPOTENCY_KEY_REUSED: 'The Idempotency-Key was used with another body',
   IDEMPOTENCY_IN_PROGRESS: 'The first request with this Idempotency-Key still runs',
+  INGESTION_CALLBACK_CONFLICT: 'The document waits for this conversion no longer',
+  INGESTION_CALLBACK_INVALID_TOKEN: 'The callback token is not valid for this document',
+  INGESTION_RULE_GLOB_CONFLICT: 'Another rule has this content_type_glob and path_prefix',
   LAST_ADMIN_REQUIRED: 'No admin would be left',
   NAME_CONFLICT: 'The name is taken',
   OUTPUT_SCHEMA_STREAMING_UNSUPPORTED: 'An agent with an output_schema cannot be streamed',
+  PDF_PARSE_FAILED: 'The file cannot be read as a PDF',
   PRECONDITION_FAILED: 'The record has changed since it was read',
   PROJECT_NOT_PAUSED: 'The project is not paused',
   PROJECT_PAUSED: 'The project is paused',
   PROJECT_HAS_DEPENDENTS: 'The project still holds resources; force=true deletes them too',
   QUOTA_CONFLICT: 'A quota with the same scope, metric and window exists',
   QUOTA_EXCEEDED: 'The quota is spent for this window',
+  QUOTA_STORAGE_EXCEEDED: 'The storage quota does not allow for more',
   SERVICE_NOT_READY: 'The service is not ready',
   SESSION_CLOSED: 'The session is closed',
   SESSION_EXPIRED: 'The session has expired',
   SINGLE_SESSION_CONFLICT: 'The actor has an open session with this agent',
   SYSTEM_MESSAGE_NOT_ALLOWED: 'Messages with the role system are not accepted; use the instructions field',
+  UNSUPPORTED_FILE_TYPE: 'Nothing here reads files of this content type',
+  UPLOAD_TOKEN_EXPIRED: 'The upload token has expired',
+  UPLOAD_TOKEN_NOT_FOUND: 'There is no such upload token',
+  UPLOAD_TOKEN_USED: 'The upload token has been used',
+  VERSION_CONFLICT: 'The record is at another version than expected_version',
 }
 
 const classHints: Record<number, string> = {
@@ -423,6 +443,39 @@ const ownHints: Partial<Record<ErrorCode, string>> = {
   VALIDATION_FAILED: 'meta.problems lists every offending field by its path.',
   IDEMPOTENCY_IN_PROGRESS: 'Wait for the first request to end, then repeat with the same key.',
   SERVICE_NOT_READY: 'Try again shortly; meta.checks names what is not ready.',
+  CONVERSION_TIMEOUT: 'See why the converter never called back, then repeat with POST /documents/{document_id}/ingest.',
+  CONVERTER_FAILED:
+    'meta.cause says what the converter ended with; mend it or its rule, then repeat with POST /documents/{document_id}/ingest.',
+  CONVERTER_OUTPUT_INVALID: 'Have the converter answer a string, or pages of text and page_number, and repeat.',
+  EMBEDDING_NOT_CONFIGURED:
+    'The operator sets EMBEDDING_PROVIDER and EMBEDDING_MODEL; until then searches go by words alone.',
+  FILE_ALREADY_INGESTED:
+    'Read the file again with POST /documents/{document_id}/ingest; meta.document_id names the document.',
+  FILE_HAS_DEPENDENTS:
+    'meta names what refers to the file, GET /files/{file_id}/dependents lists it; delete that first. A document takes its file with it.',
+  FILE_PARSE_FAILED:
+    'A PDF of images needs an ingestion rule with a converter; give a file without bytes its content first.',
+  FILE_STORAGE_MISCONFIGURED:
+    'Repeating does not help: the operator corrects the settings FILES_*. muster doctor and the server log say what is wrong.',
+  FILE_TOO_LARGE_FOR_SYNC:
+    'Repeat without wait=true, then poll GET /documents/{document_id}/status or follow the event documents.ingested.',
+  INGESTION_CALLBACK_CONFLICT:
+    'Drop the result: the attempt has ended, or has been replaced by another with an address of its own.',
+  INGESTION_CALLBACK_INVALID_TOKEN:
+    'Call back the whole address that came with the file, with its query; it is good for one attempt and for a limited time.',
+  INGESTION_FAILED: 'The message says which limit or failure; repeat with POST /documents/{document_id}/ingest.',
+  INGESTION_TIMEOUT:
+    'See that workers for ingestion run (muster doctor), then repeat with POST /documents/{document_id}/ingest.',
+  PDF_PARSE_FAILED: 'Send a PDF that is whole and opens without a password.',
+  QUOTA_STORAGE_EXCEEDED:
+    'Delete files, documents or other content, or raise the limit of the quota that meta.quota_id names.',
+  UNSUPPORTED_FILE_TYPE:
+    'Make an ingestion rule with a converter for the type (POST /ingestion-rules), or convert the file to PDF, text or Markdown.',
+  UPLOAD_TOKEN_EXPIRED: 'Ask for a new one with POST /files/presigned-url.',
+  UPLOAD_TOKEN_NOT_FOUND:
+    'Check the address, or ask for a new one with POST /files/presigned-url: whoever asked for this one may have lost the right.',
+  UPLOAD_TOKEN_USED: 'One token is for one upload; ask for a new one with POST /files/presigned-url.',
+  VERSION_CONFLICT: 'Read the record again and repeat with its version as expected_version.',
 }
 
 /** Status, message and hint of a code. */

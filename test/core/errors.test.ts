@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
+import { operations } from '../../src/api.ts'
 import { sql } from '../../src/core/db.ts'
 import {
   AppError,
@@ -125,10 +126,12 @@ const statuses = new Map(
   ),
 )
 
-/** Codes of single problems (`meta.problems`), outcomes and checks, which are no error codes. */
+/** Codes of single problems (`meta.problems`), outcomes, checks and of Node, which are no error codes. */
 const OTHER_CODES = [
+  'ERR_HTTP_REQUEST_TIMEOUT',
   'INVALID_NUMBER',
   'INVALID_RESOURCE',
+  'INVALID_STATE',
   'INVALID_STRING',
   'INVALID_TYPE',
   'INVALID_VALUE',
@@ -137,10 +140,12 @@ const OTHER_CODES = [
   'NOT_JSON',
   'NO_ANSWER',
   'REQUIRED',
+  'RESERVED_PATH',
   'RESERVED_TAG_KEY',
   'TOO_BIG',
   'TOO_DEEP',
   'TOO_LARGE',
+  'TOO_MANY_CHUNKS',
   'TOO_SMALL',
   'UNKNOWN_ACTION',
   'UNKNOWN_PROPERTY',
@@ -207,6 +212,35 @@ describe('the error catalogue', () => {
     }
     assert.match(errorEntry('PRECONDITION_FAILED').hint, /read the record again/i)
     assert.match(errorEntry('REQUEST_REJECTED').hint, /HTTP layer/)
+  })
+
+  it('tells what to do where the status alone would say something wrong', () => {
+    for (const [code, advice] of [
+      ['EMBEDDING_NOT_CONFIGURED', /EMBEDDING_PROVIDER and EMBEDDING_MODEL/],
+      ['FILE_ALREADY_INGESTED', /POST \/documents\/\{document_id\}\/ingest.*meta\.document_id/],
+      ['FILE_HAS_DEPENDENTS', /GET \/files\/\{file_id\}\/dependents/],
+      ['FILE_STORAGE_MISCONFIGURED', /Repeating does not help.*FILES_/],
+      ['FILE_TOO_LARGE_FOR_SYNC', /without wait=true/],
+      ['INGESTION_CALLBACK_INVALID_TOKEN', /the whole address/],
+      ['PDF_PARSE_FAILED', /without a password/],
+      ['QUOTA_STORAGE_EXCEEDED', /meta\.quota_id/],
+      ['UNSUPPORTED_FILE_TYPE', /POST \/ingestion-rules/],
+      ['UPLOAD_TOKEN_EXPIRED', /POST \/files\/presigned-url/],
+      ['UPLOAD_TOKEN_NOT_FOUND', /POST \/files\/presigned-url/],
+      ['UPLOAD_TOKEN_USED', /POST \/files\/presigned-url/],
+      ['VERSION_CONFLICT', /its version as expected_version/],
+    ] as [ErrorCode, RegExp][])
+      assert.match(errorEntry(code).hint, advice, code)
+  })
+
+  it('names in its hints only calls that exist', () => {
+    const routes = new Set(operations.map(({ method, path }) => `${method.toUpperCase()} ${path}`))
+    const named = errorCodes.flatMap(code => errorEntry(code).hint.match(/\b(?:GET|POST) \/[\w/{}-]+/g) ?? [])
+    assert.ok(named.length > 8)
+    assert.deepEqual(
+      named.filter(route => !routes.has(route)),
+      [],
+    )
   })
 
   it('keeps the constant messages', () => {
