@@ -12,7 +12,15 @@ export type PageBody<T> = { data: T[]; total: number; limit: number; offset: num
 /** A repeatable enum filter; its values are ORed. An unknown or empty value is refused. */
 export const anyOf = <const T extends readonly [string, ...string[]]>(values: T) =>
   z
-    .preprocess(value => (typeof value === 'string' ? [value] : value), z.array(z.enum(values)).min(1))
+    .preprocess(
+      (value, context) => {
+        if (typeof value !== 'string') return value
+        // Given once it is no list: what is wrong with it is named without an index.
+        if (!values.includes(value)) context.addIssue({ code: 'invalid_value', values: [...values], input: value })
+        return [value]
+      },
+      z.array(z.enum(values)).min(1),
+    )
     .optional() as unknown as z.ZodOptional<z.ZodArray<z.ZodEnum<{ [K in T[number]]: K }>>>
 
 /** An exact-match filter. */

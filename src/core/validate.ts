@@ -36,9 +36,76 @@ export function problemsOf(issues: readonly Issue[], value: unknown, prefix = ''
   })
 }
 
+const TYPES: Record<string, string> = {
+  array: 'an array',
+  boolean: 'true or false',
+  date: 'a time',
+  int: 'an integer',
+  null: 'null',
+  number: 'a number',
+  object: 'an object',
+  record: 'an object',
+  string: 'a string',
+  tuple: 'an array',
+}
+
+const FORMATS: Record<string, string> = {
+  base64: 'base64',
+  date: 'an ISO 8601 date',
+  datetime: 'an ISO 8601 time',
+  email: 'an email address',
+  url: 'a URL',
+}
+
+/** What a length is counted in; a number has none. */
+const UNITS: Record<string, string> = { array: 'items', string: 'characters' }
+
+type Bound = { origin: string; inclusive?: boolean; exact?: boolean }
+
+/** `phrases`: how a number that is bounded is described, inclusive and exclusive, and how a length is. */
+function bounded({ origin, inclusive, exact }: Bound, bound: unknown, [at, beyond]: readonly [string, string]): string {
+  const unit = UNITS[origin]
+  if (!unit) return `must be ${inclusive === false ? beyond : at} ${bound}`
+  return `must have ${exact ? 'exactly' : at} ${bound} ${bound === 1 ? unit.slice(0, -1) : unit}`
+}
+
+/** The words of this house for what zod refuses; a message of a schema's own goes before them. */
+const wordings: { [Code in Issue['code']]: (issue: Raw<Code>) => string } = {
+  invalid_type: ({ expected }) =>
+    expected === 'never' ? 'must be left out' : `must be ${TYPES[expected] ?? expected}`,
+  invalid_value: ({ values }) => `must be ${values.length === 1 ? '' : 'one of '}${values.map(String).join(', ')}`,
+  too_small: issue =>
+    issue.origin in UNITS && Number(issue.minimum) === 1 && !issue.exact
+      ? 'must not be empty'
+      : bounded(issue, issue.minimum, ['at least', 'greater than']),
+  too_big: issue => bounded(issue, issue.maximum, ['at most', 'less than']),
+  not_multiple_of: ({ divisor }) => `must be a multiple of ${divisor}`,
+  invalid_format: ({ format, pattern }) =>
+    format === 'regex' ? `must match ${pattern}` : `must be ${FORMATS[format] ?? `a valid ${format}`}`,
+  invalid_key: ({ issues }) => `is a key and ${issues[0].message}`,
+  invalid_element: ({ issues }) => `is an element and ${issues[0].message}`,
+  invalid_union: issue =>
+    'options' in issue && Array.isArray(issue.options)
+      ? `must be one of ${issue.options.join(', ')}`
+      : wordsOfForms(issue.errors ?? []),
+  unrecognized_keys: () => 'is not a known property',
+  custom: () => 'is not valid',
+}
+
+type Raw<Code extends Issue['code']> = Extract<z.core.$ZodRawIssue, { code: Code }>
+
+/** What each of several forms wanted, with where it found something else. */
+function wordsOfForms(forms: readonly Issue[][]): string {
+  const wanted = forms.map(([{ path, message }]) => (path.length === 0 ? message : `${wirePath(path)} ${message}`))
+  return [...new Set(wanted)].join(', or ').replaceAll(', or must be ', ' or ') || 'is not valid'
+}
+
+const wordsOf = (issue: z.core.$ZodRawIssue): string =>
+  (wordings[issue.code as Issue['code']] as (issue: unknown) => string)(issue)
+
 /** Parses a value with its schema; raises VALIDATION_FAILED with every problem. */
 export function parse<T>(schema: z.ZodType<T>, value: unknown, prefix = ''): T {
-  const result = schema.safeParse(value)
+  const result = schema.safeParse(value, { error: wordsOf })
   if (result.success) return result.data
   return invalid(problemsOf(result.error.issues, value, prefix))
 }
