@@ -186,6 +186,16 @@ describe('changes of documents', () => {
       assert.deepEqual(await chunkTexts(id), ['extra', 'cted'])
     })
 
+    it('says how the text of a file that is no text is replaced, and that works', async () => {
+      const id = await plantDocument(app, project.id, { path: '/advice.pdf' })
+      const refused = await patch(id, { content: 'x' })
+      const [problem] = refused.body.error.meta.problems
+      assert.match(problem.message, /delete the document with its file and upload another file/)
+      assert.equal((await project.key.delete(`/documents/${id}`)).status, 204)
+      const bytes = { prefix: '/', filename: 'advice.pdf', content: Buffer.from('other').toString('base64') }
+      assert.equal((await project.key.post('/files/upload/base64', bytes)).status, 201)
+    })
+
     it('ends an ingestion that is under way', async () => {
       for (const [status, text, body] of [
         ['pending', null, { content: 'mine' }],

@@ -72,11 +72,14 @@ describe('knowledge search with something missing', () => {
   })
 
   it('answers by meaning alone when the text search configuration is missing', async () => {
-    const { key } = await started({ EMBEDDING_PROVIDER: 'local', KNOWLEDGE_TEXT_SEARCH_CONFIG: 'nonsense' })
+    const { app, key } = await started({ EMBEDDING_PROVIDER: 'local', KNOWLEDGE_TEXT_SEARCH_CONFIG: 'nonsense' })
     const { status, body } = await search(key)
     assert.equal(status, 200)
     assert.deepEqual(body.degraded_channels, ['lexical'])
     assert.deepEqual(body.results[0].signals, { vector: 1 })
+    const { channel, code, detail, err } = JSON.parse(app.logs.find(line => line.includes('without a channel')) ?? '{}')
+    assert.deepEqual([channel, code, err], ['lexical', '42704', undefined])
+    assert.match(detail, /nonsense/)
   })
 
   it('fails with what the provider failed with when words cannot be searched either', async () => {

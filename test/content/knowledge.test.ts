@@ -355,7 +355,8 @@ describe('knowledge search', () => {
       assert.equal((await search({ query: 'ibis', include_memories: false })).results.length, 1)
     })
     it('refuses a reranker that does not exist, and one without a project', async () => {
-      assert.equal((await refuse({ query: 'x', rerank: { tool_id: 'tool_x' } })).code, 'TOOL_NOT_FOUND')
+      const unknown = await refuse({ query: 'x', rerank: { tool_id: 'tool_x' } })
+      assert.deepEqual([unknown.code, unknown.meta], ['TOOL_NOT_FOUND', { id: 'tool_x' }])
       const error = await refuse({ query: 'x', rerank: { tool_id: 'tool_x' } }, 400, app.admin)
       assert.equal(error.meta.problems[0].path, 'project_id')
     })

@@ -199,7 +199,7 @@ function requireTextSource(row: DocumentRow, wanted: Wanted): void {
     invalid({
       code: 'INVALID_STATE',
       path: field,
-      message: 'the text of the document is extracted from its file; replace the file and ingest it again',
+      message: 'is extracted from the file; to replace it, delete the document with its file and upload another file',
     })
   if (wanted.append !== undefined && row.text_version === null)
     invalid({ code: 'INVALID_STATE', path: field, message: 'the document has no text to add to yet' })

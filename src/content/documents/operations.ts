@@ -148,7 +148,7 @@ const getDocumentByPath = operation({
     if (!row) {
       // Who may not read what is there does not learn whether something is.
       allow('documents:GetDocument', { kind: documentKind, project_id: project, path: query.path })
-      return raise('RESOURCE_NOT_FOUND', { meta: { id: query.path } })
+      return raise('RESOURCE_NOT_FOUND', { meta: { path: query.path, project_id: project } })
     }
     allow('documents:GetDocument', { kind: documentKind, row })
     return read(services, row)

@@ -96,7 +96,8 @@ function failed({ log }: Services, channel: string, error: unknown): Failed {
     (error as { code?: string }).code === UNDEFINED_OBJECT ||
     (error instanceof AppError && error.code === 'AI_PROVIDER_ERROR')
   if (!survived) throw error
-  log.warn({ err: error, channel }, 'search without a channel')
+  const { code, name, message } = error as Error & { code?: string }
+  log.warn({ channel, code: code ?? name, detail: message }, 'search without a channel')
   return { failed: error }
 }
 

@@ -17,7 +17,7 @@ const Scores = z.array(z.object({ id: z.string(), score: z.number() }))
 export async function requireReranker({ pool }: Services, { project }: Scope, toolId: string): Promise<void> {
   if (project === null)
     invalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with rerank: tools belong to a project' })
-  if (!(await findTool(pool, project, toolId))) raise('TOOL_NOT_FOUND', { meta: { tool_id: toolId } })
+  if (!(await findTool(pool, project, toolId))) raise('TOOL_NOT_FOUND', { meta: { id: toolId } })
 }
 
 const idOf = (result: Result): string => (result.source_type === 'document' ? result.chunk_id : result.memory_id)
