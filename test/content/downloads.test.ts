@@ -7,7 +7,7 @@ import { manualClock } from '../../src/core/clock.ts'
 import { rawQuery } from '../../src/core/db.ts'
 import { signToken } from '../../src/identity/tokens.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { download, upload } from './file-support.ts'
+import { download, formOf, sendForm, upload } from './file-support.ts'
 
 const CHUNK = 1024
 const code = (bytes: Buffer) => JSON.parse(bytes.toString()).error.code
@@ -259,5 +259,37 @@ describe('downloads', () => {
     )
     for (const length of got) assert.ok(length < large.length, `${length} of ${large.length} bytes`)
     await eventually(async () => (await key.get('/files')).status === 200)
+  })
+
+  it('answers bytes that are replaced meanwhile as they were or as they are, and never fails for it', async () => {
+    const made = await stored('changing.bin', Buffer.alloc(900, 'a'))
+    const inBase64 = await stored('changing-too.bin', Buffer.alloc(20 * CHUNK, 'a'))
+    let writing = true
+    const replace = async () => {
+      for (const letter of 'bcdefghijklmnopqrstuvw') {
+        const put = (file: string, size: number) =>
+          sendForm(app.url, key.token, `/files/${file}/content`, formOf([{ bytes: Buffer.alloc(size, letter) }]), {
+            method: 'PUT',
+          })
+        const answers = await Promise.all([put(made.id, 900), put(inBase64.id, 20 * CHUNK)])
+        for (const { status, body } of answers) assert.equal(status, 200, JSON.stringify(body))
+      }
+      writing = false
+    }
+    const whole = (content: Buffer, size: number) => {
+      assert.equal(content.length, size)
+      assert.ok(content.equals(Buffer.alloc(size, content[0])))
+    }
+    const read = async () => {
+      while (writing) {
+        const got = await get({}, made.id)
+        assert.equal(got.status, 200)
+        whole(got.bytes, 900)
+        const { status, body } = await key.get(`/files/${inBase64.id}/download/base64`)
+        assert.equal(status, 200, JSON.stringify(body))
+        whole(Buffer.from(body.content, 'base64'), 20 * CHUNK)
+      }
+    }
+    await Promise.all([replace(), ...Array.from({ length: 6 }, read)])
   })
 })

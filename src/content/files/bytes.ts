@@ -33,20 +33,34 @@ export async function openFile(services: Services, file: FileRow, range?: ByteRa
   return first && Readable.from(slices(services, file, first, part), { objectMode: false, highWaterMark: SLICE_BYTES })
 }
 
-/** The row of a file that got other bytes since it was read; null when it is as it was, or gone. */
-export async function rowSince(services: Services, file: FileRow): Promise<FileRow | null> {
+/** What a file that was read is by now: its row when it got other bytes, whether it is as it was, or null when it is gone. */
+async function since(services: Services, file: FileRow): Promise<FileRow | 'same' | null> {
   const now = await fileKind.find(services.pool, file.id)
   const same = now?.storage === file.storage && now.location === file.location && now.sha256 === file.sha256
-  return same ? null : now
+  return same ? 'same' : now
 }
 
-/** All bytes of a file at once; null when there are none. Raises REQUEST_REJECTED 413 for more than `maxBytes`. */
+/** The row of a file that got other bytes since it was read; null when it is as it was, or gone. */
+export async function rowSince(services: Services, file: FileRow): Promise<FileRow | null> {
+  const now = await since(services, file)
+  return now === 'same' ? null : now
+}
+
+/**
+ * All bytes of a file at once; null when there are none, or they were taken away while they were read. Raises
+ * REQUEST_REJECTED 413 for more than `maxBytes`.
+ */
 export async function fileBytes(services: Services, file: FileRow, maxBytes: number): Promise<Buffer | null> {
   if (file.size !== null && file.storage !== null && file.size > maxBytes) throw tooLarge(maxBytes)
   const stream = await openFile(services, file)
   if (!stream) return null
   const pieces: Buffer[] = []
-  for await (const piece of stream) pieces.push(piece as Buffer)
+  try {
+    for await (const piece of stream) pieces.push(piece as Buffer)
+  } catch (error) {
+    if ((await since(services, file)) === 'same') throw error
+    return null
+  }
   const bytes = Buffer.concat(pieces)
   if (bytes.length !== file.size) return raise('INTERNAL_ERROR')
   return bytes

@@ -10,13 +10,14 @@ import { blobChunk, blobFacts, commitBlob, deleteBlob, deleteStagedBlob, insertB
  * nor a slow reader holds a connection.
  */
 export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'config'>): Backend {
-  async function* chunks(id: string, chunkBytes: number, { start, end }: ByteRange): AsyncGenerator<Buffer> {
-    for (let seq = Math.floor(start / chunkBytes); seq * chunkBytes <= end; seq++) {
-      const chunk = await blobChunk(pool, id, seq)
+  async function* chunks(id: string, first: Buffer, chunkBytes: number, { start, end }: ByteRange) {
+    const from = Math.floor(start / chunkBytes)
+    for (let seq = from; seq * chunkBytes <= end; seq++) {
+      const chunk = seq === from ? first : await blobChunk(pool, id, seq)
       // What was sent cannot be taken back: the answer breaks off.
       if (!chunk) throw new Error(`blob ${id} was deleted while it was read`)
-      const first = seq * chunkBytes
-      yield chunk.subarray(Math.max(0, start - first), end + 1 - first)
+      const at = seq * chunkBytes
+      yield chunk.subarray(Math.max(0, start - at), end + 1 - at)
     }
   }
 
@@ -41,13 +42,14 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
     async read(id, range) {
       const facts = await blobFacts(pool, id)
       if (!facts) return null
-      const all = { start: 0, end: facts.size - 1 }
-      return facts.size === 0
-        ? Readable.from([], { objectMode: false })
-        : Readable.from(chunks(id, facts.chunk_bytes, range ?? all), {
-            objectMode: false,
-            highWaterMark: facts.chunk_bytes,
-          })
+      const { chunk_bytes, size } = facts
+      if (size === 0) return Readable.from([], { objectMode: false })
+      const part = range ?? { start: 0, end: size - 1 }
+      // Before anything is promised: bytes that are dropped right now are lost, and not an answer that breaks off.
+      const first = await blobChunk(pool, id, Math.floor(part.start / chunk_bytes))
+      return (
+        first && Readable.from(chunks(id, first, chunk_bytes, part), { objectMode: false, highWaterMark: chunk_bytes })
+      )
     },
     delete: async id => {
       await deleteBlob(pool, id)
