@@ -1,8 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { fuse } from '../../src/content/knowledge/fuse.ts'
-import { codeBits, codeOf, estimatorOf } from '../../src/content/vectors/codes.ts'
-import { nearest } from '../../src/content/vectors/nearest.ts'
+import { codeBits, codeOf, estimates } from '../../src/content/vectors/codes.ts'
 import { cosine, nearestRows } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { inTransaction, rawQuery } from '../../src/core/db.ts'
@@ -69,14 +68,16 @@ describe('codes of vectors', () => {
     const { normal } = seeded(3)
     const question = unit(Float32Array.from({ length: 100 }, normal))
     const rows = Array.from({ length: 300 }, () => unit(Float32Array.from({ length: 100 }, normal)))
-    const codes = Buffer.concat(rows.map(row => Buffer.from(codeOf(row).slice(1), 'hex')))
-    const estimate = estimatorOf(question)
-    const ranked = rows.map((_, row) => row).sort((x, y) => estimate(codes, y * 256) - estimate(codes, x * 256))
+    const code = (vector: Float32Array) => Buffer.from(codeOf(vector).slice(1), 'hex')
+    // Four bytes in front of each that say something else.
+    const codes = Buffer.concat(rows.flatMap(row => [Buffer.from('ffffffff', 'hex'), code(row)]))
+    const estimated = estimates(question, codes, 4)
+    assert.equal(estimated.length, 300)
+    const ranked = rows.map((_, row) => row).sort((x, y) => estimated[y] - estimated[x])
     const exact = rows.map((_, row) => row).sort((x, y) => cosine(rows[y], question) - cosine(rows[x], question))
     assert.ok(exact.slice(0, 10).every(row => ranked.slice(0, 30).includes(row)))
     // The question's own code gets the most any code can: the sum of what its coordinates are without their signs.
-    const own = estimate(Buffer.from(codeOf(question).slice(1), 'hex'), 0)
-    const opposite = estimate(Buffer.from(codeOf(question.map(value => -value)).slice(1), 'hex'), 0)
+    const [own, opposite] = estimates(question, Buffer.concat([code(question), code(question.map(value => -value))]), 0)
     assert.ok(own > 0 && Math.abs(own + opposite) < own / 100)
   })
 })
@@ -241,24 +242,6 @@ describe('vectors in the database', () => {
       ['b'],
     )
   })
-  it('are near each other inside one container', async () => {
-    const vector = scattered()
-    const close = unit(vector.map(value => value + normal() / 32))
-    await insert(row('a', scattered()), row('b', close), row('c', vector, { container_id: 'doc_c' }))
-    const found = await nearest(app.services.pool, {
-      project_id: project,
-      source: SOURCES.document,
-      container_id: 'doc_a',
-      space_id: space.id,
-      vector,
-      k: 1,
-    })
-    assert.deepEqual(
-      found.map(({ ref_id }) => ref_id),
-      ['b'],
-    )
-    assert.ok(Math.abs(found[0].cosine - cosine(vector, close)) < 1e-6)
-  })
   it('are read from the index alone, and only the candidates from the table', async () => {
     for (let at = 0; at < 3000; at += 500)
       await insert(...Array.from({ length: 500 }, (_, index) => row(`r${at + index}`, scattered())))
@@ -270,7 +253,7 @@ describe('vectors in the database', () => {
     const plan = await inTransaction(app.services.pool, async db => {
       await db.query(rawQuery(settings, ['5000', 16 * 1024]))
       const explained = await db.anyFirst(
-        rawQuery(`explain ${scan}`, [project, space.id, SOURCES.document, codeOf(scattered()), 2 ** 44, 4000]),
+        rawQuery(`explain ${scan}`, [codeOf(scattered()), project, space.id, SOURCES.document, 2000]),
       )
       return explained.join('\n')
     })

@@ -39,8 +39,12 @@ function narrowing({ caller, project }: Scope, request: SearchInput): Fragment |
   return conditions.length === 0 ? null : all(conditions)
 }
 
+/** One project by equality: rows then come out of documents_project in its order, without a sort of all documents. */
 const inProjects = (projects: readonly string[] | null): Fragment | null =>
-  projects && sql.fragment`d.project_id = any(${sql.array([...projects], 'text')})`
+  projects &&
+  (projects.length === 1
+    ? sql.fragment`d.project_id = ${projects[0]}`
+    : sql.fragment`d.project_id = any(${sql.array([...projects], 'text')})`)
 
 const searchable = sql.fragment`d.kind = 'document' and d.status = 'ready'`
 

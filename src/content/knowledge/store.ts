@@ -74,7 +74,7 @@ export function matchSome(
   return db.any(hit`
     with found as materialized (${sql.join(found, sql.fragment` union all `)}),
     weights as (
-      select word, ln(1 + (select count(distinct id) from found)::float8 / (1 + count(*))) as weight from found group by word
+      select word, ln(1 + sum(count(*)) over ()::float8 / (1 + count(*))) as weight from found group by word
     )
     select f.id as ref_id, f.container_id, 'some' as match, sum(w.weight) as rank
     from found f join weights w on w.word = f.word

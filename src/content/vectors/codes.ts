@@ -84,27 +84,36 @@ export function codeOf(vector: Float32Array): string {
   return `x${code.toString('hex')}`
 }
 
+/** What each value of each byte of a code adds up to, of one question at a time: a quarter of a megabyte, kept. */
+let sums = new Float32Array(0)
+
 /**
  * Estimates how near rows are to a question from their codes: the question's rotated coordinates, added where a row's bit is
  * set and subtracted where it is not. It knows the question exactly, so it errs half as much as the distance of two codes.
  * @param vector the question
- * @returns the estimate for the code at a byte offset of a buffer; it grows with the cosine and means nothing else
+ * @param codes codes of the rows, one after the other, each behind `head` bytes that mean nothing here
+ * @returns one estimate a row; it grows with the cosine and means nothing else
  */
-export function estimatorOf(vector: Float32Array): (codes: Uint8Array, offset: number) => number {
+export function estimates(vector: Float32Array, codes: Uint8Array, head: number): Float64Array {
   const coordinates = rotated(vector)
   const bytes = coordinates.length / 8
-  // What each value of each byte of a code adds up to; a value is one with its lowest bit cleared, and that bit.
-  const sums = new Float64Array(bytes * 256)
+  if (sums.length < bytes * 256) sums = new Float32Array(bytes * 256)
   for (let byte = 0; byte < bytes; byte++) {
-    for (let bit = 0; bit < 8; bit++) sums[byte * 256] -= coordinates[byte * 8 + bit]
+    let none = 0
+    for (let bit = 0; bit < 8; bit++) none -= coordinates[byte * 8 + bit]
+    sums[byte * 256] = none
+    // A value is one with its lowest bit cleared, and that bit.
     for (let value = 1; value < 256; value++) {
       const lowest = 31 - Math.clz32(value & -value)
       sums[byte * 256 + value] = sums[byte * 256 + (value & (value - 1))] + 2 * coordinates[byte * 8 + 7 - lowest]
     }
   }
-  return (codes, offset) => {
+  const found = new Float64Array(codes.length / (head + bytes))
+  for (let row = 0; row < found.length; row++) {
+    const start = row * (head + bytes) + head
     let sum = 0
-    for (let byte = 0; byte < bytes; byte++) sum += sums[byte * 256 + codes[offset + byte]]
-    return sum
+    for (let byte = 0; byte < bytes; byte++) sum += sums[byte * 256 + codes[start + byte]]
+    found[row] = sum
   }
+  return found
 }
