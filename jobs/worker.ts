@@ -1,6 +1,7 @@
 import { pathToFileURL } from 'node:url'
 import express from 'express'
 import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../src/config.ts'
+import { tellMissingTextSearch } from '../src/content/knowledge/text-search.ts'
 import { requireVectorIndex } from '../src/content/vectors/pgvector.ts'
 import { sql } from '../src/core/db.ts'
 import { mountHealth } from '../src/core/documents.ts'
@@ -41,6 +42,7 @@ export async function startWorker(
     })
   const services = await openServices(config, { log, role: 'worker' })
   await requireVectorIndex(services)
+  await tellMissingTextSearch(services)
   const parts = kinds.map(kind => concerns[kind](services))
   let lastBeat = 0
   // Two workers of one host may share INSTANCE_ID.

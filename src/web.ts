@@ -2,6 +2,7 @@ import type { Server } from 'node:http'
 import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
 import { type Config, loadConfig } from './config.ts'
+import { tellMissingTextSearch } from './content/knowledge/text-search.ts'
 import { requireVectorIndex } from './content/vectors/pgvector.ts'
 import { closeServer, createGate, portOf } from './core/health.ts'
 import { createLog, type Logger } from './core/log.ts'
@@ -24,6 +25,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     })
   const services = await openServices(config, { log, role: 'web' })
   await requireVectorIndex(services)
+  await tellMissingTextSearch(services)
   await bootstrapFromSettings(services)
   await syncManagedPolicies(services)
   const app = createApp(services)

@@ -4,20 +4,19 @@ import { migrationNames } from '../core/migrate.ts'
 import { deadName, queues as declared, openQueues, type QueueStats } from '../core/queue.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../core/secretbox.ts'
 import { anyUser } from '../identity/users/store.ts'
+import { examineContent } from './doctor-content.ts'
 import { commandLog, deployment, type Environment } from './environment.ts'
-import { describe, print, printJson } from './output.ts'
+import { type Check, describe, print, printJson } from './output.ts'
 import { keyStates } from './secrets.ts'
 import { appliedMigrations, heartbeats, queueNames, serverFacts } from './store.ts'
 import './modules.ts'
-
-export type Check = { name: string; status: 'ok' | 'warn' | 'fail'; detail: string; mend?: string }
 
 const OLDEST_SERVER = 150_000
 const SKEW_WARN_MS = 1000
 const SKEW_FAIL_MS = 30_000
 const LATE_SECONDS = 60
 
-/** `muster doctor`: runs every check and prints a line for each. Changes nothing. Sets exit code 1 when one fails. */
+/** `muster doctor`: runs every check and prints a line for each. Leaves nothing changed. Sets exit code 1 when one fails. */
 export async function doctor({ data, json }: { data: string; json?: boolean }): Promise<void> {
   const { env, close } = await deployment(data)
   let checks: Check[]
@@ -73,6 +72,7 @@ async function examine(env: Environment): Promise<Check[]> {
     if (missing.status === 'fail') return checks
     checks.push(...(await examineQueues(config, pool, env)))
     checks.push(...(await examineWorkers(config, pool)))
+    checks.push(...(await examineContent(config)))
     if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await examineKeys(config, pool)))
     checks.push(await examineUsers(pool))
   } finally {

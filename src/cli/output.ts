@@ -7,6 +7,9 @@ export class CommandError extends Error {
   }
 }
 
+/** What `muster doctor` found out about one thing, and what mends it. */
+export type Check = { name: string; status: 'ok' | 'warn' | 'fail'; detail: string; mend?: string }
+
 /** Prints a line of a result on stdout. */
 export const print = (text = ''): void => void process.stdout.write(`${text}\n`)
 

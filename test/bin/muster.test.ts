@@ -12,8 +12,10 @@ import { actor, startWorkers } from '../../src/core/worker.ts'
 import { createTurn } from '../../src/execution/generations/turn.ts'
 import { eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
 import { run } from '../support/commands.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { startReceiver } from '../support/receiver.ts'
+import { startS3 } from '../support/s3.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 
@@ -168,7 +170,7 @@ describe('muster', function () {
 
     it('finds nothing wrong with a deployment that works', async () => {
       await beat(['ingestion', 'generation', 'snapshot'], '1 second')
-      const { ok, checks } = await diagnosis({ BASE_URL: 'https://muster.example' })
+      const { ok, checks } = await diagnosis({ BASE_URL: 'https://muster.example', EMBEDDING_PROVIDER: 'local' })
       assert.equal(ok, true, JSON.stringify(checks))
       assert.deepEqual(
         checks.map(({ name, status }) => `${name} ${status}`),
@@ -180,6 +182,9 @@ describe('muster', function () {
           'migrations ok',
           'queues ok',
           'workers ok',
+          'file storage ok',
+          'embeddings ok',
+          'text search ok',
           'encryption key ok',
           'users ok',
         ],
@@ -203,6 +208,107 @@ describe('muster', function () {
       const { of } = await diagnosis({ SECRETS_ENCRYPTION_KEY: '' })
       assert.match(of('encryption key')[0].detail, /development key/)
       assert.equal(of('base url')[0].status, 'warn')
+    })
+
+    it('says where files cannot be kept', async () => {
+      const storage = async (env: Record<string, string>) => {
+        const { of } = await diagnosis(env)
+        const [{ status, detail, mend }] = of('file storage')
+        assert.equal(mend !== undefined, status !== 'ok')
+        return `${status} ${detail}`
+      }
+      const dir = fs.mkdtempSync(path.join(tmpdir(), 'muster-doctor-'))
+      try {
+        const local = { FILES_STORAGE_PROVIDER: 'local' }
+        assert.equal(
+          await storage({ FILES_STORAGE_PROVIDER: 'tape' }),
+          'fail FILES_STORAGE_PROVIDER is none of postgres, local, s3',
+        )
+        assert.equal(await storage(local), 'fail FILES_STORAGE_DIR is not set')
+        assert.equal(await storage({ ...local, FILES_STORAGE_DIR: dir }), `ok in ${dir}`)
+        assert.match(await storage({ ...local, FILES_STORAGE_DIR: path.join(dir, 'none') }), /^fail .*ENOENT/)
+        fs.writeFileSync(path.join(dir, 'file'), '')
+        assert.match(await storage({ ...local, FILES_STORAGE_DIR: path.join(dir, 'file') }), /^fail .*no directory/)
+        assert.deepEqual(fs.readdirSync(dir), ['file'])
+      } finally {
+        fs.rmSync(dir, { recursive: true })
+      }
+    })
+
+    it('puts an object into the bucket and deletes it, and says what the store refuses', async () => {
+      const s3 = await startS3()
+      const env = {
+        FILES_STORAGE_PROVIDER: 's3',
+        FILES_S3_BUCKET: s3.bucket,
+        FILES_S3_REGION: 'eu-central-1',
+        FILES_S3_ENDPOINT: s3.url,
+        FILES_S3_FORCE_PATH_STYLE: 'true',
+        AWS_ACCESS_KEY_ID: s3.accessKeyId,
+        AWS_SECRET_ACCESS_KEY: s3.secretAccessKey,
+      }
+      try {
+        const well = await diagnosis(env)
+        assert.deepEqual(
+          well.of('file storage').map(({ status, detail }) => [status, detail]),
+          [['ok', `in the bucket ${s3.bucket}`]],
+        )
+        assert.deepEqual([s3.requests.length > 1, s3.objects.size], [true, 0])
+        s3.refuse = () => ({ status: 403, code: 'AccessDenied' })
+        const ill = await diagnosis(env)
+        assert.equal(ill.of('file storage')[0].status, 'fail')
+        assert.match(ill.of('file storage')[0].detail, /does not take files: .*AccessDenied/)
+        assert.match(ill.of('file storage')[0].mend as string, /FILES_S3_\*/)
+      } finally {
+        await s3.close()
+      }
+    })
+
+    it('has the embedding provider embed a text', async () => {
+      const server = await startEmbeddingServer(32)
+      const env = {
+        EMBEDDING_PROVIDER: 'openai',
+        EMBEDDING_MODEL: 'm',
+        EMBEDDING_DIMENSIONS: '32',
+        EMBEDDING_BASE_URL: server.url,
+      }
+      const embeddings = async (settings: Record<string, string>) => (await diagnosis(settings)).of('embeddings')[0]
+      try {
+        assert.deepEqual(await embeddings(env), {
+          name: 'embeddings',
+          status: 'ok',
+          detail: 'openai m gives vectors of 32',
+        })
+        assert.equal(server.calls.length, 1)
+        const other = await embeddings({ ...env, EMBEDDING_DIMENSIONS: '64' })
+        assert.equal(other.status, 'fail')
+        assert.match(other.mend as string, /EMBEDDING_DIMENSIONS, now 64/)
+        server.behave = () => ({ status: 401, body: { error: { message: 'no such key' } } })
+        const denied = await embeddings(env)
+        assert.equal(denied.status, 'fail')
+        assert.match(denied.detail, /refused the credentials.*no such key/)
+        const none = await embeddings({ EMBEDDING_PROVIDER: 'openai' })
+        assert.equal(none.status, 'warn')
+        assert.match(none.detail, /EMBEDDING_MODEL is not: searches go by words alone/)
+      } finally {
+        await server.close()
+      }
+    })
+
+    it('misses a text search configuration, and pgvector where it is demanded', async () => {
+      const { ok, of } = await diagnosis({
+        KNOWLEDGE_TEXT_SEARCH_CONFIG: 'klingon',
+        KNOWLEDGE_VECTOR_INDEX: 'pgvector',
+      })
+      assert.equal(ok, false)
+      assert.match(of('text search')[0].detail, /no configuration klingon/)
+      assert.match(of('vector index')[0].detail, /^KNOWLEDGE_VECTOR_INDEX: pgvector needs/)
+      const english = await diagnosis({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' })
+      assert.deepEqual([english.of('text search')[0].status, english.of('vector index')], ['ok', []])
+    })
+
+    it('names a list of addresses that cannot be read', async () => {
+      const { of } = await diagnosis({ EGRESS_ALLOW_HOSTS: '10.0.0.0/99' })
+      assert.match(of('configuration').at(-1)?.detail ?? '', /^EGRESS_ALLOW_HOSTS: /)
     })
 
     it('prints a line a check, with what mends it', async () => {

@@ -59,6 +59,19 @@ describe('web and worker processes', function () {
     return { finish: () => req.end(body.slice(5)), answered }
   }
 
+  it('say once at their start that the text search configuration is missing', async () => {
+    const lines = async (env: Record<string, string>) => {
+      const both = await Promise.all([ready('src/web.ts', [], env), ready('jobs/worker.ts', [], env)])
+      const told = both.map(
+        ({ running }) => running.output.stdout.match(/"klingon".*no such text search config/g)?.length,
+      )
+      for (const { running } of both) await running.stop()
+      return told
+    }
+    assert.deepEqual(await lines({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'klingon' }), [1, 1])
+    assert.deepEqual(await lines({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' }), [undefined, undefined])
+  })
+
   it('a web process finishes what is in flight, answers 503 meanwhile and exits 0', async () => {
     const { running, url, port } = await ready('src/web.ts')
     assert.equal(await status(`${url}/healthz`), 200)

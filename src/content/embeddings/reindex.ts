@@ -79,16 +79,9 @@ async function followSpace(
   return 'done'
 }
 
-const unknownConfigs = new WeakSet<Services>()
-
 /** Makes search words anew that another text search configuration made. */
 async function followConfig(services: Services, { stopping, log }: Handling, until: number): Promise<'done' | 'more'> {
-  const wanted = services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG
-  const config = await knownConfig(services.pool, wanted)
-  if (config !== wanted && !unknownConfigs.has(services)) {
-    unknownConfigs.add(services)
-    log.error({ wanted, config }, 'the database has no such text search configuration')
-  }
+  const config = await knownConfig(services.pool, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
   let chunks = 0
   for (;;) {
     if (!(await leads(services, 'text_search_config', config))) {
