@@ -435,6 +435,33 @@ describe('knowledge search', () => {
     })
   })
 
+  describe('beside writes', () => {
+    it('never shows another project while both are written to, and finds every own document once it is there', async () => {
+      const other = await app.project()
+      const sides = [
+        { ...project, word: 'mine' },
+        { ...other, word: 'theirs' },
+      ]
+      await Promise.all(
+        sides.flatMap(({ id, key, word }) =>
+          Array.from({ length: 4 }, async (_, writer) => {
+            for (let round = 0; round < 8; round++) {
+              const made = await write({ content: `grebe ${word} ${writer} ${round}` }, key)
+              const { results } = await search({ query: `grebe ${writer} ${round}`, limit: 100 }, key)
+              assert.ok(results.some(({ document_id }) => document_id === made.id))
+              for (const { project_id, content } of results) {
+                assert.equal(project_id, id)
+                assert.match(content, new RegExp(`^grebe ${word} `))
+              }
+              if (round % 3 === 0) assert.equal((await key.delete(`/documents/${made.id}`)).status, 204)
+            }
+          }),
+        ),
+      )
+      for (const { key } of sides) assert.equal((await search({ query: 'grebe', limit: 100 }, key)).results.length, 20)
+    })
+  })
+
   describe('who may search', () => {
     it('shows a caller the permitted rows alone, and fills the list with them', async () => {
       for (let index = 0; index < 30; index++) {
