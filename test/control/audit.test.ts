@@ -436,6 +436,27 @@ describe('the audit log', () => {
       assert.equal((await project.key.get('/audit-log/verify')).body.checked, count + 1)
     })
 
+    it('is sealed and verified to an end while the project goes on writing', async () => {
+      const project = await app.project()
+      let writing = true
+      const write = async () => {
+        while (writing) await project.key.post('/actors', { name: 'one of many' })
+      }
+      const writers = Array.from({ length: 6 }, write)
+      try {
+        const before = app.statements.filter(text => text.includes('insert into audit_seals')).length
+        for (let round = 0; round < 3; round++) {
+          await sealEntries(app.services.pool, { full: true })
+          assert.equal((await verify(project.id)).valid, true)
+        }
+        const sealed = app.statements.filter(text => text.includes('insert into audit_seals')).length - before
+        assert.ok(sealed < 20, `sealed ${sealed} pages in six rounds`)
+      } finally {
+        writing = false
+        await Promise.all(writers)
+      }
+    })
+
     it('is written by a worker every few seconds', async () => {
       const tick = snapshotActors(app.services).ticks.find(({ name }) => name === 'seal audit entries')
       assert.equal(tick?.when, 5)

@@ -87,6 +87,7 @@ async function sealPages(
   scope: { chain?: string; floor: string | null },
   stopping?: AbortSignal,
 ): Promise<number> {
+  const begin = idFloor(auditEntry.prefix, new Date())
   let sealed = 0
   let { floor } = scope
   while (!stopping?.aborted) {
@@ -95,6 +96,8 @@ async function sealPages(
     if (last === null) break
     sealed += count
     floor = last
+    // What has come since the start is for the next time: where much is written, one never gets to an end of it.
+    if (last >= begin) break
   }
   return sealed
 }
