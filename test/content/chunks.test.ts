@@ -431,9 +431,28 @@ describe('chunks by structure', () => {
     assert.deepEqual(
       chunks.map(chunk => [chunk.content, chunk.page_number]),
       [
-        ['First page. It ends\nhere.', 1],
+        ['First page. It ends', 1],
+        ['here.', 4],
         ['Last sentence on four.', 4],
         ['Fifth page.', 5],
+      ],
+    )
+  })
+
+  it('end with a page where no more of the next one fits, and hold several that fit', async () => {
+    const pages: Page[] = [
+      { number: 1, text: 'The lamp blinks\nwhile the pump runs.' },
+      { number: 2, text: 'Warranty\nTwo years from the day of purchase.' },
+      { number: 3, text: '- call us' },
+      { number: 4, text: '- or write' },
+    ]
+    const chunks = await split(pages, { chunk_strategy: 'auto', chunk_size: 60 })
+    assert.deepEqual(
+      chunks.map(chunk => [chunk.content, chunk.page_number]),
+      [
+        [pages[0].text, 1],
+        [`${pages[1].text}\n- call us`, 2],
+        ['- or write', 4],
       ],
     )
   })

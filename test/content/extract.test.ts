@@ -9,6 +9,7 @@ import {
   type Extraction,
   extractPdf as extractLoaded,
   extractText,
+  READER_RIGHTS,
   tooMuchText,
 } from '../../src/content/extract/extract.ts'
 import { eventually } from '../support/app.ts'
@@ -387,6 +388,29 @@ describe('the process that reads PDFs', () => {
       await eventually(async () => (await readers()).every(({ pid }) => pid !== reader.pid))
     })
   }
+
+  it('reads its own code and no other file, writes none and starts nothing', async () => {
+    const attempts = {
+      code: `fs.readFileSync(${JSON.stringify(path.resolve('src/content/extract/pdf-process.ts'))})`,
+      environment: 'fs.readFileSync(`/proc/${process.ppid}/environ`)',
+      password: 'fs.readFileSync("/etc/passwd")',
+      file: `fs.writeFileSync(${JSON.stringify(path.resolve('written'))}, "x")`,
+      program: 'require("node:child_process").execFileSync("true")',
+    }
+    const script = `const fs = require('node:fs'); const found = {}
+      ${Object.entries(attempts)
+        .map(([name, code]) => `try { ${code}; found.${name} = 'done' } catch (error) { found.${name} = error.code }`)
+        .join('\n')}
+      console.log(JSON.stringify(found))`
+    const { stdout } = await promisify(execFile)(process.execPath, [...READER_RIGHTS, '-e', script])
+    assert.deepEqual(JSON.parse(stdout), {
+      code: 'done',
+      environment: 'ERR_ACCESS_DENIED',
+      password: 'ERR_ACCESS_DENIED',
+      file: 'ERR_ACCESS_DENIED',
+      program: 'ERR_ACCESS_DENIED',
+    })
+  })
 
   it('does not keep the process it works for alive', async () => {
     const program = `

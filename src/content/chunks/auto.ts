@@ -17,12 +17,18 @@ const LOOKAHEAD = 64
  *
  * Every stretch of text is looked at a few times only: a cut is searched within one size, and two cuts in a row are
  * further apart than what did not fit before the first.
+ * @param borders where pages begin, in code units: the text may be cut there as after a block
  */
-export function* sections(ruler: Ruler, size: number, overlap: number, title: string | null): Generator<Section> {
+export function* sections(
+  ruler: Ruler,
+  size: number,
+  overlap: number,
+  { title, borders }: { title: string | null; borders: ReadonlySet<number> },
+): Generator<Section> {
   const { text } = ruler
   const reach = (from: number) => Math.max(ruler.offset(ruler.index(from) + size), nextPoint(text, from))
   const repeated = Math.min(overlap, Math.floor(size / 2))
-  const ahead = new Blocks(text)
+  const ahead = new Blocks(text, borders)
   let begin = 0
   let start = skipBlank(text, 0)
   while (start < text.length) {
@@ -48,8 +54,8 @@ class Blocks {
   readonly #rest: Iterator<Block>
   #length: number
 
-  constructor(text: string) {
-    this.#rest = blocksOf(text)
+  constructor(text: string, borders: ReadonlySet<number>) {
+    this.#rest = blocksOf(text, borders)
     this.#length = text.length
   }
 

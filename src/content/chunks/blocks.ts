@@ -26,8 +26,9 @@ type Line = { start: number; end: number; next: number; head: string; blank: boo
  * The blocks of a text in order, read line by line as they are asked for. It knows of Markdown what matters for
  * cutting: headings with `#` or underlined, fences, lists with what is indented under their items, pipe tables. The
  * rest is paragraphs, so that text without any Markdown is read as its paragraphs.
+ * @param borders where pages begin, in code units: no block but a fence goes on over one
  */
-export function* blocksOf(text: string): Generator<Block> {
+export function* blocksOf(text: string, borders: ReadonlySet<number>): Generator<Block> {
   let headings: Heading[] = []
   let line = lineAt(text, 0)
   while (line) {
@@ -35,7 +36,7 @@ export function* blocksOf(text: string): Generator<Block> {
       line = lineAt(text, nextWords(text, line.next))
       continue
     }
-    const { kind, end, next } = blockAt(text, line)
+    const { kind, end, next } = blockAt(text, borders, line)
     if (kind === 'heading') {
       const heading = headingOf(text, line)
       headings = [...headings.filter(above => above.level < heading.level), heading]
@@ -45,29 +46,36 @@ export function* blocksOf(text: string): Generator<Block> {
   }
 }
 
-function blockAt(text: string, first: Line): { kind: Block['kind']; end: number; next: number } {
-  const second = lineAt(text, first.next)
+function blockAt(
+  text: string,
+  borders: ReadonlySet<number>,
+  first: Line,
+): { kind: Block['kind']; end: number; next: number } {
+  const second = borders.has(first.next) ? null : lineAt(text, first.next)
+  const lines = (goesOn: GoesOn) => linesFrom(text, borders, first, goesOn)
   const fence = FENCE.exec(first.head)?.[1]
   if (fence) return { kind: 'fence', ...fenced(text, first, fence) }
   if (HEADING.test(first.head)) return { kind: 'heading', end: first.end, next: first.next }
-  if (LIST_ITEM.test(first.head)) return { kind: 'list', ...lines(text, first, continuesList) }
+  if (LIST_ITEM.test(first.head)) return { kind: 'list', ...lines(continuesList) }
   if (isTable(text, first, second)) {
-    return { kind: 'table', ...lines(text, first, line => !line.blank && hasPipe(text, line)) }
+    return { kind: 'table', ...lines(line => !line.blank && hasPipe(text, line)) }
   }
   if (second && UNDERLINE.test(second.head)) return { kind: 'heading', end: second.end, next: second.next }
   return {
     kind: 'paragraph',
-    ...lines(text, first, (line, after) => !line.blank && !opensBlock(line) && !isTable(text, line, after)),
+    ...lines((line, after) => !line.blank && !opensBlock(line) && !isTable(text, line, after)),
   }
 }
 
+type GoesOn = (line: Line, after: Line | null) => boolean
+
 /** Lines from the first on as long as the next one goes on; a block does not end with blank lines. */
-function lines(text: string, first: Line, goesOn: (line: Line, after: Line | null) => boolean) {
+function linesFrom(text: string, borders: ReadonlySet<number>, first: Line, goesOn: GoesOn) {
   let last = first
   let line = lineAt(text, first.next)
   while (line) {
     const after = lineAt(text, line.next)
-    if (!goesOn(line, after)) break
+    if (borders.has(line.start) || !goesOn(line, after)) break
     if (!line.blank) last = line
     line = after
   }

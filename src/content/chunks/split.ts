@@ -76,7 +76,7 @@ async function spansOf(
   const overlap = chunk_overlap as number
   const cut = (ends: Ruler, starts: Ruler) =>
     chunk_strategy === 'auto'
-      ? onPages(sections(ends, size, overlap, title), pages)
+      ? onPages(sections(ends, size, overlap, { title, borders: bordersOf(pages) }), pages)
       : windows({ starts, ends }, size, overlap)
   if (chunk_unit !== 'tokens') return cut(new CharacterRuler(text), new CharacterRuler(text))
   const ruler = await tokenRuler(text)
@@ -90,6 +90,17 @@ async function* measuredAhead(spans: Iterable<Span>, ruler: TokenRuler, size: nu
     yield span
     await ruler.readAhead(span.end, 2 * size)
   }
+}
+
+/** Where pages begin in the joined text, the first one apart. */
+function bordersOf(pages: Page[]): ReadonlySet<number> {
+  const borders = new Set<number>()
+  let start = 0
+  for (const page of pages.slice(0, -1)) {
+    start += page.text.length + 1
+    borders.add(start)
+  }
+  return borders
 }
 
 /** Gives spans, whose starts rise, the numbers of the pages they start on. */

@@ -1,4 +1,7 @@
 import { type ChildProcess, fork } from 'node:child_process'
+import { realpathSync } from 'node:fs'
+import path from 'node:path'
+import { fileURLToPath } from 'node:url'
 import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '../../core/errors.ts'
 import type { Page } from '../chunks/model.ts'
@@ -112,11 +115,25 @@ function keep(reader: Reader) {
   idle.push(reader)
 }
 
-/** A process with nothing in its environment that may not write files or start programs. It ends with its channel. */
+/**
+ * What the reader may: read its own code and nothing else of the machine (the environment of another process is a file
+ * too), and start its watching thread.
+ */
+export const READER_RIGHTS = [
+  '--permission',
+  `--allow-fs-read=${fileURLToPath(new URL('../../../', import.meta.url))}`,
+  `--allow-fs-read=${path.resolve(realpathSync(fileURLToPath(import.meta.resolve('unpdf'))), '../..')}/`,
+  '--allow-worker',
+]
+
+/**
+ * A process with nothing in its environment that reads no files but its own code, writes none and starts no programs. It
+ * ends with its channel.
+ */
 function startReader(): Reader {
   const child = fork(new URL('./pdf-process.ts', import.meta.url), [String(PDF_MEMORY_BYTES)], {
     env: {},
-    execArgv: ['--max-old-space-size=384', '--permission', '--allow-fs-read=*', '--allow-worker'],
+    execArgv: ['--max-old-space-size=384', ...READER_RIGHTS],
     stdio: ['pipe', 'ignore', 'ignore', 'ipc'],
     serialization: 'advanced',
   })
