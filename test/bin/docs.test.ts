@@ -1,0 +1,145 @@
+import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import fs from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { stopEmbedded } from '../../src/core/embedded.ts'
+import { client, eventually } from '../support/app.ts'
+import { launch, type Running } from '../support/commands.ts'
+
+type Report = {
+  url: string
+  model: { url: string }
+  admin: { username: string; password: string }
+  demo: { key: string }
+}
+
+const root = path.resolve(import.meta.dirname, '../..')
+
+/** The commands of a page by the heading they stand under, in the order of the page. */
+function commandsOf(page: string): Map<string, string> {
+  const sections = fs.readFileSync(path.join(root, page), 'utf8').split(/^## /m)
+  const commands = sections.map(section => [
+    section.slice(0, section.indexOf('\n')),
+    [...section.matchAll(/^```sh\n(.*?)^```$/gms)].map(([, code]) => code).join(''),
+  ])
+  return new Map(commands.filter(([, code]) => code !== '') as [string, string][])
+}
+
+describe('the commands of the pages', function () {
+  this.timeout(90_000)
+
+  const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-docs-'))
+  const data = path.join(base, 'data')
+  let running: Running
+  let report: Report
+  let token: string
+
+  before(async () => {
+    fs.chmodSync(base, 0o755)
+    running = launch('bin/muster.ts', ['up', '--data', data, '--port', '0', '--json'])
+    report = await eventually<Report | null>(
+      () => {
+        assert.equal(running.child.exitCode, null, running.output.stderr)
+        return running.output.stdout.endsWith('}\n') ? JSON.parse(running.output.stdout) : null
+      },
+      { within: 60_000, what: 'the report of up' },
+    )
+    token = (await client(report.url, null).post('/users/login', report.admin)).body.token
+  })
+  after(async () => {
+    await running?.stop()
+    await stopEmbedded(path.join(data, 'postgres'))
+    fs.rmSync(base, { recursive: true, force: true })
+  })
+
+  /** Puts in what a reader puts in: what `npm start` printed, and the token of the sign-in. */
+  function filledIn(code: string): string {
+    const given: [string, string][] = [
+      ['http://localhost:5047', report.url],
+      ['http://127.0.0.1:5049/v1', report.model.url],
+      ['KEY=sk_...', `KEY=${report.demo.key}`],
+      ['TOKEN=...', `TOKEN=${token}`],
+    ]
+    return given.reduce((text, [shown, real]) => text.replaceAll(shown, real), code)
+  }
+
+  /** Runs the commands of all sections in one shell that ends at the first that fails; what each section printed. */
+  async function answersOf(sections: Map<string, string>, cwd: string): Promise<Map<string, string>> {
+    const script = [...sections].map(([heading, code]) => `printf '\\n## ${heading}\\n'\n${filledIn(code)}`).join('')
+    const shell = spawn('sh', ['-eu', '-c', script], { cwd, stdio: ['ignore', 'pipe', 'pipe'] })
+    const output = { stdout: '', stderr: '' }
+    for (const name of ['stdout', 'stderr'] as const) shell[name].on('data', part => (output[name] += part))
+    const [code] = await once(shell, 'close')
+    assert.deepEqual([code, output.stderr], [0, ''], output.stdout.slice(-2000))
+    const answers = output.stdout.split(/^## /m).slice(1)
+    return new Map(answers.map(text => [text.slice(0, text.indexOf('\n')), text.slice(text.indexOf('\n') + 1).trim()]))
+  }
+
+  /** The last of the answers, which follow each other without a separator where curl wrote them. */
+  function last(answers: string | undefined): any {
+    const text = answers ?? ''
+    for (let at = text.lastIndexOf('{'); at >= 0; at = text.lastIndexOf('{', at - 1)) {
+      try {
+        const value = JSON.parse(text.slice(at))
+        if (at === 0 || text[at - 1] === '}' || text[at - 1] === '\n') return value
+      } catch {}
+    }
+    return assert.fail(`no answer in ${text}`)
+  }
+
+  const failures = (answers: Map<string, string>): string[] =>
+    [...answers.values()].flatMap(text => [...text.matchAll(/"error":\{"code":"(\w+)"/g)].map(([, code]) => code))
+
+  it('of content.md run as they are written', async () => {
+    const sections = commandsOf('docs/content.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    // The one that the page announces.
+    assert.deepEqual(failures(answers), ['VALIDATION_FAILED'])
+    const of = (heading: string) => answers.get(heading) ?? ''
+
+    assert.match(
+      of('Upload'),
+      /"path":"\/manuals\/handbook\.pdf".*"path":"\/manuals\/cleaning\.md".*"path":"\/inbox\//s,
+    )
+    assert.match(of('Ingest'), /"status":"ready".*"chunk_count":2.*Espresso machine EX-4711/s)
+    assert.equal(last(of('Ingest')).data[0].event, 'documents.ingested')
+    assert.equal(last(of('Chunks')).chunk_unit, 'tokens')
+    const found = last(of('Search'))
+    assert.match(found.results[0].content, /The warranty is 24 months/)
+    assert.deepEqual(found.degraded_channels, [])
+    assert.deepEqual(
+      [last(of('Texts without a file, versions')).status, last(of('Texts without a file, versions')).version],
+      ['ready', 5],
+    )
+    assert.match(
+      last(of('Metadata')).error.message,
+      /^metadata does not satisfy the schema declared for '\/faq': \/lang must be equal to one of the allowed values$/,
+    )
+    assert.match(of('Who may see which path'), /"total":1/)
+    assert.deepEqual(
+      last(of('Who may see which path')).results.map(({ path }: { path: string }) => path),
+      ['/faq/returns.md'],
+    )
+    assert.equal(last(of('Images and other types')).status, 'ready')
+    assert.match(
+      of('Before an agent'),
+      /^echo: .*\[\/manuals\/handbook\.pdf, page 2\].*Question: How long is the warranty\?$/s,
+    )
+    assert.equal(of('Clean up'), '')
+  })
+
+  it('of the README run as they are written', async () => {
+    const commands = commandsOf('README.md')
+    const headings = ['A first conversation', 'A first search']
+    const answers = await answersOf(new Map(headings.map(heading => [heading, commands.get(heading) as string])), root)
+    assert.deepEqual(failures(answers), [])
+    assert.match(answers.get('A first conversation') ?? '', /"content":"echo: Hello, who are you\?"/)
+    assert.equal(last(answers.get('A first conversation')).data.length, 2)
+    const found = last(answers.get('A first search'))
+    assert.equal(found.results[0].path, '/docs/security.md')
+    assert.match(found.results[0].content, /password/i)
+  })
+})
