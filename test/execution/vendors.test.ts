@@ -65,11 +65,15 @@ describe('model calls', () => {
     return made.body.id
   }
 
-  const call = async (id: string, more: Partial<ModelRequest> & { model?: string } = {}) => {
-    const row = await aiProviderKind.find(app.services.pool, id)
+  const call = async (
+    id: string,
+    more: Partial<ModelRequest> & { model?: string } = {},
+    services: TestApp['services'] = app.services,
+  ) => {
+    const row = await aiProviderKind.find(services.pool, id)
     assert.ok(row)
     const { model = 'model-1', ...request } = more
-    return callModel(app.services, row, model, {
+    return callModel(services, row, model, {
       system: 'Be kind.',
       messages: [{ role: 'user', content: 'hello' }],
       temperature: 0.5,
@@ -577,7 +581,10 @@ describe('model calls', () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1` })
       for (let times = 0; times < 3; times++)
         vendors.next('/custom', { body: ' '.repeat(65 * 1024 * 1024), headers: { 'content-type': 'application/json' } })
-      await assert.rejects(call(id), (error: any) => {
+      // The bytes alone may take longer than a call of these tests has.
+      const { services } = app
+      const patient = { ...services, config: { ...services.config, MODEL_CALL_TIMEOUT_MS: 15_000 } }
+      await assert.rejects(call(id, {}, patient), (error: any) => {
         assert.equal(error.code, 'AI_PROVIDER_ERROR')
         assert.match(error.message, /larger than/)
         return true
