@@ -111,18 +111,20 @@ describe('metadata filters', () => {
   })
 
   it('finds equality in the index of metadata', async () => {
-    const condition = metadataCondition(sql.fragment`metadata`, [{ field: 'v', operator: 'in', values: [3, 4] }])
-    const plan = await app.services.pool.connect(async connection => {
-      await connection.query(sql.unsafe`set enable_seqscan = off`)
-      // Of a table this small any index is as good.
-      await connection.query(sql.unsafe`set enable_indexscan = off`)
-      const rows = await connection.any(
-        sql.unsafe`explain select 1 from documents where kind = 'document' and ${condition}`,
+    const { pool } = app.services
+    const many = await app.project()
+    await pool.query(sql.unsafe`
+      with files as (
+        insert into files (id, project_id, filename) select 'file_' || n, ${many.id}, 'f' from generate_series(1, 3000) n
+        returning id
       )
-      await connection.query(sql.unsafe`reset enable_seqscan`)
-      await connection.query(sql.unsafe`reset enable_indexscan`)
-      return JSON.stringify(rows)
-    })
+      insert into documents (id, project_id, file_id, status, filename, size, metadata, chunk_strategy)
+      select 'doc_' || id, ${many.id}, id, 'ready', 'f', 0, jsonb_build_object('v', right(id, 4)), 'whole' from files`)
+    await pool.query(sql.unsafe`analyze documents`)
+    const condition = metadataCondition(sql.fragment`metadata`, [{ field: 'v', operator: 'in', values: [3, 4] }])
+    const plan = JSON.stringify(
+      await pool.any(sql.unsafe`explain select 1 from documents where kind = 'document' and ${condition}`),
+    )
     assert.match(plan, /BitmapOr/)
     assert.match(plan, /documents_metadata/)
   })
