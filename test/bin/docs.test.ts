@@ -12,7 +12,7 @@ type Report = {
   url: string
   model: { url: string }
   admin: { username: string; password: string }
-  demo: { key: string }
+  demo: { key: string; agent_id: string; session_id: string }
 }
 
 const root = path.resolve(import.meta.dirname, '../..')
@@ -141,5 +141,21 @@ describe('the commands of the pages', function () {
     const found = last(answers.get('A first search'))
     assert.equal(found.results[0].path, '/docs/security.md')
     assert.match(found.results[0].content, /password/i)
+  })
+
+  it('of documents and files in messages run as they are written', async () => {
+    const heading = 'Documents and files in messages'
+    const { agent_id, key, session_id } = report.demo
+    const prelude = `API=${report.url}/api/v1
+      H='Authorization: Bearer ${key}'
+      J='Content-Type: application/json'
+      AGENT=${agent_id}
+      SESSION=${session_id}
+      ${/^field\(\).*$/m.exec(commandsOf('docs/conversations.md').get('Before the first call') as string)?.[0]}\n`
+    const commands = commandsOf('docs/conversations.md').get(heading) as string
+    const answers = await answersOf(new Map([[heading, prelude + commands]]), base)
+    assert.deepEqual(failures(answers), [])
+    assert.match(answers.get(heading) ?? '', /"content":"We ship on Friday\.".*"content":"echo: We ship on Friday\."/s)
+    assert.match(last(answers.get(heading)).output.content, /What is this\?/)
   })
 })
