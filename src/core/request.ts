@@ -690,6 +690,8 @@ export class RequestRun {
   private async keptForGone(error: unknown): Promise<Kept | null> {
     const { method, shape } = this.operation
     if (method !== 'post' || shape !== 'item' || !(error instanceof AppError) || error.status !== 404) return null
+    // Nothing was ever answered to a body that cannot be stored, and one that is nested too deep cannot be written out.
+    if (checkStorable(this.req.body)) return null
     const request = this.idempotencyRequest()
     return request && (await keptAnswer(this.services.pool, this.services.secrets, request))
   }

@@ -255,6 +255,12 @@ describe('a POST with an Idempotency-Key', () => {
     )
   })
 
+  it('finds nothing of a resource that is not there, whatever comes with it', async () => {
+    const deep = `${'{"a":'.repeat(100_000)}1${'}'.repeat(100_000)}`
+    const path = '/conversations/conv_00000000000000000000000000/messages'
+    assertRefused(await project.key.post(path, deep, withKey('deep')), 404, 'RESOURCE_NOT_FOUND')
+  })
+
   it('that was streamed is not kept', async () => {
     const provider = await project.key.post('/ai-providers', {
       name: 'p',
