@@ -184,6 +184,14 @@ async function populated(
     assert.equal(message.status, 201, JSON.stringify(message.body))
     messages.push([conversation, message.body.document_id])
     await make('/sessions', { project_id: projectId, agent_id: agentId, actor_id: actor })
+    await make('/documents', { project_id: projectId, content: `${label} text`, path: `/records/${label}.md` })
+    await make('/ingestion-rules', { project_id: projectId, agent_id: agentId, content_type_glob: `image/x-${count}` })
+    await make('/metadata-schemas', {
+      project_id: projectId,
+      resource_type: 'document',
+      path_prefix: `/judged/${count}`,
+      schema: { type: 'object', required: ['team'] },
+    })
     await make('/files', { project_id: projectId, prefix: '/records', filename: label })
     await make('/files/upload/base64', { project_id: projectId, content: 'eA==', filename: label })
     const grant = await app.admin.post('/files/presigned-url', { project_id: projectId })

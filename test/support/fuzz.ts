@@ -74,6 +74,10 @@ const KIND_OF: Record<string, string> = {
   agent_id: 'agent',
   ai_provider_id: 'aip',
   file_id: 'file',
+  ingestion_rule_id: 'igr',
+  rule_id: 'igr',
+  metadata_schema_id: 'mdschema',
+  schema_id: 'mdschema',
   token: 'upt',
   scope_ref: 'key',
 }
@@ -250,6 +254,7 @@ export function sample(schema: Json, name: string, random: Random, ids: Ids, doc
 
 function sampleText(schema: Json, name: string, random: Random, ids: Ids): string {
   if (name in KIND_OF) return idFor(random, ids, name)
+  if (name === 'version') return '1'
   if (schema.contentEncoding === 'base64') return fileBytes(random).toString('base64')
   if (name.endsWith('url')) return random.pick(['http://127.0.0.1:9/hook', 'http://nowhere.invalid/x'])
   if (schema.format === 'date-time' || name.endsWith('_at'))
@@ -334,6 +339,35 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   createFile: (random, ids) => ({ project_id: random.pick(ids.own.proj), filename: `f${random.int(1e9)}` }),
   uploadFileBase64: (random, ids) => ({ project_id: random.pick(ids.own.proj), content: 'eA==' }),
   createPresignedUrl: (random, ids) => ({ project_id: random.pick(ids.own.proj), prefix: '/in' }),
+  createDocument: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    content: random.pick(['text', 'Ein Satz. '.repeat(500), '# head\n\nwords', '', ' ']),
+    path: random.pick([null, `/docs/${random.int(1e6)}.md`]),
+    chunk_strategy: random.pick(['whole', 'size', 'auto']),
+    metadata: random.pick([null, { team: 'a' }, { team: 1 }]),
+  }),
+  updateDocument: random =>
+    random.pick([
+      { content: `text ${random.int(9)}` },
+      { append: ' more' },
+      { title: 't' },
+      { chunk_strategy: 'auto' },
+    ]),
+  ingestDocument: (random, ids) => ({ project_id: random.pick(ids.own.proj), file_id: random.pick(ids.own.file) }),
+  reingestDocument: () => ({}),
+  searchKnowledge: random => ({ query: random.pick(['text', '"ein satz" -words', '???']), limit: 5 }),
+  createIngestionRule: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    agent_id: random.pick(ids.own.agent),
+    content_type_glob: `image/x${random.int(1e6)}`,
+  }),
+  updateIngestionRule: () => ({ chunk_strategy: 'auto' }),
+  createMetadataSchema: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    resource_type: random.pick(['document', 'file']),
+    path_prefix: `/docs/${random.int(1e6)}`,
+    schema: { type: 'object', properties: { team: { type: 'string' } } },
+  }),
   createAgent: (random, ids) => ({ project_id: random.pick(ids.own.proj), ai_provider_id: random.pick(ids.own.aip) }),
   createAgentGeneration: random => ({ prompt: 'hello', ...(random.chance(0.3) ? { stream: true } : {}) }),
   generateConversationMessage: (random, ids) => ({ agent_id: random.pick(ids.own.agent) }),
