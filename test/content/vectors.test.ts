@@ -251,7 +251,7 @@ describe('vectors in the database', () => {
     const scan = app.statements.find(text => text.includes('bit_count')) as string
     const settings = app.statements.find(text => text.includes('set_config')) as string
     const plan = await inTransaction(app.services.pool, async db => {
-      await db.query(rawQuery(settings, ['5000', 16 * 1024]))
+      await db.query(rawQuery(settings, ['5000']))
       const explained = await db.anyFirst(
         rawQuery(`explain ${scan}`, [codeOf(scattered()), project, space.id, SOURCES.document, 2000]),
       )

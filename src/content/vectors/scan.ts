@@ -15,7 +15,6 @@ const MOST_CANDIDATES = 2000
  * behind the first 400 of 100,000. Twice as many find less than one in a hundred more, and cost twice as much.
  */
 const ESTIMATED = 2000
-const WORK_MEM_KB = 16 * 1024
 
 /**
  * The rows of one source that are nearest to a question (content, 9.2 and 9.3): codes by distance, the best of them by
@@ -54,9 +53,8 @@ function estimated({ ids, codes }: Coded, question: Float32Array, wanted: number
 /**
  * Settings of one scan, gone with its transaction. Always a plan for the project at hand: a general one would suit the
  * average project. Rows are read from the index alone: the planner prices other scans by what they read, not by what they
- * cost the processor, and would take the heap in the order of another index (twice the time). One process
- * beside the leader: with two, a machine of two cores was a fifth slower. Memory for the best codes: with 4 MB the database
- * sorts all rows of the project instead of keeping the best, which doubles the time.
+ * cost the processor, and would take the heap in the order of another index (twice the time). One process beside the
+ * leader: with two, a machine of two cores was a fifth slower.
  */
 async function prepare(db: Queryable, options: { timeoutMs: number; indexed: number | null }): Promise<void> {
   const index =
@@ -68,7 +66,6 @@ async function prepare(db: Queryable, options: { timeoutMs: number; indexed: num
     select set_config('statement_timeout', ${String(options.timeoutMs)}, true), set_config('jit', 'off', true),
       set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
       set_config('enable_bitmapscan', 'off', true), set_config('random_page_cost', '1', true),
-      set_config('work_mem', greatest(pg_size_bytes(current_setting('work_mem')) / 1024, ${WORK_MEM_KB}::int) || 'kB', true),
       set_config('max_parallel_workers_per_gather',
         least(current_setting('max_parallel_workers_per_gather')::int, 1)::text, true)${index}`)
 }
