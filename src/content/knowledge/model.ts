@@ -3,7 +3,7 @@ import { TagBag } from '../../core/tags.ts'
 import { MetadataFilter } from '../documents/metadata-filter.ts'
 import { Directory } from '../paths.ts'
 
-export const MAX_LIMIT = 100
+const MAX_LIMIT = 100
 const MAX_QUERY = 8000
 
 /** Several strings; one may come without its array. An empty string names nothing. */
@@ -119,7 +119,7 @@ export const MemoryResult = z
 export const Result = z.discriminatedUnion('source_type', [DocumentResult, MemoryResult])
 export type Result = z.output<typeof Result>
 
-export const CHANNELS = ['vector', 'lexical', 'rerank'] as const
+const CHANNELS = ['vector', 'lexical', 'rerank'] as const
 
 /** What a search answers (content, 10.5). */
 export const SearchAnswer = z
