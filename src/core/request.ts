@@ -138,9 +138,7 @@ export class RequestRun {
       if (operation.receive) await this.receive()
     } else if (await this.holdsPass()) await this.loadPassed()
     else {
-      const caller = await identify(req)
-      if (!caller) raise('UNAUTHORIZED')
-      this.caller = caller
+      const caller = await this.identified(identify)
       if (caller.credential.type === 'api_key' && caller.project_id)
         await this.hooks.countRequest(caller, caller.project_id)
       for (const value of Object.values(req.params))
@@ -151,8 +149,8 @@ export class RequestRun {
         if (operation.receive && operation.shape !== 'item') {
           this.refuseNever(caller, operation.action as string, operation.kind as Kind)
           await this.receive()
-        }
-        await this.authorise(caller)
+          await this.authorise(await this.identified(identify))
+        } else await this.authorise(caller)
       } catch (error) {
         const kept = await this.keptForGone(error)
         if (kept) return this.replay(kept)
@@ -160,7 +158,10 @@ export class RequestRun {
       }
       if (caller.credential.type === 'api_key' && !caller.project_id && this.project)
         await this.hooks.countRequest(caller, this.project)
-      if (operation.receive && operation.shape === 'item') await this.receive()
+      if (operation.receive && operation.shape === 'item') {
+        await this.receive()
+        await this.authorise(await this.identified(identify))
+      }
     }
     const context = this.context()
     if (operation.method === 'post') {
@@ -191,6 +192,14 @@ export class RequestRun {
       if (this.idempotency) await this.settleFailedIdempotency(error)
       throw error
     }
+  }
+
+  /** The caller as of now; asked again behind an upload, which may take longer than the rights of who began it. */
+  private async identified(identify: (req: Request) => Promise<Caller | null>): Promise<Caller> {
+    const caller = await identify(this.req)
+    if (!caller) raise('UNAUTHORIZED')
+    this.caller = caller
+    return caller
   }
 
   /** Reads the body through the operation; its fields are then checked like those of a JSON body. */

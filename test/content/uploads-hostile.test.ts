@@ -103,6 +103,52 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     )
   })
 
+  it('end with the key they came with, or that their address was made by, although it held when they began', async () => {
+    const { id: project_id } = await app.project()
+    const { key: owner, id: ownerProject } = await app.project()
+    const file = (await owner.post('/files', { filename: 'later' })).body
+    const begun = async (
+      what: { method?: string; path: string; headers?: Record<string, string> },
+      id: string,
+      project: string,
+    ) => {
+      const made = await app.admin.post('/project-keys', { project_id: project })
+      const token = made.body.secret as string
+      const uploadToken =
+        id === 'token'
+          ? (await app.as(token).post('/files/presigned-url', { filename: 'x' })).body.upload_token
+          : undefined
+      const raw = what.method === 'PUT'
+      return sendRaw(app.url, {
+        ...what,
+        path: what.path.replace('{token}', uploadToken),
+        token: uploadToken ? null : token,
+        headers: { 'content-type': raw ? 'application/octet-stream' : type },
+        pieces: (async function* () {
+          yield raw ? 'begin' : `${head}begin`
+          await sleep(50)
+          assert.equal((await app.admin.delete(`/project-keys/${made.body.id}`)).status, 204)
+          yield raw ? 'end' : `end${tail}`
+        })(),
+      })
+    }
+    const outcomes = [
+      await begun({ path: '/files/upload' }, 'key', project_id),
+      await begun({ path: '/files/upload/{token}' }, 'token', project_id),
+      await begun({ method: 'PUT', path: `/files/${file.id}/content` }, 'key', ownerProject),
+    ]
+    assert.deepEqual(
+      outcomes.map(outcome => ('status' in outcome ? [outcome.status, code(outcome)] : outcome.error)),
+      [
+        [401, 'UNAUTHORIZED'],
+        [404, 'UPLOAD_TOKEN_NOT_FOUND'],
+        [401, 'UNAUTHORIZED'],
+      ],
+    )
+    assert.equal((await app.admin.get(`/files?project_id=${project_id}`)).body.total, 0)
+    assert.equal((await owner.get(`/files/${file.id}`)).body.has_content, false)
+  })
+
   describe('in time', () => {
     it('wait for a sender of single bytes, for longer than other requests may take', async () => {
       const connection = open()

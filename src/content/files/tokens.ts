@@ -67,7 +67,7 @@ export async function receiveByToken(request: Receiving): Promise<Received> {
   const row = (await findUploadToken(pool, hashOf(params.token))) ?? unknownToken()
   if (row.used_at !== null) raise('UPLOAD_TOKEN_USED')
   if (new Date(row.expires_at) <= clock.now()) raise('UPLOAD_TOKEN_EXPIRED')
-  const caller = await issuerOf(services, row)
+  await issuerOf(services, row)
   await checkStorage(services, row.project_id, 0)
   const form = isForm(req)
   const received = await (form ? receiveForm : receiveJson)(request, {
@@ -78,7 +78,13 @@ export async function receiveByToken(request: Receiving): Promise<Received> {
       row.max_bytes ?? Number.POSITIVE_INFINITY,
     ),
   })
-  return { ...received, as: { caller, project: row.project_id } }
+  try {
+    // Again: the body may have taken longer than the issuer's rights.
+    return { ...received, as: { caller: await issuerOf(services, row), project: row.project_id } }
+  } catch (error) {
+    await received.discard()
+    throw error
+  }
 }
 
 /** Uses a token up for the file that came with it. Raises UPLOAD_TOKEN_USED, UPLOAD_TOKEN_NOT_FOUND. */
