@@ -79,7 +79,7 @@ export function cosine(left: Float32Array, right: Float32Array): number {
 
 /**
  * Rows by cosine, then id; a row stands where its best segment does. Vectors are decoded one after the other into the same
- * memory: with an array for each, collecting them took most of what a search costs this process.
+ * memory: with an array for each, collecting garbage was half of what a search cost this process.
  */
 export function ranked(found: readonly Stored[], question: Float32Array): Near[] {
   const vector = new Float32Array(question.length)
