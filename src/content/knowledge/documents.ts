@@ -48,9 +48,13 @@ const inProjects = (projects: readonly string[] | null): Fragment | null =>
 
 const searchable = sql.fragment`d.kind = 'document' and d.status = 'ready'`
 
-/** Chunks of a document that is being ingested exist before it is ready; no index holds any other (documents_unsettled). */
-const settled = (container: Fragment): Fragment =>
-  sql.fragment`${container} not in (select d.id from documents d where d.status in ('pending', 'processing'))`
+/**
+ * Chunks of a document that is being ingested exist before it is ready; no index holds any other (documents_unsettled).
+ * Only those of the projects searched are looked at, so that another's bulk import costs this one nothing.
+ */
+const settled = (container: Fragment, projects: readonly string[] | null): Fragment =>
+  sql.fragment`${container} not in (
+    select d.id from documents d where ${all([sql.fragment`d.status in ('pending', 'processing')`, inProjects(projects)])})`
 
 const SAMPLED_DOCUMENTS = 100
 
@@ -84,8 +88,8 @@ export const documentSource: Source = {
   filter(scope, request) {
     const narrowed = narrowing(scope, request)
     if (narrowed === 'none') return 'none'
-    if (narrowed === null) return ({ container }) => settled(container)
     const projects = scope.project === null ? null : [scope.project]
+    if (narrowed === null) return ({ container }) => settled(container, projects)
     return ({ container }) => sql.fragment`${container} in (
       select d.id from documents d where ${all([searchable, inProjects(projects), narrowed])})`
   },
