@@ -42,7 +42,7 @@ create index documents_project on documents (project_id, created_at desc, id des
 create index documents_path on documents (project_id, path);
 create index documents_tags on documents using gin (tags jsonb_path_ops) where kind = 'document';
 create index documents_metadata on documents using gin (metadata jsonb_path_ops) where kind = 'document';
-create index documents_unsettled on documents (id) where status in ('pending', 'processing');
+create index documents_unsettled on documents (project_id, id) where status in ('pending', 'processing');
 create index documents_embed_since on documents (embed_since) where embed_since is not null;
 -- What is left of other spaces, newest first.
 create index documents_space on documents (space_id, id) where chunk_count > 0;
