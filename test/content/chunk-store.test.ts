@@ -196,15 +196,12 @@ describe('chunks in the database', () => {
 
 describe('a text search configuration', () => {
   for (const name of ['klingon', 'a.b.c', '"', "it's"]) {
-    it(`called ${name}, which there is not, counts as simple and is logged once`, async () => {
-      const app = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: name }, workers: ['ingestion'] })
+    it(`called ${name}, which there is not, counts as simple`, async () => {
+      const app = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: name } })
       try {
         const { key } = await app.project()
         const made = await create(key, { content: 'The cats' })
         assert.equal((await stored(app, made.id))[0].tsv_config, 'simple')
-        const complaints = () => app.logs.filter(line => line.includes('no such text search configuration'))
-        await eventually(() => complaints().length === 1)
-        assert.equal(JSON.parse(complaints()[0]).wanted, name)
       } finally {
         await app.close()
       }
