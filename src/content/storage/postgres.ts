@@ -3,7 +3,7 @@ import { Readable } from 'node:stream'
 import type { Services } from '../../core/operation.ts'
 import { blocksOf } from './blocks.ts'
 import type { Backend, ByteRange } from './storage.ts'
-import { blobChunk, blobFacts, commitBlob, deleteBlob, deleteStagedBlob, insertBlob, insertChunk } from './store.ts'
+import { blobChunk, blobFacts, commitBlobs, deleteBlob, deleteStagedBlob, insertBlob, insertChunk } from './store.ts'
 
 /**
  * Bytes in the database, in chunks. Each chunk is written and read by a statement of its own, so neither a slow sender
@@ -37,7 +37,7 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
       }
     },
     async commit(tx, staged) {
-      if (!(await commitBlob(tx, staged))) throw new Error(`blob ${staged.location} was swept before its commit`)
+      if (!(await commitBlobs(tx, staged))) throw new Error('a blob was swept before its commit')
     },
     async read(id, range) {
       const facts = await blobFacts(pool, id)

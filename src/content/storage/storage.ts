@@ -26,7 +26,7 @@ export type Backend = {
   /** Takes a stream to its end. Throws what the stream throws and leaves nothing behind then. */
   write(source: AsyncIterable<Buffer>, location: string): Promise<void>
   /** Makes written bytes permanent, in the transaction of the row that names them. */
-  commit(tx: Tx, staged: StagedBytes): Promise<void>
+  commit(tx: Tx, staged: readonly StagedBytes[]): Promise<void>
   /** Bytes by their location, null when they are lost. */
   read(location: string, range?: ByteRange): Promise<Readable | null>
   /** Drops bytes; nothing when they are gone already. */

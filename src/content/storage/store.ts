@@ -13,12 +13,16 @@ export const insertBlob = (db: Queryable, id: string, first: Buffer | null) =>
 export const insertChunk = (db: Queryable, id: string, seq: number, chunk: Buffer) =>
   db.query(sql.unsafe`insert into file_blob_chunks (blob_id, seq, bytes) values (${id}, ${seq}, ${sql.binary(chunk)})`)
 
-/** Commits a staged blob; false when it was swept meanwhile. */
-export const commitBlob = async (db: Queryable, { location, size, sha256 }: StagedBytes): Promise<boolean> => {
+/** Commits staged blobs; false when one was swept meanwhile. */
+export const commitBlobs = async (db: Queryable, staged: readonly StagedBytes[]): Promise<boolean> => {
   const { rowCount } = await db.query(sql.unsafe`
-    update file_blobs set state = 'committed', size = ${size}, sha256 = ${sql.binary(sha256)}
-    where id = ${location} and state = 'staging'`)
-  return rowCount === 1
+    update file_blobs b set state = 'committed', size = s.size, sha256 = decode(s.sha256, 'hex')
+    from ${sql.unnest(
+      staged.map(({ location, size, sha256 }) => [location, size, sha256.toString('hex')]),
+      ['uuid', 'int8', 'text'],
+    )} as s (id, size, sha256)
+    where b.id = s.id and b.state = 'staging'`)
+  return rowCount === staged.length
 }
 
 /** A committed blob: its size, and the length of all chunks but the last. Reads no bytes. */

@@ -56,7 +56,7 @@ export type Stores = {
    */
   stage(source: Readable, target: { projectId: string; fileId: string; maxBytes: number }): Promise<Staged>
   /** Makes staged bytes permanent with the row that names them. */
-  commit(tx: Tx, staged: Staged): Promise<void>
+  commit(tx: Tx, ...staged: Staged[]): Promise<void>
   /** Bytes, or some of them; null when they are lost. Raises FILE_STORAGE_MISCONFIGURED for a backend that is not set up. */
   read(location: Location, range?: ByteRange): Promise<Readable | null>
   /** Drops bytes with the row that named them: blobs in the transaction, others by a message after it. */
@@ -174,9 +174,11 @@ function openStores(services: Services): Stores {
       }
       return staged
     },
-    async commit(tx, staged) {
-      await backend(staged.storage).commit(tx, staged)
-      tx.afterCommit(() => committed.add(staged))
+    async commit(tx, ...staged) {
+      for (const [storage, its] of Map.groupBy(staged, each => each.storage)) await backend(storage).commit(tx, its)
+      tx.afterCommit(() => {
+        for (const each of staged) committed.add(each)
+      })
     },
     read: (location, range) =>
       explained(services, location.storage, () => backend(location.storage).read(location.location, range)),

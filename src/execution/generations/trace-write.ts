@@ -95,7 +95,7 @@ export async function writeTraces(services: Services, traceIds: readonly string[
           return { ...staged, id, trace_id: trace.id, project_id: trace.project_id, path, filename: leafOf(path) }
         }),
       )
-      for (const { staged } of files) await store.commit(tx, staged)
+      await store.commit(tx, ...files.map(({ staged }) => staged))
       await dropAll(
         tx,
         files.flatMap(({ trace }) => trace.file ?? []),
