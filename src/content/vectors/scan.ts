@@ -55,7 +55,7 @@ function estimated({ ids, codes }: Coded, question: Float32Array, wanted: number
  * average project. Rows are read from the index alone: the planner prices other scans by what they read, not by what they
  * cost the processor, and would take the heap in the order of another index (twice the time). In one process: a second has
  * to be started and warmed, which costs a fifth more in all, and on two cores, beside the search by words, no request was
- * answered sooner for it (median 70 ms with it, 73 without).
+ * answered much sooner for it (median 62 to 66 ms with it, 66 to 69 without).
  */
 async function prepare(db: Queryable, options: { timeoutMs: number; indexed: number | null }): Promise<void> {
   const index =
