@@ -165,6 +165,12 @@ export const all = (conditions: (Fragment | null | undefined | false)[]): Fragme
   return present.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(present, sql.fragment` and `)}`
 }
 
+/** Whether a text is one of some values; plain `=` for one, so that the planner sees the simplest form there is. */
+export const isOneOf = (column: Fragment, values: readonly string[]): Fragment =>
+  values.length === 1
+    ? sql.fragment`${column} = ${values[0]}`
+    : sql.fragment`${column} = any(${sql.array([...values], 'text')})`
+
 /** A json value as a jsonb parameter; null stays SQL null. */
 export const jsonb = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::jsonb` : sql.fragment`${JSON.stringify(value)}::jsonb`

@@ -3,6 +3,7 @@
  * It knows no module and no table; callers bring layers of compiled documents, names and tags.
  */
 import { type FragmentSqlToken, sql } from 'slonik'
+import { isOneOf } from './db.ts'
 import {
   type CompiledDocument,
   type CompiledStatement,
@@ -328,13 +329,6 @@ function all(filters: Filter[]): Filter {
 function joined(parts: FragmentSqlToken[], glue: FragmentSqlToken): FragmentSqlToken | null {
   if (parts.length < 2) return parts[0] ?? null
   return sql.fragment`(${sql.join(parts, glue)})`
-}
-
-/** Plain `=` for one value, so that the planner sees the simplest form there is. */
-function isOneOf(column: FragmentSqlToken, values: readonly string[]): FragmentSqlToken {
-  return values.length === 1
-    ? sql.fragment`${column} = ${values[0]}`
-    : sql.fragment`${column} = any(${sql.array([...values], 'text')})`
 }
 
 /**

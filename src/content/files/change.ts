@@ -14,7 +14,7 @@ import { deleteFileRow, lockFile, moveFile, setFileContent, setFileMetadata } fr
 import type { Upload } from './upload.ts'
 
 /** The row that a caller may change, under its lock. Raises RESOURCE_NOT_FOUND and VALIDATION_FAILED. */
-export async function takeFile(tx: Tx, id: string): Promise<FileRow> {
+async function takeFile(tx: Tx, id: string): Promise<FileRow> {
   const row = (await lockFile(tx, id)) ?? raise(fileKind.notFound, { meta: { id } })
   requireWritable(row)
   return row

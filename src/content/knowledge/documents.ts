@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { facts } from '../../core/caller.ts'
-import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
+import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db.ts'
 import { rowFilter } from '../../core/iam.ts'
 import { tagCondition } from '../../core/lists.ts'
 import { metadataCondition } from '../documents/metadata-filter.ts'
@@ -41,10 +41,7 @@ function narrowing({ caller, project }: Scope, request: SearchInput): Fragment |
 
 /** One project by equality: rows then come out of documents_project in its order, without a sort of all documents. */
 const inProjects = (projects: readonly string[] | null): Fragment | null =>
-  projects &&
-  (projects.length === 1
-    ? sql.fragment`d.project_id = ${projects[0]}`
-    : sql.fragment`d.project_id = any(${sql.array([...projects], 'text')})`)
+  projects && isOneOf(sql.fragment`d.project_id`, projects)
 
 const searchable = sql.fragment`d.kind = 'document' and d.status = 'ready'`
 
@@ -78,7 +75,7 @@ const row = sql.type(
   z.object({ ...DocumentResult.shape, created_at: z.string(), updated_at: z.string() }) as z.ZodType<DocumentResult>,
 )
 
-export const documentSource: Source = {
+const documentSource: Source = {
   type: 'document',
   number: SOURCES.document,
   resource: 'document',

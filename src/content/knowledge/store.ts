@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
+import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db.ts'
 import type { Selection } from './sources.ts'
 
 /** Newest matches that are ranked; more rows are not read for a word that half the project holds. */
@@ -110,17 +110,12 @@ function matching({ source, projects, filter }: Selection, query: Fragment, colu
   return sql.fragment`
     select c.id, ${container} as container_id, ${columns} from ${sql.identifier([source.table])} c
     where ${all([
-      projects && inProjects(projects),
+      projects && isOneOf(sql.fragment`c.project_id`, projects),
       sql.fragment`c.tsv @@ ${projects ? sql.fragment`(${tenants(projects)}::tsquery && ${query})` : query}`,
       filter?.({ ref: sql.fragment`c.id`, container: sql.fragment`${container}` }),
     ])}
     order by c.id desc limit ${RANKED}`
 }
-
-const inProjects = (projects: readonly string[]): Fragment =>
-  projects.length === 1
-    ? sql.fragment`c.project_id = ${projects[0]}`
-    : sql.fragment`c.project_id = any(${sql.array([...projects], 'text')})`
 
 /** The lexeme that every row of a project holds. */
 const tenants = (projects: readonly string[]): string => projects.map(id => lexeme(`~p${id}`)).join(' | ')

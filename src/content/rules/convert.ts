@@ -2,9 +2,9 @@ import type { PrincipalRecord } from '../../core/caller.ts'
 import { AppError, type ErrorCode, type RecordedFailure } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { checkStorable } from '../../core/validate.ts'
-import { signToken } from '../../identity/tokens.ts'
 import type { Page } from '../chunks/model.ts'
 import { fileBytes } from '../files/bytes.ts'
+import { downloadUrl } from '../files/download.ts'
 import type { FileRow } from '../files/model.ts'
 import { toolRunner } from '../tools.ts'
 import type { IngestionRuleRow } from './model.ts'
@@ -138,8 +138,7 @@ async function deliver(
         'FILE_DOWNLOAD_URL_NOT_CONFIGURED',
         'The rule sends a download address, for which BASE_URL is needed',
       )
-    const { token } = await signToken(services, 'download', file.id, {}, config.FILE_DOWNLOAD_TOKEN_TTL_SECONDS)
-    return { download_url: `${config.BASE_URL}/api/v1/files/${file.id}/download?token=${token}` }
+    return { download_url: await downloadUrl(services, file.id) }
   }
   const tooLarge = oversized(services, rule, file)
   if (tooLarge) return tooLarge

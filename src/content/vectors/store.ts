@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, type Fragment, type Queryable, rawFragment, sql } from '../../core/db.ts'
+import { all, type Fragment, isOneOf, type Queryable, rawFragment, sql } from '../../core/db.ts'
 import { isZero } from '../embeddings/local.ts'
 import { codeBits, codeOf } from './codes.ts'
 
@@ -142,15 +142,10 @@ export const bitsOf = (dimensions: number): Fragment => rawFragment(`bit(${codeB
 
 const within = ({ projects, space, source, filter }: Scan): Fragment =>
   all([
-    projects && inProjects(projects),
+    projects && isOneOf(sql.fragment`v.project_id`, projects),
     sql.fragment`v.space_id = ${space.id} and v.source = ${source}`,
     filter?.(columns),
   ])
-
-const inProjects = (projects: readonly string[]): Fragment =>
-  projects.length === 1
-    ? sql.fragment`v.project_id = ${projects[0]}`
-    : sql.fragment`v.project_id = any(${sql.array([...projects], 'text')})`
 
 const stored = sql.type(z.object({ ref_id: z.string(), container_id: z.string(), vec: z.string() }))
 
