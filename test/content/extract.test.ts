@@ -13,7 +13,7 @@ import {
   tooMuchText,
 } from '../../src/content/extract/extract.ts'
 import { eventually } from '../support/app.ts'
-import { type PdfStream, pdf, pdfContent, pdfOf, slowPdf } from '../support/pdf.ts'
+import { cidPdf, type PdfStream, pdf, pdfContent, pdfOf, slowPdf } from '../support/pdf.ts'
 
 const LIMITS = { INGESTION_MAX_PAGES: 5000, INGESTION_MAX_TEXT_BYTES: 52_428_800, INGESTION_PDF_PROCESSES: 4 }
 
@@ -132,6 +132,29 @@ describe('text of PDFs', () => {
       more: [toUnicode],
     })
     assert.deepEqual(pagesOf(await extractPdf(file, LIMITS)), [{ number: 1, text: 'xy' }])
+  })
+
+  it('is read in fonts that have a predefined character map and none to Unicode', async () => {
+    const utf16 = (text: string) => Buffer.from(text, 'utf16le').swap16()
+    const cases: [encoding: string, ordering: string, codes: Buffer, text: string][] = [
+      ['UniGB-UCS2-H', 'GB1', utf16('中文文本'), '中文文本'],
+      ['GBK-EUC-H', 'GB1', Buffer.from('d6d0cec4', 'hex'), '中文'],
+      ['UniCNS-UTF16-H', 'CNS1', utf16('繁體中文'), '繁體中文'],
+      ['ETen-B5-H', 'CNS1', Buffer.from('a4a4a4e5', 'hex'), '中文'],
+      ['UniJIS-UCS2-H', 'Japan1', utf16('日本語のテキスト'), '日本語のテキスト'],
+      ['UniJIS-UTF16-V', 'Japan1', utf16('縦書き'), '縦書き'],
+      ['90ms-RKSJ-H', 'Japan1', Buffer.from('93fa967b8cea414243', 'hex'), '日本語ABC'],
+      ['H', 'Japan1', Buffer.from('467c4b5c', 'hex'), '日本'],
+      ['Identity-H', 'Japan1', Buffer.from('0465', 'hex'), '亜'],
+      ['UniKS-UCS2-H', 'Korea1', utf16('한국어'), '한국어'],
+      ['KSCms-UHC-H', 'Korea1', Buffer.from('c7d1b1db', 'hex'), '한글'],
+    ]
+    for (const [encoding, ordering, codes, text] of cases) {
+      assert.deepEqual(pagesOf(await extractPdf(cidPdf(encoding, ordering, codes), LIMITS)), [{ number: 1, text }])
+    }
+    for (const encoding of ['Unknown-H', '../../../package']) {
+      assert.deepEqual(pagesOf(await extractPdf(cidPdf(encoding, 'Japan1', utf16('日')), LIMITS)), [], encoding)
+    }
   })
 
   it('is read from an encrypted file that opens without a password, and from no other', async () => {
@@ -392,6 +415,8 @@ describe('the process that reads PDFs', () => {
   it('reads its own code and no other file, writes none and starts nothing', async () => {
     const attempts = {
       code: `fs.readFileSync(${JSON.stringify(path.resolve('src/content/extract/pdf-process.ts'))})`,
+      maps: `fs.readFileSync(${JSON.stringify(path.resolve('node_modules/pdfjs-dist/cmaps/UniGB-UCS2-H.bcmap'))})`,
+      data: `fs.readdirSync(${JSON.stringify(path.resolve('.'))})`,
       environment: 'fs.readFileSync(`/proc/${process.ppid}/environ`)',
       password: 'fs.readFileSync("/etc/passwd")',
       file: `fs.writeFileSync(${JSON.stringify(path.resolve('written'))}, "x")`,
@@ -405,6 +430,8 @@ describe('the process that reads PDFs', () => {
     const { stdout } = await promisify(execFile)(process.execPath, [...READER_RIGHTS, '-e', script])
     assert.deepEqual(JSON.parse(stdout), {
       code: 'done',
+      maps: 'done',
+      data: 'ERR_ACCESS_DENIED',
       environment: 'ERR_ACCESS_DENIED',
       password: 'ERR_ACCESS_DENIED',
       file: 'ERR_ACCESS_DENIED',

@@ -79,6 +79,23 @@ export const slowPdf = (): Buffer =>
     pdfContent('hello'),
   ])
 
+/**
+ * A PDF of one page in a font that is not embedded and has no map to Unicode: the codes mean what the predefined
+ * character map `encoding` says, and its glyphs are those of the Adobe character collection `ordering`.
+ */
+export const cidPdf = (encoding: string, ordering: string, codes: Buffer): Buffer =>
+  pdfOf([
+    '<< /Type /Catalog /Pages 2 0 R >>',
+    '<< /Type /Pages /Kids [4 0 R] /Count 1 >>',
+    `<< /Type /Font /Subtype /Type0 /BaseFont /Sans-${encoding} /Encoding /${encoding} /DescendantFonts [6 0 R] >>`,
+    '<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Resources << /Font << /F1 3 0 R >> >> /Contents 5 0 R >>',
+    { dictionary: '', data: Buffer.from(`BT /F1 12 Tf 50 790 Td <${codes.toString('hex')}> Tj ET`) },
+    `<< /Type /Font /Subtype /CIDFontType0 /BaseFont /Sans /FontDescriptor 7 0 R
+      /CIDSystemInfo << /Registry (Adobe) /Ordering (${ordering}) /Supplement 2 >> >>`,
+    `<< /Type /FontDescriptor /FontName /Sans /Flags 4 /FontBBox [0 -200 1000 800] /ItalicAngle 0 /Ascent 800
+      /Descent -200 /CapHeight 700 /StemV 80 >>`,
+  ])
+
 /** The content stream of a page with this text in font F1. */
 export function pdfContent(text: string, compress = false): PdfStream {
   if (/[^\n\x20-\x7e\xa0-\xff]/.test(text)) throw new Error('The PDF writer knows Latin-1 text only')

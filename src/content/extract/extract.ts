@@ -116,13 +116,13 @@ function keep(reader: Reader) {
 }
 
 /**
- * What the reader may: read its own code and nothing else of the machine (the environment of another process is a file
- * too), and start its watching thread.
+ * What the reader may: read the files of its own program and nothing else of the machine (the environment of another
+ * process is a file too, and the data directory lies beside the code), and start its watching thread.
  */
 export const READER_RIGHTS = [
   '--permission',
-  `--allow-fs-read=${fileURLToPath(new URL('../../../', import.meta.url))}`,
-  `--allow-fs-read=${path.resolve(realpathSync(fileURLToPath(import.meta.resolve('unpdf'))), '../..')}/`,
+  `--allow-fs-read=${fileURLToPath(new URL('./', import.meta.url))}`,
+  `--allow-fs-read=${path.dirname(realpathSync(fileURLToPath(import.meta.resolve('pdfjs-dist/package.json'))))}/`,
   '--allow-worker',
 ]
 

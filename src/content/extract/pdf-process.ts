@@ -1,10 +1,13 @@
 import { once } from 'node:events'
+import { fileURLToPath } from 'node:url'
 import { Worker } from 'node:worker_threads'
-import { getDocumentProxy } from 'unpdf'
+import { getDocument } from 'pdfjs-dist/legacy/build/pdf.mjs'
+// What pdf.js would otherwise import when it opens the first document.
+import 'pdfjs-dist/legacy/build/pdf.worker.mjs'
 
 /**
  * The program in which PDFs are read, one after the other: extract.ts starts it, sends a PdfRequest and the bytes to
- * its standard input, and gets the pages one by one. It holds no secret, opens nothing, and may be killed at any time.
+ * its standard input, and gets the pages one by one. It holds no secret and may be killed at any time.
  */
 export type PdfRequest = { size: number; maxPages: number; maxTextBytes: number }
 export type PdfAnswer =
@@ -12,15 +15,15 @@ export type PdfAnswer =
   | { end: ({ ok: true; total_pages: number } | Failure) & { reusable: boolean } }
 type Failure = { ok: false; code: 'PDF_PARSE_FAILED' | 'INGESTION_FAILED'; message: string }
 
-/** Nothing is fetched, compiled or drawn. */
+/**
+ * Nothing is fetched, compiled or drawn; of files only predefined character maps are read, without which most text in
+ * Chinese, Japanese and Korean fonts is lost.
+ */
 const OPTIONS = {
   verbosity: 0,
+  cMapUrl: fileURLToPath(import.meta.resolve('pdfjs-dist/cmaps/')),
   useSystemFonts: false,
   disableFontFace: true,
-  standardFontDataUrl: undefined,
-  cMapUrl: undefined,
-  wasmUrl: undefined,
-  iccUrl: undefined,
   useWorkerFetch: false,
   useWasm: false,
   isOffscreenCanvasSupported: false,
@@ -31,7 +34,7 @@ const OPTIONS = {
 class LimitError extends Error {}
 
 async function extract(bytes: Uint8Array, { maxPages, maxTextBytes }: PdfRequest): Promise<number> {
-  const pdf = await getDocumentProxy(bytes, OPTIONS)
+  const pdf = await getDocument({ data: bytes, ...OPTIONS }).promise
   try {
     const total = pdf.numPages
     if (total > maxPages) throw new LimitError(`The PDF has more than ${maxPages} pages (INGESTION_MAX_PAGES)`)
