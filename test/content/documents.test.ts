@@ -78,6 +78,20 @@ describe('documents', () => {
       assert.deepEqual([file.status, file.body], [200, content])
     })
 
+    it('gives metadata back as it came, whatever its keys are', async () => {
+      const metadata = '{"__proto__":{"a":{"__proto__":1}},"constructor":null,"Key":1}'
+      const body = `{"content":"x","metadata":${metadata}}`
+      const made = await project.key.post('/documents', body, { 'content-type': 'application/json' })
+      assert.equal(made.status, 201)
+      assert.deepEqual(made.body.metadata, JSON.parse(metadata))
+      const list = await listed(`metadata=${encodeURIComponent('{"__proto__":{"in":[{"a":{"__proto__":1}}]}}')}`)
+      assert.deepEqual(list.data[0].metadata, JSON.parse(metadata))
+      const file = await project.key.post('/files', { filename: 'f', metadata })
+      assert.deepEqual(file.body.metadata, JSON.parse(metadata))
+      const deep = `{"content":"x","metadata":{"__proto__":${'['.repeat(16)}${']'.repeat(16)}}}`
+      assert.equal((await project.key.post('/documents', deep, { 'content-type': 'application/json' })).status, 400)
+    })
+
     it('takes an empty text as a document without chunks', async () => {
       const made = await makeDocument(project.key, { content: '' })
       assert.deepEqual([made.status, made.chunk_count, made.size], ['ready', 0, 0])
