@@ -331,6 +331,17 @@ describe('storage', () => {
       ])
     })
 
+    it('end at the largest number, however many sizes are declared', async () => {
+      const { id } = await app.project()
+      await run(
+        `insert into files (id, project_id, path, filename, size)
+         select 'declared' || n, $1, '/' || n, 'x', 9007199254740991 from generate_series(1, 1100) n`,
+        [id],
+      )
+      await snapshotProjects(app.services, { all: true })
+      assert.equal((await snapshots(id))[0]?.bytes, Number.MAX_SAFE_INTEGER)
+    })
+
     it('are of zero bytes for a project that stores nothing, which is not billed', async () => {
       const { id } = await app.project()
       await snapshotProjects(app.services, { all: true })

@@ -13,16 +13,19 @@ export function footprint(part: Footprint): void {
   parts.push(part)
 }
 
+/** Sizes that callers declare may add up to more than any column or number holds; counters end here (conventions, 1). */
+const LARGEST = Number.MAX_SAFE_INTEGER
+
 /** A select of one row, the sums of all parts for a project: `bytes` and `chunk_count`. */
 export function footprintOf(projectId: Fragment): Fragment {
   const measured = parts.map(part => part(projectId))
   const sum = (terms: Fragment[]) =>
     terms.length === 0
       ? sql.fragment`0::int8`
-      : sql.fragment`(${sql.join(
+      : sql.fragment`least(${sql.join(
           terms.map(term => sql.fragment`coalesce((${term}), 0)`),
           sql.fragment` + `,
-        )})::int8`
+        )}, ${LARGEST})::int8`
   return sql.fragment`select ${sum(measured.map(({ bytes }) => bytes))} as bytes,
     ${sum(measured.flatMap(({ chunks }) => chunks ?? []))} as chunk_count`
 }
