@@ -96,8 +96,8 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
 const namesProject = ({ shape, kind, gate }: Operation): boolean =>
   shape === 'item' ? kind?.name === 'project' : gate === 'policy' || gate === 'owner'
 
-const takesIfMatch = ({ shape, method }: Operation): boolean =>
-  shape === 'item' && ['put', 'patch', 'delete'].includes(method)
+const takesIfMatch = ({ shape, method, raises }: Operation): boolean =>
+  shape === 'item' && (['put', 'patch', 'delete'].includes(method) || raises.includes('PRECONDITION_FAILED'))
 
 /** The OpenAPI document of the operations. The same for every caller; built once per process. */
 export function openApiDocument(

@@ -310,6 +310,20 @@ describe('changes of documents', () => {
       assert.equal((await patch(made.id, { title: 'x' }, { 'if-match': '*' })).status, 200)
       const tags = await project.key.put(`/documents/${made.id}/tags`, { a: 'b' }, { 'if-match': etag })
       assert.equal(tags.status, 412)
+      for (const act of ['withdraw', 'versions/1/restore']) {
+        const refused = await project.key.post(`/documents/${made.id}/${act}`, {}, { 'if-match': etag })
+        assert.deepEqual([refused.status, refused.body.error?.code], [412, 'PRECONDITION_FAILED'], act)
+      }
+      const now = await project.key.get(`/documents/${made.id}`)
+      assert.deepEqual([now.body.status, now.body.version], ['ready', 3])
+      const tag = { 'if-match': now.headers.get('etag') as string }
+      assert.equal((await project.key.post(`/documents/${made.id}/withdraw`, {}, tag)).body.status, 'withdrawn')
+      assert.equal((await project.key.post(`/documents/${made.id}/withdraw`, {}, tag)).status, 412)
+      const { paths } = (await app.anonymous.get('//openapi.json')).body
+      for (const act of ['withdraw', 'versions/{version}/restore']) {
+        const { parameters, responses } = paths[`/api/v1/documents/{document_id}/${act}`].post
+        assert.ok(parameters.some((each: { name: string }) => each.name === 'If-Match') && responses['412'], act)
+      }
     })
   })
 
@@ -327,6 +341,24 @@ describe('changes of documents', () => {
       assert.deepEqual([cleared.path, cleared.filename], [null, 'd.txt'])
       assert.equal((await project.key.get(`/files/${made.file_id}`)).body.path, null)
       assert.equal((await patch(made.id, { path: '/back' })).body.filename, 'd.txt')
+    })
+
+    it('needs a last segment that can be a name, where it becomes one', async () => {
+      const path = `/long/${'é'.repeat(128)}`
+      const made = await makeDocument(project.key, { path: '/a/b.txt' })
+      for (const refused of [
+        await patch(made.id, { path }),
+        await project.key.post('/documents', { content: 'x', path }),
+      ]) {
+        assert.equal(refused.status, 400)
+        assert.equal(refused.body.error.meta.problems[0].path, 'path')
+      }
+      assert.equal((await get(made.id)).path, '/a/b.txt')
+      const named = await makeDocument(project.key, { path, filename: 'b.txt' })
+      assert.deepEqual([named.path, named.filename], [path, 'b.txt'])
+      assert.equal((await patch(named.id, { path: `${path}s` })).body.filename, 'b.txt')
+      const longest = (await patch(made.id, { path: path.slice(0, -1) })).body
+      assert.equal(longest.filename, 'é'.repeat(127))
     })
 
     it('is refused where a file is, and leaves everything as it was', async () => {

@@ -134,7 +134,7 @@ describe('documents under attack', () => {
       ['/Cafe\u0301', '/Café'],
       [`/${'🎉'.repeat(1023)}`, `/${'🎉'.repeat(1023)}`],
     ]) {
-      const made = await makeDocument(project.key, { path })
+      const made = await makeDocument(project.key, { path, filename: 'a' })
       assert.equal(made.path, spelled)
       const found = await project.key.get(`/documents/by-path?path=${encodeURIComponent(spelled)}`)
       assert.equal(found.body.id, made.id, path)

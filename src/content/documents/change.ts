@@ -13,7 +13,7 @@ import { type FileRow, fileKind } from '../files/model.ts'
 import { lockFile, moveFile, setFileText } from '../files/store.ts'
 import { isReserved, leafOf } from '../paths.ts'
 import { judgeMetadata } from '../schemas/judge.ts'
-import { textSize } from './create.ts'
+import { nameIn, textSize } from './create.ts'
 import { type Cut, type CutSource, countsOf, cutAndEmbed, cutOnly, writeCut } from './cut.ts'
 import {
   type Author,
@@ -136,8 +136,8 @@ export async function changeDocument(
   }
 }
 
-/** Raises PRECONDITION_FAILED when the record is no longer the one that the client read. */
-function requireTag(row: DocumentRow, wanted: string | undefined): void {
+/** Raises PRECONDITION_FAILED when the record is no longer the one whose tag the client sent as If-Match. */
+export function requireTag(row: DocumentRow, wanted: string | undefined): void {
   if (wanted !== undefined && !namesTag(wanted, etagOf(JSON.stringify(documentKind.present(row)))))
     raise('PRECONDITION_FAILED')
 }
@@ -186,7 +186,7 @@ async function planChange(db: Tx, services: Services, row: DocumentRow, wanted: 
 
 /** Moves a document; its name follows where it was the path's last segment (content, 5.4 rule 3). */
 function move(next: DocumentRow, path: string | null): void {
-  if (path !== null && next.path !== null && next.filename === leafOf(next.path)) next.filename = leafOf(path)
+  if (path !== null && next.path !== null && next.filename === leafOf(next.path)) next.filename = nameIn(path)
   next.path = path
 }
 

@@ -7,7 +7,7 @@ import type { Context } from '../../core/operation.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
 import { fileKind } from '../files/model.ts'
 import { insertFile } from '../files/store.ts'
-import { filePath, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
+import { Filename, filePath, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
 import { judgeMetadata } from '../schemas/judge.ts'
 import { countsOf, cutAndEmbed, writeCut } from './cut.ts'
 import { authorOf, type DocumentInput, type DocumentRow, documentKind } from './model.ts'
@@ -86,9 +86,21 @@ export function textSize(text: string, maxBytes: number, field: string): number 
   return size
 }
 
+/** The name that a document has of its path. Raises VALIDATION_FAILED for a last segment that cannot be one. */
+export function nameIn(path: string): string {
+  const name = leafOf(path)
+  if (!Filename.safeParse(name).success)
+    invalid({
+      code: 'INVALID_VALUE',
+      path: 'path',
+      message: 'must have a last segment of at most 255 bytes, which names the file',
+    })
+  return name
+}
+
 /** Where a new document goes and what it is called (content, 5.4 rule 2). */
 function placeOf({ path, filename }: { path?: string | null; filename?: string | null }, id: string) {
-  if (path != null) return { path, filename: filename ?? leafOf(path) }
+  if (path != null) return { path, filename: filename ?? nameIn(path) }
   const name = filename ?? `${id}.txt`
   try {
     return { path: writablePath(filePath(null, name)), filename: name }

@@ -278,7 +278,7 @@ const restoreDocumentVersion = itemOperation(documentKind, {
   body: VersionPrecondition,
   bodyOptional: true,
   answers: { 200: Document },
-  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT'],
+  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT', 'PRECONDITION_FAILED'],
   transaction: false,
   run: async context =>
     documentKind.present(await restoreVersion(context, context.params.version, context.body?.expected_version)),
@@ -294,10 +294,14 @@ const withdrawDocument = itemOperation(documentKind, {
   body: VersionPrecondition,
   bodyOptional: true,
   answers: { 200: Document },
-  raises: ['VERSION_CONFLICT'],
-  run: async ({ body, caller, resource, tx }) =>
+  raises: ['VERSION_CONFLICT', 'PRECONDITION_FAILED'],
+  run: async ({ body, caller, request, resource, tx }) =>
     documentKind.present(
-      await withdraw(tx, resource.id, { expected_version: body?.expected_version, created_by: authorOf(caller) }),
+      await withdraw(tx, resource.id, {
+        expected_version: body?.expected_version,
+        etag: request.headers['if-match'],
+        created_by: authorOf(caller),
+      }),
     ),
 })
 

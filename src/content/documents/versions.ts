@@ -3,7 +3,7 @@ import { invalid, raise } from '../../core/errors.ts'
 import type { Tags } from '../../core/tags.ts'
 import type { Tx } from '../../core/write.ts'
 import { removeChunks } from '../chunks/store.ts'
-import { changeDocument, refuseReserved, refuseWithdrawn, requireVersion } from './change.ts'
+import { changeDocument, refuseReserved, refuseWithdrawn, requireTag, requireVersion } from './change.ts'
 import { type Author, type DocumentRow, type DocumentVersionRow, documentKind } from './model.ts'
 import { endAttempt, findVersion, lockDocument, updateDocument } from './store.ts'
 
@@ -54,12 +54,17 @@ export async function restoreVersion(
 export async function withdrawDocument(
   tx: Tx,
   id: string,
-  { expected_version, created_by }: { expected_version: number | undefined; created_by: Author },
+  {
+    expected_version,
+    etag,
+    created_by,
+  }: { expected_version: number | undefined; etag: string | undefined; created_by: Author },
 ): Promise<DocumentRow> {
   const row = await lockDocument(tx, id)
   if (!row) return raise(documentKind.notFound, { meta: { id } })
   refuseReserved(row)
   requireVersion(row, expected_version)
+  requireTag(row, etag)
   if (row.status === 'withdrawn') return row
   await removeChunks(tx, id)
   if (row.status === 'pending' || row.status === 'processing') await endAttempt(tx, id)
