@@ -415,6 +415,7 @@ describe('uploads', () => {
         const made = await base64(body)
         assert.deepEqual([made.status, code(made)], [400, 'VALIDATION_FAILED'], JSON.stringify(body))
       }
+      assert.equal((await base64({ content: 7 })).body.error.message, 'content: must be base64')
       for (const body of ['', '[]', '7', '"x"', '{', 'null'])
         assert.equal((await key.post('/files/upload/base64', body)).status, 400, body)
     })

@@ -138,13 +138,14 @@ export const FileInput = z
   })
   .meta({ id: 'FileInput' })
 
-const received = z.custom<Upload>().superRefine((value, context) => {
-  if (value instanceof Upload) return
-  const [code, message] = value === undefined ? ['REQUIRED', 'is required'] : ['INVALID_TYPE', 'must be a file']
-  context.addIssue({ code: 'custom', params: { code }, message })
-})
-const binary = (description: string) => received.meta({ type: 'string', format: 'binary', description })
-const base64 = received.meta({ type: 'string', contentEncoding: 'base64', description: 'The bytes' })
+const received = (wanted: string) =>
+  z.custom<Upload>().superRefine((value, context) => {
+    if (value instanceof Upload) return
+    const [code, message] = value === undefined ? ['REQUIRED', 'is required'] : ['INVALID_TYPE', `must be ${wanted}`]
+    context.addIssue({ code: 'custom', params: { code }, message })
+  })
+const binary = (description: string) => received('a file').meta({ type: 'string', format: 'binary', description })
+const base64 = received('base64').meta({ type: 'string', contentEncoding: 'base64', description: 'The bytes' })
 
 export const UploadForm = z
   .strictObject({ file: binary('Exactly one file'), ...target, ...described })
