@@ -457,38 +457,78 @@ describe('the process that reads PDFs', () => {
 })
 
 describe('text of text files', () => {
-  const text = (bytes: Buffer | string, contentType = 'text/plain') =>
-    extractText(Buffer.from(bytes as string), contentType)
+  async function* piecesOf(bytes: Buffer, size: number) {
+    for (let at = 0; at < bytes.length; at += size) yield bytes.subarray(at, at + size)
+  }
+  /** The same however the bytes come. */
+  const text = async (from: Buffer | string, contentType = 'text/plain') => {
+    const bytes = Buffer.from(from as string)
+    const whole = await extractText(piecesOf(bytes, bytes.length), contentType, LIMITS)
+    assert.deepEqual(await extractText(piecesOf(bytes, 1), contentType, LIMITS), whole)
+    assert(whole.ok)
+    assert.equal(whole.total_pages, whole.pages.length)
+    return whole.pages
+  }
   const page = (text: string) => [{ number: null, text }]
 
-  it('is one page without whitespace around it, or none', () => {
-    assert.deepEqual(text(' \r\n# A\n\n b \t\u00a0\n', 'text/markdown'), page('# A\n\n b'))
-    assert.deepEqual(text(' \n\t'), [])
-    assert.deepEqual(text(''), [])
+  it('is one page without whitespace around it, or none', async () => {
+    assert.deepEqual(await text(' \r\n# A\n\n b \t\u00a0\n', 'text/markdown'), page('# A\n\n b'))
+    assert.deepEqual(await text(' \n\t'), [])
+    assert.deepEqual(await text(''), [])
   })
 
-  it('loses its byte order mark, U+0000, and bytes that are no characters', () => {
-    assert.deepEqual(text(Buffer.from('\ufeff a\0b')), page('ab'))
-    assert.deepEqual(text(Buffer.from([0x61, 0xff, 0x62, 0xc3])), page('a\ufffdb\ufffd'))
-    assert.deepEqual(text(Buffer.from([0xed, 0xa0, 0x80, 0x61])), page('\ufffd\ufffd\ufffda'))
+  it('loses its byte order mark, U+0000, and bytes that are no characters', async () => {
+    assert.deepEqual(await text(Buffer.from('\ufeff a\0b')), page('ab'))
+    assert.deepEqual(await text(Buffer.from([0x61, 0xff, 0x62, 0xc3])), page('a\ufffdb\ufffd'))
+    assert.deepEqual(await text(Buffer.from([0xed, 0xa0, 0x80, 0x61])), page('\ufffd\ufffd\ufffda'))
   })
 
-  it('is decoded with the charset of its content type', () => {
-    assert.deepEqual(text(Buffer.from('Größe', 'latin1'), 'text/plain; charset=ISO-8859-1'), page('Größe'))
+  it('is decoded with the charset of its content type', async () => {
+    assert.deepEqual(await text(Buffer.from('Größe', 'latin1'), 'text/plain; charset=ISO-8859-1'), page('Größe'))
     assert.deepEqual(
-      text(Buffer.from('\ufeffGröße', 'utf16le'), 'text/plain;format=flowed;Charset="utf-16le"'),
+      await text(Buffer.from('\ufeffGröße', 'utf16le'), 'text/plain;format=flowed;Charset="utf-16le"'),
       page('Größe'),
     )
-    assert.deepEqual(text(Buffer.from([0x93, 0xfa, 0x96, 0x7b]), 'text/markdown; charset=shift_jis'), page('日本'))
+    assert.deepEqual(
+      await text(Buffer.from([0x93, 0xfa, 0x96, 0x7b]), 'text/markdown; charset=shift_jis'),
+      page('日本'),
+    )
   })
 
-  it('is read as UTF-8 where the charset says nothing', () => {
+  it('is read as UTF-8 where the charset says nothing', async () => {
     for (const type of ['text/plain', 'text/plain; charset=klingon', 'text/plain; charset=', 'text/plain; charset="']) {
-      assert.deepEqual(text('Größe', type), page('Größe'))
+      assert.deepEqual(await text('Größe', type), page('Größe'))
     }
   })
 
-  it('has a length in bytes that can be too much', () => {
+  it('is not read further once it is too long, whatever the file holds', async () => {
+    const read = async (texts: Iterable<string>, maxBytes: number) => {
+      let count = 0
+      const pieces = (async function* () {
+        for (const each of texts) {
+          count++
+          yield Buffer.from(each)
+        }
+      })()
+      const extraction = await extractText(pieces, 'text/plain', { INGESTION_MAX_TEXT_BYTES: maxBytes })
+      return { extraction, count }
+    }
+    const many = function* (n: number, text: string) {
+      for (let at = 0; at < n; at++) yield text
+    }
+    const { extraction, count } = await read(many(1000, 'é'.repeat(500)), 10_000)
+    overLimit(extraction, /10000 bytes \(INGESTION_MAX_TEXT_BYTES\)/)
+    assert.equal(count, 11)
+    assert.deepEqual(pagesOf((await read(many(10, 'é'.repeat(500)), 10_000)).extraction), page('é'.repeat(5000)))
+    // What is trimmed off is no text, however much it is; in between it is.
+    const blank = ' '.repeat(1000)
+    assert.deepEqual(pagesOf((await read([...many(100, blank), 'a', ...many(100, blank)], 100)).extraction), page('a'))
+    assert.deepEqual(pagesOf((await read(['a', ' \n', '\n ', 'b'], 6)).extraction), page('a \n\n b'))
+    overLimit((await read(['a', ' \n', '\n ', 'b'], 5)).extraction, /5 bytes/)
+    overLimit((await read(['a', ...many(100, blank), 'b'], 100)).extraction, /100 bytes/)
+  })
+
+  it('of pages has a length in bytes that can be too much', () => {
     const pages = [page('äö')[0], page('x')[0]]
     assert.equal(tooMuchText(pages, 6), null)
     const failure = tooMuchText(pages, 5)

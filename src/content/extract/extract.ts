@@ -162,12 +162,37 @@ const failed = (code: string, message: string, retry = false): Extraction => ({
 /**
  * Text of a `text/*` file as one page: decoded with the charset of its content type (UTF-8 where it names none we
  * know), without a byte order mark and U+0000, bytes that are no characters as U+FFFD, trimmed. No page when nothing is
- * left.
+ * left. What comes behind the limit of text is not read.
+ * @param limits the setting of the same name, in bytes of UTF-8
  */
-export function extractText(bytes: Buffer, contentType: string): Page[] {
-  const text = decoderOf(contentType).decode(bytes).replaceAll('\0', '').trim()
-  return text ? [{ number: null, text }] : []
+export async function extractText(
+  pieces: AsyncIterable<Uint8Array>,
+  contentType: string,
+  limits: Pick<Limits, 'INGESTION_MAX_TEXT_BYTES'>,
+): Promise<Extraction> {
+  const maxBytes = limits.INGESTION_MAX_TEXT_BYTES
+  const decoder = decoderOf(contentType)
+  const parts: string[] = []
+  let bytes = 0
+  /** Whitespace behind the parts, which is text only if something follows. */
+  let blank = ''
+  const take = (decoded: string) => {
+    const part = decoded.replaceAll('\0', '')
+    const text = (parts.length ? part : part.trimStart()).trimEnd()
+    if (text) {
+      bytes += Buffer.byteLength(blank) + Buffer.byteLength(text)
+      parts.push(blank, text)
+      blank = part.slice(part.trimEnd().length)
+    } else if (parts.length && blank.length <= maxBytes) blank += part
+    return bytes <= maxBytes
+  }
+  for await (const piece of pieces) if (!take(decoder.decode(piece, { stream: true }))) return tooLong(maxBytes)
+  if (!take(decoder.decode())) return tooLong(maxBytes)
+  const pages = parts.length ? [{ number: null, text: parts.join('') }] : []
+  return { ok: true, pages, total_pages: pages.length }
 }
+
+const tooLong = (maxBytes: number): Extraction => ({ ok: false, error: longText(maxBytes), retry: false })
 
 function decoderOf(contentType: string): TextDecoder {
   const charset = /;\s*charset\s*=\s*"?([^\s";]+)/i.exec(contentType)?.[1]
@@ -181,7 +206,10 @@ function decoderOf(contentType: string): TextDecoder {
 /** Why this text is too long for a document, or null. `maxBytes` counts UTF-8. */
 export function tooMuchText(pages: Page[], maxBytes: number): RecordedFailure | null {
   const bytes = pages.reduce((sum, page) => sum + Buffer.byteLength(page.text) + 1, -1)
-  return bytes > maxBytes
-    ? { code: 'INGESTION_FAILED', message: `The text is longer than ${maxBytes} bytes (INGESTION_MAX_TEXT_BYTES)` }
-    : null
+  return bytes > maxBytes ? longText(maxBytes) : null
 }
+
+const longText = (maxBytes: number): RecordedFailure => ({
+  code: 'INGESTION_FAILED',
+  message: `The text is longer than ${maxBytes} bytes (INGESTION_MAX_TEXT_BYTES)`,
+})

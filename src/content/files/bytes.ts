@@ -1,5 +1,5 @@
 import { Readable } from 'node:stream'
-import { raise } from '../../core/errors.ts'
+import { AppError, raise } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import type { ByteRange } from '../storage/storage.ts'
 import { stores, tooLarge } from '../storage/stores.ts'
@@ -47,21 +47,38 @@ export async function rowSince(services: Services, file: FileRow): Promise<FileR
 }
 
 /**
+ * All bytes of a file, piece by piece. Raises RESOURCE_NOT_FOUND when there are none, or when they are taken away while
+ * they are read.
+ */
+export async function* filePieces(services: Services, file: FileRow): AsyncGenerator<Buffer> {
+  const stream = (await openFile(services, file)) ?? lost()
+  let size = 0
+  try {
+    for await (const piece of stream) {
+      size += piece.length
+      yield piece as Buffer
+    }
+  } catch (error) {
+    if ((await since(services, file)) === 'same') throw error
+    lost()
+  }
+  if (size !== file.size) raise('INTERNAL_ERROR')
+}
+
+const lost = () => raise('RESOURCE_NOT_FOUND', { message: 'The bytes of the file are lost' })
+
+/**
  * All bytes of a file at once; null when there are none, or they were taken away while they were read. Raises
  * REQUEST_REJECTED 413 for more than `maxBytes`.
  */
 export async function fileBytes(services: Services, file: FileRow, maxBytes: number): Promise<Buffer | null> {
   if (file.size !== null && file.storage !== null && file.size > maxBytes) throw tooLarge(maxBytes)
-  const stream = await openFile(services, file)
-  if (!stream) return null
   const pieces: Buffer[] = []
   try {
-    for await (const piece of stream) pieces.push(piece as Buffer)
+    for await (const piece of filePieces(services, file)) pieces.push(piece)
   } catch (error) {
-    if ((await since(services, file)) === 'same') throw error
-    return null
+    if (error instanceof AppError && error.code === 'RESOURCE_NOT_FOUND') return null
+    throw error
   }
-  const bytes = Buffer.concat(pieces)
-  if (bytes.length !== file.size) return raise('INTERNAL_ERROR')
-  return bytes
+  return Buffer.concat(pieces)
 }

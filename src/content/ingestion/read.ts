@@ -1,4 +1,4 @@
-import { AppError, type RecordedFailure, raise } from '../../core/errors.ts'
+import { AppError, type RecordedFailure } from '../../core/errors.ts'
 import type { Services } from '../../core/operation.ts'
 import { signToken } from '../../identity/tokens.ts'
 import type { Page } from '../chunks/model.ts'
@@ -6,7 +6,7 @@ import { pagesOf } from '../chunks/pages.ts'
 import type { DocumentRow } from '../documents/model.ts'
 import { textOf } from '../documents/store.ts'
 import { extractPdf, extractText, tooMuchText } from '../extract/extract.ts'
-import { fileBytes } from '../files/bytes.ts'
+import { filePieces } from '../files/bytes.ts'
 import { essenceOf } from '../files/media-type.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
 import { convert } from '../rules/convert.ts'
@@ -92,23 +92,19 @@ async function fileText(
 }
 
 async function nativeText(services: Services, file: FileRow, signal: AbortSignal): Promise<Read> {
-  if (essenceOf(file.content_type as string) !== 'application/pdf') {
-    const pages = extractText(await bytesOf(services, file), file.content_type as string)
-    return { pages, total_pages: pages.length }
-  }
-  const extracted = await extractPdf(() => bytesOf(services, file), services.config, {
-    project: file.project_id,
-    signal,
-  })
-  if (!extracted.ok) return failed(extracted.error, extracted.retry)
-  return { pages: extracted.pages, total_pages: extracted.total_pages }
+  const { config } = services
+  const extracted =
+    essenceOf(file.content_type as string) === 'application/pdf'
+      ? await extractPdf(() => bytesOf(services, file), config, { project: file.project_id, signal })
+      : await extractText(filePieces(services, file), file.content_type as string, config)
+  return extracted.ok ? extracted : failed(extracted.error, extracted.retry)
 }
 
 /** Raises RESOURCE_NOT_FOUND when the file's backend has lost them. */
 async function bytesOf(services: Services, file: FileRow): Promise<Buffer> {
-  // What is stored was small enough when it came.
-  const bytes = await fileBytes(services, file, Number.POSITIVE_INFINITY)
-  return bytes ?? raise('RESOURCE_NOT_FOUND', { message: 'The bytes of the file are lost' })
+  const pieces: Buffer[] = []
+  for await (const piece of filePieces(services, file)) pieces.push(piece)
+  return Buffer.concat(pieces)
 }
 
 const DAY_SECONDS = 24 * 60 * 60
