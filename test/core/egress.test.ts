@@ -12,6 +12,7 @@ import {
   type EgressOutcome,
   type EgressRequest,
 } from '../../src/core/egress.ts'
+import { eventually } from '../support/app.ts'
 
 type Received = { method: string; url: string; headers: http.IncomingHttpHeaders; body: string; localAddress: string }
 type Handler = (request: Received, response: ServerResponse, raw: IncomingMessage) => void
@@ -533,11 +534,7 @@ describe('a request', () => {
   })
 
   it('tells a refused connection, an unknown name and a name without address', async () => {
-    const server = net.createServer()
-    await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-    const { port } = server.address() as AddressInfo
-    await new Promise(resolve => server.close(resolve))
-    assert.equal(gist(await call(client(), `http://127.0.0.1:${port}/`)), 'failed connect')
+    assert.equal(gist(await call(client(), 'http://127.0.0.1:9/')), 'failed connect')
     const unknown = client({ resolve: () => Promise.reject(new Error('ENOTFOUND')) })
     assert.equal(gist(await call(unknown, 'http://name.test/')), 'failed dns')
     assert.equal(gist(await call(client({ resolve: async () => [] }), 'http://name.test/')), 'failed dns')
@@ -571,8 +568,7 @@ describe('a request', () => {
     const egress = client()
     for (const path of ['/silent', '/body'])
       assert.equal(gist(await call(egress, url + path, limited)), 'failed timeout')
-    await sleep(50)
-    assert.equal(sockets.size, 0, 'the connections of calls that were given up are closed')
+    await eventually(() => sockets.size === 0, { what: 'the connections of calls that were given up closed' })
     assert.equal(gist(await call(egress, `${url}/loop`, limited)), 'failed timeout')
   })
 
@@ -612,8 +608,7 @@ describe('a request', () => {
     const outcome = await call(client(), url, { maxBytes: 4, truncate: true })
     assert.ok(outcome.kind === 'answer')
     assert.equal(outcome.body.toString(), '0123')
-    await sleep(50)
-    assert.equal(sockets.size, 0)
+    await eventually(() => sockets.size === 0, { what: 'the connection closed' })
   })
 
   it('a short body under truncate keeps the connection', async () => {
@@ -634,8 +629,7 @@ describe('a request', () => {
     await egress.close()
     assert.equal(gist(await hanging), 'failed aborted')
     assert.equal(gist(await call(egress, server.url)), 'failed aborted')
-    await sleep(50)
-    assert.equal(server.sockets.size, 0)
+    await eventually(() => server.sockets.size === 0, { what: 'all connections closed' })
     await egress.close()
   })
 })

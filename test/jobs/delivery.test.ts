@@ -46,7 +46,7 @@ function using(app: TestApp) {
       return body as { data: Delivery[]; total: number }
     },
     /** The one delivery of a webhook once it has ended. */
-    async ended(webhook: string, within = 10_000) {
+    async ended(webhook: string, within?: number) {
       return await eventually(
         async () => (await tools.deliveries(webhook)).data.find(({ status }) => status !== 'queued'),
         { within, what: 'the end of the delivery' },
@@ -92,8 +92,9 @@ describe('delivery', () => {
     assert.equal(delivery.response_body, 'answered')
     assert.equal(receiver.requests.length, 3)
     const [first, second, third] = receiver.requests
-    assert.ok(second.at - first.at >= 990 && second.at - first.at < 1600, `${second.at - first.at} ms`)
-    assert.ok(third.at - second.at >= 1990 && third.at - second.at < 3000, `${third.at - second.at} ms`)
+    // When they are due, and not when the sweep comes along: it looks every five seconds.
+    assert.ok(second.at - first.at >= 990 && second.at - first.at < 4000, `${second.at - first.at} ms`)
+    assert.ok(third.at - second.at >= 1990 && third.at - second.at < 4900, `${third.at - second.at} ms`)
     const times = receiver.requests.map(request => readSignature(request, secret))
     assert.equal(new Set(times.map(({ t }) => t)).size, 3)
     for (const { verified } of times) assert.deepEqual(verified, [true])
@@ -162,8 +163,7 @@ describe('delivery', () => {
   it('to a receiver that closes the connection, or is not there, is tried again', async () => {
     receiver.answer = (_, response) => response.socket?.destroy()
     const cut = await use.hook(receiver.url)
-    const free = await freePort()
-    const absent = await use.hook(`http://127.0.0.1:${free}/`)
+    const absent = await use.hook('http://127.0.0.1:9/')
     await use.write()
     for (const { id } of [cut, absent]) {
       const row = await firstAttempt(id)
@@ -291,8 +291,11 @@ describe('delivery', () => {
     await use.hook(hung.url)
     const quick = await startReceiver()
     const other = await use.hook(quick.url)
-    for (let i = 0; i < 24; i++) await use.write()
-    await eventually(() => quick.requests.length === 24, { within: 3000 })
+    await app.services.write(async tx => {
+      for (let i = 0; i < 24; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+    })
+    await eventually(() => quick.requests.length === 24)
+    assert.ok(hung.requests.length < 24, 'the one that hangs takes its time-out for each five')
     await eventually(async () => (await use.deliveries(slow.id, '&status=completed')).total === 24)
     assert.equal((await use.deliveries(other.id, '&status=completed')).total, 24)
     assert.equal(receiver.requests.length, 24)
@@ -313,12 +316,12 @@ describe('delivery', () => {
       for (let i = 0; i < 20; i++) tx.emit('secrets.updated', crowd, { id: `sec_${i}` })
     })
     await eventually(() => slow.most >= 100)
-    const started = performance.now()
+    const before = slow.requests.length
     await use.write()
     await eventually(() => receiver.requests.length === 1)
-    assert.ok(performance.now() - started < 700, `${performance.now() - started} ms`)
-    assert.ok(slow.requests.length < 800)
-    await eventually(() => slow.requests.length === 800, { within: 15_000 })
+    const overtaking = slow.requests.length - before
+    assert.ok(slow.requests.length < 800 && overtaking < 4 * share, `${overtaking} of the crowd came first`)
+    await eventually(() => slow.requests.length === 800)
     assert.ok(slow.most <= share, `${slow.most} at once`)
     const left = () =>
       app.services.pool.oneFirst(
@@ -346,7 +349,7 @@ describe('delivery', () => {
       lost += rows.length
     }
     const seen = () => new Set(receiver.requests.map(request => request.event.id)).size
-    await eventually(() => seen() === 400, { within: 20_000 })
+    await eventually(() => seen() === 400)
     await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 400)
     assert.ok(lost > 0)
     await eventually(
@@ -365,7 +368,7 @@ describe('delivery', () => {
     await use.ended(id)
     await app.services.pool.query(sql.unsafe`
       update webhook_deliveries set status = 'queued', next_attempt_at = now() where webhook_id = ${id}`)
-    await eventually(() => receiver.requests.length === 2, { within: 8000 })
+    await eventually(() => receiver.requests.length === 2)
   })
 })
 
@@ -412,16 +415,18 @@ describe('a webhook whose deliveries keep failing', () => {
     use.project = (await app.project()).id
     // Not on the allow-list: a delivery fails without three attempts.
     const { id } = await use.hook('http://10.0.0.1/')
+    /** Failures in a row, which are counted after the deliveries have been settled. */
+    const failures = () => app.services.pool.oneFirst(sql.unsafe`select failures from webhooks where id = ${id}`)
     const fail = async (count: number) => {
-      const before = (await use.deliveries(id, '&status=failed')).total
+      const before = (await failures()) as number
       await app.services.write(async tx => {
         for (let i = 0; i < count; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
       })
-      await eventually(async () => (await use.deliveries(id, '&status=failed')).total === before + count)
+      await eventually(async () => (await failures()) === before + count)
       await pause(200)
     }
     const active = async () => (await app.admin.get(`/webhooks/${id}`)).body.active
-    return { app, clock, id, fail, active, project: use.project }
+    return { app, clock, id, fail, failures, active, project: use.project }
   }
 
   it('is switched off after a hundred in a row over a day', async () => {
@@ -448,14 +453,13 @@ describe('a webhook whose deliveries keep failing', () => {
   })
 
   it('starts to count anew with a success', async () => {
-    const { app, clock, id, fail, active, project } = await run(true)
+    const { app, clock, id, fail, failures, active, project } = await run(true)
     const receiver = await startReceiver()
     try {
       await fail(99)
       await app.services.pool.query(sql.unsafe`update webhooks set url = ${receiver.url} where id = ${id}`)
       await app.services.write(async tx => tx.emit('secrets.updated', project, { id: 'sec_well' }))
-      await eventually(() => receiver.requests.length === 1)
-      await pause(200)
+      await eventually(async () => (await failures()) === 0)
       await app.services.pool.query(sql.unsafe`update webhooks set url = 'http://10.0.0.1/' where id = ${id}`)
       clock.advance(25 * 3_600_000)
       await fail(1)
@@ -531,17 +535,18 @@ describe('delivery by processes that die', () => {
     await use.write()
     await eventually(() => receiver.requests.length === 1)
     await first.kill()
-    const killed = performance.now()
-    receiver.answer = 200
-    await worker()
     const [row] = (await use.deliveries(id)).data
     assert.equal(row.status, 'queued')
     assert.equal(row.attempts, 0)
+    receiver.answer = 200
+    await worker()
     const delivery = await use.ended(id)
     assert.equal(delivery.status, 'completed')
     assert.equal(delivery.attempts, 1)
+    const [lost, made] = receiver.requests
     assert.equal(receiver.requests.length, 2)
-    assert.ok(performance.now() - killed < 4000)
+    // The lease of two seconds began when the worker took the delivery, some time before its request came.
+    assert.ok(made.at - lost.at > 1000, `${made.at - lost.at} ms`)
   })
 
   it('is not held up by a worker that was killed with attempts in flight', async () => {
@@ -554,7 +559,8 @@ describe('delivery by processes that die', () => {
     receiver.answer = 200
     await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
     await use.write()
-    await eventually(() => receiver.requests.length === 2, { within: 3000 })
+    // The lease of what was in flight is a minute.
+    await eventually(() => receiver.requests.length === 2)
   })
 
   it('leaves no trace of a worker that was paused past its lease', async () => {
@@ -603,7 +609,7 @@ describe('delivery by processes that die', () => {
     assert.equal(given.attempts, 0)
     receiver.answer = 200
     await worker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
-    await eventually(() => receiver.requests.length === 3, { within: 3000 })
+    await eventually(() => receiver.requests.length === 3)
   })
 
   it('makes 200 deliveries of 200 concurrent writes with two workers, none twice, five at once', async () => {
@@ -634,7 +640,7 @@ describe('delivery by processes that die', () => {
     })
     await Promise.all([worker({}), worker({})])
     for (const { id } of hooks)
-      await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 150, { within: 15_000 })
+      await eventually(async () => (await use.deliveries(id, '&status=completed')).total === 150)
     for (const each of [receiver, second]) {
       assert.equal(each.requests.length, 150)
       assert.equal(each.most, 5)
@@ -642,11 +648,3 @@ describe('delivery by processes that die', () => {
     await second.close()
   })
 })
-
-async function freePort(): Promise<number> {
-  const server = createServer()
-  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-  const { port } = server.address() as { port: number }
-  await new Promise(resolve => server.close(resolve))
-  return port
-}

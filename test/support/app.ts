@@ -117,7 +117,7 @@ export async function startApp(
     log,
     role: 'worker',
     clock: options.clock,
-    checkRows: true,
+    strict: true,
     onRoundTrip: text => void statements.push(text),
   })
   const app: App = createApp(services)
@@ -184,12 +184,15 @@ export async function startApp(
   }
 }
 
-/** Waits until a check gives something truthy, and gives it back. */
+/**
+ * Waits until a check gives something truthy, and gives it back. The limit ends a wait for what never comes; it is far
+ * above what a busy machine needs, and says nothing of how fast something is.
+ */
 export async function eventually<T>(
   check: () => Promise<T> | T,
   options: { within?: number; every?: number; what?: string } = {},
 ): Promise<NonNullable<T>> {
-  const deadline = Date.now() + (options.within ?? 10_000)
+  const deadline = Date.now() + (options.within ?? 30_000)
   for (;;) {
     const value = await check()
     if (value) return value as NonNullable<T>
