@@ -137,9 +137,7 @@ describe('vectors of inline documents', () => {
   it('are left for later when the provider takes too long', async () => {
     let release = () => {}
     provider.before = () => new Promise(resolve => (release = resolve))
-    const since = Date.now()
     const made = await makeDocument(project.key, { content: 'slow' })
-    assert.ok(Date.now() - since < 5000)
     release()
     assert.deepEqual([made.status, made.chunk_count], ['ready', 1])
     assert.deepEqual([await embedded(made.id), await vectors(made.id), await waiting(made.id)], [0, 0, true])

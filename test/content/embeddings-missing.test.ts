@@ -39,7 +39,7 @@ describe('vectors that are missing', () => {
         EMBEDDING_MODEL: 'm',
         EMBEDDING_DIMENSIONS: String(DIMENSIONS),
         EMBEDDING_BASE_URL: server.url,
-        EMBEDDING_INLINE_TIMEOUT_MS: '300',
+        EMBEDDING_INLINE_TIMEOUT_MS: '1500',
         EMBEDDING_TIMEOUT_MS: '5000',
       },
     })
@@ -88,11 +88,12 @@ describe('vectors that are missing', () => {
   })
 
   it('of a write that could not wait are added after it', async () => {
-    server.behave = () => ({ delayMs: 1000 })
-    const started = Date.now()
+    let release = () => {}
+    const held = new Promise<void>(resolve => (release = resolve))
+    server.behave = () => ({ held })
     const id = await create('too slow')
-    assert.ok(Date.now() - started < 900)
     assert.equal((await waits(app, id)).waiting, true)
+    release()
     server.behave = () => ({})
     await sweep()
     assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: false })
@@ -152,11 +153,14 @@ describe('vectors that are missing', () => {
     down()
     const id = await create('soon gone')
     const stays = await create('stays')
-    server.behave = () => ({ delayMs: 700 })
+    let release = () => {}
+    const held = new Promise<void>(resolve => (release = resolve))
+    server.behave = () => ({ held })
     server.calls.length = 0
     const swept = sweep()
     await eventually(() => server.calls.length === 1)
     assert.equal((await key.delete(`/documents/${id}`)).status, 204)
+    release()
     await swept
     assert.deepEqual(await refsOf(app, id), [])
     assert.equal((await waits(app, stays)).waiting, false)
@@ -165,12 +169,15 @@ describe('vectors that are missing', () => {
   it('of a text that is replaced meanwhile are those of the new one', async () => {
     down()
     const id = await create('old text')
-    server.behave = call => ({ delayMs: call.texts.includes('old text') ? 900 : 0 })
+    let release = () => {}
+    const held = new Promise<void>(resolve => (release = resolve))
+    server.behave = call => (call.texts.includes('old text') ? { held } : {})
     server.calls.length = 0
     const swept = sweep()
     await eventually(() => server.calls.length === 1)
     const changed = await key.patch(`/documents/${id}`, { content: 'new text' })
     assert.equal(changed.status, 200)
+    release()
     await swept
     assert.deepEqual(await refsOf(app, id), await chunksOf(app, id))
     assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: false })

@@ -172,8 +172,8 @@ describe('the embedding provider', () => {
     })
 
     it('is not waited for longer than EMBEDDING_TIMEOUT_MS a call', async () => {
-      const hasty = await start({ EMBEDDING_TIMEOUT_MS: '150' })
-      server.behave = () => (server.calls.length < 3 ? { delayMs: 2000 } : {})
+      const hasty = await start({ EMBEDDING_TIMEOUT_MS: '1000' })
+      server.behave = () => (server.calls.length < 3 ? { delayMs: 20_000 } : {})
       const { key } = await hasty.project()
       assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
       assert.deepEqual(
@@ -388,13 +388,16 @@ describe('the embedding provider', () => {
 
     it('serve questions before everything else, and alone', async () => {
       const app = await start({ EMBEDDING_CONCURRENCY: '1', EMBEDDING_BATCH_SIZE: '2' })
-      server.behave = () => ({ delayMs: 100 })
+      let release = () => {}
+      const held = new Promise<void>(resolve => (release = resolve))
+      server.behave = () => ({ held })
       const { embed, embedQuery } = embedderOf(app.services)
       const late = embed(['z'], options({ background: true }))
       const written = embed(['a', 'b', 'c', 'd'], options())
       await eventually(() => server.calls.length === 1)
-      await embedQuery('?', options({ purpose: { kind: 'search', ref: 'req_1' } }))
-      await Promise.all([written, late])
+      const asked = embedQuery('?', options({ purpose: { kind: 'search', ref: 'req_1' } }))
+      release()
+      await Promise.all([asked, written, late])
       assert.deepEqual(
         server.calls.map(call => call.texts),
         [['a', 'b'], ['?'], ['c', 'd'], ['z']],
@@ -423,8 +426,8 @@ describe('the embedding provider', () => {
   describe('and a caller that does not wait', () => {
     it('gets what was done in time', async () => {
       const app = await start({ EMBEDDING_BATCH_SIZE: '1', EMBEDDING_CONCURRENCY: '4' })
-      server.behave = call => ({ delayMs: call.texts[0] === 'slow' ? 3000 : 0 })
-      const vectors = await embedderOf(app.services).embed(['a', 'slow', 'b'], options({ timeoutMs: 400 }))
+      server.behave = call => ({ delayMs: call.texts[0] === 'slow' ? 20_000 : 0 })
+      const vectors = await embedderOf(app.services).embed(['a', 'slow', 'b'], options({ timeoutMs: 2000 }))
       assert.deepEqual(
         vectors.map(vector => vector !== null),
         [true, false, true],
@@ -434,12 +437,12 @@ describe('the embedding provider', () => {
 
     it('gets AI_PROVIDER_ERROR when nothing was', async () => {
       const app = await start()
-      server.behave = () => ({ delayMs: 3000 })
+      server.behave = () => ({ delayMs: 20_000 })
       const started = Date.now()
       await assert.rejects(embedderOf(app.services).embed(['a'], options({ timeoutMs: 200 })), {
         code: 'AI_PROVIDER_ERROR',
       })
-      assert.ok(Date.now() - started < 1000)
+      assert.ok(Date.now() - started < 10_000)
       await assert.rejects(embedderOf(app.services).embed(['a'], options({ timeoutMs: 0 })))
       assert.equal(server.calls.length, 1)
     })

@@ -28,7 +28,7 @@ export function refuses({ status, body }: Reply, expected: number, code: string,
 }
 
 /** Waits until a document's ingestion is over, as its status tells. */
-export const settledStatus = (key: Client, id: string, within = 20_000) =>
+export const settledStatus = (key: Client, id: string, within?: number) =>
   eventually(
     async () => {
       const { body } = await key.get(`/documents/${id}/status`)

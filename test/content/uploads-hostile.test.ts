@@ -10,11 +10,12 @@ import { type Client, eventually, startApp, type TestApp } from '../support/app.
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 
 const MAX = 3_000_000
-const IDLE = 400
+/** The longest pause of a client, far above those of a busy machine. */
+const IDLE = 1000
 const code = (reply: { body: any }) => reply.body?.error?.code
 
 describe('uploads of clients that are slow, broken or hostile', function () {
-  this.timeout(30_000)
+  this.timeout(60_000)
   let app: TestApp
   let key: Client
   const { head, tail, type } = handmade('bound')
@@ -68,14 +69,14 @@ describe('uploads of clients that are slow, broken or hostile', function () {
   const filePart = (name: string, more = '') =>
     part(`Content-Disposition: form-data; name="file"; filename="${name}"${more}`)
 
-  /** Holds every use of stored bytes for four times the longest pause of a client. */
+  /** Holds every use of stored bytes for twice the longest pause of a client. */
   const bytesHeld = () =>
     new Promise<{ end: Promise<unknown> }>(resolve => {
       const end = app.services.pool.connect(connection =>
         connection.transaction(async tx => {
           await tx.query(rawQuery('lock table file_blob_chunks', []))
           resolve({ end })
-          await sleep(IDLE * 4)
+          await sleep(IDLE * 2)
         }),
       )
     })
@@ -88,8 +89,8 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         FILE_BLOB_CHUNK_BYTES: '65536',
         DATABASE_POOL_MAX: '4',
         HTTP_IDLE_TIMEOUT_MS: String(IDLE),
-        HTTP_BODY_TIMEOUT_MS: '1200',
-        UPLOAD_TIMEOUT_MS: '4000',
+        HTTP_BODY_TIMEOUT_MS: '1500',
+        UPLOAD_TIMEOUT_MS: '6000',
       },
     })
     ;({ key } = await app.project())
@@ -173,13 +174,13 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       connection.socket.write(requestHead('POST', '/files/upload', `Content-Type: ${type}`, 'Content-Length: 100000'))
       connection.socket.write(head)
       const started = performance.now()
-      while (!connection.text && performance.now() - started < 10_000) {
+      while (!connection.text && performance.now() - started < 20_000) {
         connection.socket.write('y')
         await sleep(50)
       }
       const took = performance.now() - started
       assert.deepEqual(statuses(connection.text), [408])
-      assert.ok(took > 3900 && took < 6000, String(took))
+      assert.ok(took > 5900 && took < 15_000, String(took))
       await eventually(() => connection.closed)
     })
 
@@ -206,7 +207,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
           await eventually(() => connection.closed, { what: `${method} ${path} closed` })
           assert.deepEqual(statuses(connection.text), [408], `${method} ${path}`)
           assert.match(connection.text, /"code":"REQUEST_REJECTED"/)
-          assert.ok(performance.now() - started < 4000, `${path} ${performance.now() - started}`)
+          assert.ok(performance.now() - started < 5900, `${path} ${performance.now() - started}`)
         }),
       )
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), 'old')
@@ -222,7 +223,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       }
       const took = performance.now() - started
       assert.deepEqual(statuses(connection.text), [408])
-      assert.ok(took > 1100 && took < 3000, String(took))
+      assert.ok(took > 1400 && took < 5900, String(took))
       await eventually(() => connection.closed)
     })
 
@@ -241,7 +242,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       connection.socket.write(
         requestHead('GET', `/files/${made.id}/download`, '').trimEnd().concat('\r\n\r\n').repeat(4),
       )
-      await sleep(IDLE * 5)
+      await sleep(IDLE * 3)
       connection.socket.resume()
       await eventually(() => connection.closed, { what: 'the connection closed' })
       assert.ok(connection.text.length < 4 * 2_900_000, 'not all of it came')

@@ -19,6 +19,8 @@ export type Behaviour = {
   headers?: Record<string, string>
   body?: unknown
   delayMs?: number
+  /** Answered once this is settled. */
+  held?: Promise<unknown>
   /** Hangs up: before the head, or in the middle of the body. */
   hangUp?: 'at once' | 'in the body'
   vectors?: number[][]
@@ -72,6 +74,7 @@ export async function startEmbeddingServer(dimensions: number): Promise<Embeddin
       waiting--
     })
     const given = made.behave(call)
+    await given.held
     if (given.delayMs) await new Promise(resolve => setTimeout(resolve, given.delayMs))
     if (res.destroyed) return
     waiting--
