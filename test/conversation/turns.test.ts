@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { rawQuery } from '../../src/core/db.ts'
+import { openPool, rawQuery } from '../../src/core/db.ts'
 import { client } from '../double/client.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { openStream, readStream } from '../execution/streams.ts'
@@ -635,6 +635,50 @@ describe('turns of a conversation over processes', function () {
       )
     } finally {
       await small.close()
+    }
+  })
+
+  it('turns that start together do not wait for a provider that another request opens', async () => {
+    const small = await startAgentApp({ workers: [], env: { DATABASE_POOL_MAX: '2' } })
+    const beside = await openPool({ databaseUrl: small.databaseUrl, connections: 2 })
+    const waiting = (count: number) =>
+      eventually(async () => {
+        const found = await beside.any(
+          rawQuery(`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+        )
+        return found.length >= count
+      })
+    try {
+      const secret_id = (await small.key.post('/secrets', { name: 'key', value: 'vendor-key' })).body.id
+      const ids = await Promise.all(
+        Array.from({ length: 6 }, async () => {
+          const { id } = (await small.key.post('/conversations', {})).body
+          await small.key.post(`/conversations/${id}/messages`, { message: 'hi', role: 'user' })
+          return id as string
+        }),
+      )
+      // Two looks at secrets: while those who ask for turns take the connections, the second one has to wait.
+      const headers = { 'X-Key': `{{secret:${secret_id}}}` }
+      const linked = await small.key.patch(`/ai-providers/${small.providerId}`, { secret_id, config: { headers } })
+      assert.equal(linked.status, 200, JSON.stringify(linked.body))
+      const ask = (id: string) =>
+        small.key.post(`/conversations/${id}/generate?wait=false`, { agent_id: small.agentId })
+      const asked = await beside.transaction(async tx => {
+        await tx.query(rawQuery('select 1 from conversations for update'))
+        const first = ask(ids[0])
+        await waiting(1)
+        const opener = small.key.post(`/agents/${small.agentId}/generate?wait=false`, { prompt: 'hi' })
+        const others = ids.slice(1).map(ask)
+        await waiting(2)
+        return [first, opener, ...others]
+      })
+      assert.deepEqual(
+        (await Promise.all(asked)).map(({ status }) => status),
+        asked.map(() => 202),
+      )
+    } finally {
+      await small.close()
+      await beside.end()
     }
   })
 

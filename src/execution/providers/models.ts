@@ -26,7 +26,7 @@ export type ModelClient = {
 
 const CLIENT_LIFE_MS = 60_000
 
-type Entry = { key: string; client: Promise<ModelClient> }
+type Entry = { key: string; client: Promise<ModelClient>; built: boolean }
 
 const caches = new WeakMap<Services, Map<string, Entry>>()
 
@@ -44,13 +44,17 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
   }
   const key = `${row.updated_at} ${row.secret_stamp}`
   const known = cache.get(row.id)
-  if (known?.key === key) return known.client
-  const entry: Entry = { key, client: resolveAccess(services, row, db).then(buildClient) }
+  // A transaction takes what is there, but does not wait for a client that somebody else opens: who does may be waiting
+  // for the connection that the transaction holds.
+  if (known?.key === key && (known.built || db === services.pool)) return known.client
+  const entry: Entry = { key, client: resolveAccess(services, row, db).then(buildClient), built: false }
   cache.set(row.id, entry)
   const forget = () => {
     if (cache.get(row.id) === entry) cache.delete(row.id)
   }
-  entry.client.catch(forget)
+  entry.client.then(() => {
+    entry.built = true
+  }, forget)
   setTimeout(forget, CLIENT_LIFE_MS).unref()
   return entry.client
 }
