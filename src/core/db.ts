@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
 import {
   type CommonQueryMethods,
   createPool,
@@ -44,12 +45,53 @@ export type PoolOptions = {
   databaseUrl: string
   connections: number
   applicationName?: string
-  /** Checks every row against the type its statement declares. For tests: it costs more than the query. */
-  checkRows?: boolean
+  /**
+   * For tests. Checks every row against the type its statement declares, which costs more than the query, and refuses
+   * to take a connection where one is held: a burst of such work, each waiting for a second one, waits for ever.
+   */
+  strict?: boolean
   /** False: every statement is parsed and planned each time it is sent, as Slonik does by itself. */
   prepare?: boolean
   /** Called once per round trip. For benchmarks and query-count tests. */
   onRoundTrip?: (text: string) => void
+}
+
+/** Whether an async context holds a connection of a strict pool: what was started under it may outlive it. */
+const holding = new AsyncLocalStorage<{ open: boolean } | undefined>()
+
+/**
+ * Starts work on connections of its own from within a transaction. Only for work that the transaction does not wait for:
+ * to wait for a second connection while holding one is what locks a process up.
+ */
+export const outsideTransaction = <T>(work: () => T): T => holding.run(undefined, work)
+
+/** Refuses to take a connection where one is held. */
+const secondConnectionCheck: Interceptor = {
+  name: 'second-connection-check',
+  beforePoolConnection: ({ query }) => {
+    const asked = query?.sql ?? 'connect or transaction'
+    if (holding.getStore()?.open) throw new Error(`A second connection where one is held, use that one: ${asked}`)
+    return null
+  },
+}
+
+/** The pool with its held connections noted, for the check above. */
+function noting(pool: Pool): Pool {
+  const noted =
+    <A extends unknown[], T>(work: (...args: A) => Promise<T>) =>
+    async (...args: A): Promise<T> => {
+      const held = { open: true }
+      try {
+        return await holding.run(held, work, ...args)
+      } finally {
+        held.open = false
+      }
+    }
+  return Object.assign(Object.create(pool) as Pool, {
+    connect: <T>(work: Parameters<typeof pool.connect<T>>[0]) => pool.connect(noted(work)),
+    transaction: <T>(work: Parameters<typeof pool.transaction<T>>[0], retries?: number) =>
+      pool.transaction(noted(work), retries),
+  })
 }
 
 const rowCheck: Interceptor = {
@@ -75,7 +117,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     url.searchParams.set('application_name', options.applicationName ?? 'muster')
   url.searchParams.set('options', `${url.searchParams.get('options') ?? ''} -c timezone=UTC`.trim())
   const interceptors: Interceptor[] = []
-  if (options.checkRows) interceptors.push(rowCheck)
+  if (options.strict) interceptors.push(secondConnectionCheck, rowCheck)
   if (options.onRoundTrip) {
     const { onRoundTrip } = options
     interceptors.push({
@@ -96,13 +138,14 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     statementTimeout: 60_000,
     queryRetryLimit: 0,
     transactionRetryLimit: 3,
-    // A micro-batch that was started inside a transaction's async context uses the pool on purpose.
+    // Slonik's own check refuses after the connection is taken, and work that outlives its transaction too.
     dangerouslyAllowForeignConnections: true,
     resetConnection: async () => {},
     typeParsers,
     interceptors,
   })
-  return preparer ? preparer.retrying(pool) : pool
+  const checked = options.strict ? noting(pool) : pool
+  return preparer ? preparer.retrying(checked) : checked
 }
 
 const anyRow = z.any()

@@ -22,7 +22,7 @@ export async function openServices(
     log: Logger
     role: 'web' | 'worker' | 'cli'
     clock?: Clock
-    checkRows?: boolean
+    strict?: boolean
     onRoundTrip?: (text: string) => void
   },
 ): Promise<OpenServices> {
@@ -40,7 +40,7 @@ export async function openServices(
     databaseUrl: config.DATABASE_URL,
     connections: Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 1),
     applicationName,
-    checkRows: options.checkRows,
+    strict: options.strict,
     onRoundTrip: options.onRoundTrip,
   })
   // Slonik reports every failed statement here too; those are answered where they were asked.

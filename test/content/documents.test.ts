@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { inTransaction, rawQuery } from '../../src/core/db.ts'
+import { inTransaction, outsideTransaction, rawQuery } from '../../src/core/db.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf } from './documents-support.ts'
 
@@ -316,15 +316,9 @@ describe('documents', () => {
       const reading = await inTransaction(app.services.pool, async tx => {
         await tx.query(rawQuery('select 1 from documents where id = $1 for update', [id]))
         const asked = project.key.get(`/documents/${id}`)
-        await eventually(
-          async () =>
-            (
-              await rowsOf(
-                app,
-                `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
-              )
-            ).length > 0,
-        )
+        const waiting = () =>
+          rowsOf(app, `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
+        await eventually(async () => (await outsideTransaction(waiting)).length > 0)
         await tx.query(rawQuery('delete from ingestion_attempts where document_id = $1', [id]))
         await tx.query(rawQuery(`update documents set status = 'ready' where id = $1`, [id]))
         return { asked }

@@ -156,6 +156,15 @@ describe('writes under a storage quota', () => {
     assert.equal((await project.key.delete(`/files/${file.id}`)).status, 204)
   })
 
+  it('asks nothing of a project that is known to have no such quota', async () => {
+    const asked = () => app.statements.filter(text => text.includes(`'storage_bytes'`)).length
+    await eventually(async () => {
+      const before = asked()
+      assert.equal((await project.key.post('/files', { filename: `${before}.bin`, size: 1 })).status, 201)
+      return asked() === before
+    })
+  })
+
   it('holds a burst of writes that breach, each refused and told of once', async () => {
     const quota = await limit()
     await measured(5)

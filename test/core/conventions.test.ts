@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db.ts'
+import { outsideTransaction, sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { type Described, describedOperations } from '../support/fuzz.ts'
@@ -754,11 +754,11 @@ describe('conventions', () => {
       await pool.transaction(async transaction => {
         await transaction.query(sql.unsafe`delete from ${sql.identifier([table])} where id = ${id}`)
         sent = send()
-        await eventually(() =>
+        const waits = () =>
           pool.exists(
             sql.unsafe`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
-          ),
-        )
+          )
+        await eventually(() => outsideTransaction(waits))
       })
       return await (sent as Promise<Reply>)
     }

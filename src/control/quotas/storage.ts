@@ -1,4 +1,4 @@
-import type { Queryable } from '../../core/db.ts'
+import { outsideTransaction, type Queryable } from '../../core/db.ts'
 import { raise } from '../../core/errors.ts'
 import { NotifiedCache } from '../../core/notified-cache.ts'
 import type { Services } from '../../core/operation.ts'
@@ -49,9 +49,9 @@ export async function checkStorage(
   db: Queryable = services.pool,
 ): Promise<void> {
   const { limited } = checksOf(services)
-  const known = limited.get(projectId)
+  const known = outsideTransaction(() => limited.get(projectId))
   if (known instanceof Promise) {
-    // It is learnt for the next write; this one asks for the quotas themselves.
+    // It is learnt for the next write, and nobody waits for it; this one asks for the quotas themselves.
     known.catch(error => services.log.error({ err: error }, 'storage quotas not read'))
   } else if (!known.limited) return
   for (const { bytes, day, ...quota } of await storageQuotas(db, projectId)) {
@@ -65,7 +65,10 @@ export async function checkStorage(
   }
 }
 
-/** Starts the report of what a measured value reaches. One that is lost with its process is made at the next check. */
+/**
+ * Starts the report of what a measured value reaches, which nobody waits for. One that is lost with its process is made
+ * at the next check.
+ */
 function reportReached(
   services: Services,
   quota: Parameters<typeof report>[1],
@@ -80,7 +83,7 @@ function reportReached(
   const name = `${quota.id} ${window.key} ${JSON.stringify(reasons)}`
   if (reports.has(name)) return
   reports.add(name)
-  report(services, quota, window, { exceeded: observed, warned: () => observed }, reasons)
+  outsideTransaction(() => report(services, quota, window, { exceeded: observed, warned: () => observed }, reasons))
     .catch(error => services.log.error({ err: error, quota_id: quota.id }, 'quota breach not reported'))
     .finally(() => reports.delete(name))
 }
