@@ -18,7 +18,12 @@ describe('conversion of files', () => {
     tools = await startTools()
     app = await startApp({
       workers: ['ingestion'],
-      env: { BASE_URL: 'http://muster.test', INGESTION_MAX_TEXT_BYTES: '100000', INGESTION_LEASE_SECONDS: '4' },
+      env: {
+        BASE_URL: 'http://muster.test',
+        INGESTION_MAX_TEXT_BYTES: '100000',
+        INGESTION_MAX_PAGES: '20',
+        INGESTION_LEASE_SECONDS: '4',
+      },
     })
     const project = await app.project()
     key = project.key
@@ -93,6 +98,18 @@ describe('conversion of files', () => {
     assert.equal(await failure({ status: 500, body: 'no' }), 'CONVERTER_FAILED')
     assert.equal(await failure({ body: ' \n ' }), 'FILE_PARSE_FAILED')
     assert.equal(await failure({ body: { pages: [] } }), 'FILE_PARSE_FAILED')
+  })
+
+  it('takes as many pages as a file may have, answered or posted', async () => {
+    const pages = Array.from({ length: 21 }, (_, n) => ({ text: `page ${n}` }))
+    tools.answer(tool, { body: { pages } })
+    const { status, error } = await ingested(key, await image())
+    assert.deepEqual([status, error.code, error.meta.path], ['failed', 'CONVERTER_OUTPUT_INVALID', 'pages'])
+    assert.match(error.message, /20 at most \(INGESTION_MAX_PAGES\)/)
+    const { id, token } = await deferred()
+    refuses(await post(id, token, { pages }), 422, 'CONVERTER_OUTPUT_INVALID')
+    assert.equal((await post(id, token, { pages: pages.slice(1) })).status, 204)
+    assert.equal((await settledStatus(key, id)).chunk_count, 20)
   })
 
   it('asks the converter of a native type only where its rule says so', async () => {
@@ -302,6 +319,53 @@ describe('conversion of files', () => {
         assert.equal((await key.get(`/documents/${body.id}`)).body.content, 'called back early')
         assert.equal((await eventsOf(app, body.id)).length, 2)
       })()
+  })
+
+  it('refuses a callback once the tool has answered', async () => {
+    const slow = await startApp({
+      workers: ['ingestion'],
+      env: { BASE_URL: 'http://muster.test', FAULT_POINTS: 'ingestion_read=freeze:1500' },
+    })
+    const other = await slow.project()
+    const answering = tools.add(other.id)
+    await other.key.post('/ingestion-rules', { tool_id: answering, content_type_glob: 'image/*' })
+    tools.answer(answering, { body: 'answered' })
+    const file_id = await upload(other.key, 'PNG', { content_type: 'image/png' })
+    const { body } = await other.key.post('/documents/ingest', { file_id })
+    const kept = sql.unsafe`select pages is not null from ingestion_attempts where document_id = ${body.id}`
+    await eventually(() => slow.services.pool.maybeOneFirst(kept))
+    const { token } = tools.calls(answering)[0].input.callback
+    for (const late of [{ text: 'posted' }, { status: 'failed', message: 'no' }])
+      refuses(
+        await slow.anonymous.post(`/documents/${body.id}/ingestion-callback?token=${token}`, late),
+        409,
+        'INGESTION_CALLBACK_CONFLICT',
+      )
+    assert.equal((await settledStatus(other.key, body.id)).status, 'ready')
+    assert.equal((await other.key.get(`/documents/${body.id}`)).body.content, 'answered')
+    await slow.close()
+  })
+
+  it('does not ask a tool again that has answered, when what follows fails', async () => {
+    tools.answer(tool, { body: { pages: [{ text: 'answered once', page_number: 4 }] } })
+    await app.services.pool.query(sql.unsafe`
+      create function refuse_chunks() returns trigger language plpgsql as
+      $$ begin raise exception 'chunks are refused'; end $$`)
+    await app.services.pool.query(sql.unsafe`
+      create trigger refuse_chunks before insert on document_chunks for each row execute function refuse_chunks()`)
+    const calls = tools.calls(tool).length
+    const { body } = await key.post('/documents/ingest', { file_id: await image() })
+    const failures = sql.unsafe`select failures from ingestion_attempts where document_id = ${body.id}`
+    await eventually(async () => (await app.services.pool.maybeOneFirst(failures)) === 1)
+    await app.services.pool.query(sql.unsafe`drop trigger refuse_chunks on document_chunks`)
+    await age(app, body.id, 'due_at', 10)
+    await sweep(app)
+    assert.equal((await settledStatus(key, body.id)).status, 'ready')
+    assert.equal(tools.calls(tool).length, calls + 1)
+    assert.deepEqual(
+      (await chunksOf(app, body.id)).map(({ page_number, content }) => [page_number, content]),
+      [[4, 'answered once']],
+    )
   })
 
   it('leaves a tool that was overtaken by its callback within a beat of the lease', async () => {

@@ -45,7 +45,7 @@ function refused(error: unknown): AppError {
 }
 
 /** What a converter posts, as pages or as its failure. Raises CONVERTER_OUTPUT_INVALID; a `pending` is no result. */
-function resultOf(body: unknown): CallbackInput {
+function resultOf(body: unknown, mostPages: number): CallbackInput {
   const { text, pages, status, message } = (body ?? {}) as Record<string, unknown>
   if (status === 'failed') {
     if (typeof message !== 'string') raise('CONVERTER_OUTPUT_INVALID', { message: 'message: must be a string' })
@@ -55,7 +55,7 @@ function resultOf(body: unknown): CallbackInput {
     raise('CONVERTER_OUTPUT_INVALID', { message: 'status: only `failed` settles an attempt' })
   if (text !== undefined && pages !== undefined)
     raise('CONVERTER_OUTPUT_INVALID', { message: 'text and pages exclude each other' })
-  const result = parsePages(text === undefined ? { pages } : text)
+  const result = parsePages(text === undefined ? { pages } : text, mostPages)
   return { pages: result.map(page => ({ text: page.text, page_number: page.number as number })) }
 }
 
@@ -71,9 +71,10 @@ async function attemptOf({ services, query, params }: Pick<Receiving, 'services'
 async function receive(request: Receiving) {
   await attemptOf(request)
   const { services, params, req } = request
+  const { INGESTION_MAX_TEXT_BYTES, INGESTION_MAX_PAGES } = services.config
   const { document_id } = params
   if (!(await documentKind.find(services.pool, document_id))) raise('RESOURCE_NOT_FOUND', { meta: { id: document_id } })
-  const body = resultOf(await jsonOf(req, services.config.INGESTION_MAX_TEXT_BYTES))
+  const body = resultOf(await jsonOf(req, INGESTION_MAX_TEXT_BYTES), INGESTION_MAX_PAGES)
   return { body, discard: async () => {} }
 }
 

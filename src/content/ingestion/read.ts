@@ -12,7 +12,8 @@ import { type FileRow, fileKind } from '../files/model.ts'
 import { convert } from '../rules/convert.ts'
 import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
-import type { Claim } from './store.ts'
+import { Superseded } from './hold.ts'
+import { type Claim, keepPages } from './store.ts'
 
 /** What became of a source. `retry`: it failed in a way that another try may not. */
 export type Source =
@@ -30,7 +31,7 @@ const hasText = (pages: Page[]): boolean => pages.some(page => /\S/.test(page.te
 /**
  * The text of a document's file in pages: what a converter has posted, the file's own text, or what the converter of
  * its rule makes of it (content, 7.3.4). Rules are looked at as they stand now. Text that a document holds itself is its
- * source as it is. Raises what reading the file raises.
+ * source as it is. Raises what reading the file raises, and Superseded when a callback was faster than the answer.
  */
 export async function readSource(
   services: Services,
@@ -88,6 +89,7 @@ async function fileText(
   })
   if (outcome.kind === 'failed') return failed(outcome.error)
   if (outcome.kind === 'pending') return outcome
+  if (!(await keepPages(services.pool, claim, outcome.pages))) throw new Superseded()
   return { pages: outcome.pages, total_pages: outcome.pages.length }
 }
 

@@ -98,6 +98,14 @@ export const awaitCallback = async (db: Queryable, claim: Held, withinMs: number
       update ingestion_attempts set state = 'awaiting', due_at = now() + ${interval(withinMs)} where ${held(claim)}`)
   ).rowCount === 1
 
+/**
+ * Keeps what a converter has answered: a callback comes too late from here on, and another try does not ask again. False
+ * when the attempt is not held.
+ */
+export const keepPages = async (db: Queryable, claim: Held, pages: Page[]): Promise<boolean> =>
+  (await db.query(sql.unsafe`update ingestion_attempts set pages = ${jsonb(pages)} where ${held(claim)}`)).rowCount ===
+  1
+
 /** Ends an attempt that this worker holds; false when it does not. */
 export const endHeld = async (db: Queryable, claim: Held): Promise<boolean> =>
   (await db.query(sql.unsafe`delete from ingestion_attempts where ${held(claim)}`)).rowCount === 1

@@ -122,7 +122,7 @@ async function byTool(services: Services, rule: IngestionRuleRow, conversion: Co
     timeout_ms: services.config.CONVERTER_TIMEOUT_MS,
     signal: conversion.signal,
   })
-  return outcome.ok ? judge(rule, outcome.output, conversion.callback !== null) : caused(rule, outcome.error)
+  return outcome.ok ? judge(services, rule, outcome.output, conversion.callback !== null) : caused(rule, outcome.error)
 }
 
 /** The bytes of a file as the rule has them sent, or why they cannot be. */
@@ -156,13 +156,13 @@ function oversized({ config }: Services, rule: IngestionRuleRow, { size }: FileR
 }
 
 /** What a tool's output means. Deferral is for those that were given a callback. */
-function judge(rule: IngestionRuleRow, output: unknown, mayDefer: boolean): ConverterOutcome {
+function judge({ config }: Services, rule: IngestionRuleRow, output: unknown, mayDefer: boolean): ConverterOutcome {
   if (typeof output === 'object' && output !== null && 'status' in output && output.status === 'pending')
     return mayDefer
       ? { kind: 'pending' }
       : refused(rule, 'deferral_not_allowed', 'it answered pending where it was not given a callback')
   try {
-    return { kind: 'pages', pages: parsePages(output) }
+    return { kind: 'pages', pages: parsePages(output, config.INGESTION_MAX_PAGES) }
   } catch (error) {
     if (!(error instanceof AppError)) throw error
     const { code, message, meta } = error.recorded()
@@ -179,5 +179,8 @@ async function byAgent(services: Services, rule: IngestionRuleRow, conversion: C
     project_id: rule.project_id,
     agent_id: rule.agent_id as string,
   })
-  return answered.ok ? { kind: 'pages', pages: parsePages(answered.text) } : caused(rule, answered.error)
+  const { INGESTION_MAX_PAGES } = services.config
+  return answered.ok
+    ? { kind: 'pages', pages: parsePages(answered.text, INGESTION_MAX_PAGES) }
+    : caused(rule, answered.error)
 }

@@ -17,16 +17,19 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
  * What a converter answered, or posted later, as pages: a string is page 1, `{ pages: [{ text, page_number }] }` the
  * pages in their order. A page without a number has that of its place; blank pages are dropped, so there may be none
  * (content, 7.5). Characters that no text can hold are dropped or replaced.
+ * @param mostPages what no file has more of
  * @throws CONVERTER_OUTPUT_INVALID for anything else, with `meta.path`
  */
-export function parsePages(value: unknown): Page[] {
-  const pages =
-    typeof value === 'string'
-      ? [{ number: 1, text: value }]
-      : isObject(value) && Array.isArray(value.pages)
-        ? value.pages.map(parsePage)
-        : wrong('output', 'must be a string or an object with pages')
+export function parsePages(value: unknown, mostPages: number): Page[] {
+  const pages = typeof value === 'string' ? [{ number: 1, text: value }] : pagesIn(value, mostPages)
   return pages.map(({ number, text }) => ({ number, text: storableText(text) })).filter(({ text }) => /\S/.test(text))
+}
+
+function pagesIn(value: unknown, mostPages: number): { number: number; text: string }[] {
+  if (!isObject(value) || !Array.isArray(value.pages))
+    return wrong('output', 'must be a string or an object with pages')
+  if (value.pages.length > mostPages) return wrong('pages', `may be ${mostPages} at most (INGESTION_MAX_PAGES)`)
+  return value.pages.map(parsePage)
 }
 
 function parsePage(page: unknown, index: number): { number: number; text: string } {
