@@ -3,6 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { pdf } from '../support/pdf.ts'
 import { chunksOf, eventsOf, ingested, refuses, settledStatus, upload } from './ingestion-support.ts'
 
@@ -218,6 +219,27 @@ describe('ingestion', () => {
       const error = await refused(ingest(file, {}, '?wait=true'), 413, 'FILE_TOO_LARGE_FOR_SYNC')
       assert.deepEqual(error.meta, { size: 4001, max_bytes: 4000 })
       assert.equal((await ingest(file)).status, 202)
+    })
+
+    it('by the first check that fails, in the order that is documented', async () => {
+      const big = 'y'.repeat(4001)
+      const taken = await upload(key, 'x', { filename: 'taken.txt', prefix: '/ordered' })
+      const at = { filename: 'taken.txt', prefix: '/elsewhere' }
+      const bare = await key.post('/files', { ...at, content_type: 'image/png' })
+      await refused(ingest(bare.body.id, { path_prefix: '/ordered' }, '?wait=true'), 400, 'FILE_PARSE_FAILED')
+      assert.equal((await key.delete(`/files/${bare.body.id}`)).status, 204)
+      const file = await upload(key, big, { ...at, content_type: 'image/png' })
+      await refused(ingest(file, { path_prefix: '/ordered' }, '?wait=true'), 400, 'UNSUPPORTED_FILE_TYPE')
+      const typed = (type: string, id: string) =>
+        app.services.pool.query(sql.unsafe`update files set content_type = ${type} where id = ${id}`)
+      await typed('text/plain', file)
+      await refused(ingest(file, { path_prefix: '/ordered' }, '?wait=true'), 413, 'FILE_TOO_LARGE_FOR_SYNC')
+      await refused(ingest(file, { path_prefix: '/ordered' }), 409, 'NAME_CONFLICT')
+      assert.equal((await key.delete(`/files/${taken}`)).status, 204)
+      assert.equal((await ingest(file, { path_prefix: '/ordered' })).status, 202)
+      await refused(ingest(file, {}, '?wait=true'), 409, 'FILE_ALREADY_INGESTED')
+      await typed('image/png', file)
+      await refused(ingest(file), 400, 'UNSUPPORTED_FILE_TYPE')
     })
 
     it('where the path is taken, reserved, or out of the root', async () => {
@@ -521,9 +543,101 @@ describe('ingestion', () => {
       assert.equal(await down.services.pool.oneFirst(waits), true)
       await down.close()
     })
+
+    it('asks it once for a long text, not for every part of it', async () => {
+      const server = await startEmbeddingServer(32)
+      server.behave = () => ({ status: 429, headers: { 'retry-after': '60' } })
+      const busy = await startApp({
+        workers: ['ingestion'],
+        env: {
+          EMBEDDING_PROVIDER: 'openai',
+          EMBEDDING_MODEL: 'any',
+          EMBEDDING_API_KEY: 'any',
+          EMBEDDING_BASE_URL: `${server.url}/v1`,
+          EMBEDDING_DIMENSIONS: '32',
+        },
+      })
+      const other = await busy.project()
+      const cut = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
+      const document = await ingested(other.key, await upload(other.key, 'x'.repeat(2000)), cut)
+      assert.deepEqual([document.status, document.chunk_count], ['ready', 200])
+      assert.equal((await other.key.get(`/documents/${document.id}/status`)).body.embedded_chunks, 0)
+      assert.equal(server.calls.length, 1)
+      await busy.close()
+      await server.close()
+    })
+
+    it('asks it for the rest of a text of which it refuses a part', async () => {
+      const server = await startEmbeddingServer(32)
+      server.behave = ({ texts }) => (texts.some(text => text.includes('bad')) ? { status: 400 } : {})
+      const strict = await startApp({
+        workers: ['ingestion'],
+        env: {
+          EMBEDDING_PROVIDER: 'openai',
+          EMBEDDING_MODEL: 'any',
+          EMBEDDING_API_KEY: 'any',
+          EMBEDDING_BASE_URL: `${server.url}/v1`,
+          EMBEDDING_DIMENSIONS: '32',
+        },
+      })
+      const other = await strict.project()
+      const cut = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
+      const text = `${'bad texts.'.repeat(64)}${'good texts'.repeat(64)}`
+      const document = await ingested(other.key, await upload(other.key, text), cut)
+      assert.deepEqual([document.status, document.chunk_count], ['ready', 128])
+      assert.equal((await other.key.get(`/documents/${document.id}/status`)).body.embedded_chunks, 64)
+      await strict.close()
+      await server.close()
+    })
   })
 
   describe('of a document again', () => {
+    it('begins anew: nothing of the attempt before is left', async () => {
+      const idle = await startApp()
+      const other = await idle.project()
+      const { body } = await other.key.post('/documents/ingest', { file_id: await upload(other.key, 'text') })
+      const attempt = () =>
+        idle.services.pool.one(sql.unsafe`select * from ingestion_attempts where document_id = ${body.id}`) as Promise<
+          Record<string, unknown>
+        >
+      const { id } = await attempt()
+      await idle.services.pool.query(sql.unsafe`
+        update ingestion_attempts set state = 'running', claims = 2, losses = 2, failures = 2, pages = '[]',
+          principal = '{}', allow_deferral = false, heartbeat_at = now(), due_at = now() + interval '1 hour'`)
+      await idle.services.pool.query(sql.unsafe`
+        update documents set status = 'processing', chunk_count = 5, embedded_chunks = 4, total_chunks = 9,
+          total_pages = 3, embed_since = now()`)
+      assert.equal((await other.key.post(`/documents/${body.id}/ingest`)).status, 202)
+      const { id: next, created_at, due_at, ...rest } = await attempt()
+      assert.notEqual(next, id)
+      assert.ok((due_at as string) <= new Date(Date.now() + 1000).toISOString())
+      assert.deepEqual(rest, {
+        document_id: body.id,
+        state: 'queued',
+        claims: 0,
+        losses: 0,
+        failures: 0,
+        principal: { type: 'api_key', id: other.keyId, via: null },
+        allow_deferral: true,
+        settings: { chunk_strategy: 'page', chunk_unit: null, chunk_size: null, chunk_overlap: null },
+        pages: null,
+        heartbeat_at: null,
+      })
+      assert.deepEqual((await other.key.get(`/documents/${body.id}/status`)).body, {
+        id: body.id,
+        status: 'pending',
+        chunk_count: 0,
+        embedded_chunks: 0,
+        total_chunks: null,
+        total_pages: null,
+        progress: 0,
+        error: null,
+      })
+      const waits = sql.unsafe`select embed_since from documents where id = ${body.id}`
+      assert.equal(await idle.services.pool.oneFirst(waits), null)
+      await idle.close()
+    })
+
     it('goes pending and ready, with the settings asked for, and one more event', async () => {
       const file = await upload(key, pdf(['one', 'two']), { content_type: 'application/pdf' })
       const document = await ingested(key, file)

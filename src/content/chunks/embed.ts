@@ -95,10 +95,7 @@ export async function embedChunks(
   owner: { project_id: string; document_id: string },
   drafts: readonly ChunkDraft[],
   options: { timeoutMs?: number; signal?: AbortSignal } = {},
-): Promise<EmbeddedChunk[]> {
+): Promise<(EmbeddedChunk & ChunkVectors)[]> {
   const embedded = await chunkVectors(services, owner, drafts, options)
-  return drafts.map((draft, index) => {
-    const { vectors, failed } = embedded[index]
-    return { ...draft, id: newId('dchunk'), vectors, failed }
-  })
+  return drafts.map((draft, index) => ({ ...draft, id: newId('dchunk'), ...embedded[index] }))
 }

@@ -18,7 +18,8 @@ const BATCH = 64
 /**
  * Embeds chunks, which takes as long as it takes, and writes them with their vectors, batch by batch, each in a
  * transaction that the claim guards. The last one makes the document ready; what fits into one batch is written with
- * it. Raises Superseded when the claim is lost, the reason of its signal when that is aborted.
+ * it. A provider that is away is waited for once; what is left gets its vectors later. Raises Superseded when the claim
+ * is lost, the reason of its signal when that is aborted.
  */
 export async function writeChunks(
   services: Services,
@@ -34,9 +35,14 @@ export async function writeChunks(
   // Long texts take a while to join, which no lock has to wait for.
   const text = { content: joinPages(pages), pages: pageStarts(pages) }
   let unembedded = false
+  let away = false
   const embed = async (from: number, to: number) => {
-    const batch = await embedChunks(services, owner, chunks.slice(from, to), { signal: hold.signal })
+    const batch = await embedChunks(services, owner, chunks.slice(from, to), {
+      signal: hold.signal,
+      timeoutMs: away ? 0 : undefined,
+    })
     unembedded ||= batch.some(({ failed }) => failed)
+    away ||= batch.some(({ down }) => down)
     return { batch, written: batch.length, embedded: batch.filter(({ vectors }) => vectors.length > 0).length }
   }
   let from = 0
