@@ -365,6 +365,20 @@ describe('ingestion rules', () => {
         assert.deepEqual(patches.map(({ status }) => status).sort(), [200, 409, 409])
       }
     })
+
+    it('keep what two changes at once say of different fields', async () => {
+      for (let round = 0; round < 10; round++) {
+        const { id } = await made()
+        const [metadata, native_extraction] = [{ round }, 'skip']
+        const answers = await Promise.all([patch(id, { metadata }), patch(id, { native_extraction })])
+        assert.deepEqual(
+          answers.map(({ status }) => status),
+          [200, 200],
+        )
+        const { body } = await app.key.get(`/ingestion-rules/${id}`)
+        assert.deepEqual([body.metadata, body.native_extraction], [metadata, native_extraction])
+      }
+    })
   })
 
   describe('and their agents', () => {
@@ -507,6 +521,7 @@ describe('ingestion rules', () => {
     it('prefers the longest path prefix at or above the file, before any glob', async () => {
       assert.equal(await names('image/png', '/scans/a.png'), '/scans')
       assert.equal(await names('image/png', '/scans/new/a.png'), '/scans/new')
+      assert.equal(await names('image/png', '/scans/new'), '/scans/new')
       assert.equal(await names('audio/mp3', '/scans/new/a.mp3'), '/scans')
       assert.equal(await names('image/png', '/scansnew/a.png'), 'image/png')
       assert.equal(await names('image/png', '/x/scans/a.png'), 'image/png')
