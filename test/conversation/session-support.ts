@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import type { Rule } from '../../src/double/script.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { type Message, openStream } from '../execution/streams.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
 
 type Json = Record<string, any>
@@ -12,6 +13,8 @@ export type SessionApp = AgentApp & {
   session(fields?: Json): Promise<Json>
   say(session: Json, message: string, fields?: Json): Promise<Json>
   generate(session: Json, query?: string, body?: Json): Promise<Reply>
+  /** A turn that is streamed: its messages once it has ended, and the text that has come so far. */
+  streamed(session: Json): Promise<{ stream: Promise<Message[]>; text(): string }>
   messages(session: Json): Promise<Json[]>
   generation(id: string): Promise<Json>
   /** The generation once it is at its end. */
@@ -68,6 +71,17 @@ export async function startSessionApp(options: Parameters<typeof startAgentApp>[
     say: async (session, message, fields = {}) =>
       expectStatus(await key.post(`/sessions/${session.id}/messages`, { message, ...fields }), 201),
     generate: (session, query = '', body) => key.post(`/sessions/${session.id}/generate${query}`, body),
+    async streamed(session) {
+      const { messages } = await openStream({ url: app.url, key }, `/sessions/${session.id}/generate`, { stream: true })
+      const seen: Message[] = []
+      const stream = (async () => {
+        for await (const message of messages) seen.push(message)
+        return seen
+      })()
+      const pieces = () =>
+        seen.filter(({ event }) => event === 'delta').map(({ data }) => data.choices[0].delta.content)
+      return { stream, text: () => pieces().join('') }
+    },
     messages: async session => expectStatus(await key.get(`/sessions/${session.id}/messages?limit=100`), 200).data,
     generation,
     settled: id =>

@@ -505,7 +505,7 @@ describe('turns of a conversation', function () {
       await sleep(1500)
       assert.equal((await key.get(`/generations/${second}`)).body.status, 'pending')
       assert.equal((await app.admin.post(`/projects/${projectId}/resume`, {})).status, 200)
-      await eventually(async () => (await replies()) === 2, { within: 12_000, what: 'the waiting turn running' })
+      await eventually(async () => (await replies()) === 2, { what: 'the waiting turn running' })
     })
   })
 
@@ -736,7 +736,7 @@ describe('turns of a conversation over processes', function () {
     const turns = [(await t.ask(id, { agent_id })).body, (await t.ask(id, { agent_id })).body]
     await t.waitingAt('stopped')
     first.child.kill('SIGTERM')
-    await sleep(200)
+    await eventually(() => first.output.some(line => line.includes('"msg":"stopping"')))
     await t.open('stopped')
     await first.exited
     assert.deepEqual(await t.texts(id), ['hi', 'one'])
