@@ -3,7 +3,7 @@ import { createHash, scryptSync } from 'node:crypto'
 import { decodeJwt } from 'jose'
 import { loadConfig } from '../../src/config.ts'
 import { manualClock } from '../../src/core/clock.ts'
-import { sql } from '../../src/core/db.ts'
+import { outsideTransaction, sql } from '../../src/core/db.ts'
 import { bootstrapFromSettings } from '../../src/identity/users/bootstrap.ts'
 import { ADMIN, type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
 
@@ -317,11 +317,10 @@ describe('users', () => {
             pair.admin.patch(`/users/${second}`, { role: 'user' }),
             other.patch(`/users/${first}`, { role: 'user' }),
           ]
-          await eventually(async () => {
-            const found = await pair.services.pool.oneFirst(sql.unsafe`
+          const blocked = () =>
+            pair.services.pool.oneFirst(sql.unsafe`
               select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
-            return found === 2
-          })
+          await eventually(async () => (await outsideTransaction(blocked)) === 2)
           return { waiting }
         })
         assert.deepEqual((await Promise.all(replies.waiting)).map(reply => reply.status).sort(), [200, 409])
