@@ -152,7 +152,9 @@ create table knowledge_vectors (
   -- Signs of the rotated vector.
   code bit varying(4096) not null,
   -- The vector, L2-normalized, as little-endian float32.
-  vec bytea not null
+  vec bytea not null,
+  -- The transaction that wrote the code: how a process that keeps codes finds those it has not seen.
+  written_in xid8 not null default pg_current_xact_id()
 );
 alter table knowledge_vectors alter column vec set storage external;
 -- By ref_id first, so that it never looks like a way to the rows of a source and a space.
@@ -160,7 +162,8 @@ create unique index knowledge_vectors_ref on knowledge_vectors (ref_id, source, 
 create index knowledge_vectors_container on knowledge_vectors (container_id);
 -- All codes of a project in one index-only scan. Without ref_id: it is read for the candidates alone, and the index is a
 -- tenth smaller (39 MB for 100,000 codes).
-create index knowledge_vectors_scan on knowledge_vectors (project_id, space_id, source) include (id, container_id, code);
+create index knowledge_vectors_scan on knowledge_vectors (project_id, space_id, source, written_in)
+  include (id, container_id, code);
 -- Index-only scans need the visibility map.
 alter table knowledge_vectors set (autovacuum_vacuum_insert_threshold = 1000, autovacuum_vacuum_insert_scale_factor = 0.02);
 

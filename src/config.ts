@@ -365,6 +365,12 @@ const settings = {
     'auto',
     'auto uses pgvector where it is installed; pgvector demands it; scan never does.',
   ),
+  KNOWLEDGE_CODE_CACHE_BYTES: setting(
+    'content',
+    integer(0),
+    '67108864',
+    'Memory of each process for the codes of projects that are searched again and again; 0 = none.',
+  ),
   KNOWLEDGE_CANDIDATE_FACTOR: setting(
     'content',
     integer(1, 1000),

@@ -69,15 +69,17 @@ describe('codes of vectors', () => {
     const question = unit(Float32Array.from({ length: 100 }, normal))
     const rows = Array.from({ length: 300 }, () => unit(Float32Array.from({ length: 100 }, normal)))
     const code = (vector: Float32Array) => Buffer.from(codeOf(vector).slice(1), 'hex')
-    // Four bytes in front of each that say something else.
-    const codes = Buffer.concat(rows.flatMap(row => [Buffer.from('ffffffff', 'hex'), code(row)]))
-    const estimated = estimates(question, codes, 4)
+    const estimated = estimates(question, Buffer.concat(rows.map(code)), [...rows.keys()])
     assert.equal(estimated.length, 300)
     const ranked = rows.map((_, row) => row).sort((x, y) => estimated[y] - estimated[x])
     const exact = rows.map((_, row) => row).sort((x, y) => cosine(rows[y], question) - cosine(rows[x], question))
     assert.ok(exact.slice(0, 10).every(row => ranked.slice(0, 30).includes(row)))
     // The question's own code gets the most any code can: the sum of what its coordinates are without their signs.
-    const [own, opposite] = estimates(question, Buffer.concat([code(question), code(question.map(value => -value))]), 0)
+    const [own, opposite] = estimates(
+      question,
+      Buffer.concat([code(rows[0]), code(question), code(question.map(value => -value))]),
+      [1, 2],
+    )
     assert.ok(own > 0 && Math.abs(own + opposite) < own / 100)
   })
 })

@@ -1,11 +1,10 @@
 import assert from 'node:assert/strict'
-import { randomInt } from 'node:crypto'
 import fs from 'node:fs'
-import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
 import { startEmbedded } from '../../src/core/embedded.ts'
+import { quietPort } from '../support/postgres.ts'
 
 describe('embedded PostgreSQL', () => {
   const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-embedded-'))
@@ -19,20 +18,6 @@ describe('embedded PostgreSQL', () => {
       return (await client.query(sql)).rows
     } finally {
       await client.end()
-    }
-  }
-
-  /** A free port below those that systems give to outgoing connections, so that none of another test takes it meanwhile. */
-  async function quietPort(): Promise<number> {
-    for (;;) {
-      const port = randomInt(10_000, 32_768)
-      const server = net.createServer()
-      const free = await new Promise<boolean>(resolve => {
-        server.once('error', () => resolve(false)).listen(port, '127.0.0.1', () => resolve(true))
-      })
-      if (!free) continue
-      await new Promise(resolve => server.close(resolve))
-      return port
     }
   }
 

@@ -1,6 +1,7 @@
-import { createHash, randomBytes } from 'node:crypto'
+import { createHash, randomBytes, randomInt } from 'node:crypto'
 import fs from 'node:fs'
 import { createRequire } from 'node:module'
+import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
@@ -30,6 +31,20 @@ export async function startServer(): Promise<EmbeddedServer> {
     fs.rmSync(path.join(tmpdir(), name), { recursive: true, force: true })
   }
   return startEmbedded({ dir: path.join(tmpdir(), `${SERVER_DIR}${process.pid}`), ephemeral: true })
+}
+
+/** A free port below those that systems give to outgoing connections, so that nothing takes it before it is used. */
+export async function quietPort(): Promise<number> {
+  for (;;) {
+    const port = randomInt(10_000, 32_768)
+    const server = net.createServer()
+    const free = await new Promise<boolean>(resolve => {
+      server.once('error', () => resolve(false)).listen(port, '127.0.0.1', () => resolve(true))
+    })
+    if (!free) continue
+    await new Promise(resolve => server.close(resolve))
+    return port
+  }
 }
 
 /** Creates a database, empty or a copy of database `from`; returns its url. */

@@ -47,12 +47,13 @@ export async function vectorChannel(
     if (vector.every(value => value === 0)) return { rows: [], question }
     const found = await Promise.all(
       selections.map(async selection => {
-        const { source, projects, filter } = selection
+        const { source, projects, filter, whole } = selection
         const near = await nearestRows(services, {
           projects,
           space,
           source: source.number,
           filter,
+          whole,
           vector,
           limit: options.limit,
         })

@@ -82,13 +82,16 @@ const documentSource: Source = {
   table: 'document_chunks',
   container: 'document_id',
 
-  filter(scope, request) {
+  visible(scope, request) {
     const narrowed = narrowing(scope, request)
     if (narrowed === 'none') return 'none'
     const projects = scope.project === null ? null : [scope.project]
-    if (narrowed === null) return ({ container }) => settled(container, projects)
-    return ({ container }) => sql.fragment`${container} in (
-      select d.id from documents d where ${all([searchable, inProjects(projects), narrowed])})`
+    if (narrowed === null) return { whole: true, filter: ({ container }) => settled(container, projects) }
+    return {
+      whole: false,
+      filter: ({ container }) => sql.fragment`${container} in (
+        select d.id from documents d where ${all([searchable, inProjects(projects), narrowed])})`,
+    }
   },
 
   /** The first chunks of the newest documents (documents_project, document_chunks_document). */

@@ -13,12 +13,14 @@ export type Scope = { caller: Caller; project: string | null }
 /** Rows of a source that a search may see, as a condition over the row and what contains it; null sees all of a project. */
 export type RowFilter = ((columns: VectorColumns) => Fragment) | null
 
+/** What a search may see of a source; `whole` is all of it that is ready, to all who may search. */
+export type Visible = { whole: boolean; filter: RowFilter }
+
 /** What one search asks of a source: fixed once, before any channel runs. */
-export type Selection = {
+export type Selection = Visible & {
   source: Source
   /** Null: of every project, as far as `filter` goes. */
   projects: readonly string[] | null
-  filter: RowFilter
 }
 
 export type ReadOptions = { neighbors: number }
@@ -37,7 +39,7 @@ export type Source = {
   table: string
   container: string
   /** What of the projects the caller and the request leave; `none` when nothing is. */
-  filter(scope: Scope, request: SearchInput): RowFilter | 'none'
+  visible(scope: Scope, request: SearchInput): Visible | 'none'
   /** The lexemes of some rows that the search may see, each once a row: how common words are. */
   sample(selection: Selection): Fragment
   /** Rows as results, by id, those alone that may be seen. */
@@ -72,8 +74,8 @@ export function selectionsOf(scope: Scope, request: SearchInput): Selection[] {
   return sources.flatMap(source => {
     if (!asked[source.type]) return []
     const projects = projectsOf(scope, source.resource)
-    const filter = source.filter(scope, request)
-    return projects?.length === 0 || filter === 'none' ? [] : [{ source, projects, filter }]
+    const visible = source.visible(scope, request)
+    return projects?.length === 0 || visible === 'none' ? [] : [{ source, projects, ...visible }]
   })
 }
 

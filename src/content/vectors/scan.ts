@@ -1,8 +1,9 @@
-import { inTransaction, type Queryable, sql } from '../../core/db.ts'
+import { inTransaction, type Pool, type Queryable, sql } from '../../core/db.ts'
 import type { Services } from '../../core/operation.ts'
-import { codeOf, estimates } from './codes.ts'
+import { type Codes, cachedCodes, forget, idsOf, nearestCodes, noteScan } from './code-cache.ts'
+import { codeBytes, codeOf, estimates } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
-import { CODE_HEAD, type Coded, type Scan, type Stored, scanCodes, searchIndex, vectorsOfIds } from './store.ts'
+import { type Scan, type Stored, scanCodes, searchIndex, vectorsOfIds, visibleVectorsOfIds } from './store.ts'
 
 /** A row and the cosine of its nearest segment. */
 export type Near = { ref_id: string; container_id: string; cosine: number }
@@ -22,32 +23,77 @@ const ESTIMATED = 2000
  * scope holds no more rows than candidates the answer is exact.
  * @param scan.limit results that the caller wants; decides how many candidates are read
  * @param scan.vector the question, L2-normalized
+ * @param scan.whole whether all rows of the project may be found but those that are gone or not ready: its codes may be
+ *   compared in the process (code-cache.ts). Of a part of a project the database finds the rows; what is hidden would take
+ *   the time and the places of what may be seen
  * @throws the database's error when it takes longer than KNOWLEDGE_QUERY_TIMEOUT_MS
  */
 export async function nearestRows(
   services: Services,
-  { vector, limit, ...scope }: Omit<Scan, 'code'> & { vector: Float32Array },
+  { vector, limit, whole, ...scope }: Omit<Scan, 'code'> & { vector: Float32Array; whole?: boolean },
 ): Promise<Near[]> {
   const { config, pool } = services
   const wanted = Math.min(MOST_CANDIDATES, Math.max(LEAST_CANDIDATES, config.KNOWLEDGE_CANDIDATE_FACTOR * limit))
+  const { projects, space, source, filter } = scope
+  const indexed = await hasIndex(services, space)
+  const cached = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
+  const codes = cached && (await cachedCodes(services, cached))
+  const known = codes && (await nearestCached(pool, codes, { vector, wanted, filter }))
+  if (known) return ranked(known, vector)
   const scan = { ...scope, code: codeOf(vector) }
-  const indexed = await hasIndex(services, scan.space)
-  const found = await inTransaction(pool, async db => {
+  const { found, scanned } = await inTransaction(pool, async db => {
     await prepare(db, { timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
-    if (near.length === wanted) return vectorsOfIds(db, near)
-    return vectorsOfIds(db, estimated(await scanCodes(db, { ...scan, limit: ESTIMATED }), vector, wanted))
+    if (near.length === wanted) return { found: await vectorsOfIds(db, near), scanned: 0 }
+    const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
+    const nearest = byEstimate(codes, [...ids.keys()], vector).slice(0, wanted)
+    return {
+      found: await vectorsOfIds(
+        db,
+        nearest.map(row => ids[row]),
+      ),
+      scanned: ids.length,
+    }
   })
+  if (cached && scanned === ESTIMATED) noteScan(services, cached)
   return ranked(found, vector)
 }
 
-/** The ids that are nearest by estimate; all of them when there are no more than wanted. */
-function estimated({ ids, codes }: Coded, question: Float32Array, wanted: number): string[] {
-  if (ids.length <= wanted) return ids
-  const near = estimates(question, codes, CODE_HEAD)
-  const rows = [...ids.keys()].sort((left, right) => near[right] - near[left])
-  return rows.slice(0, wanted).map(row => ids[row])
+/**
+ * The vectors of the candidates among cached codes, as a scan would choose them; null when rows that are not ready leave
+ * too few.
+ */
+async function nearestCached(
+  pool: Pool,
+  cached: Codes,
+  { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
+): Promise<Stored[] | null> {
+  for (;;) {
+    const { rows, codes } = await nearestCodes(cached, codeBytes(vector), ESTIMATED)
+    const nearest = byEstimate(codes, rows, vector)
+    const found: Stored[] = []
+    const gone: number[] = []
+    while (nearest.length > 0 && found.length < wanted) {
+      const part = nearest.splice(0, wanted - found.length)
+      const ids = idsOf(cached, part)
+      const stored = new Map((await visibleVectorsOfIds(pool, ids, filter)).map(row => [String(row.id), row]))
+      for (const [index, row] of part.entries()) {
+        const vector = stored.get(ids[index])
+        if (!vector) gone.push(row)
+        else if (vector.vec !== null) found.push({ ...vector, vec: vector.vec })
+      }
+    }
+    forget(cached, gone)
+    if (found.length === wanted || rows.length < ESTIMATED) return found
+    if (gone.length === 0) return null
+  }
+}
+
+/** The rows, the nearest by estimate first. */
+function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float32Array): number[] {
+  const near = estimates(question, codes, rows)
+  return [...rows.keys()].sort((left, right) => near[right] - near[left]).map(index => rows[index])
 }
 
 /**

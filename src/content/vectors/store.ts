@@ -66,7 +66,8 @@ export async function insertVectors(db: Queryable, rows: readonly NewVector[]): 
       'text',
     )}) as t (project_id, source, container_id, ref_id, segment, space_id, code, vec)
     on conflict (source, ref_id, segment, space_id)
-    do update set project_id = excluded.project_id, container_id = excluded.container_id, code = excluded.code, vec = excluded.vec`)
+    do update set project_id = excluded.project_id, container_id = excluded.container_id, code = excluded.code,
+      vec = excluded.vec, written_in = excluded.written_in`)
 }
 
 /** Removes the vectors of a container (knowledge_vectors_container) or of single rows (knowledge_vectors_ref). */
@@ -102,30 +103,92 @@ export type Scan = {
   limit: number
 }
 
-/** Rows by the ids of their vectors, with their codes, one after the other, each behind CODE_HEAD bytes. */
-export type Coded = { ids: string[]; codes: Uint8Array }
+/** Rows by the ids of their vectors, with their codes, one after the other. */
+export type Coded = { ids: string[]; codes: Buffer }
 
-/** In front of the bits that varbit_send answers stands their number. */
-export const CODE_HEAD = 4
+/** The bytes of a code, without the number of its bits in front. */
+const codeAsBytes = sql.fragment`substring(varbit_send(v.code) from 5)`
+
+/** Rows of a query over knowledge_vectors `v` as one value: as thousands of rows they would cost the driver more than the database. */
+const coded = sql.fragment`string_agg(v.id::text, ',') as ids, encode(string_agg(${codeAsBytes}, ''), 'base64') as codes`
+
+const codedOf = ({ ids, codes }: { ids: string | null; codes: string | null }): Coded => ({
+  ids: ids?.split(',') ?? [],
+  codes: Buffer.from(codes ?? '', 'base64'),
+})
 
 /**
  * The vectors whose codes differ least from the question's, in no order, by an index-only scan of knowledge_vectors_scan and
  * the primary key. What is sorted is one number, the distance above 44 bits of id (a million rows a second for half a year):
  * a number is compared where it is, while of a row with its code the sort copies 300 bytes before it compares, for every row
- * of the project. All codes come as one value: as thousands of rows they would cost the driver more than the database.
+ * of the project.
  */
 export async function scanCodes(db: Queryable, scan: Scan): Promise<Coded> {
-  const { ids, codes } = (await db.one(sql.unsafe`
-    with near as materialized (
-      select (bit_count(v.code # ${scan.code}::bit varying) << 44) | v.id as place from knowledge_vectors v
-      where ${within(scan)} order by 1 limit ${scan.limit}
-    )
-    select string_agg(id::text, ',') as ids, encode(string_agg(varbit_send(code), ''), 'base64') as codes
-    from knowledge_vectors where id = any(array(select place & ((1::bigint << 44) - 1) from near))`)) as {
-    ids: string | null
-    codes: string | null
+  return codedOf(
+    (await db.one(sql.unsafe`
+      with near as materialized (
+        select (bit_count(v.code # ${scan.code}::bit varying) << 44) | v.id as place from knowledge_vectors v
+        where ${within(scan)} order by 1 limit ${scan.limit}
+      )
+      select ${coded} from knowledge_vectors v
+      where v.id = any(array(select place & ((1::bigint << 44) - 1) from near))`)) as Parameters<typeof codedOf>[0],
+  )
+}
+
+/** All codes of one source in a project. */
+export type CodeScope = { project: string; space: { id: number; dimensions: number }; source: SourceNumber }
+
+/** What a read of codes could see, and of which server: the numbers of transactions mean nothing on another one. */
+export type Seen = { snapshot: string; server: string }
+
+const seen = sql.fragment`pg_current_snapshot()::text as snapshot, pg_postmaster_start_time()::text as server`
+
+const inScope = ({ project, space, source }: CodeScope): Fragment =>
+  sql.fragment`v.project_id = ${project} and v.space_id = ${space.id} and v.source = ${source}`
+
+/**
+ * Opens a transaction's cursor over the codes of a scope, for `nextCodes`; every part is of the same moment. By an
+ * index-only scan of knowledge_vectors_scan.
+ */
+export async function openCodes(db: Queryable, scope: CodeScope): Promise<Seen & { count: number }> {
+  await db.query(sql.unsafe`set transaction isolation level repeatable read, read only`)
+  const state = await db.one(sql.unsafe`
+    select ${seen}, (select count(*) from knowledge_vectors v where ${inScope(scope)}) as count`)
+  await db.query(sql.unsafe`
+    declare codes no scroll cursor for
+    select v.id, encode(${codeAsBytes}, 'base64') as code from knowledge_vectors v where ${inScope(scope)}`)
+  return state as Seen & { count: number }
+}
+
+/** Some thousand codes of the open cursor; none at its end. */
+export async function nextCodes(db: Queryable): Promise<Coded> {
+  const rows = (await db.any(sql.unsafe`fetch 1000 from codes`)) as readonly { id: number; code: string }[]
+  return {
+    ids: rows.map(row => String(row.id)),
+    codes: Buffer.concat(rows.map(row => Buffer.from(row.code, 'base64'))),
   }
-  return { ids: ids?.split(',') ?? [], codes: Buffer.from(codes ?? '', 'base64') }
+}
+
+/**
+ * The codes that transactions wrote which `snapshot` could not see, at most `limit`. Rows whose transactions have numbers
+ * that this server has not given yet were restored from another one; they are not new.
+ */
+export async function readNewCodes(
+  db: Queryable,
+  scope: CodeScope,
+  { snapshot, limit }: { snapshot: string; limit: number },
+): Promise<Coded & Seen> {
+  const row = (await db.one(sql.unsafe`
+    select ${seen}, new.* from (
+      select ${coded} from (
+        select v.id, v.code from knowledge_vectors v
+        where ${inScope(scope)} and v.written_in >= pg_snapshot_xmin(${snapshot}::pg_snapshot)
+          and v.written_in < pg_snapshot_xmax(pg_current_snapshot())
+          and not pg_visible_in_snapshot(v.written_in, ${snapshot}::pg_snapshot)
+        limit ${limit}
+      ) v
+    ) new`)) as Seen & Parameters<typeof codedOf>[0]
+  return { ...codedOf(row), snapshot: row.snapshot, server: row.server }
 }
 
 /** Nearest first by the HNSW index of the space (pgvector.ts); fewer when the index gave up before it had found enough. */
@@ -157,6 +220,20 @@ export const vectorsOfIds = (db: Queryable, ids: readonly string[]): Promise<rea
   db.any(stored`
     select v.ref_id, v.container_id, encode(v.vec, 'base64') as vec from knowledge_vectors v
     where v.id = any(${sql.array([...ids], 'int8')})`)
+
+const held = sql.type(
+  z.object({ id: z.number(), ref_id: z.string(), container_id: z.string(), vec: z.string().nullable() }),
+)
+
+/** Vectors by id, those alone that a search may see; `vec` is null for the others, and rows that are gone are missing. */
+export const visibleVectorsOfIds = (
+  db: Queryable,
+  ids: readonly string[],
+  filter: Scan['filter'],
+): Promise<readonly (Omit<Stored, 'vec'> & { id: number; vec: string | null })[]> =>
+  db.any(held`
+    select v.id, v.ref_id, v.container_id, case when ${filter?.(columns) ?? sql.fragment`true`} then encode(v.vec, 'base64') end as vec
+    from knowledge_vectors v where v.id = any(${sql.array([...ids], 'int8')})`)
 
 /** The vectors of single rows, by knowledge_vectors_ref. */
 export const vectorsOfRefs = (

@@ -1,0 +1,501 @@
+import { strict as assert } from 'node:assert'
+import { execFileSync } from 'node:child_process'
+import fs from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import pg from 'pg'
+import { loadConfig } from '../../src/config.ts'
+import { nearestRows } from '../../src/content/vectors/scan.ts'
+import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
+import { type Fragment, rawQuery, sql } from '../../src/core/db.ts'
+import { type EmbeddedServer, startEmbedded } from '../../src/core/embedded.ts'
+import { createLog } from '../../src/core/log.ts'
+import { migrate } from '../../src/core/migrate.ts'
+import type { Services } from '../../src/core/operation.ts'
+import { openServices } from '../../src/core/services.ts'
+import { seeded } from '../bench/knowledge-corpora.ts'
+import { type Client, eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { quietPort } from '../support/postgres.ts'
+
+const DIMENSIONS = 64
+const { normal } = seeded(11)
+const unit = (values: Float32Array): Float32Array => {
+  const length = Math.hypot(...values)
+  return values.map(value => value / length)
+}
+const scattered = () => unit(Float32Array.from({ length: DIMENSIONS }, normal))
+const closeTo = (vector: Float32Array, share = 1 / 16) => unit(vector.map(value => value + share * normal()))
+
+/** How the last search found its candidates. */
+const wayOf = (statements: readonly string[]): string => {
+  const memory = statements.some(text => text.includes('pg_visible_in_snapshot'))
+  return statements.some(text => text.includes('bit_count')) ? (memory ? 'both' : 'scan') : 'memory'
+}
+
+describe('codes kept in the process', () => {
+  let app: TestApp
+  let services: Services
+  let project: string
+  let space: { id: number; dimensions: number }
+
+  const rows = (text: string, values: unknown[] = []) =>
+    app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
+  const row = (ref_id: string, vector: Float32Array, more: Partial<NewVector> = {}): NewVector => ({
+    project_id: project,
+    source: SOURCES.document,
+    container_id: 'doc_a',
+    ref_id,
+    segment: 0,
+    space_id: space.id,
+    vector,
+    ...more,
+  })
+  const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
+  const fill = async (count: number, more: Partial<NewVector> = {}) => {
+    for (let at = 0; at < count; at += 500)
+      await insert(
+        ...Array.from({ length: Math.min(500, count - at) }, (_, index) =>
+          row(`${more.project_id ?? ''}r${at + index}`, scattered(), more),
+        ),
+      )
+  }
+  type More = {
+    by?: Services
+    projects?: string[]
+    whole?: boolean
+    limit?: number
+    filter?: (columns: { container: Fragment }) => Fragment
+  }
+  const near = ({ by = services, ...more }: More = {}, vector = scattered()) =>
+    nearestRows(by, {
+      projects: [project],
+      space,
+      source: SOURCES.document,
+      filter: null,
+      vector,
+      limit: 10,
+      whole: true,
+      ...more,
+    })
+  const ids = (found: readonly { ref_id: string }[]) => found.map(({ ref_id }) => ref_id)
+  /** Searches, and says what was found and how. Other searches must not run meanwhile. */
+  const found = async (vector: Float32Array, more: More = {}) => {
+    app.statements.length = 0
+    const nearest = await near(more, vector)
+    return { ids: ids(nearest), way: wayOf(app.statements) }
+  }
+  const way = async (more: More = {}) => (await found(scattered(), more)).way
+  /** Searches until the codes are kept. */
+  const warm = (more: More = {}) => eventually(async () => (await way(more)) === 'memory')
+  /** As a process of its own with these settings. */
+  const process = (env: Partial<Services['config']> = {}): Services => ({
+    ...app.services,
+    config: { ...app.config, ...env },
+  })
+
+  before(async () => {
+    app = await startApp()
+  })
+  after(() => app.close())
+  beforeEach(async () => {
+    services = process()
+    project = (await app.project()).id
+    const [{ id }] = await rows(
+      `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
+      [DIMENSIONS],
+    )
+    space = { id, dimensions: DIMENSIONS }
+  })
+
+  it('answer from the third search on, with what a scan answers, in two statements', async () => {
+    await fill(3000)
+    assert.equal(await way(), 'scan')
+    assert.equal(await way(), 'scan')
+    await warm()
+    const question = scattered()
+    await insert(...Array.from({ length: 20 }, (_, index) => row(`near${index}`, closeTo(question))))
+    const scanned = await near({ whole: false }, question)
+    app.statements.length = 0
+    const kept = await near({}, question)
+    assert.equal(app.statements.length, 2)
+    assert.equal(wayOf(app.statements), 'memory')
+    assert.equal(kept.length, 400)
+    // Rows at the edge of what is estimated may differ, those that count do not.
+    assert.deepEqual(kept.slice(0, 100), scanned.slice(0, 100))
+    assert.equal((await near({ limit: 25 }, question)).length, 1000)
+  })
+  it('are not kept for projects with few vectors, nor where the setting says none', async () => {
+    await fill(1999)
+    for (let time = 0; time < 4; time++) assert.equal(await way(), 'scan')
+    await fill(2500)
+    const none = process({ KNOWLEDGE_CODE_CACHE_BYTES: 0 })
+    for (let time = 0; time < 4; time++) assert.equal(await way({ by: none }), 'scan')
+  })
+  it('are not asked for a part of a project, nor for several projects', async () => {
+    await fill(2500)
+    await warm()
+    assert.equal(await way({ whole: false }), 'scan')
+    assert.equal(await way({ projects: [project, (await app.project()).id] }), 'scan')
+    assert.equal(await way(), 'memory')
+  })
+  it('keep to their project, space and source', async () => {
+    await fill(2500)
+    await warm()
+    const other = (await app.project()).id
+    const question = scattered()
+    const own = closeTo(question, 1 / 8)
+    await insert(
+      row('own', own),
+      row('theirs', question, { project_id: other }),
+      row('memory', question, { source: SOURCES.memory }),
+    )
+    assert.deepEqual((await found(question)).ids[0], 'own')
+    assert.equal((await found(question)).ids.includes('theirs'), false)
+    assert.equal((await found(question)).ids.includes('memory'), false)
+  })
+
+  describe('follow the database', () => {
+    beforeEach(async () => {
+      await fill(2500)
+      await warm()
+    })
+
+    it('in every search that begins after a commit, while many write and search at once', async () => {
+      const late: string[] = []
+      await Promise.all(
+        Array.from({ length: 40 }, async (_, writer) => {
+          for (let time = 0; time < 5; time++) {
+            const vector = scattered()
+            const ref = `w${writer}-${time}`
+            await insert(row(ref, vector))
+            const [first] = await near({}, vector)
+            if (first.ref_id !== ref) late.push(ref)
+          }
+        }),
+      )
+      assert.deepEqual(late, [])
+      assert.equal(await way(), 'memory')
+    })
+    it('when a transaction that began earlier commits after a later one', async () => {
+      const question = scattered()
+      const early = new pg.Client(app.databaseUrl)
+      await early.connect()
+      try {
+        await early.query('begin')
+        // Takes its number before the others take theirs.
+        await early.query(
+          `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
+            select project_id, source, container_id, 'early', segment, space_id, code, vec from knowledge_vectors
+            where project_id = $1 and ref_id = 'r7'`,
+          [project],
+        )
+        await insert(row('late', closeTo(question)))
+        assert.deepEqual((await found(question)).ids[0], 'late')
+        const { ids: before } = await found(scattered(), { limit: 50 })
+        assert.equal(before.includes('early'), false)
+        await early.query('commit')
+      } finally {
+        await early.end()
+      }
+      const [{ vec }] = await rows(
+        `select encode(vec, 'hex') as vec from knowledge_vectors where project_id = $1 and ref_id = 'r7'`,
+        [project],
+      )
+      const seventh = new Float32Array(new Uint8Array(Buffer.from(vec, 'hex')).buffer)
+      const after = await found(seventh)
+      assert.deepEqual(after.ids.slice(0, 2).sort(), ['early', 'r7'])
+      assert.equal(after.way, 'memory')
+    })
+    it('when a vector is replaced', async () => {
+      const question = scattered()
+      await insert(row('r3', question))
+      const { ids: first, way } = await found(question)
+      assert.equal(first[0], 'r3')
+      assert.equal(way, 'memory')
+      assert.equal(first.filter(id => id === 'r3').length, 1)
+      await insert(
+        row(
+          'r3',
+          question.map(value => -value),
+        ),
+      )
+      assert.notEqual((await found(question)).ids[0], 'r3')
+    })
+    it('when rows are deleted: others move up, as many as before', async () => {
+      const question = scattered()
+      const nearest = (await near({ limit: 40 }, question)).map(({ ref_id }) => ref_id)
+      assert.equal(nearest.length, 1600)
+      await fill(1000, { container_id: 'doc_b', project_id: project })
+      await removeVectors(app.services.pool, { source: SOURCES.document, ref_ids: nearest.slice(0, 1200) })
+      const { ids: left, way } = await found(question)
+      assert.equal(way, 'memory')
+      assert.equal(left.length, 400)
+      assert.equal(
+        left.some(id => nearest.slice(0, 1200).includes(id)),
+        false,
+      )
+      assert.deepEqual(left.slice(0, 100), ids(await near({ whole: false }, question)).slice(0, 100))
+    })
+    it('when most rows are deleted', async () => {
+      await rows(`delete from knowledge_vectors where project_id = $1 and ref_id not in ('r1', 'r2')`, [project])
+      const { ids: left } = await found(scattered())
+      assert.deepEqual(left.sort(), ['r1', 'r2'])
+    })
+    it('also where rows were written on another server, whose transactions had higher numbers', async () => {
+      await rows(`update knowledge_vectors set written_in = '9000000000000' where project_id = $1`, [project])
+      services = process()
+      await warm()
+      for (let time = 0; time < 5; time++) {
+        const { ids: nearest, way } = await found(scattered())
+        assert.deepEqual([new Set(nearest).size, way], [400, 'memory'])
+      }
+    })
+    it('when a project is deleted', async () => {
+      await rows('delete from projects where id = $1', [project])
+      assert.deepEqual((await found(scattered())).ids, [])
+    })
+    it('and are read anew when more has come than one look takes in', async () => {
+      const question = scattered()
+      await fill(9_999, { container_id: 'doc_b', project_id: project })
+      assert.equal(await way(), 'memory')
+      await insert(row('new', question))
+      await rows(
+        `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
+          select project_id, source, container_id, ref_id || '-again', segment, space_id, code, vec from knowledge_vectors
+          where project_id = $1 order by id limit 10000`,
+        [project],
+      )
+      const first = await found(question)
+      assert.deepEqual([first.ids[0], first.way], ['new', 'both'])
+      await warm()
+      assert.equal((await found(question)).ids[0], 'new')
+    })
+    it('but not rows that their filter hides, which take no place', async () => {
+      const question = scattered()
+      const hide = ({ container }: { container: Fragment }) => sql.fragment`${container} <> 'doc_hidden'`
+      await insert(
+        ...Array.from({ length: 300 }, (_, index) =>
+          row(`h${index}`, closeTo(question), { container_id: 'doc_hidden' }),
+        ),
+      )
+      const some = await found(question, { filter: hide })
+      assert.equal(some.way, 'memory')
+      assert.equal(some.ids.length, 400)
+      assert.equal(
+        some.ids.some(id => id.startsWith('h')),
+        false,
+      )
+      // With nothing but hidden rows among the nearest, the database finds the others.
+      for (let at = 300; at < 2300; at += 500)
+        await insert(
+          ...Array.from({ length: 500 }, (_, index) =>
+            row(`h${at + index}`, closeTo(question), { container_id: 'doc_hidden' }),
+          ),
+        )
+      const most = await found(question, { filter: hide })
+      assert.equal(most.way, 'both')
+      assert.deepEqual(most.ids, ids(await near({ whole: false, filter: hide }, question)))
+      // They were hidden, not gone.
+      assert.equal((await found(question)).ids[0].startsWith('h'), true)
+    })
+  })
+
+  it('stay within their bytes: a project that does not fit beside one that is in use is scanned', async () => {
+    // Room for 2,500 rows of 264 bytes and what they may grow by, once.
+    services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 1_200_000 })
+    await fill(2500)
+    await warm()
+    const other = (await app.project()).id
+    await fill(2500, { project_id: other })
+    for (let time = 0; time < 5; time++) {
+      assert.equal(await way({ projects: [other] }), 'scan')
+      await new Promise(resolve => setTimeout(resolve, 50))
+    }
+    assert.equal(await way(), 'memory')
+    // Grown out of its room, it is dropped.
+    await fill(3000, { container_id: 'doc_b', project_id: project })
+    await way()
+    assert.equal(await way(), 'scan')
+    assert.equal((await found(scattered())).ids.length, 400)
+  })
+
+  describe('of documents', () => {
+    let key: Client
+    const search = async (query: string, by = key) => {
+      app.statements.length = 0
+      const answer = await by.post('/knowledge/search', { query, project_id: project })
+      assert.equal(answer.status, 200, JSON.stringify(answer.body))
+      return { results: answer.body.results as any[], way: wayOf(app.statements) }
+    }
+    const firstOf = async (query: string) => {
+      const { results, way } = await search(query)
+      assert.equal(way, 'memory')
+      return results[0]?.document_id
+    }
+    let outer: TestApp
+
+    before(async () => {
+      outer = app
+      app = await startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '128' } })
+    })
+    after(async () => {
+      await app.close()
+      app = outer
+    })
+    beforeEach(async () => {
+      const made = await app.project()
+      project = made.id
+      key = made.key
+      for (let at = 0; at < 7; at++) {
+        const content = Array.from({ length: 300 }, (_, index) => `passage ${at} ${index} ${(at * 300 + index) * 7919}`)
+        const { body, status } = await key.post('/documents', {
+          content: content.map(text => text.padEnd(40, '.')).join(''),
+          path: `/base/${at}.txt`,
+          chunk_strategy: 'size',
+          chunk_size: 40,
+          chunk_overlap: 0,
+        })
+        assert.equal(status, 201)
+        assert.ok(body.chunk_count >= 290, `${body.chunk_count} chunks`)
+      }
+      await eventually(async () => (await search('passage 3 17')).way === 'memory')
+    })
+
+    it('show a document in the first search after each change of it', async () => {
+      const { body: made } = await key.post('/documents', { content: 'a heron stands in the reeds', path: '/a.txt' })
+      assert.equal(await firstOf('heron in the reeds'), made.id)
+      await key.patch(`/documents/${made.id}`, { content: 'a marten climbs the larch' })
+      assert.equal(await firstOf('marten climbs larch'), made.id)
+      assert.notEqual((await search('a heron stands in the reeds')).results[0]?.content, 'a heron stands in the reeds')
+      assert.equal((await key.post(`/documents/${made.id}/withdraw`)).status, 200)
+      assert.notEqual(await firstOf('marten climbs larch'), made.id)
+      const { body: again } = await key.post('/documents', { content: 'a marten climbs the larch', path: '/b.txt' })
+      assert.equal(await firstOf('marten climbs larch'), again.id)
+      assert.equal((await key.delete(`/documents/${again.id}`)).status, 204)
+      assert.notEqual(await firstOf('marten climbs larch'), again.id)
+    })
+    it('hide a document that is being ingested, and show it once it is ready', async () => {
+      const { body: made } = await key.post('/documents', { content: 'a puffin on the cliff', path: '/a.txt' })
+      await rows(`update documents set status = 'processing' where id = $1`, [made.id])
+      assert.notEqual(await firstOf('puffin on the cliff'), made.id)
+      await rows(`update documents set status = 'ready' where id = $1`, [made.id])
+      assert.equal(await firstOf('puffin on the cliff'), made.id)
+    })
+    it('are not asked for a caller who may not see everything', async () => {
+      await key.post('/documents', { content: 'a secret about the quarry', path: '/secret/a.txt' })
+      const some = await app.user(undefined, [
+        {
+          statement: [
+            { effect: 'Allow', action: ['knowledge:SearchKnowledge'], resource: [`srn:${project}:document:/base/*`] },
+          ],
+        },
+      ])
+      const { results, way } = await search('secret about the quarry', some)
+      assert.equal(way, 'scan')
+      assert.equal(results.length, 10)
+      assert.equal(
+        results.every(({ path }) => path.startsWith('/base/')),
+        true,
+      )
+      assert.equal((await search('secret about the quarry')).results[0].path, '/secret/a.txt')
+    })
+    it('are right beside fifty creates at once', async () => {
+      const missed: string[] = []
+      await Promise.all(
+        Array.from({ length: 50 }, async (_, index) => {
+          const content = `note ${index} says ${['ash', 'birch', 'cedar', 'elm', 'fir'][index % 5]}${index * 31}`
+          const { body: made } = await key.post('/documents', { content, path: `/notes/${index}.txt` })
+          const { body } = await key.post('/knowledge/search', { query: content })
+          if (body.results[0]?.document_id !== made.id) missed.push(content)
+        }),
+      )
+      assert.deepEqual(missed, [])
+    })
+  })
+})
+
+describe('codes kept in the process over a restored backup', () => {
+  it('are read anew', async function () {
+    this.timeout(120_000)
+    const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-restore-'))
+    fs.chmodSync(base, 0o755)
+    const dir = path.join(base, 'pg')
+    const port = await quietPort()
+    let server: EmbeddedServer = await startEmbedded({ dir, port })
+    const restart = async () => {
+      server = await startEmbedded({ dir, port })
+    }
+    // With owners and permissions, which the server insists on.
+    const copy = (from: string, to: string) => execFileSync('cp', ['-a', from, to])
+    await migrate(server.url)
+    const statements: string[] = []
+    const services = await openServices(loadConfig(testEnvironment(server.url)), {
+      log: createLog({ level: 'silent' }),
+      role: 'cli',
+      onRoundTrip: text => void statements.push(text),
+    })
+    const sent = <T>(work: () => Promise<T>) =>
+      eventually(() =>
+        work().then(
+          value => ({ value }),
+          () => null,
+        ),
+      )
+    try {
+      const query = (text: string, values: unknown[] = []) =>
+        services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
+      await query(`insert into projects (id, name) values ('proj_a', 'a')`)
+      const [{ id }] = await query(
+        `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', 'm', $1, 1) returning id`,
+        [DIMENSIONS],
+      )
+      const space = { id, dimensions: DIMENSIONS }
+      const row = (ref_id: string, vector = scattered()): NewVector => ({
+        project_id: 'proj_a',
+        source: SOURCES.document,
+        container_id: 'doc_a',
+        ref_id,
+        segment: 0,
+        space_id: id,
+        vector,
+      })
+      const near = (vector = scattered()) =>
+        nearestRows(services, {
+          projects: ['proj_a'],
+          space,
+          source: SOURCES.document,
+          filter: null,
+          vector,
+          limit: 10,
+          whole: true,
+        })
+      for (let at = 0; at < 2500; at += 500)
+        await insertVectors(
+          services.pool,
+          Array.from({ length: 500 }, (_, index) => row(`r${at + index}`)),
+        )
+      await server.stop()
+      copy(dir, `${base}/backup`)
+      await restart()
+      // Transactions that the backup does not have, and a search that has seen them.
+      for (let time = 0; time < 50; time++) await sent(() => insertVectors(services.pool, [row(`lost${time}`)]))
+      await eventually(async () => {
+        statements.length = 0
+        await near()
+        return wayOf(statements) === 'memory'
+      })
+      await server.stop()
+      fs.rmSync(dir, { recursive: true })
+      copy(`${base}/backup`, dir)
+      await restart()
+      const vector = scattered()
+      await sent(() => insertVectors(services.pool, [row('new', vector)]))
+      const { value } = await sent(() => near(vector))
+      assert.equal(value[0].ref_id, 'new')
+    } finally {
+      await services.close()
+      await server.stop()
+      fs.rmSync(base, { recursive: true, force: true })
+    }
+  })
+})
