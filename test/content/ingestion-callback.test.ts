@@ -405,6 +405,25 @@ describe('conversion of files', () => {
     await once.close()
   })
 
+  it('gives a callback a day, or twice as long as it is waited for', async () => {
+    const lifeOf = (token: string) => {
+      const { iat, exp } = JSON.parse(Buffer.from(token.split('.')[1], 'base64url').toString())
+      return exp - iat
+    }
+    await deferred()
+    assert.equal(lifeOf(lastInput().callback.token), 86_400)
+    const patient = await startApp({
+      workers: ['ingestion'],
+      env: { BASE_URL: 'http://muster.test', CONVERSION_STALL_TIMEOUT_MS: '72000000' },
+    })
+    const other = await patient.project()
+    const slow = tools.add(other.id)
+    await other.key.post('/ingestion-rules', { tool_id: slow, content_type_glob: 'image/*' })
+    await ingested(other.key, await upload(other.key, 'PNG', { content_type: 'image/png' }))
+    assert.equal(lifeOf(tools.calls(slow)[0].input.callback.token), 144_000)
+    await patient.close()
+  })
+
   it('offers no callback where the deployment has no address', async () => {
     const nowhere = await startApp({ workers: ['ingestion'] })
     const other = await nowhere.project()

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
+import { documentActors } from '../../src/content/ingestion/handler.ts'
 import { sql } from '../../src/core/db.ts'
 import {
   age,
@@ -617,6 +618,47 @@ describe('ingestion that nobody works on', function () {
     assert.equal((await settledStatus(key, body.id)).status, 'ready')
     assert.equal((await eventsOf(web, body.id)).length, 2)
     await worker.close()
+  })
+
+  it('shows nothing of an earlier try once it is claimed', async () => {
+    const id = await accepted()
+    await web.services.pool.query(sql.unsafe`
+      update documents set chunk_count = 5, embedded_chunks = 4, total_chunks = 9, total_pages = 3 where id = ${id}`)
+    const worker = await startApp({
+      workers: ['ingestion'],
+      databaseUrl: web.databaseUrl,
+      env: { FAULT_POINTS: 'ingestion_claimed=freeze:2000' },
+    })
+    await eventually(async () => (await statusInRow(id)) === 'processing')
+    assert.deepEqual((await key.get(`/documents/${id}/status`)).body, {
+      id,
+      status: 'processing',
+      chunk_count: 0,
+      embedded_chunks: 0,
+      total_chunks: null,
+      total_pages: null,
+      progress: null,
+      error: null,
+    })
+    assert.equal((await settledStatus(key, id)).status, 'ready')
+    await worker.close()
+  })
+
+  it('is given up with its message only where no worker holds it and no converter is to call back', async () => {
+    const [{ onExhausted }] = documentActors(web.services).actors
+    const givenUp = async (state: string, dueIn: number) => {
+      const document_id = await accepted()
+      const attempt_id = (await web.services.pool.oneFirst(sql.unsafe`
+        update ingestion_attempts set state = ${state}, claims = 1, due_at = now() + ${dueIn} * interval '1 s'
+        where document_id = ${document_id} returning id`)) as string
+      await onExhausted?.({ document_id, attempt_id }, new Error('not to be handled'))
+      return (await statusInRow(document_id)) === 'failed'
+    }
+    assert.equal(await givenUp('awaiting', 60), false)
+    assert.equal(await givenUp('awaiting', -60), false)
+    assert.equal(await givenUp('running', 60), false)
+    assert.equal(await givenUp('running', -60), true)
+    assert.equal(await givenUp('queued', 60), true)
   })
 
   it('has failed when its message could not be handled at all', async () => {
