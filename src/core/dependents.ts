@@ -140,10 +140,21 @@ export async function rowsOfProject(
  * Locks the counted rows of a project against writers, in one statement. For its delete: a writer holds its row and then
  * wants the project (its event refers to it), so the rows have to be had before the project, or the two would meet
  * crosswise. Rows that come in between are left to the retry of the transaction.
+ *
+ * Rows that hold others by `block` come before these, for so their writers lock them: a document, then its file. What
+ * goes by `force` or `follow` comes after what it goes with, as in refuseDependents.
  */
 export async function lockRowsOfProject(tx: Tx, projectId: string): Promise<void> {
-  const tables = [...new Set(kinds().flatMap(kind => (kind.counted && !kind.global ? [kind.table] : [])))]
-  const counts = tables.map(
+  const locked = kinds().filter(kind => kind.counted && !kind.global)
+  const tables = new Set<string>()
+  const take = (kind: Kind, above: readonly Kind[]): void => {
+    const holds = ({ references }: Kind) =>
+      references.some(reference => reference.kind === kind.name && reference.on_delete === 'block')
+    for (const holder of locked) if (!above.includes(holder) && holds(holder)) take(holder, [...above, kind])
+    tables.add(kind.table)
+  }
+  for (const kind of locked) take(kind, [])
+  const counts = [...tables].map(
     table =>
       sql.fragment`(select count(*) from (
         select 1 from ${sql.identifier([table])} where project_id = ${projectId} for no key update) as held)`,

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
+import { inTransaction, outsideTransaction, rawQuery } from '../../src/core/db.ts'
 import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, rowsOf } from './documents-support.ts'
 
@@ -392,6 +393,20 @@ describe('documents under attack', () => {
       for (const { status, body } of answers)
         assert.ok([200, 201, 204, 403, 404].includes(status), `${status} ${JSON.stringify(body)}`)
       assert.equal((await rowsOf(app, 'select 1 from documents where project_id = $1', [project.id])).length, 0)
+    })
+
+    it('has its file to itself while the delete of its project waits for it', async () => {
+      const { id, file_id } = await makeDocument(project.key)
+      const { asked } = await inTransaction(app.services.pool, async tx => {
+        await tx.query(rawQuery('select 1 from documents where id = $1 for update', [id]))
+        const asked = app.admin.delete(`/projects/${project.id}?force=true`)
+        const waiting = () =>
+          rowsOf(app, `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
+        await eventually(async () => (await outsideTransaction(waiting)).length > 0)
+        await tx.query(rawQuery('select 1 from files where id = $1 for update nowait', [file_id]))
+        return { asked }
+      })
+      assert.equal((await asked).status, 204)
     })
   })
 
