@@ -231,21 +231,14 @@ describe('chunks by page, whole and by size', () => {
     assert.ok(performance.now() - started < 5000)
   })
 
-  it('leave the process to its other work while they are cut', async () => {
-    let turns = 0
-    const timer = setInterval(() => turns++, 1)
-    await split(text('Ein Satz. '.repeat(500_000)), { chunk_strategy: 'auto', chunk_size: 100 })
-    clearInterval(timer)
-    assert(turns > 3, `${turns} turns`)
-  })
-
-  it('leave the process to its other work while a long word is measured in tokens', async () => {
-    await split(text('x'), { chunk_strategy: 'size', chunk_unit: 'tokens' })
-    const letters = Array.from({ length: 800_000 }, (_, at) =>
-      String.fromCharCode(97 + ((at * at * 7 + (at >> 3)) % 26)),
-    )
-    for (const chunk_strategy of ['size', 'auto'] as const) {
-      // Of the processor, which the other tests of a busy machine do not add to.
+  describe('leave the process to its other work while they are cut', () => {
+    /**
+     * The longest that other work waited, in milliseconds of the processor, which the other tests of a busy machine do
+     * not add to.
+     */
+    const longestTurn = async (content: string, settings: PartialSettings) => {
+      await split(text('x'), { chunk_strategy: 'size', chunk_unit: 'tokens' })
+      const pages = text(content)
       let longest = 0
       let last = process.cpuUsage()
       let done = false
@@ -256,10 +249,39 @@ describe('chunks by page, whole and by size', () => {
         if (!done) setImmediate(watch)
       }
       setImmediate(watch)
-      await split(text(letters.join('')), { chunk_strategy, chunk_unit: 'tokens', chunk_size: 100_000 })
+      await split(pages, settings)
       done = true
       await new Promise(resolve => setImmediate(resolve))
-      assert(longest < 200, `${chunk_strategy}: ${longest} ms`)
+      return longest
+    }
+    const random = <T>(length: number, one: (at: number) => T) =>
+      Array.from({ length }, (_, at) => one((Math.imul(at + 1, 2654435761) >>> 0) % 9973)).join('')
+
+    const LINES = 5_000_000
+    const SHAPES: Record<string, string> = {
+      'short lines': 'a\n'.repeat(LINES),
+      'a list': '- a\n'.repeat(LINES / 2),
+      'a table': '|a|\n'.repeat(LINES / 2),
+      'a fence': `\`\`\`\n${'a\n'.repeat(LINES)}`,
+      'a fence of empty lines': `\`\`\`\n${'\n'.repeat(LINES)}x`,
+      sentences: 'Ein Satz. '.repeat(LINES / 5),
+    }
+    for (const [name, content] of Object.entries(SHAPES)) {
+      it(`when it is ${name} of up to 10 MB`, async () => {
+        const longest = await longestTurn(content, { chunk_strategy: 'auto', chunk_size: 5000 })
+        assert(longest < 200, `${longest} ms`)
+      })
+    }
+
+    const letters = random(800_000, n => String.fromCharCode(97 + (n % 26)))
+    const blanks = random(2_000_000, n => ' \n\t\r\u00a0\u2003'[n % 6])
+    for (const chunk_strategy of ['size', 'auto'] as const) {
+      for (const [name, content] of Object.entries({ 'a long word': letters, 'a long blank': `x${blanks}x` })) {
+        it(`when ${name} is measured in tokens (${chunk_strategy})`, async () => {
+          const longest = await longestTurn(content, { chunk_strategy, chunk_unit: 'tokens', chunk_size: 100_000 })
+          assert(longest < 200, `${longest} ms`)
+        })
+      }
     }
   })
 
@@ -561,6 +583,24 @@ describe('chunks of generated texts', () => {
       })
     }
   }
+
+  it('count what they hold between words in tokens, but for what a very long blank adds', async () => {
+    const paragraph = 'one two three four five'
+    for (const blank of [
+      '\n'.repeat(30),
+      `\n${' '.repeat(60)}\n`,
+      ' '.repeat(500),
+      '\n'.repeat(500),
+      ' \n'.repeat(100),
+    ]) {
+      const content = `${paragraph}${blank}${paragraph}`
+      const settings: PartialSettings = { chunk_strategy: 'size', chunk_unit: 'tokens', chunk_overlap: 0 }
+      const exact = tokens(content)
+      assert.equal((await split(text(content), { ...settings, chunk_size: exact + blank.length })).length, 1)
+      assert((await split(text(content), { ...settings, chunk_size: exact - 1 })).length > 1)
+      if (blank.length <= 64) assert.equal((await split(text(content), { ...settings, chunk_size: exact })).length, 1)
+    }
+  })
 
   it('stay within their size in tokens, but for what a cut within a word or a character adds', async () => {
     for (let seed = 1; seed <= 100; seed++) {

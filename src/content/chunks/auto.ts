@@ -19,12 +19,12 @@ const LOOKAHEAD = 64
  * further apart than what did not fit before the first.
  * @param borders where pages begin, in code units: the text may be cut there as after a block
  */
-export function* sections(
+export async function* sections(
   ruler: Ruler,
   size: number,
   overlap: number,
   { title, borders }: { title: string | null; borders: ReadonlySet<number> },
-): Generator<Section> {
+): AsyncGenerator<Section> {
   const { text } = ruler
   const reach = (from: number) => Math.max(ruler.offset(ruler.index(from) + size), nextPoint(text, from))
   const repeated = Math.min(overlap, Math.floor(size / 2))
@@ -33,7 +33,9 @@ export function* sections(
   let start = skipBlank(text, 0)
   while (start < text.length) {
     ahead.drop(begin)
+    await ruler.measure?.(begin, size)
     if (begin > start || reach(begin) <= start) begin = start
+    await ruler.measure?.(start, 2 * size)
     let cut = ahead.cut(start, reach(begin))
     if (cut === null && begin < start) {
       cut = ahead.cut(start, reach(start))

@@ -10,6 +10,12 @@ export type Block = {
 }
 export type Heading = { level: number; text: string; start: number }
 
+/**
+ * Code units after which a block ends with its line though its text goes on: it is larger than a chunk, so it is cut
+ * anyway, and reading one never takes long.
+ */
+const LONGEST_BLOCK = 512 * 1024
+
 /** Markers are looked for in so many code units of a line, so that a line of a megabyte costs no more than reading it. */
 const HEAD_LENGTH = 256
 
@@ -31,12 +37,16 @@ type Line = { start: number; end: number; next: number; head: string; blank: boo
 export function* blocksOf(text: string, borders: ReadonlySet<number>): Generator<Block> {
   let headings: Heading[] = []
   let line = lineAt(text, 0)
+  let openFence: string | undefined
   while (line) {
     if (line.blank) {
       line = lineAt(text, nextWords(text, line.next))
       continue
     }
-    const { kind, end, next } = blockAt(text, borders, line)
+    const { kind, end, next, open }: Found = openFence
+      ? { kind: 'fence', ...fenced(text, line, openFence) }
+      : blockAt(text, borders, line)
+    openFence = open
     if (kind === 'heading') {
       const heading = headingOf(text, line)
       headings = [...headings.filter(above => above.level < heading.level), heading]
@@ -46,15 +56,14 @@ export function* blocksOf(text: string, borders: ReadonlySet<number>): Generator
   }
 }
 
-function blockAt(
-  text: string,
-  borders: ReadonlySet<number>,
-  first: Line,
-): { kind: Block['kind']; end: number; next: number } {
+/** A block by its end and the line behind it; `open` is the mark of a fence that goes on as another block. */
+type Found = { kind: Block['kind']; end: number; next: number; open?: string }
+
+function blockAt(text: string, borders: ReadonlySet<number>, first: Line): Found {
   const second = borders.has(first.next) ? null : lineAt(text, first.next)
   const lines = (goesOn: GoesOn) => linesFrom(text, borders, first, goesOn)
   const fence = FENCE.exec(first.head)?.[1]
-  if (fence) return { kind: 'fence', ...fenced(text, first, fence) }
+  if (fence) return { kind: 'fence', ...fenced(text, lineAt(text, first.next) ?? first, fence) }
   if (HEADING.test(first.head)) return { kind: 'heading', end: first.end, next: first.next }
   if (LIST_ITEM.test(first.head)) return { kind: 'list', ...lines(continuesList) }
   if (isTable(text, first, second)) {
@@ -73,7 +82,7 @@ type GoesOn = (line: Line, after: Line | null) => boolean
 function linesFrom(text: string, borders: ReadonlySet<number>, first: Line, goesOn: GoesOn) {
   let last = first
   let line = lineAt(text, first.next)
-  while (line) {
+  while (line && line.start - first.start < LONGEST_BLOCK) {
     const after = lineAt(text, line.next)
     if (borders.has(line.start) || !goesOn(line, after)) break
     if (!line.blank) last = line
@@ -90,15 +99,15 @@ function continuesList(line: Line, after: Line | null): boolean {
 
 const opensBlock = (line: Line) => FENCE.test(line.head) || HEADING.test(line.head) || LIST_ITEM.test(line.head)
 
-/** A fence ends with a line of at least as many of its characters, or with the text. */
-function fenced(text: string, first: Line, mark: string) {
-  let last = first
-  for (let line = lineAt(text, first.next); line; line = lineAt(text, line.next)) {
-    last = line
-    const closing = CLOSING_FENCE.exec(line.head)?.[1]
-    if (closing?.startsWith(mark)) break
+/** The rest of a fence from a line in it on; it ends with a line of at least as many of its characters, or with the text. */
+function fenced(text: string, first: Line, mark: string): Omit<Found, 'kind'> {
+  for (let line = first; ; ) {
+    const closed = CLOSING_FENCE.exec(line.head)?.[1].startsWith(mark)
+    const following = closed ? null : lineAt(text, line.next)
+    if (!following) return { end: line.end, next: line.next }
+    if (line.end - first.start > LONGEST_BLOCK) return { end: line.end, next: line.next, open: mark }
+    line = following
   }
-  return { end: last.end, next: last.next }
 }
 
 function isTable(text: string, line: Line, after: Line | null): boolean {

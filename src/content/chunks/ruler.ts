@@ -5,6 +5,11 @@ export type Ruler = {
   index(offset: number): number
   /** Offset in code units behind this many units; the end of the text when it has fewer. */
   offset(index: number): number
+  /**
+   * Measures the text up to an offset and so many units behind it, where that takes long, and gives other work of the
+   * process its turn meanwhile. Who asks for places up to there then waits for nothing.
+   */
+  measure?(offset: number, units: number): Promise<void>
 }
 
 /**

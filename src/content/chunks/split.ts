@@ -2,7 +2,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises'
 import { sections } from './auto.ts'
 import type { ChunkDraft, ChunkSettings, Page } from './model.ts'
 import { CharacterRuler, type Ruler } from './ruler.ts'
-import { type TokenRuler, tokenRuler } from './tokens.ts'
+import { tokenRuler } from './tokens.ts'
 
 /** Raised when a text makes more chunks, or more text in chunks, than a document may have. */
 export class ChunkLimitError extends Error {}
@@ -80,16 +80,7 @@ async function spansOf(
       : windows({ starts, ends }, size, overlap)
   if (chunk_unit !== 'tokens') return cut(new CharacterRuler(text), new CharacterRuler(text))
   const ruler = await tokenRuler(text)
-  return measuredAhead(cut(ruler, ruler), ruler, size)
-}
-
-/** Spans in tokens, each found in text that was measured before: tokenizing a long one would take seconds at once. */
-async function* measuredAhead(spans: Iterable<Span>, ruler: TokenRuler, size: number): AsyncGenerator<Span> {
-  await ruler.readAhead(0, 2 * size)
-  for (const span of spans) {
-    yield span
-    await ruler.readAhead(span.end, 2 * size)
-  }
+  return cut(ruler, ruler)
 }
 
 /** Where pages begin in the joined text, the first one apart. */
@@ -104,10 +95,10 @@ function bordersOf(pages: Page[]): ReadonlySet<number> {
 }
 
 /** Gives spans, whose starts rise, the numbers of the pages they start on. */
-function* onPages(spans: Iterable<Omit<Span, 'page_number'>>, pages: Page[]): Generator<Span> {
+async function* onPages(spans: AsyncIterable<Omit<Span, 'page_number'>>, pages: Page[]): AsyncGenerator<Span> {
   let page = 0
   let next = pages[0].text.length + 1
-  for (const span of spans) {
+  for await (const span of spans) {
     while (span.start >= next) next += pages[++page].text.length + 1
     yield { ...span, page_number: pages[page].number }
   }
@@ -127,10 +118,11 @@ function* pageSpans(pages: Page[]): Generator<Span> {
  * and ends are walked along separately, so that a large overlap does not make the walk longer. A window of tokens that
  * all end within one character adds nothing and is left out.
  */
-function* windows(rulers: { starts: Ruler; ends: Ruler }, size: number, overlap: number): Generator<Span> {
+async function* windows(rulers: { starts: Ruler; ends: Ruler }, size: number, overlap: number): AsyncGenerator<Span> {
   let reached = 0
   for (let from = 0; reached < rulers.ends.text.length; from += size - overlap) {
     const start = rulers.starts.offset(from)
+    await rulers.ends.measure?.(start, size)
     const end = rulers.ends.offset(from + size)
     if (end > reached) yield { start, end, page_number: null, context: null }
     reached = end

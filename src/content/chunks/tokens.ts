@@ -6,7 +6,8 @@ const TURN_MS = 10
 
 /**
  * The tokenizer merges a run of letters in time that grows with the square of its length, and a text without spaces is
- * one run. Longer runs are given to it in parts; only they can come out a little longer than they are.
+ * one run. Longer runs are given to it in parts, blanks in stretches of one character, of which there are few; only
+ * they can come out a little longer than they are.
  */
 const LONGEST_RUN = 64
 
@@ -47,10 +48,13 @@ export class TokenRuler implements Ruler {
   #ends: number[] = []
   #dropped = 0
   #read = 0
-  /** Where the piece ends that is being read; it may be the whole text. */
+  /** Where the piece ends that is being read, which may be the whole text, and whether it is a long blank. */
   #pieceEnd = 0
+  #blank = false
   /** What was given to the tokenizer last, and where its tokens end in it: a long piece often repeats itself. */
   #last: { run: string; ends: number[] } = { run: '', ends: [] }
+  /** The same of the stretches of one character that long blanks are read by. */
+  readonly #stretches = new Map<string, number[]>()
 
   constructor(text: string, tokenizer: Tokenizer) {
     this.text = text
@@ -58,21 +62,13 @@ export class TokenRuler implements Ruler {
     this.#pieces = new RegExp(tokenizer.split)
   }
 
-  /**
-   * Measures the text up to so many tokens behind the next word from an offset on, and gives other work of the process
-   * its turn meanwhile. Who asks for places up to there then waits for nothing.
-   */
-  async readAhead(offset: number, tokens: number): Promise<void> {
-    const word = /\S/g
-    word.lastIndex = offset
-    const from = word.exec(this.text)?.index ?? this.text.length
-    const furthest = this.index(offset) + KEPT / 2
-    const enough = () => (this.#read > from ? Math.min(furthest, this.index(from) + tokens) : furthest)
+  async measure(offset: number, units: number): Promise<void> {
     let since = performance.now()
-    for (let until = enough(); this.#read < this.text.length && this.#dropped + this.#ends.length < until; ) {
-      const before = this.#read > from
+    let until = Number.POSITIVE_INFINITY
+    while (this.#read < this.text.length) {
+      if (this.#read > offset && until === Number.POSITIVE_INFINITY) until = this.index(offset) + units
+      if (this.#dropped + this.#ends.length >= until) return
       this.#readRun()
-      if (!before) until = enough()
       if (performance.now() - since > TURN_MS) {
         await nextTurn()
         since = performance.now()
@@ -102,20 +98,46 @@ export class TokenRuler implements Ruler {
   /** Reads on to the end of the piece, or as much of it as the tokenizer is given at once. */
   #readRun() {
     const start = this.#read
-    if (start === this.#pieceEnd) {
-      this.#pieces.lastIndex = start
-      this.#pieceEnd = start + (this.#pieces.exec(this.text)?.[0].length ?? this.text.length - start)
-    }
-    let end = Math.min(start + LONGEST_RUN, this.#pieceEnd)
-    if (end < this.#pieceEnd && isHighSurrogate(this.text, end - 1)) end--
+    if (start === this.#pieceEnd) this.#nextPiece()
+    const end = this.#blank ? this.#stretchEnd(start) : this.#runEnd(start)
     const run = this.text.slice(start, end)
-    if (this.#last.run !== run) this.#last = { run, ends: this.#endsIn(run) }
-    for (const at of this.#last.ends) this.#ends.push(start + at)
+    for (const at of this.#blank ? this.#stretch(run) : this.#run(run)) this.#ends.push(start + at)
     this.#read = end
     if (this.#ends.length > 2 * KEPT) {
       this.#dropped += this.#ends.length - KEPT
       this.#ends = this.#ends.slice(-KEPT)
     }
+  }
+
+  #nextPiece() {
+    this.#pieces.lastIndex = this.#read
+    const piece = this.#pieces.exec(this.text)?.[0] ?? this.text.slice(this.#read)
+    this.#pieceEnd = this.#read + piece.length
+    this.#blank = piece.length > LONGEST_RUN && !/\S/.test(piece)
+  }
+
+  #runEnd(start: number): number {
+    const end = Math.min(start + LONGEST_RUN, this.#pieceEnd)
+    return end < this.#pieceEnd && isHighSurrogate(this.text, end - 1) ? end - 1 : end
+  }
+
+  #stretchEnd(start: number): number {
+    const furthest = Math.min(start + LONGEST_RUN, this.#pieceEnd)
+    const character = this.text.charCodeAt(start)
+    let end = start + 1
+    while (end < furthest && this.text.charCodeAt(end) === character) end++
+    return end
+  }
+
+  #run(run: string): number[] {
+    if (this.#last.run !== run) this.#last = { run, ends: this.#endsIn(run) }
+    return this.#last.ends
+  }
+
+  #stretch(run: string): number[] {
+    const ends = this.#stretches.get(run) ?? this.#endsIn(run)
+    this.#stretches.set(run, ends)
+    return ends
   }
 
   #endsIn(run: string): number[] {
