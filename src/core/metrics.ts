@@ -48,6 +48,19 @@ export const deliveries = new Counter({
   registers,
 })
 
+export const vectorSearches = new Counter({
+  name: 'muster_vector_searches_total',
+  help: 'Searches of one source by meaning, by where their candidates came from: memory, scan, index',
+  labelNames: ['by'],
+  registers,
+})
+
+export const codeCacheBytes = new Gauge({
+  name: 'muster_code_cache_bytes',
+  help: 'Memory that the codes of kept projects take',
+  registers,
+})
+
 export const auditReadsDropped = new Counter({
   name: 'muster_audit_reads_dropped_total',
   help: 'Audit entries of reads dropped because the buffer was full',

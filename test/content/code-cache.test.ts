@@ -381,6 +381,23 @@ describe('codes kept in the process', () => {
       await rows(`update documents set status = 'ready' where id = $1`, [made.id])
       assert.equal(await firstOf('puffin on the cliff'), made.id)
     })
+    it('are told in the metrics', async () => {
+      const read = async () => {
+        const { body } = await app.anonymous.get('//metrics')
+        const value = (name: string) => Number(new RegExp(`^${name} (\\S+)$`, 'm').exec(body)?.[1])
+        return {
+          memory: value('muster_vector_searches_total{by="memory"}'),
+          scan: value('muster_vector_searches_total{by="scan"}'),
+          bytes: value('muster_code_cache_bytes'),
+        }
+      }
+      const before = await read()
+      await search('passage 3 17')
+      await app.admin.post('/knowledge/search', { query: 'passage' })
+      const { memory, scan, bytes } = await read()
+      assert.deepEqual([memory - before.memory, scan - before.scan], [1, 1])
+      assert.ok(bytes >= 2000 * 264 && bytes < 10_000_000, `${bytes} bytes`)
+    })
     it('are not asked for a caller who may not see everything', async () => {
       await key.post('/documents', { content: 'a secret about the quarry', path: '/secret/a.txt' })
       const some = await app.user(undefined, [

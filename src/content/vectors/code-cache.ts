@@ -1,6 +1,7 @@
 import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
 import { inTransaction } from '../../core/db.ts'
+import { codeCacheBytes } from '../../core/metrics.ts'
 import type { Services } from '../../core/operation.ts'
 import { codeBits, differences } from './codes.ts'
 import { type Coded, type CodeScope, nextCodes, openCodes, readNewCodes, type Seen } from './store.ts'
@@ -55,6 +56,8 @@ function cacheOf(services: Services): Cache {
       ttl: REMEMBERED_MS,
       ttlAutopurge: true,
       updateAgeOnGet: true,
+      onInsert: () => codeCacheBytes.set(cache.codes.calculatedSize),
+      disposeAfter: () => codeCacheBytes.set(cache.codes.calculatedSize),
     }),
     scanned: new LRUCache({ max: 1000, ttl: REMEMBERED_MS }),
   }

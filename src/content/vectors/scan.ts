@@ -1,4 +1,5 @@
 import { inTransaction, type Pool, type Queryable, sql } from '../../core/db.ts'
+import { vectorSearches } from '../../core/metrics.ts'
 import type { Services } from '../../core/operation.ts'
 import { type Codes, cachedCodes, forget, idsOf, nearestCodes, noteScan } from './code-cache.ts'
 import { codeBytes, codeOf, estimates } from './codes.ts'
@@ -39,13 +40,16 @@ export async function nearestRows(
   const cached = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
   const codes = cached && (await cachedCodes(services, cached))
   const known = codes && (await nearestCached(pool, codes, { vector, wanted, filter }))
-  if (known) return ranked(known, vector)
+  if (known) {
+    vectorSearches.inc({ by: 'memory' })
+    return ranked(known, vector)
+  }
   const scan = { ...scope, code: codeOf(vector) }
   const { found, scanned } = await inTransaction(pool, async db => {
     await prepare(db, { timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
-    if (near.length === wanted) return { found: await vectorsOfIds(db, near), scanned: 0 }
+    if (near.length === wanted) return { found: await vectorsOfIds(db, near), scanned: null }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
     const nearest = byEstimate(codes, [...ids.keys()], vector).slice(0, wanted)
     return {
@@ -56,6 +60,7 @@ export async function nearestRows(
       scanned: ids.length,
     }
   })
+  vectorSearches.inc({ by: scanned === null ? 'index' : 'scan' })
   if (cached && scanned === ESTIMATED) noteScan(services, cached)
   return ranked(found, vector)
 }
