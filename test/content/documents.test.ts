@@ -160,6 +160,8 @@ describe('documents', () => {
     it('takes a text as long as allowed however it is spelled in JSON, and no body beyond the limit', async () => {
       const content = '"\n'.repeat(50_000)
       assert.equal((await makeDocument(project.key, { content })).size, 100_000)
+      const escaped = `{"content":"${'\\u00e9'.repeat(50_000)}","metadata":{"a":"${'x'.repeat(65_000)}"}}`
+      assert.equal((await project.key.post('/documents', escaped, { 'content-type': 'application/json' })).status, 201)
       const huge = await project.key.post('/documents', { content: 'x'.repeat(2_000_000) })
       assert.deepEqual([huge.status, huge.body.error.code], [413, 'REQUEST_REJECTED'])
     })
@@ -270,6 +272,7 @@ describe('documents', () => {
       for (const [columns, progress] of [
         [`status = 'pending', chunk_count = 0, total_chunks = null`, 0],
         [`status = 'processing', chunk_count = 0, total_chunks = null`, null],
+        [`status = 'processing', chunk_count = 0, total_chunks = 0`, 99],
         [`status = 'processing', chunk_count = 2, total_chunks = 3`, 66],
         [`status = 'processing', chunk_count = 3, total_chunks = 3`, 99],
         [`status = 'failed', chunk_count = 0, error = '${JSON.stringify(error)}'`, null],
@@ -490,6 +493,7 @@ describe('documents', () => {
     it('removes the document with everything of it and tells what it was', async () => {
       const made = await makeDocument(project.key)
       const changed = (await project.key.patch(`/documents/${made.id}`, { content: 'other' })).body
+      const file = (await project.key.get(`/files/${made.file_id}`)).body
       assert.equal((await project.key.delete(`/documents/${made.id}`)).status, 204)
       assert.equal((await project.key.get(`/documents/${made.id}`)).status, 404)
       assert.equal((await project.key.get(`/files/${made.file_id}`)).status, 404)
@@ -498,7 +502,7 @@ describe('documents', () => {
         assert.equal((await rowsOf(app, `select 1 from ${table} where document_id = $1`, [made.id])).length, 0, table)
       const deleted = (await eventsOf(app, made.id)).at(-1)
       assert.deepEqual(deleted, { name: 'documents.deleted', data: changed })
-      assert.equal((await eventsOf(app, made.file_id)).at(-1)?.name, 'files.deleted')
+      assert.deepEqual((await eventsOf(app, made.file_id)).at(-1), { name: 'files.deleted', data: file })
       assert.equal((await makeDocument(project.key, { path: made.path })).path, made.path)
     })
 

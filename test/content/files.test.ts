@@ -96,6 +96,7 @@ describe('files', () => {
     it('reduces a name to its last segment, in one spelling', async () => {
       assert.equal((await record({ filename: '../../etc/shadow', prefix: '/p' })).path, '/p/shadow')
       assert.equal((await record({ filename: 'cafe\u0301.txt', prefix: '/p' })).filename, 'caf\u00e9.txt')
+      assert.equal((await record({ filename: 'e\u0301'.repeat(127), prefix: '/p' })).filename, '\u00e9'.repeat(127))
       assert.equal((await record({ filename: ' spaced ', prefix: '/p' })).path, '/p/spaced')
       const strange = await record({ filename: '50%_*\\.txt', prefix: '/p' })
       assert.equal(strange.path, '/p/50%_*\\.txt')
@@ -482,6 +483,8 @@ describe('files', () => {
       assert.equal((await key.patch(path, { filename: 'c' })).status, 200)
       const draft = (await key.post('/files', { prefix: '/drafts', filename: 'd', metadata: {} })).body
       assert.equal((await key.patch(`/files/${draft.id}/metadata`, { prefix: '/reports' })).status, 400)
+      const bare = (await key.post('/files', { prefix: '/drafts', filename: 'bare' })).body
+      assert.equal((await key.patch(`/files/${bare.id}/metadata`, { prefix: '/reports' })).status, 200)
       assert.equal((await key.get(`/files/${draft.id}`)).body.prefix, '/drafts')
       const both = { prefix: '/reports', metadata: { quarter: 1 } }
       assert.equal((await key.patch(`/files/${draft.id}/metadata`, both)).status, 200)
@@ -523,11 +526,13 @@ describe('files', () => {
       assert.equal(again.status, 200, JSON.stringify(again.body))
       assert.equal(again.body.content_type, 'text/x-other')
       assert.equal(again.body.filename, 'later.md')
+      const untyped = await put(made.id, 'other bytes', { 'content-type': 'application/octet-stream' })
+      assert.equal(untyped.body.content_type, 'text/x-other', 'what is told of the type stays told')
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), 'other bytes')
       assert.equal(await bytesHeld(), held, 'the old bytes are gone')
       assert.deepEqual(
         (await events(made.id)).map(({ name }) => name),
-        ['files.created', 'files.updated', 'files.updated'],
+        ['files.created', 'files.updated', 'files.updated', 'files.updated'],
       )
     })
 
@@ -588,7 +593,7 @@ describe('files', () => {
     const document = async () => {
       const made = await key.post('/documents', {
         content: 'some text',
-        filename: `d${++counter}.txt`,
+        filename: `named${++counter}.txt`,
         path: `/docs/d${counter}.txt`,
       })
       assert.equal(made.status, 201, JSON.stringify(made.body))
@@ -603,6 +608,8 @@ describe('files', () => {
         await key.delete(`/files/${file}`),
         await key.patch(`/files/${file}/metadata`, { prefix: '/elsewhere' }),
         await key.patch(`/files/${file}/metadata`, { filename: 'other.txt' }),
+        // Its path would stay as it is, only its name would not.
+        await key.patch(`/files/${file}/metadata`, { filename: `d${counter}.txt` }),
         await sendForm(app.url, key.token, `/files/${file}/content`, formOf([{ bytes: 'x' }]), { method: 'PUT' }),
       ]
       for (const reply of refusals) {
@@ -624,6 +631,20 @@ describe('files', () => {
       assert.equal((await key.put(`/files/${file}/tags`, { a: 'b' })).status, 200)
       assert.equal((await key.delete(`/documents/${made.id}`)).status, 204)
       assert.equal((await key.get(`/files/${file}`)).status, 404)
+    })
+
+    it('has no place while the document has none, and is listed all the same', async () => {
+      const made = await document()
+      assert.equal((await key.patch(`/documents/${made.id}`, { path: null })).status, 200)
+      const file = (await key.get(`/files/${made.file_id}`)).body
+      assert.deepEqual([file.path, file.prefix, file.filename], [null, null, made.filename])
+      for (const query of [`from=${file.created_at}`, `from=${file.created_at}&path_prefix=/`])
+        assert.ok(
+          (await key.get(`/files?${query}`)).body.data.some(({ id }: { id: string }) => id === file.id),
+          query,
+        )
+      assert.equal((await key.get(`/files?path_prefix=/docs/d${counter}.txt`)).body.total, 0)
+      assert.equal((await key.patch(`/files/${file.id}/metadata`, { metadata: { a: 1 } })).status, 200)
     })
 
     it('gives the text of the document as its bytes, and ranges of it', async () => {

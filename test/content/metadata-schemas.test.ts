@@ -273,6 +273,8 @@ describe('metadata schemas', () => {
       assert.equal((await project.key.get(`/documents/${made.body.id}`)).body.path, '/drafts/a')
       const both = { path: '/reports/a', metadata: { quarter: 'Q1' } }
       assert.equal((await project.key.patch(`/documents/${made.body.id}`, both)).status, 200)
+      const bare = await write('/drafts/bare')
+      assert.equal((await project.key.patch(`/documents/${bare.body.id}`, { path: '/reports/bare' })).status, 200)
     })
 
     it('that touch neither metadata nor path are not judged, however the schema was tightened', async () => {
