@@ -88,12 +88,11 @@ describe('muster', function () {
   })
 
   describe('an empty database', () => {
-    const name = `muster_test_cli_${process.pid}`
     let env: Record<string, string>
     before(async () => {
-      env = { DATABASE_URL: await createDatabase(name) }
+      env = { DATABASE_URL: await createDatabase() }
     })
-    after(() => dropDatabase(name))
+    after(() => dropDatabase(new URL(env.DATABASE_URL).pathname.slice(1)))
 
     it('is diagnosed without being changed', async () => {
       const { ok, of } = await diagnosis(env)

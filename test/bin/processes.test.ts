@@ -33,7 +33,7 @@ describe('web and worker processes', function () {
         assert.equal(running.child.exitCode, null, running.output.stdout + running.output.stderr)
         return /"(?:health_)?port":(\d+)[^\n]*is ready/.exec(running.output.stdout)?.[1]
       },
-      { within: 20_000, what: `${file} to be ready` },
+      { within: 50_000, what: `${file} to be ready` },
     )
     return { running, url: `http://127.0.0.1:${port}`, port: Number(port) }
   }
@@ -48,14 +48,20 @@ describe('web and worker processes', function () {
       host: '127.0.0.1',
       method: 'POST',
       path: '/api/v1/users/login',
-      headers: { 'content-type': 'application/json', 'content-length': Buffer.byteLength(body) },
+      headers: {
+        'content-type': 'application/json',
+        'content-length': Buffer.byteLength(body),
+        // Answered as soon as the head has been read.
+        expect: '100-continue',
+      },
     })
     const answered = once(req, 'response').then(([res]) => {
       res.resume()
       return res.statusCode as number
     })
+    req.flushHeaders()
+    await once(req, 'continue')
     req.write(body.slice(0, 5))
-    await sleep(200)
     return { finish: () => req.end(body.slice(5)), answered }
   }
 
@@ -78,7 +84,7 @@ describe('web and worker processes', function () {
     assert.equal(await status(`${url}/readyz`), 200)
     const { finish, answered } = await inFlight(port)
     running.child.kill('SIGTERM')
-    await eventually(async () => (await status(`${url}/readyz`)) === 503, { within: 5000 })
+    await eventually(async () => (await status(`${url}/readyz`)) === 503)
     assert.equal(await status(`${url}/healthz`), 200)
     const refused = await fetch(`${url}/api/v1/users/me`)
     assert.equal(refused.status, 503)
@@ -95,7 +101,8 @@ describe('web and worker processes', function () {
     const cut = assert.rejects(answered)
     const began = performance.now()
     assert.equal(await running.stop(), 0)
-    assert.ok(performance.now() - began < 5000)
+    // Its default is half a minute.
+    assert.ok(performance.now() - began < 15_000)
     await cut
   })
 
@@ -114,6 +121,7 @@ describe('web and worker processes', function () {
     const second = await inFlight(impatient.port)
     second.answered.catch(() => {})
     impatient.running.child.kill('SIGTERM')
+    await eventually(() => impatient.running.output.stdout.includes('"msg":"stopping"'))
     await sleep(800)
     assert.equal(await impatient.running.stop(), 1)
   })

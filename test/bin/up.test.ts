@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
+import { once } from 'node:events'
 import fs from 'node:fs'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
@@ -133,10 +134,11 @@ describe('muster up', function () {
     const { hostname, port } = new URL(report.url)
     const socket = net.connect(Number(port), hostname)
     socket.on('error', () => {})
-    socket.write(
-      'POST /api/v1/users/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{',
-    )
-    await sleep(300)
+    const head = 'Host: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\nExpect: 100-continue'
+    socket.write(`POST /api/v1/users/login HTTP/1.1\r\n${head}\r\n\r\n`)
+    // Answered as soon as the head has been read.
+    await once(socket, 'data')
+    socket.write('{')
     running.child.kill('SIGTERM')
     await sleep(50)
     // What npm hands on when a terminal has sent it already.
@@ -145,21 +147,20 @@ describe('muster up', function () {
     assert.equal(running.child.exitCode, null)
     const began = performance.now()
     assert.equal(await running.stop('SIGINT'), 1)
-    assert.ok(performance.now() - began < 2000)
+    assert.ok(performance.now() - began < 15_000)
     socket.destroy()
-    await eventually(() => !fs.existsSync(pidFile), { within: 10_000, what: 'the end of the server' })
+    await eventually(() => !fs.existsSync(pidFile), { what: 'the end of the server' })
   })
 
   it('a signal while it starts leaves nothing behind', async () => {
     const running = start()
-    await eventually(() => fs.existsSync(pidFile), { within: 20_000 })
+    await eventually(() => fs.existsSync(pidFile))
     assert.equal(await running.stop(), 0)
     assert.equal(fs.existsSync(pidFile), false)
   })
 
   it('uses the database that DATABASE_URL names, without a demo when asked', async () => {
-    const name = `muster_test_up_${process.pid}`
-    const url = await createDatabase(name)
+    const url = await createDatabase()
     const other = path.join(base, 'named')
     try {
       const running = launch('bin/muster.ts', ['up', '--data', other, '--port', '0', '--no-demo', '--json'], {
@@ -175,7 +176,7 @@ describe('muster up', function () {
       assert.equal(fs.existsSync(path.join(other, 'postgres')), false)
       assert.equal(await running.stop(), 0)
     } finally {
-      await dropDatabase(name)
+      await dropDatabase(new URL(url).pathname.slice(1))
     }
   })
 

@@ -211,8 +211,10 @@ describe('log lines', () => {
       ['line-stream', app.admin.get(`/audit-log/export?project_id=${project.id}`, { 'x-request-id': 'line-stream' })],
     ]
     await Promise.all(cases.map(([, sent]) => sent))
+    const linesOf = (id: string) => app.logs.filter(line => line.includes(`"request_id":"${id}"`))
+    await eventually(() => cases.every(([id]) => linesOf(id).length > 0), { what: 'a line for each' })
     for (const [id] of cases) {
-      const lines = app.logs.filter(line => line.includes(`"request_id":"${id}"`)).map(line => JSON.parse(line))
+      const lines = linesOf(id).map(line => JSON.parse(line))
       assert.equal(lines.length, 1, `${id} ${JSON.stringify(lines)}`)
       const [line] = lines
       assert.equal(line.msg, 'request')

@@ -3,17 +3,18 @@ import { inTransaction, openPool, type Pool, sql } from '../../src/core/db.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
 describe('statements that repeat', () => {
-  const name = `muster_prepare_${process.pid}`
+  let databaseUrl: string
   let pool: Pool
 
   before(async () => {
-    pool = await openPool({ databaseUrl: await createDatabase(name), connections: 3 })
+    databaseUrl = await createDatabase()
+    pool = await openPool({ databaseUrl, connections: 3 })
     await pool.query(sql.unsafe`create table things (id int primary key, word text)`)
     await pool.query(sql.unsafe`insert into things select n, 'w' || n from generate_series(1, 50) n`)
   })
   after(async () => {
     await pool.end()
-    await dropDatabase(name)
+    await dropDatabase(new URL(databaseUrl).pathname.slice(1))
   })
 
   const read = (id: number) => pool.one(sql.unsafe`select * from things where id = ${id}`)
