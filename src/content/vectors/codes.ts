@@ -101,15 +101,20 @@ export function differences(
   let at = from * words
   for (let row = from; row < to; row++) {
     let sum = 0
-    for (let word = 0; word < words; word++) {
-      // Bits are counted in pairs, in fours, in eights, and those added up in the highest byte.
-      let bits = codes[at++] ^ question[word]
-      bits -= (bits >>> 1) & 0x55555555
-      bits = (bits & 0x33333333) + ((bits >>> 2) & 0x33333333)
-      sum += Math.imul((bits + (bits >>> 4)) & 0x0f0f0f0f, 0x01010101) >>> 24
+    for (let word = 0; word < words; word += 2) {
+      sum += onesOfPair(codes[at] ^ question[word], codes[at + 1] ^ question[word + 1])
+      at += 2
     }
     distances[row] = sum
   }
+}
+
+/** The bits that are set in two words: counted by twos, by fours, for both words by eights, and added in the highest byte. */
+function onesOfPair(first: number, second: number): number {
+  const one = first - ((first >>> 1) & 0x55555555)
+  const two = second - ((second >>> 1) & 0x55555555)
+  const fours = (one & 0x33333333) + ((one >>> 2) & 0x33333333) + (two & 0x33333333) + ((two >>> 2) & 0x33333333)
+  return Math.imul((fours & 0x0f0f0f0f) + ((fours >>> 4) & 0x0f0f0f0f), 0x01010101) >>> 24
 }
 
 /** What each value of each byte of a code adds up to, of one question at a time: a quarter of a megabyte, kept. */
