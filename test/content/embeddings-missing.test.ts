@@ -110,6 +110,16 @@ describe('vectors that are missing', () => {
     assert.equal(server.calls[0].texts.length, 20)
   })
 
+  it('are not asked for on and on while the provider is away', async () => {
+    down()
+    await Promise.all(Array.from({ length: 60 }, (_, index) => create(`document ${index}`)))
+    server.calls.length = 0
+    await sweep()
+    assert.equal(server.calls.length, 1)
+    server.behave = () => ({})
+    await sweep()
+  })
+
   it('are asked for only where they are missing', async () => {
     server.behave = call => (call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {})
     const id = await create('aaaabbbbcccc', { chunk_strategy: 'size', chunk_size: 4, chunk_overlap: 0 })

@@ -88,8 +88,11 @@ describe('the embedding provider', () => {
       const before = process.env.OPENAI_API_KEY
       try {
         process.env.OPENAI_API_KEY = 'sk-of-the-environment'
+        server.behave = () => ({ status: 400, body: { error: { message: 'no such key: sk-of-the-environment' } } })
         const one = await start({ EMBEDDING_API_KEY: '' })
         await (await one.project()).key.post('/embeddings', { input: 'x' })
+        assert.match(String(lines(one, 'embedding call')[0].detail), /no such key: \*\*\*/)
+        assert.equal(one.logs.join('').includes('sk-of-the-environment'), false)
         delete process.env.OPENAI_API_KEY
         const two = await start({ EMBEDDING_API_KEY: '' })
         await (await two.project()).key.post('/embeddings', { input: 'x' })
@@ -146,11 +149,38 @@ describe('the embedding provider', () => {
       assert.equal(server.calls.length, 1)
     })
 
-    for (const status of [400, 401, 404, 422]) {
+    it('is left alone until the date that a 429 says', async () => {
+      const at = Math.ceil(Date.now() / 1000) * 1000 + 1000
+      server.behave = () =>
+        server.calls.length === 1 ? { status: 429, headers: { 'retry-after': new Date(at).toUTCString() } } : {}
+      const { key } = await app.project()
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+      assert.ok(server.calls[1].at >= at - 20, `${server.calls[1].at - at}`)
+    })
+
+    for (const retryAfter of ['0', '-1', 'Fri, 01 Jan 2021 00:00:00 GMT', 'soon'])
+      it(`is left alone for a while where a 429 says ${retryAfter}`, async () => {
+        server.behave = () => (server.calls.length === 1 ? { status: 429, headers: { 'retry-after': retryAfter } } : {})
+        const { key } = await app.project()
+        assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+        const waited = server.calls[1].at - server.calls[0].at
+        assert.ok(waited >= 380, `${waited}`)
+      })
+
+    for (const [status, message] of [
+      [400, /answered 400/],
+      [401, /refused the credentials/],
+      [403, /refused the credentials/],
+      [404, /refused the credentials, the model or the address/],
+      [422, /answered 422/],
+    ] as const) {
       it(`is asked once when it answers ${status}`, async () => {
         server.behave = () => ({ status, body: { error: { message: 'no' } } })
         const { key } = await app.project()
-        assert.equal((await key.post('/embeddings', { input: 'x' })).status, 502)
+        const { status: answered, body } = await key.post('/embeddings', { input: 'x' })
+        assert.equal(answered, 502)
+        assert.match(body.error.message, message)
+        assert.deepEqual(body.error.meta, { provider_status_code: status })
         assert.equal(server.calls.length, 1)
       })
     }
@@ -182,11 +212,44 @@ describe('the embedding provider', () => {
       )
     })
 
+    it('is not waited for longer than that where its body goes on and on', async () => {
+      const hasty = await start({ EMBEDDING_TIMEOUT_MS: '1000' })
+      server.behave = () => (server.calls.length === 1 ? { dripMs: 20 } : {})
+      const { key } = await hasty.project()
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+      assert.deepEqual(
+        lines(hasty, 'embedding call').map(({ outcome }) => outcome),
+        ['timeout', 'done'],
+      )
+      await eventually(() => server.calls[0].abandoned)
+    })
+
+    it('is hung up on when it sends more than the vectors of a call can be', async () => {
+      const app = await start({ EMBEDDING_BATCH_SIZE: '2' })
+      const { key } = await app.project()
+      const answer = (spaces: number) => `{"data":[{"embedding":[${vectorOf('x', DIMENSIONS)}]}]${' '.repeat(spaces)}}`
+      server.behave = () => ({ body: answer(500 * 1024) })
+      assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
+      for (const status of [200, 400]) {
+        server.calls.length = 0
+        server.behave = () => ({ status, body: answer(64 * 1024 * 1024) })
+        assert.equal((await key.post('/embeddings', { input: 'x' })).status, 502)
+        assert.equal(server.calls.length, 1)
+      }
+      assert.match(String(lines(app, 'embedding call').at(-2)?.detail), /more than 524288 bytes/)
+    })
+
+    const vector = (first: string) => `{"data":[{"embedding":[${[first, ...vectorOf('x', DIMENSIONS - 1)]}]}]}`
     const unreadable: [string, object | string][] = [
       ['no JSON', '<html>'],
       ['another shape', { vectors: [] }],
       ['too few vectors', { data: [] }],
+      ['too many vectors', { data: [1, 2].map(() => ({ embedding: vectorOf('x', DIMENSIONS) })) }],
       ['vectors of text', { data: [{ embedding: ['a'] }] }],
+      ['NaN', vector('NaN')],
+      ['null in a vector', vector('null')],
+      ['a number beyond all others', vector('1e999')],
+      ['numbers whose squares are', vector('1e200')],
     ]
     for (const [name, body] of unreadable) {
       it(`fails with 502 when it answers ${name}`, async () => {
@@ -315,6 +378,18 @@ describe('the embedding provider', () => {
       }
     })
 
+    for (const tokens of [-5, 1.5, 1e300])
+      it(`are metered by their characters where ${tokens} tokens are reported`, async () => {
+        const app = await start()
+        server.behave = () => ({ tokens })
+        const { key } = await app.project()
+        assert.equal((await key.post('/embeddings', { input: '123456789' })).status, 200)
+        assert.deepEqual(
+          drafts.map(draft => draft.components[0].quantity),
+          [3],
+        )
+      })
+
     it('are metered under the document or the search that they are for', async () => {
       const app = await start()
       const { id, key } = await app.project()
@@ -359,6 +434,38 @@ describe('the embedding provider', () => {
       assert.deepEqual(
         server.calls.map(call => call.texts.length),
         [8, 4, 4],
+      )
+    })
+
+    it('are tried once in each half, however often they were tried whole', async () => {
+      const app = await start()
+      server.behave = () => ({ status: 500 })
+      await assert.rejects(embedderOf(app.services).embed(['a', 'b'], options()))
+      assert.deepEqual(
+        server.calls.map(call => call.texts),
+        [['a', 'b'], ['a', 'b'], ['a', 'b'], ['a'], ['b']],
+      )
+    })
+
+    it('hold no text that nobody waits for any more', async () => {
+      const app = await start({ EMBEDDING_CONCURRENCY: '1', EMBEDDING_BATCH_SIZE: '1' })
+      let release = () => {}
+      const held = new Promise<void>(resolve => (release = resolve))
+      server.behave = () => ({ held })
+      const { embed } = embedderOf(app.services)
+      const first = embed(['first'], options())
+      await eventually(() => server.calls.length === 1)
+      const left = new AbortController()
+      const gone = assert.rejects(embed(['gone'], options({ signal: left.signal })))
+      const last = embed(['last'], options())
+      await new Promise(resolve => setTimeout(resolve, 20))
+      left.abort()
+      await gone
+      release()
+      await Promise.all([first, last])
+      assert.deepEqual(
+        server.calls.map(call => call.texts),
+        [['first'], ['last']],
       )
     })
 
@@ -460,6 +567,15 @@ describe('the embedding provider', () => {
       assert.equal(server.calls.length, 1)
     })
 
+    it('is told so too when it leaves before its first text is under way', async () => {
+      const app = await start()
+      const left = new AbortController()
+      const embedding = embedderOf(app.services).embed(['x'], options({ signal: left.signal }))
+      left.abort(new Error('gone already'))
+      await assert.rejects(embedding, /gone already/)
+      assert.equal(server.calls.length, 0)
+    })
+
     it('does not end the call of another that shares it', async () => {
       const app = await start()
       server.behave = () => ({ delayMs: 400 })
@@ -514,6 +630,29 @@ describe('the embedding provider', () => {
       assert.deepEqual(server.calls.map(call => call.body.inputText).sort(), ['a', 'b'])
       assert.equal(server.calls[0].path, '/model/amazon.titan-embed-text-v1/invoke')
       assert.equal(server.calls[0].headers.authorization, `Bearer ${KEY}`)
+    })
+
+    it('is told the length where its model takes it, and by Cohere whether a text is a question', async () => {
+      const asked = async (model: string, dimensions: number) => {
+        const app = await start({ ...bedrock, EMBEDDING_MODEL: model, EMBEDDING_DIMENSIONS: String(dimensions) })
+        server.calls.length = 0
+        const { key } = await app.project()
+        await key.post('/embeddings', { input: 'a' })
+        await key.post('/knowledge/search', { query: 'b' })
+        return server.calls.map(({ body }) => body)
+      }
+      const titan = (dimensions: number) => asked('amazon.titan-embed-text-v2:0', dimensions)
+      assert.deepEqual((await titan(256))[0], { inputText: 'a', dimensions: 256 })
+      assert.deepEqual((await titan(32))[0], { inputText: 'a' })
+      const [nova] = await asked('amazon.nova-2-multimodal-embeddings-v1:0', 384)
+      assert.equal(nova.singleEmbeddingParams.embeddingDimension, 384)
+      const cohere = (dimensions: number) => asked('cohere.embed-v4:0', dimensions)
+      assert.deepEqual(await cohere(512), [
+        { input_type: 'search_document', texts: ['a'], output_dimension: 512 },
+        { input_type: 'search_query', texts: ['b'], output_dimension: 512 },
+      ])
+      assert.equal('output_dimension' in (await cohere(64))[0], false)
+      assert.equal('output_dimension' in (await asked('cohere.embed-english-v3', 1024))[0], false)
     })
 
     it('gets requests signed with the keys of the deployment where there is no other', async () => {

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
+import { fill } from '../../src/content/embeddings/fill.ts'
 import { lead } from '../../src/content/embeddings/follow.ts'
 import { embedMissing } from '../../src/content/embeddings/missing.ts'
 import { reindex, reindexQueue } from '../../src/content/embeddings/reindex.ts'
+import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
 import { sql } from '../../src/core/db.ts'
 import { message } from '../../src/core/queue.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -177,6 +179,36 @@ describe('embedding anew', () => {
     )
   })
 
+  it('leaves a chunk the vectors that it has where the provider refuses new ones', async () => {
+    const before = await next(local(64))
+    await create(before.key, 'goodevil', { chunk_strategy: 'size', chunk_size: 4, chunk_overlap: 0 })
+    assert.deepEqual(await counts(first), { vectors: 2, spaces: 1, bytes: 256, embedded: 2 })
+    await apps.pop()?.close()
+    server.behave = call => (call.texts.includes('evil') ? { status: 400 } : {})
+    const { key } = await next(remote())
+    await eventually(async () => (await pendingOf(key)) === 0)
+    assert.deepEqual(await counts(first), { vectors: 2, spaces: 2, bytes: 256, embedded: 1 })
+  })
+
+  it('asks a provider that is away for three pages of documents, not for all', async () => {
+    await Promise.all(Array.from({ length: 201 }, (_, index) => create(project.key, `document ${index}`)))
+    server.behave = () => ({ status: 401 })
+    const { app } = await next(remote())
+    await eventually(() => app.logs.some(line => line.includes('documents were embedded anew')))
+    assert.equal(server.calls.length, 3)
+  })
+
+  it('leaves no vector of a window that a text has no more', async () => {
+    const narrow = await next(remote({ EMBEDDING_MAX_INPUT_CHARS: '500' }), [])
+    const id = await create(narrow.key, 'a long text '.repeat(100))
+    assert.equal((await counts(first)).vectors, 4)
+    const { app } = await next(remote({ EMBEDDING_MAX_INPUT_CHARS: '8000' }), [])
+    const space = (await currentSpace(app.services)) as Space
+    const { signal } = new AbortController()
+    await fill(app.services, space, [{ id, project_id: project.id }], { signal, again: true })
+    assert.deepEqual(await counts(first), { vectors: 1, spaces: 1, bytes: 256, embedded: 1 })
+  })
+
   it('ends for texts in which there is nothing to embed', async () => {
     await create(project.key, '… — !')
     const { key } = await next(local(64))
@@ -192,6 +224,11 @@ describe('embedding anew', () => {
     const killed = await startProcess('worker', first.databaseUrl, settings, ['ingestion'])
     await eventually(async () => (await counts(first)).vectors > 512)
     await killed.kill('SIGKILL')
+    // What it had sent to the database may still be done there.
+    const working = sql.unsafe`
+      select count(*) from pg_stat_activity
+      where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null`
+    await eventually(async () => (await first.services.pool.oneFirst(working)) === 0)
     const { vectors } = await counts(first)
     assert.ok(vectors < 6000)
     const asked = server.calls.length
@@ -201,7 +238,7 @@ describe('embedding anew', () => {
     // The new worker takes the message over once the lease of the dead one is over; its own start sends one too.
     const again = await startProcess('worker', first.databaseUrl, settings, ['ingestion'])
     try {
-      await eventually(async () => (await pendingOf(key)) === 0, { within: 40_000, every: 250 })
+      await eventually(async () => (await pendingOf(key)) === 0, { within: 60_000, every: 250 })
     } finally {
       await again.kill('SIGTERM')
     }

@@ -23,6 +23,8 @@ export type Behaviour = {
   held?: Promise<unknown>
   /** Hangs up: before the head, or in the middle of the body. */
   hangUp?: 'at once' | 'in the body'
+  /** Sends a space so often, and never ends. */
+  dripMs?: number
   vectors?: number[][]
   /** Tokens reported; null reports none. */
   tokens?: number | null
@@ -77,6 +79,12 @@ export async function startEmbeddingServer(dimensions: number): Promise<Embeddin
     await given.held
     if (given.delayMs) await new Promise(resolve => setTimeout(resolve, given.delayMs))
     if (res.destroyed) return
+    if (given.dripMs) {
+      res.writeHead(200, { 'content-type': 'application/json' })
+      const drip = setInterval(() => res.write(' '), given.dripMs)
+      res.on('close', () => clearInterval(drip))
+      return
+    }
     waiting--
     answered = true
     if (given.hangUp === 'at once') return res.destroy()

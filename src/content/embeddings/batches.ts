@@ -97,6 +97,8 @@ export function batchedCalls(
     const vectors: Embedded['vectors'] = texts.map(() => null)
     if (timeoutMs === 0) return { vectors, failure: failureOf('timeout') }
     const client = await load()
+    // Aborted while the package was loaded: it will not tell again.
+    signal?.throwIfAborted()
     return new Promise((resolve, reject) => {
       const ends = [signal, timeoutMs === undefined ? undefined : AbortSignal.timeout(timeoutMs)]
       const request: Request = {

@@ -71,9 +71,10 @@ const secretsOf = (config: Services['config']): string[] =>
 /** Milliseconds before the next try; null when there is none. */
 function delayAfter(failure: CallFailure, attempt: number): number | null {
   if (!PASSING.has(failure.class)) return null
-  if (failure.retry_after_ms !== null)
-    return failure.retry_after_ms <= LONGEST_RETRY_AFTER_MS ? failure.retry_after_ms : null
-  return FIRST_DELAY_MS * 2 ** (attempt - 1) * (0.8 + Math.random() * 0.4)
+  const asked = failure.retry_after_ms ?? 0
+  if (asked > LONGEST_RETRY_AFTER_MS) return null
+  // Some servers ask for 0 s, or for a time that is past by this clock.
+  return Math.max(asked, FIRST_DELAY_MS * 2 ** (attempt - 1) * (0.8 + Math.random() * 0.4))
 }
 
 /** Resolves after `ms`, or when the signal is aborted. */

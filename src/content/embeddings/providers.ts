@@ -45,6 +45,9 @@ export const failureOf = (name: CallFailure['class']): CallFailure => ({
 
 const DETAIL_LENGTH = 500
 
+/** What an answer may have for each text of a call: 4096 numbers, with 64 bytes for each and for the white space around. */
+const ANSWER_BYTES = 256 * 1024
+
 // The SDK's warnings go to the console; what matters of them comes back as a failure.
 globalThis.AI_SDK_LOG_WARNINGS = false
 
@@ -73,12 +76,36 @@ export async function providerModel(
       const { embeddings, usage } = await model.doEmbed(options)
       if (embeddings.length !== texts.length)
         throw new UnreadableAnswer(`${embeddings.length} vectors for ${texts.length} texts`)
-      return { vectors: embeddings, tokens: usage && Number.isFinite(usage.tokens) ? usage.tokens : null }
+      return { vectors: embeddings, tokens: isCount(usage?.tokens) ? usage.tokens : null }
     },
   }
 }
 
 class UnreadableAnswer extends Error {}
+
+const isCount = (tokens: unknown): tokens is number => Number.isSafeInteger(tokens) && (tokens as number) >= 0
+
+/**
+ * `fetch` whose answers end with UnreadableAnswer beyond the size that the vectors of one call can have: the SDK holds an
+ * answer whole, and one that never ended would fill the memory before its time is over.
+ */
+function boundedFetch({ EMBEDDING_BATCH_SIZE }: Config): typeof fetch {
+  const limit = EMBEDDING_BATCH_SIZE * ANSWER_BYTES
+  return async (input, init) => {
+    const response = await fetch(input, init)
+    let bytes = 0
+    const counted = response.body?.pipeThrough(
+      new TransformStream<Uint8Array, Uint8Array>({
+        transform(chunk, controller) {
+          bytes += chunk.byteLength
+          if (bytes > limit) controller.error(new UnreadableAnswer(`more than ${limit} bytes`))
+          else controller.enqueue(chunk)
+        },
+      }),
+    )
+    return counted ? new Response(counted, response) : response
+  }
+}
 
 async function compatible(config: Config, provider: 'openai' | 'ollama', name: string): Promise<EmbeddingModelV4> {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
@@ -89,6 +116,7 @@ async function compatible(config: Config, provider: 'openai' | 'ollama', name: s
       ? (config.EMBEDDING_BASE_URL ?? 'https://api.openai.com/v1')
       : `${config.OLLAMA_BASE_URL.replace(/\/+$/, '')}/v1`,
     apiKey: openai ? (config.EMBEDDING_API_KEY ?? process.env.OPENAI_API_KEY) : undefined,
+    fetch: boundedFetch(config),
   })
   return vendor.embeddingModel(name)
 }
@@ -100,6 +128,7 @@ async function bedrock(config: Config, name: string): Promise<EmbeddingModelV4> 
     // Empty, not left out: the SDK would take a bearer that is meant for something else from the environment.
     apiKey: config.EMBEDDING_API_KEY ?? '',
     credentialProvider: awsKeys,
+    fetch: boundedFetch(config),
   })
   return vendor.embeddingModel(name)
 }
