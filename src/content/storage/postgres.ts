@@ -10,14 +10,18 @@ import { blobChunk, blobFacts, commitBlobs, deleteBlob, deleteStagedBlob, insert
  * nor a slow reader holds a connection.
  */
 export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'config'>): Backend {
-  async function* chunks(id: string, first: Buffer, chunkBytes: number, { start, end }: ByteRange) {
+  async function* slices(id: string, first: readonly Buffer[], chunkBytes: number, { start, end }: ByteRange) {
     const from = Math.floor(start / chunkBytes)
     for (let seq = from; seq * chunkBytes <= end; seq++) {
       const chunk = seq === from ? first : await blobChunk(pool, id, seq)
       // What was sent cannot be taken back: the answer breaks off.
-      if (!chunk) throw new Error(`blob ${id} was deleted while it was read`)
-      const at = seq * chunkBytes
-      yield chunk.subarray(Math.max(0, start - at), end + 1 - at)
+      if (chunk.length === 0) throw new Error(`blob ${id} was deleted while it was read`)
+      let at = seq * chunkBytes
+      for (const slice of chunk) {
+        const wanted = slice.subarray(Math.max(0, start - at), Math.max(0, end + 1 - at))
+        if (wanted.length > 0) yield wanted
+        at += slice.length
+      }
     }
   }
 
@@ -47,9 +51,8 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
       const part = range ?? { start: 0, end: size - 1 }
       // Before anything is promised: bytes that are dropped right now are lost, and not an answer that breaks off.
       const first = await blobChunk(pool, id, Math.floor(part.start / chunk_bytes))
-      return (
-        first && Readable.from(chunks(id, first, chunk_bytes, part), { objectMode: false, highWaterMark: chunk_bytes })
-      )
+      if (first.length === 0) return null
+      return Readable.from(slices(id, first, chunk_bytes, part), { objectMode: false, highWaterMark: chunk_bytes })
     },
     delete: async id => {
       await deleteBlob(pool, id)
