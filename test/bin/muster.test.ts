@@ -168,6 +168,7 @@ describe('muster', function () {
     })
 
     it('finds nothing wrong with a deployment that works', async () => {
+      await beat(['delivery'], '1 second')
       await beat(['ingestion', 'generation', 'snapshot'], '1 second')
       const { ok, checks } = await diagnosis({ BASE_URL: 'https://muster.example', EMBEDDING_PROVIDER: 'local' })
       assert.equal(ok, true, JSON.stringify(checks))
@@ -446,7 +447,7 @@ describe('muster', function () {
       { queue: conversationSweep, data: {} },
     ])
     const name = conversationSweep.name
-    await eventually(async () => (await queues.deadLetters.list({ queue: name })).length === 2, { within: 20_000 })
+    await eventually(async () => (await queues.deadLetters.list({ queue: name })).length === 2)
     await workers.stop(1000)
     assert.match((await diagnosis()).of('dead letters')[0].detail, /conversation\.sweep 2/)
 

@@ -73,13 +73,13 @@ export function piecesOf(frames: Json[]): string[] {
   return frames.flatMap(frame => frame.choices.map((choice: Json) => choice.delta.content)).filter(piece => piece)
 }
 
-/** Waits until a check holds, for two seconds at most. */
+/** Waits until a check holds. */
 export async function until(check: () => Promise<boolean>): Promise<void> {
-  for (let tries = 0; tries < 200; tries += 1) {
+  for (let tries = 0; tries < 3000; tries += 1) {
     if (await check()) return
     await new Promise(resolve => setTimeout(resolve, 10))
   }
-  assert.fail('did not come true in two seconds')
+  assert.fail('did not come true in half a minute')
 }
 
 /** A function tool as a chat request offers it. */

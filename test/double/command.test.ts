@@ -25,7 +25,7 @@ describe('model double: command and scripts', () => {
   function run(...args: string[]) {
     const { stdout, stderr, status } = spawnSync(process.execPath, [main, ...args], {
       encoding: 'utf8',
-      timeout: 20_000,
+      timeout: 50_000,
     })
     return { stdout, stderr, status }
   }

@@ -75,7 +75,7 @@ function kit(app: AgentApp) {
 }
 
 describe('steps files of traces', function () {
-  this.timeout(30_000)
+  this.timeout(60_000)
   let app: AgentApp
   let t: ReturnType<typeof kit>
 
@@ -543,7 +543,7 @@ describe('steps files of traces', function () {
     })
 
     it('hold nothing that was purged while they were written', async () => {
-      await worker({ FAULT_POINTS: 'trace_staged=freeze:1500' })
+      await worker({ FAULT_POINTS: 'trace_staged=freeze:4000' })
       const staged = () =>
         eventually(async () => (await of.rows(`select 1 from file_blobs where state = 'staging'`)).length > 0, {
           what: 'staged bytes',

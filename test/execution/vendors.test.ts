@@ -10,7 +10,7 @@ import { type Double, startDouble } from '../../src/double/server.ts'
 import { callModel } from '../../src/execution/providers/call.ts'
 import type { ModelRequest } from '../../src/execution/providers/exchange.ts'
 import { aiProviderKind } from '../../src/execution/providers/model.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { startVendors, type Vendors } from './vendors.ts'
 
 const WEATHER = {
@@ -40,7 +40,11 @@ describe('model calls', () => {
     process.env.AWS_ENDPOINT_URL_BEDROCK_RUNTIME = vendors.url
     process.env.AWS_ENDPOINT_URL_BEDROCK = vendors.url
     app = await startApp({
-      env: { OLLAMA_BASE_URL: `${vendors.url}/ollama`, MODEL_CALL_TIMEOUT_MS: '700', MODEL_LISTING_TIMEOUT_MS: '700' },
+      env: {
+        OLLAMA_BASE_URL: `${vendors.url}/ollama`,
+        MODEL_CALL_TIMEOUT_MS: '2000',
+        MODEL_LISTING_TIMEOUT_MS: '2000',
+      },
     })
     key = (await app.project()).key
   })
@@ -531,7 +535,7 @@ describe('model calls', () => {
       const { id, model } = await custom(replies({ delay_ms: 5000 }))
       await assert.rejects(call(id, { model }), (error: any) => {
         assert.equal(error.code, 'AI_PROVIDER_ERROR')
-        assert.equal(error.message, 'The AI provider did not answer within 700 ms')
+        assert.equal(error.message, 'The AI provider did not answer within 2000 ms')
         assert.equal(error.meta.provider_status_code, null)
         return true
       })
@@ -583,20 +587,22 @@ describe('model calls', () => {
         vendors.next('/custom', { body: ' '.repeat(65 * 1024 * 1024), headers: { 'content-type': 'application/json' } })
       // The bytes alone may take longer than a call of these tests has.
       const { services } = app
-      const patient = { ...services, config: { ...services.config, MODEL_CALL_TIMEOUT_MS: 15_000 } }
+      const patient = { ...services, config: { ...services.config, MODEL_CALL_TIMEOUT_MS: 50_000 } }
       await assert.rejects(call(id, {}, patient), (error: any) => {
         assert.equal(error.code, 'AI_PROVIDER_ERROR')
         assert.match(error.message, /larger than/)
         return true
       })
-    }).timeout(20_000)
+    })
 
     it('end at once when the caller aborts, with the reason of the abort', async () => {
       const { id, model } = await custom(replies({ delay_ms: 5000 }))
       const controller = new AbortController()
       const reason = new Error('superseded')
-      setTimeout(() => controller.abort(reason), 50)
-      await assert.rejects(call(id, { model, signal: controller.signal }), reason)
+      const ended = assert.rejects(call(id, { model, signal: controller.signal }), reason)
+      await eventually(async () => (await calls(model)) === 1)
+      controller.abort(reason)
+      await ended
       assert.equal(await calls(model), 1)
     })
 
