@@ -56,7 +56,7 @@ async function tryOnce(
     log.info({ ...facts(), tokens: answer.tokens, outcome: 'done' }, 'embedding call')
     return { ok: true, answer }
   } catch (error) {
-    const failure = callFailure(error, secretsOf(config), deadline.aborted)
+    const failure = await callFailure(error, secretsOf(config), deadline.aborted)
     if (signal.aborted) log.info({ ...facts(), outcome: 'abandoned' }, 'embedding call')
     else
       log.warn({ ...facts(), outcome: failure.class, status: failure.status, detail: failure.detail }, 'embedding call')

@@ -1,11 +1,4 @@
-import {
-  APICallError,
-  type EmbeddingModel,
-  JSONParseError,
-  LoadAPIKeyError,
-  LoadSettingError,
-  TypeValidationError,
-} from 'ai'
+import type { EmbeddingModel } from 'ai'
 import type { Config } from '../../config.ts'
 import { deploymentKeys } from '../../core/aws.ts'
 
@@ -135,8 +128,9 @@ async function bedrock(config: Config, name: string): Promise<EmbeddingModelV4> 
 
 async function awsKeys() {
   const keys = await deploymentKeys()
-  if (!keys) throw new LoadSettingError({ message: 'no source has AWS keys' })
-  return keys
+  if (keys) return keys
+  const { LoadSettingError } = await import('ai')
+  throw new LoadSettingError({ message: 'no source has AWS keys' })
 }
 
 /** Only the third generation of the vendor's models takes a length; other servers refuse the field. */
@@ -159,7 +153,13 @@ function bedrockOptions(name: string, dimensions: number, asked: boolean): CallO
 }
 
 /** Names what a call threw. `timedOut` when its own time limit ended it. */
-export function callFailure(thrown: unknown, secrets: readonly string[], timedOut: boolean): CallFailure {
+export async function callFailure(
+  thrown: unknown,
+  secrets: readonly string[],
+  timedOut: boolean,
+): Promise<CallFailure> {
+  // Loaded with the first failure: the package takes more memory than most of the application.
+  const { APICallError, JSONParseError, LoadAPIKeyError, LoadSettingError, TypeValidationError } = await import('ai')
   const chain = causes(thrown)
   const answered = chain.find(APICallError.isInstance) ?? null
   const status = answered?.statusCode ?? null
