@@ -42,7 +42,7 @@ describe('an agent that converts a file', function () {
     return { id, agent_id, first }
   }
   const readOnce = async (id: string, agent_id: string, lane: string) => {
-    const document = await settledStatus(app.key, id, 30_000)
+    const document = await settledStatus(app.key, id)
     assert.equal(document.status, 'ready', JSON.stringify(document.error))
     assert.equal((await app.key.get(`/documents/${id}`)).body.content, 'read once')
     assert.equal((await double.requests(lane)).length, 1)

@@ -420,7 +420,7 @@ describe('converters', function () {
   describe('without an address of the deployment', () => {
     let plain: TestApp
     before(async () => {
-      plain = await startApp({ workers: ['ingestion'], env: { CONVERTER_TIMEOUT_MS: '700' } })
+      plain = await startApp({ workers: ['ingestion'], env: { CONVERTER_TIMEOUT_MS: '2000' } })
     })
     after(() => plain?.close())
 

@@ -338,7 +338,7 @@ describe('files', () => {
       await app.services.pool.query(sql.unsafe`analyze files`)
       const started = performance.now()
       const list = await key.get('/files?path_prefix=/big&offset=9950&limit=50')
-      assert.ok(performance.now() - started < 2000)
+      assert.ok(performance.now() - started < 10_000)
       assert.equal(list.body.total, 10_000)
       assert.equal(list.body.data.at(-1).filename, '10000')
       assert.equal((await key.post('/files', { prefix: '/big', filename: '5' })).status, 409)

@@ -324,7 +324,7 @@ describe('conversion of files', () => {
   it('refuses a callback once the tool has answered', async () => {
     const slow = await startApp({
       workers: ['ingestion'],
-      env: { BASE_URL: 'http://muster.test', FAULT_POINTS: 'ingestion_read=freeze:1500' },
+      env: { BASE_URL: 'http://muster.test', FAULT_POINTS: 'ingestion_read=freeze:3000' },
     })
     const other = await slow.project()
     const answering = tools.add(other.id)
@@ -377,8 +377,8 @@ describe('conversion of files', () => {
       void post(new URL(input.callback.url).pathname.split('/')[4], input.callback.token, { text: 'no need to wait' })
     })
     const { body } = await key.post('/documents/ingest', { file_id: await image() })
-    assert.equal((await settledStatus(key, body.id, 8000)).status, 'ready')
-    assert.ok(ended)
+    assert.equal((await settledStatus(key, body.id)).status, 'ready')
+    await eventually(() => ended)
   })
 
   it('does not defer for a caller that waits', async () => {

@@ -28,13 +28,13 @@ export function refuses({ status, body }: Reply, expected: number, code: string,
 }
 
 /** Waits until a document's ingestion is over, as its status tells. */
-export const settledStatus = (key: Client, id: string, within?: number) =>
+export const settledStatus = (key: Client, id: string) =>
   eventually(
     async () => {
       const { body } = await key.get(`/documents/${id}/status`)
       return body.status === 'pending' || body.status === 'processing' ? null : body
     },
-    { within, every: 50, what: `end of ${id}` },
+    { every: 50, what: `end of ${id}` },
   )
 
 /** Ingests a file, waits for its end, and answers the document. */

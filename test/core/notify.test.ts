@@ -33,7 +33,7 @@ describe('core/notify', () => {
   const notify = (payload: string) => client.query('select pg_notify($1, $2)', [channel, payload])
 
   async function until(what: string, done: () => boolean): Promise<void> {
-    for (const deadline = Date.now() + 10_000; !done(); await sleep(5)) {
+    for (const deadline = Date.now() + 30_000; !done(); await sleep(5)) {
       if (Date.now() > deadline) throw new Error(`not reached: ${what}`)
     }
   }
@@ -114,7 +114,7 @@ describe('core/notify', () => {
       log,
       applicationName,
       heartbeatMs: 50,
-      heartbeatTimeoutMs: 100,
+      heartbeatTimeoutMs: 1500,
       onUp: () => {
         up += 1
       },

@@ -9,6 +9,7 @@ import { type EmbeddedServer, startEmbedded, stopEmbedded } from '../../src/core
 
 const root = path.resolve(import.meta.dirname, '../..')
 const SERVER_DIR = 'muster-test-'
+const OBJECT_IN_USE = '55006'
 
 let server: Promise<string> | undefined
 
@@ -55,7 +56,16 @@ export async function createDatabase(name = databaseName(), from = 'template0'):
 
 /** Drops a database when it exists, ending its connections. */
 export async function dropDatabase(name: string): Promise<void> {
-  await administer(client => client.query(`drop database if exists "${name}" with (force)`))
+  await administer(async client => {
+    for (let tries = 1; ; tries++) {
+      try {
+        return await client.query(`drop database if exists "${name}" with (force)`)
+      } catch (error) {
+        // The server gives the connections it ends five seconds to be gone.
+        if ((error as pg.DatabaseError).code !== OBJECT_IN_USE || tries === 4) throw error
+      }
+    }
+  })
 }
 
 /**
