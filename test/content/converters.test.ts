@@ -11,7 +11,7 @@ const INLINE_BYTES = 65_536
 
 // Tools are filled in by test/support/tools.ts: the product has the hook for them, and no tools yet.
 describe('converters', function () {
-  this.timeout(30_000)
+  this.timeout(60_000)
   let app: AgentApp
   let tools: TestTools
   let double: ReturnType<typeof client>

@@ -12,7 +12,7 @@ const sqlFile = (name: string) => readFileSync(path.join(import.meta.dirname, '.
 const allow = (action: string[], resource = ['*']) => ({ statement: [{ effect: 'Allow', action, resource }] })
 
 describe('documents of messages', function () {
-  this.timeout(20_000)
+  this.timeout(60_000)
   let app: SessionApp
 
   before(async () => {

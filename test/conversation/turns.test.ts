@@ -60,7 +60,7 @@ function kit(app: AgentApp) {
 }
 
 describe('turns of a conversation', function () {
-  this.timeout(20_000)
+  this.timeout(60_000)
   let app: AgentApp
   let t: ReturnType<typeof kit>
 

@@ -246,7 +246,10 @@ describe('JSON Schemas of callers', () => {
     for (let index = 0; index < 1000; index++) properties[`property_${index}`] = { type: 'string', maxLength: 100 }
     const schema = { type: 'object', properties }
     assert.deepEqual(keywords(schema, { property_999: 1 }), ['type'])
-    // Compiled once.
-    assert.ok(held(() => assert.deepEqual(keywords(schema, { property_1: 1 }), ['type'])) < 50)
+    // Compiled once: some of many judgements take no longer than a judgement does.
+    const judged = Array.from({ length: 20 }, () =>
+      held(() => assert.deepEqual(keywords(schema, { property_1: 1 }), ['type'])),
+    )
+    assert.ok(Math.min(...judged) < 50, `${Math.min(...judged)} ms`)
   })
 })

@@ -185,7 +185,7 @@ describe('model double: routes, lanes and log', () => {
   })
 
   it('the newest 10 000 requests are kept', async function () {
-    this.timeout(30_000)
+    this.timeout(60_000)
     const body = JSON.stringify({ model: 'e', input: 'x', dimensions: 8 })
     for (let round = 0; round < 121; round += 1)
       await Promise.all(
