@@ -393,6 +393,107 @@ describe('chunks by structure', () => {
     ])
   })
 
+  it('begin behind full stops, and take the bracket along that opens a sentence', async () => {
+    const content = '句点で文が終わります。「括弧の中にも文がある。」と言った。'
+    assert.deepEqual(contents(await auto(content, 18)), [
+      '句点で文が終わります。',
+      '「括弧の中にも文がある。」と言った。',
+    ])
+  })
+
+  it('cut scripts without spaces between words, whatever space there is further back', async () => {
+    const words = ['ไทย: ', 'จังหวัด', 'เชียงใหม่', 'ตั้ง', 'อยู่', 'ทาง', 'ภาค', 'เหนือ']
+    assert.deepEqual(contents(await auto(words.join(''), 26)), [words.slice(0, 4).join(''), words.slice(4).join('')])
+    assert.deepEqual(contents(await auto('首都: 日本語の単語の間に空白はありません', 14)), [
+      '首都: 日本語の単語の間に',
+      '空白はありません',
+    ])
+  })
+
+  it('never cut a character as it is seen, if it fits', async () => {
+    const seen = {
+      ZWJ: '👩‍👩‍👧‍👦',
+      flag: '🇩🇪',
+      skin: '👍🏽',
+      marks: 'e\u0323\u0301',
+      syllable: 'ક્ષ',
+      jamo: '각'.normalize('NFD'),
+    }
+    for (const [name, character] of Object.entries(seen)) {
+      for (const settings of [
+        { chunk_size: 8 },
+        { chunk_size: 23, chunk_unit: 'tokens' },
+      ] satisfies PartialSettings[]) {
+        const chunks = contents(await split(text(character.repeat(60)), { chunk_strategy: 'auto', ...settings }))
+        assert(chunks.length > 1, name)
+        for (const chunk of chunks) assert.equal(chunk.replaceAll(character, ''), '', name)
+      }
+    }
+    assert.equal(contents(await auto('👩‍👩‍👧‍👦', 3)).join(''), '👩‍👩‍👧‍👦')
+  })
+
+  it('cut lines that are entries at their ends, with what is indented below them', async () => {
+    const entry = (n: number) => `2026-11-22T10:0${n}:01Z INFO order ${4000 + n} was created. Next is due`
+    const trace =
+      'java.lang.IllegalStateException: Timed out. Giving up.\n\tat shop.Pay.charge(Pay.java:42)\n\tat shop.Main(1)'
+    const log = [entry(1), entry(2), trace, entry(3), entry(4)]
+    assert.deepEqual(contents(await auto(log.join('\n'), 200)), [
+      log.slice(0, 2).join('\n'),
+      log.slice(2, 4).join('\n'),
+      log[4],
+    ])
+    const wide = Array.from({ length: 4 }, (_, at) =>
+      `order ${at} has been created. It holds ${'one part, '.repeat(12)}`.trim(),
+    )
+    assert.deepEqual(contents(await auto(wide.join('\n'), 400)), [
+      wide.slice(0, 2).join('\n'),
+      wide.slice(2).join('\n'),
+    ])
+    const rows = Array.from({ length: 9 }, (_, at) => `${at},"Pump EX-${at}",${at}.50,in stock`)
+    assert.deepEqual(contents(await auto(rows.join('\r\n'), 105)), [
+      rows.slice(0, 3).join('\r\n'),
+      rows.slice(3, 6).join('\r\n'),
+      rows.slice(6).join('\r\n'),
+    ])
+    const item = (n: number) => `    {\n      "id": ${n},\n      "note": "Works. Fine. Really!"\n    }`
+    assert.deepEqual(contents(await auto(`[\n${item(1)},\n${item(2)},\n${item(3)}\n]`, 150)), [
+      `[\n${item(1)},\n${item(2)},`,
+      `${item(3)}\n]`,
+    ])
+  })
+
+  it('take wrapped lines for no entries, though nouns have capitals', async () => {
+    const content =
+      'Die Pumpe wird mit dem grünen Knopf gestartet. Vor dem Öffnen des\nGehäuses ist der Hauptschalter auszuschalten und gegen das\nWiedereinschalten zu sichern. Das Manometer muss 0 bar anzeigen, bevor\nSchrauben gelöst werden dürfen.'
+    const end = content.indexOf(' Das Manometer')
+    assert.deepEqual(contents(await auto(content, 200)), [content.slice(0, end), content.slice(end + 1)])
+  })
+
+  it('cut code where it is indented least', async () => {
+    const part = (name: string) => `function ${name}() {\n  if (a) {\n    b()\n  }\n  return 1\n}\n`
+    assert.deepEqual(contents(await auto(`\`\`\`js\n${part('one')}\n${part('two')}\n${part('three')}\`\`\``, 130)), [
+      `\`\`\`js\n${part('one')}\n${part('two').trimEnd()}`,
+      `${part('three')}\`\`\``,
+    ])
+  })
+
+  it('name the columns of a table above the rows that are cut off its head', async () => {
+    const head = '| Code | Was `x` heißt |\n|------|:---:|'
+    const rows = Array.from({ length: 6 }, (_, at) => `| E0${at} | heißt ${at} |`)
+    const chunks = await auto(`# Codes\n\n${head}\n${rows.join('\n')}\n\nDanach.`, 80)
+    assert.deepEqual(
+      chunks.map(chunk => [chunk.content, chunk.context]),
+      [
+        [`# Codes\n\n${head}\n${rows[0]}`, 'Codes'],
+        [rows.slice(1, 5).join('\n'), 'Codes > Code | Was `x` heißt'],
+        [`${rows[5]}\n\nDanach.`, 'Codes > Code | Was `x` heißt'],
+      ],
+    )
+    assert.equal((await auto(`${head}\n${rows.join('\n')}`, 80))[0].context, null)
+    const bare = await auto(rows.join('\n'), 40)
+    assert.equal(bare[1].context, null)
+  })
+
   it('keep a fence whole that fits, and cut a larger one at its lines', async () => {
     const fence = '```js\nlet a = 1\n\n# not a heading\n\n- no item. No sentence.\n```'
     const content = `Some words before it.\n\n${fence}\n\nSome words behind it.`

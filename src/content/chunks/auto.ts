@@ -5,14 +5,24 @@ import type { Ruler } from './ruler.ts'
 type Section = { start: number; end: number; context: string | null }
 
 const sentences = new Intl.Segmenter('und', { granularity: 'sentence' })
+const words = new Intl.Segmenter('und', { granularity: 'word' })
+const characters = new Intl.Segmenter('und', { granularity: 'grapheme' })
 
-/** Code units behind a place that the rules of sentences look at to see whether one ends there. */
+/** Code units around a place that are looked at to see whether a sentence, a word or a character ends there. */
 const LOOKAHEAD = 64
+const LOOKBACK = 256
+
+/** Letters of the scripts that put no spaces between words. */
+const UNSPACED =
+  /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]/u
+
+/** Lines that are wider are not wrapped text. */
+const WRAPPED_WIDTH = 120
 
 /**
  * Cuts a text where its structure allows: as many whole sections as fit, else as many whole blocks (paragraphs, lists,
  * tables, fences), and a block that is larger than a chunk by items, lines or sentences, then between words, then
- * anywhere. A heading stays with what follows it. Whitespace between chunks belongs to none. With an overlap a chunk
+ * between characters as they are seen. A heading stays with what follows it. Whitespace between chunks belongs to none. With an overlap a chunk
  * begins with the last whole sentences of the one before, at most half a chunk of them, if what has to follow still fits.
  *
  * Every stretch of text is looked at a few times only: a cut is searched within one size, and two cuts in a row are
@@ -44,7 +54,7 @@ export async function* sections(
     cut ??= cutWithin(text, ahead.at(reach(begin)), start, reach(begin), reach)
     const end = start + text.slice(start, cut).trimEnd().length
     // A line may be indented by more than a chunk.
-    if (end > start) yield { start: begin, end, context: contextOf(title, ahead.between(begin, end)) }
+    if (end > start) yield { start: begin, end, context: contextOf(title, ahead.between(begin, end), begin) }
     start = skipBlank(text, cut)
     begin = repeated ? (sentenceBefore(ruler, ahead, begin, end, repeated) ?? start) : start
   }
@@ -108,7 +118,7 @@ class Blocks {
 
 /**
  * A cut where no end of a block is within reach: in the block at the limit, where its kind may be cut, else between
- * words, else at the limit. A list, table or fence that fits a chunk of its own is only cut off its heading.
+ * words, else between characters. A list, table or fence that fits a chunk of its own is only cut off its heading.
  */
 function cutWithin(
   text: string,
@@ -123,9 +133,11 @@ function cutWithin(
   if (keepsLines && block.start > start && reach(block.start) >= block.end) return block.start
   return (
     (block.kind === 'list' ? beforeItem(text, from, limit) : null) ??
+    (keepsLines || hasEntries(text, from, limit) ? beforeLine(text, from, limit) : null) ??
     (keepsLines ? afterLine(text, from, limit) : null) ??
     (block.kind !== 'fence' && block.kind !== 'table' ? lastSentence(text, from, limit) : null) ??
-    afterWord(text, from, limit) ??
+    betweenWords(text, from, limit) ??
+    lastBefore(characters, text, from, limit) ??
     limit
   )
 }
@@ -145,16 +157,59 @@ function afterLine(text: string, start: number, end: number): number | null {
   return at > 0 ? start + at + 1 : null
 }
 
-/** The last sentence start in (start, end]. Line breaks are no ends of sentences here: text is wrapped. */
+/** The start of the last of the outermost lines in the second half of the window. */
+function beforeLine(text: string, start: number, end: number): number | null {
+  const half = start + Math.floor((end - start) / 2)
+  let found: { at: number; indent: number } | null = null
+  for (const line of text.slice(half, end + LOOKAHEAD).matchAll(/\n([ \t]*)/g)) {
+    const at = half + line.index + 1
+    if (at <= end && (!found || line[1].length <= found.indent)) found = { at, indent: line[1].length }
+  }
+  return found?.at ?? null
+}
+
+/**
+ * Whether the lines of the window are entries of their own, as in a log, and no wrapped text. That goes on with a small
+ * letter, or, with a capital one, where the next word did not fit.
+ */
+function hasEntries(text: string, start: number, end: number): boolean {
+  const lines = text.slice(start, end).split('\n')
+  const width = lines.reduce((most, line) => Math.max(most, line.length), 0)
+  const goesOn = (line: string, before: string) =>
+    /^[\p{Ll}\p{Lo}\p{M}]/u.test(line) ||
+    (/^\p{Lu}/u.test(line) && before.trimEnd().length + 1 + line.search(/\s|$/) >= width)
+  const wrapped = lines.filter((line, index) => index > 0 && goesOn(line, lines[index - 1])).length
+  return width > WRAPPED_WIDTH || wrapped < (lines.length - 1) / 2
+}
+
+/**
+ * The last sentence start in (start, end], and in front of a bracket that opens it. Line breaks are no ends of sentences
+ * here: text is wrapped.
+ */
 function lastSentence(text: string, start: number, end: number): number | null {
   const window = unwrapped(text.slice(start, end + LOOKAHEAD))
-  const at = sentences.segment(window).containing(end - start)?.index ?? 0
+  let at = sentences.segment(window).containing(end - start)?.index ?? 0
+  while (at > 0 && /[\p{Ps}\p{Pi}]/u.test(window[at - 1])) at--
   return at > 0 ? start + at : null
 }
 
-function afterWord(text: string, start: number, end: number): number | null {
+/** The last place between words: behind whitespace, unless the script at the limit has none. */
+function betweenWords(text: string, start: number, end: number): number | null {
+  const at = lastBefore(words, text, start, end)
+  if (at !== null && UNSPACED.test(text.slice(at - 1, at + 1))) return at
+  return afterSpace(text, start, end) ?? at
+}
+
+function afterSpace(text: string, start: number, end: number): number | null {
   for (let at = end; at > start + 1; at--) if (/\s/.test(text[at - 1])) return at
   return null
+}
+
+/** The last place in (start, end] where one of these segments begins, if it is near the end. */
+function lastBefore(segmenter: Intl.Segmenter, text: string, start: number, end: number): number | null {
+  const from = Math.max(start, end - LOOKBACK)
+  const at = segmenter.segment(text.slice(from, end + LOOKAHEAD)).containing(end - from)?.index ?? end - from
+  return at > 0 ? from + at : null
 }
 
 /**
@@ -174,13 +229,14 @@ function sentenceBefore(ruler: Ruler, ahead: Blocks, begin: number, end: number,
 /** The same text in one line. */
 const unwrapped = (text: string) => text.replace(/[\r\n\u0085\u2028\u2029]/g, ' ')
 
-/** The title and the headings that all text of these blocks stands under. */
-function contextOf(title: string | null, blocks: Block[]): string | null {
+/** The title, the headings that all text of these blocks stands under, and the columns of a table that was cut before. */
+function contextOf(title: string | null, blocks: Block[], begin: number): string | null {
   const texts = blocks.filter(block => block.kind !== 'heading')
   const common = (texts.length ? texts : blocks)
     .map(block => block.headings)
     .reduce<Heading[] | null>((above, headings) => above?.filter((each, at) => headings[at] === each) ?? headings, null)
-  return [title?.trim(), ...(common ?? []).map(heading => heading.text)].filter(Boolean).join(' > ') || null
+  const columns = blocks[0].start < begin ? blocks[0].columns : null
+  return [title?.trim(), ...(common ?? []).map(heading => heading.text), columns].filter(Boolean).join(' > ') || null
 }
 
 /** The next offset that is not blank, or the start of its line when only its indentation is in between. */

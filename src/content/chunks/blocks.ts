@@ -1,12 +1,14 @@
 /**
  * A stretch of whole lines of a Markdown text that belongs together, without the blank lines around it: code units,
- * end exclusive. `headings` are those it stands under, outermost first, its own included.
+ * end exclusive. `headings` are those it stands under, outermost first, its own included; `columns` the names in the
+ * head of a table.
  */
 export type Block = {
   kind: 'heading' | 'paragraph' | 'list' | 'table' | 'fence'
   start: number
   end: number
   headings: Heading[]
+  columns?: string
 }
 export type Heading = { level: number; text: string; start: number }
 
@@ -43,7 +45,7 @@ export function* blocksOf(text: string, borders: ReadonlySet<number>): Generator
       line = lineAt(text, nextWords(text, line.next))
       continue
     }
-    const { kind, end, next, open }: Found = openFence
+    const { kind, end, next, open, columns }: Found = openFence
       ? { kind: 'fence', ...fenced(text, line, openFence) }
       : blockAt(text, borders, line)
     openFence = open
@@ -51,13 +53,13 @@ export function* blocksOf(text: string, borders: ReadonlySet<number>): Generator
       const heading = headingOf(text, line)
       headings = [...headings.filter(above => above.level < heading.level), heading]
     }
-    yield { kind, start: line.start, end, headings }
+    yield { kind, start: line.start, end, headings, columns }
     line = lineAt(text, next)
   }
 }
 
 /** A block by its end and the line behind it; `open` is the mark of a fence that goes on as another block. */
-type Found = { kind: Block['kind']; end: number; next: number; open?: string }
+type Found = Pick<Block, 'kind' | 'end' | 'columns'> & { next: number; open?: string }
 
 function blockAt(text: string, borders: ReadonlySet<number>, first: Line): Found {
   const second = borders.has(first.next) ? null : lineAt(text, first.next)
@@ -67,7 +69,8 @@ function blockAt(text: string, borders: ReadonlySet<number>, first: Line): Found
   if (HEADING.test(first.head)) return { kind: 'heading', end: first.end, next: first.next }
   if (LIST_ITEM.test(first.head)) return { kind: 'list', ...lines(continuesList) }
   if (isTable(text, first, second)) {
-    return { kind: 'table', ...lines(line => !line.blank && hasPipe(text, line)) }
+    const columns = second && TABLE_RULE.test(second.head) ? columnsOf(first) : undefined
+    return { kind: 'table', columns, ...lines(line => !line.blank && hasPipe(text, line)) }
   }
   if (second && UNDERLINE.test(second.head)) return { kind: 'heading', end: second.end, next: second.next }
   return {
@@ -115,6 +118,14 @@ function isTable(text: string, line: Line, after: Line | null): boolean {
   if (!after?.head.includes('-') || !TABLE_RULE.test(after.head)) return false
   return hasPipe(text, after) && hasPipe(text, line)
 }
+
+const columnsOf = (line: Line) =>
+  line.head
+    .toWellFormed()
+    .split('|')
+    .map(name => name.trim())
+    .filter(Boolean)
+    .join(' | ')
 
 const hasPipe = (text: string, line: Line) => text.slice(line.start, line.end).includes('|')
 
