@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
+import { loadConfig } from '../../src/config.ts'
 import { localVector } from '../../src/content/embeddings/local.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp, type TestApp, testEnvironment } from '../support/app.ts'
 
 const norm = (vector: number[]) => Math.hypot(...vector)
 const dot = (a: ArrayLike<number>, b: ArrayLike<number>) => {
@@ -40,6 +41,16 @@ describe('embeddings without a provider', () => {
       dimensions: null,
       reindex: { pending: 0 },
     })
+  })
+
+  it('take 32 to 4096 dimensions and known providers, and stop the process at others', () => {
+    const load = (env: Record<string, string>) => loadConfig({ ...testEnvironment(app.databaseUrl), ...env })
+    for (const EMBEDDING_DIMENSIONS of ['31', '4097', '64.5', 'many'])
+      assert.throws(() => load({ EMBEDDING_DIMENSIONS }), /EMBEDDING_DIMENSIONS/)
+    for (const EMBEDDING_DIMENSIONS of ['32', '4096'])
+      assert.equal(load({ EMBEDDING_DIMENSIONS }).EMBEDDING_DIMENSIONS, Number(EMBEDDING_DIMENSIONS))
+    assert.equal(load({}).EMBEDDING_DIMENSIONS, 1024)
+    assert.throws(() => load({ EMBEDDING_PROVIDER: 'other' }), /EMBEDDING_PROVIDER/)
   })
 
   it('count a provider without a model as none', async () => {

@@ -100,6 +100,23 @@ describe('conversion of files', () => {
     assert.equal(await failure({ body: { pages: [] } }), 'FILE_PARSE_FAILED')
   })
 
+  it('hands a tool every key of its presets', async () => {
+    const preset_parameters = JSON.parse('{ "Some_Key": 1, "__proto__": { "a": 1 } }')
+    await key.post('/ingestion-rules', { tool_id: tool, content_type_glob: 'audio/preset', preset_parameters })
+    await ingested(key, await upload(key, 'RIFF', { content_type: 'audio/preset' }))
+    const { file: _, callback: __, ...presets } = lastInput()
+    assert.deepEqual(presets, preset_parameters)
+  })
+
+  it('takes as much text as a document may have, from a tool too', async () => {
+    tools.answer(tool, { body: 'x'.repeat(100_001) })
+    const { status, error } = await ingested(key, await image())
+    assert.deepEqual([status, error.code], ['failed', 'INGESTION_FAILED'])
+    assert.match(error.message, /INGESTION_MAX_TEXT_BYTES/)
+    tools.answer(tool, { body: 'x'.repeat(100_000) })
+    assert.equal((await ingested(key, await image())).status, 'ready')
+  })
+
   it('takes as many pages as a file may have, answered or posted', async () => {
     const pages = Array.from({ length: 21 }, (_, n) => ({ text: `page ${n}` }))
     tools.answer(tool, { body: { pages } })

@@ -76,7 +76,9 @@ describe('ingestion rules', () => {
       const fields = {
         enabled: false,
         path_prefix: '/in//box/',
-        preset_parameters: { Some_Key: 1, camelCase: { Deep_Key: [null, 'x'] } },
+        preset_parameters: JSON.parse(
+          '{ "Some_Key": 1, "__proto__": { "a": 1 }, "camelCase": { "Deep_Key": [null, "x"] } }',
+        ),
         native_extraction: 'skip',
         file_delivery: 'download_url',
         chunk_strategy: 'size',
@@ -84,7 +86,7 @@ describe('ingestion rules', () => {
         chunk_size: 300,
         chunk_overlap: 20,
         action: 'convert',
-        metadata: { Owner: 'ops' },
+        metadata: JSON.parse('{ "Owner": "ops", "__proto__": 2 }'),
       }
       const body = await made(fields)
       for (const [name, value] of Object.entries(fields))

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { loadConfig } from '../../src/config.ts'
 import { sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { pdf } from '../support/pdf.ts'
 import { chunksOf, eventsOf, ingested, refuses, settledStatus, upload } from './ingestion-support.ts'
@@ -219,6 +220,13 @@ describe('ingestion', () => {
       const error = await refused(ingest(file, {}, '?wait=true'), 413, 'FILE_TOO_LARGE_FOR_SYNC')
       assert.deepEqual(error.meta, { size: 4001, max_bytes: 4000 })
       assert.equal((await ingest(file)).status, 202)
+    })
+
+    it('by the default of SYNC_INGESTION_MAX_BYTES where that is no positive integer', () => {
+      const limit = (SYNC_INGESTION_MAX_BYTES: string) =>
+        loadConfig({ ...testEnvironment(app.databaseUrl), SYNC_INGESTION_MAX_BYTES }).SYNC_INGESTION_MAX_BYTES
+      for (const wrong of ['', 'much', '0', '-1', '1.5']) assert.equal(limit(wrong), 10_485_760, wrong)
+      assert.equal(limit('1'), 1)
     })
 
     it('by the first check that fails, in the order that is documented', async () => {

@@ -8,7 +8,7 @@ import { downloadUrl } from '../files/download.ts'
 import type { FileRow } from '../files/model.ts'
 import { toolRunner } from '../tools.ts'
 import type { IngestionRuleRow } from './model.ts'
-import { parsePages, storableText } from './pages.ts'
+import { parsePages } from './pages.ts'
 
 /** One conversion: which file, for which attempt, and as whom. */
 export type Conversion = {
@@ -68,9 +68,9 @@ function converterFailed(rule: IngestionRuleRow, message: string, more: Record<s
 const refused = (rule: IngestionRuleRow, reason: Reason, message: string): ConverterOutcome =>
   converterFailed(rule, message, { reason })
 
-/** A failure with its cause, which may quote what a stranger answered: meta that the database cannot hold is left out. */
+/** A failure with its cause; of meta, which may quote what a stranger answered, only what the database can hold. */
 const caused = (rule: IngestionRuleRow, { code, message, meta }: RecordedFailure): ConverterOutcome =>
-  converterFailed(rule, storableText(message), { cause: { code, ...(meta && !checkStorable(meta) ? { meta } : {}) } })
+  converterFailed(rule, message, { cause: { code, ...(meta && !checkStorable(meta) ? { meta } : {}) } })
 
 /**
  * Has the converter of a rule turn a file into text (content, 7.4 and 7.5). Whatever a converter does is an outcome; it

@@ -15,14 +15,14 @@ export const RuleConfig = z.object({
   tool_id: z.string().nullable(),
   agent_id: z.string().nullable(),
   action: z.string().nullable(),
-  preset_parameters: z.record(z.string(), z.unknown()).nullable(),
+  preset_parameters: MetadataBag.nullable(),
   native_extraction: z.enum(NATIVE_EXTRACTION),
   file_delivery: z.enum(FILE_DELIVERY),
   chunk_strategy: z.enum(CHUNK_STRATEGIES).nullable(),
   chunk_unit: z.enum(CHUNK_UNITS).nullable(),
   chunk_size: z.int().nullable(),
   chunk_overlap: z.int().nullable(),
-  metadata: z.record(z.string(), z.unknown()).nullable(),
+  metadata: MetadataBag.nullable(),
 })
 export type RuleConfig = z.output<typeof RuleConfig>
 
