@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
 import { signToken } from '../../src/identity/tokens.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { randomOf } from '../support/fuzz.ts'
 import { pdf } from '../support/pdf.ts'
 import { reply, startTools, type TestTools } from '../support/tools.ts'
 import { age, chunksOf, eventsOf, ingested, refuses, settledStatus, sweep, upload } from './ingestion-support.ts'
@@ -487,5 +489,106 @@ describe('conversion of files', () => {
       tools.handed.map(({ principal }) => principal),
       [{ type: 'api_key', id: keyId, via: null }],
     )
+  })
+
+  it('ends settled and whole, whatever tools, callbacks, callers and two workers do at once', async function () {
+    this.timeout(120_000)
+    const seed = Number(process.env.FUZZ_SEED ?? Date.now() % 1_000_000)
+    const seeded = `FUZZ_SEED=${seed}`
+    const { next, int, chance, pick } = randomOf(seed)
+    const env = {
+      BASE_URL: 'http://muster.test',
+      EMBEDDING_PROVIDER: 'local',
+      EMBEDDING_DIMENSIONS: '64',
+      INGESTION_LEASE_SECONDS: '2',
+      CONVERTER_TIMEOUT_MS: '1500',
+      FAULT_POINTS: 'ingestion_batch=freeze:60,ingestion_read=freeze:80',
+    }
+    const one = await startApp({ workers: ['ingestion'], env })
+    const two = await startApp({ workers: ['ingestion'], env, databaseUrl: one.databaseUrl })
+    const other = await one.project()
+    const [mine, theirs] = [other.key, two.as(other.key.token)]
+    const busy = tools.add(other.id)
+    const cut = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
+    await mine.post('/ingestion-rules', { tool_id: busy, content_type_glob: 'image/*', ...cut })
+    const answers: { status: number; body: any }[] = []
+    const callbacks: Promise<unknown>[] = []
+    const text = () => 'ten chars.'.repeat(1 + int(150))
+    const results = [
+      () => ({ text: text() }),
+      () => ({ pages: [{ text: text() }, { text: ' ' }] }),
+      () => ({ status: 'failed', message: 'gave up' }),
+      () => ({ nonsense: true }),
+    ]
+    tools.answer(busy, async ({ input: { callback } }, response) => {
+      if (callback)
+        for (let times = int(4); times > 0; times--) {
+          const posted = sleep(next() * 2000).then(() =>
+            one.anonymous.post(callback.url.slice(callback.url.indexOf('/documents')), pick(results)()),
+          )
+          callbacks.push(posted.then(answer => answers.push(answer)))
+        }
+      await sleep(next() * 500)
+      pick([
+        () => response.destroy(),
+        () => reply(response, { foo: 1 }),
+        () => reply(response, { status: 'pending' }),
+        () => reply(response, { status: 'pending' }),
+        () => reply(response, text()),
+        () => {},
+      ])()
+    })
+    const deeds: ((path: string, id: string) => Promise<{ status: number; body: any } | undefined>)[] = [
+      path => mine.post(`${path}/ingest`),
+      path => theirs.post(`${path}/ingest`, { chunk_strategy: 'whole' }),
+      path => theirs.post(`${path}/ingest?wait=true`),
+      path => mine.patch(path, { title: `${next()}` }),
+      path => theirs.patch(path, cut),
+      path => mine.post(`${path}/withdraw`),
+      path => theirs.post(`${path}/versions/1/restore`),
+      path => mine.get(path),
+      path => theirs.get(`${path}/status`),
+      (_, id) => age(one, id, 'due_at', 10).then(() => undefined),
+      (path, id) => age(one, id, 'heartbeat_at', 400).then(() => mine.get(path)),
+      path => (chance(0.2) ? theirs.delete(path) : mine.get(path)),
+    ]
+    await Promise.all(
+      Array.from({ length: 20 }, async () => {
+        const file_id = await upload(mine, 'PNG', { content_type: 'image/png' })
+        const { id } = (await mine.post('/documents/ingest', { file_id })).body
+        for (let deed = 0; deed < 8; deed++) {
+          await sleep(next() * 400)
+          const answer = await pick(deeds)(`/documents/${id}`, id)
+          if (answer) answers.push(answer)
+        }
+      }),
+    )
+    const live = sql.unsafe`select count(*) from ingestion_attempts where state <> 'awaiting'`
+    await eventually(async () => {
+      await Promise.all(callbacks)
+      await one.services.pool.query(sql.unsafe`
+        update ingestion_attempts set due_at = now() - interval '10 s' where state = 'awaiting'`)
+      await sweep(one)
+      return (await one.services.pool.oneFirst(live)) === 0
+    })
+    await sweep(one)
+    assert.deepEqual(
+      answers.filter(({ status }) => status >= 500),
+      [],
+      seeded,
+    )
+    const broken = await one.services.pool.any(sql.unsafe`
+      select d.id, d.status, d.error, d.chunk_count, d.embedded_chunks, c.*, v.* from documents d
+      cross join lateral (select count(*) as chunks, coalesce(max(chunk_index) + 1, 0) as last from document_chunks
+        where document_id = d.id) c
+      cross join lateral (select count(*) as vectors, count(distinct ref_id) as of_chunks from knowledge_vectors
+        where container_id = d.id) v
+      where d.status not in ('ready', 'failed', 'withdrawn') or (d.error is null) = (d.status = 'failed')
+        or (c.chunks > 0) <> (d.status = 'ready') or d.chunk_count <> c.chunks or d.embedded_chunks <> c.chunks
+        or c.last <> c.chunks or v.vectors <> c.chunks or v.of_chunks <> c.chunks`)
+    assert.deepEqual(broken, [], seeded)
+    assert.equal(await one.services.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`), 0)
+    await two.close()
+    await one.close()
   })
 })
