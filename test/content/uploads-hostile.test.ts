@@ -277,7 +277,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
 
     it('get to their answer when all bytes are sent before it is read', async () => {
       const made = (await upload(app.url, key, { bytes: 'old', name: 'drained.txt' })).body
-      const piece = Buffer.alloc(500_000)
+      const piece = Buffer.alloc(500_000, 'A')
       const chunk = (bytes: Buffer | string) => [`${Buffer.byteLength(bytes).toString(16)}\r\n`, bytes, '\r\n']
       for (const [method, path, contentType, first] of [
         ['PUT', `/files/${made.id}/content`, 'text/plain', 'x'],

@@ -98,4 +98,15 @@ describe('the memory of a web process that has just started', function () {
     assert.equal(hash.digest('hex'), sha256)
     assert.ok(grown < BOUND, `${Math.round(grown / MIB)} MiB`)
   })
+
+  it('grows by less than 64 MiB for eight uploads of 25 MiB in base64 at once', async () => {
+    const body = Buffer.from(JSON.stringify({ content: Buffer.alloc(25 * MIB).toString('base64') }))
+    const headers = { 'content-type': 'application/json' }
+    const grown = await growth(async url => {
+      const send = () =>
+        sendRaw(url, { path: '/files/upload/base64', token: key.token, headers, pieces: [body] }) as Promise<any>
+      for (const made of await Promise.all(Array.from({ length: 8 }, send))) assert.equal(made.body.size, 25 * MIB)
+    })
+    assert.ok(grown < BOUND, `${Math.round(grown / MIB)} MiB`)
+  })
 })

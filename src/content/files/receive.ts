@@ -1,12 +1,13 @@
 import type { IncomingMessage } from 'node:http'
-import { PassThrough, Readable } from 'node:stream'
+import { PassThrough, Readable, type Transform } from 'node:stream'
 import { finished } from 'node:stream/promises'
-import express, { type Request, type Response } from 'express'
+import { createBrotliDecompress, createGunzip, createInflate } from 'node:zlib'
+import type { Request, Response } from 'express'
 import multer from 'multer'
 import { AppError, invalid, raise } from '../../core/errors.ts'
-import { refusedByLayer } from '../../core/http.ts'
 import type { Received, Receiving } from '../../core/operation.ts'
 import { type Staged, stores, tooLarge } from '../storage/stores.ts'
+import { decodeBase64, JsonBody } from './json-body.ts'
 import { essenceOf } from './media-type.ts'
 import { Upload } from './upload.ts'
 
@@ -191,39 +192,67 @@ export async function receiveForm(request: Receiving, destination: Destination):
   })
 }
 
-/** The bytes of base64 text: either alphabet, white space ignored, padding optional. Raises 400 and 413. */
-function decodeBase64(text: string, maxBytes: number): Buffer {
-  const digits = text.replaceAll(/\s/g, '')
-  const bare = digits.replace(/={1,2}$/, '')
-  const padded = digits.length !== bare.length
-  if (/[^A-Za-z0-9+/_-]/.test(bare) || bare.length % 4 === 1 || (padded && digits.length % 4 !== 0))
-    invalid({ code: 'INVALID_VALUE', path: 'content', message: 'must be base64' })
-  if (Math.floor((bare.length * 3) / 4) > maxBytes) throw tooLarge(maxBytes)
-  return Buffer.from(bare, 'base64')
+/**
+ * Reads a body through a stream of its own: reading the request itself would close its connection when the body is
+ * refused, and the answer would be lost.
+ */
+async function readThrough<T>(req: IncomingMessage, source: Transform, read: () => Promise<T>): Promise<T> {
+  req.once('close', () => {
+    if (!req.complete) source.destroy(new Error('the request was closed'))
+  })
+  req.pipe(source)
+  try {
+    return await read()
+  } catch (error) {
+    // Who sends everything before he reads would never get to the answer.
+    req.unpipe(source)
+    await finished(req.resume()).catch(() => {})
+    throw error
+  }
 }
 
-/** Reads a JSON body whose `content` is the file in base64. */
+/** What undoes the encoding of a JSON body. Raises REQUEST_REJECTED 415. */
+function decoderOf({ headers }: IncomingMessage): Transform {
+  switch ((headers['content-encoding'] ?? 'identity').toLowerCase()) {
+    case 'identity':
+      return new PassThrough()
+    case 'gzip':
+      return createGunzip()
+    case 'deflate':
+      return createInflate()
+    case 'br':
+      return createBrotliDecompress()
+    default:
+      return raise('REQUEST_REJECTED', { status: 415, message: 'The body is in an encoding that is not known' })
+  }
+}
+
+/** Reads a JSON body whose `content` is the file in base64, which goes to the store as it arrives. */
 export async function receiveJson(request: Receiving, destination: Destination): Promise<Received> {
   const { req } = request
   // Base64 with line breaks, and the other fields.
   const limit = Math.ceil(destination.maxBytes * 1.4) + JSON_FIELD_BYTES
+  const source = decoderOf(req)
   const intake = new Intake(request, destination)
-  return intake.reading(async () => {
-    await new Promise<void>((resolve, reject) =>
-      express.json({ limit, type: () => true, strict: false })(req as Request, {} as Response, (error: unknown) =>
-        error ? reject(refusedByLayer(error)) : resolve(),
-      ),
-    )
-    const { body } = req as Request
-    if (body === undefined) return { body: {}, discard: intake.discard }
-    if (typeof body !== 'object' || body === null || Array.isArray(body)) throw malformed('must be a JSON object')
-    const fields = { ...(body as Record<string, unknown>) }
-    if (typeof fields.content === 'string') {
-      const bytes = decodeBase64(fields.content, destination.maxBytes)
-      fields.content = await intake.take(Readable.from([bytes], { objectMode: false }), { filename: null, type: null })
-    }
-    return { body: fields, discard: intake.discard }
-  })
+  return intake.reading(() =>
+    readThrough(req, source, async () => {
+      if ((declaredLength(req) ?? 0) > limit) throw tooLarge(destination.maxBytes)
+      const json = new JsonBody(source, { name: 'content', maxBytes: limit, maxRestBytes: JSON_FIELD_BYTES })
+      const once = (): never => invalid({ code: 'INVALID_VALUE', path: 'content', message: 'must be given once' })
+      let content: Upload | null = null
+      while (await json.find()) {
+        if (content) once()
+        const bytes = Readable.from(decodeBase64(json.text()), { objectMode: false })
+        content = await intake.take(bytes, { filename: null, type: null })
+      }
+      const body = json.value() ?? {}
+      if (typeof body !== 'object' || Array.isArray(body)) throw malformed('must be a JSON object')
+      const fields: Record<string, unknown> = { ...body }
+      if (content && fields.content !== '') once()
+      if (content) fields.content = content
+      return { body: fields, discard: intake.discard }
+    }),
+  )
 }
 
 /** Reads a body that is the file itself. */
@@ -232,24 +261,14 @@ export async function receiveBytes(request: Receiving, destination: Destination)
   if ((declaredLength(req) ?? 0) > destination.maxBytes) throw tooLarge(destination.maxBytes)
   refuseEncoded(req)
   const intake = new Intake(request, destination)
-  // Reading the request itself would close its connection when the file is refused, and the answer would be lost.
   const source = new PassThrough()
-  req.once('close', () => {
-    if (!req.complete) source.destroy(new Error('the request was closed'))
-  })
-  req.pipe(source)
-  return intake.reading(async () => {
-    const type = req.headers['content-type'] ?? null
-    // What clients send that were told nothing says nothing.
-    const told = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
-    try {
+  return intake.reading(() =>
+    readThrough(req, source, async () => {
+      const type = req.headers['content-type'] ?? null
+      // What clients send that were told nothing says nothing.
+      const told = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
       const file = await intake.take(source, { filename: null, type: told ? type : null })
       return { body: { file }, discard: intake.discard }
-    } catch (error) {
-      // Who sends everything before he reads would never get to the answer.
-      req.unpipe(source)
-      await finished(req.resume()).catch(() => {})
-      throw error
-    }
-  })
+    }),
+  )
 }
