@@ -7,6 +7,16 @@ import type { Client, TestApp } from '../support/app.ts'
 export const rowsOf = async (app: TestApp, text: string, values: unknown[] = []): Promise<readonly any[]> =>
   (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
 
+/** What a process sends whenever it is due, whoever asks for what: the uses of keys, and which projects have quotas. */
+const DUE = /last_used_at|select distinct project_id from quotas/
+
+/** The statements that a piece of work sends. */
+export async function statementsOf(app: TestApp, work: () => Promise<unknown>): Promise<string[]> {
+  const from = app.statements.length
+  await work()
+  return app.statements.slice(from).filter(text => !DUE.test(text))
+}
+
 /** Names and data of the events about a resource, oldest first. */
 export const eventsOf = async (app: TestApp, id: string): Promise<{ name: string; data: any }[]> =>
   (await rowsOf(app, 'select name, envelope from events where resource_id = $1 order by id', [id])).map(
