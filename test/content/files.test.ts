@@ -4,6 +4,7 @@ import { insertFile } from '../../src/content/files/store.ts'
 import { rawQuery, sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
 
 const unknown = 'file_00000000000000000000000000'
@@ -213,12 +214,10 @@ describe('files', () => {
     it('takes one statement for one file and one for a list', async () => {
       const made = await record()
       await key.get(`/files/${made.id}`)
-      let before = app.statements.length
-      assert.equal((await key.get(`/files/${made.id}`)).status, 200)
-      assert.equal(app.statements.length - before, 1)
-      before = app.statements.length
-      assert.equal((await key.get('/files')).status, 200)
-      assert.equal(app.statements.length - before, 1)
+      for (const path of [`/files/${made.id}`, '/files']) {
+        const sent = await statementsOf(app, async () => assert.equal((await key.get(path)).status, 200))
+        assert.equal(sent.length, 1, sent.join('\n'))
+      }
     })
 
     it('answers 404 for what does not exist or lies in another project', async () => {
@@ -390,6 +389,38 @@ describe('files', () => {
       assert.equal((await denied.patch(`/files/${made.body.id}/metadata`, { prefix: '/secret' })).status, 403)
       assert.equal((await rows("select 1 from file_blobs where state = 'staging'")).length, 0)
     })
+
+    it('asks a policy for the one path that a file gets, whatever names it', async () => {
+      const denied = await narrowed({
+        statement: [
+          { effect: 'Allow', action: ['files:*'], resource: ['*'] },
+          { effect: 'Deny', action: ['files:*'], resource: [`srn:${project}:file:/kept/secret.txt`] },
+        ],
+      })
+      const prefix = '/kept'
+      const name = 'secret.txt'
+      const part = { bytes: 'x', name }
+      const form = (fields: Record<string, string>, named = part) =>
+        upload(app.url, denied, named, { prefix, ...fields })
+      for (const refused of [
+        await denied.post('/files', { prefix, filename: name }),
+        await denied.post('/files', { prefix, name }),
+        await denied.post('/files', { prefix, filename: name, name: 'other.txt' }),
+        await denied.post('/files', { prefix: '/', filename: '../kept/secret.txt', name }).then(made => {
+          assert.equal(made.body.path, '/secret.txt', 'only the last segment of a name counts')
+          return denied.patch(`/files/${made.body.id}/metadata`, { prefix })
+        }),
+        await form({}),
+        await form({}, { bytes: 'x', name: 'C:\\kept\\secret.txt' }),
+        await form({ filename: name }, { bytes: 'x', name: 'other.txt' }),
+        await denied.post('/files/upload/base64', { content: '', prefix, filename: name }),
+        await denied.post('/files/presigned-url', { prefix, filename: name }),
+      ])
+        assert.deepEqual([refused.status, code(refused)], [403, 'FORBIDDEN'])
+      const both = await denied.post('/files', { prefix, filename: 'open.txt', name })
+      assert.deepEqual([both.status, both.body.path], [201, '/kept/open.txt'])
+      assert.equal((await form({ filename: 'open2.txt' })).body.path, '/kept/open2.txt')
+    })
   })
 
   describe('changing', () => {
@@ -404,6 +435,8 @@ describe('files', () => {
       assert.equal(renamed.body.filename, 'new.txt')
       const cleared = await key.patch(`/files/${made.id}/metadata`, { metadata: null })
       assert.equal(cleared.body.metadata, null)
+      const times = [made, moved.body, renamed.body, cleared.body].map(({ updated_at }) => updated_at)
+      assert.deepEqual([...new Set(times)].sort(), times, 'each change is a later one')
       assert.deepEqual((await events(made.id)).slice(1), [
         { name: 'files.updated', data: moved.body },
         { name: 'files.updated', data: renamed.body },
@@ -449,6 +482,7 @@ describe('files', () => {
       assert.deepEqual((await key.get(`/files/${made.id}/tags`)).body, { a: '1' })
       assert.deepEqual((await key.patch(`/files/${made.id}/tags`, { b: '2', a: null })).body, { b: '2' })
       assert.deepEqual((await key.put(`/files/${made.id}/tags`, { c: '3' })).body, { c: '3' })
+      assert.ok((await key.get(`/files/${made.id}`)).body.updated_at > made.updated_at)
       assert.equal(problem(await key.put(`/files/${made.id}/tags`, { 'system.x': '1' })).code, 'RESERVED_TAG_KEY')
       assert.deepEqual(
         (await events(made.id)).map(({ name, data }) => [name, data.tags]),
@@ -512,6 +546,7 @@ describe('files', () => {
       const given = await put(made.id, 'hello', { 'content-type': 'application/octet-stream' })
       assert.equal(given.status, 200, JSON.stringify(given.body))
       assert.equal(given.body.has_content, true)
+      assert.ok(given.body.updated_at > made.updated_at)
       assert.equal(given.body.size, 5)
       assert.equal(given.body.content_type, 'text/markdown')
       assert.equal(given.body.checksum_sha256, createHash('sha256').update('hello').digest('hex'))

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '../../src/core/db.ts'
 import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { statementsOf } from './documents-support.ts'
 
 describe('metadata schemas', () => {
   let app: TestApp
@@ -162,9 +163,7 @@ describe('metadata schemas', () => {
         [ids[1]],
       )
       assert.equal((await project.key.get('/metadata-schemas?resource_type=agent')).status, 400)
-      const before = app.statements.length
-      await list('')
-      assert.equal(app.statements.length - before, 1)
+      assert.equal((await statementsOf(app, () => list(''))).length, 1)
     })
 
     it('are not there for other projects, and need their permissions', async () => {
@@ -238,6 +237,23 @@ describe('metadata schemas', () => {
       assert.equal((await write('/Reports/a', { metadata: {} })).status, 201)
       assert.equal((await write('/reports/a', { metadata: { quarter: 'Q1' } })).status, 201)
       assert.equal((await project.key.get('/documents?path_prefix=/reports')).body.total, 1)
+    })
+
+    it('are told of every problem, as far as a message goes', async () => {
+      const properties = Object.fromEntries(
+        Array.from({ length: 100 }, (_, n) => [`field${n}${'x'.repeat(100)}`, { type: 'string' }]),
+      )
+      await declared({ schema: { required: ['quarter'], properties } })
+      const [first] = Object.keys(properties)
+      const told = async (metadata: object) => (await write('/reports/a', { metadata })).body.error.message as string
+      assert.equal(
+        await told({ [first]: 1 }),
+        "metadata does not satisfy the schema declared for '/reports': (root) must have required property 'quarter'; " +
+          `/${first} must be string`,
+      )
+      const many = await told(Object.fromEntries(Object.keys(properties).map(name => [name, 1])))
+      assert.equal(many.length, 2000)
+      assert.ok(many.endsWith('…'))
     })
 
     it('without metadata are let in, and a null that is sent counts as an empty bag', async () => {

@@ -41,7 +41,15 @@ describe('upload tokens', () => {
   }
 
   before(async () => {
-    app = await startApp({ env: { FILES_MAX_UPLOAD_BYTES: '2000000', FILES_INLINE_MAX_BYTES: '500000' }, clock })
+    app = await startApp({
+      env: {
+        FILES_MAX_UPLOAD_BYTES: '2000000',
+        FILES_INLINE_MAX_BYTES: '500000',
+        UPLOAD_TOKEN_TTL_SECONDS: '1200',
+        BASE_URL: 'https://files.example.com/base/',
+      },
+      clock,
+    })
     ;({ id: project, key, keyId } = await app.project())
   })
   after(() => app.close())
@@ -50,8 +58,8 @@ describe('upload tokens', () => {
   it('are made of 256 bits, of which only a hash is kept, and expire', async () => {
     const made = await issue({ prefix: '/in', filename: 'a.txt' })
     assert.match(made.upload_token, /^upt_[A-Za-z0-9_-]{43}$/)
-    assert.equal(made.upload_url, `${app.config.BASE_URL}/api/v1/files/upload/${made.upload_token}`)
-    assert.equal(new Date(made.expires_at).getTime(), clock.now().getTime() + 900_000)
+    assert.equal(made.upload_url, `https://files.example.com/base/api/v1/files/upload/${made.upload_token}`)
+    assert.equal(new Date(made.expires_at).getTime(), clock.now().getTime() + 1_200_000)
     const [row] = await rows('select * from upload_tokens where token_hash = $1', [
       createHash('sha256').update(made.upload_token).digest(),
     ])
@@ -160,6 +168,9 @@ describe('upload tokens', () => {
       const reply = await attempt
       assert.equal(reply.status, status, JSON.stringify(reply.body))
     }
+    const large = await issue()
+    const inline = (bytes: number) => json(large.upload_token, { content: Buffer.alloc(bytes).toString('base64') })
+    assert.deepEqual([(await inline(500_001)).status, (await inline(500_000)).status], [413, 201])
     await key.delete(`/files/${blocker.id}`)
     assert.equal((await send(upload_token, [{ bytes: 'x'.repeat(10) }])).status, 201)
   })
@@ -270,6 +281,26 @@ describe('upload tokens', () => {
     assert.deepEqual(await beforeBody(last.upload_token), [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     const lost = await send(last.upload_token, [{ bytes: 'x', name: name() }])
     assert.deepEqual([lost.status, code(lost)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+  })
+
+  it('are held to what policies say of the tags that come with the file', async () => {
+    const document = {
+      statement: [
+        {
+          effect: 'Allow',
+          action: ['files:UploadFile'],
+          resource: [`srn:${project}:file:*`],
+          condition: { StringNotEquals: { 'svc:RequestTag/team': 'red' } },
+        },
+      ],
+    }
+    const policy = (await app.admin.post('/policies', { document })).body
+    const made = await app.admin.post('/project-keys', { project_id: project, policy_ids: [policy.id] })
+    const { upload_token } = await issue({}, client(app.url, made.body.secret))
+    const tagged = (team: string) => send(upload_token, [['tags', `{"team":"${team}"}`], { bytes: 'x', name: name() }])
+    const refused = await tagged('red')
+    assert.deepEqual([refused.status, code(refused)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.equal((await tagged('blue')).status, 201)
   })
 
   it('end with the key and the project that they were made in', async () => {
