@@ -306,6 +306,22 @@ describe('conversion of files', () => {
     assert.equal((await key.get(`/documents/${withdrawn.id}`)).body.status, 'withdrawn')
   })
 
+  it('refuses a callback for a document that no worker has begun', async () => {
+    const idle = await startApp()
+    const other = await idle.project()
+    const { body } = await other.key.post('/documents/ingest', { file_id: await upload(other.key, 'text') })
+    const attempt_id = await idle.services.pool.oneFirst(sql.unsafe`select id from ingestion_attempts`)
+    const { token } = await signToken(idle.services, 'ingestion', body.id, { attempt_id }, 60)
+    for (const early of [{ text: 'x' }, { status: 'failed', message: 'no' }])
+      refuses(
+        await idle.anonymous.post(`/documents/${body.id}/ingestion-callback?token=${token}`, early),
+        409,
+        'INGESTION_CALLBACK_CONFLICT',
+      )
+    assert.equal((await other.key.get(`/documents/${body.id}`)).body.status, 'pending')
+    await idle.close()
+  })
+
   it('takes one of many callbacks that come at once', async () => {
     const { id, token } = await deferred()
     const answers = await Promise.all(Array.from({ length: 10 }, (_, n) => post(id, token, { text: `text ${n}` })))
@@ -502,7 +518,7 @@ describe('conversion of files', () => {
       EMBEDDING_DIMENSIONS: '64',
       INGESTION_LEASE_SECONDS: '2',
       CONVERTER_TIMEOUT_MS: '1500',
-      FAULT_POINTS: 'ingestion_batch=freeze:60,ingestion_read=freeze:80',
+      FAULT_POINTS: 'ingestion_batch=freeze:60,ingestion_read=freeze:80,ingestion_written=freeze:150',
     }
     const one = await startApp({ workers: ['ingestion'], env })
     const two = await startApp({ workers: ['ingestion'], env, databaseUrl: one.databaseUrl })

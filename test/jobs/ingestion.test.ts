@@ -608,6 +608,8 @@ describe('ingestion that nobody works on', function () {
     const file = await upload(key, 'some text')
     await web.services.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
     const { body } = await key.post('/documents/ingest', { file_id: file })
+    // What was handed back is no failure.
+    await web.services.pool.query(sql.unsafe`update ingestion_attempts set claims = 5 where document_id = ${body.id}`)
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
     await eventually(async () =>
       worker.logs.some(line => line.includes('"outcome":"retry"') && line.includes('next_ms')),

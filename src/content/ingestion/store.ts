@@ -112,7 +112,7 @@ export const endHeld = async (db: Queryable, claim: Held): Promise<boolean> =>
 
 /** Whether a callback is still welcome: the attempt is the live one, and nobody has delivered its pages. */
 const open = (documentId: string, id: string): Fragment =>
-  sql.fragment`document_id = ${documentId} and id = ${id} and claims > 0 and pages is null`
+  sql.fragment`document_id = ${documentId} and id = ${id} and pages is null`
 
 /** Takes a converter's pages; whoever works on the attempt loses it. False when they come too late. */
 export const deliverPages = async (db: Queryable, documentId: string, id: string, pages: Page[]): Promise<boolean> =>
