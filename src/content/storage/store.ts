@@ -2,16 +2,24 @@ import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db.ts'
 import type { Location, StagedBytes } from './storage.ts'
 
+/**
+ * Makes the commit of a statement wait for no disk. A blob that is lost with the server was never named: the commit of the
+ * row that names it does wait, and what was written before is on the disk with it.
+ */
+const unhurried = sql.fragment`set_config('synchronous_commit', 'off', true)`
+
 /** Starts a blob, with its first chunk when there is one. */
 export const insertBlob = (db: Queryable, id: string, first: Buffer | null) =>
   first === null
     ? db.query(sql.unsafe`insert into file_blobs (id) values (${id})`)
     : db.query(sql.unsafe`
         with blob as (insert into file_blobs (id) values (${id}))
-        insert into file_blob_chunks (blob_id, seq, bytes) values (${id}, 0, ${sql.binary(first)})`)
+        insert into file_blob_chunks (blob_id, seq, bytes) select ${id}::uuid, 0, ${sql.binary(first)} from ${unhurried}`)
 
 export const insertChunk = (db: Queryable, id: string, seq: number, chunk: Buffer) =>
-  db.query(sql.unsafe`insert into file_blob_chunks (blob_id, seq, bytes) values (${id}, ${seq}, ${sql.binary(chunk)})`)
+  db.query(sql.unsafe`
+    insert into file_blob_chunks (blob_id, seq, bytes)
+    select ${id}::uuid, ${seq}::integer, ${sql.binary(chunk)} from ${unhurried}`)
 
 /** Commits staged blobs; false when one was swept meanwhile. */
 export const commitBlobs = async (db: Queryable, staged: readonly StagedBytes[]): Promise<boolean> => {
