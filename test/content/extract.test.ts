@@ -495,6 +495,17 @@ describe('text of text files', () => {
     )
   })
 
+  it('is decoded as UTF-16 where its byte order mark says so, whatever the content type does', async () => {
+    const little = Buffer.from('\ufeffGröße 日本', 'utf16le')
+    for (const type of ['text/plain', 'text/csv; charset=utf-8']) {
+      assert.deepEqual(await text(little, type), page('Größe 日本'))
+      assert.deepEqual(await text(Buffer.from(little).swap16(), type), page('Größe 日本'))
+    }
+    assert.deepEqual(await text(little.subarray(0, 2)), [])
+    assert.deepEqual(await text(Buffer.from([0xff])), page('\ufffd'))
+    assert.deepEqual(await text(Buffer.from('x')), page('x'))
+  })
+
   it('is read as UTF-8 where the charset says nothing', async () => {
     for (const type of ['text/plain', 'text/plain; charset=klingon', 'text/plain; charset=', 'text/plain; charset="']) {
       assert.deepEqual(await text('Größe', type), page('Größe'))

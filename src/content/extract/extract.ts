@@ -160,8 +160,8 @@ const failed = (code: string, message: string, retry = false): Extraction => ({
 })
 
 /**
- * Text of a `text/*` file as one page: decoded with the charset of its content type (UTF-8 where it names none we
- * know), without a byte order mark and U+0000, bytes that are no characters as U+FFFD, trimmed. No page when nothing is
+ * Text of a `text/*` file as one page: decoded as UTF-16 where a byte order mark says so, else with the charset of its
+ * content type (UTF-8 where it names none we know), without the byte order mark and U+0000, bytes that are no characters as U+FFFD, trimmed. No page when nothing is
  * left. What comes behind the limit of text is not read.
  * @param limits the setting of the same name, in bytes of UTF-8
  */
@@ -171,7 +171,6 @@ export async function extractText(
   limits: Pick<Limits, 'INGESTION_MAX_TEXT_BYTES'>,
 ): Promise<Extraction> {
   const maxBytes = limits.INGESTION_MAX_TEXT_BYTES
-  const decoder = decoderOf(contentType)
   const parts: string[] = []
   let bytes = 0
   /** Whitespace behind the parts, which is text only if something follows. */
@@ -186,15 +185,28 @@ export async function extractText(
     } else if (parts.length && blank.length <= maxBytes) blank += part
     return bytes <= maxBytes
   }
-  for await (const piece of pieces) if (!take(decoder.decode(piece, { stream: true }))) return tooLong(maxBytes)
-  if (!take(decoder.decode())) return tooLong(maxBytes)
+  let start: Uint8Array = Buffer.alloc(0)
+  let decoder: TextDecoder | null = null
+  for await (let piece of pieces) {
+    if (!decoder) {
+      start = Buffer.concat([start, piece])
+      if (start.length < 2) continue
+      decoder = decoderOf(contentType, start)
+      piece = start
+    }
+    if (!take(decoder.decode(piece, { stream: true }))) return tooLong(maxBytes)
+  }
+  if (!take(decoder ? decoder.decode() : decoderOf(contentType, start).decode(start))) return tooLong(maxBytes)
   const pages = parts.length ? [{ number: null, text: parts.join('') }] : []
   return { ok: true, pages, total_pages: pages.length }
 }
 
 const tooLong = (maxBytes: number): Extraction => ({ ok: false, error: longText(maxBytes), retry: false })
 
-function decoderOf(contentType: string): TextDecoder {
+/** @param start the first two bytes, as far as there are so many */
+function decoderOf(contentType: string, [first, second]: Uint8Array): TextDecoder {
+  if (first === 0xff && second === 0xfe) return new TextDecoder('utf-16le')
+  if (first === 0xfe && second === 0xff) return new TextDecoder('utf-16be')
   const charset = /;\s*charset\s*=\s*"?([^\s";]+)/i.exec(contentType)?.[1]
   try {
     return new TextDecoder(charset)
