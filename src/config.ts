@@ -327,7 +327,12 @@ const settings = {
     '2',
     'PDFs that one worker reads at once, each in a process of up to 512 MiB; others wait for their turn.',
   ),
-  INGESTION_MAX_PAGES: setting('content', integer(1), '5000', 'Most pages of one PDF, and of what a converter answers.'),
+  INGESTION_MAX_PAGES: setting(
+    'content',
+    integer(1),
+    '5000',
+    'Most pages of one PDF, and of what a converter answers.',
+  ),
   INGESTION_MAX_CHUNKS: setting('content', integer(1), '20000', 'Most chunks of one document.'),
   EMBEDDING_PROVIDER: setting(
     'content',
