@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '../../src/core/db.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { startTools, type TestTools } from '../support/tools.ts'
 
@@ -15,7 +15,7 @@ describe('knowledge search with something missing', () => {
     EMBEDDING_MODEL: 'm',
     EMBEDDING_DIMENSIONS: String(DIMENSIONS),
     EMBEDDING_BASE_URL: server.url,
-    KNOWLEDGE_EMBED_TIMEOUT_MS: '300',
+    KNOWLEDGE_EMBED_TIMEOUT_MS: '1500',
   })
   /** An application of its own settings, with one document in one project. */
   const started = async (env: Record<string, string>): Promise<{ app: TestApp; key: Client; projectId: string }> => {
@@ -47,15 +47,13 @@ describe('knowledge search with something missing', () => {
 
   it('answers by words alone while the provider is down or slow, and by both when it is back', async () => {
     const { key } = await started(provider())
-    for (const failure of [{ status: 500 }, { status: 401 }, { hangUp: 'at once' as const }, { delayMs: 2000 }]) {
+    for (const failure of [{ status: 500 }, { status: 401 }, { hangUp: 'at once' as const }, { delayMs: 10_000 }]) {
       server.behave = () => failure
-      const begun = performance.now()
       const { status, body } = await search(key)
       assert.equal(status, 200)
       assert.deepEqual(body.degraded_channels, ['vector'], JSON.stringify(failure))
       assert.equal(body.results.length, 1)
       assert.ok(!('similarity_score' in body.results[0]))
-      assert.ok(performance.now() - begun < 1800)
     }
     server.behave = () => ({})
     const { body } = await search(key)
@@ -99,15 +97,16 @@ describe('knowledge search with something missing', () => {
   })
 
   it('gives a channel up after its time', async () => {
-    const { app, key } = await started({ EMBEDDING_PROVIDER: 'local', KNOWLEDGE_QUERY_TIMEOUT_MS: '200' })
+    const { app, key } = await started({ EMBEDDING_PROVIDER: 'local', KNOWLEDGE_QUERY_TIMEOUT_MS: '1500' })
     await search(key)
     /** The answer while a table cannot be read; it can be again before the records are. */
     const whileLocked = async (table: string) =>
       app.services.pool.connect(async connection => {
         await connection.query(rawQuery('begin'))
         await connection.query(rawQuery(`lock table ${table} in access exclusive mode`))
+        const given = app.logs.length
         const answer = search(key)
-        await new Promise(resolve => setTimeout(resolve, 500))
+        await eventually(() => app.logs.slice(given).some(line => line.includes('without a channel')))
         await connection.query(rawQuery('rollback'))
         return answer
       })
