@@ -439,7 +439,7 @@ const classHints: Record<number, string> = {
 }
 
 const ownHints: Partial<Record<ErrorCode, string>> = {
-  REQUEST_REJECTED: 'The HTTP layer refused the request before routing: check method, size and encoding.',
+  REQUEST_REJECTED: 'The HTTP layer refused the request: check its method, size, encoding and range.',
   VALIDATION_FAILED: 'meta.problems lists every offending field by its path.',
   IDEMPOTENCY_IN_PROGRESS: 'Wait for the first request to end, then repeat with the same key.',
   SERVICE_NOT_READY: 'Try again shortly; meta.checks names what is not ready.',
@@ -466,6 +466,9 @@ const ownHints: Partial<Record<ErrorCode, string>> = {
   INGESTION_FAILED: 'The message says which limit or failure; repeat with POST /documents/{document_id}/ingest.',
   INGESTION_TIMEOUT:
     'See that workers for ingestion run (muster doctor), then repeat with POST /documents/{document_id}/ingest.',
+  INGESTION_RULE_GLOB_CONFLICT:
+    'Change the rule that is there (GET /ingestion-rules lists them), or give this one another path_prefix.',
+  NAME_CONFLICT: 'Take another name or path, or change or delete what has this one.',
   PDF_PARSE_FAILED: 'Send a PDF that is whole and opens without a password.',
   QUOTA_STORAGE_EXCEEDED:
     'Delete files, documents or other content, or raise the limit of the quota that meta.quota_id names.',

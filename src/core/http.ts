@@ -36,7 +36,15 @@ export function createHttp(
   app.use(
     cors({
       origin: config.CORS_ALLOWED_ORIGINS.includes('*') ? '*' : config.CORS_ALLOWED_ORIGINS,
-      exposedHeaders: ['ETag', 'Retry-After', 'X-Request-Id', 'Idempotency-Replayed', 'WWW-Authenticate'],
+      exposedHeaders: [
+        'ETag',
+        'Retry-After',
+        'X-Request-Id',
+        'Idempotency-Replayed',
+        'WWW-Authenticate',
+        'Content-Disposition',
+        'Content-Range',
+      ],
       maxAge: 600,
     }),
   )

@@ -42,14 +42,17 @@ function moveRefs(value: Json): Json {
   return walk(value) as Json
 }
 
-const pageParameters = (size: { default: number; max: number }): Json[] => [
+const pageParameters = ({ default: size, max }: Operation['pageSize']): Json[] => [
   {
     name: 'limit',
     in: 'query',
-    schema: { type: 'integer', minimum: 1, default: size.default },
-    description: `Page size; a larger value than ${size.max} is taken as ${size.max}.`,
+    schema: { type: 'integer', minimum: 1, default: size },
+    description: `Page size; a larger value than ${max} is taken as ${max}.`,
   },
   { name: 'offset', in: 'query', schema: { type: 'integer', minimum: 0, default: 0 } },
+]
+
+const timeParameters: Json[] = [
   {
     name: 'from',
     in: 'query',
@@ -91,6 +94,27 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
   if (takesIfMatch(operation)) codes.push('PRECONDITION_FAILED')
   return codes
 }
+
+const WITHOUT_BODY: Record<string, string> = {
+  204: 'Done; no content.',
+  304: 'If-None-Match names what is there; no content.',
+}
+
+/** What the HTTP layer answers for a body that does not end, is too large, or is encoded in a way it does not know. */
+const BODY_REFUSALS = [408, 413, 415]
+
+/** The codes of every refusal of an operation, by status. */
+function refusalsOf(operation: Operation): Map<number, Set<ErrorCode>> {
+  const refusals = new Map<number, Set<ErrorCode>>()
+  const add = (status: number, code: ErrorCode) =>
+    refusals.set(status, (refusals.get(status) ?? new Set<ErrorCode>()).add(code))
+  for (const code of [...pipelineCodes(operation), ...operation.raises]) add(errorEntry(code).status, code)
+  for (const status of [...(operation.body ? BODY_REFUSALS : []), ...operation.rejects]) add(status, 'REQUEST_REJECTED')
+  return refusals
+}
+
+/** Bodies of other types than JSON and forms are the bytes themselves. */
+const describesFields = (type: string): boolean => type === 'application/json' || type === 'multipart/form-data'
 
 /** Whether a request says which project it is about: in its path, or as `project_id` (identity, 6.5). */
 const namesProject = ({ shape, kind, gate }: Operation): boolean =>
@@ -147,7 +171,8 @@ export function openApiDocument(
         description: 'Default: the project of the credential, or every project it may read.',
       })
     }
-    if (operation.paged) parameters.push(...pageParameters(operation.pageSize))
+    if (operation.paged)
+      parameters.push(...pageParameters(operation.pageSize), ...(operation.timed ? timeParameters : []))
     if (operation.method === 'post' && operation.gate !== 'public')
       parameters.push({
         name: 'Idempotency-Key',
@@ -158,7 +183,7 @@ export function openApiDocument(
     const responses: Record<string, Json> = {}
     for (const [status, body] of Object.entries(operation.answers)) {
       responses[status] = {
-        description: status === '204' ? 'Done; no content.' : operation.summary,
+        description: WITHOUT_BODY[status] ?? operation.summary,
         ...(body
           ? {
               content: {
@@ -171,24 +196,11 @@ export function openApiDocument(
             : {}),
       }
     }
-    const raised = new Set([...pipelineCodes(operation), ...operation.raises])
-    for (const code of [...raised].sort()) {
-      const { status } = errorEntry(code)
-      const known = responses[status]
+    for (const [status, codes] of refusalsOf(operation))
       responses[status] = {
-        description:
-          known?.description && !known.content ? `${known.description}, ${code}` : (known?.description ?? code),
-        content: {
-          ...((known?.content as Json | undefined) ?? {}),
-          ...(known && status < 400 ? {} : { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } }),
-        },
+        description: [...codes].sort().join(', '),
+        content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
       }
-      if (status >= 400)
-        responses[status].description = [...raised]
-          .filter(item => errorEntry(item).status === status)
-          .sort()
-          .join(', ')
-    }
     paths[path][operation.method] = {
       operationId: operation.id,
       summary: operation.summary,
@@ -205,7 +217,11 @@ export function openApiDocument(
               content: Object.fromEntries(
                 operation.consumes.map(type => [
                   type,
-                  { schema: schemaOf(operation.body as z.ZodType, 'input', components) },
+                  {
+                    schema: describesFields(type)
+                      ? schemaOf(operation.body as z.ZodType, 'input', components)
+                      : { type: 'string', format: 'binary' },
+                  },
                 ]),
               ),
             },

@@ -160,6 +160,8 @@ export type Operation = {
   /** Reads the item with more than its kind does, for an operation that needs it at once. */
   find: Kind['find'] | null
   paged: boolean
+  /** False: `from` and `to` do not narrow the list. */
+  timed: boolean
   /** Default and largest page size. */
   pageSize: { default: number; max: number }
   query: z.ZodType | null
@@ -170,6 +172,8 @@ export type Operation = {
   /** Content type of a 200 that is not JSON. */
   produces?: string
   raises: ErrorCode[]
+  /** Statuses with which REQUEST_REJECTED is answered beside its own and those of a body that is refused. */
+  rejects: number[]
   /** Creates of a kind with paths: the path that the raw body leads to, by which policies may allow it; null for none. */
   pathOf?: (
     body: Record<string, unknown>,
@@ -221,7 +225,9 @@ type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = 
   bodyLimit?: Operation['bodyLimit']
   pass?: Operation['pass']
   raises?: ErrorCode[]
+  rejects?: number[]
   paged?: boolean
+  timed?: boolean
   pageSize?: { default: number; max: number }
   transaction?: boolean
   reads?: boolean
@@ -317,6 +323,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     alsoActions: declaration.alsoActions ?? [],
     gate,
     paged: declaration.paged ?? false,
+    timed: declaration.timed ?? true,
     pageSize: declaration.pageSize ?? { default: 50, max: 100 },
     query: declaration.query ?? null,
     body: declaration.body ?? null,
@@ -328,6 +335,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     bodyLimit: declaration.bodyLimit,
     pass: declaration.pass,
     raises: declaration.raises ?? [],
+    rejects: declaration.rejects ?? [],
     transaction: declaration.transaction ?? !reads,
     reads,
     admit: declaration.admit,

@@ -27,6 +27,7 @@ export const permissionOperations: Operation[] = [
     tag: 'Policies',
     gate: 'any',
     paged: true,
+    timed: false,
     answers: { 200: pageOf(PermissionModule) },
     run: async ({ page }) => pageOfArray(actionCatalogue(declaredOperations()), page),
   }),

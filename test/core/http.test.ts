@@ -305,7 +305,7 @@ describe('cross-origin requests', () => {
       const read = await app.admin.get('/users/me', { origin: 'https://app.example.test' })
       assert.equal(read.headers.get('access-control-allow-origin'), '*')
       const exposed = read.headers.get('access-control-expose-headers') as string
-      for (const name of ['ETag', 'X-Request-Id', 'Retry-After', 'Idempotency-Replayed'])
+      for (const name of ['ETag', 'X-Request-Id', 'Retry-After', 'Idempotency-Replayed', 'Content-Disposition'])
         assert.match(exposed, RegExp(name))
     } finally {
       await app.close()

@@ -56,7 +56,7 @@ const createDocument = operation({
 })
 
 const DocumentFilter = z.object({
-  path_prefix: Directory.optional(),
+  path_prefix: Directory.optional().describe('Documents at or below this directory'),
   status: anyOf(DOCUMENT_STATUSES),
   include_withdrawn: booleanQuery.optional().describe('Withdrawn documents too; default false'),
   metadata: metadataQuery.optional(),
@@ -227,6 +227,7 @@ const listDocumentChunks = itemOperation(documentKind, {
   tag,
   action: 'documents:GetDocument',
   paged: true,
+  timed: false,
   answers: { 200: pageOf(DocumentChunk) },
   run: context => listChunks(context, context.resource.id),
 })

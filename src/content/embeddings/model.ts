@@ -42,7 +42,7 @@ export const EmbeddingsInput = z
   })
   .meta({ id: 'EmbeddingsInput' })
 
-const Vector = z.array(z.number()).describe('Of length 1')
+const Vector = z.array(z.number()).describe('L2-normalized')
 
 export const Embeddings = z
   .object({

@@ -167,7 +167,11 @@ export const TokenUpload = z
 export const ContentUpload = z.strictObject({ file: binary('The bytes') }).meta({ id: 'FileContentUpload' })
 
 export const FilePatch = z
-  .strictObject({ metadata: Metadata.nullish(), prefix: WritableDirectory.optional(), filename: FileName.optional() })
+  .strictObject({
+    metadata: Metadata.nullish().describe('null clears it'),
+    prefix: WritableDirectory.optional().describe('Moves the file'),
+    filename: FileName.optional().describe('Renames the file'),
+  })
   .meta({ id: 'FilePatch' })
 
 export const UploadTokenInput = z

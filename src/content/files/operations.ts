@@ -215,13 +215,15 @@ const downloadFile = itemOperation(fileKind, {
   method: 'get',
   path: '/files/{file_id}/download',
   summary: 'Download the bytes of one file, or a range of them',
+  description: 'Understands Range with one range, If-Range, and If-None-Match with the ETag of an earlier download.',
   tag,
   action: 'files:DownloadFile',
   query: z.object({ token: z.string().optional().describe('Instead of a credential, for this file alone') }),
   pass: ({ params, query, services }) => holdsDownloadToken(services, params.file_id, query.token),
-  answers: { 200: null, 206: null },
+  answers: { 200: null, 206: null, 304: null },
   produces: 'application/octet-stream',
-  raises: ['REQUEST_REJECTED', 'FILE_STORAGE_MISCONFIGURED'],
+  raises: ['FILE_STORAGE_MISCONFIGURED'],
+  rejects: [416],
   internal: true,
   run: download,
 })
@@ -234,7 +236,8 @@ const downloadFileBase64 = itemOperation(fileKind, {
   tag,
   action: 'files:DownloadFile',
   answers: { 200: FileContent },
-  raises: ['REQUEST_REJECTED', 'FILE_STORAGE_MISCONFIGURED'],
+  raises: ['FILE_STORAGE_MISCONFIGURED'],
+  rejects: [413],
   run: ({ resource, services }) => downloadBase64(services, resource),
 })
 
@@ -297,6 +300,7 @@ const listFileDependents = itemOperation(fileKind, {
   tag,
   action: 'files:GetFile',
   paged: true,
+  timed: false,
   answers: { 200: pageOf(FileDependent) },
   run: async context => {
     const references = referencesTo(fileKind, context.resource.id)

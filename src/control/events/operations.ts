@@ -51,6 +51,7 @@ const registry = operation({
   tag,
   gate: 'any',
   paged: true,
+  timed: false,
   answers: { 200: pageOf(EventFamily) },
   run: async context =>
     pageOfArray(

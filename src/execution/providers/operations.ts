@@ -180,6 +180,7 @@ const listAiProviderModels = itemOperation(aiProviderKind, {
   tag,
   action: 'ai-providers:ListAiProviderModels',
   paged: true,
+  timed: false,
   answers: { 200: pageOf(ProviderModel).extend({ provider: z.enum(PROVIDER_TYPES) }) },
   raises: ['MODEL_LISTING_UNSUPPORTED', 'AI_PROVIDER_MISCONFIGURED', 'MODEL_LISTING_FAILED', 'SECRET_NOT_FOUND'],
   async run({ services, resource, page, request }) {

@@ -144,6 +144,7 @@ const references = itemOperation(secret, {
   tag,
   action: 'secrets:GetSecret',
   paged: true,
+  timed: false,
   answers: { 200: pageOf(SecretReference) },
   async run(context) {
     const relation = referencesTo(secret, context.resource.id)

@@ -96,6 +96,7 @@ export const userOperations: Operation[] = [
     tag,
     gate: 'any',
     paged: true,
+    timed: false,
     query: z.object({ project_id: textFilter }),
     answers: { 200: pageOf(OwnPermission) },
     raises: ['API_KEY_PROJECT_SCOPE', 'RESOURCE_NOT_FOUND'],
