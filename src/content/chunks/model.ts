@@ -27,13 +27,26 @@ export type ChunkDraft = {
 
 /** Chunk settings as a caller sends them. */
 export const chunkFields = {
-  chunk_strategy: z.enum(CHUNK_STRATEGIES).nullish(),
+  chunk_strategy: z
+    .enum(CHUNK_STRATEGIES)
+    .nullish()
+    .describe('One chunk a page, one chunk, windows of a size, or cut at headings and paragraphs'),
   chunk_unit: z
     .enum(CHUNK_UNITS)
     .nullish()
     .describe('What chunk_size and chunk_overlap count; tokens are those of o200k_base. Default characters'),
-  chunk_size: z.int().min(1).max(100_000).nullish(),
-  chunk_overlap: z.int().min(0).max(99_999).nullish(),
+  chunk_size: z
+    .int()
+    .min(1)
+    .max(100_000)
+    .nullish()
+    .describe('Of `size` and `auto`; default 1000 and 1200 characters, 256 and 300 tokens'),
+  chunk_overlap: z
+    .int()
+    .min(0)
+    .max(99_999)
+    .nullish()
+    .describe('Of `size` and `auto`, less than chunk_size; default 200 and 0 characters, 32 and 0 tokens'),
 }
 
 /** Chunk settings as a record shows them. */

@@ -32,5 +32,13 @@ export function effectiveSettings(...parts: (PartialSettings | null | undefined)
   return { chunk_strategy: strategy, chunk_unit: unit, chunk_size: size, chunk_overlap: overlap }
 }
 
+/** The chunk settings of something that has other fields too. */
+export const settingsOf = <T extends PartialSettings>({
+  chunk_strategy,
+  chunk_unit,
+  chunk_size,
+  chunk_overlap,
+}: T): Pick<T, keyof ChunkSettings> => ({ chunk_strategy, chunk_unit, chunk_size, chunk_overlap })
+
 const first = <F extends keyof ChunkSettings>(parts: PartialSettings[], field: F) =>
   parts.map(part => part[field]).find(value => value !== null && value !== undefined)

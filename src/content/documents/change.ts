@@ -5,8 +5,8 @@ import { etagOf, namesTag } from '../../core/etag.ts'
 import type { Context, Services } from '../../core/operation.ts'
 import type { Tags } from '../../core/tags.ts'
 import type { Tx } from '../../core/write.ts'
-import type { ChunkSettings, PartialSettings } from '../chunks/model.ts'
-import { effectiveSettings } from '../chunks/settings.ts'
+import type { PartialSettings } from '../chunks/model.ts'
+import { effectiveSettings, settingsOf } from '../chunks/settings.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { embedderOf } from '../embeddings/embedder.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
@@ -207,13 +207,6 @@ function requireTextSource(row: DocumentRow, wanted: Wanted): void {
 
 const storedText = async (db: Tx, row: DocumentRow): Promise<StoredText | null> =>
   row.text_version === null ? null : textOf(db, row.id)
-
-const settingsOf = (row: DocumentRow): ChunkSettings => ({
-  chunk_strategy: row.chunk_strategy,
-  chunk_unit: row.chunk_unit,
-  chunk_size: row.chunk_size,
-  chunk_overlap: row.chunk_overlap,
-})
 
 /** Judges what a write changes of metadata or place by the schema of the new place (content, 11.2 rule 5). */
 async function judgeChange(tx: Tx, row: DocumentRow, next: DocumentRow, wanted: Wanted): Promise<void> {

@@ -5,7 +5,7 @@ import { newId } from '../../core/ids.ts'
 import type { Context, Services } from '../../core/operation.ts'
 import type { Tx } from '../../core/write.ts'
 import type { PartialSettings } from '../chunks/model.ts'
-import { effectiveSettings } from '../chunks/settings.ts'
+import { effectiveSettings, settingsOf } from '../chunks/settings.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { refuseReserved, refuseWithdrawn } from '../documents/change.ts'
 import { authorOf, type DocumentRow, documentKind } from '../documents/model.ts'
@@ -71,14 +71,6 @@ async function start({ tx, caller, wait }: Admission, document: DocumentRow, set
     { priority: wait ? WAITED_PRIORITY : 0 },
   )
 }
-
-/** What a request says of chunks. */
-const settingsOf = ({ chunk_strategy, chunk_unit, chunk_size, chunk_overlap }: PartialSettings): PartialSettings => ({
-  chunk_strategy,
-  chunk_unit,
-  chunk_size,
-  chunk_overlap,
-})
 
 /**
  * Makes a document of a file, for a worker to fill. The checks are in the order of content 6.1, under the lock of the

@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Tx } from '../../core/write.ts'
-import type { ChunkSettings } from '../chunks/model.ts'
+import { settingsOf } from '../chunks/settings.ts'
 import { type DocumentRow, documentKind, type StoredText } from '../documents/model.ts'
 import { fillVersions, setDocumentText, setTextPages, textOf, updateDocument } from '../documents/store.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
@@ -23,7 +23,8 @@ export async function finish(tx: Tx, document: DocumentRow, claim: Claim, text: 
     const textChanged = stored?.content !== text.content
     if (textChanged) await setDocumentText(tx, document, text, document.version + 1)
     else if (!isDeepStrictEqual(stored.pages, text.pages)) await setTextPages(tx, document.id, text.pages)
-    if (textChanged || !sameSettings(document, await versionSettings(tx, document.id, document.version))) {
+    const settings = await versionSettings(tx, document.id, document.version)
+    if (textChanged || !isDeepStrictEqual(settings, settingsOf(document))) {
       ready.version += 1
       if (textChanged) ready.text_version = ready.version
     }
@@ -35,10 +36,3 @@ export async function finish(tx: Tx, document: DocumentRow, claim: Claim, text: 
   })
   tx.notify(SETTLED_CHANNEL, stored.id)
 }
-
-const sameSettings = (one: ChunkSettings, other: ChunkSettings | null): boolean =>
-  other !== null &&
-  one.chunk_strategy === other.chunk_strategy &&
-  one.chunk_unit === other.chunk_unit &&
-  one.chunk_size === other.chunk_size &&
-  one.chunk_overlap === other.chunk_overlap

@@ -9,7 +9,7 @@ import { FILE_DELIVERY, type IngestionRulePatch, NATIVE_EXTRACTION, RuleConfig }
 const GLOB = /^[a-z0-9*.+-]+\/[a-z0-9*.+-]+$/
 /** Keys of a tool's input that the platform fills in. */
 const RESERVED_KEYS = ['file', 'callback']
-/** Tools whose calls name one of several operations; `soat` is an older name of `platform`. */
+/** Tools whose calls name one of several operations; `soat` is another name of `platform`. */
 const BY_ACTION = ['mcp', 'platform', 'soat']
 
 const EMPTY: Omit<RuleConfig, 'content_type_glob'> = {
@@ -76,7 +76,7 @@ function refuse(problems: Problem[]): void {
   raise('INGESTION_RULE_VALIDATION_FAILED', { message: `${path}: ${message}`, meta: { problems } })
 }
 
-const wrong = (path: keyof RuleConfig | string, message: string): Problem => ({ code: 'INVALID_VALUE', path, message })
+const wrong = (path: string, message: string): Problem => ({ code: 'INVALID_VALUE', path, message })
 
 /** What is wrong with a rule as far as it can be told without its converter. */
 function problemsOf(draft: Draft): Problem[] {
