@@ -7,7 +7,7 @@ import pg from 'pg'
 import { loadConfig } from '../../src/config.ts'
 import { nearestRows } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
-import { type Fragment, rawQuery, sql } from '../../src/core/db.ts'
+import { type Fragment, inTransaction, rawQuery, sql } from '../../src/core/db.ts'
 import { type EmbeddedServer, startEmbedded } from '../../src/core/embedded.ts'
 import { createLog } from '../../src/core/log.ts'
 import { migrate } from '../../src/core/migrate.ts'
@@ -28,7 +28,7 @@ const closeTo = (vector: Float32Array, share = 1 / 16) => unit(vector.map(value 
 
 /** How the last search found its candidates. */
 const wayOf = (statements: readonly string[]): string => {
-  const memory = statements.some(text => text.includes('pg_visible_in_snapshot'))
+  const memory = statements.some(text => text.includes('pg_snapshot_xip'))
   return statements.some(text => text.includes('bit_count')) ? (memory ? 'both' : 'scan') : 'memory'
 }
 
@@ -107,17 +107,18 @@ describe('codes kept in the process', () => {
     space = { id, dimensions: DIMENSIONS }
   })
 
-  it('answer from the third search on, with what a scan answers, in two statements', async () => {
+  it('answer from the third search on, with what a scan answers, in as many statements', async () => {
     await fill(3000)
     assert.equal(await way(), 'scan')
     assert.equal(await way(), 'scan')
     await warm()
     const question = scattered()
     await insert(...Array.from({ length: 20 }, (_, index) => row(`near${index}`, closeTo(question))))
-    const scanned = await near({ whole: false }, question)
     app.statements.length = 0
+    const scanned = await near({ whole: false }, question)
+    assert.equal(app.statements.splice(0).length, 3)
     const kept = await near({}, question)
-    assert.equal(app.statements.length, 2)
+    assert.equal(app.statements.length, 3)
     assert.equal(wayOf(app.statements), 'memory')
     assert.equal(kept.length, 400)
     // Rows at the edge of what is estimated may differ, those that count do not.
@@ -221,6 +222,47 @@ describe('codes kept in the process', () => {
       )
       assert.notEqual((await found(question)).ids[0], 'r3')
     })
+    it('when many are replaced again and again: each takes one place', async () => {
+      const question = scattered()
+      for (let time = 0; time < 4; time++) {
+        await insert(...Array.from({ length: 300 }, (_, index) => row(`r${index}`, closeTo(question))))
+        const { ids: nearest, way } = await found(question)
+        assert.deepEqual([new Set(nearest).size, way], [400, 'memory'])
+        assert.equal(
+          nearest.slice(0, 300).every(id => Number(id.slice(1)) < 300),
+          true,
+        )
+      }
+    })
+    it('in one range of the index for what is new, whatever transactions are open', async () => {
+      const open = new pg.Client(app.databaseUrl)
+      await open.connect()
+      try {
+        await open.query('begin')
+        await open.query('select pg_current_xact_id()')
+        await fill(1000, { container_id: 'doc_b', project_id: project })
+        await way()
+        const [{ snapshot }] = await rows('select pg_current_snapshot()::text as snapshot')
+        await insert(row('new', scattered()))
+        app.statements.length = 0
+        await near()
+        const [settings, look] = ['set_config', 'pg_snapshot_xip'].map(
+          part => app.statements.find(text => text.includes(part)) as string,
+        )
+        const scope = [project, space.id, SOURCES.document]
+        const plan = await inTransaction(app.services.pool, async db => {
+          await db.query(rawQuery(settings, ['5000']))
+          const lines = await db.anyFirst(
+            rawQuery(`explain (analyze, costs off, timing off) ${look}`, [...scope, snapshot, ...scope, snapshot, 100]),
+          )
+          return lines.join('\n')
+        })
+        assert.equal(plan.match(/Index Only Scan using knowledge_vectors_scan .*rows=[01]\.00/g)?.length, 2, plan)
+        assert.doesNotMatch(plan, /Rows Removed/)
+      } finally {
+        await open.end()
+      }
+    })
     it('when rows are deleted: others move up, as many as before', async () => {
       const question = scattered()
       const nearest = (await near({ limit: 40 }, question)).map(({ ref_id }) => ref_id)
@@ -241,6 +283,25 @@ describe('codes kept in the process', () => {
       const { ids: left } = await found(scattered())
       assert.deepEqual(left.sort(), ['r1', 'r2'])
     })
+    it('when all of the nearest are deleted: the database is asked, once, and the codes are read anew', async () => {
+      const question = scattered()
+      for (let at = 0; at < 2000; at += 500)
+        await insert(
+          ...Array.from({ length: 500 }, (_, index) =>
+            row(`near${at + index}`, closeTo(question), { container_id: 'doc_b' }),
+          ),
+        )
+      services = process()
+      await warm()
+      await removeVectors(app.services.pool, { container_id: 'doc_b' })
+      const short = async () => {
+        const { ids: left, way } = await found(question)
+        assert.equal(left.length, 400)
+        return way
+      }
+      assert.equal(await short(), 'both')
+      await eventually(async () => (await short()) === 'memory')
+    })
     it('also where rows were written on another server, whose transactions had higher numbers', async () => {
       await rows(`update knowledge_vectors set written_in = '9000000000000' where project_id = $1`, [project])
       services = process()
@@ -254,21 +315,31 @@ describe('codes kept in the process', () => {
       await rows('delete from projects where id = $1', [project])
       assert.deepEqual((await found(scattered())).ids, [])
     })
-    it('and are read anew when more has come than one look takes in', async () => {
+    it('and are read anew when more has come than there are places for', async () => {
       const question = scattered()
-      await fill(9_999, { container_id: 'doc_b', project_id: project })
+      const copy = (tag: string, count: number) =>
+        rows(
+          `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
+            select project_id, source, container_id, ref_id || $2, segment, space_id, code, vec from knowledge_vectors
+            where project_id = $1 and container_id = 'doc_a' order by id limit $3`,
+          [project, tag, count],
+        )
+      // 2,500 rows leave places for a tenth and a thousand.
+      await copy('-once', 1249)
       assert.equal(await way(), 'memory')
       await insert(row('new', question))
-      await rows(
-        `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
-          select project_id, source, container_id, ref_id || '-again', segment, space_id, code, vec from knowledge_vectors
-          where project_id = $1 order by id limit 10000`,
-        [project],
+      assert.deepEqual(await found(question).then(({ ids, way }) => [ids[0], way]), ['new', 'memory'])
+      await insert(
+        row(
+          'newer',
+          question.map(value => value),
+        ),
       )
       const first = await found(question)
-      assert.deepEqual([first.ids[0], first.way], ['new', 'both'])
+      assert.deepEqual([first.ids.slice(0, 2).sort(), first.way], [['new', 'newer'], 'both'])
       await warm()
-      assert.equal((await found(question)).ids[0], 'new')
+      await copy('-twice', 1300)
+      assert.equal(await way(), 'memory')
     })
     it('but not rows that their filter hides, which take no place', async () => {
       const question = scattered()
@@ -319,6 +390,26 @@ describe('codes kept in the process', () => {
     assert.equal((await found(scattered())).ids.length, 400)
   })
 
+  it('are read one scope after the other, of as many as there is room for', async () => {
+    // Room for two scopes of 2,500 rows, of which the third and fourth find it taken.
+    services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 2_500_000 })
+    const scopes: string[][] = []
+    for (let count = 0; count < 4; count++) {
+      scopes.push([(await app.project()).id])
+      await fill(2500, { project_id: scopes[count][0] })
+    }
+    const searchAll = () => Promise.all(scopes.map(projects => near({ projects })))
+    await searchAll()
+    app.statements.length = 0
+    await searchAll()
+    // Their statements: a count (a), a cursor (d) and its parts (f).
+    const reads = () => app.statements.flatMap(text => text.match(/(declare|fetch|as count)/)?.[0][0] ?? []).join('')
+    await eventually(async () => reads() === 'adffffadffffadad')
+    const ways: string[] = []
+    for (const projects of scopes) ways.push(await way({ projects }))
+    assert.deepEqual(ways.sort(), ['memory', 'memory', 'scan', 'scan'])
+  })
+
   describe('of documents', () => {
     let key: Client
     const search = async (query: string, by = key) => {
@@ -336,7 +427,9 @@ describe('codes kept in the process', () => {
 
     before(async () => {
       outer = app
-      app = await startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '128' } })
+      app = await startApp({
+        env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '128', KNOWLEDGE_QUERY_TIMEOUT_MS: '1000' },
+      })
     })
     after(async () => {
       await app.close()
@@ -416,6 +509,28 @@ describe('codes kept in the process', () => {
       )
       assert.equal((await search('secret about the quarry')).results[0].path, '/secret/a.txt')
     })
+    it('do without vectors that cannot be read in time, and with them again afterwards', async () => {
+      const locking = new pg.Client(app.databaseUrl)
+      await locking.connect()
+      try {
+        await locking.query('begin')
+        await locking.query('lock table knowledge_vectors in access exclusive mode')
+        const started = performance.now()
+        const answers = await Promise.all(
+          Array.from({ length: 5 }, () => key.post('/knowledge/search', { query: 'passage 3 17' })),
+        )
+        assert.ok(performance.now() - started < 2500, `${performance.now() - started} ms`)
+        for (const { status, body } of answers) {
+          assert.equal(status, 200)
+          assert.deepEqual(body.degraded_channels, ['vector'])
+        }
+      } finally {
+        await locking.end()
+      }
+      const { results, way } = await search('passage 3 17')
+      assert.equal(way, 'memory')
+      assert.equal(typeof results[0].similarity_score, 'number')
+    })
     it('are right beside fifty creates at once', async () => {
       const missed: string[] = []
       await Promise.all(
@@ -431,7 +546,7 @@ describe('codes kept in the process', () => {
   })
 })
 
-describe('codes kept in the process over a restored backup', () => {
+describe('codes kept in the process over a crash and a restored backup', () => {
   it('are read anew', async function () {
     this.timeout(120_000)
     const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-restore-'))
@@ -496,11 +611,18 @@ describe('codes kept in the process over a restored backup', () => {
       await restart()
       // Transactions that the backup does not have, and a search that has seen them.
       for (let time = 0; time < 50; time++) await sent(() => insertVectors(services.pool, [row(`lost${time}`)]))
-      await eventually(async () => {
+      const way = async () => {
         statements.length = 0
         await near()
-        return wayOf(statements) === 'memory'
-      })
+        return wayOf(statements)
+      }
+      const warm = () => eventually(async () => (await way()) === 'memory')
+      await warm()
+      // One process of the server is killed: the others are ended, and what was not on the disk is undone.
+      const [{ pid }] = await query('select pg_backend_pid() as pid')
+      process.kill(pid, 'SIGKILL')
+      assert.equal((await sent(way))?.value, 'both')
+      await warm()
       await server.stop()
       fs.rmSync(dir, { recursive: true })
       copy(`${base}/backup`, dir)

