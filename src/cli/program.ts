@@ -190,7 +190,7 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 
   muster
     .command('bench')
-    .description('measure this checkout: requests against bare Express, turns, deliveries')
+    .description('measure this checkout: requests, files, turns, deliveries, searches, ingestion')
     .argument('[arguments...]', 'handed to test/bench/run.ts')
     .allowUnknownOption()
     .helpOption(false)

@@ -22,8 +22,9 @@ const WRAPPED_WIDTH = 120
 /**
  * Cuts a text where its structure allows: as many whole sections as fit, else as many whole blocks (paragraphs, lists,
  * tables, fences), and a block that is larger than a chunk by items, lines or sentences, then between words, then
- * between characters as they are seen. A heading stays with what follows it. Whitespace between chunks belongs to none. With an overlap a chunk
- * begins with the last whole sentences of the one before, at most half a chunk of them, if what has to follow still fits.
+ * between characters as they are seen. A heading stays with what follows it. Whitespace between chunks belongs to none.
+ * With an overlap a chunk begins with the last whole sentences of the one before, at most half a chunk of them, if what
+ * has to follow still fits.
  *
  * Every stretch of text is looked at a few times only: a cut is searched within one size, and two cuts in a row are
  * further apart than what did not fit before the first.

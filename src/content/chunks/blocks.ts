@@ -94,7 +94,10 @@ function linesFrom(text: string, borders: ReadonlySet<number>, first: Line, goes
   return { end: last.end, next: last.next }
 }
 
-/** A list goes on with items, what is indented, and lines directly below; it ends before a heading, a fence, or text after a blank line. */
+/**
+ * A list goes on with items, what is indented, and lines directly below; it ends before a heading, a fence, or text after
+ * a blank line.
+ */
 function continuesList(line: Line, after: Line | null): boolean {
   if (line.blank) return after !== null && !after.blank && (LIST_ITEM.test(after.head) || /^[ \t]{2}/.test(after.head))
   return !FENCE.test(line.head) && !HEADING.test(line.head)

@@ -27,15 +27,15 @@ export type NewChunk = ChunkDraft & { id: string; vectors: Float32Array[] }
 /**
  * Writes chunks of a document with their search words and their vectors, and notes the space on the document: one
  * statement for all chunks, one for every thousand vectors. `space` is null while embeddings are not configured. A text
- * search configuration that the database does not have counts as `simple`. Answers how many chunks have a vector.
+ * search configuration that the database does not have counts as `simple`.
  */
 export async function insertChunks(
   db: Queryable,
   owner: { project_id: string; document_id: string },
   chunks: readonly NewChunk[],
   options: { space: Space | null; textSearchConfig: string },
-): Promise<number> {
-  if (chunks.length === 0) return 0
+): Promise<void> {
+  if (chunks.length === 0) return
   const { document_id, project_id } = owner
   const { space } = options
   await db.query(sql.unsafe`
@@ -59,11 +59,9 @@ export async function insertChunks(
       ['text', 'int4', 'int4', 'int4', 'int4', 'text', 'text'],
     )} as c (id, chunk_index, page_number, char_start, char_end, content, context)
     cross join (${configNamed(options.textSearchConfig)}) k`)
-  const embedded = chunks.filter(({ vectors }) => vectors.length > 0)
-  if (!space) return 0
-  const rows = vectorRows(owner, embedded, space)
+  if (!space) return
+  const rows = vectorRows(owner, chunks, space)
   for (let at = 0; at < rows.length; at += VECTORS) await insertVectors(db, rows.slice(at, at + VECTORS))
-  return embedded.length
 }
 
 /** Rows of knowledge_vectors for chunks of a document. */

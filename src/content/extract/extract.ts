@@ -161,8 +161,8 @@ const failed = (code: string, message: string, retry = false): Extraction => ({
 
 /**
  * Text of a `text/*` file as one page: decoded as UTF-16 where a byte order mark says so, else with the charset of its
- * content type (UTF-8 where it names none we know), without the byte order mark and U+0000, bytes that are no characters as U+FFFD, trimmed. No page when nothing is
- * left. What comes behind the limit of text is not read.
+ * content type (UTF-8 where it names none we know), without the byte order mark and U+0000, bytes that are no characters
+ * as U+FFFD, trimmed. No page when nothing is left. What comes behind the limit of text is not read.
  * @param limits the setting of the same name, in bytes of UTF-8
  */
 export async function extractText(

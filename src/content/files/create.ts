@@ -21,7 +21,10 @@ export type Described = {
   tags?: Record<string, string>
 }
 
-/** Inserts a file with its bytes, or without any, and tells an event. Raises as insertFile, checkStorage and judgeMetadata do. */
+/**
+ * Inserts a file with its bytes, or without any, and tells an event. Raises as insertFile, checkStorage and judgeMetadata
+ * do.
+ */
 export async function createFile(
   services: Services,
   tx: Tx,

@@ -40,7 +40,7 @@ export class Hold {
     this.#lost.abort(new Superseded())
   }
 
-  /** Writes for the document while the claim holds; nothing of it stays when it does not. Raises Superseded. */
+  /** A transaction of who has the claim; what it writes has to depend on that. Raises Superseded once it is lost. */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
     this.signal.throwIfAborted()
     return this.#services.write(work)

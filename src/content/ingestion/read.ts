@@ -70,15 +70,11 @@ async function fileText(
   rule: IngestionRuleRow | null,
   signal: AbortSignal,
 ): Promise<Read> {
-  const native = isNative(file.content_type)
-  if (native && rule?.native_extraction !== 'skip') {
+  if (isNative(file.content_type) && rule?.native_extraction !== 'skip') {
     const read = await nativeText(services, file, signal)
     if ('kind' in read || hasText(read.pages) || !rule) return read
   }
-  if (!rule)
-    return native
-      ? failed(recorded('FILE_PARSE_FAILED', 'The file has no extractable text'))
-      : failed(recorded('UNSUPPORTED_FILE_TYPE', `No rule converts ${file.content_type}`))
+  if (!rule) return failed(recorded('UNSUPPORTED_FILE_TYPE', `No rule converts ${file.content_type}`))
   const outcome = await convert(services, rule, {
     document_id: document.id,
     attempt_id: claim.id,
