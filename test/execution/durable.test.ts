@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { z } from 'zod'
+import { sql } from '../../src/core/db.ts'
 import { client } from '../double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -147,6 +149,23 @@ describe('durable turns', function () {
       ])
     })
   }
+
+  it('a database that is lost before a turn has started costs no turn', async () => {
+    const { pool } = app.services
+    const agent = await app.agent()
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await pool.transaction(async tx => {
+      await tx.query(sql.unsafe`lock table project_keys in access exclusive mode`)
+      await worker()
+      const waiting = sql.type(z.object({ pid: z.int() }))`
+        select pid from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock' and query ~ '^\\s*select'`
+      const pid = await eventually(() => tx.maybeOneFirst(waiting), { what: 'the worker reading the key' })
+      await tx.query(sql.unsafe`select pg_terminate_backend(${pid})`)
+    })
+    const record = await ended(body.generation_id)
+    assert.deepEqual([record.status, record.error, record.step_count], ['completed', null, 1])
+  })
 
   it('workers killed under load lose no turn and double none', async () => {
     await double.put('load', { rules: [{ reply: { text: 'ok', delay_ms: 20 } }] })

@@ -297,6 +297,8 @@ class Execution {
       const reason = controller.signal.aborted ? controller.signal.reason : error
       if (reason instanceof TurnLost) return this.left()
       if (reason instanceof TurnAborted) return this.failOrLeave(reason.failure, reason.failure.stop_reason)
+      // Nothing has begun yet: a fault of ours, such as a database that was away, costs the turn a try of its message.
+      if (this.generation.attempt === this.loaded.generation.attempt && !(reason instanceof AppError)) throw reason
       return this.failOrLeave(recorded(reason))
     } finally {
       this.run.signal.removeEventListener('abort', leave)
