@@ -12,6 +12,7 @@ const TITLES: Record<string, string> = {
   egress: 'Egress',
   workers: 'Workers and turns',
   control: 'Events, webhooks and audit',
+  content: 'Files, documents and search',
 }
 
 /** The settings as Markdown tables, one a group. */
