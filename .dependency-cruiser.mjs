@@ -64,7 +64,7 @@ export default {
       name: 'database-only-in-core',
       comment: 'Connections and queues are built in one place.',
       severity: 'error',
-      from: { path: '^(src|jobs)/', pathNot: '^src/core/(db|queue|notify|migrate|embedded)\\.ts$' },
+      from: { path: '^(src|jobs)/', pathNot: '^src/core/(db|pg-results|queue|notify|migrate|embedded)\\.ts$' },
       to: { path: packages('pg', 'pg-boss') },
     },
     {

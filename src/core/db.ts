@@ -1,6 +1,9 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import {
+  BackendTerminatedError,
+  BackendTerminatedUnexpectedlyError,
   type CommonQueryMethods,
+  ConnectionError,
   createPool,
   createSqlTag,
   type DatabasePool,
@@ -11,6 +14,7 @@ import {
   type QuerySqlToken,
 } from 'slonik'
 import { z } from 'zod'
+import './pg-results.ts'
 import { createPreparer, planIsStale } from './prepare.ts'
 import type { Executor } from './queue.ts'
 
@@ -224,3 +228,9 @@ export const isReferenceLost = (error: unknown): boolean => error instanceof For
 /** Whether a statement failed because the project it writes for was deleted meanwhile. */
 export const isProjectGone = (error: unknown): boolean =>
   error instanceof ForeignKeyIntegrityConstraintViolationError && /_project_id_fkey$/.test(error.constraint ?? '')
+
+/** Whether a statement failed because the database went away or could not be reached; it may have been carried out. */
+export const isDatabaseLost = (error: unknown): boolean =>
+  error instanceof BackendTerminatedError ||
+  error instanceof BackendTerminatedUnexpectedlyError ||
+  error instanceof ConnectionError

@@ -1,5 +1,8 @@
 import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { promisify } from 'node:util'
 import { inTransaction, openPool, outsideTransaction, type Pool, sql } from '../../src/core/db.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
@@ -84,6 +87,42 @@ describe('a second connection where one is held', () => {
       assert.equal(await inTransaction(lax, () => one(lax)), 1)
     } finally {
       await lax.end()
+    }
+  })
+})
+
+describe('what a statement answers', () => {
+  // 100 rows of 5 KB a statement, in a process that collects its young heap alone.
+  const program = `
+    import v8 from 'node:v8'
+    import { openPool, sql } from ${JSON.stringify(path.resolve(import.meta.dirname, '../../src/core/db.ts'))}
+    const pool = await openPool({ databaseUrl: process.argv[1], connections: 1 })
+    const old = () => v8.getHeapSpaceStatistics()
+      .reduce((sum, space) => sum + (/^(old|large_object)_space/.test(space.space_name) ? space.space_used_size : 0), 0)
+    const ask = async times => {
+      for (let time = 0; time < times; time++)
+        await pool.any(sql.unsafe\`select repeat('x', 5000) || i as text from generate_series(1, 100) i\`)
+    }
+    await ask(100)
+    const before = old()
+    await ask(200)
+    console.log(Math.round((old() - before) / 200 / 1024))
+    await pool.end()`
+
+  it('does not outlive its use until a full collection of the heap', async () => {
+    const databaseUrl = await createDatabase()
+    try {
+      const { stdout } = await promisify(execFile)(process.execPath, [
+        '--max-semi-space-size=8',
+        '--heap-growing-percent=5000',
+        '--input-type=module',
+        '--eval',
+        program,
+        databaseUrl,
+      ])
+      assert.ok(Number(stdout) < 100, `${stdout} KB a statement moved to the old heap`)
+    } finally {
+      await dropDatabase(new URL(databaseUrl).pathname.slice(1))
     }
   })
 })

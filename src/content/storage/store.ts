@@ -52,12 +52,7 @@ export const blobChunk = async (db: Queryable, id: string, seq: number): Promise
     select encode(substring(c.bytes from s.start + 1 for ${SLICE_BYTES}), 'base64') as bytes
     from file_blob_chunks c, generate_series(0, octet_length(c.bytes) - 1, ${SLICE_BYTES}) as s (start)
     where c.blob_id = ${id} and c.seq = ${seq} order by s.start`)
-  return rows.map(row => {
-    const slice = Buffer.from(row.bytes, 'base64')
-    // The driver's result outlives its answer until a full collection, and would keep the texts of a whole download.
-    row.bytes = ''
-    return slice
-  })
+  return rows.map(row => Buffer.from(row.bytes, 'base64'))
 }
 
 export const deleteBlob = (db: Queryable, id: string) =>
