@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
-import { sql } from '../../src/core/db.ts'
+import { type Fragment, sql } from '../../src/core/db.ts'
 import { client } from '../double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -150,21 +150,38 @@ describe('durable turns', function () {
     })
   }
 
-  it('a database that is lost before a turn has started costs no turn', async () => {
-    const { pool } = app.services
-    const agent = await app.agent()
-    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
-    await pool.transaction(async tx => {
-      await tx.query(sql.unsafe`lock table project_keys in access exclusive mode`)
-      await worker()
+  /** Locks a table, does `work`, and cuts the connection of the statement that waits for the lock then. */
+  const cutWaiting = async (lock: Fragment, work: () => Promise<unknown>) => {
+    await app.services.pool.transaction(async tx => {
+      await tx.query(sql.unsafe`lock table ${lock} mode`)
+      await work()
       const waiting = sql.type(z.object({ pid: z.int() }))`
         select pid from pg_stat_activity
-        where datname = current_database() and wait_event_type = 'Lock' and query ~ '^\\s*select'`
-      const pid = await eventually(() => tx.maybeOneFirst(waiting), { what: 'the worker reading the key' })
+        where datname = current_database() and wait_event_type = 'Lock' and query !~ 'last_used_at'`
+      const pid = await eventually(() => tx.maybeOneFirst(waiting), { what: 'a statement that waits' })
       await tx.query(sql.unsafe`select pg_terminate_backend(${pid})`)
     })
+  }
+
+  it('a database that is lost before a turn has started costs no turn', async () => {
+    const agent = await app.agent()
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await cutWaiting(sql.fragment`project_keys in access exclusive`, worker)
     const record = await ended(body.generation_id)
     assert.deepEqual([record.status, record.error, record.step_count], ['completed', null, 1])
+  })
+
+  it('a database that is lost when the model has answered costs no turn', async () => {
+    await double.put('cut', {
+      rules: [{ when: { call: 1 }, reply: { text: 'x', gate: 'cut' } }, { reply: { text: 'y' } }],
+    })
+    const agent = await app.agent({ model: 'cut/m' })
+    await worker()
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await waitingAt('cut')
+    await cutWaiting(sql.fragment`generations in share`, () => open('cut'))
+    const record = await ended(body.generation_id)
+    assert.deepEqual([record.status, record.error, record.output.content], ['completed', null, 'y'])
   })
 
   it('workers killed under load lose no turn and double none', async () => {

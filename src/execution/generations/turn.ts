@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { permitted } from '../../core/access.ts'
 import type { PrincipalRecord } from '../../core/caller.ts'
-import type { Queryable } from '../../core/db.ts'
+import { isDatabaseLost, type Queryable } from '../../core/db.ts'
 import { AppError, type RecordedFailure, raise } from '../../core/errors.ts'
 import { type EventName, makeEvent } from '../../core/events.ts'
 import { fault } from '../../core/fault.ts'
@@ -297,8 +297,8 @@ class Execution {
       const reason = controller.signal.aborted ? controller.signal.reason : error
       if (reason instanceof TurnLost) return this.left()
       if (reason instanceof TurnAborted) return this.failOrLeave(reason.failure, reason.failure.stop_reason)
-      // Nothing has begun yet: a fault of ours, such as a database that was away, costs the turn a try of its message.
-      if (this.generation.attempt === this.loaded.generation.attempt && !(reason instanceof AppError)) throw reason
+      // As when the worker had been lost: the next try of the message goes on behind what is settled.
+      if (isDatabaseLost(reason)) throw reason
       return this.failOrLeave(recorded(reason))
     } finally {
       this.run.signal.removeEventListener('abort', leave)
