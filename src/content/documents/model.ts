@@ -17,27 +17,27 @@ export const Document = z
     project_id: z.string(),
     file_id: z.string(),
     path: z.string().nullable(),
-    filename: z.string(),
-    content_type: z.string().nullable(),
-    size: z.int(),
-    kind: z.enum(['document', 'message']),
+    filename: z.string().describe('Of the file'),
+    content_type: z.string().nullable().describe('Of the file'),
+    size: z.int().describe('Bytes of the file'),
+    kind: z.enum(['document', 'message']).describe('`message`: the text of a message of a conversation'),
     status: z.enum(DOCUMENT_STATUSES),
     version: z.int(),
     title: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
     tags: TagBag,
     ...chunkRecord,
-    chunk_count: z.int(),
-    error: RecordedFailure.nullable(),
+    chunk_count: z.int().describe('Chunks that are there now'),
+    error: RecordedFailure.nullable().describe('Why the ingestion failed'),
     created_at: z.iso.datetime(),
     updated_at: z.iso.datetime(),
   })
   .meta({ id: 'Document' })
 
-/** One document with its text; null unless it is ready. */
-export const DocumentWithContent = Document.extend({ content: z.string().nullable() }).meta({
-  id: 'DocumentWithContent',
-})
+/** One document with its text. */
+export const DocumentWithContent = Document.extend({
+  content: z.string().nullable().describe('The whole text; null unless the document is ready'),
+}).meta({ id: 'DocumentWithContent' })
 
 const title = z.string().max(512)
 
@@ -54,16 +54,19 @@ export const DocumentInput = z
   })
   .meta({ id: 'DocumentInput' })
 
-/** The write goes through only while the document is at this version. */
-const expected_version = z.int().min(1).optional()
+const expected_version = z
+  .int()
+  .min(1)
+  .optional()
+  .describe('The write goes through only while the document is at this version')
 
 export const DocumentPatch = z
   .strictObject({
     content: z.string().optional(),
     append: z.string().optional().describe('Text to add at the end, instead of content'),
     title: title.nullish(),
-    path: WritablePath.nullish(),
-    metadata: MetadataBag.nullish(),
+    path: WritablePath.nullish().describe('Moves the document with its file; null leaves them without a place'),
+    metadata: MetadataBag.nullish().describe('null clears it'),
     tags: TagInput.optional(),
     ...chunkFields,
     expected_version,
@@ -83,8 +86,8 @@ export const DocumentStatus = z
     status: z.enum(DOCUMENT_STATUSES),
     chunk_count: z.int(),
     embedded_chunks: z.int().describe('Chunks that searches by meaning find'),
-    total_chunks: z.int().nullable(),
-    total_pages: z.int().nullable(),
+    total_chunks: z.int().nullable().describe('null until the text is cut'),
+    total_pages: z.int().nullable().describe('null until the file is read'),
     progress: z.int().nullable().describe('Percent; null while the total is not known, and for failed and withdrawn'),
     error: RecordedFailure.nullable(),
   })
