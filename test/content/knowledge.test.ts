@@ -151,12 +151,39 @@ describe('knowledge search', () => {
         'É\u0301',
         '"unclosed',
         "it's 'quoted' \\'",
+        '-'.repeat(8000),
+        '- '.repeat(4000),
+        `something ${'-'.repeat(40)}else`,
+        '-&|(<!)'.repeat(1000),
       ]) {
         const answer = await project.key.post('/knowledge/search', { query })
         assert.equal(answer.status, 200, `${query.slice(0, 40)}: ${JSON.stringify(answer.body)}`)
         assert.deepEqual(answer.body.degraded_channels, [])
       }
       assert.deepEqual((await search({ query: '!!!' })).results, [])
+    })
+    it('takes dashes and rules for punctuation', async () => {
+      const { id } = await write({ content: 'the harbour master reads the tide tables' })
+      for (const query of [
+        'harbour - tide',
+        'harbour -- tide',
+        `harbour\n${'-'.repeat(60)}\ntide`,
+        'harbour ---tide',
+      ]) {
+        const { results } = await search({ query })
+        assert.deepEqual([results[0].document_id, results[0].signals.lexical], [id, 1], query)
+      }
+      assert.equal('lexical' in (await search({ query: 'harbour -tide' })).results[0].signals, false)
+    })
+    it('ranks by long queries in time', async () => {
+      const content = Array.from({ length: 1000 }, (_, index) => `sturgeon ${index}`.padEnd(40, '.')).join('')
+      await write({ content, chunk_strategy: 'size', chunk_size: 40, chunk_overlap: 0 })
+      for (const query of ['sturgeon '.repeat(880), 'sturgeon or '.repeat(660)]) {
+        const started = performance.now()
+        const { results, degraded_channels } = await search({ query })
+        assert.deepEqual([results.length, degraded_channels], [10, []])
+        assert.ok(performance.now() - started < 3000, `${performance.now() - started} ms`)
+      }
     })
     it('gives rows that words alone have found their cosine', async () => {
       for (let index = 0; index < 12; index++)

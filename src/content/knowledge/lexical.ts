@@ -19,6 +19,12 @@ const SHARE = 0.1
 const WEAK = 0.4
 
 /**
+ * Minus signs that are punctuation: alone, as a dash or a rule is, or several in a row. PostgreSQL excludes the word after the
+ * first kind and refuses a query with 32 of the second; between them it reads over what stands in the brackets.
+ */
+const DASHES = /(?<!\S)-+(?!\S)|-(?:[\s!&|()<]*-){2,}/g
+
+/**
  * The lexical channel over one source (content, 9.5 and 10.7), best rows first. Rows that hold all words of the query come
  * first, among them those that hold them in this order, then by how close the words are to each other. When they are fewer
  * than `wanted`, rows that hold some of the rarest words follow, unless the query quotes or excludes something: that is
@@ -29,10 +35,11 @@ const WEAK = 0.4
 export function lexicalHits(
   { config, pool }: Services,
   selection: Selection,
-  query: string,
+  asked: string,
   options: { wanted: number; depth: number },
 ): Promise<readonly Hit[]> {
   const { wanted, depth } = options
+  const query = asked.replaceAll(DASHES, ' ')
   const textSearch = config.KNOWLEDGE_TEXT_SEARCH_CONFIG
   return inTransaction(pool, async db => {
     const read = await readQuery(db, { textSearch, query, timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS })

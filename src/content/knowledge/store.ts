@@ -5,6 +5,12 @@ import type { Selection } from './sources.ts'
 /** Newest matches that are ranked; more rows are not read for a word that half the project holds. */
 const RANKED = 5000
 
+/**
+ * Operators and words of a query that are ranked by cover density, whose time grows with their square: 0.1 ms a row for 64,
+ * 66 for one word 1,300 times. Beyond, the words are weighed without their places, in 0.2 ms for 1,800.
+ */
+const MOST_COVERED = 64
+
 /** A row that the lexical channel found. Ranks of one kind of match can be compared over sources. */
 export type Hit = { ref_id: string; container_id: string; match: 'phrase' | 'all' | 'some'; rank: number }
 
@@ -37,8 +43,8 @@ export async function readQuery(
 }
 
 /**
- * Rows that hold every word of the query: those with the words in their order first, then by cover density. The lexeme of
- * the project keeps the search of the gin index inside it.
+ * Rows that hold every word of the query: those with the words in their order first, then by cover density, for long
+ * queries by the words' weights. The lexeme of the project keeps the search of the gin index inside it.
  */
 export function matchAll(
   db: Queryable,
@@ -50,7 +56,8 @@ export function matchAll(
     select m.ref_id, m.container_id, m.match, m.rank from (
       select c.id as ref_id, c.container_id,
         case when c.tsv @@ phraseto_tsquery(${textSearch}::regconfig, ${query}) then 'phrase' else 'all' end as match,
-        ts_rank_cd(c.tsv, ${asked}, 1)::float8 as rank
+        case when numnode(${asked}) <= ${MOST_COVERED} then ts_rank_cd(c.tsv, ${asked}, 1) else ts_rank(c.tsv, ${asked}, 1) end::float8
+          as rank
       from (${matching(selection, asked, sql.fragment`c.tsv`)}) c
     ) m
     order by m.match desc, m.rank desc, m.ref_id limit ${limit}`)

@@ -18,6 +18,9 @@ const MOST_CANDIDATES = 2000
  */
 const ESTIMATED = 2000
 
+/** Vectors that are read at least in place of those that were gone or hidden, lest the last few take a round trip each. */
+const LEAST_READ = 100
+
 /**
  * The rows of one source that are nearest to a question (content, 9.2 and 9.3): codes by distance, the best of them by
  * estimate, the best of those by the cosines of their vectors. Sorted by cosine, then by id; every row once. Where the
@@ -74,7 +77,7 @@ async function nearestKept(
   const found: Stored[] = []
   const gone: number[] = []
   while (nearest.length > 0 && found.length < wanted) {
-    const part = nearest.splice(0, wanted - found.length)
+    const part = nearest.splice(0, Math.max(LEAST_READ, wanted - found.length))
     const ids = idsOf(kept, part)
     const stored = new Map((await visibleVectorsOfIds(db, ids, filter)).map(row => [String(row.id), row]))
     for (const [index, row] of part.entries()) {
@@ -84,7 +87,7 @@ async function nearestKept(
     }
   }
   forget(kept, gone)
-  if (found.length === wanted || rows.length < ESTIMATED) return found
+  if (found.length >= wanted || rows.length < ESTIMATED) return found.slice(0, wanted)
   if (gone.length > 0) dropCodes(services, kept)
   return null
 }
