@@ -444,6 +444,21 @@ describe('the OpenAPI document', () => {
       }
     })
 
+    it('name every field of a record, and lead to every record and code they name', async () => {
+      const reference = (await app.anonymous.get('//docs')).body as string
+      const errors = (await app.anonymous.get('//docs/errors')).body as string
+      const links = [...reference.matchAll(/href="(\/docs\/errors)?#([^"]+)"/g)]
+      assert.ok(links.length > 1000)
+      for (const [, page, id] of links) assert.ok((page ? errors : reference).includes(`id="${id}"`), id)
+      for (const [name, schema] of Object.entries(document.components.schemas as Record<string, Json>)) {
+        const [, rest = ''] = reference.split(`id="schema-${name}"`)
+        const [shown] = rest.split('</details>')
+        for (const field of Object.keys(schema.properties ?? {}))
+          assert.ok(shown.includes(`<code>${field}</code>`), `${name}.${field}`)
+      }
+      assert.match(reference, /<code>tags\[key\] \(query\)<\/code>/)
+    })
+
     it('have one anchor a code, one an operation, and every action', async () => {
       const ids = (html: string) => [...html.matchAll(/\bid="([^"]+)"/g)].map(match => match[1])
       const errors = ids((await app.anonymous.get('//docs/errors')).body)
