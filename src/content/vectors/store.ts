@@ -154,7 +154,7 @@ const inScope = ({ project, space, source }: CodeScope): Fragment =>
 
 /**
  * Opens a transaction's cursor over the codes of a scope, for `nextCodes`; every part is of the same moment. By an
- * index-only scan of knowledge_vectors_scan.
+ * index-only scan of knowledge_vectors_scan, or through the table where the scope is a large part of it.
  */
 export async function openCodes(db: Queryable, scope: CodeScope): Promise<Seen & { count: number }> {
   await db.query(sql.unsafe`set transaction isolation level repeatable read, read only`)
