@@ -1,8 +1,8 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '../../src/core/db.ts'
-import { startApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
-import { upload } from './file-support.ts'
+import { handmade, sendRaw, upload } from './file-support.ts'
 
 describe('commits of uploaded bytes', () => {
   it('wait for the disk once, with the row that names them', async () => {
@@ -31,4 +31,41 @@ describe('commits of uploaded bytes', () => {
       await app.close()
     }
   })
+
+  // What a server forgets that crashes before its log is on the disk: the last chunk, or all there was.
+  for (const [what, lost] of [
+    ['a chunk', 'delete from file_blob_chunks where seq = 1'],
+    ['the blob', 'with gone as (delete from file_blob_chunks) delete from file_blobs'],
+  ])
+    it(`refuse bytes of which ${what} was lost with the server while the rest arrived`, async () => {
+      const app = await startApp({ env: { FILE_BLOB_CHUNK_BYTES: '1024' } })
+      try {
+        const run = (text: string) => app.services.pool.any(rawQuery(text))
+        const { key } = await app.project()
+        const { head, tail, type } = handmade('cut')
+        async function* pieces() {
+          yield head
+          yield Buffer.alloc(2048 + 100)
+          await eventually(async () => (await run('select 1 from file_blob_chunks')).length === 2)
+          await run(lost)
+          yield Buffer.alloc(4096)
+          // Before the rest is there: of what a process leaves behind that is lost now, sweeps find what has its blob.
+          if (what === 'the blob')
+            await eventually(() => app.statements.some(text => text.includes(`id = $1 and state = 'staging'`)))
+          yield tail
+        }
+        const answer = await sendRaw(app.url, {
+          path: '/files/upload',
+          token: key.token,
+          headers: { 'content-type': type },
+          pieces: pieces(),
+        })
+        assert('status' in answer)
+        assert.equal(answer.status, 500)
+        assert.deepEqual(await run('select id from files'), [])
+        assert.deepEqual(await run('select blob_id from file_blob_chunks'), [])
+      } finally {
+        await app.close()
+      }
+    })
 })

@@ -31,7 +31,9 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
       let seq = 0
       try {
         for await (const block of blocksOf(source, config.FILE_BLOB_CHUNK_BYTES, 1)) {
-          await (seq === 0 ? insertBlob(pool, id, block) : insertChunk(pool, id, seq, block))
+          // Without its blob a chunk would be found by no sweep.
+          if (seq === 0) await insertBlob(pool, id, block)
+          else if (!(await insertChunk(pool, id, seq, block))) throw new Error('a blob was swept while it was written')
           seq++
         }
         if (seq === 0) await insertBlob(pool, id, null)
@@ -41,7 +43,7 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
       }
     },
     async commit(tx, staged) {
-      if (!(await commitBlobs(tx, staged))) throw new Error('a blob was swept before its commit')
+      if (!(await commitBlobs(tx, staged))) throw new Error('a blob was swept, or lost chunks, before its commit')
     },
     async read(id, range) {
       const facts = await blobFacts(pool, id)

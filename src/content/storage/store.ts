@@ -16,12 +16,18 @@ export const insertBlob = (db: Queryable, id: string, first: Buffer | null) =>
         with blob as (insert into file_blobs (id) values (${id}))
         insert into file_blob_chunks (blob_id, seq, bytes) select ${id}::uuid, 0, ${sql.binary(first)} from ${unhurried}`)
 
-export const insertChunk = (db: Queryable, id: string, seq: number, chunk: Buffer) =>
-  db.query(sql.unsafe`
+/** Adds a chunk to a blob that is being staged; false when the blob is gone. */
+export const insertChunk = async (db: Queryable, id: string, seq: number, chunk: Buffer): Promise<boolean> => {
+  const { rowCount } = await db.query(sql.unsafe`
     insert into file_blob_chunks (blob_id, seq, bytes)
-    select ${id}::uuid, ${seq}::integer, ${sql.binary(chunk)} from ${unhurried}`)
+    select b.id, ${seq}::integer, ${sql.binary(chunk)} from file_blobs b, ${unhurried} where b.id = ${id}`)
+  return rowCount === 1
+}
 
-/** Commits staged blobs; false when one was swept meanwhile. */
+/**
+ * Commits staged blobs; false when one was swept meanwhile, or lost chunks with a server that crashed while it was staged.
+ * Lengths are counted without reading the bytes.
+ */
 export const commitBlobs = async (db: Queryable, staged: readonly StagedBytes[]): Promise<boolean> => {
   const { rowCount } = await db.query(sql.unsafe`
     update file_blobs b set state = 'committed', size = s.size, sha256 = decode(s.sha256, 'hex')
@@ -29,7 +35,8 @@ export const commitBlobs = async (db: Queryable, staged: readonly StagedBytes[])
       staged.map(({ location, size, sha256 }) => [location, size, sha256.toString('hex')]),
       ['uuid', 'int8', 'text'],
     )} as s (id, size, sha256)
-    where b.id = s.id and b.state = 'staging'`)
+    where b.id = s.id and b.state = 'staging' and s.size =
+      (select coalesce(sum(octet_length(c.bytes)), 0) from file_blob_chunks c where c.blob_id = b.id)`)
   return rowCount === staged.length
 }
 
