@@ -5,7 +5,6 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
 import { loadConfig } from '../../src/config.ts'
-import { nearestRows } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { type Fragment, inTransaction, rawQuery, sql } from '../../src/core/db.ts'
 import { type EmbeddedServer, startEmbedded } from '../../src/core/embedded.ts'
@@ -16,13 +15,10 @@ import { openServices } from '../../src/core/services.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { type Client, eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
 import { quietPort } from '../support/postgres.ts'
+import { nearestTo, unit, vectorOf } from './vectors-support.ts'
 
 const DIMENSIONS = 64
 const { normal } = seeded(11)
-const unit = (values: Float32Array): Float32Array => {
-  const length = Math.hypot(...values)
-  return values.map(value => value / length)
-}
 const scattered = () => unit(Float32Array.from({ length: DIMENSIONS }, normal))
 const closeTo = (vector: Float32Array, share = 1 / 16) => unit(vector.map(value => value + share * normal()))
 
@@ -40,16 +36,8 @@ describe('codes kept in the process', () => {
 
   const rows = (text: string, values: unknown[] = []) =>
     app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
-  const row = (ref_id: string, vector: Float32Array, more: Partial<NewVector> = {}): NewVector => ({
-    project_id: project,
-    source: SOURCES.document,
-    container_id: 'doc_a',
-    ref_id,
-    segment: 0,
-    space_id: space.id,
-    vector,
-    ...more,
-  })
+  const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
+    vectorOf({ project, space }, ref_id, vector, more)
   const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
   const fill = async (count: number, more: Partial<NewVector> = {}) => {
     for (let at = 0; at < count; at += 500)
@@ -67,16 +55,7 @@ describe('codes kept in the process', () => {
     filter?: (columns: { container: Fragment }) => Fragment
   }
   const near = ({ by = services, ...more }: More = {}, vector = scattered()) =>
-    nearestRows(by, {
-      projects: [project],
-      space,
-      source: SOURCES.document,
-      filter: null,
-      vector,
-      limit: 10,
-      whole: true,
-      ...more,
-    })
+    nearestTo(by, { project, space }, vector, { whole: true, ...more })
   const ids = (found: readonly { ref_id: string }[]) => found.map(({ ref_id }) => ref_id)
   /** Searches, and says what was found and how. Other searches must not run meanwhile. */
   const found = async (vector: Float32Array, more: More = {}) => {
@@ -589,25 +568,9 @@ describe('codes kept in the process over a crash and a restored backup', () => {
         [DIMENSIONS],
       )
       const space = { id, dimensions: DIMENSIONS }
-      const row = (ref_id: string, vector = scattered()): NewVector => ({
-        project_id: 'proj_a',
-        source: SOURCES.document,
-        container_id: 'doc_a',
-        ref_id,
-        segment: 0,
-        space_id: id,
-        vector,
-      })
-      const near = (vector = scattered()) =>
-        nearestRows(services, {
-          projects: ['proj_a'],
-          space,
-          source: SOURCES.document,
-          filter: null,
-          vector,
-          limit: 10,
-          whole: true,
-        })
+      const place = { project: 'proj_a', space }
+      const row = (ref_id: string, vector = scattered()) => vectorOf(place, ref_id, vector)
+      const near = (vector = scattered()) => nearestTo(services, place, vector, { whole: true })
       for (let at = 0; at < 2500; at += 500)
         await insertVectors(
           services.pool,

@@ -8,7 +8,7 @@ import { type Config, ConfigError, loadConfig } from '../../src/config.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
 import { codeOf } from '../../src/content/vectors/codes.ts'
 import { buildVectorIndex, hasIndex, requireVectorIndex } from '../../src/content/vectors/pgvector.ts'
-import { cosine, nearestRows } from '../../src/content/vectors/scan.ts'
+import { cosine } from '../../src/content/vectors/scan.ts'
 import { insertVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { openPool, type Pool, rawQuery } from '../../src/core/db.ts'
 import { createLog } from '../../src/core/log.ts'
@@ -17,6 +17,7 @@ import { startWeb } from '../../src/web.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { testEnvironment } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
+import { nearestTo } from './vectors-support.ts'
 
 const DIMENSIONS = 64
 const ROWS = 3000
@@ -68,14 +69,7 @@ describe('vectors with pgvector', function () {
     }) as Services
   const near = async (by: Services, project: string, vector: Float32Array) => {
     statements.length = 0
-    return nearestRows(by, {
-      projects: [project],
-      space: (await currentSpace(by)) as Space,
-      source: SOURCES.document,
-      filter: null,
-      vector,
-      limit: 10,
-    })
+    return nearestTo(by, { project, space: (await currentSpace(by)) as Space }, vector)
   }
   const asked = (operator: string) => statements.filter(text => text.includes(operator)).length
 

@@ -2,17 +2,12 @@ import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { fuse } from '../../src/content/knowledge/fuse.ts'
 import { codeBits, codeOf, estimates } from '../../src/content/vectors/codes.ts'
-import { cosine, nearestRows } from '../../src/content/vectors/scan.ts'
+import { cosine } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { inTransaction, rawQuery } from '../../src/core/db.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { startApp, type TestApp } from '../support/app.ts'
-
-const unit = (values: Iterable<number>): Float32Array => {
-  const list = [...values]
-  const length = Math.hypot(...list)
-  return Float32Array.from(list, value => value / length)
-}
+import { nearestTo, unit, vectorOf } from './vectors-support.ts'
 
 describe('codes of vectors', () => {
   // Computed from the definition by a program in another language, with matrices instead of the fast transform.
@@ -94,27 +89,10 @@ describe('vectors in the database', () => {
 
   const rows = (text: string, values: unknown[] = []) =>
     app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
-  const row = (ref_id: string, vector: Float32Array, more: Partial<NewVector> = {}): NewVector => ({
-    project_id: project,
-    source: SOURCES.document,
-    container_id: 'doc_a',
-    ref_id,
-    segment: 0,
-    space_id: space.id,
-    vector,
-    ...more,
-  })
+  const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
+    vectorOf({ project, space }, ref_id, vector, more)
   const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
-  const near = (vector: Float32Array, more: object = {}) =>
-    nearestRows(app.services, {
-      projects: [project],
-      space,
-      source: SOURCES.document,
-      filter: null,
-      vector,
-      limit: 10,
-      ...more,
-    })
+  const near = (vector: Float32Array, more?: object) => nearestTo(app.services, { project, space }, vector, more)
   const newSpace = async (dimensions: number) => {
     const [{ id }] = await rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
