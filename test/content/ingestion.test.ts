@@ -4,7 +4,7 @@ import { loadConfig } from '../../src/config.ts'
 import { sql } from '../../src/core/db.ts'
 import { newId } from '../../src/core/ids.ts'
 import { eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
-import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { pdf } from '../support/pdf.ts'
 import { chunksOf, eventsOf, ingested, refuses, settledStatus, upload } from './ingestion-support.ts'
 
@@ -552,18 +552,20 @@ describe('ingestion', () => {
       await down.close()
     })
 
+    const embeddedBy = (server: EmbeddingServer) => ({
+      EMBEDDING_PROVIDER: 'openai',
+      EMBEDDING_MODEL: 'any',
+      EMBEDDING_API_KEY: 'any',
+      EMBEDDING_BASE_URL: `${server.url}/v1`,
+      EMBEDDING_DIMENSIONS: '32',
+    })
+
     it('asks it once for a long text, not for every part of it', async () => {
       const server = await startEmbeddingServer(32)
       server.behave = () => ({ status: 429, headers: { 'retry-after': '60' } })
       const busy = await startApp({
         workers: ['ingestion'],
-        env: {
-          EMBEDDING_PROVIDER: 'openai',
-          EMBEDDING_MODEL: 'any',
-          EMBEDDING_API_KEY: 'any',
-          EMBEDDING_BASE_URL: `${server.url}/v1`,
-          EMBEDDING_DIMENSIONS: '32',
-        },
+        env: embeddedBy(server),
       })
       const other = await busy.project()
       const cut = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
@@ -580,13 +582,7 @@ describe('ingestion', () => {
       server.behave = ({ texts }) => (texts.some(text => text.includes('bad')) ? { status: 400 } : {})
       const strict = await startApp({
         workers: ['ingestion'],
-        env: {
-          EMBEDDING_PROVIDER: 'openai',
-          EMBEDDING_MODEL: 'any',
-          EMBEDDING_API_KEY: 'any',
-          EMBEDDING_BASE_URL: `${server.url}/v1`,
-          EMBEDDING_DIMENSIONS: '32',
-        },
+        env: embeddedBy(server),
       })
       const other = await strict.project()
       const cut = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
