@@ -27,10 +27,11 @@ export default {
     ...downward,
     {
       name: 'known-area',
-      comment: 'Every folder of src is an area of the list above, the command line or the double.',
+      comment:
+        'Every folder of src is an area of the list above, the command line, or what a machine without anything else runs on.',
       severity: 'error',
       from: {},
-      to: { path: '^src/[^/]+/', pathNot: `^src/(${areas.join('|')}|cli|double)/` },
+      to: { path: '^src/[^/]+/', pathNot: `^src/(${areas.join('|')}|cli|local)/` },
     },
     {
       name: 'command-line-is-on-top',
@@ -55,31 +56,34 @@ export default {
     },
     {
       name: 'egress-only',
-      comment: 'Only core/egress opens a socket to an address that a caller gave.',
+      comment: 'Only core/net/egress opens a socket to an address that a caller gave.',
       severity: 'error',
-      from: { path: '^(src|jobs|bin)/', pathNot: ['^src/core/egress\\.ts$', '^src/double/'] },
+      from: { path: '^(src|jobs|bin)/', pathNot: ['^src/core/net/egress\\.ts$', '^src/local/'] },
       to: { path: packages('undici') },
     },
     {
       name: 'database-only-in-core',
       comment: 'Connections and queues are built in one place.',
       severity: 'error',
-      from: { path: '^(src|jobs)/', pathNot: '^src/core/(db|pg-results|queue|notify|migrate|embedded)\\.ts$' },
+      from: {
+        path: '^(src|jobs)/',
+        pathNot: '^src/(core/db/(pool|pg-results|notify|migrate)|core/jobs/queue|local/postgres)\\.ts$',
+      },
       to: { path: packages('pg', 'pg-boss') },
     },
     {
       name: 'double-stands-alone',
       comment: 'The model double knows nothing of the application it is used against.',
       severity: 'error',
-      from: { path: '^src/double/' },
-      to: { path: '^(src|jobs|bin|test)/', pathNot: '^src/double/' },
+      from: { path: '^src/local/double/' },
+      to: { path: '^(src|jobs|bin|test)/', pathNot: '^src/local/double/' },
     },
     {
-      name: 'double-is-not-the-application',
-      comment: 'Only the command line and tests use the model double.',
+      name: 'local-is-not-the-application',
+      comment: 'Only the command line and tests use the embedded PostgreSQL and the model double.',
       severity: 'error',
-      from: { path: '^(src|jobs)/', pathNot: '^src/(cli|double)/' },
-      to: { path: '^src/double/' },
+      from: { path: '^(src|jobs)/', pathNot: '^src/(cli|local)/' },
+      to: { path: '^src/local/' },
     },
     {
       name: 'no-test-in-the-application',

@@ -2,9 +2,9 @@ import { notifyWebhooks, type Target, webhooksWithDue } from '../src/control/web
 import { createDispatcher, dispatchEvents } from '../src/control/webhooks/dispatch.ts'
 import { payloadTarget, WEBHOOK_CHANNEL } from '../src/control/webhooks/model.ts'
 import { Pump } from '../src/control/webhooks/pump.ts'
-import type { Services } from '../src/core/operation.ts'
-import { actor } from '../src/core/worker.ts'
-import { DISPATCH_CHANNEL, dispatchQueue } from '../src/core/write.ts'
+import { DISPATCH_CHANNEL, dispatchQueue } from '../src/core/db/write.ts'
+import { actor } from '../src/core/jobs/worker.ts'
+import type { Services } from '../src/core/process/services.ts'
 import type { Concern } from './concern.ts'
 
 /**

@@ -1,6 +1,6 @@
 import { sessionActors } from '../src/conversation/sessions/expire.ts'
 import { conversationActors } from '../src/conversation/turns/handler.ts'
-import type { Services } from '../src/core/operation.ts'
+import type { Services } from '../src/core/process/services.ts'
 import { generationActors as turnActors } from '../src/execution/generations/handler.ts'
 import type { Concern } from './concern.ts'
 

@@ -2,7 +2,7 @@ import { embeddingActors } from '../src/content/embeddings/handler.ts'
 import { fileActors } from '../src/content/files/sweep.ts'
 import { documentActors } from '../src/content/ingestion/handler.ts'
 import { vectorActors } from '../src/content/vectors/pgvector.ts'
-import type { Services } from '../src/core/operation.ts'
+import type { Services } from '../src/core/process/services.ts'
 // Fills in how agents convert files.
 import '../src/execution/agents/convert.ts'
 import type { Concern } from './concern.ts'

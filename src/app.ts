@@ -4,9 +4,9 @@ import { operations } from './api.ts'
 import { stores } from './content/storage/stores.ts'
 import { createReadAudit } from './control/audit/reads.ts'
 import { createRequestQuotas } from './control/quotas/requests.ts'
-import { mountDocuments } from './core/documents.ts'
-import { createHttp } from './core/http.ts'
-import type { Services } from './core/operation.ts'
+import { createHttp } from './core/http/adapter.ts'
+import { mountDocuments } from './core/http/endpoints.ts'
+import type { Services } from './core/process/services.ts'
 import { createPrincipals } from './identity/principals.ts'
 
 export const version = (

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { loadConfig } from '../src/config.ts'
-import { silentLog } from '../src/core/log.ts'
-import { openServices } from '../src/core/services.ts'
+import { silentLog } from '../src/core/process/log.ts'
+import { openServices } from '../src/core/process/open-services.ts'
 
 const PRODUCTION = {
   NODE_ENV: 'production',

@@ -1,6 +1,6 @@
 import { createInterface } from 'node:readline/promises'
 import { Writable } from 'node:stream'
-import { AppError } from '../core/errors.ts'
+import { AppError } from '../core/api/errors.ts'
 import { bootstrapAdmin } from '../identity/users/bootstrap.ts'
 import { withServices } from './environment.ts'
 import { CommandError, describe, print, printJson } from './output.ts'

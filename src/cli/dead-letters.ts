@@ -1,5 +1,5 @@
-import type { DeadLetter } from '../core/queue.ts'
-import { queues as declared } from '../core/queue.ts'
+import type { DeadLetter } from '../core/jobs/queue.ts'
+import { queues as declared } from '../core/jobs/queue.ts'
 import { withServices } from './environment.ts'
 import { CommandError, note, print, printJson, table } from './output.ts'
 import type { Filters } from './reprocess.ts'

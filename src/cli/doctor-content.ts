@@ -8,9 +8,9 @@ import type { CallFailure } from '../content/embeddings/providers.ts'
 import { hasTextSearch } from '../content/knowledge/text-search.ts'
 import { stores } from '../content/storage/stores.ts'
 import { requireVectorIndex } from '../content/vectors/pgvector.ts'
-import { silentLog } from '../core/log.ts'
-import type { Services } from '../core/operation.ts'
-import { openServices } from '../core/services.ts'
+import { silentLog } from '../core/process/log.ts'
+import { openServices } from '../core/process/open-services.ts'
+import type { Services } from '../core/process/services.ts'
 import { type Check, describe } from './output.ts'
 
 const TRIAL_MS = 15_000

@@ -2,9 +2,9 @@ import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
 import { type Config, loadConfig } from '../config.ts'
-import { findEmbedded, startEmbedded } from '../core/embedded.ts'
-import { createLog, type Logger } from '../core/log.ts'
-import type { OpenServices } from '../core/services.ts'
+import { createLog, type Logger } from '../core/process/log.ts'
+import type { OpenServices } from '../core/process/open-services.ts'
+import { findEmbedded, startEmbedded } from '../local/postgres.ts'
 
 export type Environment = Record<string, string | undefined>
 
@@ -95,7 +95,7 @@ export async function withConfig<T>(dataDir: string, work: (config: Config, log:
 /** Runs `work` with open services of the deployment; every module is loaded. */
 export const withServices = <T>(dataDir: string, work: (services: OpenServices) => Promise<T>): Promise<T> =>
   withConfig(dataDir, async (config, log) => {
-    const [{ openServices }] = await Promise.all([import('../core/services.ts'), import('./modules.ts')])
+    const [{ openServices }] = await Promise.all([import('../core/process/open-services.ts'), import('./modules.ts')])
     const services = await openServices(config, { log, role: 'cli' })
     try {
       return await work(services)

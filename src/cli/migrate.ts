@@ -1,4 +1,4 @@
-import { migrate } from '../core/migrate.ts'
+import { migrate } from '../core/db/migrate.ts'
 import { withConfig } from './environment.ts'
 import { CommandError, describe, note, print, printJson } from './output.ts'
 import './modules.ts'

@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
 import { Command, InvalidArgumentError, Option } from 'commander'
-import { doubleCommand } from '../double/command.ts'
+import { doubleCommand } from '../local/double/command.ts'
 import { DATA_DIRECTORY } from './environment.ts'
 
 /** A whole number of at least 1. */

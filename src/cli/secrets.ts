@@ -1,5 +1,5 @@
-import { createSecretBox } from '../core/secretbox.ts'
-import type { OpenServices } from '../core/services.ts'
+import type { OpenServices } from '../core/process/open-services.ts'
+import { createSecretBox } from '../core/secrets/secretbox.ts'
 import { type KeyCount, reencryptSecrets, verifySecrets } from '../identity/secrets/reencrypt.ts'
 import { withServices } from './environment.ts'
 import { note, print, printJson, table } from './output.ts'

@@ -1,5 +1,5 @@
-import { all, type Queryable, sql } from '../core/db.ts'
-import { between } from '../core/lists.ts'
+import { between } from '../core/api/lists.ts'
+import { all, type Queryable, sql } from '../core/db/sql.ts'
 
 /** The oldest admin that is not disabled; null when there is none. */
 export const firstAdmin = async (

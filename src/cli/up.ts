@@ -5,12 +5,12 @@ import { isIPv6 } from 'node:net'
 import path from 'node:path'
 import { stderr } from 'node:process'
 import { type Config, loadConfig } from '../config.ts'
-import { openPool } from '../core/db.ts'
-import { findEmbedded, startEmbedded, stopEmbedded } from '../core/embedded.ts'
-import { portOf } from '../core/health.ts'
-import { createLog } from '../core/log.ts'
-import { onStop } from '../core/process.ts'
-import type { Double } from '../double/server.ts'
+import { openPool } from '../core/db/pool.ts'
+import { portOf } from '../core/http/health.ts'
+import { createLog } from '../core/process/log.ts'
+import { onStop } from '../core/process/shutdown.ts'
+import type { Double } from '../local/double/server.ts'
+import { findEmbedded, startEmbedded, stopEmbedded } from '../local/postgres.ts'
 import type { Demo, SignIn } from './demo.ts'
 import { databaseDirectory, keptSecrets, namesDatabase, withSecrets } from './environment.ts'
 import { CommandError, describe, note, print, printJson } from './output.ts'
@@ -90,7 +90,7 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   const modules = Promise.all([
     import('../web.ts'),
     import('../../jobs/worker.ts'),
-    import('../core/migrate.ts'),
+    import('../core/db/migrate.ts'),
     import('./demo.ts'),
   ])
   modules.catch(() => {})
@@ -234,7 +234,7 @@ async function lockData(databaseUrl: string): Promise<(() => Promise<void>) | nu
 }
 
 async function startModel(): Promise<Double> {
-  const { startDouble } = await import('../double/server.ts')
+  const { startDouble } = await import('../local/double/server.ts')
   return startDouble({ port: DOUBLE_PORT }).catch(() => startDouble())
 }
 

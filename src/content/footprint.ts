@@ -1,5 +1,5 @@
 import { footprint } from '../control/storage/footprint.ts'
-import { sql } from '../core/db.ts'
+import { sql } from '../core/db/sql.ts'
 
 /**
  * Files: stored bytes, or declared ones while there are none. Those behind messages of conversations do not count. Reads

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, prefix, sql } from '../core/db.ts'
+import { type Fragment, prefix, sql } from '../core/db/sql.ts'
 
 /** One key space of paths for the files of a project, and so for its documents (content, 1.1). */
 

@@ -1,7 +1,7 @@
-import type { PrincipalRecord } from '../core/caller.ts'
-import type { Queryable } from '../core/db.ts'
-import type { RecordedFailure } from '../core/errors.ts'
-import type { Services } from '../core/operation.ts'
+import type { RecordedFailure } from '../core/api/errors.ts'
+import type { Queryable } from '../core/db/sql.ts'
+import type { PrincipalRecord } from '../core/iam/caller.ts'
+import type { Services } from '../core/process/services.ts'
 
 /**
  * Tools as content calls them: converters of ingestion rules and rerankers of searches. The area of tools comes later in

@@ -1,5 +1,5 @@
 import { LRUCache } from 'lru-cache'
-import type { Services } from '../core/operation.ts'
+import type { Services } from '../core/process/services.ts'
 
 const EVERY_MS = 60_000
 const FLUSH_MS = 1000

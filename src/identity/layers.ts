@@ -1,6 +1,6 @@
 import { LRUCache } from 'lru-cache'
-import { type CompiledDocument, compileDocument, type Layer } from '../core/iam.ts'
-import type { Logger } from '../core/log.ts'
+import { type CompiledDocument, compileDocument, type Layer } from '../core/iam/decide.ts'
+import type { Logger } from '../core/process/log.ts'
 import type { AttachedPolicy } from './store.ts'
 
 const LOG_EVERY_MS = 60_000

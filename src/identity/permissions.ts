@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { actionCatalogue } from '../core/catalogue.ts'
-import { pageOf, pageOfArray } from '../core/lists.ts'
-import { declaredOperations, type Operation, operation } from '../core/operation.ts'
+import { pageOf, pageOfArray } from '../core/api/lists.ts'
+import { declaredOperations, type Operation, operation } from '../core/api/operation.ts'
+import { actionCatalogue } from '../core/iam/catalogue.ts'
 
 const PermissionModule = z
   .object({

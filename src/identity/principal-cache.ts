@@ -1,5 +1,5 @@
 import { LRUCache } from 'lru-cache'
-import type { Tx } from '../core/write.ts'
+import type { Tx } from '../core/db/write.ts'
 
 /** What a resolved principal was read from, as `<kind>:<id>`. A change of any of it makes the principal stale. */
 export type Source = `${'user' | 'key' | 'policy' | 'project'}:${string}`

@@ -1,4 +1,4 @@
-import { type Queryable, sql } from '../core/db.ts'
+import { type Queryable, sql } from '../core/db/sql.ts'
 
 /** A policy as an attachment names it, in attach order. */
 export type AttachedPolicy = { id: string; version: number; updated_at: string; document: unknown }

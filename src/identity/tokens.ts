@@ -1,6 +1,6 @@
 import { createSecretKey, type KeyObject, randomUUID } from 'node:crypto'
 import { type JWTPayload, jwtVerify, SignJWT } from 'jose'
-import type { Services } from '../core/operation.ts'
+import type { Services } from '../core/process/services.ts'
 
 /** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing (identity, 1.1). */
 export type TokenKind = 'user' | 'oauth' | 'run' | 'download' | 'upload' | 'ingestion'

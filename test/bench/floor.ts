@@ -6,8 +6,9 @@ import { pipeline } from 'node:stream/promises'
 import express from 'express'
 import multer from 'multer'
 import { blocksOf } from '../../src/content/storage/blocks.ts'
-import { openPool, sql } from '../../src/core/db.ts'
-import { newId } from '../../src/core/ids.ts'
+import { newId } from '../../src/core/api/ids.ts'
+import { openPool } from '../../src/core/db/pool.ts'
+import { sql } from '../../src/core/db/sql.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { silentLog } from '../../src/core/log.ts'
-import { openNotifications } from '../../src/core/notify.ts'
-import { createQueuesInDatabase, entityMailbox, message, openQueues, workQueue } from '../../src/core/queue.ts'
-import { type Actor, actor, startWorkers } from '../../src/core/worker.ts'
+import { openNotifications } from '../../src/core/db/notify.ts'
+import { createQueuesInDatabase, entityMailbox, message, openQueues, workQueue } from '../../src/core/jobs/queue.ts'
+import { type Actor, actor, startWorkers } from '../../src/core/jobs/worker.ts'
+import { silentLog } from '../../src/core/process/log.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
 /**

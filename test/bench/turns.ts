@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 import autocannon from 'autocannon'
-import { startDouble } from '../../src/double/server.ts'
+import { startDouble } from '../../src/local/double/server.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { openStream } from '../execution/streams.ts'
 import { client, testEnvironment } from '../support/app.ts'

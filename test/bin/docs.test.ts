@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
-import { stopEmbedded } from '../../src/core/embedded.ts'
+import { stopEmbedded } from '../../src/local/postgres.ts'
 import { client, eventually } from '../support/app.ts'
 import { launch, type Running } from '../support/commands.ts'
 

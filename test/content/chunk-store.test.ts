@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { segmentsOf } from '../../src/content/chunks/embed.ts'
-import { sql } from '../../src/core/db.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 

@@ -3,7 +3,7 @@ import encoding from 'gpt-tokenizer/encoding/o200k_base'
 import type { ChunkDraft, Page, PartialSettings } from '../../src/content/chunks/model.ts'
 import { effectiveSettings } from '../../src/content/chunks/settings.ts'
 import { ChunkLimitError, joinPages, splitPages } from '../../src/content/chunks/split.ts'
-import { AppError } from '../../src/core/errors.ts'
+import { AppError } from '../../src/core/api/errors.ts'
 
 const text = (content: string): Page[] => [{ number: null, text: content }]
 

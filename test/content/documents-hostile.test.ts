@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
-import { inTransaction, outsideTransaction, rawQuery } from '../../src/core/db.ts'
+import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, rowsOf } from './documents-support.ts'
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db.ts'
-import { newId } from '../../src/core/ids.ts'
+import { newId } from '../../src/core/api/ids.ts'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import type { Client, TestApp } from '../support/app.ts'
 
 /** Rows of a statement, on the app's own database. */

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { inTransaction, outsideTransaction, rawQuery } from '../../src/core/db.ts'
+import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf, statementsOf } from './documents-support.ts'
 

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { missingQueue } from '../../src/content/embeddings/missing.ts'
-import { type Clock, manualClock } from '../../src/core/clock.ts'
-import { sql } from '../../src/core/db.ts'
-import { message } from '../../src/core/queue.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import { message } from '../../src/core/jobs/queue.ts'
+import { type Clock, manualClock } from '../../src/core/process/clock.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 

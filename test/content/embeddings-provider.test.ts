@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { embedderOf } from '../../src/content/embeddings/embedder.ts'
 import type { EmbedOptions } from '../../src/content/embeddings/model.ts'
 import { meter, type UsageDraft } from '../../src/control/usage/meter.ts'
-import { sql } from '../../src/core/db.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
 

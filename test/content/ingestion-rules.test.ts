@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db.ts'
-import { newId } from '../../src/core/ids.ts'
+import { newId } from '../../src/core/api/ids.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import type { Reply } from '../support/app.ts'
 import { startTools, type TestTools } from '../support/tools.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { ingestionSweep } from '../../src/content/ingestion/queue.ts'
-import { sql } from '../../src/core/db.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, type TestApp } from '../support/app.ts'
 
 let counter = 0

@@ -1,5 +1,5 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '../../src/core/db.ts'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 import { handmade, sendRaw, upload } from './file-support.ts'

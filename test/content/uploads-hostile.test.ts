@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { gzipSync } from 'node:zlib'
 import { download as answerDownload, downloadBase64 } from '../../src/content/files/download.ts'
 import { fileKind } from '../../src/content/files/model.ts'
-import { rawQuery } from '../../src/core/db.ts'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 

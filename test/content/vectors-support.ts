@@ -1,6 +1,6 @@
 import { nearestRows } from '../../src/content/vectors/scan.ts'
 import { type NewVector, SOURCES } from '../../src/content/vectors/store.ts'
-import type { Services } from '../../src/core/operation.ts'
+import type { Services } from '../../src/core/process/services.ts'
 
 /** Where vectors of a test are. */
 export type Place = { project: string; space: { id: number; dimensions: number } }

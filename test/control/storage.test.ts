@@ -4,9 +4,9 @@ import { checkStorage } from '../../src/control/quotas/storage.ts'
 import { footprint } from '../../src/control/storage/footprint.ts'
 import { snapshotProjects, snapshotQueue } from '../../src/control/storage/snapshot.ts'
 import { meter, type UsageDraft } from '../../src/control/usage/meter.ts'
-import { manualClock } from '../../src/core/clock.ts'
-import { rawQuery, sql } from '../../src/core/db.ts'
-import { openServices } from '../../src/core/services.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import { manualClock } from '../../src/core/process/clock.ts'
+import { openServices } from '../../src/core/process/open-services.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 
 const DAY_MS = 86_400_000

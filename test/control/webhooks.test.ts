@@ -1,5 +1,5 @@
 import { strict as assert } from 'node:assert'
-import { sql } from '../../src/core/db.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
 

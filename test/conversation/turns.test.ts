@@ -1,6 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { openPool, rawQuery } from '../../src/core/db.ts'
+import { openPool } from '../../src/core/db/pool.ts'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { client } from '../double/client.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { openStream, readStream } from '../execution/streams.ts'

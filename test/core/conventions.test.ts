@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
-import { outsideTransaction, sql } from '../../src/core/db.ts'
-import { newId } from '../../src/core/ids.ts'
+import { newId } from '../../src/core/api/ids.ts'
+import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { type Described, describedOperations } from '../support/fuzz.ts'
 

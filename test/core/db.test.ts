@@ -3,7 +3,8 @@ import { execFile } from 'node:child_process'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
-import { inTransaction, openPool, outsideTransaction, type Pool, sql } from '../../src/core/db.ts'
+import { inTransaction, openPool, outsideTransaction, type Pool } from '../../src/core/db/pool.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
 describe('a second connection where one is held', () => {
@@ -95,7 +96,8 @@ describe('what a statement answers', () => {
   // 100 rows of 5 KB a statement, in a process that collects its young heap alone.
   const program = `
     import v8 from 'node:v8'
-    import { openPool, sql } from ${JSON.stringify(path.resolve(import.meta.dirname, '../../src/core/db.ts'))}
+    import { openPool } from ${JSON.stringify(path.resolve(import.meta.dirname, '../../src/core/db/pool.ts'))}
+    import { sql } from ${JSON.stringify(path.resolve(import.meta.dirname, '../../src/core/db/sql.ts'))}
     const pool = await openPool({ databaseUrl: process.argv[1], connections: 1 })
     const old = () => v8.getHeapSpaceStatistics()
       .reduce((sum, space) => sum + (/^(old|large_object)_space/.test(space.space_name) ? space.space_used_size : 0), 0)

@@ -11,7 +11,7 @@ import {
   type EgressOptions,
   type EgressOutcome,
   type EgressRequest,
-} from '../../src/core/egress.ts'
+} from '../../src/core/net/egress.ts'
 import { eventually } from '../support/app.ts'
 
 type Received = { method: string; url: string; headers: http.IncomingHttpHeaders; body: string; localAddress: string }

@@ -2,7 +2,6 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
 import { operations } from '../../src/api.ts'
-import { sql } from '../../src/core/db.ts'
 import {
   AppError,
   type ErrorCode,
@@ -12,7 +11,8 @@ import {
   invalid,
   isErrorCode,
   raise,
-} from '../../src/core/errors.ts'
+} from '../../src/core/api/errors.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 /** The table of the contract (reference.md, code catalog), by status. */

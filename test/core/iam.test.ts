@@ -20,8 +20,8 @@ import {
   type PrincipalFacts,
   projectVisible,
   rowFilter,
-} from '../../src/core/iam.ts'
-import { compileGlob, globMatches } from '../../src/core/policy.ts'
+} from '../../src/core/iam/decide.ts'
+import { compileGlob, globMatches } from '../../src/core/iam/policy.ts'
 import { serverUrl } from '../support/postgres.ts'
 
 const facts: PrincipalFacts = { principal_id: 'user_1', principal_type: 'user', credential_type: 'user' }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { idFloor, newId } from '../../src/core/ids.ts'
-import { isIdOf, kinds } from '../../src/core/kind.ts'
+import { idFloor, newId } from '../../src/core/api/ids.ts'
+import { isIdOf, kinds } from '../../src/core/api/kind.ts'
 import '../../src/api.ts'
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'

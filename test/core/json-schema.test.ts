@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { checkSchema, SchemaError, schemaProblems } from '../../src/core/json-schema.ts'
+import { checkSchema, SchemaError, schemaProblems } from '../../src/core/api/json-schema.ts'
 
 describe('JSON Schemas of callers', () => {
   const strict = { strict: true }

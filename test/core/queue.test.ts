@@ -5,9 +5,7 @@ import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import pino, { type Logger } from 'pino'
-import { silentLog } from '../../src/core/log.ts'
-import { registry, reportQueues } from '../../src/core/metrics.ts'
-import { type Notifications, openNotifications } from '../../src/core/notify.ts'
+import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
 import {
   createQueuesInDatabase,
   type Message,
@@ -15,8 +13,10 @@ import {
   openQueues,
   type Queues,
   wakeChannel,
-} from '../../src/core/queue.ts'
-import { type Actor, actor, every, HandBack, startWorkers, type Workers } from '../../src/core/worker.ts'
+} from '../../src/core/jobs/queue.ts'
+import { type Actor, actor, every, HandBack, startWorkers, type Workers } from '../../src/core/jobs/worker.ts'
+import { silentLog } from '../../src/core/process/log.ts'
+import { registry, reportQueues } from '../../src/core/process/metrics.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { fragile, mailbox, shared, tasks } from '../support/queue-fixtures.ts'
 

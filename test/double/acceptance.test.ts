@@ -3,9 +3,9 @@ import { spawnSync } from 'node:child_process'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { embed } from '../../src/double/embeddings.ts'
-import type { Double } from '../../src/double/server.ts'
-import { startDouble } from '../../src/double/server.ts'
+import { embed } from '../../src/local/double/embeddings.ts'
+import type { Double } from '../../src/local/double/server.ts'
+import { startDouble } from '../../src/local/double/server.ts'
 import { client, framesOf, piecesOf, tool, until } from './client.ts'
 
 describe('model double: acceptance', () => {

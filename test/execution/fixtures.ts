@@ -1,4 +1,4 @@
-import { type Double, startDouble } from '../../src/double/server.ts'
+import { type Double, startDouble } from '../../src/local/double/server.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 /** An application with a model double, a provider of the admin's project that points at it, and an agent. */

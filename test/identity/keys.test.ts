@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
-import { manualClock } from '../../src/core/clock.ts'
-import { rawQuery } from '../../src/core/db.ts'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { manualClock } from '../../src/core/process/clock.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 
 const allow = (action: string, resource: string) => ({

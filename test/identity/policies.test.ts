@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { policyCatalogue } from '../../src/core/catalogue.ts'
-import { sql } from '../../src/core/db.ts'
-import { checkPolicyDocument } from '../../src/core/iam.ts'
-import { declaredOperations } from '../../src/core/operation.ts'
+import { declaredOperations } from '../../src/core/api/operation.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
+import { checkPolicyDocument } from '../../src/core/iam/decide.ts'
 import { managedPolicies, syncManagedPolicies } from '../../src/identity/policies/managed.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 

@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import { documentActors } from '../../src/content/ingestion/handler.ts'
-import { sql } from '../../src/core/db.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import {
   age,
   chunksOf,

@@ -5,7 +5,7 @@ import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
-import { type EmbeddedServer, startEmbedded, stopEmbedded } from '../../src/core/embedded.ts'
+import { type EmbeddedServer, startEmbedded, stopEmbedded } from '../../src/local/postgres.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 const SERVER_DIR = 'muster-test-'
@@ -84,8 +84,8 @@ export async function cloneTemplate(): Promise<{ url: string; drop(): Promise<vo
  */
 async function migratedTemplate(): Promise<string> {
   // Imported late: the test command takes its server from here and must run when the application does not load.
-  const { migrate } = await import('../../src/core/migrate.ts')
-  const { queues } = await import('../../src/core/queue.ts')
+  const { migrate } = await import('../../src/core/db/migrate.ts')
+  const { queues } = await import('../../src/core/jobs/queue.ts')
   const declared = [...queues.values()].map(({ name, policy, retry }) => JSON.stringify([name, policy, retry])).sort()
   const name = `muster_template_${templateHash(declared)}`
   await administer(async client => {
@@ -109,7 +109,7 @@ function templateHash(declarations: string[]): string {
   const sql = path.join(root, 'sql')
   const migrations = fs.readdirSync(sql).filter(file => file.endsWith('.sql'))
   for (const file of migrations.sort()) hash.update(`${file}\0`).update(fs.readFileSync(path.join(sql, file)))
-  for (const file of ['migrate.ts', 'queue.ts']) hash.update(fs.readFileSync(path.join(root, 'src/core', file)))
+  for (const file of ['db/migrate.ts', 'jobs/queue.ts']) hash.update(fs.readFileSync(path.join(root, 'src/core', file)))
   hash.update(createRequire(import.meta.url)('pg-boss/package.json').version)
   return hash.digest('hex').slice(0, 16)
 }

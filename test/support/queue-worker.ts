@@ -1,8 +1,8 @@
 import pg from 'pg'
-import { silentLog } from '../../src/core/log.ts'
-import { openNotifications } from '../../src/core/notify.ts'
-import { openQueues } from '../../src/core/queue.ts'
-import { actor, startWorkers } from '../../src/core/worker.ts'
+import { openNotifications } from '../../src/core/db/notify.ts'
+import { openQueues } from '../../src/core/jobs/queue.ts'
+import { actor, startWorkers } from '../../src/core/jobs/worker.ts'
+import { silentLog } from '../../src/core/process/log.ts'
 import { mailbox, tasks } from './queue-fixtures.ts'
 
 /**

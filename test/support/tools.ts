@@ -1,7 +1,7 @@
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { runTools } from '../../src/content/tools.ts'
-import { newId } from '../../src/core/ids.ts'
+import { newId } from '../../src/core/api/ids.ts'
 
 /** A call that a tool got: what it was sent, and with which headers. */
 export type ToolRequest = { input: any; headers: IncomingHttpHeaders; signal: AbortSignal }

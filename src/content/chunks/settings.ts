@@ -1,4 +1,4 @@
-import { invalid } from '../../core/errors.ts'
+import { invalid } from '../../core/api/errors.ts'
 import type { ChunkSettings, PartialSettings } from './model.ts'
 
 /** Size and overlap where nobody says them. `auto` repeats nothing of its own accord: its chunks end where a thought does. */

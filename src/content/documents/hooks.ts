@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { DocumentRow } from './model.ts'
 
 /** What ingestion adds to documents. It builds on them, so it registers here instead of being imported. */

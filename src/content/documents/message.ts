@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
-import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
-import { newId } from '../../core/ids.ts'
+import { newId } from '../../core/api/ids.ts'
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import { fileKind } from '../files/model.ts'
 import { RESERVED } from '../paths.ts'
 import type { Author } from './model.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { all, type Fragment, sql } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
-import { checkStorable } from '../../core/validate.ts'
+import { raise } from '../../core/api/errors.ts'
+import { checkStorable } from '../../core/api/validate.ts'
+import { all, type Fragment, sql } from '../../core/db/sql.ts'
 
 /** What documents are found by in their metadata (content, 1.3): the same in lists and in searches. */
 

@@ -1,4 +1,4 @@
-import type { Tx } from '../../core/write.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { fileKind } from '../files/model.ts'
 import { deleteFileRow, lockFile } from '../files/store.ts'

@@ -1,5 +1,5 @@
-import { jsonb, type Queryable, sql } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
+import { raise } from '../../core/api/errors.ts'
+import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { PageStarts } from '../chunks/pages.ts'
 import { type Author, DocumentRow, DocumentVersionRow, type StoredText } from './model.ts'
 

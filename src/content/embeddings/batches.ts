@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { callProvider } from './call.ts'
 import { normalized } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'

@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { EmbeddingModel } from './model.ts'
 import { type CallFailure, callFailure, type ProviderAnswer, type ProviderModel } from './providers.ts'
 

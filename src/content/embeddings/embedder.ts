@@ -1,6 +1,6 @@
 import { LRUCache } from 'lru-cache'
-import { AppError, raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import { batchedCalls, type Embedded } from './batches.ts'
 import { LOCAL_MODEL, localVectors } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'

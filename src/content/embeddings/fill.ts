@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { chunkVectors } from '../chunks/embed.ts'
 import { type BareChunk, chunksToEmbed, existingChunks, vectorRows } from '../chunks/store.ts'
 import { insertVectors, removeVectors, SOURCES } from '../vectors/store.ts'

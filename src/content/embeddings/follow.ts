@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { knownConfig } from '../chunks/store.ts'
 import { currentSpace } from './space.ts'
 import { chooseSettings, chosenSettings, type RetrievalSettings } from './store.ts'

@@ -1,6 +1,6 @@
 import type { EmbeddingModel } from 'ai'
 import type { Config } from '../../config.ts'
-import { deploymentKeys } from '../../core/aws.ts'
+import { deploymentKeys } from '../../core/net/aws.ts'
 
 /** The SDK's interface to one embedding model. */
 type EmbeddingModelV4 = Extract<EmbeddingModel, { specificationVersion: 'v4' }>

@@ -1,5 +1,5 @@
-import { type Queryable, sql } from '../../core/db.ts'
-import type { Services } from '../../core/operation.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
 import { CODE_VERSION } from '../vectors/codes.ts'
 import { embedderOf } from './embedder.ts'
 import type { EmbeddingModel } from './model.ts'

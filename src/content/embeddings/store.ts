@@ -1,4 +1,4 @@
-import { type Fragment, type Queryable, sql } from '../../core/db.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { hasVector, SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 

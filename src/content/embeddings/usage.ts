@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 
 /** A text of a call, and on whose account it is there. */

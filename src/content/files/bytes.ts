@@ -1,6 +1,6 @@
 import { Readable } from 'node:stream'
-import { AppError, raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { ByteRange } from '../storage/storage.ts'
 import { stores, tooLarge } from '../storage/stores.ts'
 import { type FileRow, fileKind } from './model.ts'

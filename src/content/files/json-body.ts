@@ -1,5 +1,5 @@
 import type { Readable } from 'node:stream'
-import { AppError, invalid } from '../../core/errors.ts'
+import { AppError, invalid } from '../../core/api/errors.ts'
 
 /**
  * JSON with one long string in it, read as it arrives: the string goes on in pieces, the rest is small and parsed at the

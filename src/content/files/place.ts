@@ -1,5 +1,5 @@
-import { invalid } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
+import { invalid } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
 import { filePath, isReserved, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
 import type { FileRow } from './model.ts'
 

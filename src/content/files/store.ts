@@ -1,9 +1,9 @@
 import { UniqueIntegrityConstraintViolationError } from 'slonik'
 import { z } from 'zod'
-import type { PrincipalRecord } from '../../core/caller.ts'
-import { jsonb, type Queryable, sql } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import { raise } from '../../core/api/errors.ts'
+import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { dropBytes, type Stores } from '../storage/stores.ts'
 import { FileRow, fileColumns, fileKind } from './model.ts'
 

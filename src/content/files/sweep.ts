@@ -1,5 +1,5 @@
-import { type Actor, actor, every, type Tick } from '../../core/actor.ts'
-import type { Services } from '../../core/operation.ts'
+import { type Actor, actor, every, type Tick } from '../../core/jobs/handler.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { Location } from '../storage/storage.ts'
 import { deleteQueue, projectDeleteQueue, stagedQueue, stores } from '../storage/stores.ts'
 import { SWEEP_SECONDS, sweepBlobs, sweepQueue } from '../storage/sweep.ts'

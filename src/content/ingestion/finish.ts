@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Tx } from '../../core/write.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { settingsOf } from '../chunks/settings.ts'
 import { type DocumentRow, documentKind, type StoredText } from '../documents/model.ts'
 import { fillVersions, setDocumentText, setTextPages, textOf, updateDocument } from '../documents/store.ts'

@@ -1,5 +1,5 @@
-import type { Services } from '../../core/operation.ts'
-import { type Actor, actor, every, type Tick } from '../../core/worker.ts'
+import { type Actor, actor, every, type Tick } from '../../core/jobs/worker.ts'
+import type { Services } from '../../core/process/services.ts'
 import { lockDocument } from '../documents/store.ts'
 import { type IngestionMessage, ingestionQueue, ingestionSweep } from './queue.ts'
 import { settleFailed } from './settle.ts'

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { TagInput } from '../../core/tags.ts'
+import { TagInput } from '../../core/api/tags.ts'
 import { chunkFields } from '../chunks/model.ts'
 import { MetadataBag } from '../metadata.ts'
 import { WritableDirectory } from '../paths.ts'

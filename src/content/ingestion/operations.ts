@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { raise } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
-import { isIdOf } from '../../core/kind.ts'
-import { booleanQuery } from '../../core/lists.ts'
+import { raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import { booleanQuery } from '../../core/api/lists.ts'
 import {
   type Answer,
   answer,
@@ -10,8 +10,8 @@ import {
   itemOperation,
   type Operation,
   operation,
-  type Services,
-} from '../../core/operation.ts'
+} from '../../core/api/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { documentHooks } from '../documents/hooks.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
 import { fileKind } from '../files/model.ts'

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { entityMailbox, workQueue } from '../../core/queue.ts'
+import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
 /**
  * Wake-ups of ingestion attempts: the row of the attempt is the truth, so one message per attempt is enough. Failures

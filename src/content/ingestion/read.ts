@@ -1,5 +1,5 @@
-import { AppError, type RecordedFailure } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../../identity/tokens.ts'
 import type { Page } from '../chunks/model.ts'
 import { pagesOf } from '../chunks/pages.ts'

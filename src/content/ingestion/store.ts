@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { PrincipalRecord } from '../../core/caller.ts'
-import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { ChunkSettings, Page, PartialSettings } from '../chunks/model.ts'
 
 /** The attempts table holds what is under way only; its primary key is the document. */

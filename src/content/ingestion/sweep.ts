@@ -1,5 +1,5 @@
-import type { Services } from '../../core/operation.ts'
-import { message } from '../../core/queue.ts'
+import { message } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
 import { ingestionQueue } from './queue.ts'
 import { limitsOf, settleStalled } from './settle.ts'
 import { type Due, dueAttempts } from './store.ts'

@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
 

@@ -1,5 +1,5 @@
-import { fault } from '../../core/fault.ts'
-import type { Services } from '../../core/operation.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
 import { embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, Page } from '../chunks/model.ts'
 import { pageStarts } from '../chunks/pages.ts'

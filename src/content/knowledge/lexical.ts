@@ -1,5 +1,5 @@
-import { inTransaction } from '../../core/db.ts'
-import type { Services } from '../../core/operation.ts'
+import { inTransaction } from '../../core/db/pool.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { Selection } from './sources.ts'
 import { commonness, type Hit, matchAll, matchSome, readQuery } from './store.ts'
 

@@ -1,7 +1,7 @@
-import type { Caller } from '../../core/caller.ts'
-import { facts } from '../../core/caller.ts'
-import type { Fragment, Queryable } from '../../core/db.ts'
-import { listProjects } from '../../core/iam.ts'
+import type { Fragment, Queryable } from '../../core/db/sql.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import { facts } from '../../core/iam/caller.ts'
+import { listProjects } from '../../core/iam/decide.ts'
 import type { SourceNumber, VectorColumns } from '../vectors/store.ts'
 import type { Result, SearchInput } from './model.ts'
 

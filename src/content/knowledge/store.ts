@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db.ts'
+import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Selection } from './sources.ts'
 
 /** Newest matches that are ranked; more rows are not read for a word that half the project holds. */

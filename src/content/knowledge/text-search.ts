@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { knownConfig } from '../chunks/store.ts'
 
 /** Whether the database has the text search configuration of KNOWLEDGE_TEXT_SEARCH_CONFIG. */

@@ -1,4 +1,4 @@
-import { newId } from '../../core/ids.ts'
+import { newId } from '../../core/api/ids.ts'
 import { cloneable } from '../../identity/projects/clone.ts'
 import { configOf, ingestionRuleKind } from './model.ts'
 import { insertRule, rulesOf } from './store.ts'

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { kind } from '../../core/kind.ts'
+import { kind } from '../../core/api/kind.ts'
 import { CHUNK_STRATEGIES, CHUNK_UNITS } from '../chunks/model.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Directory } from '../paths.ts'

@@ -1,4 +1,4 @@
-import { raise } from '../../core/errors.ts'
+import { raise } from '../../core/api/errors.ts'
 import type { Page } from '../chunks/model.ts'
 
 /** The largest page number that a column holds. */

@@ -1,6 +1,6 @@
 import { UniqueIntegrityConstraintViolationError } from 'slonik'
-import { jsonb, type Queryable, sql } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
+import { raise } from '../../core/api/errors.ts'
+import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import { IngestionRule, type IngestionRuleRow, type RuleConfig } from './model.ts'
 
 const rule = sql.type(IngestionRule)

@@ -1,4 +1,4 @@
-import { newId } from '../../core/ids.ts'
+import { newId } from '../../core/api/ids.ts'
 import { cloneable } from '../../identity/projects/clone.ts'
 import { metadataSchemaKind } from './model.ts'
 import { insertSchema, schemasOf } from './store.ts'

@@ -1,6 +1,6 @@
-import type { Queryable } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
-import { SchemaError, type SchemaProblem, schemaProblems } from '../../core/json-schema.ts'
+import { raise } from '../../core/api/errors.ts'
+import { SchemaError, type SchemaProblem, schemaProblems } from '../../core/api/json-schema.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import { type MetadataSchemaRow, type ResourceType, schemaRules } from './model.ts'
 import { governingSchema } from './store.ts'
 

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { checkSchema, SchemaError } from '../../core/json-schema.ts'
-import { kind } from '../../core/kind.ts'
+import { checkSchema, SchemaError } from '../../core/api/json-schema.ts'
+import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Directory, WritableDirectory } from '../paths.ts'
 

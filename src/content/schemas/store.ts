@@ -1,7 +1,7 @@
 import { UniqueIntegrityConstraintViolationError } from 'slonik'
 import { z } from 'zod'
-import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
+import { raise } from '../../core/api/errors.ts'
+import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { atOrBelow, outsideReserved } from '../paths.ts'
 import { MetadataSchemaRow, type ResourceType } from './model.ts'
 

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { Readable } from 'node:stream'
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { blocksOf } from './blocks.ts'
 import type { Backend, ByteRange } from './storage.ts'
 import { blobChunk, blobFacts, commitBlobs, deleteBlob, deleteStagedBlob, insertBlob, insertChunk } from './store.ts'

@@ -1,5 +1,5 @@
 import type { Readable } from 'node:stream'
-import type { Tx } from '../../core/write.ts'
+import type { Tx } from '../../core/db/write.ts'
 
 /** Where bytes can live (content, 3). */
 export const BACKENDS = ['postgres', 'local', 's3'] as const

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Location, StagedBytes } from './storage.ts'
 
 /**

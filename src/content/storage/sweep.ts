@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { Services } from '../../core/operation.ts'
-import { workQueue } from '../../core/queue.ts'
+import { workQueue } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
 import { deleteBlob, deleteChunks, staleBlobs, unnamedBlobs } from './store.ts'
 import { STAGED_FOR_MS } from './stores.ts'
 

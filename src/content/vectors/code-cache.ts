@@ -1,8 +1,9 @@
 import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { inTransaction, type Queryable } from '../../core/db.ts'
-import { codeCacheBytes } from '../../core/metrics.ts'
-import type { Services } from '../../core/operation.ts'
+import { inTransaction } from '../../core/db/pool.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { codeCacheBytes } from '../../core/process/metrics.ts'
+import type { Services } from '../../core/process/services.ts'
 import { codeBits, differences } from './codes.ts'
 import { type Coded, type CodeScope, nextCodes, openCodes, readNewCodes, type Seen } from './store.ts'
 

@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import { ConfigError } from '../../config.ts'
-import { type Actor, actor, every, type Tick } from '../../core/actor.ts'
-import { type Queryable, rawFragment, sql } from '../../core/db.ts'
-import type { Services } from '../../core/operation.ts'
-import { entityMailbox } from '../../core/queue.ts'
+import { type Queryable, rawFragment, sql } from '../../core/db/sql.ts'
+import { type Actor, actor, every, type Tick } from '../../core/jobs/handler.ts'
+import { entityMailbox } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import { bitsOf } from './store.ts'
 

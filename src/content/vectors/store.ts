@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, type Fragment, isOneOf, type Queryable, rawFragment, sql } from '../../core/db.ts'
+import { all, type Fragment, isOneOf, type Queryable, rawFragment, sql } from '../../core/db/sql.ts'
 import { isZero } from '../embeddings/local.ts'
 import { codeBits, codeOf } from './codes.ts'
 

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import type { AuditEntry as Entry } from '../../core/audit.ts'
-import { sql } from '../../core/db.ts'
-import { kind } from '../../core/kind.ts'
-import { parseTime, textFilter } from '../../core/lists.ts'
+import type { AuditEntry as Entry } from '../../core/api/audit.ts'
+import { kind } from '../../core/api/kind.ts'
+import { parseTime, textFilter } from '../../core/api/lists.ts'
+import { sql } from '../../core/db/sql.ts'
 
 /** A line of the audit log as the wire shows it (control, 5.1). */
 export const AuditEntry = z

@@ -1,8 +1,8 @@
-import type { AuditEntry } from '../../core/audit.ts'
-import { isProjectGone } from '../../core/db.ts'
-import { auditReadsDropped } from '../../core/metrics.ts'
-import { NotifiedCache } from '../../core/notified-cache.ts'
-import type { Services } from '../../core/operation.ts'
+import type { AuditEntry } from '../../core/api/audit.ts'
+import { NotifiedCache } from '../../core/db/notified-cache.ts'
+import { isProjectGone } from '../../core/db/sql.ts'
+import { auditReadsDropped } from '../../core/process/metrics.ts'
+import type { Services } from '../../core/process/services.ts'
 import { readSwitches } from './store.ts'
 
 export type ReadAudit = {

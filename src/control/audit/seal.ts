@@ -1,9 +1,9 @@
 import { createHash } from 'node:crypto'
 import { z } from 'zod'
-import type { AuditEntry } from '../../core/audit.ts'
-import { inTransaction, type Pool } from '../../core/db.ts'
-import { idFloor } from '../../core/ids.ts'
-import { entityMailbox } from '../../core/queue.ts'
+import type { AuditEntry } from '../../core/api/audit.ts'
+import { idFloor } from '../../core/api/ids.ts'
+import { inTransaction, type Pool } from '../../core/db/pool.ts'
+import { entityMailbox } from '../../core/jobs/queue.ts'
 import { auditEntry, presentEntry, type Verification } from './model.ts'
 import {
   chainHeads,

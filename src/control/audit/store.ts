@@ -1,5 +1,5 @@
-import type { AuditEntry } from '../../core/audit.ts'
-import { all, type Fragment, prefix, type Queryable, sql } from '../../core/db.ts'
+import type { AuditEntry } from '../../core/api/audit.ts'
+import { all, type Fragment, prefix, type Queryable, sql } from '../../core/db/sql.ts'
 import type { AuditFilters } from './model.ts'
 
 const entryColumns = sql.fragment`t.id, t.project_id, t.principal_type, t.principal_id, t.action, t.resource_srn,

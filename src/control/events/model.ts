@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { kind } from '../../core/kind.ts'
+import { kind } from '../../core/api/kind.ts'
 import { Envelope } from '../webhooks/model.ts'
 
 export const Event = Envelope.extend({

@@ -1,4 +1,4 @@
-import { type Queryable, sql } from '../../core/db.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 
 /** One batch of a retention: dispatched events made before `before`. Served by events_created. */
 export async function deleteDispatched(db: Queryable, before: Date, limit: number): Promise<number> {

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { kind } from '../../core/kind.ts'
+import { kind } from '../../core/api/kind.ts'
 import { WINDOWS } from './windows.ts'
 
 export const SCOPES = ['project', 'api_key', 'agent', 'actor'] as const

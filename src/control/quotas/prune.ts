@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { deleteCounters, deleteOrphanedCounters } from './store.ts'
 
 const DAY_MS = 86_400_000

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 import { METRICS, MODES, type QuotaInput, type QuotaPatch, type QuotaRow, SCOPES } from './model.ts'
 import { WINDOWS } from './windows.ts'
 

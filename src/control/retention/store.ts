@@ -1,4 +1,4 @@
-import { type Queryable, sql } from '../../core/db.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 
 const deleted = ({ rowCount }: { rowCount: number }): number => rowCount
 

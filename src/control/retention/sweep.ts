@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { Services } from '../../core/operation.ts'
-import { workQueue } from '../../core/queue.ts'
+import { workQueue } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
 import { deleteHeartbeats, deleteIdempotencyKeys, deleteLoginFailures } from './store.ts'
 
 /** One sweep to carry out, by the name jobs/snapshot.ts knows it by. Sweeps are idempotent. */

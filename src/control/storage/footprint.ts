@@ -1,4 +1,4 @@
-import { type Fragment, sql } from '../../core/db.ts'
+import { type Fragment, sql } from '../../core/db/sql.ts'
 
 /**
  * What a module adds to the footprint of the project of an id, as selects of one value: the bytes it stores, and how many

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { isProjectGone } from '../../core/db.ts'
-import type { Services } from '../../core/operation.ts'
-import { entityMailbox } from '../../core/queue.ts'
+import { isProjectGone } from '../../core/db/sql.ts'
+import { entityMailbox } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
 import { recordUsage } from '../usage/meter.ts'
 import { projectsAfter, type Snapshot, takeSnapshot } from './store.ts'
 

@@ -1,4 +1,4 @@
-import type { Queryable } from '../../core/db.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 
 /** One billable occurrence as its part measured it (control, 4.1); it is priced and stored by usage metering. */
 export type UsageDraft = {

@@ -1,6 +1,6 @@
 import { createHmac } from 'node:crypto'
-import type { EgressOutcome } from '../../core/egress.ts'
-import type { Services } from '../../core/operation.ts'
+import type { EgressOutcome } from '../../core/net/egress.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { Claimed } from './delivery-store.ts'
 import { MAX_ATTEMPTS, sealedFor } from './model.ts'
 

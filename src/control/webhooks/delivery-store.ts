@@ -1,5 +1,5 @@
-import { type Fragment, type Queryable, sql } from '../../core/db.ts'
-import { newId } from '../../core/ids.ts'
+import { newId } from '../../core/api/ids.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
 
 /** An event on its way to webhooks. `tags` are those of its data, read only where a policy may ask for them. */

@@ -1,6 +1,6 @@
-import { inTransaction } from '../../core/db.ts'
-import type { Services } from '../../core/operation.ts'
-import { dispatchQueue } from '../../core/write.ts'
+import { inTransaction } from '../../core/db/pool.ts'
+import { dispatchQueue } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
 import { deferDispatch, finishDispatch, passUnwanted, readUndispatched, type Target } from './delivery-store.ts'
 import { matchEvents } from './matching.ts'
 

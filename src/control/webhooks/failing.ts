@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { Outcome } from './deliver.ts'
 import { type Claimed, countFailures } from './delivery-store.ts'
 import { webhook } from './model.ts'

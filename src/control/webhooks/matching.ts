@@ -1,7 +1,7 @@
-import { eventAliases, patternMatches } from '../../core/events.ts'
-import { type CompiledDocument, compileDocument, eventAllowed, type Tags } from '../../core/iam.ts'
-import { srn } from '../../core/kind.ts'
-import type { Logger } from '../../core/log.ts'
+import { srn } from '../../core/api/kind.ts'
+import { eventAliases, patternMatches } from '../../core/db/events.ts'
+import { type CompiledDocument, compileDocument, eventAllowed, type Tags } from '../../core/iam/decide.ts'
+import type { Logger } from '../../core/process/log.ts'
 import type { DispatchedEvent, Subscriber } from './delivery-store.ts'
 
 /**

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { sql } from '../../core/db.ts'
-import { isEventPattern } from '../../core/events.ts'
-import { kind } from '../../core/kind.ts'
-import { parseTime } from '../../core/lists.ts'
-import { sealedColumn } from '../../core/sealed.ts'
+import { kind } from '../../core/api/kind.ts'
+import { parseTime } from '../../core/api/lists.ts'
+import { isEventPattern } from '../../core/db/events.ts'
+import { sql } from '../../core/db/sql.ts'
+import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 /** Told of a webhook that has something new to send, or that changed: workers look, and read it anew. */
 export const WEBHOOK_CHANNEL = 'muster_webhooks'

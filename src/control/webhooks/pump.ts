@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
-import { deliveries } from '../../core/metrics.ts'
-import type { Services } from '../../core/operation.ts'
+import { deliveries } from '../../core/process/metrics.ts'
+import type { Services } from '../../core/process/services.ts'
 import { attempt, type Outcome, returned } from './deliver.ts'
 import { type Claimed, claimDue, type Grant, type Settlement, settle, type Target } from './delivery-store.ts'
 import { recordFailures } from './failing.ts'

@@ -1,6 +1,6 @@
-import { all, type Fragment, type Queryable, sql } from '../../core/db.ts'
-import { newId } from '../../core/ids.ts'
-import { between } from '../../core/lists.ts'
+import { newId } from '../../core/api/ids.ts'
+import { between } from '../../core/api/lists.ts'
+import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { type DeliveryRow, deliveryColumns, type WebhookRow, webhookColumns } from './model.ts'
 
 /** Attempts in flight to one webhook at once, over all workers (control, 2.6 rule 3). */

@@ -1,7 +1,7 @@
-import { invalid, raise } from '../../core/errors.ts'
-import { isIdOf, type Kind } from '../../core/kind.ts'
-import type { Context } from '../../core/operation.ts'
-import type { Tx } from '../../core/write.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { isIdOf, type Kind } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import { deleteActor, moveActor } from './store.ts'
 

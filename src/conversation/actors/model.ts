@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { kind } from '../../core/kind.ts'
-import { MetadataBag } from '../../core/metadata.ts'
-import { TagBag, TagInput } from '../../core/tags.ts'
+import { kind } from '../../core/api/kind.ts'
+import { MetadataBag } from '../../core/api/metadata.ts'
+import { TagBag, TagInput } from '../../core/api/tags.ts'
 
 export const Metadata = z.record(z.string(), z.unknown())
 

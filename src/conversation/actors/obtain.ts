@@ -1,5 +1,5 @@
-import { newId } from '../../core/ids.ts'
-import type { Tx } from '../../core/write.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import { findActorByExternalId, insertActor, type NewActor } from './store.ts'
 

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { kind } from '../../core/kind.ts'
-import { MetadataBag } from '../../core/metadata.ts'
-import { TagBag, TagInput } from '../../core/tags.ts'
-import { ToolContextInput } from '../../core/tool-context.ts'
+import { kind } from '../../core/api/kind.ts'
+import { MetadataBag } from '../../core/api/metadata.ts'
+import { TagBag, TagInput } from '../../core/api/tags.ts'
+import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { Metadata, Name } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const

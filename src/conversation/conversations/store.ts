@@ -6,12 +6,12 @@ import {
   messageTextParts,
 } from '../../content/documents/message.ts'
 import { DocumentRow, documentKind } from '../../content/documents/model.ts'
-import { type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
-import { invalid, raise } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
-import { page } from '../../core/lists.ts'
-import type { Context, Page } from '../../core/operation.ts'
-import type { Tx } from '../../core/write.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { page } from '../../core/api/lists.ts'
+import type { Context, Page } from '../../core/api/operation.ts'
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 import {
   Conversation,
   ConversationMessage,

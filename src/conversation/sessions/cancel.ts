@@ -1,5 +1,5 @@
-import type { Services } from '../../core/operation.ts'
-import type { Tx } from '../../core/write.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
 import { callOff, mailboxState } from '../turns/mailbox.ts'
 import type { SessionRow } from './model.ts'
 import { lockSession } from './state.ts'

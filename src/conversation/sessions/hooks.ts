@@ -1,5 +1,5 @@
-import { raise } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import { raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { actorMoves } from '../actors/merge.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { type SettledTurn, sessionHooks } from '../turns/hooks.ts'

@@ -1,4 +1,4 @@
-import { kind } from '../../core/kind.ts'
+import { kind } from '../../core/api/kind.ts'
 import { presentSession, type SessionRow } from './model.ts'
 import { removeRow } from './remove.ts'
 import { findSession, sessionColumns } from './store.ts'

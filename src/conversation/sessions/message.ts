@@ -1,6 +1,6 @@
 import type { z } from 'zod'
-import { type Answer, answer, type Context } from '../../core/operation.ts'
-import { callerContext } from '../../core/tool-context.ts'
+import { type Answer, answer, type Context } from '../../core/api/operation.ts'
+import { callerContext } from '../../core/api/tool-context.ts'
 import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
 import { appendMessage, saidBy } from '../conversations/store.ts'
 import { coalesceAuto } from '../turns/mailbox.ts'

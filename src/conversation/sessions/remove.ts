@@ -1,5 +1,5 @@
-import type { Services } from '../../core/operation.ts'
-import type { Tx } from '../../core/write.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
 import { lockConversation, removeConversation } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { presentSession, type SessionRow } from './model.ts'

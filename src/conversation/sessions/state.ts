@@ -1,5 +1,5 @@
-import { AppError, type ErrorCode, type RecordedFailure, raise } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import { AppError, type ErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { type ConversationRow, lockConversation } from '../conversations/store.ts'
 import type { SessionRow } from './model.ts'
 import { findSession } from './store.ts'

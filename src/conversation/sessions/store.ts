@@ -1,7 +1,7 @@
 import { messageTextJoin } from '../../content/documents/message.ts'
-import { all, type Fragment, jsonb, type Queryable, sql } from '../../core/db.ts'
-import type { Tags } from '../../core/tags.ts'
-import type { ToolContext } from '../../core/tool-context.ts'
+import type { Tags } from '../../core/api/tags.ts'
+import type { ToolContext } from '../../core/api/tool-context.ts'
+import { all, type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { SessionRow, SessionStatus } from './model.ts'
 
 /** Turns that wait or run (index conversation_turns_open). */

@@ -1,8 +1,8 @@
-import type { Queryable } from '../../core/db.ts'
-import type { RecordedFailure } from '../../core/errors.ts'
-import type { KindRow } from '../../core/kind.ts'
-import type { ToolContext } from '../../core/tool-context.ts'
-import type { Tx } from '../../core/write.ts'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import type { KindRow } from '../../core/api/kind.ts'
+import type { ToolContext } from '../../core/api/tool-context.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 import type { MessageRow } from '../conversations/store.ts'
 
 /** What the mailbox needs to know of the session whose conversation it is. */

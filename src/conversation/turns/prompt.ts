@@ -1,5 +1,5 @@
-import type { Queryable } from '../../core/db.ts'
-import type { RecordedFailure } from '../../core/errors.ts'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import type { ConversationRow } from '../conversations/store.ts'
 import { type PromptFacts, promptFacts, type SeenMessage, seeMessages, type TurnRow } from './store.ts'

@@ -1,5 +1,5 @@
-import type { RecordedFailure } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
 import type { TurnSource } from '../../execution/generations/turn.ts'
 import { shareActor } from '../actors/store.ts'
 import { appendMessage, type ConversationRow, lockConversation } from '../conversations/store.ts'

@@ -1,6 +1,6 @@
 import { messageTextJoin } from '../../content/documents/message.ts'
-import { type Queryable, sql } from '../../core/db.ts'
-import type { RecordedFailure } from '../../core/errors.ts'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 
 export type TurnKind = 'turn' | 'auto' | 'tool_outputs' | 'continuation'
 export type TurnState = 'queued' | 'running' | 'done' | 'failed' | 'cancelled'

@@ -1,4 +1,4 @@
-import { newId } from '../../core/ids.ts'
+import { newId } from '../../core/api/ids.ts'
 import { cloneable } from '../../identity/projects/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
 import { agentKind, configOf } from './model.ts'

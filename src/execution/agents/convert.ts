@@ -1,6 +1,6 @@
 import { type Conversion, convertByAgent } from '../../content/rules/convert.ts'
-import { AppError, type RecordedFailure } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from '../generations/abort.ts'
 import { generationKind } from '../generations/model.ts'
 import { createTurn } from '../generations/turn.ts'

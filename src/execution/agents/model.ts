@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db.ts'
-import { kind } from '../../core/kind.ts'
-import type { Tx } from '../../core/write.ts'
+import { kind } from '../../core/api/kind.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 

@@ -1,5 +1,5 @@
-import { type Problem, raise } from '../../core/errors.ts'
-import { checkSchema, SchemaError, schemaProblems } from '../../core/json-schema.ts'
+import { type Problem, raise } from '../../core/api/errors.ts'
+import { checkSchema, SchemaError, schemaProblems } from '../../core/api/json-schema.ts'
 
 // format is an annotation and unknown keywords are ignored (execution, 8.8).
 const rules = { strict: false }

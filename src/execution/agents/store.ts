@@ -1,4 +1,4 @@
-import { jsonb, type Queryable, sql } from '../../core/db.ts'
+import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { AgentConfig, AgentRow } from './model.ts'
 
 const json = (value: unknown) =>

@@ -1,5 +1,5 @@
-import { raise } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import { raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import { type AgentRow, findAgent } from '../agents/model.ts'
 

@@ -1,8 +1,9 @@
 import { z } from 'zod'
-import { invalid } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
-import { booleanQuery } from '../../core/lists.ts'
-import { type Answer, answer, type RequestFacts, type Services, streamed } from '../../core/operation.ts'
+import { invalid } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { booleanQuery } from '../../core/api/lists.ts'
+import { type Answer, answer, type RequestFacts, streamed } from '../../core/api/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { streamTurn } from './stream.ts'
 import { expectTurn, raiseFailure } from './wait.ts'
 

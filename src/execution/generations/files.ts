@@ -1,9 +1,10 @@
 import { fileBytes } from '../../content/files/bytes.ts'
 import { essenceOf } from '../../content/files/media-type.ts'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
-import type { Queryable } from '../../core/db.ts'
-import { invalid, type Problem, raise } from '../../core/errors.ts'
-import type { Context, Services } from '../../core/operation.ts'
+import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { AttachedFile, ModelMessage, PromptMessage } from '../providers/exchange.ts'
 import { findFiles } from './store.ts'
 

@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { TURN_CHANNEL, TurnLost } from './live.ts'
 import type { GenerationRow } from './model.ts'
 import { appendFrames, type Frame } from './store.ts'

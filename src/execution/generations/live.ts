@@ -1,5 +1,5 @@
-import type { RecordedFailure } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import { disturbed } from './store.ts'
 
 /** Tells web processes about frames and ends: `<generation id> frames` or `<generation id> settled`. */

@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import type { PrincipalRecord } from '../../core/caller.ts'
-import { sql } from '../../core/db.ts'
-import { RecordedFailure } from '../../core/errors.ts'
-import { kind } from '../../core/kind.ts'
-import { MetadataBag } from '../../core/metadata.ts'
-import { sealedColumn } from '../../core/sealed.ts'
+import { RecordedFailure } from '../../core/api/errors.ts'
+import { kind } from '../../core/api/kind.ts'
+import { MetadataBag } from '../../core/api/metadata.ts'
+import { sql } from '../../core/db/sql.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const

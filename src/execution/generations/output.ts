@@ -1,4 +1,4 @@
-import type { Problem } from '../../core/errors.ts'
+import type { Problem } from '../../core/api/errors.ts'
 import { outputProblems } from '../agents/schema.ts'
 import { storableValue } from '../providers/storable.ts'
 

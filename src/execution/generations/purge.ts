@@ -1,6 +1,6 @@
 import { dropAll } from '../../content/storage/stores.ts'
-import { raise } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import { raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { type GenerationRow, presentGeneration, presentTrace, type TraceRow } from './model.ts'
 import {
   findTrace,

@@ -1,5 +1,5 @@
 import { Readable } from 'node:stream'
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { deltaOf, readFrame } from './frames.ts'
 import { liveTurns } from './live.ts'
 import type { GenerationRow } from './model.ts'

@@ -1,7 +1,7 @@
 import { fileBytes } from '../../content/files/bytes.ts'
 import type { FileRow } from '../../content/files/model.ts'
 import { RESERVED } from '../../content/paths.ts'
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { GenerationRow, StepRow } from './model.ts'
 import { findJournal } from './store.ts'
 

@@ -1,5 +1,5 @@
 import { dropAll } from '../../content/storage/stores.ts'
-import { kind } from '../../core/kind.ts'
+import { kind } from '../../core/api/kind.ts'
 import { presentTrace, type TraceRow } from './model.ts'
 import { deleteTraces, takeTraceFiles } from './store.ts'
 

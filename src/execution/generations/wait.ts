@@ -1,5 +1,5 @@
-import { AppError, isErrorCode, type RecordedFailure, raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { AppError, isErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import { readFrame } from './frames.ts'
 import { liveTurns } from './live.ts'
 import type { GenerationRow } from './model.ts'

@@ -1,4 +1,4 @@
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { GenerationRow, Work } from './model.ts'
 
 type Owner = Pick<GenerationRow, 'id' | 'project_id'>

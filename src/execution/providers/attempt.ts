@@ -8,7 +8,7 @@ import {
   streamText,
   type ToolSet,
 } from 'ai'
-import type { Services } from '../../core/operation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './exchange.ts'
 import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
 import type { ProviderRow } from './model.ts'

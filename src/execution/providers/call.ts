@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { raise } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { ModelAnswer, ModelRequest } from './exchange.ts'
 import type { ProviderRow } from './model.ts'
 import { modelClient } from './models.ts'

@@ -1,5 +1,5 @@
-import { newId } from '../../core/ids.ts'
-import type { Tx } from '../../core/write.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { cloneable } from '../../identity/projects/clone.ts'
 import { withoutCredentials } from './config.ts'
 import { aiProviderKind } from './model.ts'

@@ -1,5 +1,5 @@
-import { invalid, type Problem, raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import { misconfigured } from './misconfigured.ts'
 import type { ProviderConfig, ProviderRow, ProviderType } from './model.ts'
 

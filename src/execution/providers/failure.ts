@@ -11,8 +11,8 @@ import {
   TypeValidationError,
   UnsupportedFunctionalityError,
 } from 'ai'
-import { EgressBlockedError } from '../../core/egress.ts'
-import { AppError, type ErrorCode } from '../../core/errors.ts'
+import { AppError, type ErrorCode } from '../../core/api/errors.ts'
+import { EgressBlockedError } from '../../core/net/egress.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
 import { misconfigured } from './misconfigured.ts'
 import { storableText } from './storable.ts'

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { sql } from '../../core/db.ts'
-import { kind } from '../../core/kind.ts'
-import { sealedColumn } from '../../core/sealed.ts'
-import type { Tx } from '../../core/write.ts'
+import { kind } from '../../core/api/kind.ts'
+import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 export const PROVIDER_TYPES = [
   'openai',

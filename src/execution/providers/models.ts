@@ -1,6 +1,6 @@
 import type { LanguageModel } from 'ai'
-import type { Queryable } from '../../core/db.ts'
-import type { Services } from '../../core/operation.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfigured } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'

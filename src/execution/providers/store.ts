@@ -1,4 +1,4 @@
-import { jsonb, type Queryable, sql } from '../../core/db.ts'
+import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import { type ProviderRow, providerColumns } from './model.ts'
 
 /** What a write decides; the database adds the times. */

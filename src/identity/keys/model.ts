@@ -1,8 +1,8 @@
 import ipaddr from 'ipaddr.js'
 import { z } from 'zod'
-import { sql } from '../../core/db.ts'
-import { kind } from '../../core/kind.ts'
-import { parseTime } from '../../core/lists.ts'
+import { kind } from '../../core/api/kind.ts'
+import { parseTime } from '../../core/api/lists.ts'
+import { sql } from '../../core/db/sql.ts'
 
 /** A project key as the wire shows it (identity, 4.1). */
 export const ProjectKey = z

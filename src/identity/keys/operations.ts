@@ -1,20 +1,14 @@
 import { z } from 'zod'
-import { permitted, projectBinding, sees, visibleRows } from '../../core/access.ts'
-import { type Caller, isAdmin } from '../../core/caller.ts'
-import { sql } from '../../core/db.ts'
-import { invalid, raise } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
-import { isIdOf, type Kind, srn } from '../../core/kind.ts'
-import { between, page, pageOf, parseTime, textFilter } from '../../core/lists.ts'
-import {
-  type Context,
-  itemOperation,
-  type Operation,
-  operation,
-  type Services,
-  type Verdict,
-} from '../../core/operation.ts'
-import type { Tx } from '../../core/write.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { isIdOf, type Kind, srn } from '../../core/api/kind.ts'
+import { between, page, pageOf, parseTime, textFilter } from '../../core/api/lists.ts'
+import { type Context, itemOperation, type Operation, operation, type Verdict } from '../../core/api/operation.ts'
+import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { permitted, projectBinding, sees, visibleRows } from '../../core/iam/access.ts'
+import { type Caller, isAdmin } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
 import { project } from '../projects/model.ts'
 import {

@@ -1,4 +1,4 @@
-import { type Queryable, sql } from '../../core/db.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 import { type KeyFields, type KeyRow, keyColumns } from './model.ts'
 
 /** Adds a key with its policies, in one statement. */

@@ -1,5 +1,5 @@
-import { invalid, raise } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { principalsChanged } from '../principals.ts'
 import { users } from '../users/model.ts'
 import { MAX_USER_POLICIES } from './model.ts'

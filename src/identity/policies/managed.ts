@@ -1,5 +1,6 @@
-import type { PolicyDocument, PolicyStatement } from '../../core/iam.ts'
-import { declaredOperations, type Operation, type Services } from '../../core/operation.ts'
+import { declaredOperations, type Operation } from '../../core/api/operation.ts'
+import type { PolicyDocument, PolicyStatement } from '../../core/iam/decide.ts'
+import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
 import type { managedIds } from './model.ts'
 import { putManagedPolicy } from './store.ts'

@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { policyCatalogue } from '../../core/catalogue.ts'
-import { sql } from '../../core/db.ts'
-import { invalid } from '../../core/errors.ts'
-import { checkPolicyDocument, type PolicyDocument } from '../../core/iam.ts'
-import { kind } from '../../core/kind.ts'
-import { declaredOperations } from '../../core/operation.ts'
+import { invalid } from '../../core/api/errors.ts'
+import { kind } from '../../core/api/kind.ts'
+import { declaredOperations } from '../../core/api/operation.ts'
+import { sql } from '../../core/db/sql.ts'
+import { policyCatalogue } from '../../core/iam/catalogue.ts'
+import { checkPolicyDocument, type PolicyDocument } from '../../core/iam/decide.ts'
 
 const strings = z.array(z.string().min(1)).min(1).max(100)
 

@@ -1,7 +1,7 @@
-import { jsonb, type Queryable, sql, substring } from '../../core/db.ts'
-import { referencesTo } from '../../core/dependents.ts'
-import { between, page } from '../../core/lists.ts'
-import type { Page } from '../../core/operation.ts'
+import { referencesTo } from '../../core/api/dependents.ts'
+import { between, page } from '../../core/api/lists.ts'
+import type { Page } from '../../core/api/operation.ts'
+import { jsonb, type Queryable, sql, substring } from '../../core/db/sql.ts'
 import { type PolicyRow, type PolicyVersion, policies, policyColumns, presentPolicy } from './model.ts'
 
 type Fields = { name: string | null; description: string | null; document: unknown }

@@ -1,4 +1,4 @@
-import type { Tx } from '../../core/write.ts'
+import type { Tx } from '../../core/db/write.ts'
 
 /** How one kind of configuration is copied into another project. */
 export type Cloneable = {

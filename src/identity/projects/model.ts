@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { sql } from '../../core/db.ts'
-import { kind } from '../../core/kind.ts'
-import { booleanQuery } from '../../core/lists.ts'
-import { TagBag, type Tags } from '../../core/tags.ts'
+import { kind } from '../../core/api/kind.ts'
+import { booleanQuery } from '../../core/api/lists.ts'
+import { TagBag, type Tags } from '../../core/api/tags.ts'
+import { sql } from '../../core/db/sql.ts'
 
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()

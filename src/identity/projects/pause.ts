@@ -1,5 +1,5 @@
-import { raise } from '../../core/errors.ts'
-import type { Tx } from '../../core/write.ts'
+import { raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { lockPauseState } from './store.ts'
 
 /**

@@ -1,5 +1,5 @@
-import { jsonb, type Queryable, sql } from '../../core/db.ts'
-import type { Tags } from '../../core/tags.ts'
+import type { Tags } from '../../core/api/tags.ts'
+import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { ProjectInput, ProjectPatch, ProjectRow } from './model.ts'
 
 const columns = sql.fragment`t.*, t.id as project_id`

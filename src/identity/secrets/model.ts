@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { sql } from '../../core/db.ts'
-import { kind } from '../../core/kind.ts'
-import { sealedColumn } from '../../core/sealed.ts'
+import { kind } from '../../core/api/kind.ts'
+import { sql } from '../../core/db/sql.ts'
+import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 const MAX_BYTES = 65_536
 

@@ -1,10 +1,11 @@
 import { z } from 'zod'
-import { sql, substring } from '../../core/db.ts'
-import { type ReferenceEntry, referencesTo, refuseDependents } from '../../core/dependents.ts'
-import { raise } from '../../core/errors.ts'
-import { newId } from '../../core/ids.ts'
-import { booleanQuery, listTable, page, pageOf, pageOfArray, textFilter } from '../../core/lists.ts'
-import { itemOperation, type Operation, operation, type Services } from '../../core/operation.ts'
+import { type ReferenceEntry, referencesTo, refuseDependents } from '../../core/api/dependents.ts'
+import { raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { booleanQuery, listTable, page, pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
+import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { sql, substring } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
 import {
   Secret,
   SecretInput,

@@ -1,6 +1,6 @@
-import type { Queryable } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
-import type { Services } from '../../core/operation.ts'
+import { raise } from '../../core/api/errors.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Services } from '../../core/process/services.ts'
 import { sealedFor } from './model.ts'
 import { lockSecrets, sealedValues } from './store.ts'
 

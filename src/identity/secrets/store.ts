@@ -1,5 +1,5 @@
-import { type Queryable, sql } from '../../core/db.ts'
-import type { SealedColumn } from '../../core/sealed.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { SealedColumn } from '../../core/secrets/sealed.ts'
 import { type SecretRow, secretColumns } from './model.ts'
 
 export const insertSecret = (

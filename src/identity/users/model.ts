@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { sql } from '../../core/db.ts'
-import { invalid } from '../../core/errors.ts'
-import { kind } from '../../core/kind.ts'
+import { invalid } from '../../core/api/errors.ts'
+import { kind } from '../../core/api/kind.ts'
+import { sql } from '../../core/db/sql.ts'
 
 export const roles = ['admin', 'user'] as const
 export type Role = (typeof roles)[number]

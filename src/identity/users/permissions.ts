@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { adminGate, listAllowed, projectBinding, sees } from '../../core/access.ts'
-import { type Caller, facts } from '../../core/caller.ts'
-import { type ActionEntry, actionCatalogue } from '../../core/catalogue.ts'
-import { type Queryable, sql } from '../../core/db.ts'
-import { raise } from '../../core/errors.ts'
-import { rowFilter } from '../../core/iam.ts'
-import { isIdOf, kindOf } from '../../core/kind.ts'
-import { declaredOperations } from '../../core/operation.ts'
+import { raise } from '../../core/api/errors.ts'
+import { isIdOf, kindOf } from '../../core/api/kind.ts'
+import { declaredOperations } from '../../core/api/operation.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import { adminGate, listAllowed, projectBinding, sees } from '../../core/iam/access.ts'
+import { type Caller, facts } from '../../core/iam/caller.ts'
+import { type ActionEntry, actionCatalogue } from '../../core/iam/catalogue.ts'
+import { rowFilter } from '../../core/iam/decide.ts'
 
 export const OwnPermission = z
   .object({

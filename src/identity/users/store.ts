@@ -1,6 +1,6 @@
-import { all, type Queryable, sql, substring } from '../../core/db.ts'
-import { between, page } from '../../core/lists.ts'
-import type { Page } from '../../core/operation.ts'
+import { between, page } from '../../core/api/lists.ts'
+import type { Page } from '../../core/api/operation.ts'
+import { all, type Queryable, sql, substring } from '../../core/db/sql.ts'
 import { presentUser, type Role, type UserRow, userColumns } from './model.ts'
 
 export type SignInRow = {

@@ -1,0 +1,180 @@
+import { type Fragment, type Queryable, sql } from '../db/sql.ts'
+import type { Tx } from '../db/write.ts'
+import { type ErrorCode, raise } from './errors.ts'
+import { type Kind, kinds, type Reference } from './kind.ts'
+
+/** What keeps a row from being deleted, by plural kind name; kinds without such rows are absent. */
+export type Dependents = {
+  counts: Record<string, number>
+  /** At most 5 ids a kind, newest first. */
+  sample_ids: Record<string, string[]>
+  /** Whether force deletes them all. */
+  forcible: boolean
+}
+
+/** Rows of one kind that name the target, directly or through rows that its delete takes along. */
+type Level = { kind: Kind; on_delete: 'block' | 'force' | 'follow'; where: Fragment }
+
+const SAMPLE = 5
+
+/** The condition that a row names one of the ids that a subquery gives. */
+const names = ({ column, many }: Reference, ids: Fragment): Fragment =>
+  many
+    ? sql.fragment`${sql.identifier([column])} && array(${ids})`
+    : sql.fragment`${sql.identifier([column])} in (${ids})`
+
+/**
+ * The declared references to `target`, and below each that goes with a delete the references to it in turn.
+ * Ends because a kind is followed once on its path.
+ */
+function levels(target: string, id: Fragment, path: readonly string[] = []): Level[] {
+  const found: Level[] = []
+  for (const kind of kinds()) {
+    for (const reference of kind.references) {
+      const { on_delete } = reference
+      if (reference.kind !== target || on_delete === 'cascade' || on_delete === 'null') continue
+      const where = names(reference, id)
+      found.push({ kind, on_delete, where })
+      if (on_delete !== 'block' && !path.includes(kind.name)) {
+        const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
+        found.push(...levels(kind.name, ids, [...path, kind.name]))
+      }
+    }
+  }
+  return found
+}
+
+type Measured = { count: number; ids: string[] }
+
+/** Counts and samples sets of rows in one statement, in the order of the sets. */
+async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragment }[]): Promise<readonly Measured[]> {
+  if (sets.length === 0) return []
+  const parts = sets.map(({ kind, where }, index) => {
+    const table = sql.identifier([kind.table])
+    return sql.fragment`select ${index}::int as index, (select count(*) from ${table} where ${where}) as count,
+      array(select id from ${table} where ${where} order by id desc limit ${SAMPLE}) as ids`
+  })
+  return (await db.any(
+    sql.unsafe`select count, ids from (${sql.join(parts, sql.fragment` union all `)}) as sets order by index`,
+  )) as readonly Measured[]
+}
+
+/** Sums up by plural kind name what is there. */
+function summed(sets: readonly { kind: Kind }[], measured: readonly Measured[]) {
+  const counts: Record<string, number> = {}
+  const sample_ids: Record<string, string[]> = {}
+  for (const [index, { count, ids }] of measured.entries()) {
+    if (count === 0) continue
+    const { plural } = sets[index].kind
+    counts[plural] = (counts[plural] ?? 0) + count
+    sample_ids[plural] = [...new Set([...(sample_ids[plural] ?? []), ...ids])].slice(0, SAMPLE)
+  }
+  return { counts, sample_ids }
+}
+
+/** What refers to a row, out of the `references` of every kind, in one statement. `held`: it keeps the row, save by force. */
+export async function dependentsOf(
+  db: Queryable,
+  target: Pick<Kind, 'name'>,
+  id: string,
+): Promise<Dependents & { held: boolean }> {
+  const sets = levels(target.name, sql.fragment`select ${id}::text`)
+  const measured = await measure(db, sets)
+  const some = (...kinds: Level['on_delete'][]) =>
+    sets.some(({ on_delete }, index) => kinds.includes(on_delete) && measured[index].count > 0)
+  return { ...summed(sets, measured), forcible: !some('block'), held: some('block', 'force') }
+}
+
+/**
+ * Clears the way for the delete of a row whose lock the caller holds (conventions, 2): raises `code` with
+ * `meta { counts, sample_ids, forcible }` while something holds it; with `force`, deletes what may go with it, and in
+ * any case what follows it, innermost first, each through its kind's `remove`. Rows that go are locked before they are
+ * judged, so that nothing can come to refer to them in between.
+ */
+export async function refuseDependents(
+  tx: Tx,
+  target: Pick<Kind, 'name'>,
+  id: string,
+  { force, code }: { force: boolean; code: ErrorCode },
+): Promise<void> {
+  const going = levels(target.name, sql.fragment`select ${id}::text`).filter(
+    ({ on_delete }) => on_delete === 'follow' || (force && on_delete === 'force'),
+  )
+  const taken: { kind: Kind; ids: readonly string[] }[] = []
+  for (const { kind, where } of going) {
+    const ids = (await tx.anyFirst(
+      sql.unsafe`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
+    )) as readonly string[]
+    taken.push({ kind, ids })
+  }
+  const { held, ...dependents } = await dependentsOf(tx, target, id)
+  if (held && !(force && dependents.forcible)) raise(code, { meta: dependents })
+  for (const { kind, ids } of taken.reverse()) if (ids.length > 0) await removeRows(tx, kind, ids)
+}
+
+async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<void> {
+  if (kind.removeAll) return kind.removeAll(tx, ids)
+  if (!kind.remove) {
+    await tx.query(
+      sql.unsafe`delete from ${sql.identifier([kind.table])} where id = any(${sql.array(ids as string[], 'text')})`,
+    )
+    return
+  }
+  for (const id of ids) {
+    const row = await kind.find(tx, id, true)
+    if (row) await kind.remove(tx, row)
+  }
+}
+
+/** Rows of a project by kind: those that keep it from being deleted (identity, 3.5). */
+export async function rowsOfProject(
+  db: Queryable,
+  projectId: string,
+): Promise<Pick<Dependents, 'counts' | 'sample_ids'>> {
+  const where = sql.fragment`project_id = ${projectId}`
+  const sets = kinds().flatMap(kind => (kind.counted && !kind.global ? [{ kind, where }] : []))
+  return summed(sets, await measure(db, sets))
+}
+
+/**
+ * Locks the counted rows of a project against writers, in one statement. For its delete: a writer holds its row and then
+ * wants the project (its event refers to it), so the rows have to be had before the project, or the two would meet
+ * crosswise. Rows that come in between are left to the retry of the transaction.
+ *
+ * Rows that hold others by `block` come before these, for so their writers lock them: a document, then its file. What
+ * goes by `force` or `follow` comes after what it goes with, as in refuseDependents.
+ */
+export async function lockRowsOfProject(tx: Tx, projectId: string): Promise<void> {
+  const locked = kinds().filter(kind => kind.counted && !kind.global)
+  const tables = new Set<string>()
+  const take = (kind: Kind, above: readonly Kind[]): void => {
+    const holds = ({ references }: Kind) =>
+      references.some(reference => reference.kind === kind.name && reference.on_delete === 'block')
+    for (const holder of locked) if (!above.includes(holder) && holds(holder)) take(holder, [...above, kind])
+    tables.add(kind.table)
+  }
+  for (const kind of locked) take(kind, [])
+  const counts = [...tables].map(
+    table =>
+      sql.fragment`(select count(*) from (
+        select 1 from ${sql.identifier([table])} where project_id = ${projectId} for no key update) as held)`,
+  )
+  if (counts.length > 0) await tx.query(sql.unsafe`select ${sql.join(counts, sql.fragment`, `)}`)
+}
+
+/** One reference to a row: which row of which kind names it, and in which field. */
+export type ReferenceEntry = { type: string; id: string; field: string }
+
+/** Rows that name a row through the declared references, as a relation `type, id, field` to page over; null without any. */
+export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment | null {
+  const parts = kinds().flatMap(kind =>
+    kind.references
+      .filter(reference => reference.kind === target.name)
+      .map(
+        reference => sql.fragment`select ${kind.name}::text as type, id,
+            ${reference.field?.(sql.fragment`${id}::text`) ?? sql.fragment`${reference.column}::text`} as field
+          from ${sql.identifier([kind.table])} where ${names(reference, sql.fragment`select ${id}::text`)}`,
+      ),
+  )
+  return parts.length === 0 ? null : sql.fragment`(${sql.join(parts, sql.fragment` union all `)})`
+}

@@ -1,0 +1,107 @@
+import { jsonb, type Queryable, sql } from '../db/sql.ts'
+import { sealedColumn } from '../secrets/sealed.ts'
+import type { SecretBox } from '../secrets/secretbox.ts'
+import { raise } from './errors.ts'
+
+export type IdempotencyClaim = { credential_id: string; project_id: string | null; path: string; key: string }
+
+/** The answer that a first request got. */
+export type Kept = { status: number; body: unknown; headers: Record<string, string>; project_id: string | null }
+
+type Claimed = { kind: 'claimed'; claim: IdempotencyClaim } | { kind: 'replay'; answer: Kept }
+
+/** A first request that neither ended nor gave up within this time was lost with its process. */
+const LOST_AFTER_SECONDS = 900
+
+/**
+ * Claims an Idempotency-Key for a request (conventions, 6): the first request goes on, a repeat gets the kept
+ * answer. Raises IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first runs.
+ */
+export async function claimIdempotency(
+  db: Queryable,
+  secrets: SecretBox,
+  request: IdempotencyClaim & { request: string },
+): Promise<Claimed> {
+  const { credential_id, project_id, path, key } = request
+  // Keyed: a request may hold a secret value, which a plain hash would let anyone with the table guess at.
+  const hash = secrets.fingerprint(request.request)
+  const claim = { credential_id, project_id, path, key }
+  const claimed = await db.maybeOne(sql.unsafe`
+    insert into idempotency_keys (credential_id, path, key, project_id, request_hash)
+    values (${credential_id}, ${path}, ${key}, ${project_id}, ${hash})
+    on conflict (credential_id, path, key) do update
+      set request_hash = excluded.request_hash, project_id = excluded.project_id, status = null, body = null, sealed_body = null, headers = null, created_at = now()
+      where idempotency_keys.created_at < now() - interval '24 hours'
+        or (idempotency_keys.status is null and idempotency_keys.created_at < now() - make_interval(secs => ${LOST_AFTER_SECONDS}))
+    returning 1 as claimed`)
+  if (claimed) return { kind: 'claimed', claim }
+  const kept = await keptAnswer(db, secrets, request)
+  return kept ? { kind: 'replay', answer: kept } : raise('IDEMPOTENCY_IN_PROGRESS')
+}
+
+/**
+ * The answer kept for a request; null when there is none. Raises IDEMPOTENCY_KEY_REUSED for another body and
+ * IDEMPOTENCY_IN_PROGRESS while the first request runs.
+ */
+export async function keptAnswer(
+  db: Queryable,
+  secrets: SecretBox,
+  request: Omit<IdempotencyClaim, 'project_id'> & { request: string },
+): Promise<Kept | null> {
+  const { credential_id, path, key } = request
+  const kept = (await db.maybeOne(sql.unsafe`
+    select project_id, request_hash, status, body, sealed_body, headers from idempotency_keys
+    where credential_id = ${credential_id} and path = ${path} and key = ${key} and created_at >= now() - interval '24 hours'`)) as {
+    project_id: string | null
+    request_hash: string
+    status: number | null
+    body: unknown
+    sealed_body: string | null
+    headers: Record<string, string> | null
+  } | null
+  if (!kept) return null
+  if (!secrets.recognises(kept.request_hash, request.request)) return raise('IDEMPOTENCY_KEY_REUSED')
+  if (kept.status === null) return raise('IDEMPOTENCY_IN_PROGRESS')
+  let body = kept.body ?? undefined
+  if (kept.sealed_body !== null) {
+    const opened = secrets.open(kept.sealed_body, sealFor({ ...request, project_id: kept.project_id }))
+    if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE')
+    body = JSON.parse(opened.value)
+  }
+  return { status: kept.status, body, headers: kept.headers ?? {}, project_id: kept.project_id }
+}
+
+const sealFor = (claim: IdempotencyClaim) => ({
+  kind: 'idempotency',
+  id: `${claim.credential_id}:${claim.path}:${claim.key}`,
+  project_id: claim.project_id ?? '*',
+})
+
+sealedColumn({
+  table: 'idempotency_keys',
+  column: 'sealed_body',
+  kind: 'idempotency',
+  id: sql.fragment`(credential_id || ':' || path || ':' || key)`,
+})
+
+/** Keeps the answer for repeats; an answer that holds a secret is sealed (identity, 4.4 rule 12). */
+export async function keepAnswer(
+  db: Queryable,
+  secrets: SecretBox,
+  claim: IdempotencyClaim,
+  given: { status: number; body?: unknown; headers?: Record<string, string> },
+  secret: boolean,
+): Promise<void> {
+  if (given.status >= 500) return releaseIdempotency(db, claim)
+  const sealed = secret && given.status < 300 ? secrets.seal(JSON.stringify(given.body ?? null), sealFor(claim)) : null
+  await db.query(sql.unsafe`
+    update idempotency_keys set status = ${given.status}, body = ${sealed ? jsonb(null) : jsonb(given.body)}, sealed_body = ${sealed}, headers = ${jsonb(given.headers)}
+    where credential_id = ${claim.credential_id} and path = ${claim.path} and key = ${claim.key}`)
+}
+
+/** Forgets a claim: the next request with the key is a first one. */
+export async function releaseIdempotency(db: Queryable, claim: IdempotencyClaim): Promise<void> {
+  await db.query(
+    sql.unsafe`delete from idempotency_keys where credential_id = ${claim.credential_id} and path = ${claim.path} and key = ${claim.key} and status is null`,
+  )
+}

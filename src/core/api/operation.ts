@@ -1,0 +1,336 @@
+import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
+import type { Readable } from 'node:stream'
+import type { z } from 'zod'
+import type { Config } from '../../config.ts'
+import type { Fragment, Queryable } from '../db/sql.ts'
+import type { Outgoing, Tx } from '../db/write.ts'
+import type { Caller } from '../iam/caller.ts'
+import type { Services } from '../process/services.ts'
+import type { AuditDraft } from './audit.ts'
+import type { ErrorCode } from './errors.ts'
+import type { Kind, KindRow } from './kind.ts'
+
+/** Page and time bounds of a list, after validation (conventions, 4). */
+export type Page = { limit: number; offset: number; from: Date | null; to: Date | null }
+
+/** An answer with a status or headers of its own. */
+export type Answer = {
+  status: number
+  body?: unknown
+  headers?: Record<string, string>
+  stream?: Readable
+  contentType?: string
+  /** What a repeat with the same Idempotency-Key gets instead: for an answer that must not be kept. */
+  kept?: Answer
+}
+
+const ANSWER = Symbol('answer')
+export const answer = (status: number, body?: unknown, headers?: Record<string, string>): Answer =>
+  ({ [ANSWER]: true, status, body, headers }) as Answer
+/** An answer whose body is streamed: server-sent events, NDJSON, bytes of a file. */
+export const streamed = (
+  contentType: string,
+  stream: Readable,
+  headers?: Record<string, string>,
+  status = 200,
+): Answer => ({ [ANSWER]: true, status, stream, contentType, headers }) as unknown as Answer
+export const isAnswer = (value: unknown): value is Answer =>
+  typeof value === 'object' && value !== null && ANSWER in value
+
+/** A request whose operation reads the body itself, before it is given to the operation. */
+export type Receiving = {
+  req: IncomingMessage
+  params: Record<string, string>
+  query: Record<string, unknown>
+  services: Services
+  /** Null at a public gate. */
+  caller: Caller | null
+  /** The project the request is known to be about before its body is read; null when the body names it. */
+  project: string | null
+  /** The row of an item operation. */
+  resource: KindRow | undefined
+  /** Aborted when the client goes away. */
+  closed: AbortSignal
+}
+
+/** A body that was read as a stream: its fields, and what is held outside of the request's memory. */
+export type Received = {
+  body: Record<string, unknown>
+  /** Called once at the end of the request, whatever became of it: drops what the operation did not take over. */
+  discard(): Promise<void>
+  /** At a public gate: in whose name and in which project the request acts; its audit entry says so. */
+  as?: { caller: Caller; project: string }
+}
+
+export type RequestFacts = {
+  id: string
+  /** When its head was read, by this process's clock. */
+  receivedAt: Date
+  ip: string | null
+  userAgent: string | null
+  headers: IncomingHttpHeaders
+  /** Aborted when the client goes away. */
+  closed: AbortSignal
+}
+
+/** What a second permission is about: a row, or everything of a kind in a project, there at a path when one is given. */
+export type AllowTarget = {
+  kind: Kind<any>
+  row?: KindRow
+  project_id?: string | null
+  path?: string | null
+  tags?: Record<string, string>
+}
+
+/** What an operation gets. `resource` is the row of the item it addresses; `tx` exists in writing operations. */
+export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> = {
+  caller: Caller
+  params: Record<string, string>
+  query: Q
+  body: B
+  resource: R
+  /** The one project the request was authorised for; null on lists over several and on global resources. */
+  project: string | null
+  page: Page
+  /** On lists: the rows the caller may see, over the columns given. */
+  visible(columns: {
+    project: Fragment
+    id: Fragment
+    path?: Fragment
+    tags?: Fragment
+    created_at?: Fragment
+  }): Fragment
+  db: Queryable
+  tx: Tx
+  services: Services
+  audit: AuditDraft
+  request: RequestFacts
+  /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */
+  allow(action: string, target: AllowTarget): void
+  /** The same decision without raising; used to filter. */
+  allowed(action: string, target: AllowTarget): boolean
+  /** Writes the request's audit entry with a change that `run` makes itself. */
+  record(outgoing: Outgoing, status: number, resourceId?: string): void
+  /** For writes that change tags: the action must be allowed with the resulting tags too (identity, 6.3). */
+  allowTags(tags: Record<string, string>): void
+}
+
+/** How an operation's permission is decided: by policy, by the admin role, by ownership in its own code, for any credential, or not at all. */
+export type Gate = 'policy' | 'admin' | 'owner' | 'any' | 'public'
+
+/** What the owner gate decides: `hide` answers like an id that does not exist. */
+export type Verdict = 'allow' | 'forbid' | 'hide'
+
+export type Method = 'get' | 'post' | 'put' | 'patch' | 'delete'
+
+/** One declaration of the API. From it come the route, the permission check, the audit entry, the OpenAPI path and the action catalogue. */
+export type Operation = {
+  id: string
+  method: Method
+  path: string
+  summary: string
+  description?: string
+  tag: string
+  action: string | null
+  /** Further actions the operation asks for; shown in the catalogue. */
+  alsoActions: string[]
+  gate: Gate
+  /** The kind the action is about. */
+  kind: Kind | null
+  shape: 'item' | 'create' | 'list' | 'other'
+  /** Path parameter that holds the item's id. */
+  param: string | null
+  /** Reads the item with more than its kind does, for an operation that needs it at once. */
+  find: Kind['find'] | null
+  paged: boolean
+  /** False: `from` and `to` do not narrow the list. */
+  timed: boolean
+  /** Default and largest page size. */
+  pageSize: { default: number; max: number }
+  query: z.ZodType | null
+  body: z.ZodType | null
+  /** The request may come without a body. */
+  bodyOptional: boolean
+  answers: Record<number, z.ZodType | null>
+  /** Content type of a 200 that is not JSON. */
+  produces?: string
+  raises: ErrorCode[]
+  /** Statuses with which REQUEST_REJECTED is answered beside its own and those of a body that is refused. */
+  rejects: number[]
+  /** Creates of a kind with paths: the path that the raw body leads to, by which policies may allow it; null for none. */
+  pathOf?: (
+    body: Record<string, unknown>,
+    services: Services,
+    project: string,
+  ) => string | null | Promise<string | null>
+  /** Reads a body that is not JSON, or not only: an upload. `body` then checks the fields it gives. */
+  receive?: (request: Receiving) => Promise<Received>
+  /** Media types of the body; JSON without it. */
+  consumes: readonly string[]
+  /** Largest JSON body; default HTTP_JSON_LIMIT_BYTES. */
+  bodyLimit?: (config: Config) => number
+  /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
+  pass?: (request: Pick<Receiving, 'params' | 'query' | 'services'>) => Promise<boolean>
+  /** Resolves the project of a create out of the raw body when it follows from a referenced id (conversation part, head). */
+  projectOf?: (body: Record<string, unknown>, services: Services, caller: Caller) => Promise<string | null>
+  /** The decision of the owner gate, before the body is read. Without it `run` decides. */
+  decide?: (caller: Caller, row: KindRow | undefined) => Verdict
+  /** False: `run` opens its own transactions through `services.write`. */
+  transaction: boolean
+  /** Changes nothing, whatever its method: it has no transaction and is audited where reads are. */
+  reads: boolean
+  /** Owner gates: refuses a caller before anything is looked up. */
+  admit?: (caller: Caller, params: Record<string, string>) => void
+  /** The answer holds a secret: its stored idempotency answer is sealed. */
+  secretAnswer: boolean
+  /** Left out of MCP tools and platform tools. */
+  internal: boolean
+  run(context: Context<never, never, never>): Promise<unknown>
+}
+
+type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
+  id: string
+  method: Method
+  path: string
+  summary: string
+  description?: string
+  tag: string
+  action?: string
+  alsoActions?: string[]
+  gate?: Gate
+  query?: Q
+  body?: B
+  bodyOptional?: boolean
+  answers: Record<number, z.ZodType | null>
+  produces?: string
+  receive?: Operation['receive']
+  consumes?: readonly string[]
+  bodyLimit?: Operation['bodyLimit']
+  pass?: Operation['pass']
+  raises?: ErrorCode[]
+  rejects?: number[]
+  paged?: boolean
+  timed?: boolean
+  pageSize?: { default: number; max: number }
+  transaction?: boolean
+  reads?: boolean
+  admit?: Operation['admit']
+  secretAnswer?: boolean
+  internal?: boolean
+}
+
+type QueryOf<Q> = Q extends z.ZodType ? z.output<Q> : Record<string, never>
+type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
+
+type Shaped<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> =
+  | {
+      creates: Kind<any>
+      decide?(caller: Caller): Verdict
+      projectOf?: Operation['projectOf']
+      pathOf?: Operation['pathOf']
+      run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown>
+    }
+  | { lists: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
+  | { about?: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
+
+const declared: Operation[] = []
+
+/**
+ * Declares an operation on an item: the path ends in or passes through `{param}` (default `{<kind>_id}`), the row
+ * is found, authorised and handed to `run` as `resource`.
+ */
+export function itemOperation<
+  Row extends KindRow,
+  Q extends z.ZodType | undefined = undefined,
+  B extends z.ZodType | undefined = undefined,
+>(
+  target: Kind<Row>,
+  declaration: Common<Q, B> & {
+    param?: string
+    find?: Kind<Row>['find']
+    decide?(caller: Caller, row: Row): Verdict
+    run(context: Context<QueryOf<Q>, BodyOf<B>, Row>): Promise<unknown>
+  },
+): Operation {
+  return add({
+    ...base(declaration),
+    kind: target as unknown as Kind,
+    shape: 'item',
+    param: declaration.param ?? `${target.name}_id`,
+    find: (declaration.find ?? null) as Operation['find'],
+    decide: declaration.decide as Operation['decide'],
+    run: declaration.run as Operation['run'],
+  })
+}
+
+/** Declares any other operation: `creates` a kind, `lists` a kind, or neither. */
+export function operation<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
+  declaration: Common<Q, B> & Shaped<Q, B>,
+): Operation {
+  const common = { ...base(declaration), param: null, find: null, run: declaration.run as Operation['run'] }
+  if ('creates' in declaration)
+    return add({
+      ...common,
+      kind: declaration.creates as unknown as Kind,
+      shape: 'create',
+      decide: declaration.decide,
+      projectOf: declaration.projectOf,
+      pathOf: declaration.pathOf,
+    })
+  if ('lists' in declaration)
+    return add({
+      ...common,
+      kind: declaration.lists as unknown as Kind,
+      shape: 'list',
+      paged: declaration.paged ?? true,
+    })
+  return add({
+    ...common,
+    kind: ((declaration as { about?: Kind<any> }).about ?? null) as Kind | null,
+    shape: 'other',
+  })
+}
+
+function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>) {
+  const gate = declaration.gate ?? 'policy'
+  const reads = declaration.reads ?? declaration.method === 'get'
+  if (gate === 'policy' && !declaration.action) throw new Error(`operation ${declaration.id} declares no action`)
+  return {
+    id: declaration.id,
+    method: declaration.method,
+    path: declaration.path,
+    summary: declaration.summary,
+    description: declaration.description,
+    tag: declaration.tag,
+    action: declaration.action ?? null,
+    alsoActions: declaration.alsoActions ?? [],
+    gate,
+    paged: declaration.paged ?? false,
+    timed: declaration.timed ?? true,
+    pageSize: declaration.pageSize ?? { default: 50, max: 100 },
+    query: declaration.query ?? null,
+    body: declaration.body ?? null,
+    bodyOptional: declaration.bodyOptional ?? false,
+    answers: declaration.answers,
+    produces: declaration.produces,
+    receive: declaration.receive,
+    consumes: declaration.consumes ?? ['application/json'],
+    bodyLimit: declaration.bodyLimit,
+    pass: declaration.pass,
+    raises: declaration.raises ?? [],
+    rejects: declaration.rejects ?? [],
+    transaction: declaration.transaction ?? !reads,
+    reads,
+    admit: declaration.admit,
+    secretAnswer: declaration.secretAnswer ?? false,
+    internal: declaration.internal ?? false,
+  }
+}
+
+function add(made: Operation): Operation {
+  declared.push(made)
+  return made
+}
+
+/** Every operation that was declared, listed in api.ts or not; a test compares the two. */
+export const declaredOperations = (): readonly Operation[] => declared

@@ -1,0 +1,139 @@
+import { z } from 'zod'
+import type { EventName } from '../db/events.ts'
+import type { Tx } from '../db/write.ts'
+import type { Caller } from '../iam/caller.ts'
+import { invalid, raise } from './errors.ts'
+import type { Kind, KindRow } from './kind.ts'
+import { itemOperation, type Operation } from './operation.ts'
+
+export type Tags = Record<string, string>
+
+const MAX_TAGS = 50
+const RESERVED = 'system.'
+
+const key = z.string().min(1).max(128)
+const value = z.string().max(256)
+
+/** Tags as a record shows them; keys starting `system.` are the platform's. */
+export const TagBag = z.record(z.string(), z.string()).meta({ id: 'TagBag' })
+
+/** Reports what is wrong with a bag that a caller wrote: reserved keys (control, 7) and too many of them. */
+function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx): void {
+  for (const name of Object.keys(bag)) {
+    if (name.startsWith(RESERVED))
+      context.addIssue({
+        code: 'custom',
+        params: { code: 'RESERVED_TAG_KEY' },
+        path: [name],
+        message: `keys starting ${RESERVED} are written by the platform`,
+      })
+  }
+  if (Object.keys(bag).length > MAX_TAGS)
+    context.addIssue({ code: 'custom', message: `must hold at most ${MAX_TAGS} keys`, path: [] })
+}
+
+/** Tags that a caller sends, in a body's `tags` or as the body of a PUT (conventions, 5). */
+export const TagInput = z.record(key, value).superRefine(checkBag).meta({ id: 'TagInput' })
+
+/** Tags to merge; null removes a key. */
+export const TagPatch = z.record(key, value.nullable()).superRefine(checkBag).meta({ id: 'TagPatch' })
+
+/** The bag that a PUT leaves: the one sent, and what the platform wrote. */
+export const replacedTags = (stored: Tags, sent: Tags): Tags => ({
+  ...Object.fromEntries(Object.entries(stored).filter(([name]) => name.startsWith(RESERVED))),
+  ...sent,
+})
+
+/** The bag that a PATCH leaves. Raises VALIDATION_FAILED when it would hold too many keys. */
+export function mergedTags(stored: Tags, sent: Record<string, string | null>): Tags {
+  const merged = Object.fromEntries(
+    Object.entries({ ...stored, ...sent }).filter((entry): entry is [string, string] => entry[1] !== null),
+  )
+  if (Object.keys(merged).filter(name => !name.startsWith(RESERVED)).length > MAX_TAGS)
+    invalid({ code: 'INVALID_VALUE', path: '', message: `must hold at most ${MAX_TAGS} keys after the merge` })
+  return merged
+}
+
+/**
+ * GET, PUT and PATCH of `<path>/tags`. A write holds the row's lock from reading to writing, must be allowed with the
+ * stored and with the resulting tags (identity, 6.3), and emits `event` with the record.
+ * @param declaration.path path of the resource itself, for example `/actors/{actor_id}`
+ * @param declaration.param path parameter that holds the id; default `<kind>_id`
+ * @param declaration.read action of the GET
+ * @param declaration.write action of the PUT and the PATCH
+ * @param declaration.setTags stores the bag a caller sent and returns the row as `kind.find` does
+ * @param declaration.event default `<plural>.updated`; null emits nothing
+ * @param declaration.onChange what else follows from a change, in the same transaction
+ */
+export function tagOperations<Row extends KindRow>(
+  kind: Kind<Row>,
+  declaration: {
+    path: string
+    param?: string
+    tag: string
+    read: string
+    write: string
+    setTags(tx: Tx, row: Row, tags: Tags, caller: Caller): Promise<Row>
+    event?: EventName | null
+    onChange?(tx: Tx, row: Row): void | Promise<void>
+  },
+): Operation[] {
+  const { param, tag, read, write, setTags, event, onChange } = declaration
+  const path = `${declaration.path}/tags`
+  const noun = kind.name.replaceAll('_', ' ')
+  const title = kind.name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
+
+  const change = async (
+    context: { caller: Caller; tx: Tx; resource: Row; allowTags(tags: Tags): void },
+    result: (stored: Tags) => Tags,
+  ): Promise<Tags> => {
+    const { caller, tx, resource } = context
+    const row = await kind.find(tx, resource.id, true)
+    if (!row) return raise(kind.notFound, { meta: { id: resource.id } })
+    const tags = result(row.tags ?? {})
+    context.allowTags(tags)
+    const changed = await setTags(tx, row, tags, caller)
+    if (event !== null && changed.project_id !== null)
+      tx.emit(event ?? (`${kind.plural}.updated` as EventName), changed.project_id, kind.present(changed))
+    await onChange?.(tx, changed)
+    return changed.tags ?? {}
+  }
+
+  return [
+    itemOperation(kind, {
+      id: `get${title}Tags`,
+      method: 'get',
+      path,
+      param,
+      summary: `Read the tags of one ${noun}`,
+      tag,
+      action: read,
+      answers: { 200: TagBag },
+      run: async ({ resource }) => resource.tags ?? {},
+    }),
+    itemOperation(kind, {
+      id: `replace${title}Tags`,
+      method: 'put',
+      path,
+      param,
+      summary: `Replace the tags of one ${noun}; keys starting ${RESERVED} stay`,
+      tag,
+      action: write,
+      body: TagInput,
+      answers: { 200: TagBag },
+      run: context => change(context, stored => replacedTags(stored, context.body)),
+    }),
+    itemOperation(kind, {
+      id: `merge${title}Tags`,
+      method: 'patch',
+      path,
+      param,
+      summary: `Merge tags into those of one ${noun}; null removes a key`,
+      tag,
+      action: write,
+      body: TagPatch,
+      answers: { 200: TagBag },
+      run: context => change(context, stored => mergedTags(stored, context.body)),
+    }),
+  ]
+}

@@ -1,0 +1,50 @@
+import { readdirSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
+import { runner } from 'node-pg-migrate'
+import pg from 'pg'
+import { createQueuesInDatabase } from '../jobs/queue.ts'
+
+const directory = fileURLToPath(new URL('../../../sql', import.meta.url))
+
+/** Any number; every process of every deployment takes the same one. */
+const MIGRATION_LOCK = 7_310_542_201
+
+/**
+ * Brings a database to the state of sql/ and of the declared queues; every queue must have been imported before.
+ * Several processes may call it at once: one works, the others wait.
+ * @param options.lockTimeoutMs how long to wait for the lock before giving up.
+ * @param options.jobRetentionDays how long finished messages are kept, default 7.
+ * @returns the names of the migrations that ran.
+ */
+export async function migrate(
+  databaseUrl: string,
+  options: { lockTimeoutMs?: number; jobRetentionDays?: number; log?: (line: string) => void } = {},
+): Promise<string[]> {
+  const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster migrate' })
+  await client.connect()
+  try {
+    await client.query(`set lock_timeout = ${Math.max(1, options.lockTimeoutMs ?? 600_000)}`)
+    await client.query(`select pg_advisory_lock(${MIGRATION_LOCK})`)
+    await client.query('set lock_timeout = 0')
+    const ran = await runner({
+      dbClient: client,
+      dir: directory,
+      direction: 'up',
+      migrationsTable: 'migrations',
+      checkOrder: true,
+      noLock: true,
+      log: options.log ?? (() => {}),
+    })
+    await createQueuesInDatabase(databaseUrl, { retentionDays: options.jobRetentionDays })
+    return ran.map(migration => migration.name)
+  } finally {
+    await client.end()
+  }
+}
+
+/** Names of the migrations there are, in their order. */
+export const migrationNames = (): string[] =>
+  readdirSync(directory)
+    .filter(file => file.endsWith('.sql'))
+    .map(file => file.slice(0, -'.sql'.length))
+    .sort()

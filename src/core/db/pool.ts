@@ -1,0 +1,166 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
+import { createPool, type DatabasePool, type DriverTypeParser, type Interceptor } from 'slonik'
+import type { z } from 'zod'
+import './pg-results.ts'
+import type { Executor } from '../jobs/queue.ts'
+import { createPreparer, planIsStale } from './prepare.ts'
+import { type Queryable, rawQuery } from './sql.ts'
+
+export type Pool = DatabasePool
+
+/** `2026-11-21 09:00:05.123+00` becomes `2026-11-21T09:00:05.123Z`: rows hold times as the wire shows them. */
+function wireTime(value: string): string {
+  if (value.endsWith('+00')) {
+    const fraction = value.slice(20, -3)
+    return `${value.slice(0, 10)}T${value.slice(11, 19)}.${fraction.padEnd(3, '0').slice(0, 3)}Z`
+  }
+  return new Date(value).toISOString()
+}
+
+const typeParsers: DriverTypeParser[] = [
+  { name: 'timestamptz', parse: wireTime },
+  { name: 'int8', parse: Number },
+  { name: 'numeric', parse: Number },
+  { name: 'date', parse: value => value },
+]
+
+export type PoolOptions = {
+  databaseUrl: string
+  connections: number
+  applicationName?: string
+  /**
+   * For tests. Checks every row against the type its statement declares, which costs more than the query, and refuses
+   * to take a connection where one is held: a burst of such work, each waiting for a second one, waits for ever.
+   */
+  strict?: boolean
+  /** False: every statement is parsed and planned each time it is sent, as Slonik does by itself. */
+  prepare?: boolean
+  /** Called once per round trip. For benchmarks and query-count tests. */
+  onRoundTrip?: (text: string) => void
+}
+
+/** Whether an async context holds a connection of a strict pool: what was started under it may outlive it. */
+const holding = new AsyncLocalStorage<{ open: boolean } | undefined>()
+
+/**
+ * Starts work on connections of its own from within a transaction. Only for work that the transaction does not wait for:
+ * to wait for a second connection while holding one is what locks a process up.
+ */
+export const outsideTransaction = <T>(work: () => T): T => holding.run(undefined, work)
+
+/** Refuses to take a connection where one is held. */
+const secondConnectionCheck: Interceptor = {
+  name: 'second-connection-check',
+  beforePoolConnection: ({ query }) => {
+    const asked = query?.sql ?? 'connect or transaction'
+    if (holding.getStore()?.open) throw new Error(`A second connection where one is held, use that one: ${asked}`)
+    return null
+  },
+}
+
+/** The pool with its held connections noted, for the check above. */
+function noting(pool: Pool): Pool {
+  const noted =
+    <A extends unknown[], T>(work: (...args: A) => Promise<T>) =>
+    async (...args: A): Promise<T> => {
+      const held = { open: true }
+      try {
+        return await holding.run(held, work, ...args)
+      } finally {
+        held.open = false
+      }
+    }
+  return Object.assign(Object.create(pool) as Pool, {
+    connect: <T>(work: Parameters<typeof pool.connect<T>>[0]) => pool.connect(noted(work)),
+    transaction: <T>(work: Parameters<typeof pool.transaction<T>>[0], retries?: number) =>
+      pool.transaction(noted(work), retries),
+  })
+}
+
+const rowCheck: Interceptor = {
+  name: 'row-check',
+  transformRow: (context, query, row) => {
+    const parser = context.resultParser as z.ZodType | undefined
+    if (parser) {
+      const result = parser.safeParse(row)
+      if (!result.success)
+        throw new Error(`A row is not what its statement declares: ${result.error.message}\n${query.sql}`)
+    }
+    return row
+  },
+}
+
+/**
+ * Opens the process's pool. Sessions carry no state, so a connection is handed on without a reset; times come
+ * back as ISO text, bigint and numeric as numbers.
+ */
+export async function openPool(options: PoolOptions): Promise<Pool> {
+  const url = new URL(options.databaseUrl)
+  if (!url.searchParams.has('application_name'))
+    url.searchParams.set('application_name', options.applicationName ?? 'muster')
+  url.searchParams.set('options', `${url.searchParams.get('options') ?? ''} -c timezone=UTC`.trim())
+  const interceptors: Interceptor[] = []
+  if (options.strict) interceptors.push(secondConnectionCheck, rowCheck)
+  if (options.onRoundTrip) {
+    const { onRoundTrip } = options
+    interceptors.push({
+      name: 'round-trips',
+      beforeQueryExecution: (_context, query) => {
+        onRoundTrip(query.sql)
+        return null
+      },
+    })
+  }
+  const preparer = options.prepare === false ? null : createPreparer()
+  if (preparer) interceptors.push(preparer.interceptor)
+  const pool = await createPool(url.href, {
+    captureStackTrace: false,
+    maxPoolSize: options.connections,
+    connectionTimeout: 10_000,
+    idleTimeout: 60_000,
+    statementTimeout: 60_000,
+    queryRetryLimit: 0,
+    transactionRetryLimit: 3,
+    // Slonik's own check refuses after the connection is taken, and work that outlives its transaction too.
+    dangerouslyAllowForeignConnections: true,
+    resetConnection: async () => {},
+    typeParsers,
+    interceptors,
+  })
+  const checked = options.strict ? noting(pool) : pool
+  return preparer ? preparer.retrying(checked) : checked
+}
+
+/** Lets pg-boss run its statements on a connection of ours, so that a message commits with what caused it. */
+export const executor = (db: Queryable): Executor => ({
+  executeSql: async (text, values = []) => {
+    const result = await db.query(rawQuery(text, values))
+    return { rows: result.rows as unknown[] as never[] }
+  },
+})
+
+/**
+ * Runs `work` in one transaction. An error rolls back and is thrown on; the connection survives it (Slonik
+ * would close a connection whose routine throws, which would make every refused write cost a reconnect).
+ */
+export async function inTransaction<T>(pool: Pool, work: (connection: Queryable) => Promise<T>): Promise<T> {
+  try {
+    return await transaction(pool, work)
+  } catch (error) {
+    // Rolled back, and the statements have new names: the transaction is run again.
+    if (planIsStale(error)) return transaction(pool, work)
+    throw error
+  }
+}
+
+async function transaction<T>(pool: Pool, work: (connection: Queryable) => Promise<T>): Promise<T> {
+  const outcome = await pool.connect(async connection => {
+    try {
+      return { ok: true as const, value: await connection.transaction(inner => work(inner)) }
+    } catch (error) {
+      return { ok: false as const, error }
+    }
+  })
+  if (outcome.ok) return outcome.value
+  throw outcome.error
+}

@@ -1,0 +1,260 @@
+import { z } from 'zod'
+import type { AuditEntry } from '../api/audit.ts'
+import { type Message, type Queue, type Queues, type SendPart, workQueue } from '../jobs/queue.ts'
+import { type EventName, makeEvent, type StoredEvent } from './events.ts'
+import { executor, inTransaction, type Pool } from './pool.ts'
+import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
+
+/**
+ * Dispatch of events. An event row whose `dispatched_at` is null is the work; the statement that writes it notifies
+ * this channel, so that a dispatcher looks at once, and a sweep looks every few seconds. There is no message per event:
+ * an ordinary write saves a round trip, and one look takes many events.
+ */
+export const DISPATCH_CHANNEL = 'muster_events'
+
+/** An event whose dispatch failed goes on alone, with the retries and the dead letters of a queue. */
+export const dispatchQueue = workQueue('event.dispatch', {
+  message: z.object({ event_id: z.string() }),
+  kind: 'delivery',
+  retry: { limit: 10, delaySeconds: 1, backoff: true, maxDelaySeconds: 300 },
+  leaseSeconds: 60,
+})
+
+/** What follows from a change and commits with it. */
+export type Outgoing = {
+  /** Records an event. `record` is the resource as its GET returns it, with `id` (or `resourceId` given) and the project. */
+  emit(
+    name: EventName,
+    projectId: string,
+    record: object & { id?: string },
+    options?: { resourceId?: string; extra?: object },
+  ): void
+  /** Sends a message to an actor; it exists when the transaction commits. */
+  send<M extends object>(queue: Queue<M>, message: M, options?: { startAfter?: Date; priority?: number }): void
+  /** Tells every process listening on a channel, after the commit. */
+  notify(channel: string, payload: string): void
+  /** Adds an audit entry. The request pipeline adds its own. */
+  audit(entry: AuditEntry): void
+  /** Runs after the commit; its failure is logged and changes nothing. */
+  afterCommit(action: () => void): void
+}
+
+/** A transaction that also carries what follows from it: events, audit entries, messages and notifications commit with the rows. */
+export type Tx = Queryable &
+  Outgoing & {
+    /** Runs last inside the transaction, before the outbox is written. */
+    beforeCommit(action: (tx: Tx) => void | Promise<void>): void
+  }
+
+/** A change that one statement makes: ctes, a condition that says whether it happened, and the columns of the answer. */
+export type OneStatement = { ctes: Fragment[]; guard: Fragment; columns: Fragment }
+
+export type Writer = {
+  /** Runs `work` in a transaction and writes what it sent, emitted and noted in one more statement. */
+  write<T>(work: (tx: Tx) => Promise<T>): Promise<T>
+  /**
+   * Makes a change and what follows from it in a single statement: one round trip, no begin, no commit. What follows is
+   * written only where the guard holds.
+   */
+  writeOne<Row>(work: (outgoing: Outgoing) => OneStatement): Promise<Row & { held: boolean }>
+}
+
+export type Outbox = {
+  events: StoredEvent[]
+  entries: AuditEntry[]
+  notifications: { channel: string; payload: string }[]
+}
+
+const ENTRY_COLUMNS = [
+  'text',
+  'text',
+  'text',
+  'text',
+  'text',
+  'text',
+  'text',
+  'int4',
+  'text',
+  'text',
+  'text',
+  'jsonb',
+  'timestamptz',
+] as const
+
+/**
+ * The parts of a statement that write an outbox: `ctes` for its `with`, and its final select, which sends the
+ * notifications at commit. `guard` makes all of it depend on a condition, for example on a row that an earlier cte
+ * updated. A statement of its own is a transaction of its own: one round trip in all.
+ */
+export function outboxParts(
+  outbox: Outbox,
+  guard: Fragment = sql.fragment`true`,
+  sends: SendPart[] = [],
+): { ctes: Fragment[]; select: Fragment } {
+  const { events, entries } = outbox
+  const notifications =
+    events.length > 0 ? [...outbox.notifications, { channel: DISPATCH_CHANNEL, payload: '' }] : outbox.notifications
+  const ctes: Fragment[] = []
+  if (events.length > 0) {
+    ctes.push(sql.fragment`outbox_events as (
+      insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at)
+      select * from ${sql.unnest(
+        events.map(event => [
+          event.id,
+          event.project_id,
+          event.name,
+          event.resource_type,
+          event.resource_id,
+          event.envelope,
+          event.created_at,
+        ]),
+        ['text', 'text', 'text', 'text', 'text', 'text', 'timestamptz'],
+      )} where ${guard})`)
+  }
+  if (entries.length > 0) {
+    ctes.push(sql.fragment`outbox_entries as (
+      insert into audit_entries (id, project_id, principal_type, principal_id, action, resource_srn, resource_public_id, status,
+        request_id, ip, user_agent, detail, created_at)
+      select * from ${sql.unnest(
+        entries.map(entry => [
+          entry.id,
+          entry.project_id,
+          entry.principal_type,
+          entry.principal_id,
+          entry.action,
+          entry.resource_srn,
+          entry.resource_public_id,
+          entry.status,
+          entry.request_id,
+          entry.ip,
+          entry.user_agent,
+          entry.detail ? JSON.stringify(entry.detail) : null,
+          entry.created_at,
+        ]),
+        [...ENTRY_COLUMNS],
+      )} where ${guard})`)
+  }
+  for (const { before, jobs, after } of sends) {
+    ctes.push(
+      sql.fragment`${rawFragment(before)}(case when ${guard} then ${jobs}::text else '[]' end)${rawFragment(after)}`,
+    )
+  }
+  const woken = sends.map(({ notified }) => sql.fragment` + (select count(*) from ${sql.identifier([notified])})`)
+  const told =
+    notifications.length > 0
+      ? sql.fragment`(select count(pg_notify(channel, payload)) from ${sql.unnest(
+          notifications.map(item => [item.channel, item.payload]),
+          ['text', 'text'],
+        )} as n (channel, payload) where ${guard})`
+      : sql.fragment`0`
+  const select = sql.fragment`select ${told}${woken.length > 0 ? sql.join(woken, sql.fragment``) : sql.fragment``} as sent`
+  return { ctes, select }
+}
+
+async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<void> {
+  if (outbox.events.length + outbox.entries.length + outbox.notifications.length + sends.length === 0) return
+  const { ctes, select } = outboxParts(outbox, undefined, sends)
+  const head = ctes.length > 0 ? sql.fragment`with ${sql.join(ctes, sql.fragment`, `)}` : sql.fragment``
+  await db.query(sql.unsafe`${head} ${select}`)
+}
+
+/** The audit entry as its GET shows it and as `audit_entries.created` carries it. */
+const entryEvent = (entry: AuditEntry, maxBytes: number): StoredEvent | null =>
+  entry.project_id === null
+    ? null
+    : makeEvent('audit_entries.created', entry.project_id, entry.id, entry, undefined, maxBytes)
+
+/** Makes the writer of a process. */
+export function createWriter(options: {
+  pool: Pool
+  queues: Pick<Queues, 'send' | 'parts'>
+  eventMaxBytes: number
+  onError: (error: unknown) => void
+}): Writer {
+  const { pool, queues, eventMaxBytes, onError } = options
+
+  const gather = () => {
+    const outbox: Outbox = { events: [], entries: [], notifications: [] }
+    const messages: Message[] = []
+    const after: (() => void)[] = []
+    const outgoing: Outgoing = {
+      emit(name, projectId, record, more = {}) {
+        const resourceId = more.resourceId ?? record.id
+        if (!resourceId) throw new Error(`event ${name} without a resource id`)
+        outbox.events.push(makeEvent(name, projectId, resourceId, record, more.extra, eventMaxBytes))
+      },
+      send(queue, data, more = {}) {
+        messages.push({ queue, data, ...more })
+      },
+      notify(channel, payload) {
+        outbox.notifications.push({ channel, payload })
+      },
+      audit(entry) {
+        outbox.entries.push(entry)
+        const event = entryEvent(entry, eventMaxBytes)
+        if (event) outbox.events.push(event)
+      },
+      afterCommit(action) {
+        after.push(action)
+      },
+    }
+    return { outbox, messages, after, outgoing }
+  }
+
+  const committed = (after: (() => void)[]) => {
+    for (const action of after) {
+      try {
+        action()
+      } catch (error) {
+        onError(error)
+      }
+    }
+  }
+
+  return {
+    async write(work) {
+      let after: (() => void)[] = []
+      const value = await inTransaction(pool, async connection => {
+        const { outbox, messages, outgoing, ...gathered } = gather()
+        const before: ((tx: Tx) => void | Promise<void>)[] = []
+        // A transaction that is run again after a serialization failure gathers anew.
+        after = gathered.after
+        // The connection's methods are on its prototype, where a spread would not find them.
+        const tx: Tx = Object.assign(Object.create(connection) as Queryable, outgoing, {
+          beforeCommit(action: (tx: Tx) => void | Promise<void>) {
+            before.push(action)
+          },
+        })
+        const result = await work(tx)
+        for (const action of before) await action(tx)
+        const sends = messages.length > 0 ? await queues.parts(messages) : []
+        await writeOutbox(connection, outbox, sends ?? [])
+        if (sends === null) await queues.send(messages, executor(connection))
+        return result
+      })
+      committed(after)
+      return value
+    },
+
+    async writeOne<Row>(work: (outgoing: Outgoing) => OneStatement) {
+      const { outbox, messages, after, outgoing } = gather()
+      const { ctes, guard, columns } = work(outgoing)
+      const sends = messages.length > 0 ? await queues.parts(messages) : []
+      const follows = outboxParts(outbox, guard, sends ?? [])
+      const statement = sql.unsafe`
+        with ${sql.join([...ctes, ...follows.ctes, sql.fragment`told as (${follows.select})`], sql.fragment`, `)}
+        select ${columns}, (${guard}) as held, (select sent from told) as told`
+      const row = (
+        sends !== null
+          ? await pool.one(statement)
+          : await inTransaction(pool, async connection => {
+              const made = (await connection.one(statement)) as { held: boolean }
+              if (made.held) await queues.send(messages, executor(connection))
+              return made
+            })
+      ) as Row & { held: boolean }
+      if (row.held) committed(after)
+      return row
+    },
+  }
+}

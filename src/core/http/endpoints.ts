@@ -1,0 +1,109 @@
+import { createHash, timingSafeEqual } from 'node:crypto'
+import type { Express, Request, Response } from 'express'
+import { stringify } from 'yaml'
+import { AppError, errorBody, errorDocument } from '../api/errors.ts'
+import { etagOf, namesTag } from '../api/etag.ts'
+import type { Operation } from '../api/operation.ts'
+import { migrationNames } from '../db/migrate.ts'
+import { registry, reportQueues } from '../process/metrics.ts'
+import type { Services } from '../process/services.ts'
+import { allOk, type Checks, readiness } from './health.ts'
+import { openApiDocument } from './openapi.ts'
+import { errorPage, permissionPage, referencePage } from './pages.ts'
+
+export const migrationCount = migrationNames().length
+
+/** Mounts what is served outside /api/v1: descriptions, reference pages, health, metrics (control, 9). */
+export function mountDocuments(
+  app: Express,
+  services: Services,
+  operations: readonly Operation[],
+  state: { draining: () => boolean; version: string },
+): void {
+  const { config } = services
+  const serve = (path: string, type: string, make: () => string) => {
+    let made: { text: string; tag: string } | undefined
+    app.get(path, (req: Request, res: Response) => {
+      if (!made) {
+        const text = make()
+        made = { text, tag: etagOf(text) }
+      }
+      res.setHeader('ETag', made.tag)
+      res.setHeader('Cache-Control', 'max-age=60')
+      const known = req.headers['if-none-match']
+      if (known !== undefined && namesTag(known, made.tag)) return void res.status(304).end()
+      res.setHeader('Content-Type', type)
+      if (type.startsWith('text/html'))
+        res.setHeader(
+          'Content-Security-Policy',
+          "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
+        )
+      res.end(made.text)
+    })
+  }
+  const description = () => openApiDocument(operations, config, state.version)
+  serve('/openapi.json', 'application/json; charset=utf-8', () => JSON.stringify(description()))
+  serve('/openapi.yaml', 'application/yaml; charset=utf-8', () =>
+    stringify(description(), { aliasDuplicateObjects: false }),
+  )
+  serve('/errors.json', 'application/json; charset=utf-8', () => JSON.stringify(errorDocument(config.DOCS_BASE_URL)))
+  serve('/docs', 'text/html; charset=utf-8', () => referencePage(operations))
+  serve('/docs/errors', 'text/html; charset=utf-8', errorPage)
+  serve('/docs/permissions', 'text/html; charset=utf-8', () => permissionPage(operations))
+
+  mountHealth(app, services, { draining: state.draining })
+}
+
+/** Mounts /healthz, /readyz and /metrics: what a web process and a worker have in common. `extra` adds checks. */
+export function mountHealth(
+  app: Express,
+  services: Services,
+  state: { draining: () => boolean; extra?: () => Checks },
+): void {
+  const { config } = services
+  app.get('/healthz', (_req: Request, res: Response) => void res.json({ status: 'ok' }))
+  app.get('/readyz', (_req: Request, res: Response) => {
+    const ready = (checks: Checks) => {
+      if (allOk(checks)) return void res.json({ status: 'ok', checks })
+      const error = new AppError('SERVICE_NOT_READY', { meta: { checks } })
+      res.status(error.status).json(errorBody(error, config.DOCS_BASE_URL))
+    }
+    if (state.draining()) return ready({ process: 'shutting down' })
+    void readiness(services, migrationCount).then(checks => ready({ ...checks, ...state.extra?.() }))
+  })
+  mountMetrics(app, services)
+}
+
+/** Compares in a time that does not depend on where two texts differ. */
+const same = (left: string, right: string): boolean => {
+  const [a, b] = [left, right].map(text => createHash('sha256').update(text).digest())
+  return timingSafeEqual(a, b)
+}
+
+/** GET /metrics: with METRICS_TOKEN its bearer only, without it loopback only. */
+function mountMetrics(app: Express, services: Services): void {
+  const { config } = services
+  reportQueues(() => services.queues.stats())
+  app.get('/metrics', (req: Request, res: Response) => {
+    const local = ['127.0.0.1', '::1', '::ffff:127.0.0.1'].includes(req.socket.remoteAddress ?? '')
+    const permitted = config.METRICS_TOKEN
+      ? same(/^bearer +(.*)$/i.exec(req.headers.authorization ?? '')?.[1] ?? '', config.METRICS_TOKEN)
+      : local && !req.headers['x-forwarded-for'] && !req.headers.forwarded
+    if (!permitted) {
+      const error = new AppError('UNAUTHORIZED')
+      res.setHeader('WWW-Authenticate', 'Bearer')
+      res.status(401).json(errorBody(error, config.DOCS_BASE_URL))
+      return
+    }
+    registry.metrics().then(
+      text => {
+        res.setHeader('Content-Type', registry.contentType)
+        res.end(text)
+      },
+      error => {
+        services.log.error({ err: error }, 'metrics not collected')
+        res.status(500).json(errorBody(new AppError('INTERNAL_ERROR'), config.DOCS_BASE_URL))
+      },
+    )
+  })
+}

@@ -1,0 +1,111 @@
+import type { RequestListener, Server } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { AppError, errorBody } from '../api/errors.ts'
+import { sql } from '../db/sql.ts'
+import type { Services } from '../process/services.ts'
+import { requestIdOf } from './server.ts'
+
+/** Results by check name: `ok`, or a short reason. */
+export type Checks = Record<string, string>
+
+const BUDGET_MS = 2000
+
+/** Why a check failed, without the addresses and names that messages of the database hold: anybody may read it. */
+function reasonOf(error: unknown): string {
+  const { code, cause } = error as { code?: unknown; cause?: { code?: unknown } }
+  const known = code ?? cause?.code
+  return typeof known === 'string' ? `failed with ${known}` : 'failed'
+}
+
+const withBudget = async (check: () => Promise<string>): Promise<string> => {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<string>(resolve => {
+    timer = setTimeout(() => resolve('no answer within 2 s'), BUDGET_MS)
+  })
+  try {
+    return await Promise.race([check(), late])
+  } catch (error) {
+    return reasonOf(error)
+  } finally {
+    clearTimeout(timer)
+  }
+}
+
+/** The checks of /readyz (control, 9). `expectedMigrations` is the number of files in sql/. */
+export async function readiness(services: Services, expectedMigrations: number): Promise<Checks> {
+  const { pool } = services
+  const [database, migrations, queue] = await Promise.all([
+    withBudget(async () => {
+      await pool.oneFirst(sql.unsafe`select 1`)
+      return 'ok'
+    }),
+    withBudget(async () => {
+      const done = Number(await pool.oneFirst(sql.unsafe`select count(*) from migrations`))
+      return done >= expectedMigrations ? 'ok' : `${expectedMigrations - done} migrations are missing`
+    }),
+    withBudget(async () => {
+      await pool.oneFirst(sql.unsafe`select count(*) from pgboss.queue`)
+      return 'ok'
+    }),
+  ])
+  return { database, migrations, queue, storage: database }
+}
+
+export const allOk = (checks: Checks): boolean => Object.values(checks).every(result => result === 'ok')
+
+const HEALTH_PATH = /^\/(healthz|readyz|metrics)(\?|$)/
+
+/**
+ * Stands before an application so that its process can leave without dropping a request. After `drain` requests in
+ * flight go on, new ones are refused with SERVICE_NOT_READY, and health is still answered, so that a balancer sees why.
+ */
+export function createGate(handler: RequestListener, docsBaseUrl: string) {
+  let inFlight = 0
+  let drained: (() => void) | undefined
+  const listener: RequestListener = (req, res) => {
+    if (HEALTH_PATH.test(req.url ?? '')) return handler(req, res)
+    if (drained) {
+      const error = new AppError('SERVICE_NOT_READY', { meta: { checks: { process: 'shutting down' } } })
+      res.writeHead(error.status, {
+        'Content-Type': 'application/json; charset=utf-8',
+        'X-Request-Id': requestIdOf(req),
+        Connection: 'close',
+      })
+      res.end(JSON.stringify(errorBody(error, docsBaseUrl)))
+      return
+    }
+    inFlight++
+    res.once('close', () => {
+      inFlight--
+      if (inFlight === 0) drained?.()
+    })
+    handler(req, res)
+  }
+  return {
+    listener,
+    /** Refuses new requests; resolves when none is in flight, or after `graceMs`. */
+    drain: (graceMs: number): Promise<void> =>
+      new Promise(resolve => {
+        const timer = setTimeout(resolve, graceMs)
+        drained = () => {
+          clearTimeout(timer)
+          resolve()
+        }
+        if (inFlight === 0) drained()
+      }),
+  }
+}
+
+/** Closes a listening server: no new connections, idle ones ended at once, busy ones after their answer or at the end of the grace. */
+export function closeServer(server: Server, graceMs: number): Promise<void> {
+  return new Promise(resolve => {
+    const timer = setTimeout(() => server.closeAllConnections(), graceMs)
+    server.close(() => {
+      clearTimeout(timer)
+      resolve()
+    })
+    server.closeIdleConnections()
+  })
+}
+
+export const portOf = (server: Server): number => (server.address() as AddressInfo).port

@@ -1,0 +1,119 @@
+import { randomUUID } from 'node:crypto'
+import {
+  createServer,
+  type IncomingMessage,
+  type RequestListener,
+  type Server,
+  type ServerResponse,
+  STATUS_CODES,
+} from 'node:http'
+import type { Socket } from 'node:net'
+import { AppError, errorBody } from '../api/errors.ts'
+import { type Logger, withoutCredentials } from '../process/log.ts'
+
+/** Statuses of what node's parser refuses; anything else is 400. */
+const STATUS_OF: Record<string, number> = {
+  ERR_HTTP_REQUEST_TIMEOUT: 408,
+  HPE_CHUNK_EXTENSIONS_OVERFLOW: 413,
+  HPE_HEADER_OVERFLOW: 431,
+}
+
+/** How long a refused sender has to read the answer. */
+const LINGER_MS = 1000
+
+const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
+
+/** The request's own id when the client sent a sane one that is no credential, else a new one (conventions, 1). */
+export function requestIdOf(req: IncomingMessage): string {
+  const sent = req.headers['x-request-id']
+  return typeof sent === 'string' && REQUEST_ID.test(sent) && withoutCredentials(sent) === sent ? sent : randomUUID()
+}
+
+/**
+ * A server whose own refusals (bad request line, bad method, headers over size, a request that never ends) are
+ * REQUEST_REJECTED in the error shape (conventions, 2), each with a request id and a log line.
+ * @param options.requestTimeoutMs the longest that any request may take to arrive; default five minutes
+ */
+export function openServer(
+  listener: RequestListener,
+  options: { docsBaseUrl: string; log: Logger; requestTimeoutMs?: number },
+): Server {
+  const { docsBaseUrl, log, requestTimeoutMs = 300_000 } = options
+  // Without a Host header a request is as good as with one: nothing here depends on it.
+  const server = createServer({ requireHostHeader: false }, listener)
+  server.keepAliveTimeout = 65_000
+  server.headersTimeout = 66_000
+  server.requestTimeout = requestTimeoutMs
+
+  const refusal = (status: number, message: string) => {
+    const requestId = randomUUID()
+    log.info({ request_id: requestId, status, reason: message }, 'request')
+    const text = JSON.stringify(errorBody(new AppError('REQUEST_REJECTED', { status, message }), docsBaseUrl))
+    return {
+      text,
+      headers: {
+        'Content-Type': 'application/json; charset=utf-8',
+        'Content-Length': String(Buffer.byteLength(text)),
+        'X-Request-Id': requestId,
+        Connection: 'close',
+      },
+    }
+  }
+
+  const refuseSocket = (socket: Socket, status: number, message: string) => {
+    const { text, headers } = refusal(status, message)
+    const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}`)
+    socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${lines.join('\r\n')}\r\n\r\n${text}`)
+    // A sender that never closes its side would keep what its request holds.
+    setTimeout(() => socket.destroy(), LINGER_MS).unref()
+  }
+
+  server.on('clientError', (error: NodeJS.ErrnoException, socket) => {
+    // An answer that has begun cannot be followed by another one on its connection.
+    const answering = (socket as Socket & { _httpMessage?: ServerResponse })._httpMessage?.headersSent
+    if (error.code === 'ECONNRESET' || !socket.writable || answering) return void socket.destroy()
+    const status = STATUS_OF[error.code ?? ''] ?? 400
+    refuseSocket(socket as Socket, status, STATUS_CODES[status] as string)
+  })
+  server.on('connect', (_req: IncomingMessage, socket) =>
+    refuseSocket(socket as Socket, 405, 'CONNECT is not supported'),
+  )
+  server.on('checkExpectation', (_req: IncomingMessage, res: ServerResponse) => {
+    const { text, headers } = refusal(417, 'Expectation Failed')
+    res.writeHead(417, headers).end(text)
+  })
+  return server
+}
+
+/**
+ * Gives up a body whose sender pauses for longer than `idleMs` or takes longer than `totalMs`, as node gives up a
+ * request that never ends: 408, and the connection is closed. Looks every `idleMs`, so both bounds are met up to that.
+ */
+export function boundBody(req: IncomingMessage, { totalMs, idleMs }: { totalMs: number; idleMs: number }): void {
+  const { socket } = req
+  const started = performance.now()
+  let read = socket.bytesRead
+  const timer = setInterval(() => {
+    // What has come is waited for by nobody; a full buffer is a pause of ours.
+    const paused = socket.bytesRead === read && req.readableLength === 0
+    read = socket.bytesRead
+    if (!req.complete && !paused && performance.now() - started <= totalMs) return
+    clearInterval(timer)
+    if (req.complete) return
+    const error = Object.assign(new Error('the body did not come in time'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
+    const { server } = socket as Socket & { server?: Server }
+    server?.emit('clientError', error, socket)
+  }, idleMs)
+  timer.unref()
+  req.once('close', () => clearInterval(timer))
+}
+
+/** Closes the connection of a reader that lets an answer wait for longer than `idleMs`. */
+export function boundReader(res: ServerResponse, idleMs: number): void {
+  res.setTimeout(idleMs, () => {
+    // An answer that has nothing to say for a while waits for us.
+    if (res.writableNeedDrain) res.destroy()
+  })
+  // The connection may have another answer to wait for.
+  res.prependOnceListener('finish', () => res.setTimeout(0))
+}

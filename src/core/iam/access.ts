@@ -1,0 +1,95 @@
+import { raise } from '../api/errors.ts'
+import { srn } from '../api/kind.ts'
+import type { AllowTarget } from '../api/operation.ts'
+import { type Fragment, sql } from '../db/sql.ts'
+import { type Caller, facts, isAdmin } from './caller.ts'
+import { couldAllow, decide, listPossible, listProjects, projectVisible, rowFilter } from './decide.ts'
+
+/** What a decision is about: a row, or everything of a kind in a project (creates), there at a path when one is known. */
+export type Target = AllowTarget & { requestTags?: Record<string, string> }
+
+/** The resource name of a target; creates are evaluated on `*`. */
+export function targetName(target: Target): string {
+  const { kind, row } = target
+  const project = kind.global ? null : (row?.project_id ?? target.project_id ?? null)
+  if (!row) return srn(project, kind.name, '*')
+  const own = kind.authorize?.(row) ?? { type: kind.name, id: row.id }
+  return srn(project, own.type, own.id)
+}
+
+/** Every name of a target: by id (or `*`) and, where it has one, by path (identity, 6.6). */
+function targetNames(target: Target): string[] {
+  const { kind, row } = target
+  const path = row ? kind.path?.(row) : target.path
+  if (path == null) return [targetName(target)]
+  return [targetName(target), srn(row?.project_id ?? target.project_id ?? null, kind.name, path)]
+}
+
+/** The full decision on one target (identity, 6.4). The project binding is judged before by `projectBinding`. */
+export function permitted(caller: Caller, action: string, target: Target): boolean {
+  if (caller.layers.length === 0) return true
+  const { kind, row } = target
+  const type = row ? (kind.authorize?.(row)?.type ?? kind.name) : kind.name
+  return decide(caller.layers, {
+    action,
+    names: targetNames(target),
+    type,
+    resourceTags: target.tags ?? row?.tags ?? undefined,
+    requestTags: target.requestTags,
+    facts: facts(caller),
+  })
+}
+
+export const mayEver = (caller: Caller, action: string): boolean => couldAllow(caller.layers, action)
+
+/** Whether the caller may know that something of the project exists (identity, 6.5). */
+export function sees(caller: Caller, projectId: string | null): boolean {
+  if (projectId === null) return true
+  if (caller.project_id !== null && caller.project_id !== projectId) return false
+  return projectVisible(caller.layers, projectId)
+}
+
+/** The project a bound credential may not leave. Raises API_KEY_PROJECT_SCOPE. */
+export function projectBinding(caller: Caller, requested: string): void {
+  if (caller.project_id !== null && caller.project_id !== requested) {
+    raise('API_KEY_PROJECT_SCOPE', { meta: { scoped_project: caller.project_id, requested_project: requested } })
+  }
+}
+
+/** Global operations need the role and an unbound credential (identity, 6.7). */
+export function adminGate(caller: Caller, action: string, target: Target | null): boolean {
+  if (!isAdmin(caller) || caller.project_id !== null) return false
+  if (caller.credential.type === 'user') return true
+  if (caller.credential.type !== 'api_key') return false
+  return caller.layers.length === 0 || (target === null ? mayEver(caller, action) : permitted(caller, action, target))
+}
+
+/** The rows of a list the caller may see, as a condition over the row's columns. */
+export function visibleRows(
+  caller: Caller,
+  request: { action: string; type: string; project: string | null },
+  columns: { project: Fragment; id: Fragment; path?: Fragment; tags?: Fragment },
+): Fragment {
+  const { project } = request
+  const parts: Fragment[] = []
+  if (project !== null) parts.push(sql.fragment`${columns.project} = ${project}`)
+  const filter = rowFilter(
+    caller.layers,
+    { action: request.action, type: request.type, facts: facts(caller), projectId: project ?? undefined },
+    columns,
+  )
+  if (filter === false) return sql.fragment`false`
+  if (filter !== true) parts.push(sql.fragment`(${filter})`)
+  return parts.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(parts, sql.fragment` and `)}`
+}
+
+/** Whether a list over a named project can show anything at all. */
+export const listAllowed = (caller: Caller, action: string, type: string, projectId: string): boolean =>
+  caller.layers.length === 0 || listPossible(caller.layers, { action, type, projectId, facts: facts(caller) })
+
+/** Whether a list without a named project is left with any project. */
+export function listsSomewhere(caller: Caller, action: string, type: string): boolean {
+  if (caller.layers.length === 0) return true
+  const projects = listProjects(caller.layers, { action, type, facts: facts(caller) })
+  return projects === 'all' || projects.length > 0
+}

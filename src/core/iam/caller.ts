@@ -1,0 +1,41 @@
+import type { Layer, PrincipalFacts } from './decide.ts'
+
+/** Who is asking: one shape for every route and every piece of background work (identity, 1.2). */
+export type Caller = {
+  /** The human behind the credential: key owner, consenting user, creator of the work. */
+  user: { id: string; username: string; role: 'admin' | 'user' }
+  credential: {
+    type: 'user' | 'api_key' | 'oauth_token' | 'run'
+    id: string
+    expires_at: string | null
+    scopes: string[] | null
+  }
+  /** What is written as "who". A key names itself, not its owner. */
+  principal: { type: 'user' | 'api_key'; id: string }
+  /** Binding of the credential; null when unscoped. */
+  project_id: string | null
+  /** Every layer must allow; an admin without narrowing has none. */
+  layers: Layer[]
+  /** Set for run-as tokens only. */
+  run?: { work_type: string; work_id: string; trigger_id: string | null }
+}
+
+/** What is stored with work that is driven later: never a token, always a name to mint one from (identity, 1.3). */
+export type PrincipalRecord = {
+  type: 'user' | 'api_key'
+  id: string
+  via: null | { type: 'oauth_grant' | 'trigger'; id: string }
+}
+
+export const principalRecord = (caller: Caller): PrincipalRecord => ({
+  ...caller.principal,
+  via: caller.credential.type === 'oauth_token' ? { type: 'oauth_grant', id: caller.credential.id } : null,
+})
+
+export const facts = (caller: Caller): PrincipalFacts => ({
+  principal_id: caller.principal.id,
+  principal_type: caller.principal.type,
+  credential_type: caller.credential.type,
+})
+
+export const isAdmin = (caller: Caller): boolean => caller.user.role === 'admin'

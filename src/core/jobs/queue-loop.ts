@@ -1,0 +1,578 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { Logger } from 'pino'
+import { attempts as attemptsTotal, leasesLost } from '../process/metrics.ts'
+import { type Claim, claim, expired, handBack, retry } from './claims.ts'
+import { type Actor, type Context, HandBack } from './handler.ts'
+import { message as buildMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
+
+type Outcome = 'done' | 'retry' | 'dead' | 'handed_back'
+
+/** One claimed message in this process. */
+type Attempt = Claim & {
+  startedAt: number
+  /** When the lease was last renewed for certain, by this process's clock. */
+  heldSince: number
+  /** `running`: in the handler; `settling`: being recorded; `over`: recorded, given back or lost. */
+  state: 'running' | 'settling' | 'over'
+  abort: AbortController
+}
+
+/** After the hard stop a handler has this long to leave before its message is given back. */
+const LEAVE_MS = 1000
+
+/** Finished messages that wait for their completion to be recorded before the loop stops claiming more. */
+const UNSETTLED_PER_SLOT = 4
+const UNSETTLED_FLOOR = 200
+
+/**
+ * Runs one actor: claims messages for its free slots, keeps their leases, records what became of them. Slots are
+ * independent: a slow message holds one slot and nothing else.
+ */
+export class QueueLoop {
+  readonly #actor: Actor
+  readonly #queue: Queue<any>
+  readonly #queues: Queues
+  readonly #log: Logger
+  readonly #stopping: AbortSignal
+  readonly #slots: number
+  readonly #batch: number
+  /** Slots one project may hold while others wait, and while none do. */
+  readonly #share: number
+  readonly #borrow: number
+  readonly #pollMs: number
+  readonly #polled: () => void
+
+  /** Claimed and not yet over, by message id. */
+  readonly #held = new Map<string, Attempt>()
+  readonly #heldByProject = new Map<string, number>()
+  #busy = 0
+  #unsettled = 0
+  #completions: { attempt: Attempt; done: (settled: boolean) => void }[] = []
+  #completing = false
+  #woken = false
+  #wake: (() => void) | undefined
+  #nextDue = Number.POSITIVE_INFINITY
+  #othersCheckedUntil = 0
+  #timers: NodeJS.Timeout[] = []
+  #loop: Promise<void> | undefined
+  #hardStop = false
+  #handedBack = 0
+  /** The loop waits for a slot, not for messages. */
+  #wantsSlot = false
+
+  constructor(options: {
+    actor: Actor
+    queues: Queues
+    log: Logger
+    stopping: AbortSignal
+    slots: number
+    projectShare: number
+    pollMs: number
+    polled: () => void
+  }) {
+    this.#actor = options.actor
+    this.#queue = options.actor.queue
+    this.#queues = options.queues
+    this.#log = options.log
+    this.#stopping = options.stopping
+    this.#slots = options.slots
+    this.#batch = options.actor.batch ?? 1
+    const shared = this.#queue.project !== undefined && !options.actor.batch
+    this.#share = shared ? Math.max(1, Math.ceil(options.slots * options.projectShare)) : options.slots
+    this.#borrow = this.#share < options.slots ? Math.max(this.#share, options.slots - 1) : options.slots
+    this.#pollMs = options.pollMs
+    this.#polled = options.polled
+  }
+
+  get running(): number {
+    return [...this.#held.values()].filter(attempt => attempt.state === 'running').length
+  }
+
+  start(): void {
+    this.#loop = this.#run()
+    const third = (this.#queue.leaseSeconds * 1000) / 3
+    this.#timers = [
+      repeat(third, () => this.#renew()),
+      repeat(Math.min(Math.max(third, 200), 5000), () => this.#takeOverExpired()),
+    ]
+  }
+
+  /** Something may be waiting: look now. */
+  wake(): void {
+    this.#woken = true
+    this.#wake?.()
+  }
+
+  /** Ends the loop; see Workers.stop. The `stopping` signal is aborted before. */
+  async stop(graceMs: number): Promise<number> {
+    const deadline = performance.now() + graceMs
+    this.wake()
+    // A claim that hangs on a lost connection must not hold the stop; what it still claims is given back.
+    await Promise.race([this.#loop, sleep(Math.max(graceMs, 1000), undefined, { ref: false })])
+    while (this.#held.size > 0 && performance.now() < deadline) await this.#change(deadline)
+
+    this.#hardStop = true
+    for (const attempt of this.#held.values()) attempt.abort.abort(new Error('worker stopped'))
+    const last = performance.now() + LEAVE_MS
+    while (this.#held.size > 0 && performance.now() < last) await this.#change(last)
+
+    for (const timer of this.#timers) clearInterval(timer)
+    const left = [...this.#held.values()]
+    return this.#handedBack + (left.length > 0 ? await this.#giveBack(left) : 0)
+  }
+
+  /** Waits for a wake-up or until `deadline` (performance.now). */
+  async #change(deadline: number): Promise<void> {
+    if (!this.#woken) {
+      let timer: NodeJS.Timeout | undefined
+      await new Promise<void>(resolve => {
+        this.#wake = resolve
+        timer = setTimeout(resolve, Math.max(0, Math.min(deadline - performance.now(), 2 ** 31 - 1)))
+      })
+      clearTimeout(timer)
+      this.#wake = undefined
+    }
+    this.#woken = false
+  }
+
+  async #run(): Promise<void> {
+    let failures = 0
+    while (!this.#stopping.aborted) {
+      const free = this.#slots - this.#busy
+      if (free <= 0 || this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + UNSETTLED_FLOOR) {
+        this.#wantsSlot = true
+        await this.#change(performance.now() + this.#pollMs)
+        continue
+      }
+      this.#wantsSlot = false
+      this.#woken = false
+      try {
+        const again = await this.#claimAndStart(free)
+        if (failures > 0) this.#log.info({ queue: this.#queue.name }, 'queue reachable again')
+        failures = 0
+        this.#polled()
+        if (again) continue
+      } catch (error) {
+        failures += 1
+        if (failures === 1) this.#log.error({ err: error, queue: this.#queue.name }, 'queue not reachable')
+        await this.#change(performance.now() + Math.min(100 * 2 ** failures, 5000))
+        continue
+      }
+      // Spread over the interval, so that many loops and processes do not poll at one instant.
+      const poll = performance.now() + this.#pollMs * (0.8 + Math.random() * 0.4)
+      const due = this.#nextDue
+      await this.#change(Math.min(poll, due))
+      if (performance.now() >= due) this.#nextDue = Number.POSITIVE_INFINITY
+    }
+  }
+
+  /** Fills free slots with one claim. Answers whether more may be waiting. */
+  async #claimAndStart(free: number): Promise<boolean> {
+    if (this.#batch > 1) {
+      const jobs = await this.#claim(this.#batch, [])
+      if (jobs && jobs.length > 0) this.#startSlot(jobs)
+      return jobs === null || jobs.length === this.#batch
+    }
+    if (this.#share === this.#slots) {
+      const jobs = await this.#claim(free, [])
+      for (const job of jobs ?? []) this.#startSlot([job])
+      return jobs === null || jobs.length === free
+    }
+
+    // Never more than the fullest project that may still grow has room for, so that no claim exceeds a share.
+    const full: string[] = []
+    let most = 0
+    for (const [project, held] of this.#heldByProject) {
+      if (project === NO_PROJECT) continue
+      if (held >= this.#share) full.push(project)
+      else most = Math.max(most, held)
+    }
+    if (full.length > 0) this.#wantsSlot = true
+    if (full.length === 0 || performance.now() >= this.#othersCheckedUntil) {
+      const limit = Math.min(free, this.#share - most)
+      const asked = performance.now()
+      const jobs = await this.#claim(limit, full)
+      for (const job of jobs ?? []) this.#startSlot([job])
+      if (jobs === null || jobs.length === limit) return true
+      if (full.length === 0) return false
+      free -= jobs.length
+      // Skipping the messages of full projects reads all of them: at most a tenth of the time goes into it.
+      const now = performance.now()
+      this.#othersCheckedUntil = now + Math.max(20, (now - asked) * 10)
+    } else {
+      this.#dueAt(this.#othersCheckedUntil)
+    }
+    const more = Math.min(free, this.#borrow - this.#busy)
+    if (more <= 0) return false
+    const jobs = await this.#claim(more, [])
+    for (const job of jobs ?? []) this.#startSlot([job])
+    return jobs === null || jobs.length === more
+  }
+
+  async #claim(limit: number, without: string[]): Promise<Claim[] | null> {
+    const jobs = await claim(this.#queues.db, this.#queue, limit, without)
+    if (!jobs || jobs.length === 0) return jobs
+    if (this.#stopping.aborted) {
+      await handBack(this.#queues.db, this.#queue, jobs, 0, wakeChannel)
+      return []
+    }
+    if (!this.#queue.key) return jobs
+    // A delayed wake-up that is due becomes an immediate one under the entity's own key.
+    const delayed = jobs.filter(job => job.key !== this.#queue.key!(job.data))
+    if (delayed.length > 0) await this.#promote(delayed)
+    return jobs.filter(job => !delayed.includes(job))
+  }
+
+  async #promote(delayed: Claim[]): Promise<void> {
+    await this.#queues.transaction(async tx => {
+      await this.#queues.send(
+        delayed.map(job => buildMessage(this.#queue, job.data)),
+        tx,
+      )
+      await this.#queues.boss.complete(this.#queue.name, delayed, null, { db: tx })
+    })
+    this.wake()
+  }
+
+  #dueAt(time: number): void {
+    this.#nextDue = Math.min(this.#nextDue, time)
+  }
+
+  #startSlot(jobs: Claim[]): void {
+    const now = performance.now()
+    const attempts = jobs.map(
+      (job): Attempt => ({ ...job, startedAt: now, heldSince: now, state: 'running', abort: new AbortController() }),
+    )
+    this.#busy += 1
+    for (const attempt of attempts) {
+      this.#held.set(attempt.id, attempt)
+      const project = attempt.project ?? NO_PROJECT
+      this.#heldByProject.set(project, (this.#heldByProject.get(project) ?? 0) + 1)
+    }
+    const work = this.#actor.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
+    void work
+      .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt not recorded'))
+      .finally(() => {
+        this.#busy -= 1
+        for (const attempt of attempts) {
+          const project = attempt.project ?? NO_PROJECT
+          const left = this.#heldByProject.get(project)! - 1
+          if (left > 0) this.#heldByProject.set(project, left)
+          else this.#heldByProject.delete(project)
+        }
+        if (this.#wantsSlot) this.wake()
+      })
+  }
+
+  async #handleOne(attempt: Attempt): Promise<void> {
+    const { context, delay } = this.#context(attempt, attempt.abort.signal)
+    try {
+      await this.#actor.handle(this.#parse(attempt), context)
+    } catch (error) {
+      return this.#failed(attempt, error, delay())
+    }
+    this.#done(attempt)
+  }
+
+  async #handleBatch(attempts: Attempt[]): Promise<void> {
+    const signal = AbortSignal.any(attempts.map(attempt => attempt.abort.signal))
+    const { context } = this.#context(attempts[0], signal)
+    try {
+      await this.#actor.handle(
+        attempts.map(attempt => this.#parse(attempt)),
+        context,
+      )
+    } catch (error) {
+      if (attempts.length === 1 || error instanceof HandBack || this.#hardStop) {
+        await Promise.all(attempts.map(attempt => this.#failed(attempt, error, undefined)))
+        return
+      }
+      for (const attempt of attempts) {
+        if (attempt.abort.signal.aborted) {
+          await this.#failed(attempt, error, undefined)
+          continue
+        }
+        const alone = this.#context(attempt, attempt.abort.signal)
+        try {
+          await this.#actor.handle([this.#parse(attempt)], alone.context)
+          this.#done(attempt)
+        } catch (failure) {
+          await this.#failed(attempt, failure, alone.delay())
+        }
+      }
+      return
+    }
+    for (const attempt of attempts) this.#done(attempt)
+  }
+
+  #parse(attempt: Claim): object {
+    return this.#queue.message.parse(attempt.data)
+  }
+
+  #context(attempt: Attempt, signal: AbortSignal): { context: Context; delay: () => number | undefined } {
+    let delay: number | undefined
+    const number = attempt.retryCount + 1
+    const { name } = this.#queue
+    const log = this.#log
+    return {
+      delay: () => delay,
+      context: {
+        attempt: number,
+        last: attempt.retryCount >= attempt.retryLimit,
+        id: attempt.id,
+        signal,
+        stopping: this.#stopping,
+        get log() {
+          return log.child({ queue: name, job: attempt.id, attempt: number })
+        },
+        retryIn: ms => {
+          delay = ms
+        },
+      },
+    }
+  }
+
+  /** Records a completion with those of other slots; the slot is free for the next message meanwhile. */
+  #done(attempt: Attempt): void {
+    if (attempt.state === 'over') return
+    attempt.state = 'settling'
+    const duration = performance.now() - attempt.startedAt
+    this.#unsettled += 1
+    this.#completions.push({
+      attempt,
+      done: settled => {
+        this.#unsettled -= 1
+        if (attempt.state === 'over') return
+        if (settled) this.#report(attempt, 'done', duration)
+        else this.#lost(attempt)
+        this.#over(attempt)
+      },
+    })
+    if (!this.#completing) void this.#complete()
+  }
+
+  /** One statement at a time; what finishes meanwhile goes with the next. */
+  async #complete(): Promise<void> {
+    this.#completing = true
+    // Handlers that finish in the same turn of the event loop share the first statement too.
+    await new Promise(resolve => setImmediate(resolve))
+    let failures = 0
+    while (this.#completions.length > 0) {
+      const batch = this.#completions.splice(0, 1000)
+      try {
+        const answer = await this.#queues.boss.complete(
+          this.#queue.name,
+          batch.map(({ attempt }) => ({ id: attempt.id, retryCount: attempt.retryCount })),
+        )
+        const settled = new Set((answer as { settled?: string[] }).settled)
+        for (const { attempt, done } of batch) done(settled.has(attempt.id))
+        failures = 0
+      } catch (error) {
+        failures += 1
+        if (failures === 1) this.#log.error({ err: error, queue: this.#queue.name }, 'completion not recorded yet')
+        for (const item of batch) {
+          if (this.#leaseOver(item.attempt)) item.done(false)
+          else this.#completions.push(item)
+        }
+        await sleep(Math.min(50 * 2 ** failures, 2000))
+      }
+    }
+    this.#completing = false
+  }
+
+  async #failed(attempt: Attempt, error: unknown, delay: number | undefined): Promise<void> {
+    if (attempt.state === 'over') return
+    if (error instanceof HandBack || this.#hardStop) {
+      attempt.state = 'settling'
+      // Outside a stop, so that a handler that always hands back does not spin.
+      const given = await this.#giveBack([attempt], this.#stopping.aborted ? 0 : 1000)
+      this.#handedBack += given
+      return
+    }
+    // The lease was lost: whoever took the message over has recorded this attempt.
+    if (attempt.abort.signal.aborted) return this.#over(attempt)
+    attempt.state = 'settling'
+    const duration = performance.now() - attempt.startedAt
+    await this.#settleFailure(attempt, error, delay, duration)
+    this.#over(attempt)
+  }
+
+  async #settleFailure(attempt: Attempt, error: unknown, delay: number | undefined, duration: number): Promise<void> {
+    const output = describe(error)
+    if (attempt.retryCount < attempt.retryLimit) {
+      const next = delay ?? this.#retryDelay(attempt.retryCount)
+      const answer = await this.#persist(attempt, () => retry(this.#queues.db, this.#queue, attempt, next, output))
+      if (answer === 'lost' || answer === undefined) return this.#lost(attempt)
+      this.#dueAt(performance.now() + next + 1)
+      this.wake()
+      return this.#report(attempt, 'retry', duration, { err: error, next_ms: Math.round(next) })
+    }
+    if (!(await this.#exhausted(attempt, error))) return
+    const answer = await this.#persist(attempt, () => this.#deadLetter(attempt, output))
+    if (!answer) return this.#lost(attempt)
+    this.#report(attempt, 'dead', duration, { err: error })
+  }
+
+  /** Answers false when the failure could not be recorded: the lease runs out and another worker records it. */
+  async #exhausted(attempt: Claim, error: unknown): Promise<boolean> {
+    try {
+      await this.#actor.onExhausted?.(this.#parse(attempt), error)
+      return true
+    } catch (failure) {
+      this.#log.error({ err: failure, queue: this.#queue.name, job: attempt.id }, 'exhausted message not recorded')
+      return false
+    }
+  }
+
+  async #deadLetter(attempt: Claim, output: object): Promise<boolean> {
+    const { id, retryCount } = attempt
+    const answer = await this.#queues.boss.fail(this.#queue.name, { id, retryCount }, output)
+    return ((answer as { affected?: number }).affected ?? 0) > 0
+  }
+
+  /** Runs a statement until it succeeds or the lease is over; undefined then. */
+  async #persist<T>(attempt: Attempt, work: () => Promise<T>): Promise<T | undefined> {
+    for (let failures = 1; ; failures++) {
+      try {
+        return await work()
+      } catch (error) {
+        if (failures === 1)
+          this.#log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'failure not recorded yet')
+        if (this.#leaseOver(attempt)) return undefined
+        await sleep(Math.min(50 * 2 ** failures, 2000))
+      }
+    }
+  }
+
+  /** Delay of pg-boss's rule: doubles with each retry, with as much jitter as the doubled delay. */
+  #retryDelay(retryCount: number): number {
+    const { delaySeconds, backoff, maxDelaySeconds } = this.#queue.retry
+    if (!backoff) return delaySeconds * 1000
+    const seconds = Math.max(delaySeconds, 1) * 2 ** Math.min(16, retryCount) * (1 + Math.random())
+    return Math.min(seconds, maxDelaySeconds ?? Number.POSITIVE_INFINITY) * 1000
+  }
+
+  async #giveBack(attempts: Attempt[], delayMs = 0): Promise<number> {
+    let ids = new Set<string>()
+    try {
+      ids = new Set(await handBack(this.#queues.db, this.#queue, attempts, delayMs, wakeChannel))
+    } catch (error) {
+      // Their leases run out instead.
+      this.#log.error({ err: error, queue: this.#queue.name }, 'messages not given back')
+    }
+    for (const attempt of attempts) {
+      if (ids.has(attempt.id)) {
+        this.#report(attempt, 'handed_back', performance.now() - attempt.startedAt, { next_ms: delayMs })
+      }
+      this.#over(attempt)
+    }
+    return ids.size
+  }
+
+  #over(attempt: Attempt): void {
+    attempt.state = 'over'
+    if (this.#held.get(attempt.id) === attempt) this.#held.delete(attempt.id)
+    // The entity's next wake-up may have waited for this one; nothing else announces it.
+    if (this.#queue.policy === 'stately' || this.#stopping.aborted || this.#wantsSlot) this.wake()
+  }
+
+  #leaseOver(attempt: Attempt): boolean {
+    return performance.now() - attempt.heldSince > this.#queue.leaseSeconds * 1000
+  }
+
+  #lost(attempt: Attempt): void {
+    leasesLost.inc({ queue: this.#queue.name })
+    this.#log.warn({ queue: this.#queue.name, job: attempt.id, attempt: attempt.retryCount + 1 }, 'lease lost')
+    attempt.abort.abort(new Error('lease lost'))
+  }
+
+  /** Heartbeat: renews what is held; aborts what turned out to be no longer ours. */
+  async #renew(): Promise<void> {
+    const held = [...this.#held.values()].filter(attempt => attempt.state !== 'over')
+    if (held.length === 0) return
+    const asked = performance.now()
+    let renewed: Set<string> | undefined
+    try {
+      const answer = await this.#queues.boss.touch(
+        this.#queue.name,
+        held.map(({ id, retryCount }) => ({ id, retryCount })),
+      )
+      renewed = new Set((answer as { settled?: string[] }).settled)
+    } catch (error) {
+      this.#log.error({ err: error, queue: this.#queue.name }, 'leases not renewed')
+    }
+    for (const attempt of held) {
+      if (renewed?.has(attempt.id)) attempt.heldSince = asked
+      else if (attempt.state === 'running' && !attempt.abort.signal.aborted && (renewed || this.#leaseOver(attempt))) {
+        this.#lost(attempt)
+      }
+    }
+  }
+
+  /** Messages whose worker was not heard of for a lease: another try now, or the end of their tries. */
+  async #takeOverExpired(): Promise<void> {
+    let taken: Claim[]
+    try {
+      taken = await expired(this.#queues.db, this.#queue)
+    } catch {
+      return
+    }
+    const error = new Error('lease expired')
+    for (const message of taken) {
+      try {
+        if (message.retryCount < message.retryLimit) {
+          const answer = await retry(this.#queues.db, this.#queue, message, 0, describe(error))
+          if (answer !== 'lost') this.#report(message, 'retry', undefined, { reason: 'lease_expired', next_ms: 0 })
+          this.wake()
+        } else {
+          await this.#exhausted(message, error)
+          const dead = await this.#deadLetter(message, describe(error))
+          if (dead) this.#report(message, 'dead', undefined, { reason: 'lease_expired' })
+        }
+      } catch (failure) {
+        this.#log.error({ err: failure, queue: this.#queue.name, job: message.id }, 'expired message not taken over')
+      }
+    }
+  }
+
+  /** The one line of an attempt. */
+  #report(attempt: Claim, outcome: Outcome, duration: number | undefined, more: object = {}): void {
+    attemptsTotal.inc({ queue: this.#queue.name, outcome })
+    const line = {
+      queue: this.#queue.name,
+      job: attempt.id,
+      message: idsOf(attempt.data),
+      attempt: attempt.retryCount + 1,
+      outcome,
+      ...(duration === undefined ? {} : { duration_ms: Math.round(duration) }),
+      ...more,
+    }
+    if (outcome === 'retry' || outcome === 'dead') this.#log.warn(line, 'attempt')
+    else this.#log.info(line, 'attempt')
+  }
+}
+
+function idsOf(data: object): Record<string, string> {
+  const ids: Record<string, string> = {}
+  for (const [name, value] of Object.entries(data)) {
+    if (typeof value === 'string' && (name === 'id' || name.endsWith('_id'))) ids[name] = value
+  }
+  return ids
+}
+
+/** What is stored of an error: enough to judge a dead letter, bounded. */
+function describe(error: unknown): object {
+  const { name, code, message } = error as { name?: string; code?: unknown; message?: string }
+  return { name, code, message: String(message ?? error).slice(0, 2000) }
+}
+
+/** Calls `work` every `ms`, never twice at once. */
+function repeat(ms: number, work: () => Promise<void>): NodeJS.Timeout {
+  let running = false
+  return setInterval(async () => {
+    if (running) return
+    running = true
+    await work()
+    running = false
+  }, ms)
+}

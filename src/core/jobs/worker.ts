@@ -1,0 +1,151 @@
+import { createHash } from 'node:crypto'
+import { schedule } from 'node-cron'
+import type { Logger } from 'pino'
+import type { Notifications } from '../db/notify.ts'
+import type { Actor, Tick } from './handler.ts'
+import { type Queues, wakeChannel } from './queue.ts'
+import { QueueLoop } from './queue-loop.ts'
+
+export { type Actor, actor, type Context, every, HandBack, type Tick } from './handler.ts'
+
+export type Workers = {
+  /** When a queue was last polled with success; null before the first time. */
+  lastPoll(): Date | null
+  /** Messages being handled. */
+  running(): number
+  /**
+   * Stops: takes no more messages, tells the handlers (`stopping`), waits up to `graceMs`, then aborts (`signal`) what
+   * still runs, waits a second for it to leave and gives its messages back. Answers how many were given back.
+   */
+  stop(graceMs: number): Promise<{ handedBack: number }>
+}
+
+/**
+ * Runs actors and ticks in this process until stopped. `concurrency` is the number of slots of an actor that names none;
+ * with a `projectShare` below 1 one project holds at most that share of an actor's slots while messages of others wait,
+ * and all but one when none do. `listen` (core/notify) wakes the loops; without it they poll every `pollMs` (default
+ * 1 s). `onPoll` is called after a successful poll, at most once per `onPollMs` (default 5 s).
+ */
+export async function startWorkers(options: {
+  queues: Queues
+  actors: Actor[]
+  ticks?: Tick[]
+  log: Logger
+  concurrency: number
+  projectShare?: number
+  listen?: Notifications
+  onPoll?: () => unknown
+  onPollMs?: number
+  pollMs?: number
+}): Promise<Workers> {
+  const { queues, actors, ticks = [], log, listen, onPollMs = 5000 } = options
+  const stopping = new AbortController()
+  let lastPoll: Date | null = null
+  let lastReport = 0
+
+  const polled = () => {
+    lastPoll = new Date()
+    if (!options.onPoll || lastPoll.getTime() - lastReport < onPollMs) return
+    lastReport = lastPoll.getTime()
+    const failed = (error: unknown) => log.error({ err: error }, 'poll report failed')
+    try {
+      Promise.resolve(options.onPoll()).catch(failed)
+    } catch (error) {
+      failed(error)
+    }
+  }
+
+  const loops = new Map<string, QueueLoop>()
+  for (const declared of actors) {
+    const { name } = declared.queue
+    if (loops.has(name)) throw new Error(`queue ${name} has two actors`)
+    loops.set(
+      name,
+      new QueueLoop({
+        actor: declared,
+        queues,
+        log,
+        stopping: stopping.signal,
+        slots: declared.concurrency ?? options.concurrency,
+        projectShare: options.projectShare ?? 1,
+        pollMs: options.pollMs ?? 1000,
+        polled,
+      }),
+    )
+  }
+
+  const unlisten = listen?.listen(wakeChannel, name => loops.get(name)?.wake(), {
+    onReconnect: () => {
+      for (const loop of loops.values()) loop.wake()
+    },
+  })
+  await unlisten?.ready
+  for (const loop of loops.values()) loop.start()
+  const stopTicks = ticks.map(tick => startTick(tick, queues, log))
+
+  return {
+    lastPoll: () => lastPoll,
+    running: () => [...loops.values()].reduce((sum, loop) => sum + loop.running, 0),
+    async stop(graceMs) {
+      for (const stopTick of stopTicks) stopTick()
+      stopping.abort(new Error('worker stops'))
+      const counts = await Promise.all([...loops.values()].map(loop => loop.stop(graceMs)))
+      unlisten?.()
+      return { handedBack: counts.reduce((sum, count) => sum + count, 0) }
+    },
+  }
+}
+
+const TICK_RETRY_MS = [0, 1000, 5000, 15_000, 60_000]
+
+function startTick(tick: Tick, queues: Queues, log: Logger): () => void {
+  let stopped = false
+  let timer: NodeJS.Timeout | undefined
+
+  const send = async (instant: Date) => {
+    // The id makes it one message: every worker computes the same.
+    const id = uuidOf(`${tick.queue.name} ${tick.name} ${instant.toISOString()}`)
+    for (const delay of TICK_RETRY_MS) {
+      await new Promise(resolve => setTimeout(resolve, delay).unref())
+      if (stopped) return
+      try {
+        await queues.send([{ queue: tick.queue, data: tick.data(instant), id }])
+        return
+      } catch (error) {
+        log.error({ err: error, tick: tick.name, instant }, 'tick not sent')
+      }
+    }
+  }
+
+  if (typeof tick.when === 'string') {
+    const task = schedule(tick.when, ({ date }) => send(new Date(Math.floor(date.getTime() / 1000) * 1000)), {
+      timezone: 'UTC',
+      name: tick.name,
+    })
+    return () => {
+      stopped = true
+      void task.destroy()
+    }
+  }
+
+  const period = tick.when * 1000
+  const next = () => {
+    timer = setTimeout(
+      () => {
+        void send(new Date(Math.floor(Date.now() / period) * period))
+        next()
+      },
+      period - (Date.now() % period),
+    )
+  }
+  next()
+  return () => {
+    stopped = true
+    clearTimeout(timer)
+  }
+}
+
+function uuidOf(text: string): string {
+  const hex = createHash('sha256').update(text).digest('hex')
+  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20, 32)}`
+}

@@ -1,0 +1,32 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { Services } from './services.ts'
+
+/** Of a turn, of the file of its trace, and of an ingestion. */
+type FaultPoint =
+  | 'after_claim'
+  | 'before_model'
+  | 'after_model'
+  | 'before_settle'
+  | 'after_settle'
+  | 'trace_staged'
+  | 'trace_written'
+  | 'ingestion_claimed'
+  | 'ingestion_read'
+  | 'ingestion_batch'
+  | 'ingestion_written'
+  | 'ingestion_settled'
+
+/**
+ * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=freeze:<ms>`
+ * holds it. Unset, it costs one comparison; production refuses to boot with it.
+ */
+export async function fault({ config }: Pick<Services, 'config'>, point: FaultPoint): Promise<void> {
+  const { FAULT_POINTS } = config
+  if (!FAULT_POINTS) return
+  for (const rule of FAULT_POINTS.split(',')) {
+    const [name, what] = rule.trim().split('=')
+    if (name !== point) continue
+    if (what === 'kill') process.kill(process.pid, 'SIGKILL')
+    else if (what?.startsWith('freeze:')) await sleep(Number(what.slice(7)))
+  }
+}

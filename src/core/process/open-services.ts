@@ -1,0 +1,91 @@
+import { type Config, ConfigError } from '../../config.ts'
+import { openNotifications } from '../db/notify.ts'
+import { openPool } from '../db/pool.ts'
+import { createWriter } from '../db/write.ts'
+import { openQueues } from '../jobs/queue.ts'
+import { createEgress, type Egress } from '../net/egress.ts'
+import { createSecretBox, DEVELOPMENT_KEY } from '../secrets/secretbox.ts'
+import { type Clock, systemClock } from './clock.ts'
+import type { Logger } from './log.ts'
+import type { Services } from './services.ts'
+
+export type OpenServices = Services & { close(): Promise<void> }
+
+/**
+ * Opens what a process needs: the pool, the queues, the listening connection, the egress client, the secret box.
+ * The schema must be there (core/migrate). `close` releases all of it, in the reverse order, once.
+ * @throws ConfigError before anything is opened, for an allow-list that cannot be read
+ */
+export async function openServices(
+  config: Config,
+  options: {
+    log: Logger
+    role: 'web' | 'worker' | 'cli'
+    clock?: Clock
+    strict?: boolean
+    onRoundTrip?: (text: string) => void
+  },
+): Promise<OpenServices> {
+  const { log } = options
+  const applicationName = `muster ${options.role} ${config.INSTANCE_ID}`.slice(0, 63)
+  const secrets = createSecretBox({
+    key: config.SECRETS_ENCRYPTION_KEY[0] ?? DEVELOPMENT_KEY,
+    previous: config.SECRETS_ENCRYPTION_KEY_PREVIOUS,
+  })
+  if (config.SECRETS_ENCRYPTION_KEY.length === 0)
+    log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
+  const egress = openEgress(config)
+  const queueConnections = options.role === 'worker' ? 6 : 2
+  const pool = await openPool({
+    databaseUrl: config.DATABASE_URL,
+    connections: Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 1),
+    applicationName,
+    strict: options.strict,
+    onRoundTrip: options.onRoundTrip,
+  })
+  // Slonik reports every failed statement here too; those are answered where they were asked.
+  pool.on('error', error => log.debug({ err: error }, 'database error'))
+  const queues = await openQueues({
+    databaseUrl: config.DATABASE_URL,
+    connections: queueConnections,
+    applicationName,
+    supervise: options.role === 'worker',
+    log,
+  })
+  const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
+  const writer = createWriter({
+    pool,
+    queues,
+    eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
+    onError: error => log.error({ err: error }, 'after-commit action failed'),
+  })
+  let closing: Promise<void> | undefined
+  return {
+    config,
+    clock: options.clock ?? systemClock,
+    log,
+    pool,
+    queues,
+    notifications,
+    secrets,
+    egress,
+    ...writer,
+    close: () => {
+      closing ??= (async () => {
+        await notifications.close()
+        await queues.close()
+        await egress.close()
+        await pool.end()
+      })()
+      return closing
+    },
+  }
+}
+
+function openEgress(config: Config): Egress {
+  try {
+    return createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS })
+  } catch (error) {
+    throw new ConfigError('EGRESS_ALLOW_HOSTS', (error as Error).message)
+  }
+}
