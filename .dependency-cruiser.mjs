@@ -92,8 +92,8 @@ export default {
       to: { path: '^test/' },
     },
     {
-      name: 'no-actor-in-src',
-      comment: 'Actors handle messages of src; src sends them and does not know who handles them.',
+      name: 'entries-are-on-top',
+      comment: 'A module names its handlers; which process runs them is known to jobs and bin alone.',
       severity: 'error',
       from: { path: '^src/', pathNot: '^src/cli/' },
       to: { path: '^(jobs|bin)/' },

@@ -1,8 +1,7 @@
 import { pathToFileURL } from 'node:url'
 import express from 'express'
 import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../src/config.ts'
-import { tellMissingTextSearch } from '../src/content/knowledge/text-search.ts'
-import { requireVectorIndex } from '../src/content/vectors/pgvector.ts'
+import { knownNames, loadModules, workOf } from '../src/core/api/module.ts'
 import { migrate } from '../src/core/db/migrate.ts'
 import { sql } from '../src/core/db/sql.ts'
 import { mountHealth } from '../src/core/http/endpoints.ts'
@@ -11,20 +10,8 @@ import { openServer } from '../src/core/http/server.ts'
 import { startWorkers } from '../src/core/jobs/worker.ts'
 import { createLog, type Logger } from '../src/core/process/log.ts'
 import { openServices } from '../src/core/process/open-services.ts'
-import type { Services } from '../src/core/process/services.ts'
 import { configured, untilStopped } from '../src/core/process/shutdown.ts'
-import type { Concern } from './concern.ts'
-import { deliveryActors } from './delivery.ts'
-import { generationActors } from './generation.ts'
-import { ingestionActors } from './ingestion.ts'
-import { snapshotActors } from './snapshot.ts'
-
-const concerns: Record<(typeof WORKER_KINDS)[number], (services: Services) => Concern> = {
-  delivery: deliveryActors,
-  ingestion: ingestionActors,
-  generation: generationActors,
-  snapshot: snapshotActors,
-}
+import { modules } from '../src/modules.ts'
 
 export type WorkerProcess = { healthPort: number; stop(): Promise<void> }
 
@@ -34,6 +21,7 @@ export async function startWorker(
   log: Logger,
   kinds: readonly (typeof WORKER_KINDS)[number][],
 ): Promise<WorkerProcess> {
+  loadModules(modules)
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_URL, {
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
@@ -41,18 +29,17 @@ export async function startWorker(
       log: line => log.debug(line),
     })
   const services = await openServices(config, { log, role: 'worker' })
-  await requireVectorIndex(services)
-  await tellMissingTextSearch(services)
-  const parts = kinds.map(kind => concerns[kind](services))
+  for (const { start } of modules) await start?.(services, 'worker')
+  log.debug(knownNames(), 'modules loaded')
+  const { handlers, schedules, background } = workOf(kinds)
   let lastBeat = 0
   // Two workers of one host may share INSTANCE_ID.
   const instance = `${config.INSTANCE_ID}:${process.pid}`
   const startedAt = new Date().toISOString()
   const workers = await startWorkers({
-    queues: services.queues,
-    actors: parts.flatMap(part => part.actors),
-    ticks: parts.flatMap(part => part.ticks),
-    log,
+    services,
+    handlers,
+    schedules,
     concurrency: config.WORKER_CONCURRENCY,
     projectShare: config.PROJECT_WORKER_SHARE,
     listen: services.notifications,
@@ -65,6 +52,7 @@ export async function startWorker(
       lastBeat = Date.now()
     },
   })
+  const running = background.map(({ start }) => start(services))
   const app = express()
   app.disable('x-powered-by')
   let draining = false
@@ -88,7 +76,7 @@ export async function startWorker(
       stopping ??= (async () => {
         draining = true
         await workers.stop(config.SHUTDOWN_GRACE_MS)
-        await Promise.all(parts.map(part => part.close?.()))
+        await Promise.all(running.map(part => part?.close()))
         await closeServer(server, 1000)
         await services.pool
           .query(sql.unsafe`delete from worker_heartbeats where instance_id = ${instance}`)

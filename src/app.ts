@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs'
 import type { Express } from 'express'
-import { operations } from './api.ts'
 import { stores } from './content/storage/stores.ts'
 import { createReadAudit } from './control/audit/reads.ts'
 import { createRequestQuotas } from './control/quotas/requests.ts'
+import { operations } from './core/api/operation.ts'
 import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
 import type { Services } from './core/process/services.ts'
@@ -31,14 +31,14 @@ export function createApp(services: Services): App {
   let draining = false
   const http = createHttp(
     services,
-    operations,
+    operations.all(),
     {
       authenticate: principals.authenticate,
       countRequest: quotas.count,
       auditsReads: reads.enabledFor,
       recordRead: reads.record,
     },
-    app => mountDocuments(app, services, operations, { draining: () => draining, version }),
+    app => mountDocuments(app, services, operations.all(), { draining: () => draining, version }),
   )
   return {
     http,

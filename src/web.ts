@@ -2,21 +2,20 @@ import type { Server } from 'node:http'
 import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
 import { type Config, loadConfig } from './config.ts'
-import { tellMissingTextSearch } from './content/knowledge/text-search.ts'
-import { requireVectorIndex } from './content/vectors/pgvector.ts'
+import { knownNames, loadModules } from './core/api/module.ts'
 import { migrate } from './core/db/migrate.ts'
 import { closeServer, createGate, portOf } from './core/http/health.ts'
 import { openServer } from './core/http/server.ts'
 import { createLog, type Logger } from './core/process/log.ts'
 import { openServices } from './core/process/open-services.ts'
 import { configured, untilStopped } from './core/process/shutdown.ts'
-import { syncManagedPolicies } from './identity/policies/managed.ts'
-import { bootstrapFromSettings } from './identity/users/bootstrap.ts'
+import { modules } from './modules.ts'
 
 export type Web = { port: number; url: string; server: Server; stop(): Promise<void> }
 
 /** Starts the web process: migrates when asked, makes the first admin when none exists, answers requests. */
 export async function startWeb(config: Config, log: Logger): Promise<Web> {
+  loadModules(modules)
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_URL, {
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
@@ -24,10 +23,8 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
       log: line => log.debug(line),
     })
   const services = await openServices(config, { log, role: 'web' })
-  await requireVectorIndex(services)
-  await tellMissingTextSearch(services)
-  await bootstrapFromSettings(services)
-  await syncManagedPolicies(services)
+  for (const { start } of modules) await start?.(services, 'web')
+  log.debug(knownNames(), 'modules loaded')
   const app = createApp(services)
   const gate = createGate(app.http, config.DOCS_BASE_URL)
   const server = openServer(gate.listener, {

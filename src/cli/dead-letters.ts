@@ -8,8 +8,15 @@ const MAX_LETTERS = 100_000
 const BATCH = 500
 
 function checkQueue(queue: string | undefined): void {
-  if (queue !== undefined && !declared.has(queue))
-    throw new CommandError(`there is no queue ${queue}`, `Queues: ${[...declared.keys()].sort().join(', ')}`)
+  if (queue !== undefined && !declared.find(queue))
+    throw new CommandError(
+      `there is no queue ${queue}`,
+      `Queues: ${declared
+        .all()
+        .map(({ name }) => name)
+        .sort()
+        .join(', ')}`,
+    )
 }
 
 /** The first line of what a message failed with. */

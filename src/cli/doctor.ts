@@ -1,15 +1,16 @@
 import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../config.ts'
+import { loadModules } from '../core/api/module.ts'
 import { migrationNames } from '../core/db/migrate.ts'
 import { openPool, type Pool } from '../core/db/pool.ts'
 import { deadName, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../core/secrets/secretbox.ts'
 import { anyUser } from '../identity/users/store.ts'
+import { modules } from '../modules.ts'
 import { examineContent } from './doctor-content.ts'
 import { commandLog, deployment, type Environment } from './environment.ts'
 import { type Check, describe, print, printJson } from './output.ts'
 import { keyStates } from './secrets.ts'
 import { appliedMigrations, heartbeats, queueNames, serverFacts } from './store.ts'
-import './modules.ts'
 
 const OLDEST_SERVER = 150_000
 const SKEW_WARN_MS = 1000
@@ -18,6 +19,7 @@ const LATE_SECONDS = 60
 
 /** `muster doctor`: runs every check and prints a line for each. Leaves nothing changed. Sets exit code 1 when one fails. */
 export async function doctor({ data, json }: { data: string; json?: boolean }): Promise<void> {
+  loadModules(modules)
   const { env, close } = await deployment(data)
   let checks: Check[]
   try {
@@ -162,7 +164,10 @@ function clock(skewMs: number): Check {
 
 async function examineQueues(config: Config, pool: Pool, env: Environment): Promise<Check[]> {
   const present = new Set(await queueNames(pool))
-  const missing = [...declared.keys()].flatMap(name => [name, deadName(name)]).filter(name => !present.has(name))
+  const missing = declared
+    .all()
+    .flatMap(({ name }) => [name, deadName(name)])
+    .filter(name => !present.has(name))
   if (missing.length > 0)
     return [{ name: 'queues', status: 'fail', detail: `missing: ${missing.join(', ')}`, mend: 'Run muster migrate.' }]
   const log = commandLog(env)
@@ -196,7 +201,7 @@ const lateQueue = ({ queue, waiting, oldest_seconds }: QueueStats): Check => ({
   name: 'queues',
   status: 'warn',
   detail: `${queue}: ${waiting} waiting, the oldest for ${Math.round(oldest_seconds)} s`,
-  mend: `Start a worker for it, or more: npm run worker ${declared.get(queue)?.kind ?? ''}`.trimEnd(),
+  mend: `Start a worker for it, or more: npm run worker ${declared.get(queue).concern}`.trimEnd(),
 })
 
 async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {

@@ -95,7 +95,12 @@ export async function withConfig<T>(dataDir: string, work: (config: Config, log:
 /** Runs `work` with open services of the deployment; every module is loaded. */
 export const withServices = <T>(dataDir: string, work: (services: OpenServices) => Promise<T>): Promise<T> =>
   withConfig(dataDir, async (config, log) => {
-    const [{ openServices }] = await Promise.all([import('../core/process/open-services.ts'), import('./modules.ts')])
+    const [{ openServices }, { loadModules }, { modules }] = await Promise.all([
+      import('../core/process/open-services.ts'),
+      import('../core/api/module.ts'),
+      import('../modules.ts'),
+    ])
+    loadModules(modules)
     const services = await openServices(config, { log, role: 'cli' })
     try {
       return await work(services)

@@ -1,11 +1,13 @@
+import { loadModules } from '../core/api/module.ts'
 import { migrate } from '../core/db/migrate.ts'
+import { modules } from '../modules.ts'
 import { withConfig } from './environment.ts'
 import { CommandError, describe, note, print, printJson } from './output.ts'
-import './modules.ts'
 
 /** `muster migrate`: waits for the lock, runs what is missing, prints what ran. */
 export const migrateCommand = ({ data, json }: { data: string; json?: boolean }): Promise<void> =>
   withConfig(data, async config => {
+    loadModules(modules)
     const waiting = setTimeout(() => note('another process migrates; waiting for its lock'), 2000)
     const began = performance.now()
     try {

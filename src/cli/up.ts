@@ -87,13 +87,15 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   env.PORT = String(await takePort(PORT, HOST))
 
   // The database comes up while the modules load.
-  const modules = Promise.all([
+  const loading = Promise.all([
     import('../web.ts'),
     import('../../jobs/worker.ts'),
     import('../core/db/migrate.ts'),
     import('./demo.ts'),
+    import('../core/api/module.ts'),
+    import('../modules.ts'),
   ])
-  modules.catch(() => {})
+  loading.catch(() => {})
   const directory = databaseDirectory(dataDir)
   if (embedded) env.DATABASE_URL = await startDatabase(directory, parts)
   let double: Double | null = null
@@ -105,7 +107,8 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   }
   if (stopped()) return null
 
-  const [{ startWeb }, { startWorker }, { migrate }, { firstSignIn, makeDemo }] = await modules
+  const [{ startWeb }, { startWorker }, { migrate }, { firstSignIn, makeDemo }, { loadModules }, all] = await loading
+  loadModules(all.modules)
   const config = loadConfig(env)
   const { host, port, pathname } = new URL(config.DATABASE_URL)
   if (config.AUTO_MIGRATE)

@@ -1,31 +1,31 @@
-import { footprint } from '../control/storage/footprint.ts'
+import type { Footprint } from '../control/storage/footprint.ts'
 import { sql } from '../core/db/sql.ts'
 
 /**
  * Files: stored bytes, or declared ones while there are none. Those behind messages of conversations do not count. Reads
  * the rows of the project by files_path.
  */
-footprint(project => ({
+export const fileFootprint: Footprint = project => ({
   bytes: sql.fragment`
     select sum(f.size) from files f
     where f.project_id = ${project}
       and not exists (select 1 from documents d where d.file_id = f.id and d.kind = 'message')`,
-}))
+})
 
 /**
  * Texts of chunks. Reads the rows of the project by document_chunks_project; octet_length does not fetch a text that is
  * stored out of its row.
  */
-footprint(project => ({
+export const chunkFootprint: Footprint = project => ({
   bytes: sql.fragment`select sum(octet_length(c.content)) from document_chunks c where c.project_id = ${project}`,
   chunks: sql.fragment`select count(*) from document_chunks c where c.project_id = ${project}`,
-}))
+})
 
 /** Four bytes a dimension of each vector, whoever it belongs to. Counts in the index knowledge_vectors_scan. */
-footprint(project => ({
+export const vectorFootprint: Footprint = project => ({
   bytes: sql.fragment`
     select sum(v.count * s.dimensions * 4)
     from (
       select k.space_id, count(*) as count from knowledge_vectors k where k.project_id = ${project} group by k.space_id
     ) v join embedding_spaces s on s.id = v.space_id`,
-}))
+})

@@ -1,11 +1,12 @@
 import type { RecordedFailure } from '../core/api/errors.ts'
 import type { Queryable } from '../core/db/sql.ts'
+import { extensionPoint } from '../core/declarations.ts'
 import type { PrincipalRecord } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 
 /**
- * Tools as content calls them: converters of ingestion rules and rerankers of searches. The area of tools comes later in
- * the house and fills this in at import; without it no tool exists.
+ * Tools as content calls them: converters of ingestion rules and rerankers of searches. The area of tools comes later
+ * and contributes the one that there is; without it no tool exists.
  */
 export type ToolRunner = {
   /** A tool of a project, or one shared into it. */
@@ -28,15 +29,8 @@ export type ToolCall = {
 
 export type ToolOutcome = { ok: true; output: unknown } | { ok: false; error: RecordedFailure }
 
-let runner: ToolRunner | null = null
-
-/** Fills the tools in; the last call counts. */
-export function runTools(made: ToolRunner | null): void {
-  runner = made
-}
-
-export const toolRunner = (): ToolRunner | null => runner
+export const toolRunners = extensionPoint<ToolRunner>('tools')
 
 /** A tool that a rule or a search names; null when the project has none of that id. */
 export const findTool: ToolRunner['find'] = async (db, projectId, toolId) =>
-  (await runner?.find(db, projectId, toolId)) ?? null
+  (await toolRunners.only()?.find(db, projectId, toolId)) ?? null

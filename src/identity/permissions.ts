@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { pageOf, pageOfArray } from '../core/api/lists.ts'
-import { declaredOperations, type Operation, operation } from '../core/api/operation.ts'
+import { type Operation, operation, operations } from '../core/api/operation.ts'
 import { actionCatalogue } from '../core/iam/catalogue.ts'
 
 const PermissionModule = z
@@ -29,6 +29,6 @@ export const permissionOperations: Operation[] = [
     paged: true,
     timed: false,
     answers: { 200: pageOf(PermissionModule) },
-    run: async ({ page }) => pageOfArray(actionCatalogue(declaredOperations()), page),
+    run: async ({ page }) => pageOfArray(actionCatalogue(operations.all()), page),
   }),
 ]

@@ -1,8 +1,8 @@
 import { type ChildProcess, fork, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { pathToFileURL } from 'node:url'
-import { deliveryActors } from '../../jobs/delivery.ts'
 import { loadConfig } from '../../src/config.ts'
+import { deliveries } from '../../src/control/webhooks/handlers.ts'
 import { sealedFor } from '../../src/control/webhooks/model.ts'
 import { newSecret } from '../../src/control/webhooks/secret.ts'
 import { insertWebhook } from '../../src/control/webhooks/store.ts'
@@ -10,7 +10,7 @@ import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
-import { testEnvironment } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import type { Row } from './rows.ts'
 
@@ -104,7 +104,7 @@ async function roundTrips(
     },
   })
   const rows: Row[] = []
-  const concern = deliveryActors(counted)
+  const running = deliveries.start(counted)
   for (const [what, project, events, of] of [
     ['statements a delivery when idle', await newProject(services, 1, url), 1, 1],
     ['statements a delivery under load', await newProject(services, 1, url), 2000, 2000],
@@ -118,7 +118,7 @@ async function roundTrips(
     await new Promise(resolve => setTimeout(resolve, 500))
     rows.push({ what, value: Number((trips / events).toFixed(2)), unit: '' })
   }
-  await concern.close?.()
+  await running?.close()
   await counted.close()
   return rows
 }

@@ -3,7 +3,8 @@ import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 import autocannon from 'autocannon'
 import pg from 'pg'
-import { startApp, testEnvironment } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
 import type { Row } from './rows.ts'
 
 /**

@@ -1,8 +1,18 @@
 import { z } from 'zod'
+import { loadConfig } from '../../src/config.ts'
 import { openNotifications } from '../../src/core/db/notify.ts'
-import { createQueuesInDatabase, entityMailbox, message, openQueues, workQueue } from '../../src/core/jobs/queue.ts'
-import { type Actor, actor, startWorkers } from '../../src/core/jobs/worker.ts'
+import { type Handler, handler } from '../../src/core/jobs/handler.ts'
+import {
+  createQueuesInDatabase,
+  entityMailbox,
+  message,
+  openQueues,
+  queues as queueTable,
+  workQueue,
+} from '../../src/core/jobs/queue.ts'
+import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
+import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
 /**
@@ -11,16 +21,18 @@ import { createDatabase, dropDatabase } from '../support/postgres.ts'
  */
 const total = Number(process.argv[2] ?? 10_000)
 const shape = z.object({ id: z.string(), project_id: z.string().optional() })
-const options = { message: shape, kind: 'delivery' }
+const options = { message: shape, concern: 'delivery' }
 const work = workQueue('bench-work', options)
 const shared = workQueue('bench-shared', { ...options, project: m => m.project_id })
 const box = entityMailbox('bench-box', { ...options, key: m => m.id })
 
 const name = `muster_bench_${process.pid}`
 const databaseUrl = await createDatabase(name)
+queueTable.fill([work, shared, box])
 await createQueuesInDatabase(databaseUrl)
 const log = silentLog()
 const queues = await openQueues({ databaseUrl, connections: 6, log })
+const services = { queues, log, config: loadConfig(testEnvironment(databaseUrl)) }
 const listen = await openNotifications({ databaseUrl, log })
 
 async function fill(queue: typeof work, projects = 1): Promise<number> {
@@ -53,7 +65,7 @@ async function drained(queue: typeof work): Promise<void> {
   }
 }
 
-async function worker(queue: typeof work, declared: (count: () => void) => Actor, more = {}): Promise<number> {
+async function worker(queue: typeof work, declared: (count: () => void) => Handler, more = {}): Promise<number> {
   await fill(queue)
   let handled = 0
   let finish = () => {}
@@ -62,14 +74,13 @@ async function worker(queue: typeof work, declared: (count: () => void) => Actor
   })
   const started = performance.now()
   const workers = await startWorkers({
-    queues,
-    actors: [
+    services,
+    handlers: [
       declared(() => {
         handled += 1
         if (handled === total) finish()
       }),
     ],
-    log,
     concurrency: 10,
     listen,
     ...more,
@@ -85,9 +96,8 @@ async function worker(queue: typeof work, declared: (count: () => void) => Actor
 async function latency(queue: typeof work): Promise<string> {
   let arrived = (_: number) => {}
   const workers = await startWorkers({
-    queues,
-    actors: [actor(queue, {}, async () => arrived(performance.now()))],
-    log,
+    services,
+    handlers: [handler(queue, {}, async () => arrived(performance.now()))],
     concurrency: 10,
     listen,
   })
@@ -107,9 +117,9 @@ async function latency(queue: typeof work): Promise<string> {
 }
 
 const one = (queue: typeof work, concurrency: number) => (count: () => void) =>
-  actor(queue, { concurrency }, async () => count())
+  handler(queue, { concurrency }, async () => count())
 const many = (queue: typeof work, batch: number) => (count: () => void) =>
-  actor(queue, { concurrency: 2, batch }, async messages => messages.forEach(count))
+  handler(queue, { concurrency: 2, batch }, async messages => messages.forEach(count))
 
 try {
   const rows: Record<string, unknown>[] = []

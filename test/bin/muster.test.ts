@@ -6,13 +6,15 @@ import { withSettings } from '../../src/cli/settings.ts'
 import { conversationSweep } from '../../src/conversation/turns/handler.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { actor, startWorkers } from '../../src/core/jobs/worker.ts'
+import { handler } from '../../src/core/jobs/handler.ts'
+import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { createTurn } from '../../src/execution/generations/turn.ts'
 import { findEmbedded, startEmbedded } from '../../src/local/postgres.ts'
-import { eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { run } from '../support/commands.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { startS3 } from '../support/s3.ts'
@@ -434,13 +436,12 @@ describe('muster', function () {
   it('reprocess dead-letters lists, shows and replays them', async () => {
     const { queues } = app.services
     const workers = await startWorkers({
-      queues,
-      actors: [
-        actor(conversationSweep, {}, async () => {
+      services: { ...app.services, log: silentLog() },
+      handlers: [
+        handler(conversationSweep, {}, async () => {
           throw new Error('does not work')
         }),
       ],
-      log: silentLog(),
       concurrency: 1,
       listen: app.services.notifications,
     })

@@ -5,11 +5,10 @@ import type net from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { eventually, testEnvironment } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { launch, type Running, run } from '../support/commands.ts'
+import { testEnvironment } from '../support/environment.ts'
 import { cloneTemplate } from '../support/postgres.ts'
-import '../../src/api.ts'
-import '../../jobs/worker.ts'
 
 describe('web and worker processes', function () {
   this.timeout(60_000)

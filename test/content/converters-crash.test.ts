@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { client } from '../double/client.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { settledStatus, upload } from './ingestion-support.ts'

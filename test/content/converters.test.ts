@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { client } from '../double/client.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { client } from '../local/double/client.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
 import { reply, startTools, type TestTools } from '../support/tools.ts'

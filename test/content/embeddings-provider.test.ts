@@ -1,16 +1,16 @@
 import assert from 'node:assert/strict'
 import { embedderOf } from '../../src/content/embeddings/embedder.ts'
 import type { EmbedOptions } from '../../src/content/embeddings/model.ts'
-import { meter, type UsageDraft } from '../../src/control/usage/meter.ts'
+import { meters, type UsageDraft } from '../../src/control/usage/meter.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
+import { loadBeside } from '../support/modules.ts'
 
 const DIMENSIONS = 32
 const KEY = 'sk-embedding-key-of-the-tests'
 
 const drafts: UsageDraft[] = []
-meter(async (_db, made) => void drafts.push(...made))
 
 const lines = (app: TestApp, text: string) =>
   app.logs.filter(line => line.includes(text)).map(line => JSON.parse(line) as Record<string, unknown>)
@@ -18,7 +18,9 @@ const lines = (app: TestApp, text: string) =>
 describe('the embedding provider', () => {
   let server: EmbeddingServer
   const apps: TestApp[] = []
+  let unload = () => {}
   before(async () => {
+    unload = loadBeside({ extensions: [meters.with(async (_db, made) => void drafts.push(...made))] })
     server = await startEmbeddingServer(DIMENSIONS)
   })
   beforeEach(() => {
@@ -28,6 +30,7 @@ describe('the embedding provider', () => {
     drafts.length = 0
   })
   after(async () => {
+    unload()
     for (const app of apps) await app.close()
     await server?.close()
   })

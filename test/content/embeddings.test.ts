@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { loadConfig } from '../../src/config.ts'
 import { localVector } from '../../src/content/embeddings/local.ts'
-import { startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { startApp, type TestApp } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
 
 const norm = (vector: number[]) => Math.hypot(...vector)
 const dot = (a: ArrayLike<number>, b: ArrayLike<number>) => {

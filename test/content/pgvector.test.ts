@@ -16,7 +16,7 @@ import { createLog } from '../../src/core/process/log.ts'
 import type { Services } from '../../src/core/process/services.ts'
 import { startWeb } from '../../src/web.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
-import { testEnvironment } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { nearestTo } from './vectors-support.ts'
 

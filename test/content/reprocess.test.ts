@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { run } from '../support/commands.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { testEnvironment } from '../support/environment.ts'
 
 const DIMENSIONS = 64
 

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'mocha'
-import { snapshotActors } from '../../jobs/snapshot.ts'
 import { createReadAudit } from '../../src/control/audit/reads.ts'
 import { sealEntries } from '../../src/control/audit/seal.ts'
-import { sweepQueue } from '../../src/control/retention/sweep.ts'
 import type { AuditEntry } from '../../src/core/api/audit.ts'
 import { newId } from '../../src/core/api/ids.ts'
+import { workOf } from '../../src/core/api/module.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { type Clock, systemClock } from '../../src/core/process/clock.ts'
 import { auditReadsDropped } from '../../src/core/process/metrics.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
@@ -459,7 +459,7 @@ describe('the audit log', () => {
     })
 
     it('is written by a worker every few seconds', async () => {
-      const tick = snapshotActors(app.services).ticks.find(({ name }) => name === 'seal audit entries')
+      const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'seal audit entries')
       assert.equal(tick?.when, 5)
       const project = await app.project()
       await quota(project.id)
@@ -527,7 +527,7 @@ describe('the audit log', () => {
     const sweep = () => app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'audit entries' } }])
 
     it('deletes entries older than AUDIT_RETENTION_DAYS daily and leaves the chain valid', async () => {
-      const tick = snapshotActors(app.services).ticks.find(({ name }) => name === 'sweep audit entries')
+      const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'sweep audit entries')
       assert.equal(tick?.when, '31 3 * * *')
       const project = await app.project()
       await backfill(project.id, 40, new Date(Date.now() - 366 * DAY))
@@ -595,7 +595,7 @@ describe('the audit log', () => {
     it('of kept answers, failed logins and heartbeats ends what is past its time', async () => {
       const { pool, queues } = app.services
       const names = ['idempotency keys', 'login failures', 'worker heartbeats', 'deferred project deletes']
-      const ticks = snapshotActors(app.services).ticks.map(({ name }) => name)
+      const ticks = workOf(['snapshot']).schedules.map(({ name }) => name)
       for (const name of names) assert.ok(ticks.includes(`sweep ${name}`))
       await pool.query(sql.unsafe`
         insert into idempotency_keys (credential_id, path, key, request_hash, created_at)

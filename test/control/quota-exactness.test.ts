@@ -3,7 +3,8 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { after, before, describe, it } from 'mocha'
 import { sql } from '../../src/core/db/sql.ts'
-import { type Client, client, eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
 
 describe('requests quotas over several web processes', () => {
   let app: TestApp

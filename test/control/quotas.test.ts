@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'mocha'
-import { snapshotActors } from '../../jobs/snapshot.ts'
 import { createRequestQuotas } from '../../src/control/quotas/requests.ts'
-import { sweepQueue } from '../../src/control/retention/sweep.ts'
+import { workOf } from '../../src/core/api/module.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import type { Caller } from '../../src/core/iam/caller.ts'
+import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { openServices } from '../../src/core/process/open-services.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
@@ -611,7 +611,7 @@ describe('quotas', () => {
     const prune = () => app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'quota counters' } }])
 
     it('is due every day', () => {
-      const tick = snapshotActors(app.services).ticks.find(({ name }) => name === 'sweep quota counters')
+      const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'sweep quota counters')
       assert.equal(tick?.when, '23 3 * * *')
     })
 

@@ -1,26 +1,27 @@
 import assert from 'node:assert/strict'
-import { snapshotActors } from '../../jobs/snapshot.ts'
 import { checkStorage } from '../../src/control/quotas/storage.ts'
-import { footprint } from '../../src/control/storage/footprint.ts'
+import { type Footprint, footprints } from '../../src/control/storage/footprint.ts'
 import { snapshotProjects, snapshotQueue } from '../../src/control/storage/snapshot.ts'
-import { meter, type UsageDraft } from '../../src/control/usage/meter.ts'
+import { meters, type UsageDraft } from '../../src/control/usage/meter.ts'
+import { workOf } from '../../src/core/api/module.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { openServices } from '../../src/core/process/open-services.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { loadBeside } from '../support/modules.ts'
 
 const DAY_MS = 86_400_000
 
 // A part of the footprint that one project can make fail.
 const broken = new Set<string>()
 let failing = false
-footprint(project => ({
+const breaking: Footprint = project => ({
   bytes: sql.fragment`select case when ${failing} and ${project} = any(${sql.array([...broken], 'text')})
     then 1 / (length(${project}) - length(${project})) else 0 end`,
-}))
+})
 
 const drafts: UsageDraft[] = []
-meter(async (_db, made) => void drafts.push(...made))
+const extensions = [footprints.with(breaking), meters.with(async (_db, made) => void drafts.push(...made))]
 
 describe('storage', () => {
   let app: TestApp
@@ -62,10 +63,15 @@ describe('storage', () => {
     return null
   }
 
+  let unload = () => {}
   before(async () => {
+    unload = loadBeside({ extensions })
     app = await startApp({ clock })
   })
-  after(() => app.close())
+  after(async () => {
+    await app.close()
+    unload()
+  })
 
   describe('checks', () => {
     it('measure a project that was never metered by what it adds alone', async () => {
@@ -433,7 +439,7 @@ describe('storage', () => {
       try {
         await eventually(async () => (await snapshots(id)).length === 1)
         const late = await app.project()
-        const tick = snapshotActors(other.services).ticks.find(({ name }) => name === 'storage snapshots')
+        const tick = workOf(['snapshot']).schedules.find(({ name }) => name === 'storage snapshots')
         assert.equal(tick?.when, '2 * * * *')
         assert.equal(tick?.queue, snapshotQueue)
         await other.services.queues.send([{ queue: snapshotQueue, data: tick?.data(new Date()) as object }])

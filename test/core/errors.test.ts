@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { operations } from '../../src/api.ts'
 import {
   AppError,
   type ErrorCode,
@@ -12,6 +11,7 @@ import {
   isErrorCode,
   raise,
 } from '../../src/core/api/errors.ts'
+import { operations } from '../../src/core/api/operation.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
@@ -234,7 +234,7 @@ describe('the error catalogue', () => {
   })
 
   it('names in its hints only calls that exist', () => {
-    const routes = new Set(operations.map(({ method, path }) => `${method.toUpperCase()} ${path}`))
+    const routes = new Set(operations.all().map(({ method, path }) => `${method.toUpperCase()} ${path}`))
     const named = errorCodes.flatMap(code => errorEntry(code).hint.match(/\b(?:GET|POST) \/[\w/{}-]+/g) ?? [])
     assert.ok(named.length > 8)
     assert.deepEqual(

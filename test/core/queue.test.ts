@@ -5,24 +5,31 @@ import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import pino, { type Logger } from 'pino'
+import { type Config, loadConfig } from '../../src/config.ts'
+import { loadModules } from '../../src/core/api/module.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
+import { every, HandBack, type Handler, handler } from '../../src/core/jobs/handler.ts'
 import {
   createQueuesInDatabase,
   type Message,
   message,
   openQueues,
   type Queues,
+  queues as queueTable,
   wakeChannel,
 } from '../../src/core/jobs/queue.ts'
-import { type Actor, actor, every, HandBack, startWorkers, type Workers } from '../../src/core/jobs/worker.ts'
+import { startWorkers, type Workers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { registry, reportQueues } from '../../src/core/process/metrics.ts'
+import { modules } from '../../src/modules.ts'
+import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { fragile, mailbox, shared, tasks } from '../support/queue-fixtures.ts'
 
-describe('core/queue and core/worker', function () {
+describe('queues and workers', function () {
   this.timeout(60_000)
   let databaseUrl: string
+  let config: Config
   let queues: Queues
   let listen: Notifications
   let pool: pg.Pool
@@ -31,6 +38,8 @@ describe('core/queue and core/worker', function () {
 
   before(async () => {
     databaseUrl = await createDatabase()
+    config = loadConfig(testEnvironment(databaseUrl))
+    queueTable.fill([mailbox, tasks, fragile, shared])
     await createQueuesInDatabase(databaseUrl)
     queues = await openQueues({ databaseUrl, connections: 6, log: silentLog() })
     listen = await openNotifications({ databaseUrl, log: silentLog() })
@@ -55,11 +64,21 @@ describe('core/queue and core/worker', function () {
     await listen?.close()
     await queues?.close()
     await pool?.end()
+    loadModules(modules)
     await dropDatabase(new URL(databaseUrl).pathname.slice(1))
   })
 
-  async function run(actors: Actor[], more: Partial<Parameters<typeof startWorkers>[0]> = {}): Promise<Workers> {
-    const workers = await startWorkers({ queues, actors, log: silentLog(), concurrency: 10, listen, ...more })
+  async function run(
+    handlers: Handler[],
+    { log = silentLog(), ...more }: Partial<Parameters<typeof startWorkers>[0]> & { log?: Logger } = {},
+  ): Promise<Workers> {
+    const workers = await startWorkers({
+      services: { queues, log, config },
+      handlers,
+      concurrency: 10,
+      listen,
+      ...more,
+    })
     started.push(workers)
     return workers
   }
@@ -149,7 +168,7 @@ describe('core/queue and core/worker', function () {
       const order: string[] = []
       let finish = () => {}
       await run([
-        actor(mailbox, {}, async () => {
+        handler(mailbox, {}, async () => {
           order.push('start')
           if (order.length === 1) await new Promise<void>(resolve => (finish = resolve))
           order.push('end')
@@ -170,7 +189,7 @@ describe('core/queue and core/worker', function () {
 
     it('a delayed wake-up hides no immediate one and comes on its own under the same key', async () => {
       const at: number[] = []
-      await run([actor(mailbox, {}, async () => void at.push(Date.now()))])
+      await run([handler(mailbox, {}, async () => void at.push(Date.now()))])
       const due = Date.now() + 2000
       await queues.send([message(mailbox, { id: 'e' }, { startAfter: new Date(due) })])
       await queues.send([message(mailbox, { id: 'e' })])
@@ -191,6 +210,8 @@ describe('core/queue and core/worker', function () {
       assert.equal(row.deletion_seconds, 3 * 86_400)
       assert.equal(row.policy, 'stately')
       assert.equal(row.dead_letter, 'test-mailbox.dead')
+      config = loadConfig(testEnvironment(databaseUrl))
+      queueTable.fill([mailbox, tasks, fragile, shared])
       await createQueuesInDatabase(databaseUrl)
     })
   })
@@ -198,7 +219,7 @@ describe('core/queue and core/worker', function () {
   describe('waking', () => {
     it('a committed message reaches its handler within milliseconds', async () => {
       let arrived = (_: number) => {}
-      await run([actor(tasks, {}, async () => arrived(performance.now()))], { pollMs: RARELY })
+      await run([handler(tasks, {}, async () => arrived(performance.now()))], { pollMs: RARELY })
       const times: number[] = []
       for (let i = 0; i < 30; i++) {
         await sleep(10)
@@ -227,7 +248,7 @@ describe('core/queue and core/worker', function () {
 
     it('messages come without notifications too', async () => {
       let handled = 0
-      await run([actor(tasks, {}, async () => void handled++)], { listen: undefined, pollMs: 100 })
+      await run([handler(tasks, {}, async () => void handled++)], { listen: undefined, pollMs: 100 })
       await queues.send([message(tasks, { id: 'a' })])
       await until('poll', () => handled === 1)
     })
@@ -302,7 +323,7 @@ describe('core/queue and core/worker', function () {
     it('a handler that runs longer than the lease keeps it', async () => {
       const attempts: number[] = []
       await run([
-        actor(tasks, {}, async (_, { attempt }) => {
+        handler(tasks, {}, async (_, { attempt }) => {
           attempts.push(attempt)
           await sleep(3500)
         }),
@@ -315,7 +336,7 @@ describe('core/queue and core/worker', function () {
     it('the signal of a handler whose message was taken away is aborted', async () => {
       let aborted = false
       await run([
-        actor(tasks, {}, async (_, { signal }) => {
+        handler(tasks, {}, async (_, { signal }) => {
           await once(signal, 'abort')
           aborted = true
           throw new Error('left')
@@ -332,7 +353,7 @@ describe('core/queue and core/worker', function () {
 
   it('lost connections lose no message', async () => {
     const handled = new Map<string, number>()
-    await run([actor(tasks, {}, async ({ id }) => void handled.set(id, (handled.get(id) ?? 0) + 1))])
+    await run([handler(tasks, {}, async ({ id }) => void handled.set(id, (handled.get(id) ?? 0) + 1))])
     const cut = () =>
       pool.query(`select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and application_name in ('muster-queue', 'muster-listen')`)
@@ -373,7 +394,7 @@ describe('core/queue and core/worker', function () {
       const { log, lines } = recorder()
       await run(
         [
-          actor(fragile, { onExhausted: async (data, error) => void told.push(data, String(error)) }, async () => {
+          handler(fragile, { onExhausted: async (data, error) => void told.push(data, String(error)) }, async () => {
             if (broken) throw Object.assign(new Error('broken'), { code: 'E_BROKEN' })
             handled += 1
           }),
@@ -411,13 +432,13 @@ describe('core/queue and core/worker', function () {
 
     it('a handler sets the delay of its own retry', async () => {
       const at: number[] = []
-      const handler = actor(tasks, {}, async (_, { retryIn }) => {
+      const waiting = handler(tasks, {}, async (_, { retryIn }) => {
         at.push(Date.now())
         if (at.length > 1) return
         retryIn(300)
         throw new Error('later')
       })
-      await run([handler], { pollMs: RARELY })
+      await run([waiting], { pollMs: RARELY })
       await queues.send([message(tasks, { id: 't' })])
       await until('second', () => at.length === 2)
       const gap = at[1] - at[0]
@@ -428,7 +449,7 @@ describe('core/queue and core/worker', function () {
       let handled = 0
       let broken = true
       await run([
-        actor(mailbox, {}, async (_, { retryIn }) => {
+        handler(mailbox, {}, async (_, { retryIn }) => {
           handled += 1
           retryIn(60_000)
           if (broken) throw new Error('broken')
@@ -448,7 +469,7 @@ describe('core/queue and core/worker', function () {
     it('an onExhausted that cannot record the failure is called again after the lease', async () => {
       const calls: number[] = []
       await run([
-        actor(
+        handler(
           tasks,
           {
             onExhausted: async () => {
@@ -475,7 +496,7 @@ describe('core/queue and core/worker', function () {
       await queues.send(['a', 'b', 'c'].map(id => message(tasks, { id })))
       await run(
         [
-          actor(tasks, { batch: 10 }, async (messages, { attempt }) => {
+          handler(tasks, { batch: 10 }, async (messages, { attempt }) => {
             calls.push(messages.map(({ id }) => id))
             if (attempt === 1 && messages.some(({ id }) => id === 'b')) throw new Error('b')
           }),
@@ -503,7 +524,7 @@ describe('core/queue and core/worker', function () {
       let finish = () => {}
       let quick = 0
       await run([
-        actor(tasks, { concurrency: 2 }, async ({ id }) => {
+        handler(tasks, { concurrency: 2 }, async ({ id }) => {
           if (id === 'slow') await new Promise<void>(resolve => (finish = resolve))
           else quick += 1
         }),
@@ -518,7 +539,7 @@ describe('core/queue and core/worker', function () {
       let finish = () => {}
       let quick = 0
       await run([
-        actor(mailbox, {}, async ({ id }) => {
+        handler(mailbox, {}, async ({ id }) => {
           if (id === 'slow') await new Promise<void>(resolve => (finish = resolve))
           else quick += 1
         }),
@@ -537,13 +558,13 @@ describe('core/queue and core/worker', function () {
       const release: (() => void)[] = []
       await queues.send(Array.from({ length: 30 }, () => message(shared, { id: 'x', project_id: 'big' })))
       await queues.send(Array.from({ length: 6 }, () => message(shared, { id: 'x', project_id: 'small' })))
-      const handler: Actor = actor(shared, {}, async ({ project_id = '' }) => {
+      const holding = handler(shared, {}, async ({ project_id = '' }) => {
         held.set(project_id, (held.get(project_id) ?? 0) + 1)
         if (held.get('small')) most = Math.max(most, held.get('big') ?? 0)
         await new Promise<void>(resolve => release.push(resolve))
         held.set(project_id, held.get(project_id)! - 1)
       })
-      await run([handler], { concurrency: 6, projectShare: 0.5 })
+      await run([holding], { concurrency: 6, projectShare: 0.5 })
       await until('full', () => release.length === 6)
       assert.deepEqual(Object.fromEntries(held), { big: 3, small: 3 })
       const free = () => {
@@ -570,7 +591,7 @@ describe('core/queue and core/worker', function () {
       const seen: string[] = []
       const workers = await run(
         [
-          actor(tasks, {}, async ({ id }, { stopping, signal }) => {
+          handler(tasks, {}, async ({ id }, { stopping, signal }) => {
             await once(stopping, 'abort')
             seen.push(`${id} asked`)
             if (id === 'quick') return
@@ -592,14 +613,14 @@ describe('core/queue and core/worker', function () {
       assert.deepEqual(lines.map(line => line.outcome).sort(), ['done', 'handed_back', 'handed_back', 'handed_back'])
 
       const attempts: number[] = []
-      await run([actor(tasks, {}, async (_, { attempt }) => void attempts.push(attempt))])
+      await run([handler(tasks, {}, async (_, { attempt }) => void attempts.push(attempt))])
       await until('again', () => attempts.length === 3)
       assert.deepEqual(attempts, [1, 1, 1])
     })
 
     it('an entity given back while its next wake-up waits is looked at once', async () => {
       const workers = await run([
-        actor(mailbox, {}, async (_, { signal }) => {
+        handler(mailbox, {}, async (_, { signal }) => {
           await once(signal, 'abort')
           throw new Error('interrupted')
         }),
@@ -612,14 +633,14 @@ describe('core/queue and core/worker', function () {
     })
   })
 
-  describe('ticks', () => {
+  describe('schedules', () => {
     it('any number of workers makes one message per instant', async () => {
       let handled = 0
-      const actors = [actor(tasks, {}, async () => void handled++)]
-      const ticks = [every('test-tick', 1, tasks, instant => ({ id: instant.toISOString() }))]
-      await run(actors, { ticks })
-      await run([], { ticks })
-      await run([], { ticks: [every('test-cron', '* * * * * *', tasks, { id: 'cron' })] })
+      const actors = [handler(tasks, {}, async () => void handled++)]
+      const schedules = [every('test-tick', 1, tasks, instant => ({ id: instant.toISOString() }))]
+      await run(actors, { schedules })
+      await run([], { schedules })
+      await run([], { schedules: [every('test-cron', '* * * * * *', tasks, { id: 'cron' })] })
       const seen = async () => {
         const ids = (await jobs(tasks.name)).map(job => job.data.id)
         const instants = ids.filter(id => id !== 'cron')

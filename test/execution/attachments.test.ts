@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { newId } from '../../src/core/api/ids.ts'
-import { client } from '../double/client.ts'
+import { client } from '../local/double/client.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
 import { sql } from '../../src/core/db/sql.ts'
-import { client } from '../double/client.ts'
+import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { type Message, openStream, readStream } from './streams.ts'

@@ -253,7 +253,7 @@ describe('model calls', () => {
         ['AKINSTANCE', { AWS_EC2_METADATA_SERVICE_ENDPOINT: `${vendors.url}/aws` }],
       ]
       for (const [expected, env] of sources) {
-        const probe = `const { deploymentKeys } = await import('./src/core/aws.ts')
+        const probe = `const { deploymentKeys } = await import('./src/core/net/aws.ts')
           console.log((await deploymentKeys())?.accessKeyId)`
         const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', probe], { env })
         assert.equal(stdout.trim(), expected)

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { declaredOperations } from '../../src/core/api/operation.ts'
+import { operations as declared } from '../../src/core/api/operation.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
 import { checkPolicyDocument } from '../../src/core/iam/decide.ts'
@@ -323,7 +323,7 @@ describe('policies', () => {
     before(() => Promise.all([syncManagedPolicies(app.services), syncManagedPolicies(app.services)]))
 
     it('are documents anybody could write, and cover every reading action', () => {
-      const operations = declaredOperations()
+      const operations = declared.all()
       const documents = managedPolicies(operations)
       for (const { id, document } of documents)
         assert.deepEqual(checkPolicyDocument(document, policyCatalogue(operations)), [], id)

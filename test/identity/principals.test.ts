@@ -9,7 +9,8 @@ import { openServices } from '../../src/core/process/open-services.ts'
 import { PrincipalCache, type Source } from '../../src/identity/principal-cache.ts'
 import { callerForPrincipal, createPrincipals } from '../../src/identity/principals.ts'
 import { signToken, type TokenKind } from '../../src/identity/tokens.ts'
-import { ADMIN, eventually, startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { ADMIN, eventually, startApp, type TestApp } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
 
 const allowAll = { statement: [{ effect: 'Allow', action: ['*'] }] }
 

@@ -4,10 +4,11 @@ import { AppError } from '../../src/core/api/errors.ts'
 import { kinds } from '../../src/core/api/kind.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
-import { cloneable } from '../../src/identity/projects/clone.ts'
+import { cloneables } from '../../src/identity/projects/clone.ts'
 import { sweepDeferredDeletes } from '../../src/identity/projects/delete.ts'
 import { lockRunnable } from '../../src/identity/projects/pause.ts'
 import { startApp, type TestApp } from '../support/app.ts'
+import { loadBeside } from '../support/modules.ts'
 
 const DAY = 86_400_000
 
@@ -419,7 +420,7 @@ describe('projects', () => {
       const stays = new Set(['audit_entries'])
       const left = named.map(row => row.table_name).filter(table => !goes.has(table) && !stays.has(table))
       assert.deepEqual(left, [])
-      for (const kind of kinds().filter(item => !item.global && !stays.has(item.table)))
+      for (const kind of kinds.all().filter(item => !item.global && !stays.has(item.table)))
         assert.ok(goes.has(kind.table), kind.table)
     })
   })
@@ -482,17 +483,19 @@ describe('projects', () => {
 
   describe('clone', () => {
     it('copies settings and tags, and what include names', async () => {
-      cloneable({
+      const parts = cloneables.with({
         name: 'test_parts',
         async copy(_tx, from, to, ids) {
           ids.set(from, to)
         },
       })
+      const unload = loadBeside({ extensions: [parts] })
       const { id, key } = await app.project()
       await key.post('/secrets', { name: 's', value: 'v' })
       await app.admin.patch(`/projects/${id}`, { max_run_depth: 5 })
       await app.admin.put(`/projects/${id}/tags`, { team: 'a' })
       const made = await app.admin.post(`/projects/${id}/clone`, { name: 'copy', include: ['test_parts'] })
+      unload()
       assert.equal(made.status, 201)
       const { project, ids } = made.body
       assert.deepEqual([project.name, project.max_run_depth, project.tags], ['copy', 5, { team: 'a' }])

@@ -6,7 +6,8 @@ import { createSecretBox } from '../../src/core/secrets/secretbox.ts'
 import { sweepReplacedValues } from '../../src/identity/secrets/operations.ts'
 import { reencryptSecrets, verifySecrets } from '../../src/identity/secrets/reencrypt.ts'
 import { checkTokens, mask, openSecret, resolveTokens } from '../../src/identity/secrets/resolve.ts'
-import { startApp, type TestApp, testEnvironment } from '../support/app.ts'
+import { startApp, type TestApp } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
 
 const allow = (action: string, resource: string) => ({
   statement: [{ effect: 'Allow', action: [action], resource: [resource] }],
@@ -384,7 +385,7 @@ describe('secrets', () => {
     })
 
     it('reaches every column that holds sealed values', async () => {
-      const declared = new Set(sealedColumns().map(column => `${column.table}.${column.column}`))
+      const declared = new Set(sealedColumns.all().map(column => `${column.table}.${column.column}`))
       const named = await rows(
         `select table_name || '.' || column_name as name from information_schema.columns
          where table_schema = 'public' and column_name like '%sealed\\_%'`,

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
-import { documentActors } from '../../src/content/ingestion/handler.ts'
+import { ingestionHandlers } from '../../src/content/ingestion/handler.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import {
   age,
@@ -647,13 +647,13 @@ describe('ingestion that nobody works on', function () {
   })
 
   it('is given up with its message only where no worker holds it and no converter is to call back', async () => {
-    const [{ onExhausted }] = documentActors(web.services).actors
+    const [{ onExhausted }] = ingestionHandlers
     const givenUp = async (state: string, dueIn: number) => {
       const document_id = await accepted()
       const attempt_id = (await web.services.pool.oneFirst(sql.unsafe`
         update ingestion_attempts set state = ${state}, claims = 1, due_at = now() + ${dueIn} * interval '1 s'
         where document_id = ${document_id} returning id`)) as string
-      await onExhausted?.({ document_id, attempt_id }, new Error('not to be handled'))
+      await onExhausted?.({ document_id, attempt_id }, new Error('not to be handled'), web.services)
       return (await statusInRow(document_id)) === 'failed'
     }
     assert.equal(await givenUp('awaiting', 60), false)

@@ -1,16 +1,17 @@
 import type { AddressInfo } from 'node:net'
-import { deliveryActors } from '../../jobs/delivery.ts'
-import { generationActors } from '../../jobs/generation.ts'
-import { ingestionActors } from '../../jobs/ingestion.ts'
-import { snapshotActors } from '../../jobs/snapshot.ts'
 import { type App, createApp } from '../../src/app.ts'
 import { type Config, loadConfig } from '../../src/config.ts'
+import { loadModules, workOf } from '../../src/core/api/module.ts'
 import { openServer } from '../../src/core/http/server.ts'
-import { startWorkers, type Workers } from '../../src/core/jobs/worker.ts'
+import { startWorkers } from '../../src/core/jobs/worker.ts'
 import type { Clock } from '../../src/core/process/clock.ts'
 import { createLog } from '../../src/core/process/log.ts'
 import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
+import { modules } from '../../src/modules.ts'
+import { testEnvironment } from './environment.ts'
 import { cloneTemplate } from './postgres.ts'
+
+loadModules(modules)
 
 export type Reply = { status: number; body: any; headers: Headers }
 
@@ -81,21 +82,6 @@ export function client(url: string, token: string | null): Client {
 
 export const ADMIN = { username: 'admin', password: 'correct horse battery' }
 
-/** The environment every test process starts from. */
-export const testEnvironment = (databaseUrl: string): Record<string, string> => ({
-  NODE_ENV: 'test',
-  DATABASE_URL: databaseUrl,
-  PORT: '0',
-  HOST: '127.0.0.1',
-  WORKER_HEALTH_PORT: '0',
-  LOG_LEVEL: 'info',
-  AUTO_MIGRATE: 'false',
-  JWT_SECRET: 'a secret of the tests that is long enough',
-  SECRETS_ENCRYPTION_KEY: '00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff',
-  EGRESS_ALLOW_HOSTS: '127.0.0.1,localhost',
-  DATABASE_POOL_MAX: '12',
-})
-
 /**
  * The real application on a database of its own, in this process. `workers` names the concerns that run beside it;
  * `env` overrides settings.
@@ -124,25 +110,7 @@ export async function startApp(
   const server = openServer(app.http, { docsBaseUrl: config.DOCS_BASE_URL, log })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
-  const concerns = {
-    delivery: deliveryActors,
-    ingestion: ingestionActors,
-    generation: generationActors,
-    snapshot: snapshotActors,
-  }
-  const parts = (options.workers ?? []).map(kind => concerns[kind](services))
-  const workers: Workers | null =
-    parts.length === 0
-      ? null
-      : await startWorkers({
-          queues: services.queues,
-          actors: parts.flatMap(part => part.actors),
-          ticks: parts.flatMap(part => part.ticks),
-          log,
-          concurrency: config.WORKER_CONCURRENCY,
-          projectShare: config.PROJECT_WORKER_SHARE,
-          listen: services.notifications,
-        })
+  const stopWorkers = await startInside(services, options.workers ?? [])
   const anonymous = client(url, null)
   const signIn = async (username: string, password: string) =>
     client(url, (await anonymous.post('/users/login', { username, password })).body.token)
@@ -171,8 +139,7 @@ export async function startApp(
       return { ...(await signIn(username, 'a fine password')), id: made.body.id }
     },
     async close() {
-      await workers?.stop(5000)
-      await Promise.all(parts.map(part => part.close?.()))
+      await stopWorkers()
       await new Promise(resolve => {
         server.close(resolve)
         server.closeAllConnections()
@@ -181,6 +148,26 @@ export async function startApp(
       await services.close()
       await database.drop()
     },
+  }
+}
+
+/** Runs the work of some concerns in this process; returns what ends it. */
+async function startInside(services: OpenServices, concerns: readonly string[]): Promise<() => Promise<void>> {
+  if (concerns.length === 0) return async () => {}
+  const { config, notifications } = services
+  const { handlers, schedules, background } = workOf(concerns)
+  const running = background.map(({ start }) => start(services))
+  const workers = await startWorkers({
+    services,
+    handlers,
+    schedules,
+    concurrency: config.WORKER_CONCURRENCY,
+    projectShare: config.PROJECT_WORKER_SHARE,
+    listen: notifications,
+  })
+  return async () => {
+    await workers.stop(5000)
+    await Promise.all(running.map(part => part?.close()))
   }
 }
 

@@ -69,8 +69,8 @@ export async function dropDatabase(name: string): Promise<void> {
 }
 
 /**
- * A migrated database of one's own: every test file takes one in `before` and drops it in `after`. It has the queues
- * whose declarations the process has imported by then.
+ * A migrated database of one's own: every test file takes one in `before` and drops it in `after`. It has the queues of every
+ * module.
  */
 export async function cloneTemplate(): Promise<{ url: string; drop(): Promise<void> }> {
   const name = databaseName()
@@ -86,7 +86,13 @@ async function migratedTemplate(): Promise<string> {
   // Imported late: the test command takes its server from here and must run when the application does not load.
   const { migrate } = await import('../../src/core/db/migrate.ts')
   const { queues } = await import('../../src/core/jobs/queue.ts')
-  const declared = [...queues.values()].map(({ name, policy, retry }) => JSON.stringify([name, policy, retry])).sort()
+  const { loadedModules, loadModules } = await import('../../src/core/api/module.ts')
+  const { modules } = await import('../../src/modules.ts')
+  if (loadedModules().length === 0) loadModules(modules)
+  const declared = queues
+    .all()
+    .map(({ name, policy, retry }) => JSON.stringify([name, policy, retry]))
+    .sort()
   const name = `muster_template_${templateHash(declared)}`
   await administer(async client => {
     // Test processes start at once: one builds, the others wait here. The lock ends with the connection.

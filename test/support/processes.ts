@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import path from 'node:path'
-import { testEnvironment } from './app.ts'
+import { testEnvironment } from './environment.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 

@@ -8,22 +8,22 @@ const task = z.object({ id: z.string(), project_id: z.string().optional(), ms: z
 export const mailbox = entityMailbox('test-mailbox', {
   message: entity,
   key: m => m.id,
-  kind: 'test',
+  concern: 'test',
   leaseSeconds: 2,
   retry: { limit: 5, delaySeconds: 0, backoff: false },
 })
 
 export const tasks = workQueue('test-tasks', {
   message: task,
-  kind: 'test',
+  concern: 'test',
   leaseSeconds: 2,
   retry: { limit: 5, delaySeconds: 0, backoff: false },
 })
 
 export const fragile = workQueue('test-fragile', {
   message: task,
-  kind: 'test',
+  concern: 'test',
   retry: { limit: 1, delaySeconds: 0, backoff: false },
 })
 
-export const shared = workQueue('test-shared', { message: task, kind: 'test', project: m => m.project_id })
+export const shared = workQueue('test-shared', { message: task, concern: 'test', project: m => m.project_id })

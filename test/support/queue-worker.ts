@@ -1,8 +1,11 @@
 import pg from 'pg'
+import { loadConfig } from '../../src/config.ts'
 import { openNotifications } from '../../src/core/db/notify.ts'
-import { openQueues } from '../../src/core/jobs/queue.ts'
-import { actor, startWorkers } from '../../src/core/jobs/worker.ts'
+import { handler } from '../../src/core/jobs/handler.ts'
+import { openQueues, queues as queueTable } from '../../src/core/jobs/queue.ts'
+import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
+import { testEnvironment } from './environment.ts'
 import { mailbox, tasks } from './queue-fixtures.ts'
 
 /**
@@ -11,6 +14,7 @@ import { mailbox, tasks } from './queue-fixtures.ts'
  */
 const [databaseUrl, name] = process.argv.slice(2)
 const log = silentLog()
+queueTable.fill([mailbox, tasks])
 const queues = await openQueues({ databaseUrl, connections: 4, log })
 const listen = await openNotifications({ databaseUrl, log })
 const pool = new pg.Pool({ connectionString: databaseUrl, max: 12 })
@@ -27,13 +31,12 @@ async function transaction(work: (client: pg.PoolClient) => Promise<unknown>) {
 }
 
 const workers = await startWorkers({
-  queues,
+  services: { queues, log, config: loadConfig(testEnvironment(databaseUrl)) },
   listen,
-  log,
   concurrency: 10,
-  actors: [
+  handlers: [
     // Drains what the rows say, under the entity's row lock, and leaves the span it was active in.
-    actor(mailbox, {}, async ({ id }) => {
+    handler(mailbox, {}, async ({ id }) => {
       const { rows } = await pool.query(`insert into spans (entity, worker) values ($1, $2) returning n`, [id, name])
       await transaction(async client => {
         await client.query('select 1 from entity where id = $1 for update', [id])
@@ -42,7 +45,7 @@ const workers = await startWorkers({
       })
       await pool.query('update spans set ended = clock_timestamp() where n = $1', [rows[0].n])
     }),
-    actor(tasks, {}, async ({ id, ms = 0 }, { attempt, signal }) => {
+    handler(tasks, {}, async ({ id, ms = 0 }, { attempt, signal }) => {
       const trail = (what: string) =>
         pool.query('insert into trail (task, worker, attempt, what) values ($1, $2, $3, $4)', [id, name, attempt, what])
       await trail('start')

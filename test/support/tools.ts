@@ -1,7 +1,8 @@
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { runTools } from '../../src/content/tools.ts'
+import { type ToolRunner, toolRunners } from '../../src/content/tools.ts'
 import { newId } from '../../src/core/api/ids.ts'
+import { loadBeside } from './modules.ts'
 
 /** A call that a tool got: what it was sent, and with which headers. */
 export type ToolRequest = { input: any; headers: IncomingHttpHeaders; signal: AbortSignal }
@@ -51,7 +52,7 @@ export async function startTools(): Promise<TestTools> {
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
   const handed: TestTools['handed'] = []
 
-  runTools({
+  const runner: ToolRunner = {
     async find(_db, projectId, toolId) {
       const tool = tools.get(toolId)
       return tool?.projectId === projectId ? { id: toolId, type: tool.type } : null
@@ -82,7 +83,8 @@ export async function startTools(): Promise<TestTools> {
         return { ok: false, error: { code: 'TOOL_HTTP_ERROR', message: `answered ${outcome.status}`, meta } }
       return { ok: true, output: outcome.headers['content-type']?.includes('json') ? JSON.parse(text) : text }
     },
-  })
+  }
+  const unload = loadBeside({ extensions: [toolRunners.with(runner)] })
 
   const of = (id: string) => {
     const tool = tools.get(id)
@@ -102,7 +104,7 @@ export async function startTools(): Promise<TestTools> {
     calls: id => of(id).calls,
     handed,
     async close() {
-      runTools(null)
+      unload()
       await new Promise(resolve => {
         server.close(resolve)
         server.closeAllConnections()

@@ -1,14 +1,13 @@
+import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { DocumentRow } from './model.ts'
 
-/** What ingestion adds to documents. It builds on them, so it registers here instead of being imported. */
-export const documentHooks: {
-  /** Ends the ingestion of a pending or processing document when it has stalled; the document as it is then. */
-  settleStalled?: (services: Services, row: DocumentRow) => Promise<DocumentRow>
-} = {}
+/** Ends the ingestion of a pending or processing document when it has stalled; the document as it is then. */
+export const stalledIngestion =
+  extensionPoint<(services: Services, row: DocumentRow) => Promise<DocumentRow>>('stalled ingestion')
 
 /** A document that is about to be shown: never one that waits for an ingestion nobody works on (content, 5.4 rule 9). */
 export const settled = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
   row.status === 'pending' || row.status === 'processing'
-    ? ((await documentHooks.settleStalled?.(services, row)) ?? row)
+    ? ((await stalledIngestion.only()?.(services, row)) ?? row)
     : row

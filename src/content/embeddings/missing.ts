@@ -1,6 +1,6 @@
 import { z } from 'zod'
+import { HandBack, type JobContext } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
-import { type Context, HandBack } from '../../core/jobs/worker.ts'
 import type { Services } from '../../core/process/services.ts'
 import { fill } from './fill.ts'
 import { leads } from './follow.ts'
@@ -11,7 +11,7 @@ import { documentsWaiting, endWaits } from './store.ts'
 export const missingQueue = entityMailbox('embeddings.missing', {
   message: z.object({}),
   key: () => 'missing',
-  kind: 'ingestion',
+  concern: 'ingestion',
   retry: { limit: 0 },
 })
 
@@ -21,7 +21,7 @@ const DOCUMENTS = 50
 /** Tries every document that waits for vectors once; after a day none is tried any more (content, 6.4.7). */
 export async function embedMissing(
   services: Services,
-  { signal, stopping, log }: Pick<Context, 'signal' | 'stopping' | 'log'>,
+  { signal, stopping, log }: Pick<JobContext, 'signal' | 'stopping' | 'log'>,
 ): Promise<void> {
   const given_up = await endWaits(services.pool, new Date(services.clock.now().getTime() - DAY_MS))
   if (given_up > 0) log.warn({ given_up }, 'documents stay without some of their vectors')

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { sql } from '../../core/db/sql.ts'
+import { HandBack, type JobContext } from '../../core/jobs/handler.ts'
 import { entityMailbox, message } from '../../core/jobs/queue.ts'
-import { type Context, HandBack } from '../../core/jobs/worker.ts'
 import type { Services } from '../../core/process/services.ts'
 import { knownConfig, rebuildWords } from '../chunks/store.ts'
 import { fill } from './fill.ts'
@@ -17,7 +17,7 @@ import { countOutside, documentsOutside } from './store.ts'
 export const reindexQueue = entityMailbox('embeddings.reindex', {
   message: z.object({}),
   key: () => 'reindex',
-  kind: 'ingestion',
+  concern: 'ingestion',
   retry: { limit: 0 },
 })
 
@@ -29,7 +29,7 @@ const REPORT_MS = 10_000
 const DOWN_PAGES = 3
 const CHUNKS = 500
 
-type Handling = Pick<Context, 'signal' | 'stopping' | 'log'>
+type Handling = Pick<JobContext, 'signal' | 'stopping' | 'log'>
 
 /** One run; sends another when there is more to do than fits into it. Throws HandBack when the worker stops. */
 export async function reindex(services: Services, handling: Handling): Promise<void> {

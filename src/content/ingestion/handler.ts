@@ -1,4 +1,4 @@
-import { type Actor, actor, every, type Tick } from '../../core/jobs/worker.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockDocument } from '../documents/store.ts'
 import { type IngestionMessage, ingestionQueue, ingestionSweep } from './queue.ts'
@@ -8,17 +8,19 @@ import { sweepAttempts } from './sweep.ts'
 import { failureOf, ingest } from './work.ts'
 
 /** Who ingests documents, and who looks for those whose wake-up is missing. */
-export const documentActors = (services: Services): { actors: Actor[]; ticks: Tick[] } => ({
-  actors: [
-    actor(
-      { ...ingestionQueue, leaseSeconds: services.config.INGESTION_LEASE_SECONDS },
-      { onExhausted: (message, error) => giveUp(services, message, error) },
-      (message, context) => ingest(services, message, context),
-    ),
-    actor(ingestionSweep, { concurrency: 1 }, (_message, { stopping }) => sweepAttempts(services, stopping)),
-  ],
-  ticks: [every('ingestion.sweep', 60, ingestionSweep, {})],
-})
+export const ingestionHandlers = [
+  handler(
+    ingestionQueue,
+    {
+      leaseSeconds: config => config.INGESTION_LEASE_SECONDS,
+      onExhausted: (message, error, services) => giveUp(services, message, error),
+    },
+    (message, context) => ingest(context.services, message, context),
+  ),
+  handler(ingestionSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepAttempts(services, stopping)),
+]
+
+export const ingestionSchedules = [every('ingestion.sweep', 60, ingestionSweep, {})]
 
 /** Records that the attempt of a message could not be carried out at all, unless another worker has it. */
 const giveUp = (services: Services, { document_id, attempt_id }: IngestionMessage, error: unknown): Promise<void> =>

@@ -12,7 +12,6 @@ import {
   operation,
 } from '../../core/api/operation.ts'
 import type { Services } from '../../core/process/services.ts'
-import { documentHooks } from '../documents/hooks.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
 import { fileKind } from '../files/model.ts'
 import { filePath, PathError } from '../paths.ts'
@@ -28,7 +27,8 @@ const WaitQuery = z.object({
   wait: booleanQuery.optional().describe('`true`: answer once the document is ready or has failed'),
 })
 
-documentHooks.settleStalled = async (services, row) =>
+/** A document without the ingestion that has stalled; for whoever shows it. */
+export const withoutStalled = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
   (await settleStalled(services, row.id)) ? ((await documentKind.find(services.pool, row.id)) ?? row) : row
 
 /**

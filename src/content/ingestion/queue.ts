@@ -9,7 +9,7 @@ export const ingestionQueue = entityMailbox('ingestion.document', {
   message: z.object({ document_id: z.string(), attempt_id: z.string(), project_id: z.string() }),
   key: message => message.attempt_id,
   project: message => message.project_id,
-  kind: 'ingestion',
+  concern: 'ingestion',
   retry: { limit: 10, delaySeconds: 5, backoff: true, maxDelaySeconds: 60 },
 })
 export type IngestionMessage = z.output<typeof ingestionQueue.message>
@@ -17,7 +17,7 @@ export type IngestionMessage = z.output<typeof ingestionQueue.message>
 /** Looks for attempts that nobody works on: the floor under the wake-ups, and the end of those that took too long. */
 export const ingestionSweep = workQueue('ingestion.sweep', {
   message: z.object({}),
-  kind: 'ingestion',
+  concern: 'ingestion',
   retry: { limit: 0 },
   leaseSeconds: 60,
 })

@@ -1,6 +1,6 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { type Context, HandBack } from '../../core/jobs/worker.ts'
+import { HandBack, type JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
@@ -40,7 +40,7 @@ const LAST_RETRY_MS = 600_000
  * the document. Everything it writes is conditional on its claim, under the document's lock. Never throws for what a
  * file or a converter does; throws HandBack when the worker stops, and what could not be recorded.
  */
-export async function ingest(services: Services, message: IngestionMessage, context: Context): Promise<void> {
+export async function ingest(services: Services, message: IngestionMessage, context: JobContext): Promise<void> {
   const started = performance.now()
   const taken = await services.write(tx => take(tx, services, message))
   if (!taken) return

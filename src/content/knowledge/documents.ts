@@ -7,7 +7,7 @@ import { metadataCondition } from '../documents/metadata-filter.ts'
 import { atOrBelow } from '../paths.ts'
 import { SOURCES } from '../vectors/store.ts'
 import { DocumentResult, type SearchInput } from './model.ts'
-import { ACTION, isGiven, type ReadOptions, registerSource, type Scope, type Source } from './sources.ts'
+import { ACTION, isGiven, type ReadOptions, type Scope, type Source } from './sources.ts'
 
 /** Chunks of documents that are ready, as a source of searches. All SQL about documents and their chunks is here. */
 
@@ -75,7 +75,7 @@ const row = sql.type(
   z.object({ ...DocumentResult.shape, created_at: z.string(), updated_at: z.string() }) as z.ZodType<DocumentResult>,
 )
 
-const documentSource: Source = {
+export const documentSource: Source = {
   type: 'document',
   number: SOURCES.document,
   resource: 'document',
@@ -134,5 +134,3 @@ async function select(
     select ${columns(neighbors)} from document_chunks c join documents d on d.id = c.document_id
     where ${all([query.where, searchable, narrowed])} ${query.order}`)
 }
-
-registerSource(documentSource)

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { findTool, toolRunner } from '../tools.ts'
+import { findTool, toolRunners } from '../tools.ts'
 import type { Result } from './model.ts'
 import type { Scope } from './sources.ts'
 
@@ -41,7 +41,7 @@ export async function rerank(
 ): Promise<Result[] | null> {
   const asked = results.slice(0, call.top_n)
   if (asked.length === 0) return [...results]
-  const outcome = await toolRunner()?.call(services, {
+  const outcome = await toolRunners.only()?.call(services, {
     project_id: call.project_id,
     tool_id: call.tool_id,
     action: call.action ?? null,

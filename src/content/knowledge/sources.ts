@@ -1,4 +1,5 @@
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { facts } from '../../core/iam/caller.ts'
 import { listProjects } from '../../core/iam/decide.ts'
@@ -26,7 +27,7 @@ export type Selection = Visible & {
 export type ReadOptions = { neighbors: number }
 
 /**
- * Where rows come from that a search ranks together: chunks of documents, and memories once their module registers them.
+ * Where rows come from that a search ranks together: chunks of documents, and memories once their module brings them.
  * Rows have an id, a project, a container that policies are about, a tsvector with the lexeme of their project, and
  * vectors in knowledge_vectors.
  */
@@ -56,12 +57,8 @@ export type Source = {
   changedAt?(db: Queryable, ids: readonly string[]): Promise<Map<string, Date>>
 }
 
-const sources: Source[] = []
-
-/** Makes rows of a kind part of every search, in the order of the calls. */
-export function registerSource(source: Source): void {
-  sources.push(source)
-}
+/** The kinds of rows that searches look through. */
+export const sources = extensionPoint<Source>('search sources')
 
 /** Which sources a request asks (content, 10.2), with what it may see of them. */
 export function selectionsOf(scope: Scope, request: SearchInput): Selection[] {
@@ -71,7 +68,7 @@ export function selectionsOf(scope: Scope, request: SearchInput): Selection[] {
     document: request.include_documents && (ranks || documents),
     memory: request.include_memories && (ranks || isGiven(request.memory_store_ids)),
   }
-  return sources.flatMap(source => {
+  return sources.all().flatMap(source => {
     if (!asked[source.type]) return []
     const projects = projectsOf(scope, source.resource)
     const visible = source.visible(scope, request)

@@ -1,10 +1,10 @@
 import { newId } from '../../core/api/ids.ts'
-import { cloneable } from '../../identity/projects/clone.ts'
+import type { Cloneable } from '../../identity/projects/clone.ts'
 import { configOf, ingestionRuleKind } from './model.ts'
 import { insertRule, rulesOf } from './store.ts'
 
-// A rule cannot be without its converter: only those whose converter was copied come along.
-cloneable({
+/** A rule cannot be without its converter: only those whose converter was copied come along. */
+export const ruleCloning: Cloneable = {
   name: 'ingestion_rules',
   after: ['agents'],
   async copy(tx, from, to, ids) {
@@ -18,4 +18,4 @@ cloneable({
       tx.emit('ingestion_rules.created', to, ingestionRuleKind.present(copy))
     }
   },
-})
+}

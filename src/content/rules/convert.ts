@@ -1,12 +1,13 @@
 import { AppError, type ErrorCode, type RecordedFailure } from '../../core/api/errors.ts'
 import { checkStorable } from '../../core/api/validate.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Page } from '../chunks/model.ts'
 import { fileBytes } from '../files/bytes.ts'
 import { downloadUrl } from '../files/download.ts'
 import type { FileRow } from '../files/model.ts'
-import { toolRunner } from '../tools.ts'
+import { toolRunners } from '../tools.ts'
 import type { IngestionRuleRow } from './model.ts'
 import { parsePages } from './pages.ts'
 
@@ -31,17 +32,13 @@ export type ConverterOutcome =
 /** What an agent made of a file. */
 export type AgentAnswer = { ok: true; text: string } | { ok: false; error: RecordedFailure }
 
-type AgentConverter = (
+export type AgentConverter = (
   services: Services,
   conversion: Omit<Conversion, 'callback'> & { project_id: string; agent_id: string },
 ) => Promise<AgentAnswer>
 
-let runAgent: AgentConverter | null = null
-
-/** Fills in how an agent converts a file: agents come later in the house. */
-export function convertByAgent(made: AgentConverter): void {
-  runAgent = made
-}
+/** How an agent converts a file; contributed by the later area of agents. */
+export const agentConverters = extensionPoint<AgentConverter>('agent converter')
 
 type Reason = 'converter_missing' | 'file_too_large_for_base64' | 'deferral_not_allowed'
 
@@ -102,7 +99,7 @@ export async function convert(
 
 async function byTool(services: Services, rule: IngestionRuleRow, conversion: Conversion): Promise<ConverterOutcome> {
   const tool_id = rule.tool_id as string
-  const tools = toolRunner()
+  const tools = toolRunners.only()
   if (!tools || !(await tools.find(services.pool, rule.project_id, tool_id)))
     return refused(rule, 'converter_missing', 'the project has no such tool')
   const delivered = await deliver(services, rule, conversion.file)
@@ -173,7 +170,8 @@ function judge({ config }: Services, rule: IngestionRuleRow, output: unknown, ma
 async function byAgent(services: Services, rule: IngestionRuleRow, conversion: Conversion): Promise<ConverterOutcome> {
   const tooLarge = oversized(services, rule, conversion.file)
   if (tooLarge) return tooLarge
-  if (!runAgent) throw new Error('nothing was filled in that runs agents')
+  const runAgent = agentConverters.only()
+  if (!runAgent) throw new Error('no module runs agents')
   const answered = await runAgent(services, {
     ...conversion,
     project_id: rule.project_id,

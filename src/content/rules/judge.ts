@@ -1,5 +1,5 @@
 import { AppError, type Problem, raise } from '../../core/api/errors.ts'
-import { isIdOf, kindOf } from '../../core/api/kind.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { CHUNK_STRATEGIES, CHUNK_UNITS } from '../chunks/model.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
@@ -65,8 +65,8 @@ export async function judgeRule(
 }
 
 async function isAgentOf(db: Queryable, projectId: string, id: string): Promise<boolean> {
-  const agents = kindOf('agent')
-  const row = agents && isIdOf(agents, id) ? await agents.find(db, id) : null
+  const agents = kinds.get('agent')
+  const row = isIdOf(agents, id) ? await agents.find(db, id) : null
   return row?.project_id === projectId
 }
 

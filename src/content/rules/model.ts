@@ -114,10 +114,7 @@ export const ingestionRuleKind = kind<IngestionRuleRow>({
   name: 'ingestion_rule',
   prefix: 'igr',
   table: 'ingestion_rules',
-  references: [
-    { kind: 'agent', column: 'agent_id', on_delete: 'block' },
-    { kind: 'tool', column: 'tool_id', on_delete: 'block' },
-  ],
+  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'block' }],
   present: row => ({
     id: row.id,
     project_id: row.project_id,

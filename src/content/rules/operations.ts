@@ -3,7 +3,6 @@ import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { listTable, pageOf } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
-import './clone.ts'
 import { judgeRule } from './judge.ts'
 import { isNative, matchRule } from './match.ts'
 import {

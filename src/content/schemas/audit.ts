@@ -1,6 +1,6 @@
 import { setImmediate } from 'node:timers/promises'
 import type { z } from 'zod'
-import { type Kind, kindOf } from '../../core/api/kind.ts'
+import { kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { violationOf } from './judge.ts'
 import type { MetadataAudit, MetadataSchemaRow } from './model.ts'
@@ -22,7 +22,7 @@ export async function auditSchema(
   schema: MetadataSchemaRow,
   limit: number,
 ): Promise<z.output<typeof MetadataAudit>> {
-  const kind = kindOf(schema.resource_type) as Kind
+  const kind = kinds.get(schema.resource_type)
   const until = performance.now() + MAX_MS
   const data: { resource_id: string; path: string; error: string }[] = []
   let scanned = 0

@@ -1,9 +1,9 @@
 import { newId } from '../../core/api/ids.ts'
-import { cloneable } from '../../identity/projects/clone.ts'
+import type { Cloneable } from '../../identity/projects/clone.ts'
 import { metadataSchemaKind } from './model.ts'
 import { insertSchema, schemasOf } from './store.ts'
 
-cloneable({
+export const schemaCloning: Cloneable = {
   name: 'metadata_schemas',
   async copy(tx, from, to, ids) {
     for (const schema of await schemasOf(tx, from)) {
@@ -12,4 +12,4 @@ cloneable({
       tx.emit('metadata_schemas.created', to, metadataSchemaKind.present(copy))
     }
   },
-})
+}

@@ -5,7 +5,6 @@ import { anyOf, listTable, pageOf } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
 import { auditSchema } from './audit.ts'
-import './clone.ts'
 import { findViolation } from './judge.ts'
 import {
   MetadataAudit,

@@ -6,7 +6,6 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { message, workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import { projectLeavings } from '../../identity/projects/delete.ts'
 import { localBackend } from './local.ts'
 import { postgresBackend } from './postgres.ts'
 import { s3Backend } from './s3.ts'
@@ -20,14 +19,14 @@ const Locations = z.object({
 /** Bytes outside of the database whose file is gone (content, 2.3 rule 11). */
 export const deleteQueue = workQueue('file_blob_delete', {
   message: Locations,
-  kind: 'ingestion',
+  concern: 'ingestion',
   retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
 })
 
 /** Bytes outside of the database whose project is gone (identity, 3.5). */
 export const projectDeleteQueue = workQueue('storage.delete', {
   message: Locations,
-  kind: 'ingestion',
+  concern: 'ingestion',
   retry: { limit: 19, delaySeconds: 5, backoff: true, maxDelaySeconds: 3600 },
   leaseSeconds: 300,
 })
@@ -35,7 +34,7 @@ export const projectDeleteQueue = workQueue('storage.delete', {
 /** Bytes that were being written outside of the database: dropped after a while unless a file has them. */
 export const stagedQueue = workQueue('file_blob_staged', {
   message: z.object({ storage: z.enum(BACKENDS), location: z.string() }),
-  kind: 'ingestion',
+  concern: 'ingestion',
   retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
 })
 
@@ -231,7 +230,7 @@ export function stores(services: Services): Stores {
 }
 
 /** Sends for the bytes of a project outside of the database, in the transaction that deletes it (identity, 3.5). */
-async function leaveProject(tx: Tx, projectId: string): Promise<void> {
+export async function leaveProject(tx: Tx, projectId: string): Promise<void> {
   let after = ''
   for (;;) {
     const found = await outsideLocations(tx, projectId, after, OBJECTS_A_JOB)
@@ -241,5 +240,3 @@ async function leaveProject(tx: Tx, projectId: string): Promise<void> {
     after = found[found.length - 1].id
   }
 }
-
-projectLeavings.push(leaveProject)

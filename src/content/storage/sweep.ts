@@ -5,7 +5,7 @@ import { deleteBlob, deleteChunks, staleBlobs, unnamedBlobs } from './store.ts'
 import { STAGED_FOR_MS } from './stores.ts'
 
 /** What is left behind of uploads, every ten minutes. */
-export const sweepQueue = workQueue('file_blob_sweep', { message: z.object({}), kind: 'ingestion' })
+export const sweepQueue = workQueue('file_blob_sweep', { message: z.object({}), concern: 'ingestion' })
 export const SWEEP_SECONDS = 600
 
 const BLOBS = 1000

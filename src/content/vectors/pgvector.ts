@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { ConfigError } from '../../config.ts'
 import { type Queryable, rawFragment, sql } from '../../core/db/sql.ts'
-import { type Actor, actor, every, type Tick } from '../../core/jobs/handler.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
@@ -111,13 +111,14 @@ async function dropUnused(db: Queryable, current: number): Promise<void> {
 /** One build at a time in the whole deployment. */
 const buildQueue = entityMailbox('vector.index', {
   message: z.object({}),
-  kind: 'ingestion',
+  concern: 'ingestion',
   key: () => 'vectors',
   retry: { limit: 0 },
 })
 
-/** The job that builds the index; a build has no end that could be known, so its lease is renewed while it lasts. */
-export const vectorActors = (services: Services): { actors: Actor[]; ticks: Tick[] } => ({
-  actors: [actor(buildQueue, { concurrency: 1 }, () => buildVectorIndex(services))],
-  ticks: [every('build vector index', BUILD_EVERY_SECONDS, buildQueue, {})],
-})
+/** Builds the index; a build has no end that could be known, so its lease is renewed while it lasts. */
+export const indexHandler = handler(buildQueue, { concurrency: 1 }, (_message, { services }) =>
+  buildVectorIndex(services),
+)
+
+export const indexSchedule = every('build vector index', BUILD_EVERY_SECONDS, buildQueue, {})

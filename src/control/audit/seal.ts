@@ -3,6 +3,7 @@ import { z } from 'zod'
 import type { AuditEntry } from '../../core/api/audit.ts'
 import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import { auditEntry, presentEntry, type Verification } from './model.ts'
 import {
@@ -30,7 +31,7 @@ import {
 export const sealQueue = entityMailbox('audit.seal', {
   message: z.object({ full: z.boolean() }),
   key: message => (message.full ? 'full' : 'tick'),
-  kind: 'snapshot',
+  concern: 'snapshot',
 })
 
 const PAGE = 500
@@ -140,3 +141,14 @@ export async function verifyChain(
     if (seals.length < CHECK_PAGE || options.closed?.aborted) return { valid: true, checked, first_broken_id: null }
   }
 }
+
+const SEAL_SECONDS = 5
+
+export const sealHandler = handler(sealQueue, { concurrency: 1 }, ({ full }, { services, stopping }) =>
+  sealEntries(services.pool, { full, stopping }),
+)
+
+export const sealSchedules = [
+  every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }),
+  every('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
+]

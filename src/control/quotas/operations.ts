@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { isIdOf, kindOf } from '../../core/api/kind.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { anyOf, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { announce } from '../../core/db/notified-cache.ts'
@@ -38,8 +38,8 @@ const kindOfScope: Record<Scope, string | null> = {
 
 /** The key, agent or actor a quota names must be of its project; an unscoped key is of none. */
 async function checkScopeRef(db: Queryable, projectId: string, scope: Scope, ref: string): Promise<void> {
-  const kind = kindOf(kindOfScope[scope] as string)
-  const row = kind && isIdOf(kind, ref) ? await kind.find(db, ref) : null
+  const kind = kinds.get(kindOfScope[scope] as string)
+  const row = isIdOf(kind, ref) ? await kind.find(db, ref) : null
   if (row?.project_id !== projectId)
     invalid({ code: 'NOT_FOUND', path: 'scope_ref', message: `names no ${scope} of the project` })
 }

@@ -1,14 +1,5 @@
-import { z } from 'zod'
-import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { deleteHeartbeats, deleteIdempotencyKeys, deleteLoginFailures } from './store.ts'
-
-/** One sweep to carry out, by the name jobs/snapshot.ts knows it by. Sweeps are idempotent. */
-export const sweepQueue = workQueue('retention.sweep', {
-  message: z.object({ sweep: z.string() }),
-  kind: 'snapshot',
-  retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
-})
 
 const DAY_MS = 86_400_000
 const LOGIN_FAILURE_DAYS = 1

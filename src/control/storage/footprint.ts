@@ -1,4 +1,5 @@
 import { type Fragment, sql } from '../../core/db/sql.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 
 /**
  * What a module adds to the footprint of the project of an id, as selects of one value: the bytes it stores, and how many
@@ -6,19 +7,15 @@ import { type Fragment, sql } from '../../core/db/sql.ts'
  */
 export type Footprint = (projectId: Fragment) => { bytes: Fragment; chunks?: Fragment }
 
-const parts: Footprint[] = []
-
-/** Adds what a module stores to the footprint of projects; called by the module at import. */
-export function footprint(part: Footprint): void {
-  parts.push(part)
-}
+/** What modules add to the footprint of projects. */
+export const footprints = extensionPoint<Footprint>('footprints')
 
 /** Sizes that callers declare may add up to more than any column or number holds; counters end here (conventions, 1). */
 const LARGEST = Number.MAX_SAFE_INTEGER
 
 /** A select of one row, the sums of all parts for a project: `bytes` and `chunk_count`. */
 export function footprintOf(projectId: Fragment): Fragment {
-  const measured = parts.map(part => part(projectId))
+  const measured = footprints.all().map(part => part(projectId))
   const sum = (terms: Fragment[]) =>
     terms.length === 0
       ? sql.fragment`0::int8`

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { isProjectGone } from '../../core/db/sql.ts'
-import { entityMailbox } from '../../core/jobs/queue.ts'
+import { type Background, every, handler } from '../../core/jobs/handler.ts'
+import { entityMailbox, message } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { recordUsage } from '../usage/meter.ts'
 import { projectsAfter, type Snapshot, takeSnapshot } from './store.ts'
@@ -9,7 +10,7 @@ import { projectsAfter, type Snapshot, takeSnapshot } from './store.ts'
 export const snapshotQueue = entityMailbox('storage.snapshot', {
   message: z.object({ all: z.boolean() }),
   key: message => (message.all ? 'all' : 'missing'),
-  kind: 'snapshot',
+  concern: 'snapshot',
 })
 
 const PAGE = 500
@@ -69,3 +70,27 @@ const componentsOf = ({ bytes, chunk_count }: Snapshot) =>
     { component: 'gb_day', quantity: bytes / 1e9, unit: 'gb_day', billable: true },
     { component: 'chunk_count', quantity: chunk_count, unit: 'count', billable: true },
   ].filter(({ quantity }) => quantity > 0)
+
+export const snapshotHandler = handler(
+  snapshotQueue,
+  { concurrency: 1 },
+  async ({ all }, { services, log, stopping }) => {
+    const started = performance.now()
+    const outcome = await snapshotProjects(services, { all, stopping })
+    log.info({ all, ...outcome, ms: Math.round(performance.now() - started) }, 'storage measured')
+  },
+)
+
+/** Projects are due once a UTC day; what failed or was made since is taken up an hour later. */
+export const snapshotSchedule = every('storage snapshots', '2 * * * *', snapshotQueue, { all: false })
+
+export const firstSnapshots: Background = {
+  name: 'first storage snapshots',
+  concern: 'snapshot',
+  start({ log, queues }) {
+    queues
+      .send([message(snapshotQueue, { all: true })])
+      .catch(error => log.error({ err: error }, 'storage snapshots not asked for'))
+    return undefined
+  },
+}

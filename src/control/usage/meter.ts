@@ -1,4 +1,5 @@
 import type { Queryable } from '../../core/db/sql.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 
 /** One billable occurrence as its part measured it (control, 4.1); it is priced and stored by usage metering. */
 export type UsageDraft = {
@@ -15,14 +16,10 @@ export type UsageDraft = {
 /** Writes usage within the work's own transaction. */
 export type Meter = (db: Queryable, drafts: UsageDraft[]) => Promise<void>
 
-const meters: Meter[] = []
-
-/** Adds who stores usage; called at import by usage metering. */
-export function meter(made: Meter): void {
-  meters.push(made)
-}
+/** Who stores usage. */
+export const meters = extensionPoint<Meter>('meters')
 
 /** Hands usage to metering; nothing without any. A metering error is the caller's to log: it never fails the work. */
 export async function recordUsage(db: Queryable, drafts: UsageDraft[]): Promise<void> {
-  if (drafts.length > 0) for (const made of meters) await made(db, drafts)
+  if (drafts.length > 0) for (const made of meters.all()) await made(db, drafts)
 }

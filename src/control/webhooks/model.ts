@@ -168,8 +168,9 @@ export const webhook = kind<WebhookRow>({
 /** The row a webhook's secrets are sealed for. */
 export const sealedFor = (id: string, projectId: string) => ({ kind: 'webhook_secret', id, project_id: projectId })
 
-for (const column of ['sealed_secret', 'previous_sealed_secret'])
-  sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' })
+export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret'].map(column =>
+  sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' }),
+)
 
 export type DeliveryRow = {
   id: string

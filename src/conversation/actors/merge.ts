@@ -2,11 +2,12 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf, type Kind } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import { deleteActor, moveActor } from './store.ts'
 
-/** What else names an actor and moves with it; sessions add themselves. Raises what forbids the merge. */
-export const actorMoves: ((tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>)[] = []
+/** Moves what else names an actor; raises what forbids the merge. */
+export const actorMoves = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor moves')
 
 /**
  * Gives everything of one actor to another of the same project and deletes it (conversation, 6.3, beyond).
@@ -26,7 +27,7 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   const to = rows.get(intoId)
   if (!to || to.project_id !== from.project_id) raise('ACTOR_NOT_FOUND', { meta: { id: intoId } })
   allow('actors:UpdateActor', { kind: actorKind as unknown as Kind, row: to })
-  for (const move of actorMoves) await move(tx, from, to)
+  for (const move of actorMoves.all()) await move(tx, from, to)
   await moveActor(tx, from.id, to.id)
   await deleteActor(tx, from.id)
   tx.emit('actors.deleted', from.project_id, actorKind.present(from))

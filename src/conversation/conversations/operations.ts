@@ -1,7 +1,7 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { type Kind, kindOf } from '../../core/api/kind.ts'
+import { kinds } from '../../core/api/kind.ts'
 import { anyOf, listTable, pageOf, tagCondition, tagFilter, textFilter } from '../../core/api/lists.ts'
 import { answer, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
 import { replacedTags, tagOperations } from '../../core/api/tags.ts'
@@ -170,10 +170,11 @@ const deleteConversation = itemOperation(conversationKind, {
   answers: { 204: null },
   async run({ resource, tx, services, allow }) {
     const stored = await locked(tx, resource.id)
-    const session = stored.session_id === null ? null : ((await sessionHooks.load?.(tx, stored.session_id)) ?? null)
-    if (session) allow('sessions:DeleteSession', { kind: kindOf('session') as Kind, row: session.row })
+    const session =
+      stored.session_id === null ? null : ((await sessionHooks.only()?.load(tx, stored.session_id)) ?? null)
+    if (session) allow('sessions:DeleteSession', { kind: kinds.get('session'), row: session.row })
     await clearMailbox(tx, services, stored, gone(stored.id))
-    if (session) await sessionHooks.remove?.(tx, session.id)
+    if (session) await sessionHooks.only()?.remove(tx, session.id)
     await removeConversation(tx, stored)
   },
 })
@@ -233,7 +234,7 @@ const addMessage = itemOperation(conversationKind, {
       position: body.position,
       idempotency_key: body.idempotency_key,
     })
-    if (created && session) await sessionHooks.stored?.(tx, session.id, message)
+    if (created && session) await sessionHooks.only()?.stored(tx, session.id, message)
     return answer(created ? 201 : 200, message)
   },
 })

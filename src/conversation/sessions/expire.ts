@@ -1,9 +1,8 @@
 import { z } from 'zod'
 import type { Tx } from '../../core/db/write.ts'
-import { type Actor, actor, every, type Tick } from '../../core/jobs/handler.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import './hooks.ts'
 import { presentSession, type SessionRow } from './model.ts'
 import { lockFree, overdueSessions, writeExpiry } from './store.ts'
 
@@ -43,17 +42,14 @@ async function sweepExpired(services: Services, stop: AbortSignal): Promise<numb
 
 const sessionExpiryQueue = workQueue('session-expiry', {
   message: z.object({}),
-  kind: 'generation',
+  concern: 'generation',
   retry: { limit: 0 },
 })
 
-/** The expiry sweep, one message every SESSION_SWEEP_SECONDS in the whole deployment. */
-export const sessionActors = (services: Services): { actors: Actor[]; ticks: Tick[] } => ({
-  actors: [
-    actor(sessionExpiryQueue, { concurrency: 1 }, async (_message, { stopping, log }) => {
-      const expired = await sweepExpired(services, stopping)
-      if (expired > 0) log.info({ expired }, 'sessions expired')
-    }),
-  ],
-  ticks: [every('session-expiry', services.config.SESSION_SWEEP_SECONDS, sessionExpiryQueue, {})],
+/** Expires sessions past their time, one message every SESSION_SWEEP_SECONDS in the whole deployment. */
+export const expiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
+  const expired = await sweepExpired(context.services, context.stopping)
+  if (expired > 0) context.log.info({ expired }, 'sessions expired')
 })
+
+export const expirySchedule = every('session-expiry', config => config.SESSION_SWEEP_SECONDS, sessionExpiryQueue, {})

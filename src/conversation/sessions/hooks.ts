@@ -1,9 +1,8 @@
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { actorMoves } from '../actors/merge.ts'
+import type { ActorRow } from '../actors/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
-import { type SettledTurn, sessionHooks } from '../turns/hooks.ts'
-import './kind.ts'
+import type { SessionHooks, SettledTurn } from '../turns/hooks.ts'
 import { presentSession, type SessionRow } from './model.ts'
 import { INTERRUPTED } from './state.ts'
 import { findSession, moveSessions, pairConflict, touchSession } from './store.ts'
@@ -36,43 +35,47 @@ async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise
   })
 }
 
-// Importing this module makes the turns of conversations know the sessions they belong to.
-sessionHooks.load = async (db, sessionId) => {
-  const session = await findSession(db, sessionId)
-  if (!session) return null
-  const { id, project_id, agent_id, actor_id, status } = session
-  return {
-    id,
-    project_id,
-    agent_id,
-    actor_id,
-    status,
-    tool_context: turnContext(session, null),
-    row: session,
-  }
+/** What the turns of conversations ask of the sessions they belong to. */
+export const hooks: SessionHooks = {
+  async load(db, sessionId) {
+    const session = await findSession(db, sessionId)
+    if (!session) return null
+    const { id, project_id, agent_id, actor_id, status } = session
+    return {
+      id,
+      project_id,
+      agent_id,
+      actor_id,
+      status,
+      tool_context: turnContext(session, null),
+      row: session,
+    }
+  },
+  async started(tx, sessionId, turn) {
+    await emitTurn(tx, 'sessions.generation_started', sessionId, turn)
+  },
+  async settled(tx, sessionId, turn) {
+    const { generation_id, trace_id, status, error } = turn
+    if (status === 'completed') {
+      await emitTurn(tx, 'sessions.generation_completed', sessionId, { generation_id, trace_id })
+      return
+    }
+    const session = await emitTurn(tx, 'sessions.generation_failed', sessionId, { generation_id, trace_id, error })
+    if (session && error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
+  },
+  async stored(tx, sessionId, message) {
+    if (message.role === 'user') await touchSession(tx, sessionId)
+  },
+  // The row itself goes with its conversation's.
+  async remove(tx, sessionId) {
+    const session = await findSession(tx, sessionId)
+    if (session) tx.emit('sessions.deleted', session.project_id, presentSession(session))
+  },
 }
-sessionHooks.started = async (tx, sessionId, turn) => {
-  await emitTurn(tx, 'sessions.generation_started', sessionId, turn)
-}
-sessionHooks.settled = async (tx, sessionId, turn) => {
-  const { generation_id, trace_id, status, error } = turn
-  if (status === 'completed') {
-    await emitTurn(tx, 'sessions.generation_completed', sessionId, { generation_id, trace_id })
-    return
-  }
-  const session = await emitTurn(tx, 'sessions.generation_failed', sessionId, { generation_id, trace_id, error })
-  if (session && error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
-}
-sessionHooks.stored = async (tx, sessionId, message) => {
-  if (message.role === 'user') await touchSession(tx, sessionId)
-}
-// The row itself goes with its conversation's.
-sessionHooks.remove = async (tx, sessionId) => {
-  const session = await findSession(tx, sessionId)
-  if (session) tx.emit('sessions.deleted', session.project_id, presentSession(session))
-}
-actorMoves.push(async (tx, from, to) => {
+
+/** Gives the sessions of an actor to another. Raises SINGLE_SESSION_CONFLICT. */
+export async function moveActorSessions(tx: Tx, from: ActorRow, to: ActorRow): Promise<void> {
   const conflict = await pairConflict(tx, from.id, to.id)
   if (conflict) raise('SINGLE_SESSION_CONFLICT', { meta: { session_id: conflict } })
   await moveSessions(tx, from.id, to.id)
-})
+}

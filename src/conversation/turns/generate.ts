@@ -132,7 +132,7 @@ async function admitSession(tx: Tx, conversation: ConversationRow, agentId: stri
 /** The open session of a conversation, null when it belongs to none. Raises SESSION_CLOSED, SESSION_EXPIRED (8.3.8). */
 export async function openSession(tx: Tx, conversation: ConversationRow) {
   if (conversation.session_id === null) return null
-  const session = (await sessionHooks.load?.(tx, conversation.session_id)) ?? null
+  const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null
   if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
   if (session?.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
   return session

@@ -2,8 +2,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
 import { message, workQueue } from '../../core/jobs/queue.ts'
-import { type Actor, actor, type Context, every, HandBack, type Tick } from '../../core/jobs/worker.ts'
 import type { Services } from '../../core/process/services.ts'
 import { executeTurn } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
@@ -14,7 +14,7 @@ import { endTurns, nextTurn, setTurnState, type TurnState, wakeableConversations
 /** Looks for conversations with due turns and no message: the floor under the wake-ups. */
 export const conversationSweep = workQueue('conversation.sweep', {
   message: z.object({}),
-  kind: 'generation',
+  concern: 'generation',
   retry: { limit: 0 },
   leaseSeconds: 60,
 })
@@ -63,7 +63,7 @@ const untake = (services: Services, { conversation, turn }: Picked) =>
   })
 
 /** Runs the due turns of a conversation, one after the other, in the order of their acceptance. */
-async function drain(services: Services, conversationId: string, context: Context): Promise<void> {
+async function drain(services: Services, conversationId: string, context: JobContext): Promise<void> {
   const { signal, stopping } = context
   for (;;) {
     if (signal.aborted) return
@@ -136,15 +136,19 @@ async function sweep(services: Services): Promise<void> {
   }
 }
 
-/** The actors of conversations: the mailbox, and the sweep under it. */
-export const conversationActors = (services: Services): { actors: Actor[]; ticks: Tick[] } => ({
-  actors: [
-    actor(
-      { ...conversationQueue, leaseSeconds: services.config.GENERATION_LEASE_SECONDS },
-      { onExhausted: ({ conversation_id }) => giveUp(services, conversation_id) },
-      ({ conversation_id }, context) => drain(services, conversation_id, context),
-    ),
-    actor(conversationSweep, { concurrency: 1 }, () => sweep(services)),
-  ],
-  ticks: [every('conversation.sweep', services.config.CONVERSATION_SWEEP_SECONDS, conversationSweep, {})],
-})
+/** The mailbox of a conversation, and the sweep under it. */
+export const turnHandlers = [
+  handler(
+    conversationQueue,
+    {
+      leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
+      onExhausted: ({ conversation_id }, _error, services) => giveUp(services, conversation_id),
+    },
+    ({ conversation_id }, context) => drain(context.services, conversation_id, context),
+  ),
+  handler(conversationSweep, { concurrency: 1 }, (_message, { services }) => sweep(services)),
+]
+
+export const turnSchedules = [
+  every('conversation.sweep', config => config.CONVERSATION_SWEEP_SECONDS, conversationSweep, {}),
+]

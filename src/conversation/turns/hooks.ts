@@ -3,6 +3,7 @@ import type { KindRow } from '../../core/api/kind.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { MessageRow } from '../conversations/store.ts'
 
 /** What the mailbox needs to know of the session whose conversation it is. */
@@ -33,17 +34,18 @@ export type SettledTurn = {
 }
 
 /**
- * What sessions add to the turns of their conversations. Sessions build on conversations, so they register here
- * instead of being imported. All run under the conversation's row lock, save `load` outside of a transaction and
+ * What sessions add to the turns of their conversations. Sessions build on conversations, so they contribute it. All run under the conversation's row lock, save `load` outside of a transaction and
  * `started`.
  */
-export const sessionHooks: {
-  load?: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>
+export type SessionHooks = {
+  load: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>
   /** In the transaction of the claim; takes no lock on the conversation. */
-  started?: (tx: Tx, sessionId: string, turn: { generation_id: string; trace_id: string }) => Promise<void>
-  settled?: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
+  started: (tx: Tx, sessionId: string, turn: { generation_id: string; trace_id: string }) => Promise<void>
+  settled: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
   /** A message was added by the routes of conversations. */
-  stored?: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>
+  stored: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>
   /** Removes the session's row with its event; its conversation is removed by the caller. */
-  remove?: (tx: Tx, sessionId: string) => Promise<void>
-} = {}
+  remove: (tx: Tx, sessionId: string) => Promise<void>
+}
+
+export const sessionHooks = extensionPoint<SessionHooks>('sessions of conversations')

@@ -19,7 +19,7 @@ export type { TurnRow } from './store.ts'
  */
 export const conversationQueue = entityMailbox('conversation', {
   message: z.object({ conversation_id: z.string(), project_id: z.string() }),
-  kind: 'generation',
+  concern: 'generation',
   key: message => message.conversation_id,
   project: message => message.project_id,
   retry: { limit: 10, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
@@ -133,7 +133,7 @@ export async function cancelTurns(
     if (outcome !== 'failed') continue
     await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
     if (turn.session_id !== null)
-      await sessionHooks.settled?.(tx, turn.session_id, {
+      await sessionHooks.only()?.settled(tx, turn.session_id, {
         generation_id: turn.generation_id,
         trace_id: turn.trace_id,
         status: 'failed',

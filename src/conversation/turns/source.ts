@@ -17,7 +17,7 @@ export type Picked = {
 /** The prompt of a turn under lockConversation; refused when its session does not take turns any more. */
 export async function promptOf(tx: Tx, conversation: ConversationRow, turn: TurnRow): Promise<Picked['prompt']> {
   if (conversation.session_id === null) return preparePrompt(tx, conversation, turn, conversation.actor_id)
-  const session = (await sessionHooks.load?.(tx, conversation.session_id)) ?? null
+  const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null
   if (!session || session.status === 'closed')
     return { refuse: { code: 'SESSION_CLOSED', message: 'The session was closed before its turn started' } }
   if (session.status === 'expired')
@@ -37,7 +37,9 @@ export function turnSource(picked: Picked): TurnSource {
 
     async started(tx, generation) {
       if (session_id !== null)
-        await sessionHooks.started?.(tx, session_id, { generation_id: generation.id, trace_id: generation.trace_id })
+        await sessionHooks
+          .only()
+          ?.started(tx, session_id, { generation_id: generation.id, trace_id: generation.trace_id })
     },
 
     async lock(tx, generation) {
@@ -83,7 +85,7 @@ export function turnSource(picked: Picked): TurnSource {
       }
       await endTurns(tx, conversation.id, [turn.seq], outcome.status === 'completed' ? 'done' : 'failed')
       if (conversation.session_id !== null)
-        await sessionHooks.settled?.(tx, conversation.session_id, {
+        await sessionHooks.only()?.settled(tx, conversation.session_id, {
           generation_id,
           trace_id,
           status: outcome.status,

@@ -29,7 +29,7 @@ const names = ({ column, many }: Reference, ids: Fragment): Fragment =>
  */
 function levels(target: string, id: Fragment, path: readonly string[] = []): Level[] {
   const found: Level[] = []
-  for (const kind of kinds()) {
+  for (const kind of kinds.all()) {
     for (const reference of kind.references) {
       const { on_delete } = reference
       if (reference.kind !== target || on_delete === 'cascade' || on_delete === 'null') continue
@@ -132,7 +132,7 @@ export async function rowsOfProject(
   projectId: string,
 ): Promise<Pick<Dependents, 'counts' | 'sample_ids'>> {
   const where = sql.fragment`project_id = ${projectId}`
-  const sets = kinds().flatMap(kind => (kind.counted && !kind.global ? [{ kind, where }] : []))
+  const sets = kinds.all().flatMap(kind => (kind.counted && !kind.global ? [{ kind, where }] : []))
   return summed(sets, await measure(db, sets))
 }
 
@@ -145,7 +145,7 @@ export async function rowsOfProject(
  * goes by `force` or `follow` comes after what it goes with, as in refuseDependents.
  */
 export async function lockRowsOfProject(tx: Tx, projectId: string): Promise<void> {
-  const locked = kinds().filter(kind => kind.counted && !kind.global)
+  const locked = kinds.all().filter(kind => kind.counted && !kind.global)
   const tables = new Set<string>()
   const take = (kind: Kind, above: readonly Kind[]): void => {
     const holds = ({ references }: Kind) =>
@@ -167,7 +167,7 @@ export type ReferenceEntry = { type: string; id: string; field: string }
 
 /** Rows that name a row through the declared references, as a relation `type, id, field` to page over; null without any. */
 export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment | null {
-  const parts = kinds().flatMap(kind =>
+  const parts = kinds.all().flatMap(kind =>
     kind.references
       .filter(reference => reference.kind === target.name)
       .map(

@@ -77,7 +77,8 @@ const sealFor = (claim: IdempotencyClaim) => ({
   project_id: claim.project_id ?? '*',
 })
 
-sealedColumn({
+/** Answers that show a secret. */
+export const keptAnswers = sealedColumn({
   table: 'idempotency_keys',
   column: 'sealed_body',
   kind: 'idempotency',

@@ -1,5 +1,6 @@
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
+import { declarations } from '../declarations.ts'
 import type { ErrorCode } from './errors.ts'
 
 /** How a row of one kind names a row of another. */
@@ -56,8 +57,8 @@ export type Kind<Row extends KindRow = KindRow> = {
 
 export type KindRow = { id: string; project_id: string | null; tags?: Record<string, string> | null }
 
-const registry = new Map<string, Kind>()
-const byPrefix = new Map<string, Kind>()
+/** Every kind of the process. */
+export const kinds = declarations<Kind>('kind', ({ name }) => name)
 
 type Declaration<Row extends KindRow> = {
   name: string
@@ -109,8 +110,6 @@ export function kind<Row extends KindRow>(declaration: Declaration<Row>): Kind<R
     remove: declaration.remove,
     removeAll: declaration.removeAll,
   }
-  registry.set(made.name, made as unknown as Kind)
-  byPrefix.set(made.prefix, made as unknown as Kind)
   return made
 }
 
@@ -130,9 +129,6 @@ export const kindWithoutRows = (name: string): Kind => ({
   find: async () => null,
   present: row => row,
 })
-
-export const kinds = (): Kind[] => [...registry.values()]
-export const kindOf = (name: string): Kind | undefined => registry.get(name)
 
 const ID = /^[a-z]+(?:_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
 

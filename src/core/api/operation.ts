@@ -4,6 +4,7 @@ import type { z } from 'zod'
 import type { Config } from '../../config.ts'
 import type { Fragment, Queryable } from '../db/sql.ts'
 import type { Outgoing, Tx } from '../db/write.ts'
+import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
@@ -233,7 +234,8 @@ type Shaped<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> =
   | { lists: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
   | { about?: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
 
-const declared: Operation[] = []
+/** Every operation of the process. */
+export const operations = declarations<Operation>('operation', ({ id }) => id)
 
 /**
  * Declares an operation on an item: the path ends in or passes through `{param}` (default `{<kind>_id}`), the row
@@ -252,7 +254,7 @@ export function itemOperation<
     run(context: Context<QueryOf<Q>, BodyOf<B>, Row>): Promise<unknown>
   },
 ): Operation {
-  return add({
+  return {
     ...base(declaration),
     kind: target as unknown as Kind,
     shape: 'item',
@@ -260,7 +262,7 @@ export function itemOperation<
     find: (declaration.find ?? null) as Operation['find'],
     decide: declaration.decide as Operation['decide'],
     run: declaration.run as Operation['run'],
-  })
+  }
 }
 
 /** Declares any other operation: `creates` a kind, `lists` a kind, or neither. */
@@ -269,26 +271,26 @@ export function operation<Q extends z.ZodType | undefined = undefined, B extends
 ): Operation {
   const common = { ...base(declaration), param: null, find: null, run: declaration.run as Operation['run'] }
   if ('creates' in declaration)
-    return add({
+    return {
       ...common,
       kind: declaration.creates as unknown as Kind,
       shape: 'create',
       decide: declaration.decide,
       projectOf: declaration.projectOf,
       pathOf: declaration.pathOf,
-    })
+    }
   if ('lists' in declaration)
-    return add({
+    return {
       ...common,
       kind: declaration.lists as unknown as Kind,
       shape: 'list',
       paged: declaration.paged ?? true,
-    })
-  return add({
+    }
+  return {
     ...common,
     kind: ((declaration as { about?: Kind<any> }).about ?? null) as Kind | null,
     shape: 'other',
-  })
+  }
 }
 
 function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>) {
@@ -326,11 +328,3 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     internal: declaration.internal ?? false,
   }
 }
-
-function add(made: Operation): Operation {
-  declared.push(made)
-  return made
-}
-
-/** Every operation that was declared, listed in api.ts or not; a test compares the two. */
-export const declaredOperations = (): readonly Operation[] => declared

@@ -26,7 +26,7 @@ import {
   releaseIdempotency,
 } from './idempotency.ts'
 import { newId } from './ids.ts'
-import { isIdOf, type Kind, type KindRow, kindOf } from './kind.ts'
+import { isIdOf, type Kind, type KindRow, kinds } from './kind.ts'
 import { parsePage } from './lists.ts'
 import {
   type Answer,
@@ -401,8 +401,7 @@ export class RequestRun {
   }
 
   private async projectExists(id: string): Promise<boolean> {
-    const projects = kindOf('project')
-    if (!projects || !isIdOf(projects, id)) return false
+    if (!isIdOf(kinds.get('project'), id)) return false
     return await this.services.pool.exists(sql.unsafe`select 1 from projects where id = ${id}`)
   }
 

@@ -15,7 +15,7 @@ export const DISPATCH_CHANNEL = 'muster_events'
 /** An event whose dispatch failed goes on alone, with the retries and the dead letters of a queue. */
 export const dispatchQueue = workQueue('event.dispatch', {
   message: z.object({ event_id: z.string() }),
-  kind: 'delivery',
+  concern: 'delivery',
   retry: { limit: 10, delaySeconds: 1, backoff: true, maxDelaySeconds: 300 },
   leaseSeconds: 60,
 })

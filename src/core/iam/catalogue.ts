@@ -58,7 +58,8 @@ export function policyCatalogue(operations: readonly Operation[]): Catalogue {
   return {
     actions,
     types: new Set([
-      ...kinds()
+      ...kinds
+        .all()
         .filter(kind => !kind.authorize)
         .map(kind => kind.name),
       // Types without rows are known by the operations that ask for them.

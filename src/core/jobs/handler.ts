@@ -1,10 +1,13 @@
-import type { Logger } from 'pino'
+import type { Config } from '../../config.ts'
+import type { Logger } from '../process/log.ts'
+import type { Services } from '../process/services.ts'
 import type { Queue } from './queue.ts'
 
-/** Declarations of who handles the messages of a queue; importing them starts nothing (core/worker does). */
+/** Declarations of who handles the messages of a queue, when messages come by themselves, and what runs beside them. */
 
-/** What a handler is told and may ask for. */
-export type Context = {
+/** What a handler is given besides its message. */
+export type JobContext = {
+  services: Services
   /** 1 for the first try. Attempts that were handed back do not count. */
   attempt: number
   /** True when a failure of this attempt is final. */
@@ -23,57 +26,75 @@ export type Context = {
 /** Thrown by a handler to give its message back at once; the attempt does not count. */
 export class HandBack extends Error {}
 
-export type Actor = {
+export type Handler = {
   queue: Queue<any>
   concurrency?: number
   batch?: number
-  handle: (message: any, context: Context) => Promise<unknown>
-  onExhausted?: (message: any, error: unknown) => Promise<unknown>
+  leaseSeconds?: (config: Config) => number
+  handle: (message: any, context: JobContext) => Promise<unknown>
+  onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
 }
 
-type ActorOptions<M> = {
-  /** Messages (batches for a batch actor) at once in one process; default the worker's concurrency. */
+type HandlerOptions<M> = {
+  /** Messages (batches for a batch handler) at once in one process; default the worker's concurrency. */
   concurrency?: number
+  /** The lease by a setting of the deployment, in place of the queue's own. */
+  leaseSeconds?: (config: Config) => number
   /**
    * Called once the last attempt failed, before the message goes to the dead letter queue: records the failure on the
    * entity, so that it is not blocked. Idempotent: a crash in between calls it again.
    */
-  onExhausted?: (message: M, error: unknown) => Promise<unknown>
+  onExhausted?: (message: M, error: unknown, services: Services) => Promise<unknown>
 }
 
 /**
  * Declares who handles a queue. With `batch: n` the handler gets up to n messages at once; when it throws, it is called
  * again with each of them alone, and only those that throw then have failed.
  */
-export function actor<M extends object>(
+export function handler<M extends object>(
   queue: Queue<M>,
-  options: ActorOptions<M> & { batch: number },
-  handler: (messages: M[], context: Context) => Promise<unknown>,
-): Actor
-export function actor<M extends object>(
+  options: HandlerOptions<M> & { batch: number },
+  handle: (messages: M[], context: JobContext) => Promise<unknown>,
+): Handler
+export function handler<M extends object>(
   queue: Queue<M>,
-  options: ActorOptions<M> & { batch?: undefined },
-  handler: (message: M, context: Context) => Promise<unknown>,
-): Actor
-export function actor<M extends object>(
+  options: HandlerOptions<M> & { batch?: undefined },
+  handle: (message: M, context: JobContext) => Promise<unknown>,
+): Handler
+export function handler<M extends object>(
   queue: Queue<M>,
-  options: ActorOptions<M> & { batch?: number },
-  handle: (message: any, context: Context) => Promise<unknown>,
-): Actor {
+  options: HandlerOptions<M> & { batch?: number },
+  handle: (message: any, context: JobContext) => Promise<unknown>,
+): Handler {
   return { queue, ...options, handle }
 }
 
-export type Tick = { name: string; when: number | string; queue: Queue<any>; data: (instant: Date) => object }
+export type Schedule = {
+  name: string
+  when: number | string | ((config: Config) => number)
+  queue: Queue<any>
+  data: (instant: Date) => object
+}
 
 /**
- * Declares a tick: one message per instant in the whole deployment, however many workers run. `when` is a number of
- * seconds (instants are its multiples since 1970) or a cron expression (UTC). Instants without any worker are skipped.
+ * Declares a schedule: one message per instant in the whole deployment, however many workers run. `when` is a number of
+ * seconds (instants are its multiples since 1970), a setting of that kind, or a cron expression (UTC). Instants without
+ * any worker are skipped.
  */
 export function every<M extends object>(
   name: string,
-  when: number | string,
+  when: Schedule['when'],
   queue: Queue<M>,
   data: M | ((instant: Date) => M),
-): Tick {
+): Schedule {
   return { name, when, queue, data: typeof data === 'function' ? (data as (instant: Date) => M) : () => data }
+}
+
+/** Work of a worker process that is no queue: a loop over rows, or what has to be done once at its start. */
+export type Background = {
+  name: string
+  /** Which worker process runs it (WORKER_KINDS). */
+  concern: string
+  /** Starts it; `close` ends it and resolves when nothing of it is under way. */
+  start(services: Services): { close(): Promise<void> } | undefined
 }

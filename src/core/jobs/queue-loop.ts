@@ -1,8 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
 import { attempts as attemptsTotal, leasesLost } from '../process/metrics.ts'
+import type { Services } from '../process/services.ts'
 import { type Claim, claim, expired, handBack, retry } from './claims.ts'
-import { type Actor, type Context, HandBack } from './handler.ts'
+import { HandBack, type Handler, type JobContext } from './handler.ts'
 import { message as buildMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
 
 type Outcome = 'done' | 'retry' | 'dead' | 'handed_back'
@@ -25,11 +26,12 @@ const UNSETTLED_PER_SLOT = 4
 const UNSETTLED_FLOOR = 200
 
 /**
- * Runs one actor: claims messages for its free slots, keeps their leases, records what became of them. Slots are
+ * Runs one handler: claims messages for its free slots, keeps their leases, records what became of them. Slots are
  * independent: a slow message holds one slot and nothing else.
  */
 export class QueueLoop {
-  readonly #actor: Actor
+  readonly #services: Services
+  readonly #handler: Handler
   readonly #queue: Queue<any>
   readonly #queues: Queues
   readonly #log: Logger
@@ -61,23 +63,25 @@ export class QueueLoop {
   #wantsSlot = false
 
   constructor(options: {
-    actor: Actor
-    queues: Queues
-    log: Logger
+    services: Pick<Services, 'queues' | 'log' | 'config'>
+    handler: Handler
     stopping: AbortSignal
     slots: number
     projectShare: number
     pollMs: number
     polled: () => void
   }) {
-    this.#actor = options.actor
-    this.#queue = options.actor.queue
-    this.#queues = options.queues
-    this.#log = options.log
+    const { handler, services } = options
+    this.#services = services as Services
+    this.#handler = handler
+    const leaseSeconds = handler.leaseSeconds?.(services.config) ?? handler.queue.leaseSeconds
+    this.#queue = { ...handler.queue, leaseSeconds }
+    this.#queues = services.queues
+    this.#log = services.log
     this.#stopping = options.stopping
     this.#slots = options.slots
-    this.#batch = options.actor.batch ?? 1
-    const shared = this.#queue.project !== undefined && !options.actor.batch
+    this.#batch = handler.batch ?? 1
+    const shared = this.#queue.project !== undefined && !handler.batch
     this.#share = shared ? Math.max(1, Math.ceil(options.slots * options.projectShare)) : options.slots
     this.#borrow = this.#share < options.slots ? Math.max(this.#share, options.slots - 1) : options.slots
     this.#pollMs = options.pollMs
@@ -249,7 +253,7 @@ export class QueueLoop {
       const project = attempt.project ?? NO_PROJECT
       this.#heldByProject.set(project, (this.#heldByProject.get(project) ?? 0) + 1)
     }
-    const work = this.#actor.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
+    const work = this.#handler.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
     void work
       .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt not recorded'))
       .finally(() => {
@@ -267,7 +271,7 @@ export class QueueLoop {
   async #handleOne(attempt: Attempt): Promise<void> {
     const { context, delay } = this.#context(attempt, attempt.abort.signal)
     try {
-      await this.#actor.handle(this.#parse(attempt), context)
+      await this.#handler.handle(this.#parse(attempt), context)
     } catch (error) {
       return this.#failed(attempt, error, delay())
     }
@@ -278,7 +282,7 @@ export class QueueLoop {
     const signal = AbortSignal.any(attempts.map(attempt => attempt.abort.signal))
     const { context } = this.#context(attempts[0], signal)
     try {
-      await this.#actor.handle(
+      await this.#handler.handle(
         attempts.map(attempt => this.#parse(attempt)),
         context,
       )
@@ -294,7 +298,7 @@ export class QueueLoop {
         }
         const alone = this.#context(attempt, attempt.abort.signal)
         try {
-          await this.#actor.handle([this.#parse(attempt)], alone.context)
+          await this.#handler.handle([this.#parse(attempt)], alone.context)
           this.#done(attempt)
         } catch (failure) {
           await this.#failed(attempt, failure, alone.delay())
@@ -309,7 +313,7 @@ export class QueueLoop {
     return this.#queue.message.parse(attempt.data)
   }
 
-  #context(attempt: Attempt, signal: AbortSignal): { context: Context; delay: () => number | undefined } {
+  #context(attempt: Attempt, signal: AbortSignal): { context: JobContext; delay: () => number | undefined } {
     let delay: number | undefined
     const number = attempt.retryCount + 1
     const { name } = this.#queue
@@ -317,6 +321,7 @@ export class QueueLoop {
     return {
       delay: () => delay,
       context: {
+        services: this.#services,
         attempt: number,
         last: attempt.retryCount >= attempt.retryLimit,
         id: attempt.id,
@@ -416,7 +421,7 @@ export class QueueLoop {
   /** Answers false when the failure could not be recorded: the lease runs out and another worker records it. */
   async #exhausted(attempt: Claim, error: unknown): Promise<boolean> {
     try {
-      await this.#actor.onExhausted?.(this.#parse(attempt), error)
+      await this.#handler.onExhausted?.(this.#parse(attempt), error, this.#services)
       return true
     } catch (failure) {
       this.#log.error({ err: failure, queue: this.#queue.name, job: attempt.id }, 'exhausted message not recorded')

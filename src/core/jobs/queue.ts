@@ -2,14 +2,12 @@ import { createHash } from 'node:crypto'
 import { PgBoss } from 'pg-boss'
 import type { Logger } from 'pino'
 import type { z } from 'zod'
+import { declarations } from '../declarations.ts'
 
 /**
  * Queues: what can be sent, and sending it. Importing a declaration starts nothing; jobs/ says who handles a queue
  * (core/worker). pg-boss stores, retries, dead-letters and deletes; its schema is `pgboss`.
  */
-
-/** Which worker process runs a queue (WORKER_KINDS). */
-export type Kind = 'delivery' | 'generation' | 'snapshot' | (string & {})
 
 /**
  * When a failed message is tried again. `limit` is the number of retries after the first try; with `backoff` the delay
@@ -27,27 +25,26 @@ export type Queue<M extends object> = {
   retry: Retry
   /** A message whose handler has not been heard of for so long is given to another worker. */
   leaseSeconds: number
-  kind: Kind
+  /** Which worker process handles it (WORKER_KINDS). */
+  concern: string
 }
 
 type QueueOptions<M extends object> = {
   message: z.ZodType<M>
-  kind: Kind
+  concern: string
   /** The project whose share of slots the message counts against. */
   project?: (message: M) => string | undefined
   retry?: Partial<Retry>
   leaseSeconds?: number
 }
 
-/** Every declared queue by name. */
-export const queues = new Map<string, Queue<any>>()
+/** Every queue of the process. */
+export const queues = declarations<Queue<any>>('queue', ({ name }) => name)
 
 const defaultRetry: Retry = { limit: 2, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 }
 
 function declare<M extends object>(queue: Queue<M>): Queue<M> {
-  if (queues.has(queue.name)) throw new Error(`queue ${queue.name} is declared twice`)
   if (!/^[\w./-]+$/.test(queue.name)) throw new Error(`queue name ${queue.name}: letters, digits, _ . / - only`)
-  queues.set(queue.name, queue)
   return queue
 }
 
@@ -300,7 +297,7 @@ export async function openQueues(options: {
     },
 
     async stats() {
-      const names = [...queues.keys()]
+      const names = queues.all().map(queue => queue.name)
       const { rows } = await db.executeSql(statsSql, [names.flatMap(name => [name, deadName(name)])])
       const byName = new Map(rows.map(row => [row.name as string, row]))
       return names.map(name => {
@@ -311,7 +308,12 @@ export async function openQueues(options: {
 
     deadLetters: {
       async list({ queue, limit = 100 } = {}) {
-        const names = queue ? [deadName(queue)] : [...queues.keys()].map(deadName)
+        const names = queue
+          ? [deadName(queue)]
+          : queues
+              .all()
+              .map(queue => queue.name)
+              .map(deadName)
         const { rows } = await db.executeSql(
           `select ${deadLetterColumns} from ${schema}.job_common j
            where j.name = any($1) and j.state < 'active' order by j.created_on desc limit $2`,
@@ -320,7 +322,10 @@ export async function openQueues(options: {
         return rows
       },
       async inspect(id) {
-        const names = [...queues.keys()].map(deadName)
+        const names = queues
+          .all()
+          .map(queue => queue.name)
+          .map(deadName)
         const { rows } = await db.executeSql(
           `select ${deadLetterColumns} from ${schema}.job_common j where j.name = any($1) and j.id = $2`,
           [names, id],
@@ -384,7 +389,7 @@ export async function createQueuesInDatabase(
   await boss.start()
   try {
     const existing = new Map((await boss.getQueues()).map(queue => [queue.name, queue]))
-    for (const queue of queues.values()) {
+    for (const queue of queues.all()) {
       const dead = { retentionSeconds: deadLetterDays * daysInSeconds, deleteAfterSeconds: daysInSeconds }
       if (existing.has(deadName(queue.name))) await boss.updateQueue(deadName(queue.name), dead)
       else await boss.createQueue(deadName(queue.name), dead)

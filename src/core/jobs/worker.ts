@@ -1,12 +1,12 @@
 import { createHash } from 'node:crypto'
 import { schedule } from 'node-cron'
 import type { Logger } from 'pino'
+import type { Config } from '../../config.ts'
 import type { Notifications } from '../db/notify.ts'
-import type { Actor, Tick } from './handler.ts'
+import type { Services } from '../process/services.ts'
+import type { Handler, Schedule } from './handler.ts'
 import { type Queues, wakeChannel } from './queue.ts'
 import { QueueLoop } from './queue-loop.ts'
-
-export { type Actor, actor, type Context, every, HandBack, type Tick } from './handler.ts'
 
 export type Workers = {
   /** When a queue was last polled with success; null before the first time. */
@@ -21,16 +21,15 @@ export type Workers = {
 }
 
 /**
- * Runs actors and ticks in this process until stopped. `concurrency` is the number of slots of an actor that names none;
- * with a `projectShare` below 1 one project holds at most that share of an actor's slots while messages of others wait,
- * and all but one when none do. `listen` (core/notify) wakes the loops; without it they poll every `pollMs` (default
- * 1 s). `onPoll` is called after a successful poll, at most once per `onPollMs` (default 5 s).
+ * Runs handlers and schedules in this process until stopped. `concurrency` is the number of slots of a handler that names
+ * none; with a `projectShare` below 1 one project holds at most that share of a handler's slots while messages of others
+ * wait, and all but one when none do. `listen` wakes the loops; without it they poll every `pollMs` (default 1 s).
+ * `onPoll` is called after a successful poll, at most once per `onPollMs` (default 5 s).
  */
 export async function startWorkers(options: {
-  queues: Queues
-  actors: Actor[]
-  ticks?: Tick[]
-  log: Logger
+  services: Pick<Services, 'queues' | 'log' | 'config'>
+  handlers: readonly Handler[]
+  schedules?: readonly Schedule[]
   concurrency: number
   projectShare?: number
   listen?: Notifications
@@ -38,7 +37,8 @@ export async function startWorkers(options: {
   onPollMs?: number
   pollMs?: number
 }): Promise<Workers> {
-  const { queues, actors, ticks = [], log, listen, onPollMs = 5000 } = options
+  const { services, handlers, schedules = [], listen, onPollMs = 5000 } = options
+  const { queues, log, config } = services
   const stopping = new AbortController()
   let lastPoll: Date | null = null
   let lastReport = 0
@@ -56,17 +56,16 @@ export async function startWorkers(options: {
   }
 
   const loops = new Map<string, QueueLoop>()
-  for (const declared of actors) {
-    const { name } = declared.queue
-    if (loops.has(name)) throw new Error(`queue ${name} has two actors`)
+  for (const handler of handlers) {
+    const { name } = handler.queue
+    if (loops.has(name)) throw new Error(`queue ${name} has two handlers`)
     loops.set(
       name,
       new QueueLoop({
-        actor: declared,
-        queues,
-        log,
+        services,
+        handler,
         stopping: stopping.signal,
-        slots: declared.concurrency ?? options.concurrency,
+        slots: handler.concurrency ?? options.concurrency,
         projectShare: options.projectShare ?? 1,
         pollMs: options.pollMs ?? 1000,
         polled,
@@ -81,13 +80,13 @@ export async function startWorkers(options: {
   })
   await unlisten?.ready
   for (const loop of loops.values()) loop.start()
-  const stopTicks = ticks.map(tick => startTick(tick, queues, log))
+  const stopSchedules = schedules.map(schedule => startSchedule(schedule, config, queues, log))
 
   return {
     lastPoll: () => lastPoll,
     running: () => [...loops.values()].reduce((sum, loop) => sum + loop.running, 0),
     async stop(graceMs) {
-      for (const stopTick of stopTicks) stopTick()
+      for (const stopSchedule of stopSchedules) stopSchedule()
       stopping.abort(new Error('worker stops'))
       const counts = await Promise.all([...loops.values()].map(loop => loop.stop(graceMs)))
       unlisten?.()
@@ -96,31 +95,33 @@ export async function startWorkers(options: {
   }
 }
 
-const TICK_RETRY_MS = [0, 1000, 5000, 15_000, 60_000]
+const SEND_RETRY_MS = [0, 1000, 5000, 15_000, 60_000]
 
-function startTick(tick: Tick, queues: Queues, log: Logger): () => void {
+function startSchedule(declared: Schedule, config: Config, queues: Queues, log: Logger): () => void {
+  const { name, queue, data } = declared
+  const when = typeof declared.when === 'function' ? declared.when(config) : declared.when
   let stopped = false
   let timer: NodeJS.Timeout | undefined
 
   const send = async (instant: Date) => {
     // The id makes it one message: every worker computes the same.
-    const id = uuidOf(`${tick.queue.name} ${tick.name} ${instant.toISOString()}`)
-    for (const delay of TICK_RETRY_MS) {
+    const id = uuidOf(`${queue.name} ${name} ${instant.toISOString()}`)
+    for (const delay of SEND_RETRY_MS) {
       await new Promise(resolve => setTimeout(resolve, delay).unref())
       if (stopped) return
       try {
-        await queues.send([{ queue: tick.queue, data: tick.data(instant), id }])
+        await queues.send([{ queue, data: data(instant), id }])
         return
       } catch (error) {
-        log.error({ err: error, tick: tick.name, instant }, 'tick not sent')
+        log.error({ err: error, schedule: name, instant }, 'scheduled message not sent')
       }
     }
   }
 
-  if (typeof tick.when === 'string') {
-    const task = schedule(tick.when, ({ date }) => send(new Date(Math.floor(date.getTime() / 1000) * 1000)), {
+  if (typeof when === 'string') {
+    const task = schedule(when, ({ date }) => send(new Date(Math.floor(date.getTime() / 1000) * 1000)), {
       timezone: 'UTC',
-      name: tick.name,
+      name,
     })
     return () => {
       stopped = true
@@ -128,7 +129,7 @@ function startTick(tick: Tick, queues: Queues, log: Logger): () => void {
     }
   }
 
-  const period = tick.when * 1000
+  const period = when * 1000
   const next = () => {
     timer = setTimeout(
       () => {

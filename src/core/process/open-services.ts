@@ -7,7 +7,7 @@ import { createEgress, type Egress } from '../net/egress.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../secrets/secretbox.ts'
 import { type Clock, systemClock } from './clock.ts'
 import type { Logger } from './log.ts'
-import type { Services } from './services.ts'
+import type { ProcessState, Services } from './services.ts'
 
 export type OpenServices = Services & { close(): Promise<void> }
 
@@ -59,6 +59,7 @@ export async function openServices(
     eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
     onError: error => log.error({ err: error }, 'after-commit action failed'),
   })
+  const state: ProcessState = new Map()
   let closing: Promise<void> | undefined
   return {
     config,
@@ -69,9 +70,11 @@ export async function openServices(
     notifications,
     secrets,
     egress,
+    state,
     ...writer,
     close: () => {
       closing ??= (async () => {
+        for (const { close } of [...state.values()].reverse()) await close?.()
         await notifications.close()
         await queues.close()
         await egress.close()

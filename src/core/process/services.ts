@@ -8,6 +8,9 @@ import type { SecretBox } from '../secrets/secretbox.ts'
 import type { Clock } from './clock.ts'
 import type { Logger } from './log.ts'
 
+/** What modules keep for a process, by who asked for it. Lives and ends with the services of the process. */
+export type ProcessState = Map<object, { value: unknown; close?: () => Promise<void> | void }>
+
 /** What every module may use. One per process. */
 export type Services = Writer & {
   config: Config
@@ -18,4 +21,6 @@ export type Services = Writer & {
   notifications: Notifications
   secrets: SecretBox
   egress: Egress
+  /** What modules keep for this process (perProcess). */
+  state: ProcessState
 }

@@ -1,4 +1,5 @@
 import { type Fragment, sql } from '../db/sql.ts'
+import { declarations } from '../declarations.ts'
 
 /** A column that holds values sealed by the secret box, and how to name the row each is sealed for. */
 export type SealedColumn = {
@@ -12,17 +13,10 @@ export type SealedColumn = {
   project: Fragment
 }
 
-const registry: SealedColumn[] = []
+/** Every encrypted column of the process; a change of the encryption key reaches these. */
+export const sealedColumns = declarations<SealedColumn>('sealed column', ({ table, column }) => `${table}.${column}`)
 
-/**
- * Declares an encrypted column, so that a change of the encryption key reaches it. Called by the module that owns the
- * table. `id` defaults to the column `id`, `project` to the column `project_id`.
- */
-export function sealedColumn(
+/** Declares an encrypted column. `id` defaults to the column `id`, `project` to the column `project_id`. */
+export const sealedColumn = (
   declaration: Omit<SealedColumn, 'id' | 'project'> & Partial<Pick<SealedColumn, 'id' | 'project'>>,
-): void {
-  registry.push({ id: sql.fragment`id`, project: sql.fragment`project_id`, ...declaration })
-}
-
-/** Every encrypted column that the loaded modules declare. */
-export const sealedColumns = (): readonly SealedColumn[] => registry
+): SealedColumn => ({ id: sql.fragment`id`, project: sql.fragment`project_id`, ...declaration })

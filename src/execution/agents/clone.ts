@@ -1,11 +1,11 @@
 import { newId } from '../../core/api/ids.ts'
-import { cloneable } from '../../identity/projects/clone.ts'
+import type { Cloneable } from '../../identity/projects/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
 import { agentKind, configOf } from './model.ts'
 import { agentsOf, insertAgent } from './store.ts'
 
-// An agent cannot be without its provider, so the providers that the copies name come along.
-cloneable({
+/** An agent cannot be without its provider, so the providers that the copies name come along. */
+export const agentCloning: Cloneable = {
   name: 'agents',
   async copy(tx, from, to, ids) {
     const agents = await agentsOf(tx, from)
@@ -17,4 +17,4 @@ cloneable({
       tx.emit('agents.created', to, agentKind.present(copy))
     }
   },
-})
+}

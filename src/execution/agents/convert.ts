@@ -1,4 +1,4 @@
-import { type Conversion, convertByAgent } from '../../content/rules/convert.ts'
+import type { AgentConverter, Conversion } from '../../content/rules/convert.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from '../generations/abort.ts'
@@ -14,8 +14,8 @@ const TOO_LATE = { code: 'GENERATION_FAILED', message: 'The turn took too long',
 
 type Asked = Omit<Conversion, 'callback'> & { project_id: string; agent_id: string }
 
-// Importing this module lets agents convert files: one ordinary generation each.
-convertByAgent(async (services, asked) => {
+/** Lets an agent convert a file: one ordinary generation each. */
+export const convertByAgent: AgentConverter = async (services, asked) => {
   // Drawn from the attempt's, so that another worker of the attempt finds the generation that was made for it.
   const id = `${generationKind.prefix}_${asked.attempt_id.slice(-26)}`
   try {
@@ -25,7 +25,7 @@ convertByAgent(async (services, asked) => {
     if (!(error instanceof AppError)) throw error
     return { ok: false, error: error.recorded() }
   }
-})
+}
 
 /** Makes the generation. Raises what refuses a turn. */
 async function makeTurn(services: Services, id: string, asked: Asked): Promise<void> {

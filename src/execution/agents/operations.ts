@@ -6,7 +6,6 @@ import { newId } from '../../core/api/ids.ts'
 import { booleanQuery, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql, substring } from '../../core/db/sql.ts'
-import './clone.ts'
 import { lockProvider } from '../providers/store.ts'
 import {
   Agent,

@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { stores } from '../../content/storage/stores.ts'
+import { type Background, every, HandBack, handler } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
-import { type Actor, actor, every, HandBack, type Tick } from '../../core/jobs/worker.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from './abort.ts'
 import { dropOldFrames, idleTurns, unwrittenTraces } from './store.ts'
@@ -11,20 +11,18 @@ import { executeTurn, generationRun } from './turn.ts'
 
 const generationSweep = workQueue('generation-sweep', {
   message: z.object({}),
-  kind: 'generation',
+  concern: 'generation',
   retry: { limit: 1 },
   leaseSeconds: 60,
 })
 
-/** Who runs turns outside a conversation, and who looks for those whose wake-up is missing. */
-export function generationActors(services: Services): { actors: Actor[]; ticks: Tick[] } {
-  const { config } = services
-  // The first turn does not wait for the SDK to load.
-  void import('../providers/attempt.ts')
-  const run = actor(
-    { ...generationRun, leaseSeconds: config.GENERATION_LEASE_SECONDS },
+/** Who runs turns outside a conversation, writes their traces, and looks for those whose wake-up is missing. */
+export const generationHandlers = [
+  handler(
+    generationRun,
     {
-      onExhausted: async ({ generation_id }, error) => {
+      leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
+      onExhausted: async ({ generation_id }, error, services) => {
         await services.write(tx =>
           abortTurn(tx, services, generation_id, {
             code: 'GENERATION_FAILED',
@@ -33,12 +31,12 @@ export function generationActors(services: Services): { actors: Actor[]; ticks: 
         )
       },
     },
-    async ({ generation_id }, { signal, stopping, log }) => {
+    async ({ generation_id }, { services, signal, stopping, log }) => {
       const outcome = await executeTurn(services, generation_id, { signal, stopping, log })
       if (outcome === 'handed_back') throw new HandBack()
     },
-  )
-  const write = actor(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { log, stopping }) => {
+  ),
+  handler(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { services, log, stopping }) => {
     const started = performance.now()
     const files = await writeTraces(
       services,
@@ -47,12 +45,22 @@ export function generationActors(services: Services): { actors: Actor[]; ticks: 
     log.info({ traces: messages.length, files, ms: Math.round(performance.now() - started) }, 'steps of traces written')
     // The journal has the steps until then, so nobody waits for this.
     if (messages.length < TRACES_AT_ONCE) await sleep(GATHER_MS, undefined, { signal: stopping }).catch(() => {})
-  })
-  const sweep = actor(generationSweep, { concurrency: 1 }, () => sweepTurns(services))
-  return {
-    actors: [run, write, sweep],
-    ticks: [every('generation-sweep', config.GENERATION_SWEEP_SECONDS, generationSweep, {})],
-  }
+  }),
+  handler(generationSweep, { concurrency: 1 }, (_message, { services }) => sweepTurns(services)),
+]
+
+export const generationSchedules = [
+  every('generation-sweep', config => config.GENERATION_SWEEP_SECONDS, generationSweep, {}),
+]
+
+/** Loads the SDK when a worker starts, so that the first turn does not wait for it. */
+export const sdkLoading: Background = {
+  name: 'load model SDK',
+  concern: 'generation',
+  start() {
+    void import('../providers/attempt.ts')
+    return undefined
+  },
 }
 
 /** Longer than a message of trace-write is tried. */

@@ -302,13 +302,13 @@ export const generationKind = kind<GenerationRow>({
   present: presentGeneration,
 })
 
-// The bags and frames of turns that are not at their end outlive a change of the encryption key.
-for (const table of ['generation_work', 'generation_work_unlogged']) {
+/** The bags and frames of turns that are not at their end outlive a change of the encryption key. */
+export const sealedWork = ['generation_work', 'generation_work_unlogged'].map(table =>
   sealedColumn({
     table,
     column: 'sealed',
     kind: 'generation_work',
     id: sql.fragment`generation_id`,
     project: sql.fragment`(select g.project_id from generations g where g.id = generation_id)`,
-  })
-}
+  }),
+)

@@ -16,7 +16,7 @@ export const traceWrite = entityMailbox('trace-write', {
   message: z.object({ trace_id: z.string(), project_id: z.string() }),
   key: message => message.trace_id,
   project: message => message.project_id,
-  kind: 'generation',
+  concern: 'generation',
   retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
 })
 

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { kindOf } from '../../core/api/kind.ts'
+import { kinds } from '../../core/api/kind.ts'
 import { type EventName, makeEvent } from '../../core/db/events.ts'
 import { isDatabaseLost, type Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
@@ -53,7 +53,7 @@ export const generationRun = entityMailbox('generation-run', {
   message: z.object({ generation_id: z.string(), project_id: z.string() }),
   key: message => message.generation_id,
   project: message => message.project_id,
-  kind: 'generation',
+  concern: 'generation',
   retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
   leaseSeconds: 60,
 })
@@ -339,8 +339,7 @@ class Execution {
   private async stillAllowed(caller: Parameters<typeof permitted>[0]): Promise<boolean> {
     const { permission } = this.generation
     if (!permission || caller.layers.length === 0) return true
-    const kind = kindOf(permission.kind)
-    if (!kind) return false
+    const kind = kinds.get(permission.kind)
     const row =
       kind.name === 'agent'
         ? { id: permission.id, project_id: this.generation.project_id }

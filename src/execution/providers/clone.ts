@@ -1,6 +1,6 @@
 import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { cloneable } from '../../identity/projects/clone.ts'
+import type { Cloneable } from '../../identity/projects/clone.ts'
 import { withoutCredentials } from './config.ts'
 import { aiProviderKind } from './model.ts'
 import { insertProvider, providersOf } from './store.ts'
@@ -27,4 +27,4 @@ export async function copyProviders(
   }
 }
 
-cloneable({ name: 'ai_providers', copy: copyProviders })
+export const providerCloning: Cloneable = { name: 'ai_providers', copy: copyProviders }

@@ -112,7 +112,11 @@ export const aiProviderKind = kind<ProviderRow>({
   present: ({ sealed_credentials: _sealed, secret_stamp: _stamp, ...record }) => record,
 })
 
-sealedColumn({ table: 'ai_providers', column: 'sealed_credentials', kind: 'ai_provider' })
+export const providerCredentials = sealedColumn({
+  table: 'ai_providers',
+  column: 'sealed_credentials',
+  kind: 'ai_provider',
+})
 
 /** Deletes a provider whose lock the caller holds and to which nothing refers, with its event. */
 export async function removeProvider(tx: Tx, row: ProviderRow): Promise<void> {

@@ -6,7 +6,6 @@ import { anyOf, booleanQuery, listTable, pageOf, pageOfArray, textFilter } from 
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql, substring } from '../../core/db/sql.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
-import './clone.ts'
 import { checkCredential, checkProvider, openCredentials, sealConfig, tokenTexts } from './config.ts'
 import { listModels } from './listing.ts'
 import {

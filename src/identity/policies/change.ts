@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import { changesBetween } from '../../core/api/compare.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
-import { kindOf } from '../../core/api/kind.ts'
+import { kinds } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { principalsChanged } from '../principals.ts'
 import { checkDocument, type PolicyRow, type PolicyVersion, policies } from './model.ts'
@@ -74,7 +74,7 @@ export async function removePolicy(tx: Tx, id: string): Promise<void> {
     const counts: Record<string, number> = { users: 0, project_keys: 0, triggers: 0, webhooks: 0 }
     const sample_ids: Record<string, string[]> = {}
     for (const { type, count, ids } of holders) {
-      const plural = kindOf(type)?.plural ?? type
+      const plural = kinds.find(type)?.plural ?? type
       counts[plural] = count
       sample_ids[plural] = ids
     }

@@ -1,4 +1,4 @@
-import { declaredOperations, type Operation } from '../../core/api/operation.ts'
+import { type Operation, operations } from '../../core/api/operation.ts'
 import type { PolicyDocument, PolicyStatement } from '../../core/iam/decide.ts'
 import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
@@ -67,7 +67,7 @@ export const managedPolicies = (operations: readonly Operation[]): Managed[] => 
 /** Brings the managed policies of a deployment up to date with its actions. For the boot of a process that serves them all. */
 export async function syncManagedPolicies(services: Services): Promise<void> {
   await services.write(async tx => {
-    for (const policy of managedPolicies(declaredOperations())) {
+    for (const policy of managedPolicies(operations.all())) {
       const written = await putManagedPolicy(tx, policy)
       if (written) principalsChanged(tx, `policy:${policy.id}`)
     }

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { declaredOperations } from '../../core/api/operation.ts'
+import { operations } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
 import { policyCatalogue } from '../../core/iam/catalogue.ts'
 import { checkPolicyDocument, type PolicyDocument } from '../../core/iam/decide.ts'
@@ -80,7 +80,7 @@ export const UserPoliciesInput = z
  * document is written. Raises VALIDATION_FAILED; `path` is the field.
  */
 export function checkDocument(document: unknown, path = 'document'): PolicyDocument {
-  const problems = checkPolicyDocument(document, policyCatalogue(declaredOperations()), path)
+  const problems = checkPolicyDocument(document, policyCatalogue(operations.all()), path)
   if (problems.length > 0) invalid(problems)
   return document as PolicyDocument
 }

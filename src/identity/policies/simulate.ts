@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
-import { kindOf } from '../../core/api/kind.ts'
-import { declaredOperations } from '../../core/api/operation.ts'
+import { kinds } from '../../core/api/kind.ts'
+import { operations } from '../../core/api/operation.ts'
 import { adminGate } from '../../core/iam/access.ts'
 import { type Caller, facts } from '../../core/iam/caller.ts'
 import { policyCatalogue } from '../../core/iam/catalogue.ts'
@@ -44,10 +44,10 @@ export const Simulation = z
 /** The one gate of an action, out of the operations that ask for it. Raises VALIDATION_FAILED for no action of ours. */
 function gateOf(action: string): string {
   const [module, name] = action.split(':')
-  const operations = declaredOperations()
-  if (!policyCatalogue(operations).actions.get(module)?.has(name))
+  const declared = operations.all()
+  if (!policyCatalogue(declared).actions.get(module)?.has(name))
     invalid({ code: 'UNKNOWN_ACTION', path: 'action', message: 'is not an action of this deployment' })
-  return operations.find(operation => operation.action === action)?.gate ?? 'policy'
+  return declared.find(operation => operation.action === action)?.gate ?? 'policy'
 }
 
 /**
@@ -65,7 +65,7 @@ export async function simulate(
   const own = caller.credential.type === 'user' && subject?.caller.user.id === caller.user.id
   if (!admin && !own) raise('FORBIDDEN', { meta: { action: 'policies:GetPolicy' } })
   if (!subject) return raise('RESOURCE_NOT_FOUND', { meta: { id: input.user_id ?? input.key_id } })
-  const [action] = canonicalActions(input.action, policyCatalogue(declaredOperations()))
+  const [action] = canonicalActions(input.action, policyCatalogue(operations.all()))
   const gate = gateOf(action)
   const name = splitName(input.resource)
   if (!name)
@@ -80,7 +80,7 @@ export async function simulate(
   }
   const bound = subject.caller.project_id
   const reachable = bound === null || bound === name.project
-  const kind = kindOf(type)
+  const kind = kinds.find(type)
   const allowed =
     gate === 'admin'
       ? adminGate(subject.caller, action, kind ? { kind, row: { id: name.id, project_id: null } } : null)

@@ -1,4 +1,5 @@
 import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 
 /** How one kind of configuration is copied into another project. */
 export type Cloneable = {
@@ -13,14 +14,10 @@ export type Cloneable = {
   copy(tx: Tx, from: string, to: string, ids: Map<string, string>): Promise<void>
 }
 
-const registry: Cloneable[] = []
+/** Kinds of configuration that clones of a project can include; copied in the order of the modules, save for `after`. */
+export const cloneables = extensionPoint<Cloneable>('cloneables')
 
-/** Offers a kind of configuration to project clones; called by the module that owns it. Kinds are copied in this order, save for `after`. */
-export function cloneable(entry: Cloneable): void {
-  registry.push(entry)
-}
-
-export const cloneableNames = (): string[] => registry.map(entry => entry.name)
+export const cloneableNames = (): string[] => cloneables.all().map(entry => entry.name)
 
 /** Copies what `include` names into a project. @returns the id of each copy by the id of its original */
 export async function copyConfiguration(
@@ -30,7 +27,7 @@ export async function copyConfiguration(
   include: readonly string[],
 ): Promise<Record<string, string>> {
   const ids = new Map<string, string>()
-  const left = new Set(registry.filter(entry => include.includes(entry.name)))
+  const left = new Set(cloneables.all().filter(entry => include.includes(entry.name)))
   const copy = async (entry: Cloneable) => {
     if (!left.delete(entry)) return
     for (const other of [...left]) if (entry.after?.includes(other.name)) await copy(other)

@@ -3,6 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
 import { type ProjectRow, project } from './model.ts'
@@ -11,7 +12,7 @@ import { deferDelete, deleteProject, dueDeletes, unboundedStatements } from './s
 const DAY_MS = 86_400_000
 
 /** What a project leaves behind outside of its rows; whoever puts something there sends for it here, before they go. */
-export const projectLeavings: ((tx: Tx, projectId: string) => Promise<void>)[] = []
+export const projectLeavings = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project leavings')
 
 /**
  * Deletes a project. Without `force` only one that holds nothing that counts; with it, everything it holds goes by the
@@ -30,7 +31,7 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
     if (Object.keys(dependents.counts).length > 0)
       raise('PROJECT_HAS_DEPENDENTS', { meta: { ...dependents, forcible: true } })
   }
-  for (const send of projectLeavings) await send(tx, id)
+  for (const send of projectLeavings.all()) await send(tx, id)
   await deleteProject(tx, id)
   principalsChanged(tx, `project:${id}`)
 }

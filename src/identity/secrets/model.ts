@@ -66,5 +66,6 @@ export const secret = kind<SecretRow>({
 /** The row a secret's value is sealed for. */
 export const sealedFor = (id: string, projectId: string) => ({ kind: 'secret', id, project_id: projectId })
 
-sealedColumn({ table: 'secrets', column: 'sealed_value', kind: 'secret' })
-sealedColumn({ table: 'secrets', column: 'previous_sealed_value', kind: 'secret' })
+export const sealedValues = ['sealed_value', 'previous_sealed_value'].map(column =>
+  sealedColumn({ table: 'secrets', column, kind: 'secret' }),
+)

@@ -20,7 +20,7 @@ export async function reencryptSecrets(
   onProgress: (count: ReencryptCount) => void = () => {},
 ): Promise<{ counts: ReencryptCount[]; remaining: number }> {
   const counts: ReencryptCount[] = []
-  for (const column of sealedColumns()) counts.push(await reencryptColumn(services, column, onProgress))
+  for (const column of sealedColumns.all()) counts.push(await reencryptColumn(services, column, onProgress))
   const verified = await verifySecrets(services)
   return { counts, remaining: verified.reduce((sum, { current, count }) => (current ? sum : sum + count), 0) }
 }
@@ -67,7 +67,7 @@ async function reencryptColumn(
 /** How many values of every encrypted column each key sealed; nothing is opened. */
 export async function verifySecrets(services: Pick<Services, 'pool' | 'secrets'>): Promise<KeyCount[]> {
   const counts: KeyCount[] = []
-  for (const column of sealedColumns())
+  for (const column of sealedColumns.all())
     for (const { key_id, count } of await countByKey(services.pool, column))
       counts.push({
         table: column.table,

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { isIdOf, kindOf } from '../../core/api/kind.ts'
-import { declaredOperations } from '../../core/api/operation.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
+import { operations } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { adminGate, listAllowed, projectBinding, sees } from '../../core/iam/access.ts'
 import { type Caller, facts } from '../../core/iam/caller.ts'
@@ -51,11 +51,11 @@ export async function ownPermissions(
   if (named !== undefined) {
     projectBinding(caller, named)
     if (!sees(caller, named)) raise('FORBIDDEN')
-    const projects = kindOf('project')
-    const found = projects && isIdOf(projects, named) ? await projects.find(db, named) : null
+    const projects = kinds.get('project')
+    const found = isIdOf(projects, named) ? await projects.find(db, named) : null
     if (!found) raise('RESOURCE_NOT_FOUND', { meta: { id: named } })
   }
-  return actionCatalogue(declaredOperations())
+  return actionCatalogue(operations.all())
     .flatMap(({ actions }) => actions)
     .map(entry => ({ action: entry.action, allowed: allowance(caller, entry, projectId) }))
 }

@@ -5,9 +5,9 @@ import { once } from 'node:events'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { parseScripts } from '../../src/local/double/script.ts'
+import { parseScripts } from '../../../src/local/double/script.ts'
 
-const main = new URL('../../bin/llm-double.ts', import.meta.url).pathname
+const main = new URL('../../../bin/llm-double.ts', import.meta.url).pathname
 
 describe('model double: command and scripts', () => {
   let folder: string

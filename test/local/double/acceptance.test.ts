@@ -3,9 +3,9 @@ import { spawnSync } from 'node:child_process'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { embed } from '../../src/local/double/embeddings.ts'
-import type { Double } from '../../src/local/double/server.ts'
-import { startDouble } from '../../src/local/double/server.ts'
+import { embed } from '../../../src/local/double/embeddings.ts'
+import type { Double } from '../../../src/local/double/server.ts'
+import { startDouble } from '../../../src/local/double/server.ts'
 import { client, framesOf, piecesOf, tool, until } from './client.ts'
 
 describe('model double: acceptance', () => {
@@ -112,7 +112,7 @@ describe('model double: acceptance', () => {
       process.execPath,
       [
         '-e',
-        `import('${new URL('../../src/double/embeddings.ts', import.meta.url)}').then(m => console.log(JSON.stringify(m.embed(${JSON.stringify(input[0])}, 1536))))`,
+        `import('${new URL('../../../src/local/double/embeddings.ts', import.meta.url)}').then(m => console.log(JSON.stringify(m.embed(${JSON.stringify(input[0])}, 1536))))`,
       ],
       { encoding: 'utf8' },
     )
@@ -146,7 +146,7 @@ describe('model double: acceptance', () => {
     const folder = mkdtempSync(join(tmpdir(), 'double-'))
     const file = join(folder, 'script.yaml')
     writeFileSync(file, 'lane: l\nrules:\n  - reply: { text: a }\n  - replies: [{ text: a, txet: b }]\n')
-    const main = new URL('../../bin/llm-double.ts', import.meta.url).pathname
+    const main = new URL('../../../bin/llm-double.ts', import.meta.url).pathname
     const run = spawnSync(process.execPath, [main, 'check', file], { encoding: 'utf8' })
     rmSync(folder, { recursive: true })
     assert.equal(run.stdout, 'rules[1].replies[0].txet: unknown key\n')

@@ -1,3 +1,0 @@
-/** Loads every module, so that every queue and every encrypted column is declared. */
-import '../../jobs/worker.ts'
-import '../api.ts'

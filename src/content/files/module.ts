@@ -1,0 +1,16 @@
+import { footprints } from '../../control/storage/footprint.ts'
+import { module } from '../../core/api/module.ts'
+import { projectLeavings } from '../../identity/projects/delete.ts'
+import { fileFootprint } from '../footprint.ts'
+import { leaveProject } from '../storage/stores.ts'
+import { fileKind } from './model.ts'
+import { fileOperations } from './operations.ts'
+import { fileHandlers, fileSchedules } from './sweep.ts'
+
+export default module('files', {
+  kinds: [fileKind],
+  operations: fileOperations,
+  handlers: fileHandlers,
+  schedules: fileSchedules,
+  extensions: [footprints.with(fileFootprint), projectLeavings.with(leaveProject)],
+})

@@ -1,0 +1,11 @@
+import { module } from '../../core/api/module.ts'
+import { documentSource } from './documents.ts'
+import { knowledgeOperations } from './operations.ts'
+import { sources } from './sources.ts'
+import { tellMissingTextSearch } from './text-search.ts'
+
+export default module('knowledge', {
+  operations: knowledgeOperations,
+  extensions: [sources.with(documentSource)],
+  start: tellMissingTextSearch,
+})

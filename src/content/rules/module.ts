@@ -1,0 +1,11 @@
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { ruleCloning } from './clone.ts'
+import { ingestionRuleKind } from './model.ts'
+import { ingestionRuleOperations } from './operations.ts'
+
+export default module('ingestion rules', {
+  kinds: [ingestionRuleKind],
+  operations: ingestionRuleOperations,
+  extensions: [cloneables.with(ruleCloning)],
+})

@@ -1,0 +1,11 @@
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { schemaCloning } from './clone.ts'
+import { metadataSchemaKind } from './model.ts'
+import { metadataSchemaOperations } from './operations.ts'
+
+export default module('metadata schemas', {
+  kinds: [metadataSchemaKind],
+  operations: metadataSchemaOperations,
+  extensions: [cloneables.with(schemaCloning)],
+})

@@ -1,0 +1,71 @@
+import { DISPATCH_CHANNEL, dispatchQueue } from '../../core/db/write.ts'
+import { type Background, handler } from '../../core/jobs/handler.ts'
+import { perProcess } from '../../core/process/per-process.ts'
+import type { Services } from '../../core/process/services.ts'
+import { notifyWebhooks, type Target, webhooksWithDue } from './delivery-store.ts'
+import { createDispatcher, dispatchEvents } from './dispatch.ts'
+import { payloadTarget, WEBHOOK_CHANNEL } from './model.ts'
+import { Pump } from './pump.ts'
+
+/** Hands deliveries to the loop of this process; other workers hear of those that it has no slot for. */
+function deliver(services: Services, targets: readonly Target[]): void {
+  const pump = pumpOf(services)
+  const others = pump.full
+  pump.look(targets)
+  // Every slot of this process is taken: a worker with room does not have to find the deliveries by its sweep.
+  if (others)
+    notifyWebhooks(services.pool, targets).catch(error =>
+      services.log.error({ err: error }, 'workers not told of deliveries'),
+    )
+}
+
+const pumpOf = perProcess(services => new Pump(services))
+
+export const dispatchHandler = handler(dispatchQueue, {}, async ({ event_id }, { services }) => {
+  deliver(services, (await dispatchEvents(services, { ids: [event_id] })).targets)
+})
+
+/**
+ * Dispatch and delivery of events in this process. Both are told what to look at by the statement that made it, and
+ * look for themselves every WEBHOOK_SWEEP_INTERVAL_MS.
+ */
+export const deliveries: Background = {
+  name: 'webhook deliveries',
+  concern: 'delivery',
+  start(services) {
+    const { config, log, notifications, pool } = services
+    const pump = pumpOf(services)
+    const dispatcher = createDispatcher(services, targets => deliver(services, targets))
+
+    let sweeping = false
+    const sweep = async () => {
+      dispatcher.wake()
+      if (sweeping) return
+      sweeping = true
+      try {
+        pump.look(await webhooksWithDue(pool))
+      } catch (error) {
+        log.error({ err: error }, 'due deliveries not looked for')
+      }
+      sweeping = false
+    }
+
+    const onReconnect = () => void sweep()
+    const unlisten = [
+      notifications.listen(DISPATCH_CHANNEL, dispatcher.wake, { onReconnect }),
+      notifications.listen(WEBHOOK_CHANNEL, payload => pump.refresh(payloadTarget(payload))),
+    ]
+    const interval = setInterval(sweep, config.WEBHOOK_SWEEP_INTERVAL_MS)
+    // What was written before this process listened.
+    Promise.all(unlisten.map(({ ready }) => ready)).then(sweep, () => {})
+
+    return {
+      async close() {
+        clearInterval(interval)
+        for (const end of unlisten) end()
+        await dispatcher.close()
+        await pump.close(Math.min(config.WEBHOOK_TIMEOUT_MS, config.SHUTDOWN_GRACE_MS))
+      },
+    }
+  },
+}

@@ -1,0 +1,15 @@
+import { module } from '../../core/api/module.ts'
+import { actorMoves } from '../actors/merge.ts'
+import { sessionHooks } from '../turns/hooks.ts'
+import { expiryHandler, expirySchedule } from './expire.ts'
+import { hooks, moveActorSessions } from './hooks.ts'
+import { sessionKind } from './kind.ts'
+import { sessionOperations } from './operations.ts'
+
+export default module('sessions', {
+  kinds: [sessionKind],
+  operations: sessionOperations,
+  handlers: [expiryHandler],
+  schedules: [expirySchedule],
+  extensions: [sessionHooks.with(hooks), actorMoves.with(moveActorSessions)],
+})

@@ -1,0 +1,76 @@
+import { type Extension, fillExtensions } from '../declarations.ts'
+import type { Background, Handler, Schedule } from '../jobs/handler.ts'
+import { queues } from '../jobs/queue.ts'
+import { type Sweep, scheduleOf, sweeps } from '../jobs/sweeps.ts'
+import type { Services } from '../process/services.ts'
+import { type SealedColumn, sealedColumns } from '../secrets/sealed.ts'
+import { type Kind, kinds } from './kind.ts'
+import { type Operation, operations } from './operation.ts'
+
+/** What one module brings to a process. Everything that a process knows stands in one of these. */
+export type Module = {
+  name: string
+  kinds?: readonly Kind<any>[]
+  operations?: readonly Operation[]
+  /** Who handles which queue; a queue exists because somebody handles it. */
+  handlers?: readonly Handler[]
+  schedules?: readonly Schedule[]
+  sweeps?: readonly Sweep[]
+  background?: readonly Background[]
+  sealedColumns?: readonly SealedColumn[]
+  /** What it contributes to extension points of earlier modules. */
+  extensions?: readonly Extension[]
+  /** Run by web and worker before they answer or take work, in the order of the modules. */
+  start?: (services: Services, role: 'web' | 'worker') => Promise<unknown>
+}
+
+export const module = (name: string, parts: Omit<Module, 'name'>): Module => ({ name, ...parts })
+
+let loaded: readonly Module[] = []
+
+/** The modules of this process. */
+export const loadedModules = (): readonly Module[] => loaded
+
+/**
+ * Makes the modules known to the process. Web, worker, command line and tests call it with the same list (src/modules.ts)
+ * before anything else.
+ * @throws Error for a name that is declared twice, and for a reference to a kind that no module declares
+ */
+export function loadModules(modules: readonly Module[]): void {
+  const all = <K extends keyof Module>(part: K) =>
+    modules.flatMap(module => (module[part] ?? []) as unknown as NonNullable<Module[K]> & readonly unknown[])
+  kinds.fill(all('kinds') as Kind[])
+  for (const kind of kinds.all()) for (const reference of kind.references) kinds.get(reference.kind)
+  operations.fill(all('operations') as Operation[])
+  queues.fill((all('handlers') as Handler[]).map(({ queue }) => queue))
+  sweeps.fill(all('sweeps') as Sweep[])
+  sealedColumns.fill(all('sealedColumns') as SealedColumn[])
+  fillExtensions(all('extensions') as Extension[])
+  loaded = modules
+}
+
+/** What a worker process of some concerns runs. */
+export function workOf(concerns: readonly string[]): {
+  handlers: Handler[]
+  schedules: Schedule[]
+  background: Background[]
+} {
+  const here = ({ concern }: { concern: string }) => concerns.includes(concern)
+  return {
+    handlers: loaded.flatMap(({ handlers = [] }) => handlers).filter(({ queue }) => here(queue)),
+    schedules: loaded
+      .flatMap(({ schedules = [], sweeps = [] }) => [...schedules, ...sweeps.map(scheduleOf)])
+      .filter(({ queue }) => here(queue)),
+    background: loaded.flatMap(({ background = [] }) => background).filter(here),
+  }
+}
+
+/** Everything that is known by name, to compare processes with. */
+export const knownNames = (): Record<string, string[]> => ({
+  modules: loaded.map(({ name }) => name),
+  kinds: kinds.all().map(({ name }) => name),
+  operations: operations.all().map(({ id }) => id),
+  queues: queues.all().map(({ name }) => name),
+  sweeps: sweeps.all().map(({ name }) => name),
+  sealed_columns: sealedColumns.all().map(({ table, column }) => `${table}.${column}`),
+})

@@ -1,0 +1,13 @@
+import { agentConverters } from '../../content/rules/convert.ts'
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { agentCloning } from './clone.ts'
+import { convertByAgent } from './convert.ts'
+import { agentKind } from './model.ts'
+import { agentOperations } from './operations.ts'
+
+export default module('agents', {
+  kinds: [agentKind],
+  operations: agentOperations,
+  extensions: [cloneables.with(agentCloning), agentConverters.with(convertByAgent)],
+})

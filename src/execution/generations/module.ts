@@ -1,0 +1,14 @@
+import { module } from '../../core/api/module.ts'
+import { generationHandlers, generationSchedules, sdkLoading } from './handler.ts'
+import { generationKind, sealedWork } from './model.ts'
+import { generationOperations, traceOperations } from './operations.ts'
+import { traceKind } from './trace-kind.ts'
+
+export default module('generations', {
+  kinds: [generationKind, traceKind],
+  operations: [...generationOperations, ...traceOperations],
+  handlers: generationHandlers,
+  schedules: generationSchedules,
+  background: [sdkLoading],
+  sealedColumns: sealedWork,
+})

@@ -1,0 +1,12 @@
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { providerCloning } from './clone.ts'
+import { aiProviderKind, providerCredentials } from './model.ts'
+import { aiProviderOperations } from './operations.ts'
+
+export default module('providers', {
+  kinds: [aiProviderKind],
+  operations: aiProviderOperations,
+  sealedColumns: [providerCredentials],
+  extensions: [cloneables.with(providerCloning)],
+})

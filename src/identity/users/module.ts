@@ -1,0 +1,10 @@
+import { module } from '../../core/api/module.ts'
+import { bootstrapFromSettings } from './bootstrap.ts'
+import { users } from './model.ts'
+import { userOperations } from './operations.ts'
+
+export default module('users', {
+  kinds: [users],
+  operations: userOperations,
+  start: async (services, role) => (role === 'web' ? bootstrapFromSettings(services) : undefined),
+})

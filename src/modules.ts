@@ -1,0 +1,58 @@
+import documents from './content/documents/module.ts'
+import embeddings from './content/embeddings/module.ts'
+import files from './content/files/module.ts'
+import ingestion from './content/ingestion/module.ts'
+import knowledge from './content/knowledge/module.ts'
+import ingestionRules from './content/rules/module.ts'
+import metadataSchemas from './content/schemas/module.ts'
+import audit from './control/audit/module.ts'
+import events from './control/events/module.ts'
+import quotas from './control/quotas/module.ts'
+import retention from './control/retention/module.ts'
+import storage from './control/storage/module.ts'
+import webhooks from './control/webhooks/module.ts'
+import actors from './conversation/actors/module.ts'
+import conversations from './conversation/conversations/module.ts'
+import sessions from './conversation/sessions/module.ts'
+import type { Module } from './core/api/module.ts'
+import core from './core/module.ts'
+import agents from './execution/agents/module.ts'
+import generations from './execution/generations/module.ts'
+import providers from './execution/providers/module.ts'
+import keys from './identity/keys/module.ts'
+import policies from './identity/policies/module.ts'
+import projects from './identity/projects/module.ts'
+import secrets from './identity/secrets/module.ts'
+import users from './identity/users/module.ts'
+
+/**
+ * Every module, in the order of the areas: the table of contents of the API and of the work behind it. A module that is
+ * not here does not exist.
+ */
+export const modules: readonly Module[] = [
+  core,
+  users,
+  policies,
+  projects,
+  keys,
+  secrets,
+  quotas,
+  audit,
+  events,
+  webhooks,
+  retention,
+  storage,
+  metadataSchemas,
+  files,
+  documents,
+  ingestionRules,
+  ingestion,
+  embeddings,
+  knowledge,
+  providers,
+  agents,
+  generations,
+  actors,
+  conversations,
+  sessions,
+]

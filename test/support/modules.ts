@@ -1,0 +1,8 @@
+import { loadModules, type Module, module } from '../../src/core/api/module.ts'
+import { modules } from '../../src/modules.ts'
+
+/** Loads a module of a test behind those of the product, until the function it returns is called. */
+export function loadBeside(parts: Omit<Module, 'name'>): () => void {
+  loadModules([...modules, module('of a test', parts)])
+  return () => loadModules(modules)
+}
