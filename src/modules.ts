@@ -24,6 +24,7 @@ import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
 import secrets from './identity/secrets/module.ts'
 import users from './identity/users/module.ts'
+import planned from './planned/module.ts'
 
 /**
  * Every module, in the order of the areas: the table of contents of the API and of the work behind it. A module that is
@@ -55,4 +56,5 @@ export const modules: readonly Module[] = [
   actors,
   conversations,
   sessions,
+  planned,
 ]

@@ -99,6 +99,12 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .addHelpText('after', `${examples(['muster doctor', 'exits 1 when a check fails'])}`)
     .action(async options => (await import('./doctor.ts')).doctor(options))
 
+  muster
+    .command('modules')
+    .description('what this release brings: modules, operations, queues, events and more, by name')
+    .option('--json', 'print the names as JSON')
+    .action(async options => (await import('./modules.ts')).modulesCommand(options))
+
   const reprocess = muster
     .command('reprocess')
     .description('do failed or forgotten work again')

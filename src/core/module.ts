@@ -1,6 +1,13 @@
+import { coreErrors } from './api/errors.ts'
 import { keptAnswers } from './api/idempotency.ts'
 import { module } from './api/module.ts'
+import { auditEvents } from './db/write.ts'
 import { sweepHandler } from './jobs/sweeps.ts'
 
 /** What the pipeline and the queues themselves bring. */
-export default module('core', { handlers: [sweepHandler], sealedColumns: [keptAnswers] })
+export default module('core', {
+  errors: coreErrors,
+  eventSources: [auditEvents],
+  handlers: [sweepHandler],
+  sealedColumns: [keptAnswers],
+})

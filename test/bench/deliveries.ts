@@ -11,6 +11,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { silentLog } from '../../src/core/process/log.ts'
 import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { emitNamed } from '../support/events.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import type { Row } from './rows.ts'
 
@@ -152,7 +153,7 @@ async function emit(services: OpenServices, project: string, events: number): Pr
   for (let sent = 0; sent < events; sent += EVENTS_A_WRITE) {
     await services.write(async tx => {
       for (let i = sent; i < Math.min(events, sent + EVENTS_A_WRITE); i++)
-        tx.emit('agents.updated', project, agent(project, i))
+        emitNamed(tx, 'agents.updated', project, agent(project, i))
     })
   }
 }

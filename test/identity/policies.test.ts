@@ -29,6 +29,26 @@ describe('policies', () => {
     (await app.admin.post('/policies', { document, ...more })).body
 
   describe('authoring', () => {
+    it('knows the names of modules to come: such a policy is stored whole and grants what there is', async () => {
+      const project = await app.project()
+      const document = {
+        statement: [
+          {
+            effect: 'Allow',
+            action: ['actors:ListActors', 'memories:GetMemory', 'memories:UpdateMemoryEntry', 'formations:*'],
+            resource: [`srn:${project.id}:actor:*`, `srn:${project.id}:memory_store:*`, 'srn:*:orchestration-runs:*'],
+          },
+          { effect: 'Allow', action: ['memories.superseded', 'orchestration_runs.*', 'actors.created'] },
+        ],
+      }
+      const made = await app.admin.post('/policies', { document })
+      assert.deepEqual([made.status, made.body.document], [201, document], JSON.stringify(made.body))
+      const user = await app.user(undefined, [document])
+      assert.equal((await user.get(`/actors?project_id=${project.id}`)).status, 200)
+      for (const action of ['memories:GetMemories', 'memory:GetMemory', 'memories.supersede'])
+        assert.equal((await app.admin.post('/policies', { document: allow(action) })).status, 400, action)
+    })
+
     it('refuses what says nothing, naming the path', async () => {
       const statement = { effect: 'Allow', action: ['*'] }
       for (const [path, code, document] of [
@@ -436,6 +456,9 @@ describe('policies', () => {
       const users = body.data.find((entry: any) => entry.module === 'users')
       const create = users.actions.find((action: any) => action.action === 'users:CreateUser')
       assert.deepEqual([create.resource_type, create.gate, create.operation_ids], ['user', 'admin', ['createUser']])
+      const memories = body.data.find((entry: any) => entry.module === 'memories')
+      assert.ok(memories.actions.some((action: any) => action.action === 'memories:CreateMemoryEntry'))
+      assert.deepEqual(memories.actions[0].operation_ids, [])
       assert.equal((await user.get('/permissions?limit=1&offset=1')).body.data[0].module, modules[1])
       assert.equal((await app.anonymous.get('/permissions')).status, 401)
     })

@@ -5,6 +5,7 @@ import { backoff } from '../../src/control/webhooks/deliver.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { emitNamed } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
 
@@ -292,7 +293,7 @@ describe('delivery', () => {
     const quick = await startReceiver()
     const other = await use.hook(quick.url)
     await app.services.write(async tx => {
-      for (let i = 0; i < 24; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+      for (let i = 0; i < 24; i++) emitNamed(tx, 'secrets.updated', use.project, { id: `sec_${i}` })
     })
     await eventually(() => quick.requests.length === 24)
     assert.ok(hung.requests.length < 24, 'the one that hangs takes its time-out for each five')
@@ -313,7 +314,7 @@ describe('delivery', () => {
     use.project = (await app.project()).id
     await use.hook(receiver.url)
     await app.services.write(async tx => {
-      for (let i = 0; i < 20; i++) tx.emit('secrets.updated', crowd, { id: `sec_${i}` })
+      for (let i = 0; i < 20; i++) emitNamed(tx, 'secrets.updated', crowd, { id: `sec_${i}` })
     })
     await eventually(() => slow.most >= 100)
     const before = slow.requests.length
@@ -337,7 +338,7 @@ describe('delivery', () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end(), 10)
     const { id } = await use.hook(receiver.url)
     await app.services.write(async tx => {
-      for (let i = 0; i < 400; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+      for (let i = 0; i < 400; i++) emitNamed(tx, 'secrets.updated', use.project, { id: `sec_${i}` })
     })
     let lost = 0
     for (let i = 0; i < 5; i++) {
@@ -420,7 +421,7 @@ describe('a webhook whose deliveries keep failing', () => {
     const fail = async (count: number) => {
       const before = (await failures()) as number
       await app.services.write(async tx => {
-        for (let i = 0; i < count; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+        for (let i = 0; i < count; i++) emitNamed(tx, 'secrets.updated', use.project, { id: `sec_${i}` })
       })
       await eventually(async () => (await failures()) === before + count)
       await pause(200)
@@ -458,7 +459,7 @@ describe('a webhook whose deliveries keep failing', () => {
     try {
       await fail(99)
       await app.services.pool.query(sql.unsafe`update webhooks set url = ${receiver.url} where id = ${id}`)
-      await app.services.write(async tx => tx.emit('secrets.updated', project, { id: 'sec_well' }))
+      await app.services.write(async tx => emitNamed(tx, 'secrets.updated', project, { id: 'sec_well' }))
       await eventually(async () => (await failures()) === 0)
       await app.services.pool.query(sql.unsafe`update webhooks set url = 'http://10.0.0.1/' where id = ${id}`)
       clock.advance(25 * 3_600_000)
@@ -636,7 +637,7 @@ describe('delivery by processes that die', () => {
     const second = await startReceiver((_, response) => void setTimeout(() => response.end('ok'), 40))
     const hooks = [await use.hook(receiver.url), await use.hook(second.url)]
     await app.services.write(async tx => {
-      for (let i = 0; i < 150; i++) tx.emit('secrets.updated', use.project, { id: `sec_${i}` })
+      for (let i = 0; i < 150; i++) emitNamed(tx, 'secrets.updated', use.project, { id: `sec_${i}` })
     })
     await Promise.all([worker({}), worker({})])
     for (const { id } of hooks)

@@ -254,7 +254,7 @@ async function applyPlan(
   }
   const after = await updateDocument(tx, next, next.version === row.version ? undefined : { created_by })
   if (cut) await writeCut(services, tx, after, cut)
-  tx.emit(back ? 'documents.restored' : 'documents.updated', after.project_id, documentKind.present(after))
+  tx.emit(documentKind, back ? 'restored' : 'updated', after)
   return after
 }
 
@@ -269,7 +269,7 @@ async function rewriteFile(tx: Tx, row: DocumentRow, text: string): Promise<File
 }
 
 /** The file is a resource of its own: who follows files sees what its document does to it. */
-const tell = (tx: Tx, file: FileRow): void => tx.emit('files.updated', file.project_id, fileKind.present(file))
+const tell = (tx: Tx, file: FileRow): void => tx.emit(fileKind, 'updated', file)
 
 /** The fields of a version that a write changed, for its audit entry. */
 function changedFields(row: DocumentRow, after: DocumentRow): string[] | undefined {

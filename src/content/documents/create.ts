@@ -71,8 +71,8 @@ export async function createDocument(
       { text: content, created_by: authorOf(caller) },
     )
     await writeCut(services, tx, made, cut)
-    tx.emit('files.created', project_id, fileKind.present({ ...file, document_id: id }))
-    tx.emit('documents.created', project_id, documentKind.present(made))
+    tx.emit(fileKind, 'created', { ...file, document_id: id })
+    tx.emit(documentKind, 'created', made)
     context.record(tx, 201, id)
     return made
   })

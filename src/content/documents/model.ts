@@ -1,7 +1,8 @@
 import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { TagBag, TagInput } from '../../core/api/tags.ts'
+import { record, TagBag } from '../../core/api/record.ts'
+import { TagInput } from '../../core/api/tags.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { chunkFields, chunkRecord } from '../chunks/model.ts'
 import type { PageStarts } from '../chunks/pages.ts'
@@ -11,10 +12,9 @@ import { Filename, WritablePath } from '../paths.ts'
 export const DOCUMENT_STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
 /** A document as the wire shows it, in lists and events without its text (content, 5.1). */
-export const Document = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
+export const Document = record(
+  'Document',
+  {
     file_id: z.string(),
     path: z.string().nullable(),
     filename: z.string().describe('Of the file'),
@@ -25,14 +25,12 @@ export const Document = z
     version: z.int(),
     title: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
-    tags: TagBag,
     ...chunkRecord,
     chunk_count: z.int().describe('Chunks that are there now'),
     error: RecordedFailure.nullable().describe('Why the ingestion failed'),
-    created_at: z.iso.datetime(),
-    updated_at: z.iso.datetime(),
-  })
-  .meta({ id: 'Document' })
+  },
+  { tags: true },
+)
 
 /** One document with its text. */
 export const DocumentWithContent = Document.extend({
@@ -106,20 +104,6 @@ export const DocumentChunk = z
   })
   .meta({ id: 'DocumentChunk' })
 
-/** A row of documents. */
-export const DocumentRow = z.object({
-  ...Document.shape,
-  created_at: z.string(),
-  updated_at: z.string(),
-  /** The version that brought the live text; null while there is none. */
-  text_version: z.int().nullable(),
-  embedded_chunks: z.int(),
-  total_chunks: z.int().nullable(),
-  total_pages: z.int().nullable(),
-  embed_since: z.string().nullable(),
-})
-export type DocumentRow = z.output<typeof DocumentRow>
-
 /** A text as it is stored, with where its pages begin. */
 export type StoredText = { content: string; pages: PageStarts | null }
 
@@ -158,34 +142,23 @@ export const DocumentVersionRow = z.object({
 })
 export type DocumentVersionRow = z.output<typeof DocumentVersionRow>
 
-export const documentKind = kind<DocumentRow>({
+export const documentKind = kind({
   name: 'document',
   prefix: 'doc',
   table: 'documents',
-  tags: true,
   references: [{ kind: 'file', column: 'file_id', on_delete: 'block' }],
   path: row => row.path,
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    file_id: row.file_id,
-    path: row.path,
-    filename: row.filename,
-    content_type: row.content_type,
-    size: row.size,
-    kind: row.kind,
-    status: row.status,
-    version: row.version,
-    title: row.title,
-    metadata: row.metadata,
-    tags: row.tags,
-    chunk_strategy: row.chunk_strategy,
-    chunk_unit: row.chunk_unit,
-    chunk_size: row.chunk_size,
-    chunk_overlap: row.chunk_overlap,
-    chunk_count: row.chunk_count,
-    error: row.error,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: Document,
+  hidden: {
+    /** The version that brought the live text; null while there is none. */
+    text_version: z.int().nullable(),
+    embedded_chunks: z.int(),
+    total_chunks: z.int().nullable(),
+    total_pages: z.int().nullable(),
+    embed_since: z.string().nullable(),
+  },
+  events: ['created', 'updated', 'deleted', 'withdrawn', 'restored', 'ingested', 'ingest_failed'],
+  eventNotes: 'without content; ingested adds chunk_count, ingest_failed carries error',
 })
+export const DocumentRow = documentKind.row
+export type DocumentRow = z.output<typeof DocumentRow>

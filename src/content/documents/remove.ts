@@ -11,11 +11,11 @@ import { deleteDocument } from './store.ts'
  * stood. Takes the locked row. Who is ingesting the document finds no row any more.
  */
 export async function removeDocument(tx: Tx, stores: Stores, row: DocumentRow): Promise<void> {
-  tx.emit('documents.deleted', row.project_id, documentKind.present(row))
+  tx.emit(documentKind, 'deleted', row)
   await removeChunks(tx, row.id)
   await deleteDocument(tx, row.id)
   const file = await lockFile(tx, row.file_id)
   if (!file) return
   await deleteFileRow(tx, stores, file)
-  tx.emit('files.deleted', file.project_id, fileKind.present({ ...file, document_id: row.id }))
+  tx.emit(fileKind, 'deleted', { ...file, document_id: row.id })
 }

@@ -78,7 +78,7 @@ export async function withdrawDocument(
     embed_since: null,
   }
   const after = await updateDocument(tx, withdrawn, { tombstone: true, created_by })
-  tx.emit('documents.withdrawn', after.project_id, documentKind.present(after))
+  tx.emit(documentKind, 'withdrawn', after)
   return after
 }
 
@@ -88,6 +88,6 @@ export async function setDocumentTags(tx: Tx, row: DocumentRow, tags: Tags, crea
   refuseWithdrawn(row)
   if (isDeepStrictEqual(row.tags, tags)) return row
   const after = await updateDocument(tx, { ...row, tags, version: row.version + 1 }, { created_by })
-  tx.emit('documents.updated', after.project_id, documentKind.present(after))
+  tx.emit(documentKind, 'updated', after)
   return after
 }

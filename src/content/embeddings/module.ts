@@ -2,10 +2,12 @@ import { footprints } from '../../control/storage/footprint.ts'
 import { module } from '../../core/api/module.ts'
 import { vectorFootprint } from '../footprint.ts'
 import { indexHandler, indexSchedule, requireVectorIndex } from '../vectors/pgvector.ts'
+import { embeddingErrors } from './errors.ts'
 import { embeddingHandlers, embeddingSchedules, settingsFollowing } from './handler.ts'
 import { embeddingOperations } from './operations.ts'
 
 export default module('embeddings', {
+  errors: embeddingErrors,
   operations: embeddingOperations,
   handlers: [...embeddingHandlers, indexHandler],
   schedules: [...embeddingSchedules, indexSchedule],

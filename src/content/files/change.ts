@@ -52,7 +52,7 @@ export async function changeFile(
   let row = stored
   if (moved) row = await moveFile(tx, id, place)
   if (metadata !== undefined) row = await setFileMetadata(tx, id, metadata)
-  if (row !== stored) tx.emit('files.updated', row.project_id, fileKind.present(row))
+  if (row !== stored) tx.emit(fileKind, 'updated', row)
   return row
 }
 
@@ -71,7 +71,7 @@ export async function replaceContent(services: Services, tx: Tx, id: string, upl
   const { size, sha256, storage, location } = staged
   const row = await setFileContent(tx, stored, { size, sha256, storage, location, content_type })
   await stores(services).commit(tx, staged)
-  tx.emit('files.updated', row.project_id, fileKind.present(row))
+  tx.emit(fileKind, 'updated', row)
   return row
 }
 
@@ -86,5 +86,5 @@ export async function removeFile(services: Services, tx: Tx, id: string): Promis
   await refuseHeld(tx, id)
   requireWritable(stored)
   await deleteFileRow(tx, stores(services), stored)
-  tx.emit('files.deleted', stored.project_id, fileKind.present(stored))
+  tx.emit(fileKind, 'deleted', stored)
 }

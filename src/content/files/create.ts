@@ -47,7 +47,7 @@ export async function createFile(
     tags: file.tags ?? {},
   })
   if (content) await stores(services).commit(tx, content)
-  tx.emit('files.created', project_id, fileKind.present(row))
+  tx.emit(fileKind, 'created', row)
   return row
 }
 

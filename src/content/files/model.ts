@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { TagBag, TagInput } from '../../core/api/tags.ts'
+import { record } from '../../core/api/record.ts'
+import { TagInput } from '../../core/api/tags.ts'
 import { checkStorable } from '../../core/api/validate.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { MetadataBag } from '../metadata.ts'
@@ -9,10 +10,9 @@ import { MediaType } from './media-type.ts'
 import { Upload } from './upload.ts'
 
 /** A file as the wire shows it (content, 2.1). */
-export const File = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
+export const File = record(
+  'File',
+  {
     prefix: z.string().nullable().describe('Directory part of the path'),
     filename: z.string(),
     path: z.string().nullable(),
@@ -21,12 +21,10 @@ export const File = z
     has_content: z.boolean(),
     checksum_sha256: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
-    tags: TagBag,
     document_id: z.string().nullable().describe('The document that the file backs'),
-    created_at: z.iso.datetime(),
-    updated_at: z.iso.datetime(),
-  })
-  .meta({ id: 'File' })
+  },
+  { tags: true },
+)
 
 export const FileRow = z.object({
   id: z.string(),
@@ -52,13 +50,15 @@ export const fileColumns: Fragment = sql.fragment`t.id, t.project_id, t.path, t.
   encode(t.sha256, 'hex') as sha256, t.storage, t.location, t.metadata, t.tags,
   (select d.id from documents d where d.file_id = t.id) as document_id, t.created_at, t.updated_at`
 
-export const fileKind = kind<FileRow>({
+export const fileKind = kind({
   name: 'file',
   prefix: 'file',
   table: 'files',
   tags: true,
   missing: 'FILE_NOT_FOUND',
+  row: FileRow,
   columns: fileColumns,
+  events: ['created', 'updated', 'deleted'],
   path: row => row.path,
   present: row => ({
     id: row.id,

@@ -3,11 +3,13 @@ import { module } from '../../core/api/module.ts'
 import { projectLeavings } from '../../identity/projects/delete.ts'
 import { fileFootprint } from '../footprint.ts'
 import { leaveProject } from '../storage/stores.ts'
+import { fileErrors } from './errors.ts'
 import { fileKind } from './model.ts'
 import { fileOperations } from './operations.ts'
 import { fileHandlers, fileSchedules } from './sweep.ts'
 
 export default module('files', {
+  errors: fileErrors,
   kinds: [fileKind],
   operations: fileOperations,
   handlers: fileHandlers,

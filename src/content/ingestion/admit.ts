@@ -119,7 +119,7 @@ export async function admitFile(
     { created_by: authorOf(caller) },
   )
   await start(admission, document, settings)
-  tx.emit('documents.created', project_id, documentKind.present(document))
+  tx.emit(documentKind, 'created', document)
   return document
 }
 
@@ -133,7 +133,7 @@ async function move(tx: Tx, file: FileRow, path: string | null): Promise<void> {
       metadata: file.metadata,
     })
   const moved = await moveFile(tx, file.id, { path, filename: file.filename })
-  tx.emit('files.updated', moved.project_id, fileKind.present(moved))
+  tx.emit(fileKind, 'updated', moved)
 }
 
 /**

@@ -31,7 +31,7 @@ export async function finish(tx: Tx, document: DocumentRow, claim: Claim, text: 
   }
   const created_by = { type: claim.principal.type, id: claim.principal.id }
   const stored = await updateDocument(tx, ready, ready.version === document.version ? undefined : { created_by })
-  tx.emit('documents.ingested', stored.project_id, documentKind.present(stored), {
+  tx.emit(documentKind, 'ingested', stored, {
     extra: { chunk_count: stored.chunk_count },
   })
   tx.notify(SETTLED_CHANNEL, stored.id)

@@ -26,7 +26,7 @@ export async function settleFailed(tx: Tx, document: DocumentRow, failure: Recor
     embedded_chunks: 0,
     embed_since: null,
   })
-  tx.emit('documents.ingest_failed', failed.project_id, documentKind.present(failed), { extra: { error } })
+  tx.emit(documentKind, 'ingest_failed', failed, { extra: { error } })
   tx.notify(SETTLED_CHANNEL, failed.id)
   return failed
 }

@@ -15,7 +15,7 @@ export const ruleCloning: Cloneable = {
       const copy = await insertRule(tx, newId(ingestionRuleKind.prefix), to, config)
       if (!copy) continue
       ids.set(row.id, copy.id)
-      tx.emit('ingestion_rules.created', to, ingestionRuleKind.present(copy))
+      tx.emit(ingestionRuleKind, 'created', copy)
     }
   },
 }

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { record } from '../../core/api/record.ts'
 import { CHUNK_STRATEGIES, CHUNK_UNITS } from '../chunks/model.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Directory } from '../paths.ts'
@@ -27,15 +28,7 @@ export const RuleConfig = z.object({
 export type RuleConfig = z.output<typeof RuleConfig>
 
 /** A rule as the wire shows it. */
-export const IngestionRule = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    ...RuleConfig.shape,
-    created_at: z.iso.datetime(),
-    updated_at: z.iso.datetime(),
-  })
-  .meta({ id: 'IngestionRule' })
+export const IngestionRule = record('IngestionRule', RuleConfig.shape)
 export type IngestionRuleRow = z.output<typeof IngestionRule>
 
 /** A value of a closed list. It is judged with the rest of the rule, whose failures have a code of their own. */
@@ -110,16 +103,11 @@ export const configOf = (row: IngestionRuleRow): RuleConfig => ({
   metadata: row.metadata,
 })
 
-export const ingestionRuleKind = kind<IngestionRuleRow>({
+export const ingestionRuleKind = kind({
   name: 'ingestion_rule',
   prefix: 'igr',
   table: 'ingestion_rules',
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'block' }],
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    ...configOf(row),
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: IngestionRule,
+  events: ['created', 'updated', 'deleted'],
 })

@@ -1,10 +1,12 @@
 import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { ruleCloning } from './clone.ts'
+import { ruleErrors } from './errors.ts'
 import { ingestionRuleKind } from './model.ts'
 import { ingestionRuleOperations } from './operations.ts'
 
 export default module('ingestion rules', {
+  errors: ruleErrors,
   kinds: [ingestionRuleKind],
   operations: ingestionRuleOperations,
   extensions: [cloneables.with(ruleCloning)],

@@ -50,7 +50,12 @@ const createIngestionRule = operation({
     const row = await insertRule(tx, newId(ingestionRuleKind.prefix), project as string, config)
     if (!row) return globConflict(config)
     const record = ingestionRuleKind.present(row)
-    tx.emit('ingestion_rules.created', row.project_id, record)
+    tx.emit(
+      ingestionRuleKind,
+      'created',
+      { id: (record as { id: string }).id, project_id: row.project_id },
+      { data: record },
+    )
     return record
   },
 })
@@ -102,7 +107,12 @@ const updateIngestionRule = itemOperation(ingestionRuleKind, {
     const config = await judgeRule(tx, stored.project_id, before, body)
     if (isDeepStrictEqual(config, before)) return ingestionRuleKind.present(stored)
     const record = ingestionRuleKind.present(await updateRule(tx, stored.id, config))
-    tx.emit('ingestion_rules.updated', stored.project_id, record)
+    tx.emit(
+      ingestionRuleKind,
+      'updated',
+      { id: (record as { id: string }).id, project_id: stored.project_id },
+      { data: record },
+    )
     return record
   },
 })
@@ -118,7 +128,7 @@ const deleteIngestionRule = itemOperation(ingestionRuleKind, {
   async run({ tx, resource }) {
     const row = await deleteRule(tx, resource.id)
     if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
-    tx.emit('ingestion_rules.deleted', row.project_id, ingestionRuleKind.present(row))
+    tx.emit(ingestionRuleKind, 'deleted', row)
   },
 })
 

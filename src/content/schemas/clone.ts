@@ -9,7 +9,7 @@ export const schemaCloning: Cloneable = {
     for (const schema of await schemasOf(tx, from)) {
       const copy = await insertSchema(tx, { ...schema, id: newId(metadataSchemaKind.prefix), project_id: to })
       ids.set(schema.id, copy.id)
-      tx.emit('metadata_schemas.created', to, metadataSchemaKind.present(copy))
+      tx.emit(metadataSchemaKind, 'created', copy)
     }
   },
 }

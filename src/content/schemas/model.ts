@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { checkSchema, SchemaError } from '../../core/api/json-schema.ts'
 import { kind } from '../../core/api/kind.ts'
+import { record } from '../../core/api/record.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Directory, WritableDirectory } from '../paths.ts'
 
@@ -11,17 +12,11 @@ export type ResourceType = (typeof RESOURCE_TYPES)[number]
 export const schemaRules = { strict: true }
 
 /** What the metadata of resources at or below a path must satisfy, as the wire shows it (content, 11.1). */
-export const MetadataSchema = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    resource_type: z.enum(RESOURCE_TYPES),
-    path_prefix: z.string(),
-    schema: z.record(z.string(), z.unknown()),
-    created_at: z.iso.datetime(),
-    updated_at: z.iso.datetime(),
-  })
-  .meta({ id: 'MetadataSchema' })
+export const MetadataSchema = record('MetadataSchema', {
+  resource_type: z.enum(RESOURCE_TYPES),
+  path_prefix: z.string(),
+  schema: z.record(z.string(), z.unknown()),
+})
 
 /** A row; `schema` is its JSON. */
 export const MetadataSchemaRow = z.object({
@@ -102,18 +97,12 @@ export const MetadataAudit = z
   })
   .meta({ id: 'MetadataAudit' })
 
-export const metadataSchemaKind = kind<MetadataSchemaRow>({
+export const metadataSchemaKind = kind({
   name: 'metadata_schema',
   prefix: 'mdschema',
   table: 'metadata_schemas',
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    resource_type: row.resource_type,
-    path_prefix: row.path_prefix,
-    schema: JSON.parse(row.schema),
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  row: MetadataSchemaRow,
+  present: row => ({ ...row, schema: JSON.parse(row.schema) }),
+  events: ['created', 'updated', 'deleted'],
 })

@@ -41,7 +41,12 @@ const createMetadataSchema = operation({
     const record = metadataSchemaKind.present(
       await insertSchema(tx, { id, project_id, resource_type, path_prefix, schema }),
     )
-    tx.emit('metadata_schemas.created', project_id, record)
+    tx.emit(
+      metadataSchemaKind,
+      'created',
+      { id: (record as { id: string }).id, project_id: project_id },
+      { data: record },
+    )
     return record
   },
 })
@@ -143,7 +148,12 @@ const updateMetadataSchema = itemOperation(metadataSchemaKind, {
     if (next.path_prefix === stored.path_prefix && next.schema === stored.schema)
       return metadataSchemaKind.present(stored)
     const record = metadataSchemaKind.present(await updateSchema(tx, next))
-    tx.emit('metadata_schemas.updated', stored.project_id, record)
+    tx.emit(
+      metadataSchemaKind,
+      'updated',
+      { id: (record as { id: string }).id, project_id: stored.project_id },
+      { data: record },
+    )
     return record
   },
 })
@@ -160,7 +170,7 @@ const deleteMetadataSchema = itemOperation(metadataSchemaKind, {
     const stored = await metadataSchemaKind.find(tx, resource.id, true)
     if (!stored) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
     await deleteSchema(tx, stored.id)
-    tx.emit('metadata_schemas.deleted', stored.project_id, metadataSchemaKind.present(stored))
+    tx.emit(metadataSchemaKind, 'deleted', stored)
   },
 })
 

@@ -2,7 +2,6 @@ import { z } from 'zod'
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime, textFilter } from '../../core/api/lists.ts'
-import { sql } from '../../core/db/sql.ts'
 
 /** A line of the audit log as the wire shows it (control, 5.1). */
 export const AuditEntry = z
@@ -61,30 +60,14 @@ const time = z
 export const ExportFilters = AuditFilters.extend({ from: time, to: time })
 
 /** Entries are never changed; a lock on one is never taken. */
-export const auditEntry = kind<Entry>({
+export const auditEntry = kind({
   name: 'audit_entry',
   plural: 'audit_entries',
   prefix: 'audit',
   table: 'audit_entries',
   counted: false,
-  columns: sql.fragment`t.id, t.project_id, t.principal_type, t.principal_id, t.action, t.resource_srn, t.resource_public_id,
-    t.status, t.request_id, t.ip, t.user_agent, t.detail, t.created_at`,
-  present: row => presentEntry(row),
+  record: AuditEntry,
 })
 
 /** The entry with its keys in wire order. */
-export const presentEntry = (row: Entry): Entry => ({
-  id: row.id,
-  project_id: row.project_id,
-  principal_type: row.principal_type,
-  principal_id: row.principal_id,
-  action: row.action,
-  resource_srn: row.resource_srn,
-  resource_public_id: row.resource_public_id,
-  status: row.status,
-  request_id: row.request_id,
-  ip: row.ip,
-  user_agent: row.user_agent,
-  detail: row.detail,
-  created_at: row.created_at,
-})
+export const presentEntry = (row: Entry): Entry => auditEntry.present(row) as Entry

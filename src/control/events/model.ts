@@ -17,19 +17,21 @@ export const EventFamily = z
 
 export const RedispatchInput = z.strictObject({ webhook_id: z.string() }).meta({ id: 'RedispatchEventInput' })
 
-export type EventRow = {
-  id: string
-  project_id: string
-  name: string
-  envelope: string
-  dispatched_at: string | null
-}
+const EventRow = z.object({
+  id: z.string(),
+  project_id: z.string(),
+  name: z.string(),
+  envelope: z.string(),
+  dispatched_at: z.string().nullable(),
+})
+export type EventRow = z.output<typeof EventRow>
 
-export const event = kind<EventRow>({
+export const event = kind({
   name: 'event',
   prefix: 'evt',
   table: 'events',
   counted: false,
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
+  row: EventRow,
   present: row => ({ ...JSON.parse(row.envelope), dispatched_at: row.dispatched_at }),
 })

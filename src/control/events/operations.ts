@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
 import { booleanQuery, listTable, pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
-import { eventAliases, eventFamilies } from '../../core/db/events.ts'
+import { type EventType, eventTypes } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
 import { delivery, WebhookDelivery } from '../webhooks/model.ts'
 import { findVisible, tellWorkers } from '../webhooks/operations.ts'
@@ -43,6 +43,8 @@ const list = operation({
   },
 })
 
+const prefixOf = ({ name }: EventType): string => name.slice(0, name.indexOf('.') + 1)
+
 const registry = operation({
   id: 'listEventRegistry',
   method: 'get',
@@ -55,11 +57,11 @@ const registry = operation({
   answers: { 200: pageOf(EventFamily) },
   run: async context =>
     pageOfArray(
-      eventFamilies.map(({ resource_type, prefix, verbs, notes }) => ({
-        resource_type,
-        prefix: `${prefix}.`,
-        events: verbs.map(verb => ({ name: `${prefix}.${verb}`, aliases: eventAliases(`${prefix}.${verb}`) })),
-        notes: notes ?? null,
+      [...Map.groupBy(eventTypes.all(), prefixOf)].map(([prefix, events]) => ({
+        resource_type: events[0].resource_type,
+        prefix,
+        events: events.map(({ name, aliases }) => ({ name, aliases })),
+        notes: events[0].notes,
       })),
       context.page,
     ),

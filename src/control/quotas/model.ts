@@ -1,5 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { record } from '../../core/api/record.ts'
+import { sql } from '../../core/db/sql.ts'
 import { WINDOWS } from './windows.ts'
 
 export const SCOPES = ['project', 'api_key', 'agent', 'actor'] as const
@@ -22,27 +24,21 @@ const Usage = z.object({ window_key: z.string(), count: z.int(), resets_at: z.st
 export type Usage = z.output<typeof Usage>
 
 /** A quota as the wire shows it (reference.md, Quota; control, 3.1). */
-export const Quota = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    scope: z.enum(SCOPES),
-    scope_ref: z
-      .string()
-      .nullable()
-      .describe('Id of the key, agent or actor; null means all of the scope, for actors one budget each'),
-    metric: z.enum(METRICS),
-    window: z.enum(WINDOWS),
-    limit: z.number(),
-    mode: z.enum(MODES),
-    meter_type: z.enum(METER_TYPES).nullable(),
-    on_unpriced: z.enum(['block', 'allow']).nullable(),
-    warn_at: z.array(z.number()).describe('Fractions of the limit at which quotas.warned is emitted, once per window'),
-    current_usage: Usage.nullable().describe('The running window of a requests quota; null in lists and otherwise'),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'Quota' })
+export const Quota = record('Quota', {
+  scope: z.enum(SCOPES),
+  scope_ref: z
+    .string()
+    .nullable()
+    .describe('Id of the key, agent or actor; null means all of the scope, for actors one budget each'),
+  metric: z.enum(METRICS),
+  window: z.enum(WINDOWS),
+  limit: z.number(),
+  mode: z.enum(MODES),
+  meter_type: z.enum(METER_TYPES).nullable(),
+  on_unpriced: z.enum(['block', 'allow']).nullable(),
+  warn_at: z.array(z.number()).describe('Fractions of the limit at which quotas.warned is emitted, once per window'),
+  current_usage: Usage.nullable().describe('The running window of a requests quota; null in lists and otherwise'),
+})
 export type Quota = z.output<typeof Quota>
 
 /** The running window, measured now (control, 3.6). */
@@ -111,36 +107,27 @@ export const QuotaPatch = z
   .meta({ id: 'QuotaPatch' })
 export type QuotaPatch = z.output<typeof QuotaPatch>
 
-/** A stored quota with its marks: the windows for which something was reported already. */
-export type QuotaRow = Omit<Quota, 'current_usage'> & {
-  fired_window_key: string | null
-  last_fired_at: string | null
-  audited_window_key: string | null
-  warned_window_key: string | null
-  warned_fraction: number | null
-}
-
-/** The record with what it has counted, where that is asked for. */
-export const presentQuota = (row: QuotaRow, usage: Usage | null = null): Quota => ({
-  id: row.id,
-  project_id: row.project_id,
-  scope: row.scope,
-  scope_ref: row.scope_ref,
-  metric: row.metric,
-  window: row.window,
-  limit: row.limit,
-  mode: row.mode,
-  meter_type: row.meter_type,
-  on_unpriced: row.on_unpriced,
-  warn_at: row.warn_at,
-  current_usage: usage,
-  created_at: row.created_at,
-  updated_at: row.updated_at,
-})
-
-export const quota = kind<QuotaRow>({
+export const quota = kind({
   name: 'quota',
   prefix: 'quota',
   table: 'quotas',
-  present: row => presentQuota(row),
+  record: Quota,
+  /** Its marks: the windows for which something was reported already. */
+  hidden: {
+    fired_window_key: z.string().nullable(),
+    last_fired_at: z.string().nullable(),
+    audited_window_key: z.string().nullable(),
+    warned_window_key: z.string().nullable(),
+    warned_fraction: z.number().nullable(),
+  },
+  computed: { current_usage: sql.fragment`null::jsonb` },
+  events: ['created', 'updated', 'deleted', 'warned', 'exceeded'],
+  eventNames: { exceeded: 'quota.exceeded' },
+  eventAliases: { exceeded: ['quotas.exceeded'] },
+  eventNotes: 'warned adds window_key, observed_value, fraction; quota.exceeded has fixed fields instead of the record',
 })
+export type QuotaRow = z.output<typeof quota.row>
+
+/** The record with what it has counted, where that is asked for. */
+export const presentQuota = (row: QuotaRow, usage: Usage | null = null): Quota =>
+  quota.present({ ...row, current_usage: usage }) as Quota

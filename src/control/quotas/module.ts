@@ -1,10 +1,19 @@
 import { module } from '../../core/api/module.ts'
+import { quotaErrors } from './errors.ts'
 import { quota } from './model.ts'
 import { quotaOperations } from './operations.ts'
 import { pruneCounters } from './prune.ts'
 
 export default module('quotas', {
+  errors: quotaErrors,
   kinds: [quota],
   operations: quotaOperations,
+  policyActions: [
+    {
+      action: 'quotas:MonitorBreach',
+      description: 'Written to the audit log when a monitored quota is breached',
+      resource_type: 'quota',
+    },
+  ],
   sweeps: [{ name: 'quota counters', when: '23 3 * * *', run: pruneCounters }],
 })

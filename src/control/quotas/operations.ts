@@ -75,7 +75,7 @@ const createQuota = operation({
     if (!row) return raise('QUOTA_CONFLICT')
     announceQuota(tx, row)
     const record = presentQuota(row, await usageOf(tx, row, services.clock.now()))
-    tx.emit('quotas.created', projectId, record)
+    tx.emit(quota, 'created', { id: (record as { id: string }).id, project_id: projectId }, { data: record })
     return record
   },
 })
@@ -164,7 +164,7 @@ const patchQuota = itemOperation(quota, {
     const row = await updateQuota(tx, resource.id, patch)
     if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
     const record = presentQuota(row, await usageOf(tx, row, services.clock.now()))
-    tx.emit('quotas.updated', row.project_id, record)
+    tx.emit(quota, 'updated', { id: (record as { id: string }).id, project_id: row.project_id }, { data: record })
     return record
   },
 })
@@ -181,7 +181,7 @@ const removeQuota = itemOperation(quota, {
     const usage = await usageOf(tx, resource, services.clock.now())
     if (!(await deleteQuota(tx, resource.id))) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
     announceQuota(tx, resource)
-    tx.emit('quotas.deleted', resource.project_id, presentQuota(resource, usage))
+    tx.emit(quota, 'deleted', { ...resource, current_usage: usage })
   },
 })
 

@@ -2,7 +2,7 @@ import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
-import { presentQuota, type QuotaRow } from './model.ts'
+import { type QuotaRow, quota as quotaKind } from './model.ts'
 import { lockMarks, type Marks, type Measured, setMarks } from './store.ts'
 import type { Window } from './windows.ts'
 
@@ -77,18 +77,17 @@ const facts = (quota: Measured, window: Window, observed: number) => ({
   observed_value: observed,
 })
 
-function emitExceeded(tx: Tx, quota: Measured, window: Window, observed: number): void {
-  const { id: quota_id, project_id, mode } = quota
-  const data = { quota_id, project_id, ...facts(quota, window, observed), mode }
-  tx.emit('quota.exceeded', project_id, data, { resourceId: quota_id })
+function emitExceeded(tx: Tx, measured: Measured, window: Window, observed: number): void {
+  const { id: quota_id, project_id, mode } = measured
+  const data = { quota_id, project_id, ...facts(measured, window, observed), mode }
+  tx.emit(quotaKind, 'exceeded', measured, { data })
 }
 
 function emitWarned(tx: Tx, row: QuotaRow, window: Window, observed: number, fraction: number): void {
   const { key: window_key, resets_at } = window
   const usage = row.metric === 'requests' && resets_at ? { window_key, count: observed, resets_at } : null
-  tx.emit('quotas.warned', row.project_id, presentQuota(row, usage), {
-    extra: { window_key, observed_value: observed, fraction },
-  })
+  const extra = { window_key, observed_value: observed, fraction }
+  tx.emit(quotaKind, 'warned', { ...row, current_usage: usage }, { extra })
 }
 
 function auditMonitored(tx: Tx, quota: Measured, window: Window, observed: number): void {

@@ -37,7 +37,7 @@ async function switchOff(services: Services, id: string): Promise<void> {
     if (!before?.active) return
     const row = await updateWebhook(tx, id, { active: false })
     if (!row) return
-    tx.emit('webhooks.updated', row.project_id, webhook.present(row))
+    tx.emit(webhook, 'updated', row)
     services.log.warn(
       { webhook_id: id, project_id: row.project_id },
       'webhook switched off: its deliveries keep failing',

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
+import { record } from '../../core/api/record.ts'
 import { isEventPattern } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
@@ -55,20 +56,14 @@ const fields = {
   policy_id: z.string().nullable(),
 }
 
-export const Webhook = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    policy_id: z.string().nullable().meta({ description: 'Policy that gates delivery' }),
-    name: z.string(),
-    description: z.string().nullable(),
-    url: z.string(),
-    events: z.array(z.string()).meta({ description: 'Event patterns: `*`, `prefix.*` or an exact name' }),
-    active: z.boolean(),
-    created_at: time,
-    updated_at: time,
-  })
-  .meta({ id: 'Webhook' })
+export const Webhook = record('Webhook', {
+  policy_id: z.string().nullable().meta({ description: 'Policy that gates delivery' }),
+  name: z.string(),
+  description: z.string().nullable(),
+  url: z.string(),
+  events: z.array(z.string()).meta({ description: 'Event patterns: `*`, `prefix.*` or an exact name' }),
+  active: z.boolean(),
+})
 
 export const WebhookWithSecret = Webhook.extend({ secret: z.string() }).meta({ id: 'WebhookWithSecret' })
 
@@ -138,32 +133,18 @@ export const RedeliverInput = z
 
 export const RedeliverResult = z.object({ count: z.int() }).meta({ id: 'RedeliverWebhookDeliveriesResult' })
 
-export type WebhookRow = z.infer<typeof Webhook> & { sealed_secret: string }
-
-/** Columns of a webhook's row; what counts failures is the delivery side's. */
-export const webhookColumns = sql.fragment`t.id, t.project_id, t.policy_id, t.name, t.description, t.url, t.events, t.active,
-  t.sealed_secret, t.created_at, t.updated_at`
-
-export const webhook = kind<WebhookRow>({
+export const webhook = kind({
   name: 'webhook',
   prefix: 'wh',
   table: 'webhooks',
   counted: false,
-  columns: webhookColumns,
   references: [{ kind: 'policy', column: 'policy_id', on_delete: 'block' }],
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    policy_id: row.policy_id,
-    name: row.name,
-    description: row.description,
-    url: row.url,
-    events: row.events,
-    active: row.active,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: Webhook,
+  hidden: { sealed_secret: z.string() },
+  events: ['created', 'updated', 'deleted', 'secret_rotated', 'test'],
+  eventNotes: 'the secret is never present',
 })
+export type WebhookRow = z.output<typeof webhook.row>
 
 /** The row a webhook's secrets are sealed for. */
 export const sealedFor = (id: string, projectId: string) => ({ kind: 'webhook_secret', id, project_id: projectId })
@@ -172,35 +153,26 @@ export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret'].map(co
   sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' }),
 )
 
-export type DeliveryRow = {
-  id: string
-  project_id: string
-  webhook_id: string
-  event_id: string
-  event_type: string
-  envelope: string
-  status: DeliveryStatus
-  status_code: number | null
-  attempts: number
-  last_attempt_at: string | null
-  next_attempt_at: string | null
-  response_body: string | null
-  redelivery_of: string | null
-  created_at: string
-  updated_at: string
-}
+const DeliveryRow = z.object({
+  ...WebhookDelivery.omit({ payload: true }).shape,
+  project_id: z.string(),
+  event_id: z.string(),
+  envelope: z.string(),
+})
+export type DeliveryRow = z.output<typeof DeliveryRow>
 
 export const deliveryColumns = sql.fragment`t.id, t.project_id, t.webhook_id, t.event_id, t.event_type, t.envelope, t.status,
   t.status_code, t.attempts, t.last_attempt_at, t.next_attempt_at, t.response_body, t.redelivery_of, t.created_at, t.updated_at`
 
-export const delivery = kind<DeliveryRow>({
+export const delivery = kind({
   name: 'webhook_delivery',
   plural: 'webhook_deliveries',
   prefix: 'whd',
   table: 'webhook_deliveries',
   counted: false,
-  columns: deliveryColumns,
   references: [{ kind: 'webhook', column: 'webhook_id', on_delete: 'cascade' }],
+  row: DeliveryRow,
+  columns: deliveryColumns,
   present: row => ({
     id: row.id,
     webhook_id: row.webhook_id,

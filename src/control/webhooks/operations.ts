@@ -27,7 +27,6 @@ import {
   WebhookSecret,
   WebhookWithSecret,
   webhook,
-  webhookColumns,
   webhookPayload,
 } from './model.ts'
 import { newSecret } from './secret.ts'
@@ -88,7 +87,7 @@ const create = operation({
       // The clock of event timestamps: what happened before does not concern the webhook.
       created_at: new Date().toISOString(),
     })
-    tx.emit('webhooks.created', project_id, webhook.present(row))
+    tx.emit(webhook, 'created', row)
     return { ...webhook.present(row), secret }
   },
 })
@@ -107,7 +106,7 @@ const list = operation({
   run: context =>
     listTable<WebhookRow>(context, {
       table: 'webhooks',
-      columns: webhookColumns,
+      columns: webhook.columns,
       where: [context.query.active !== undefined && sql.fragment`t.active = ${context.query.active}`],
       present: webhook.present,
     }),
@@ -138,7 +137,7 @@ const change = (method: 'patch' | 'put') =>
     async run({ tx, body, resource }) {
       await checkPolicy(tx, body.policy_id)
       const row = (await updateWebhook(tx, resource.id, body)) ?? gone(resource.id)
-      tx.emit('webhooks.updated', row.project_id, webhook.present(row))
+      tx.emit(webhook, 'updated', row)
       tellWorkers(tx, row)
       return webhook.present(row)
     },
@@ -155,7 +154,7 @@ const remove = itemOperation(webhook, {
   answers: { 204: null },
   async run({ tx, resource }) {
     const row = (await deleteWebhook(tx, resource.id)) ?? gone(resource.id)
-    tx.emit('webhooks.deleted', row.project_id, webhook.present(row))
+    tx.emit(webhook, 'deleted', row)
     tellWorkers(tx, row)
   },
 })
@@ -192,7 +191,7 @@ const rotate = itemOperation(webhook, {
     const secret = newSecret()
     const sealed = services.secrets.seal(secret, sealedFor(resource.id, resource.project_id))
     const row = (await rotateSecret(tx, resource.id, sealed, body?.overlap_seconds ?? 0)) ?? gone(resource.id)
-    tx.emit('webhooks.secret_rotated', row.project_id, webhook.present(row))
+    tx.emit(webhook, 'secret_rotated', row)
     tellWorkers(tx, row)
     return { ...webhook.present(row), secret }
   },
@@ -207,9 +206,8 @@ const test = itemOperation(webhook, {
   action: 'webhooks:TestWebhook',
   answers: { 202: WebhookDelivery },
   async run({ tx, resource, services }) {
-    const { id, project_id } = resource
-    const record = webhook.present(resource)
-    const event = makeEvent('webhooks.test', project_id, id, record, undefined, services.config.EVENT_DATA_MAX_BYTES)
+    const { id } = resource
+    const event = makeEvent(webhook, 'test', resource, {}, services.config.EVENT_DATA_MAX_BYTES)
     const row =
       (await insertDelivery(tx, {
         webhook_id: id,

@@ -1,7 +1,7 @@
 import { newId } from '../../core/api/ids.ts'
 import { between } from '../../core/api/lists.ts'
 import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import { type DeliveryRow, deliveryColumns, type WebhookRow, webhookColumns } from './model.ts'
+import { type DeliveryRow, deliveryColumns, type WebhookRow, webhook } from './model.ts'
 
 /** Attempts in flight to one webhook at once, over all workers (control, 2.6 rule 3). */
 export const SLOTS = 5
@@ -17,7 +17,7 @@ export async function insertWebhook(db: Queryable, row: NewWebhook): Promise<Web
         ${sql.array(row.events, 'text')}, ${row.active}, ${row.sealed_secret}, ${row.created_at}, ${row.created_at})
       returning *
     ), s as (insert into webhook_slots (webhook_id, slot) select t.id, n from t, generate_series(1, ${SLOTS}) n)
-    select ${webhookColumns} from t`)) as WebhookRow
+    select ${webhook.columns} from t`)) as WebhookRow
 }
 
 /** Writes the columns given; a webhook that is switched on starts with a clean record. */
@@ -28,7 +28,7 @@ export async function updateWebhook(db: Queryable, id: string, patch: Partial<Ne
   if (patch.events) set.push(sql.fragment`events = ${sql.array(patch.events, 'text')}`)
   if (patch.active) set.push(sql.fragment`failures = 0, failing_since = null`)
   return (await db.maybeOne(sql.unsafe`
-    update webhooks t set ${sql.join(set, sql.fragment`, `)} where t.id = ${id} returning ${webhookColumns}`)) as WebhookRow | null
+    update webhooks t set ${sql.join(set, sql.fragment`, `)} where t.id = ${id} returning ${webhook.columns}`)) as WebhookRow | null
 }
 
 /** Puts a new secret in place; the old one goes on signing a second element for `overlapSeconds`. */
@@ -42,13 +42,13 @@ export async function rotateSecret(
     update webhooks t set sealed_secret = ${sealed}, updated_at = now(),
       previous_sealed_secret = case when ${overlapSeconds} > 0 then t.sealed_secret end,
       previous_secret_until = case when ${overlapSeconds} > 0 then now() + make_interval(secs => ${overlapSeconds}) end
-    where t.id = ${id} returning ${webhookColumns}`)) as WebhookRow | null
+    where t.id = ${id} returning ${webhook.columns}`)) as WebhookRow | null
 }
 
 /** Deletes a webhook; its deliveries and slots go by their foreign keys. */
 export async function deleteWebhook(db: Queryable, id: string): Promise<WebhookRow | null> {
   return (await db.maybeOne(
-    sql.unsafe`delete from webhooks t where t.id = ${id} returning ${webhookColumns}`,
+    sql.unsafe`delete from webhooks t where t.id = ${id} returning ${webhook.columns}`,
   )) as WebhookRow | null
 }
 

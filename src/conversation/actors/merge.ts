@@ -30,7 +30,7 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   for (const move of actorMoves.all()) await move(tx, from, to)
   await moveActor(tx, from.id, to.id)
   await deleteActor(tx, from.id)
-  tx.emit('actors.deleted', from.project_id, actorKind.present(from))
-  tx.emit('actors.updated', to.project_id, actorKind.present(to))
+  tx.emit(actorKind, 'deleted', from)
+  tx.emit(actorKind, 'updated', to)
   return actorKind.present(to)
 }

@@ -1,30 +1,26 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
-import { TagBag, TagInput } from '../../core/api/tags.ts'
+import { record } from '../../core/api/record.ts'
+import { TagInput } from '../../core/api/tags.ts'
 
 export const Metadata = z.record(z.string(), z.unknown())
 
 /** Names: 1 to 255 characters after trimming. */
 export const Name = z.string().trim().min(1).max(255)
 
-const time = z.iso.datetime()
-
-export const Actor = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
+export const Actor = record(
+  'Actor',
+  {
     name: z.string(),
     external_id: z.string().nullable(),
     instructions: z.string().nullable(),
     agent_id: z.string().nullable(),
     chat_id: z.string().nullable(),
     metadata: Metadata.nullable(),
-    tags: TagBag,
-    created_at: time,
-    updated_at: time,
-  })
-  .meta({ id: 'Actor' })
+  },
+  { tags: true },
+)
 
 const externalId = z
   .string()
@@ -63,24 +59,12 @@ export const ActorMerge = z.strictObject({ into_actor_id: z.string() }).meta({ i
 /** A row of actors; its columns are the record. */
 export type ActorRow = z.infer<typeof Actor>
 
-export const actorKind = kind<ActorRow>({
+export const actorKind = kind({
   name: 'actor',
   prefix: 'actor',
   table: 'actors',
-  tags: true,
   missing: 'ACTOR_NOT_FOUND',
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'null' }],
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    name: row.name,
-    external_id: row.external_id,
-    instructions: row.instructions,
-    agent_id: row.agent_id,
-    chat_id: row.chat_id,
-    metadata: row.metadata,
-    tags: row.tags,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: Actor,
+  events: ['created', 'updated', 'deleted'],
 })

@@ -1,8 +1,10 @@
 import { module } from '../../core/api/module.ts'
+import { actorErrors } from './errors.ts'
 import { actorKind } from './model.ts'
 import { actorOperations } from './operations.ts'
 
 export default module('actors', {
+  errors: actorErrors,
   kinds: [actorKind],
   operations: actorOperations,
 })

@@ -13,7 +13,7 @@ export async function obtainActor(tx: Tx, fields: Omit<NewActor, 'id'>): Promise
   for (let round = 0; round < 5; round++) {
     const made = await insertActor(tx, { id: newId(actorKind.prefix), ...fields })
     if (made) {
-      tx.emit('actors.created', project_id, actorKind.present(made))
+      tx.emit(actorKind, 'created', made)
       return { actor: made, made: true }
     }
     const found = await findActorByExternalId(tx, project_id, external_id as string)

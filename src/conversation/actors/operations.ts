@@ -135,7 +135,12 @@ const updateActor = itemOperation(actorKind, {
       allowTags(next.tags)
     }
     const changed = actorKind.present(await updateRow(tx, next))
-    tx.emit('actors.updated', stored.project_id, changed)
+    tx.emit(
+      actorKind,
+      'updated',
+      { id: (changed as { id: string }).id, project_id: stored.project_id },
+      { data: changed },
+    )
     return changed
   },
 })
@@ -156,7 +161,7 @@ const deleteActor = itemOperation(actorKind, {
     const message_count = await countActorMessages(tx, stored.id)
     if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
     await deleteRow(tx, stored.id)
-    tx.emit('actors.deleted', stored.project_id, actorKind.present(stored))
+    tx.emit(actorKind, 'deleted', stored)
   },
 })
 

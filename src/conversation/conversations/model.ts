@@ -1,8 +1,10 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
-import { TagBag, TagInput } from '../../core/api/tags.ts'
+import { record } from '../../core/api/record.ts'
+import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
+import { eventSource } from '../../core/db/events.ts'
 import { Metadata, Name } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
@@ -10,20 +12,17 @@ export const MESSAGE_ROLES = ['user', 'assistant'] as const
 
 const time = z.iso.datetime()
 
-export const Conversation = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
+export const Conversation = record(
+  'Conversation',
+  {
     name: z.string().nullable(),
     status: z.enum(CONVERSATION_STATUSES),
     actor_id: z.string().nullable().describe('Owner; not the same as authorship'),
     session_id: z.string().nullable().describe('The session it belongs to'),
-    tags: TagBag,
     message_count: z.int(),
-    created_at: time,
-    updated_at: time,
-  })
-  .meta({ id: 'Conversation' })
+  },
+  { tags: true },
+)
 
 /** A message; it has no id of its own and is named by its document (conversation, 8.1). */
 export const ConversationMessage = z
@@ -108,24 +107,26 @@ export type ConversationRow = z.infer<typeof Conversation>
 /** A message with its text; its columns are the record. */
 export type MessageRow = z.infer<typeof ConversationMessage>
 
-export const conversationKind = kind<ConversationRow>({
+export const conversationKind = kind({
   name: 'conversation',
   prefix: 'conv',
   table: 'conversations',
-  tags: true,
   references: [{ kind: 'actor', column: 'actor_id', on_delete: 'null' }],
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    name: row.name,
-    status: row.status,
-    actor_id: row.actor_id,
-    session_id: row.session_id,
-    tags: row.tags,
-    message_count: row.message_count,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: Conversation,
+  events: ['created', 'updated', 'deleted'],
+})
+
+/** Messages have no id of their own: their events name their document. */
+export const messageEvents = eventSource({
+  name: 'conversation_message',
+  plural: 'conversation_messages',
+  events: ['created', 'generated', 'deleted'],
+  eventAliases: {
+    created: ['conversations.message.created'],
+    generated: ['conversations.message.generated'],
+    deleted: ['conversations.message.deleted'],
+  },
+  eventNotes: 'resource_id = document_id; generated adds agent_id, generation_id, trace_id',
 })
 
 /** The record of a message as every surface shows it. */

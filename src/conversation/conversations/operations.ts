@@ -83,7 +83,12 @@ const createConversation = operation({
         tags: body.tags ?? {},
       }),
     )
-    tx.emit('conversations.created', project_id, record)
+    tx.emit(
+      conversationKind,
+      'created',
+      { id: (record as { id: string }).id, project_id: project_id },
+      { data: record },
+    )
     return record
   },
 })
@@ -154,7 +159,12 @@ const updateConversation = itemOperation(conversationKind, {
       allowTags(next.tags)
     }
     const record = conversationKind.present(await updateRow(tx, next))
-    tx.emit('conversations.updated', stored.project_id, record)
+    tx.emit(
+      conversationKind,
+      'updated',
+      { id: (record as { id: string }).id, project_id: stored.project_id },
+      { data: record },
+    )
     return record
   },
 })

@@ -18,6 +18,7 @@ import {
   type ConversationRow,
   conversationKind,
   type MessageRow,
+  messageEvents,
   presentMessage,
 } from './model.ts'
 
@@ -98,7 +99,7 @@ export async function appendMessage(
   const text = 'content' in draft ? draft.content : await takeText(tx, owner, draft)
   if (draft.position !== undefined) await makeRoom(tx, owner.id, draft.position)
   const row = presentMessage({ ...(await insertMessage(tx, owner, draft, text)), content: text })
-  tx.emit('conversation_messages.created', owner.project_id, row, { resourceId: row.document_id })
+  tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
   return { message: row, created: true }
 }
 
@@ -266,7 +267,7 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
     )
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
-  tx.emit('conversation_messages.deleted', owner.project_id, presentMessage(row), { resourceId: documentId })
+  tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: presentMessage(row) })
   return true
 }
 
@@ -281,7 +282,7 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
   )
   await tx.query(sql.unsafe`delete from conversations where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
-  tx.emit('conversations.deleted', owner.project_id, conversationKind.present(owner))
+  tx.emit(conversationKind, 'deleted', owner)
 }
 
 /**

@@ -6,7 +6,8 @@ import { replacedTags } from '../../core/api/tags.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { requireSole } from './create.ts'
 import { expireLocked } from './expire.ts'
-import { presentSession, type SessionPatch, type SessionRow } from './model.ts'
+import { sessionKind } from './kind.ts'
+import type { SessionPatch, SessionRow } from './model.ts'
 import { failureOf, lockSession } from './state.ts'
 import { lockPair, type SessionChange, shareAgent, updateSession } from './store.ts'
 import { cancelIdleAuto, clearTurns } from './turns.ts'
@@ -54,8 +55,8 @@ export async function changeSession(
     await clearTurns(tx, services, session, failureOf('SESSION_CLOSED', undefined, { session_id: session.id }))
   else if (change.auto_generate === false) await cancelIdleAuto(tx, services, session)
   const next = await updateSession(tx, session.id, change)
-  tx.emit('sessions.updated', next.project_id, presentSession(next))
-  if (change.status === 'closed') tx.emit('sessions.closed', next.project_id, presentSession(next))
+  tx.emit(sessionKind, 'updated', next)
+  if (change.status === 'closed') tx.emit(sessionKind, 'closed', next)
   // A shorter time to live may already be over.
   return (await expireLocked(tx, [next.id]))[0] ?? next
 }

@@ -14,7 +14,8 @@ import { shareActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { insertConversation } from '../conversations/store.ts'
 import { expireLocked } from './expire.ts'
-import { presentSession, type SessionInput, type SessionRow } from './model.ts'
+import { sessionKind } from './kind.ts'
+import type { SessionInput, SessionRow } from './model.ts'
 import {
   agentProject,
   findSession,
@@ -87,8 +88,8 @@ export async function addSession(
 }
 
 export function emitCreated(tx: Tx, session: SessionRow, conversation: ConversationRow): void {
-  tx.emit('conversations.created', conversation.project_id, conversationKind.present(conversation))
-  tx.emit('sessions.created', session.project_id, presentSession(session))
+  tx.emit(conversationKind, 'created', conversation)
+  tx.emit(sessionKind, 'created', session)
 }
 
 /**

@@ -3,7 +3,8 @@ import type { Tx } from '../../core/db/write.ts'
 import { every, handler } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import { presentSession, type SessionRow } from './model.ts'
+import { sessionKind } from './kind.ts'
+import type { SessionRow } from './model.ts'
 import { lockFree, overdueSessions, writeExpiry } from './store.ts'
 
 /**
@@ -12,7 +13,7 @@ import { lockFree, overdueSessions, writeExpiry } from './store.ts'
  */
 export async function expireLocked(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
   const expired = ids.length === 0 ? [] : await writeExpiry(tx, ids)
-  for (const session of expired) tx.emit('sessions.expired', session.project_id, presentSession(session))
+  for (const session of expired) tx.emit(sessionKind, 'expired', session)
   return expired
 }
 

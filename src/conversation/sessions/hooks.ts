@@ -3,7 +3,8 @@ import type { Tx } from '../../core/db/write.ts'
 import type { ActorRow } from '../actors/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import type { SessionHooks, SettledTurn } from '../turns/hooks.ts'
-import { presentSession, type SessionRow } from './model.ts'
+import { sessionKind } from './kind.ts'
+import type { SessionRow } from './model.ts'
 import { INTERRUPTED } from './state.ts'
 import { findSession, moveSessions, pairConflict, touchSession } from './store.ts'
 import { turnContext } from './turns.ts'
@@ -11,12 +12,12 @@ import { turnContext } from './turns.ts'
 /** Emits what happens to a turn, beside the events of the turn itself (conversation, 10.7). */
 async function emitTurn(
   tx: Tx,
-  name: 'sessions.generation_started' | 'sessions.generation_completed' | 'sessions.generation_failed',
+  verb: 'generation_started' | 'generation_completed' | 'generation_failed',
   sessionId: string,
   extra: object,
 ): Promise<SessionRow | null> {
   const session = await findSession(tx, sessionId)
-  if (session) tx.emit(name, session.project_id, presentSession(session), { extra })
+  if (session) tx.emit(sessionKind, verb, session, { extra })
   return session
 }
 
@@ -52,15 +53,15 @@ export const hooks: SessionHooks = {
     }
   },
   async started(tx, sessionId, turn) {
-    await emitTurn(tx, 'sessions.generation_started', sessionId, turn)
+    await emitTurn(tx, 'generation_started', sessionId, turn)
   },
   async settled(tx, sessionId, turn) {
     const { generation_id, trace_id, status, error } = turn
     if (status === 'completed') {
-      await emitTurn(tx, 'sessions.generation_completed', sessionId, { generation_id, trace_id })
+      await emitTurn(tx, 'generation_completed', sessionId, { generation_id, trace_id })
       return
     }
-    const session = await emitTurn(tx, 'sessions.generation_failed', sessionId, { generation_id, trace_id, error })
+    const session = await emitTurn(tx, 'generation_failed', sessionId, { generation_id, trace_id, error })
     if (session && error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
   },
   async stored(tx, sessionId, message) {
@@ -69,7 +70,7 @@ export const hooks: SessionHooks = {
   // The row itself goes with its conversation's.
   async remove(tx, sessionId) {
     const session = await findSession(tx, sessionId)
-    if (session) tx.emit('sessions.deleted', session.project_id, presentSession(session))
+    if (session) tx.emit(sessionKind, 'deleted', session)
   },
 }
 

@@ -1,12 +1,14 @@
 import { module } from '../../core/api/module.ts'
 import { actorMoves } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
+import { sessionErrors } from './errors.ts'
 import { expiryHandler, expirySchedule } from './expire.ts'
 import { hooks, moveActorSessions } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
 
 export default module('sessions', {
+  errors: sessionErrors,
   kinds: [sessionKind],
   operations: sessionOperations,
   handlers: [expiryHandler],

@@ -279,7 +279,7 @@ export const sessionOperations: Operation[] = [
     tag,
     read: 'sessions:GetSession',
     write: 'sessions:UpdateSession',
-    event: 'sessions.tags_updated',
+    event: 'tags_updated',
     setTags: (tx, row, tags) => updateSession(tx, row.id, { tags }),
   }),
 ]

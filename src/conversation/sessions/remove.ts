@@ -1,17 +1,8 @@
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
-import { lockConversation, removeConversation } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
-import { presentSession, type SessionRow } from './model.ts'
+import { removeRow } from './kind.ts'
 import { failureOf, lockSession } from './state.ts'
-
-/** Removes a session whose lock the caller holds and whose mailbox is empty, with its conversation. */
-export async function removeRow(tx: Tx, session: SessionRow): Promise<void> {
-  const conversation = await lockConversation(tx, session.conversation_id)
-  // The session's row goes with the conversation's.
-  if (conversation) await removeConversation(tx, conversation)
-  tx.emit('sessions.deleted', session.project_id, presentSession(session))
-}
 
 /**
  * Deletes a session with its conversation, messages and turns (conversation, 10.3.9): what waits or runs ends with

@@ -9,9 +9,17 @@ export const failureOf = (code: ErrorCode, message?: string, meta?: Record<strin
   new AppError(code, { message, meta }).recorded()
 
 /** The end of a turn that another took the place of; the text it had is kept. */
-export const INTERRUPTED = failureOf('GENERATION_FAILED', 'interrupted', { reason: 'interrupted' })
+export const INTERRUPTED: RecordedFailure = {
+  code: 'GENERATION_FAILED',
+  message: 'interrupted',
+  meta: { reason: 'interrupted' },
+}
 /** The same, leaving no message. */
-export const ROLLED_BACK = failureOf('GENERATION_FAILED', 'rolled back', { reason: 'rolled_back' })
+export const ROLLED_BACK: RecordedFailure = {
+  code: 'GENERATION_FAILED',
+  message: 'rolled back',
+  meta: { reason: 'rolled_back' },
+}
 
 /** The session under its lock. Raises RESOURCE_NOT_FOUND when it is gone. */
 export async function lockSession(tx: Tx, id: string): Promise<SessionRow> {

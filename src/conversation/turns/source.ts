@@ -2,6 +2,7 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { TurnSource } from '../../execution/generations/turn.ts'
 import { shareActor } from '../actors/store.ts'
+import { messageEvents } from '../conversations/model.ts'
 import { appendMessage, type ConversationRow, lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
 import { type Prompt, preparePrompt } from './prompt.ts'
@@ -70,10 +71,8 @@ export function turnSource(picked: Picked): TurnSource {
           generation_id,
           position: reply_position,
         })
-        tx.emit('conversation_messages.generated', conversation.project_id, message, {
-          resourceId: message.document_id,
-          extra: { trace_id },
-        })
+        const named = { id: message.document_id, project_id: conversation.project_id }
+        tx.emit(messageEvents, 'generated', named, { data: message, extra: { trace_id } })
         result = {
           status: 'completed',
           content: message.content,

@@ -1,7 +1,7 @@
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import { type ErrorCode, raise } from './errors.ts'
-import { type Kind, kinds, type Reference } from './kind.ts'
+import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
 
 /** What keeps a row from being deleted, by plural kind name; kinds without such rows are absent. */
 export type Dependents = {
@@ -114,16 +114,17 @@ export async function refuseDependents(
 
 async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<void> {
   if (kind.removeAll) return kind.removeAll(tx, ids)
-  if (!kind.remove) {
-    await tx.query(
-      sql.unsafe`delete from ${sql.identifier([kind.table])} where id = any(${sql.array(ids as string[], 'text')})`,
-    )
-    return
-  }
   for (const id of ids) {
     const row = await kind.find(tx, id, true)
-    if (row) await kind.remove(tx, row)
+    if (row) await removeRow(tx, kind, row)
   }
+}
+
+/** Deletes a row whose lock the caller holds and to which nothing refers, with its event. */
+export async function removeRow<Row extends KindRow>(tx: Tx, kind: Kind<Row, any>, row: Row): Promise<void> {
+  if (kind.remove) return kind.remove(tx, row)
+  await kind.delete(tx, row.id)
+  if (kind.events.includes('deleted')) tx.emit(kind, 'deleted', row)
 }
 
 /** Rows of a project by kind: those that keep it from being deleted (identity, 3.5). */

@@ -1,7 +1,12 @@
-import { type Fragment, type Queryable, sql } from '../db/sql.ts'
+import { isDeepStrictEqual } from 'node:util'
+import { UniqueIntegrityConstraintViolationError, type ValueExpression } from 'slonik'
+import { z } from 'zod'
+import type { EventSource } from '../db/events.ts'
+import { type Fragment, jsonb, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import { declarations } from '../declarations.ts'
-import type { ErrorCode } from './errors.ts'
+import { type ErrorCode, raise } from './errors.ts'
+import { newId } from './ids.ts'
 
 /** How a row of one kind names a row of another. */
 export type Reference = {
@@ -19,13 +24,11 @@ export type Reference = {
 }
 
 /**
- * What a resource is to the rest of the house: how to find it by id, which project it belongs to, how policies
- * name it. Declared once by the module that owns it; known to core as data.
+ * What a resource is to the rest of the application: how to find and write a row, which project it belongs to, how
+ * policies name it, what it refers to, which events it emits. Declared once by the module that owns it; known to core as
+ * data.
  */
-export type Kind<Row extends KindRow = KindRow> = {
-  /** Singular snake_case; also the type segment of resource names. */
-  name: string
-  plural: string
+export type Kind<Row extends KindRow = KindRow, Event extends string = string> = EventSource<Row, Event> & {
   prefix: string
   table: string
   /** Global resources have `*` as project. */
@@ -36,16 +39,29 @@ export type Kind<Row extends KindRow = KindRow> = {
   notFound: ErrorCode
   /** The code that answers a body that names nothing. */
   missing: ErrorCode
-  /** Rows that a project shows as its dependents when it is deleted; false for what goes silently (identity, 3.5). */
+  /** Rows that a project shows as its dependents when it is deleted; false for what goes silently. */
   counted: boolean
   /** Ids that were not made by `newId`: rows that ship with the deployment. */
   fixedIds: readonly string[]
-  references: Reference[]
+  references: readonly Reference[]
+  /** Select list of a row over the alias `t`. */
+  columns: Fragment
+  row: z.ZodType<Row>
+  /** Tag of statements that return rows of the kind. */
+  sql: ReturnType<typeof sql.type<z.ZodType<Row>>>
   /** Reads one row by id, in the shape `present` takes. `lock` takes the row's lock. */
   find(db: Queryable, id: string, lock?: boolean): Promise<Row | null>
-  /** The record as the wire shows it. */
-  present(row: Row): object
-  /** The normalized path under which policies name the row too (identity, 7); null while it has none. */
+  /** The row under its lock (FOR UPDATE). Raises `notFound` when it is gone. */
+  lock(db: Queryable, id: string): Promise<Row>
+  /** Adds a row, with a new id unless one is given. Raises the code of a unique index that refuses it. */
+  insert(db: Queryable, values: Values<Row>): Promise<Row>
+  /** Writes the columns given and `updated_at`. The caller holds the row. */
+  update(db: Queryable, id: string, values: Values<Row>): Promise<Row>
+  /** Deletes a row; null when it was gone. */
+  delete(db: Queryable, id: string): Promise<Row | null>
+  /** The columns of a row that differ from another state of it. */
+  changes(before: Row, after: Row): Values<Row>
+  /** The normalized path under which policies name the row too; null while it has none. */
   path?: (row: Row) => string | null
   /** Resource names are those of the parent when the kind has none of its own (deliveries: their webhook). */
   authorize?: (row: Row) => { type: string; id: string }
@@ -57,10 +73,13 @@ export type Kind<Row extends KindRow = KindRow> = {
 
 export type KindRow = { id: string; project_id: string | null; tags?: Record<string, string> | null }
 
-/** Every kind of the process. */
-export const kinds = declarations<Kind>('kind', ({ name }) => name)
+/** Columns of a row to write. */
+export type Values<Row> = { [K in keyof Row]?: Row[K] }
 
-type Declaration<Row extends KindRow> = {
+/** Every kind of the process. */
+export const kinds = declarations<Kind<any>>('kind', ({ name }) => name)
+
+type Naming<Row extends KindRow, Event extends string> = {
   name: string
   plural?: string
   prefix: string
@@ -71,63 +90,182 @@ type Declaration<Row extends KindRow> = {
   missing?: ErrorCode
   counted?: boolean
   fixedIds?: readonly string[]
-  references?: Reference[]
-  /** Columns of a row; default every column of the table. May hold expressions over the alias `t`. */
-  columns?: Fragment
+  references?: readonly Reference[]
+  events?: readonly Event[]
+  eventNames?: EventSource<Row, Event>['eventNames']
+  eventAliases?: EventSource<Row, Event>['eventAliases']
+  eventNotes?: string
+  /** What an insert or update raises that a unique index of this name refuses, given the values written. */
+  unique?: Record<string, (values: Values<Row>) => never>
   find?: Kind<Row>['find']
-  present: (row: Row) => object
   path?: (row: Row) => string | null
   authorize?: (row: Row) => { type: string; id: string }
   remove?: (tx: Tx, row: Row) => Promise<void>
   removeAll?: Kind<Row>['removeAll']
 }
 
-/** Declares a kind. */
-export function kind<Row extends KindRow>(declaration: Declaration<Row>): Kind<Row> {
-  const columns = declaration.columns ?? sql.fragment`t.*`
+type Show<T> = { [K in keyof T]: T[K] }
+
+/** A row is its record with the hidden columns. */
+type RowOf<R extends z.ZodObject, H extends z.ZodRawShape> =
+  Show<z.output<R> & { [K in keyof H]: z.output<H[K]> }> extends infer Row extends KindRow ? Row : never
+
+type DeclareKind = {
+  /**
+   * Declares a kind by the schema of its record. Columns that the wire does not show are `hidden`; fields that are no
+   * columns have their select expression over the alias `t` in `computed`.
+   */
+  <R extends z.ZodObject, H extends z.ZodRawShape = {}, const Event extends string = never>(
+    declaration: Naming<RowOf<R, H>, Event> & {
+      record: R
+      hidden?: H
+      computed?: { [K in keyof (R['shape'] & H)]?: Fragment }
+      present?: (row: RowOf<R, H>) => object
+    },
+  ): Kind<RowOf<R, H>, Event> & { row: z.ZodObject<Show<R['shape'] & H>> }
+  /** Declares a kind whose record is more than a choice of columns: rows are what `columns` selects, default all. */
+  <Row extends KindRow, const Event extends string = never>(
+    declaration: Naming<Row, Event> & { row: z.ZodType<Row>; columns?: Fragment; present: (row: Row) => object },
+  ): Kind<Row, Event>
+}
+
+type AnyDeclaration = Naming<any, any> & {
+  record?: z.ZodObject
+  row?: z.ZodType
+  hidden?: z.ZodRawShape
+  computed?: Record<string, Fragment | undefined>
+  columns?: Fragment
+  present?: (row: any) => object
+}
+
+export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> => {
+  const { record, hidden = {}, computed = {}, unique = {} } = declaration
+  const shown = Object.keys(record?.shape ?? {})
+  const row = record ? record.extend(hidden) : (declaration.row as z.ZodType)
+  const columns =
+    declaration.columns ?? (record ? selectList([...shown, ...Object.keys(hidden)], computed) : sql.fragment`t.*`)
   const table = sql.identifier([declaration.table])
-  const made: Kind<Row> = {
+  const typed = sql.type(row)
+  const encoders = row instanceof z.ZodObject ? encodersOf(row.shape) : {}
+  const touched = 'updated_at' in encoders ? [sql.fragment`updated_at = now()`] : []
+  const given = (values: Values<any>) =>
+    Object.entries(values).filter(([name, value]) => value !== undefined && name in encoders && !(name in computed))
+  const encoded = ([name, value]: [string, unknown]): ValueExpression => encoders[name](value)
+  const refused = (error: unknown, values: Values<any>): never => {
+    if (error instanceof UniqueIntegrityConstraintViolationError) unique[error.constraint ?? '']?.(values)
+    throw error
+  }
+  const fixed = [...Object.keys(computed), 'id', 'project_id', 'created_at', 'updated_at']
+  const writable = Object.keys(encoders).filter(name => !fixed.includes(name))
+  const made: Kind<any, any> = {
     name: declaration.name,
     plural: declaration.plural ?? `${declaration.name}s`,
     prefix: declaration.prefix,
     table: declaration.table,
     global: declaration.global ?? false,
-    tags: declaration.tags ?? false,
+    tags: declaration.tags ?? shown.includes('tags'),
     notFound: declaration.notFound ?? 'RESOURCE_NOT_FOUND',
     missing: declaration.missing ?? 'RESOURCE_NOT_FOUND',
     counted: declaration.counted ?? true,
     fixedIds: declaration.fixedIds ?? [],
     references: declaration.references ?? [],
+    events: declaration.events ?? [],
+    eventNames: declaration.eventNames ?? {},
+    eventAliases: declaration.eventAliases ?? {},
+    eventNotes: declaration.eventNotes,
+    columns,
+    row,
+    sql: typed,
     find:
       declaration.find ??
-      (async (db, id, lock = false) =>
-        (await db.maybeOne(
-          sql.unsafe`select ${columns} from ${table} t where t.id = ${id} ${lock ? sql.fragment`for update of t` : sql.fragment``}`,
-        )) as Row | null),
-    present: declaration.present,
+      ((db, id, lock = false) =>
+        db.maybeOne(
+          typed`select ${columns} from ${table} t where t.id = ${id} ${lock ? sql.fragment`for update of t` : sql.fragment``}`,
+        )),
+    async lock(db, id) {
+      return (await made.find(db, id, true)) ?? raise(made.notFound, { meta: { id } })
+    },
+    async insert(db, values) {
+      const entries = given({ id: newId(made.prefix), ...values })
+      try {
+        return await db.one(typed`
+          insert into ${table} as t (${list(entries.map(([name]) => sql.identifier([name])))})
+          values (${list(entries.map(encoded))}) returning ${columns}`)
+      } catch (error) {
+        return refused(error, values)
+      }
+    },
+    async update(db, id, values) {
+      const sets = given(values).map(entry => sql.fragment`${sql.identifier([entry[0]])} = ${encoded(entry)}`)
+      try {
+        return await db.one(
+          typed`update ${table} as t set ${list([...sets, ...touched])} where t.id = ${id} returning ${columns}`,
+        )
+      } catch (error) {
+        return refused(error, values)
+      }
+    },
+    delete: (db, id) => db.maybeOne(typed`delete from ${table} as t where t.id = ${id} returning ${columns}`),
+    changes: (before, after) =>
+      Object.fromEntries(
+        writable.flatMap(name => (isDeepStrictEqual(before[name], after[name]) ? [] : [[name, after[name]]])),
+      ),
+    present: declaration.present ?? (row => picked(row, shown)),
     path: declaration.path,
     authorize: declaration.authorize,
     remove: declaration.remove,
     removeAll: declaration.removeAll,
   }
   return made
+}) as never
+
+function picked(row: Record<string, unknown>, names: readonly string[]): object {
+  const record: Record<string, unknown> = {}
+  for (const name of names) record[name] = row[name]
+  return record
 }
 
-/** A type of resource that has no rows: policies name all of it, `*` (identity, 7). No kind of the registry. */
+const list = (parts: readonly ValueExpression[]) => sql.join(parts, sql.fragment`, `)
+
+const selectList = (names: readonly string[], computed: Record<string, Fragment | undefined>): Fragment =>
+  sql.fragment`${list(
+    names.map(name => {
+      const expression = computed[name]
+      return expression ? sql.fragment`${expression} as ${sql.identifier([name])}` : sql.identifier(['t', name])
+    }),
+  )}`
+
+type Encoder = (value: unknown) => ValueExpression
+
+/** How the values of each column are sent: arrays of texts and numbers as such, other objects as jsonb. */
+const encodersOf = (shape: z.ZodRawShape): Record<string, Encoder> =>
+  Object.fromEntries(Object.entries(shape).map(([name, field]) => [name, encoderOf(field as z.ZodType)]))
+
+const scalars = new Set(['string', 'number', 'int', 'boolean', 'enum', 'literal', 'bigint', 'template_literal'])
+
+function encoderOf(field: z.ZodType): Encoder {
+  const type = bare(field)
+  const { type: name } = type.def
+  if (scalars.has(name)) return value => value as ValueExpression
+  const element = name === 'array' ? bare((type as z.ZodArray).element as z.ZodType).def.type : undefined
+  if (element && scalars.has(element)) {
+    const column = element === 'number' ? 'float8' : 'text'
+    return value => (value === null ? null : sql.array(value as never[], column))
+  }
+  return value => (Buffer.isBuffer(value) ? sql.binary(value) : jsonb(value))
+}
+
+/** The type of a field without what makes it optional, nullable or defaulted. */
+function bare(field: z.ZodType): z.ZodType {
+  const def = field.def as { innerType?: z.ZodType; out?: z.ZodType }
+  const inner = def.innerType ?? def.out
+  return inner ? bare(inner) : field
+}
+
+/** A type of resource that has no rows: policies name all of it, `*`. */
 export const kindWithoutRows = (name: string): Kind => ({
-  name,
-  plural: name,
-  prefix: '',
-  table: '',
-  global: false,
-  tags: false,
-  notFound: 'RESOURCE_NOT_FOUND',
-  missing: 'RESOURCE_NOT_FOUND',
-  counted: false,
-  fixedIds: [],
-  references: [],
+  ...kind({ name, plural: name, prefix: '', table: '', counted: false, row: z.custom<KindRow>(), present: row => row }),
   find: async () => null,
-  present: row => row,
 })
 
 const ID = /^[a-z]+(?:_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
@@ -137,6 +275,6 @@ export const isIdOf = (target: Pick<Kind, 'prefix' | 'fixedIds'>, id: string): b
   (ID.test(id) && id.startsWith(`${target.prefix}_`) && id.length === target.prefix.length + 27) ||
   target.fixedIds.includes(id)
 
-/** The name policies use: `srn:<project>:<type>:<id>` (identity, 7). */
+/** The name policies use: `srn:<project>:<type>:<id>`. */
 export const srn = (projectId: string | null, type: string, id: string): string =>
   `srn:${projectId ?? '*'}:${type}:${id}`

@@ -1,16 +1,22 @@
+import { type EventSource, eventTypes, eventTypesOf } from '../db/events.ts'
 import { type Extension, fillExtensions } from '../declarations.ts'
+import { type PlannedNames, type PolicyAction, plannedNames, policyActions } from '../iam/catalogue.ts'
 import type { Background, Handler, Schedule } from '../jobs/handler.ts'
 import { queues } from '../jobs/queue.ts'
 import { type Sweep, scheduleOf, sweeps } from '../jobs/sweeps.ts'
 import type { Services } from '../process/services.ts'
 import { type SealedColumn, sealedColumns } from '../secrets/sealed.ts'
+import { type ErrorTable, errorTable } from './errors.ts'
 import { type Kind, kinds } from './kind.ts'
 import { type Operation, operations } from './operation.ts'
 
 /** What one module brings to a process. Everything that a process knows stands in one of these. */
 export type Module = {
   name: string
-  kinds?: readonly Kind<any>[]
+  errors?: ErrorTable
+  kinds?: readonly Kind<any, any>[]
+  /** What emits events without being a kind. */
+  eventSources?: readonly EventSource<any, any>[]
   operations?: readonly Operation[]
   /** Who handles which queue; a queue exists because somebody handles it. */
   handlers?: readonly Handler[]
@@ -18,6 +24,9 @@ export type Module = {
   sweeps?: readonly Sweep[]
   background?: readonly Background[]
   sealedColumns?: readonly SealedColumn[]
+  /** Actions that policies may name although no operation is guarded by them alone. */
+  policyActions?: readonly PolicyAction[]
+  planned?: PlannedNames
   /** What it contributes to extension points of earlier modules. */
   extensions?: readonly Extension[]
   /** Run by web and worker before they answer or take work, in the order of the modules. */
@@ -39,12 +48,21 @@ export const loadedModules = (): readonly Module[] => loaded
 export function loadModules(modules: readonly Module[]): void {
   const all = <K extends keyof Module>(part: K) =>
     modules.flatMap(module => (module[part] ?? []) as unknown as NonNullable<Module[K]> & readonly unknown[])
+  errorTable.fill(
+    modules
+      .flatMap(({ errors = {} }) => Object.entries(errors))
+      .map(([code, entry]) => ({ code, ...entry }))
+      .sort((a, b) => (a.code < b.code ? -1 : 1)),
+  )
   kinds.fill(all('kinds') as Kind[])
   for (const kind of kinds.all()) for (const reference of kind.references) kinds.get(reference.kind)
+  eventTypes.fill([...(all('kinds') as Kind[]), ...(all('eventSources') as EventSource[])].flatMap(eventTypesOf))
   operations.fill(all('operations') as Operation[])
   queues.fill((all('handlers') as Handler[]).map(({ queue }) => queue))
   sweeps.fill(all('sweeps') as Sweep[])
   sealedColumns.fill(all('sealedColumns') as SealedColumn[])
+  policyActions.fill(all('policyActions') as PolicyAction[])
+  plannedNames.fill(modules.flatMap(({ planned }) => planned ?? []))
   fillExtensions(all('extensions') as Extension[])
   loaded = modules
 }
@@ -70,7 +88,9 @@ export const knownNames = (): Record<string, string[]> => ({
   modules: loaded.map(({ name }) => name),
   kinds: kinds.all().map(({ name }) => name),
   operations: operations.all().map(({ id }) => id),
+  errors: errorTable.all().map(({ code }) => code),
   queues: queues.all().map(({ name }) => name),
+  events: eventTypes.all().map(({ name }) => name),
   sweeps: sweeps.all().map(({ name }) => name),
   sealed_columns: sealedColumns.all().map(({ table, column }) => `${table}.${column}`),
 })

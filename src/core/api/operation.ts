@@ -246,7 +246,7 @@ export function itemOperation<
   Q extends z.ZodType | undefined = undefined,
   B extends z.ZodType | undefined = undefined,
 >(
-  target: Kind<Row>,
+  target: Kind<Row, any>,
   declaration: Common<Q, B> & {
     param?: string
     find?: Kind<Row>['find']

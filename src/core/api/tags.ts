@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import type { EventName } from '../db/events.ts'
 import type { Tx } from '../db/write.ts'
 import type { Caller } from '../iam/caller.ts'
 import { invalid, raise } from './errors.ts'
 import type { Kind, KindRow } from './kind.ts'
 import { itemOperation, type Operation } from './operation.ts'
+import { TagBag } from './record.ts'
 
 export type Tags = Record<string, string>
 
@@ -13,9 +13,6 @@ const RESERVED = 'system.'
 
 const key = z.string().min(1).max(128)
 const value = z.string().max(256)
-
-/** Tags as a record shows them; keys starting `system.` are the platform's. */
-export const TagBag = z.record(z.string(), z.string()).meta({ id: 'TagBag' })
 
 /** Reports what is wrong with a bag that a caller wrote: reserved keys (control, 7) and too many of them. */
 function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx): void {
@@ -62,11 +59,11 @@ export function mergedTags(stored: Tags, sent: Record<string, string | null>): T
  * @param declaration.read action of the GET
  * @param declaration.write action of the PUT and the PATCH
  * @param declaration.setTags stores the bag a caller sent and returns the row as `kind.find` does
- * @param declaration.event default `<plural>.updated`; null emits nothing
+ * @param declaration.event default `updated`; null emits nothing
  * @param declaration.onChange what else follows from a change, in the same transaction
  */
-export function tagOperations<Row extends KindRow>(
-  kind: Kind<Row>,
+export function tagOperations<Row extends KindRow, Event extends string>(
+  kind: Kind<Row, Event>,
   declaration: {
     path: string
     param?: string
@@ -74,7 +71,7 @@ export function tagOperations<Row extends KindRow>(
     read: string
     write: string
     setTags(tx: Tx, row: Row, tags: Tags, caller: Caller): Promise<Row>
-    event?: EventName | null
+    event?: NoInfer<Event> | null
     onChange?(tx: Tx, row: Row): void | Promise<void>
   },
 ): Operation[] {
@@ -93,8 +90,7 @@ export function tagOperations<Row extends KindRow>(
     const tags = result(row.tags ?? {})
     context.allowTags(tags)
     const changed = await setTags(tx, row, tags, caller)
-    if (event !== null && changed.project_id !== null)
-      tx.emit(event ?? (`${kind.plural}.updated` as EventName), changed.project_id, kind.present(changed))
+    if (event !== null) tx.emit(kind, event ?? ('updated' as Event), changed)
     await onChange?.(tx, changed)
     return changed.tags ?? {}
   }

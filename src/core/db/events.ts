@@ -1,123 +1,62 @@
 import { newId } from '../api/ids.ts'
+import { declarations } from '../declarations.ts'
 
-/** One row of the event registry (control, 1.4): a resource type and the verbs it emits. */
-export type EventFamily = { resource_type: string; prefix: string; verbs: readonly string[]; notes?: string }
-
-const families = [
-  { resource_type: 'project', prefix: 'projects', verbs: ['updated', 'paused', 'resumed'] },
-  {
-    resource_type: 'project_key',
-    prefix: 'project_keys',
-    verbs: ['created', 'updated', 'deleted'],
-    notes: 'the key string is never present',
-  },
-  {
-    resource_type: 'secret',
-    prefix: 'secrets',
-    verbs: ['created', 'updated', 'deleted'],
-    notes: 'as GET shows it; the value is in neither',
-  },
-  { resource_type: 'file', prefix: 'files', verbs: ['created', 'updated', 'deleted'] },
-  {
-    resource_type: 'document',
-    prefix: 'documents',
-    verbs: ['created', 'updated', 'deleted', 'withdrawn', 'restored', 'ingested', 'ingest_failed'],
-    notes: 'without content; ingested adds chunk_count, ingest_failed carries error',
-  },
-  { resource_type: 'ingestion_rule', prefix: 'ingestion_rules', verbs: ['created', 'updated', 'deleted'] },
-  { resource_type: 'metadata_schema', prefix: 'metadata_schemas', verbs: ['created', 'updated', 'deleted'] },
-  { resource_type: 'actor', prefix: 'actors', verbs: ['created', 'updated', 'deleted'] },
-  { resource_type: 'conversation', prefix: 'conversations', verbs: ['created', 'updated', 'deleted'] },
-  {
-    resource_type: 'conversation_message',
-    prefix: 'conversation_messages',
-    verbs: ['created', 'generated', 'deleted'],
-    notes: 'resource_id = document_id; generated adds agent_id, generation_id, trace_id',
-  },
-  {
-    resource_type: 'session',
-    prefix: 'sessions',
-    verbs: [
-      'created',
-      'updated',
-      'deleted',
-      'closed',
-      'expired',
-      'tags_updated',
-      'generation_started',
-      'generation_requires_action',
-      'generation_completed',
-      'generation_failed',
-    ],
-    notes: 'generation_* add generation_id, trace_id and, when they apply, required_action or error',
-  },
-  { resource_type: 'ai_provider', prefix: 'ai_providers', verbs: ['created', 'updated', 'deleted'] },
-  { resource_type: 'agent', prefix: 'agents', verbs: ['created', 'updated', 'deleted'] },
-  {
-    resource_type: 'generation',
-    prefix: 'generations',
-    verbs: ['started', 'requires_action', 'completed', 'failed', 'content_purged'],
-    notes: 'failed carries error, requires_action carries required_action',
-  },
-  { resource_type: 'trace', prefix: 'traces', verbs: ['content_purged'] },
-  {
-    resource_type: 'quota',
-    prefix: 'quotas',
-    verbs: ['created', 'updated', 'deleted', 'warned'],
-    notes: 'warned adds window_key, observed_value, fraction',
-  },
-  {
-    resource_type: 'quota',
-    prefix: 'quota',
-    verbs: ['exceeded'],
-    notes: 'fixed fields instead of the record; singular by exception',
-  },
-  {
-    resource_type: 'webhook',
-    prefix: 'webhooks',
-    verbs: ['created', 'updated', 'deleted', 'secret_rotated', 'test'],
-    notes: 'the secret is never present',
-  },
-  { resource_type: 'audit_entry', prefix: 'audit_entries', verbs: ['created'], notes: 'project-scoped entries only' },
-] as const satisfies EventFamily[]
-
-type Families = (typeof families)[number]
-type NamesOf<F> = F extends { prefix: infer P extends string; verbs: readonly (infer V extends string)[] }
-  ? `${P}.${V}`
-  : never
-
-/** Every name that can be emitted; an unknown one does not compile. */
-export type EventName = NamesOf<Families>
-
-export const eventFamilies: readonly EventFamily[] = families
-
-const types = new Map<string, string>()
-for (const family of eventFamilies)
-  for (const verb of family.verbs) types.set(`${family.prefix}.${verb}`, family.resource_type)
-
-/** Older spellings that a subscription may use; the envelope always carries the canonical name (control, 1.4). */
-const aliases: Record<string, string> = {
-  'agents.generation.requires_action': 'generations.requires_action',
-  'agents.generation.completed': 'generations.completed',
-  'agents.generation.failed': 'generations.failed',
-  'conversations.message.created': 'conversation_messages.created',
-  'conversations.message.generated': 'conversation_messages.generated',
-  'conversations.message.deleted': 'conversation_messages.deleted',
-  'sessions.generation.started': 'sessions.generation_started',
-  'sessions.generation.requires_action': 'sessions.generation_requires_action',
-  'sessions.generation.completed': 'sessions.generation_completed',
-  'audit.entry_created': 'audit_entries.created',
-  'quotas.exceeded': 'quota.exceeded',
+/**
+ * What emits events: a kind, or another thing that has an id and a project. Events are named `<plural>.<verb>` unless
+ * `eventNames` says otherwise.
+ */
+export type EventSource<Row extends EventRow = EventRow, Event extends string = string> = {
+  /** Singular snake_case; also the type segment of resource names. */
+  name: string
+  plural: string
+  events: readonly Event[]
+  eventNames: Partial<Record<Event, string>>
+  /** Older spellings that a subscription may use, by verb; the envelope always carries the canonical name. */
+  eventAliases: Partial<Record<Event, readonly string[]>>
+  eventNotes?: string
+  /** The record as the wire shows it. */
+  present(row: Row): object
 }
 
-const aliasesOf = new Map<string, string[]>()
-for (const [alias, name] of Object.entries(aliases)) aliasesOf.set(name, [...(aliasesOf.get(name) ?? []), alias])
+export type EventRow = { id: string; project_id: string | null }
 
-export const eventNames: readonly string[] = [...types.keys(), ...Object.keys(aliases)]
-export const eventTypes: ReadonlySet<string> = new Set(eventFamilies.map(family => family.resource_type))
+/** An event that this deployment can emit. */
+export type EventType = {
+  name: string
+  resource_type: string
+  aliases: readonly string[]
+  notes: string | null
+}
 
-/** Aliases by canonical name, for the registry route. */
-export const eventAliases = (name: string): string[] => aliasesOf.get(name) ?? []
+export const eventTypes = declarations<EventType>('event', ({ name }) => name)
+
+function nameOf(source: EventSource<any>, verb: string): string {
+  if (!source.events.includes(verb)) throw new Error(`${source.plural} emit no event ${verb}`)
+  return source.eventNames[verb] ?? `${source.plural}.${verb}`
+}
+
+export const eventTypesOf = (source: EventSource<any>): EventType[] =>
+  source.events.map(verb => ({
+    name: nameOf(source, verb),
+    resource_type: source.name,
+    aliases: source.eventAliases[verb] ?? [],
+    notes: source.eventNotes ?? null,
+  }))
+
+/** Declares what emits events without being a kind. */
+export const eventSource = <const Event extends string>(declaration: {
+  name: string
+  plural: string
+  events: readonly Event[]
+  eventAliases?: EventSource<EventRow, Event>['eventAliases']
+  eventNotes?: string
+}): EventSource<EventRow, Event> => ({ eventNames: {}, eventAliases: {}, ...declaration, present: row => row })
+
+/** Older spellings of an event. */
+export const eventAliases = (name: string): readonly string[] => eventTypes.find(name)?.aliases ?? []
+
+/** Every name and older spelling. */
+export const eventNames = (): string[] => eventTypes.all().flatMap(({ name, aliases }) => [name, ...aliases])
 
 const PATTERN = /^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$/
 
@@ -129,7 +68,7 @@ const matches = (pattern: string, name: string): boolean =>
 
 /** A pattern matches an event when it matches its name or one of its aliases. */
 export const patternMatches = (pattern: string, name: string): boolean =>
-  matches(pattern, name) || (aliasesOf.get(name)?.some(alias => matches(pattern, alias)) ?? false)
+  matches(pattern, name) || eventAliases(name).some(alias => matches(pattern, alias))
 
 /** An event as it is written: `envelope` is the exact text that every delivery sends. */
 export type StoredEvent = {
@@ -142,36 +81,32 @@ export type StoredEvent = {
   created_at: string
 }
 
+/** What an event says beside or in place of the record of its row. */
+export type EventData = { extra?: object; data?: object }
+
 /**
- * Builds an event. `record` is the resource as its GET returns it; `extra` are facts beside the record's keys.
+ * Builds an event. Its data is the resource as its GET returns it, or `data` in place of that; `extra` are facts beside.
  * `maxBytes` > 0 cuts larger data to its scalar fields (EVENT_DATA_MAX_BYTES).
  */
-export function makeEvent(
-  name: EventName,
-  projectId: string,
-  resourceId: string,
-  record: object,
-  extra: object | undefined,
+export function makeEvent<Row extends EventRow>(
+  source: EventSource<Row, any>,
+  verb: string,
+  row: Row,
+  more: EventData,
   maxBytes: number,
 ): StoredEvent {
   const id = newId('evt')
-  const resource_type = types.get(name) as string
+  const name = nameOf(source, verb)
   const timestamp = new Date().toISOString()
-  let data: object = extra ? { ...record, ...extra } : record
+  let data: object = { ...(more.data ?? source.present(row)), ...more.extra }
   if (maxBytes > 0 && Buffer.byteLength(JSON.stringify(data)) > maxBytes) {
     data = {
       ...Object.fromEntries(Object.entries(data).filter(([, value]) => value === null || typeof value !== 'object')),
       truncated: true,
     }
   }
-  const envelope = JSON.stringify({
-    id,
-    event: name,
-    project_id: projectId,
-    resource_type,
-    resource_id: resourceId,
-    data,
-    timestamp,
-  })
-  return { id, project_id: projectId, name, resource_type, resource_id: resourceId, envelope, created_at: timestamp }
+  const project_id = row.project_id as string
+  const resource = { resource_type: source.name, resource_id: row.id }
+  const envelope = JSON.stringify({ id, event: name, project_id, ...resource, data, timestamp })
+  return { id, project_id, name, ...resource, envelope, created_at: timestamp }
 }

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import type { AuditEntry } from '../api/audit.ts'
 import { type Message, type Queue, type Queues, type SendPart, workQueue } from '../jobs/queue.ts'
-import { type EventName, makeEvent, type StoredEvent } from './events.ts'
+import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
 
@@ -22,12 +22,21 @@ export const dispatchQueue = workQueue('event.dispatch', {
 
 /** What follows from a change and commits with it. */
 export type Outgoing = {
-  /** Records an event. `record` is the resource as its GET returns it, with `id` (or `resourceId` given) and the project. */
-  emit(
-    name: EventName,
-    projectId: string,
-    record: object & { id?: string },
-    options?: { resourceId?: string; extra?: object },
+  /**
+   * Records an event of a row, with its record as data (or `data`), and `extra` beside it. Nothing for a row without a
+   * project: events are of projects.
+   */
+  emit<Row extends EventRow, Event extends string>(
+    source: EventSource<Row, Event>,
+    verb: NoInfer<Event>,
+    row: NoInfer<Row>,
+    more?: EventData,
+  ): void
+  emit<Event extends string>(
+    source: EventSource<any, Event>,
+    verb: NoInfer<Event>,
+    row: EventRow,
+    more: EventData & { data: object },
   ): void
   /** Sends a message to an actor; it exists when the transaction commits. */
   send<M extends object>(queue: Queue<M>, message: M, options?: { startAfter?: Date; priority?: number }): void
@@ -58,6 +67,15 @@ export type Writer = {
    */
   writeOne<Row>(work: (outgoing: Outgoing) => OneStatement): Promise<Row & { held: boolean }>
 }
+
+/** Audit entries of a project are events too; such an event makes no entry. */
+export const auditEvents = eventSource({
+  name: 'audit_entry',
+  plural: 'audit_entries',
+  events: ['created'],
+  eventAliases: { created: ['audit.entry_created'] },
+  eventNotes: 'project-scoped entries only',
+})
 
 export type Outbox = {
   events: StoredEvent[]
@@ -158,12 +176,6 @@ async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Pr
   await db.query(sql.unsafe`${head} ${select}`)
 }
 
-/** The audit entry as its GET shows it and as `audit_entries.created` carries it. */
-const entryEvent = (entry: AuditEntry, maxBytes: number): StoredEvent | null =>
-  entry.project_id === null
-    ? null
-    : makeEvent('audit_entries.created', entry.project_id, entry.id, entry, undefined, maxBytes)
-
 /** Makes the writer of a process. */
 export function createWriter(options: {
   pool: Pool
@@ -178,10 +190,8 @@ export function createWriter(options: {
     const messages: Message[] = []
     const after: (() => void)[] = []
     const outgoing: Outgoing = {
-      emit(name, projectId, record, more = {}) {
-        const resourceId = more.resourceId ?? record.id
-        if (!resourceId) throw new Error(`event ${name} without a resource id`)
-        outbox.events.push(makeEvent(name, projectId, resourceId, record, more.extra, eventMaxBytes))
+      emit(source: EventSource<any>, verb: string, row: EventRow, more: EventData = {}) {
+        if (row.project_id !== null) outbox.events.push(makeEvent(source, verb, row, more, eventMaxBytes))
       },
       send(queue, data, more = {}) {
         messages.push({ queue, data, ...more })
@@ -191,8 +201,7 @@ export function createWriter(options: {
       },
       audit(entry) {
         outbox.entries.push(entry)
-        const event = entryEvent(entry, eventMaxBytes)
-        if (event) outbox.events.push(event)
+        outgoing.emit(auditEvents, 'created', entry)
       },
       afterCommit(action) {
         after.push(action)

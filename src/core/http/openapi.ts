@@ -138,7 +138,7 @@ export function openApiDocument(
           type: 'object',
           required: ['code', 'message', 'hint', 'docs_url'],
           properties: {
-            code: { type: 'string', enum: errorCodes },
+            code: { type: 'string', enum: errorCodes() },
             message: { type: 'string' },
             hint: { type: 'string' },
             docs_url: { type: 'string' },

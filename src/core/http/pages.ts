@@ -140,7 +140,7 @@ const errorLink = (code: string): string => `<a href="/docs/errors#${code}">${co
 
 /** Every code of the catalogue, each with an anchor of its name. */
 export function errorPage(): string {
-  const rows = errorCodes.map(code => {
+  const rows = errorCodes().map(code => {
     const { status, description, hint } = errorEntry(code)
     return `<tr id="${code}"><td><code>${code}</code></td><td>${status}</td><td>${escapeHtml(description)}</td><td>${escapeHtml(hint)}</td></tr>`
   })

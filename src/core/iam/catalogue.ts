@@ -1,6 +1,7 @@
 import { kinds } from '../api/kind.ts'
 import type { Operation } from '../api/operation.ts'
 import { eventNames, eventTypes } from '../db/events.ts'
+import { declarations } from '../declarations.ts'
 import type { Catalogue } from './decide.ts'
 
 export type ActionEntry = {
@@ -11,16 +12,17 @@ export type ActionEntry = {
   operation_ids: string[]
 }
 
-/** Actions that policies may name although no route asks for them (identity, 8). */
-const ROUTELESS: ActionEntry[] = [
-  {
-    action: 'quotas:MonitorBreach',
-    description: 'Written to the audit log when a monitored quota is breached',
-    resource_type: 'quota',
-    gate: 'policy',
-    operation_ids: [],
-  },
-]
+/** An action that policies may name although no operation is guarded by it alone. */
+export type PolicyAction = Omit<ActionEntry, 'gate' | 'operation_ids'>
+
+export const policyActions = declarations<PolicyAction>('policy action', ({ action }) => action)
+
+/** Names that policies may use before there is a module that gives them a meaning. */
+export type PlannedNames = { actions: readonly string[]; types: readonly string[]; events: readonly string[] }
+
+export const plannedNames = declarations<PlannedNames>('planned names', () => 'planned')
+
+const NOT_YET = 'Of a module that this release does not have yet'
 
 /** The action catalogue, made from the operations: module -> actions, in the order of the table of contents. */
 export function actionCatalogue(operations: readonly Operation[]): { module: string; actions: ActionEntry[] }[] {
@@ -46,12 +48,15 @@ export function actionCatalogue(operations: readonly Operation[]): { module: str
       operation_ids: [operation.id],
     })
   }
-  for (const entry of ROUTELESS) add({ ...entry, operation_ids: [] })
+  for (const entry of policyActions.all()) add({ ...entry, gate: 'policy', operation_ids: [] })
+  for (const action of plannedNames.all().flatMap(planned => planned.actions))
+    add({ action, description: NOT_YET, resource_type: null, gate: 'policy', operation_ids: [] })
   return [...modules].map(([module, actions]) => ({ module, actions: [...actions.values()] }))
 }
 
 /** What policy documents are checked against. Actions of the admin and owner gates are named too: unscoped admin keys with policies use them. */
 export function policyCatalogue(operations: readonly Operation[]): Catalogue {
+  const planned = plannedNames.all()
   const actions = new Map<string, Set<string>>()
   for (const { module, actions: entries } of actionCatalogue(operations))
     actions.set(module, new Set(entries.map(entry => entry.action.split(':')[1])))
@@ -64,10 +69,9 @@ export function policyCatalogue(operations: readonly Operation[]): Catalogue {
         .map(kind => kind.name),
       // Types without rows are known by the operations that ask for them.
       ...operations.flatMap(({ kind }) => (kind && !kind.authorize ? [kind.name] : [])),
-      'audit_entry',
-      'event',
+      ...planned.flatMap(({ types }) => types),
     ]),
-    eventNames: [...eventNames],
-    eventTypes: new Set(eventTypes),
+    eventNames: [...eventNames(), ...planned.flatMap(({ events }) => events)],
+    eventTypes: new Set(eventTypes.all().map(({ resource_type }) => resource_type)),
   }
 }

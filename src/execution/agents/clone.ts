@@ -14,7 +14,7 @@ export const agentCloning: Cloneable = {
       const config = { ...configOf(agent), ai_provider_id: ids.get(agent.ai_provider_id) as string }
       const copy = await insertAgent(tx, newId(agentKind.prefix), to, config)
       ids.set(agent.id, copy.id)
-      tx.emit('agents.created', to, agentKind.present(copy))
+      tx.emit(agentKind, 'created', copy)
     }
   },
 }

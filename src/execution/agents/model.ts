@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { record } from '../../core/api/record.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
@@ -40,16 +40,7 @@ export const AgentConfig = z.object({
 
 export type AgentConfig = z.infer<typeof AgentConfig>
 
-export const Agent = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    ...AgentConfig.shape,
-    version: z.int(),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'Agent' })
+export const Agent = record('Agent', { ...AgentConfig.shape, version: z.int() })
 
 export type AgentRow = z.infer<typeof Agent>
 
@@ -65,7 +56,7 @@ export const AgentPatch = z
 
 export const AgentInput = AgentPatch.extend({ project_id: z.string().optional() }).meta({ id: 'AgentInput' })
 
-export const agentKind = kind<AgentRow>({
+export const agentKind = kind({
   name: 'agent',
   prefix: 'agent',
   table: 'agents',
@@ -74,15 +65,8 @@ export const agentKind = kind<AgentRow>({
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
     { kind: 'ai_provider', column: 'ai_provider_id', on_delete: 'block' },
   ],
-  remove: removeAgent,
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    ...configOf(row),
-    version: row.version,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: Agent,
+  events: ['created', 'updated', 'deleted'],
 })
 
 /** The part of a row that its callers write. */
@@ -103,12 +87,6 @@ export function configOf(row: AgentRow): AgentConfig {
     max_context_messages: row.max_context_messages,
     single_session_per_actor: row.single_session_per_actor,
   }
-}
-
-/** Deletes an agent whose lock the caller holds and to which nothing refers, with its event. */
-export async function removeAgent(tx: Tx, row: AgentRow): Promise<void> {
-  await tx.query(sql.unsafe`delete from agents where id = ${row.id}`)
-  tx.emit('agents.deleted', row.project_id, agentKind.present(row))
 }
 
 /** The agent of an id, whatever its project; null when there is none. */

@@ -3,10 +3,12 @@ import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { agentCloning } from './clone.ts'
 import { convertByAgent } from './convert.ts'
+import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
 
 export default module('agents', {
+  errors: agentErrors,
   kinds: [agentKind],
   operations: agentOperations,
   extensions: [cloneables.with(agentCloning), agentConverters.with(convertByAgent)],

@@ -1,22 +1,13 @@
 import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
-import { refuseDependents } from '../../core/api/dependents.ts'
+import { refuseDependents, removeRow } from '../../core/api/dependents.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { booleanQuery, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql, substring } from '../../core/db/sql.ts'
 import { lockProvider } from '../providers/store.ts'
-import {
-  Agent,
-  type AgentConfig,
-  AgentInput,
-  AgentPatch,
-  type AgentRow,
-  agentKind,
-  configOf,
-  removeAgent,
-} from './model.ts'
+import { Agent, type AgentConfig, AgentInput, AgentPatch, type AgentRow, agentKind, configOf } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
 import { insertAgent, updateAgent } from './store.ts'
 
@@ -116,7 +107,7 @@ const createAgent = operation({
     const { project_id: _, ...fields } = body
     const config = await checkConfig(context, project, { ...EMPTY, ...defined(fields) }, body)
     const record = agentKind.present(await insertAgent(tx, newId(agentKind.prefix), project, config))
-    tx.emit('agents.created', project, record)
+    tx.emit(agentKind, 'created', { id: (record as { id: string }).id, project_id: project }, { data: record })
     return record
   },
 })
@@ -152,7 +143,7 @@ const change = (method: 'put' | 'patch', id: string, summary: string): Operation
       const config = await checkConfig(context, row.project_id, { ...before, ...defined(body) }, body)
       if (isDeepStrictEqual(config, before)) return agentKind.present(row)
       const record = agentKind.present(await updateAgent(tx, row.id, config))
-      tx.emit('agents.updated', row.project_id, record)
+      tx.emit(agentKind, 'updated', { id: (record as { id: string }).id, project_id: row.project_id }, { data: record })
       return record
     },
   })
@@ -172,7 +163,7 @@ const deleteAgent = itemOperation(agentKind, {
     const row = await agentKind.find(tx, resource.id, true)
     if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
     await refuseDependents(tx, agentKind, row.id, { force: query.force ?? false, code: 'AGENT_HAS_DEPENDENTS' })
-    await removeAgent(tx, row)
+    await removeRow(tx, agentKind, row)
   },
 })
 

@@ -3,7 +3,7 @@ import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
-import { type GenerationRow, presentGeneration, storable } from './model.ts'
+import { type GenerationRow, generationKind, storable } from './model.ts'
 import { findPendingWork, lastFrame, lockGeneration, requestAbort, settleTurn } from './store.ts'
 import { traceWrite } from './trace-write.ts'
 import type { TurnInput } from './turn.ts'
@@ -86,7 +86,7 @@ export async function abortTurn(
     outbox: { events: [], entries: [], notifications: [] },
   })
   if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })
-  tx.emit('generations.failed', after.project_id, presentGeneration(after))
+  tx.emit(generationKind, 'failed', after)
   tx.notify(TURN_CHANNEL, `${generationId} settled`)
   return 'failed'
 }

@@ -291,15 +291,22 @@ export const presentTrace = (row: TraceRow) => ({
   updated_at: row.updated_at,
 })
 
-export const generationKind = kind<GenerationRow>({
+export const generationKind = kind({
   name: 'generation',
   prefix: 'gen',
   table: 'generations',
   notFound: 'GENERATION_NOT_FOUND',
   missing: 'GENERATION_NOT_FOUND',
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
-  columns: sql.fragment`t.*`,
+  row: z.custom<GenerationRow>(),
   present: presentGeneration,
+  events: ['started', 'requires_action', 'completed', 'failed', 'content_purged'],
+  eventAliases: {
+    requires_action: ['agents.generation.requires_action'],
+    completed: ['agents.generation.completed'],
+    failed: ['agents.generation.failed'],
+  },
+  eventNotes: 'failed carries error, requires_action carries required_action',
 })
 
 /** The bags and frames of turns that are not at their end outlive a change of the encryption key. */

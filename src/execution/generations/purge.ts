@@ -1,7 +1,7 @@
 import { dropAll } from '../../content/storage/stores.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { type GenerationRow, presentGeneration, presentTrace, type TraceRow } from './model.ts'
+import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
 import {
   findTrace,
   generationsOf,
@@ -12,6 +12,7 @@ import {
   redactTraces,
   takeTraceFiles,
 } from './store.ts'
+import { traceKind } from './trace-kind.ts'
 
 type By = { type: string; id: string }
 
@@ -29,7 +30,7 @@ export async function purgeGeneration(tx: Tx, id: string, by: By): Promise<Gener
   const [redacted] = await redactGenerations(tx, [id], by)
   if (!redacted) return row
   await redactEnvelopes(tx, [id])
-  tx.emit('generations.content_purged', redacted.project_id, presentGeneration(redacted))
+  tx.emit(generationKind, 'content_purged', redacted)
   return redacted
 }
 
@@ -52,7 +53,7 @@ export async function purgeTrace(tx: Tx, id: string, by: By): Promise<TraceRow> 
     tx,
     [...redactedGenerations, ...redactedTraces].map(row => row.id),
   )
-  for (const row of redactedGenerations) tx.emit('generations.content_purged', row.project_id, presentGeneration(row))
-  for (const row of redactedTraces) tx.emit('traces.content_purged', row.project_id, presentTrace(row))
+  for (const row of redactedGenerations) tx.emit(generationKind, 'content_purged', row)
+  for (const row of redactedTraces) tx.emit(traceKind, 'content_purged', row)
   return (await findTrace(tx, id)) as TraceRow
 }

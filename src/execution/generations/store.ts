@@ -5,7 +5,7 @@ import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import { type OneStatement, type Outbox, outboxParts } from '../../core/db/write.ts'
 import type { SendPart } from '../../core/jobs/queue.ts'
 import type { AgentRow } from '../agents/model.ts'
-import { type ProviderRow, providerColumns } from '../providers/model.ts'
+import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import type { GenerationRow, StepRow, TraceRow } from './model.ts'
 
 const json = (value: unknown): Fragment => jsonb(value)
@@ -75,7 +75,7 @@ export async function insertTurn(
   const { ctes, columns } = newTurnParts(turn)
   return (await db.one(sql.unsafe`
     with ${sql.join(ctes, sql.fragment`, `)} select ${columns},
-      (select to_jsonb(pr) from agents a cross join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr
+      (select to_jsonb(pr) from agents a cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr
         where a.id = ${turn.agent_id}) as provider`)) as ProjectFound & { provider: ProviderRow | null }
 }
 
@@ -92,7 +92,7 @@ export async function findRunnableAgent(
 ): Promise<(AgentRow & { provider: ProviderRow | null }) | null> {
   return (await db.maybeOne(sql.unsafe`
     select a.*, to_jsonb(pr) as provider from agents a
-    left join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr on true
+    left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
     where a.id = ${id}`)) as (AgentRow & { provider: ProviderRow | null }) | null
 }
 
@@ -122,7 +122,7 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
     from generations g
     join agents a on a.id = g.agent_id
     join projects p on p.id = g.project_id
-    left join lateral (select ${providerColumns} from ai_providers t where t.id = a.ai_provider_id) pr on true
+    left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
     left join generation_work w on w.generation_id = g.id
     left join generation_work_unlogged wu on wu.generation_id = g.id
     where g.id = ${id}`)) as

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { kinds } from '../../core/api/kind.ts'
-import { type EventName, makeEvent } from '../../core/db/events.ts'
+import { makeEvent } from '../../core/db/events.ts'
 import { isDatabaseLost, type Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import { permitted } from '../../core/iam/access.ts'
@@ -21,15 +21,7 @@ import { modelClient } from '../providers/models.ts'
 import { type Attachments, attachFiles, readFiles } from './files.ts'
 import { FrameWriter } from './frames.ts'
 import { liveTurns, TURN_CHANNEL, TurnAborted, TurnLost } from './live.ts'
-import {
-  type GenerationRow,
-  presentGeneration,
-  type StepRow,
-  storable,
-  sumUsage,
-  totalsOf,
-  type Work,
-} from './model.ts'
+import { type GenerationRow, generationKind, type StepRow, storable, sumUsage, totalsOf, type Work } from './model.ts'
 import { readObject } from './output.ts'
 import { agentResult, stepMessages } from './result.ts'
 import {
@@ -385,12 +377,12 @@ class Execution {
     if (first && started) {
       got = await services.write(async tx => {
         if (!(await claimTurn(tx, { ...claim, outbox: { events: [], entries: [], notifications } }))) return false
-        tx.emit('generations.started', after.project_id, presentGeneration(after))
+        tx.emit(generationKind, 'started', after)
         await started(tx, after)
         return true
       })
     } else {
-      const events = first ? [this.event('generations.started', after)] : []
+      const events = first ? [this.event('started', after)] : []
       got = await claimTurn(services.pool, { ...claim, outbox: { events, entries: [], notifications } })
     }
     if (!got) throw new TurnLost()
@@ -402,15 +394,8 @@ class Execution {
     return generation.shape === 'agent' ? { generation_id, trace_id, agent_version } : { generation_id, trace_id }
   }
 
-  private event(name: EventName, row: GenerationRow) {
-    return makeEvent(
-      name,
-      row.project_id,
-      row.id,
-      presentGeneration(row),
-      undefined,
-      this.services.config.EVENT_DATA_MAX_BYTES,
-    )
+  private event(verb: 'started' | 'completed' | 'failed', row: GenerationRow) {
+    return makeEvent(generationKind, verb, row, {}, this.services.config.EVENT_DATA_MAX_BYTES)
   }
 
   /** Step after step until an answer, a limit or an abort. */
@@ -616,7 +601,7 @@ class Execution {
       updated_at: now,
     }
     const after = storable(shown, now)
-    const name = end.status === 'completed' ? 'generations.completed' : 'generations.failed'
+    const verb = end.status === 'completed' ? 'completed' : 'failed'
     const settled = { channel: TURN_CHANNEL, payload: `${after.id} settled` }
     const last = (result: object | null) =>
       end.status === 'completed'
@@ -636,7 +621,7 @@ class Execution {
         if (!(await settleTurn(tx, { ...settlement, frames, outbox: { events: [], entries: [], notifications: [] } })))
           return false
         for (const { queue, data } of moves) tx.send(queue, data)
-        tx.emit(name, after.project_id, presentGeneration(after))
+        tx.emit(generationKind, verb, after)
         const outcome: TurnOutcome = {
           status: end.status as 'completed' | 'failed',
           content: end.output?.content ?? null,
@@ -655,7 +640,7 @@ class Execution {
       owned = await settleTurn(services.pool, {
         ...settlement,
         frames: [...frames, last(null)],
-        outbox: { events: [this.event(name, after)], entries: [], notifications: [settled] },
+        outbox: { events: [this.event(verb, after)], entries: [], notifications: [settled] },
         sends: sends ?? [],
       })
       // One that is lost here is found by the sweep.

@@ -23,7 +23,7 @@ export async function copyProviders(
       secret_ids: [],
     })
     ids.set(row.id, copy.id)
-    tx.emit('ai_providers.created', to, aiProviderKind.present(copy))
+    tx.emit(aiProviderKind, 'created', copy)
   }
 }
 

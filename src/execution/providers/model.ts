@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 export const PROVIDER_TYPES = [
@@ -23,26 +23,14 @@ export type ProviderType = (typeof PROVIDER_TYPES)[number]
 /** Per-type settings as stored: credential values read `***`. */
 export type ProviderConfig = Record<string, unknown>
 
-export const AiProvider = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    name: z.string(),
-    provider: z.enum(PROVIDER_TYPES),
-    default_model: z.string(),
-    secret_id: z.string().nullable(),
-    base_url: z.string().nullable(),
-    config: z.record(z.string(), z.unknown()).nullable(),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'AiProvider' })
-
-/** A provider as calls and writes need it. `secret_stamp` changes when the value of a secret it names does. */
-export type ProviderRow = z.infer<typeof AiProvider> & {
-  sealed_credentials: string | null
-  secret_stamp: string | null
-}
+export const AiProvider = record('AiProvider', {
+  name: z.string(),
+  provider: z.enum(PROVIDER_TYPES),
+  default_model: z.string(),
+  secret_id: z.string().nullable(),
+  base_url: z.string().nullable(),
+  config: z.record(z.string(), z.unknown()).nullable(),
+})
 
 const name = z.string().trim().min(1).max(255)
 const model = z.string().min(1).max(255)
@@ -86,13 +74,7 @@ export const ProviderModel = z
 
 export type ListedModel = z.infer<typeof ProviderModel>
 
-/** The columns of a ProviderRow over the alias `t`. */
-export const providerColumns = sql.fragment`t.id, t.project_id, t.name, t.provider, t.default_model, t.secret_id,
-  t.base_url, t.config, t.sealed_credentials, t.created_at, t.updated_at,
-  (select string_agg(s.id || ' ' || s.updated_at::text, ',' order by s.id) from secrets s
-    where s.id = any(t.secret_ids)) as secret_stamp`
-
-export const aiProviderKind = kind<ProviderRow>({
+export const aiProviderKind = kind({
   name: 'ai_provider',
   prefix: 'aip',
   table: 'ai_providers',
@@ -107,19 +89,24 @@ export const aiProviderKind = kind<ProviderRow>({
       on_delete: 'force',
     },
   ],
-  columns: providerColumns,
-  remove: removeProvider,
-  present: ({ sealed_credentials: _sealed, secret_stamp: _stamp, ...record }) => record,
+  record: AiProvider,
+  hidden: {
+    sealed_credentials: z.string().nullable(),
+    /** Changes when the value of a secret that the provider names does. */
+    secret_stamp: z.string().nullable(),
+  },
+  computed: {
+    secret_stamp: sql.fragment`(select string_agg(s.id || ' ' || s.updated_at::text, ',' order by s.id) from secrets s
+      where s.id = any(t.secret_ids))`,
+  },
+  events: ['created', 'updated', 'deleted'],
 })
+
+/** A provider as calls and writes need it. */
+export type ProviderRow = z.output<typeof aiProviderKind.row>
 
 export const providerCredentials = sealedColumn({
   table: 'ai_providers',
   column: 'sealed_credentials',
   kind: 'ai_provider',
 })
-
-/** Deletes a provider whose lock the caller holds and to which nothing refers, with its event. */
-export async function removeProvider(tx: Tx, row: ProviderRow): Promise<void> {
-  await tx.query(sql.unsafe`delete from ai_providers where id = ${row.id}`)
-  tx.emit('ai_providers.deleted', row.project_id, aiProviderKind.present(row))
-}

@@ -1,10 +1,12 @@
 import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { providerCloning } from './clone.ts'
+import { providerErrors } from './errors.ts'
 import { aiProviderKind, providerCredentials } from './model.ts'
 import { aiProviderOperations } from './operations.ts'
 
 export default module('providers', {
+  errors: providerErrors,
   kinds: [aiProviderKind],
   operations: aiProviderOperations,
   sealedColumns: [providerCredentials],

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { refuseDependents } from '../../core/api/dependents.ts'
+import { refuseDependents, removeRow } from '../../core/api/dependents.ts'
 import { AppError, RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { anyOf, booleanQuery, listTable, pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
@@ -16,8 +16,6 @@ import {
   PROVIDER_TYPES,
   ProviderModel,
   type ProviderRow,
-  providerColumns,
-  removeProvider,
 } from './model.ts'
 import { modelClient } from './models.ts'
 import { insertProvider, type ProviderValues, updateProvider } from './store.ts'
@@ -68,7 +66,7 @@ const listAiProviders = operation({
     const { name, provider, secret_id } = context.query
     return listTable<ProviderRow>(context, {
       table: aiProviderKind.table,
-      columns: providerColumns,
+      columns: aiProviderKind.columns,
       where: [
         name !== undefined && sql.fragment`t.name ilike ${substring(name)}`,
         provider && sql.fragment`t.provider = any(${sql.array(provider, 'text')})`,
@@ -102,7 +100,7 @@ const createAiProvider = operation({
     }
     const values = await valuesOf(context, target, draft, null, body)
     const record = aiProviderKind.present(await insertProvider(tx, target.id, project, values))
-    tx.emit('ai_providers.created', project, record)
+    tx.emit(aiProviderKind, 'created', { id: (record as { id: string }).id, project_id: project }, { data: record })
     return record
   },
 })
@@ -143,7 +141,12 @@ const patchAiProvider = itemOperation(aiProviderKind, {
     }
     const values = await valuesOf(context, row, draft, row, body)
     const record = aiProviderKind.present(await updateProvider(tx, row.id, values))
-    tx.emit('ai_providers.updated', row.project_id, record)
+    tx.emit(
+      aiProviderKind,
+      'updated',
+      { id: (record as { id: string }).id, project_id: row.project_id },
+      { data: record },
+    )
     return record
   },
 })
@@ -166,7 +169,7 @@ const deleteAiProvider = itemOperation(aiProviderKind, {
       force: query.force ?? false,
       code: 'AI_PROVIDER_HAS_DEPENDENTS',
     })
-    await removeProvider(tx, row)
+    await removeRow(tx, aiProviderKind, row)
   },
 })
 

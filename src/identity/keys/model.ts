@@ -2,12 +2,13 @@ import ipaddr from 'ipaddr.js'
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
+import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 
 /** A project key as the wire shows it (identity, 4.1). */
-export const ProjectKey = z
-  .object({
-    id: z.string(),
+export const ProjectKey = record(
+  'ProjectKey',
+  {
     name: z.string().nullable(),
     key_prefix: z.string().describe('First 11 characters of the key, for recognition'),
     user_id: z.string(),
@@ -17,10 +18,9 @@ export const ProjectKey = z
     expires_at: z.string().nullable(),
     last_used_at: z.string().nullable(),
     rotated_at: z.string().nullable(),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'ProjectKey' })
+  },
+  { project: false },
+)
 export type ProjectKey = z.output<typeof ProjectKey>
 
 /** The answer of create and rotate, the only ones that hold the key. */
@@ -93,33 +93,19 @@ export const RotateInput = z
 
 export type KeyRow = ProjectKey
 
-/** Columns of a key's row; hashes stay in the database. */
-export const keyColumns = sql.fragment`t.id, t.name, t.key_prefix, t.user_id, t.project_id,
-  array(select p.policy_id from project_key_policies p where p.key_id = t.id order by p.position) as policy_ids,
-  t.allowed_ips, t.expires_at, t.last_used_at, t.rotated_at, t.created_at, t.updated_at`
-
-export const projectKey = kind<KeyRow>({
+export const projectKey = kind({
   name: 'project_key',
   prefix: 'key',
   table: 'project_keys',
   counted: false,
-  columns: keyColumns,
   references: [
     { kind: 'user', column: 'user_id', on_delete: 'cascade' },
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
   ],
-  present: row => ({
-    id: row.id,
-    name: row.name,
-    key_prefix: row.key_prefix,
-    user_id: row.user_id,
-    project_id: row.project_id,
-    policy_ids: row.policy_ids,
-    allowed_ips: row.allowed_ips,
-    expires_at: row.expires_at,
-    last_used_at: row.last_used_at,
-    rotated_at: row.rotated_at,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: ProjectKey,
+  computed: {
+    policy_ids: sql.fragment`array(select p.policy_id from project_key_policies p where p.key_id = t.id order by p.position)`,
+  },
+  events: ['created', 'updated', 'deleted'],
+  eventNotes: 'the key string is never present',
 })

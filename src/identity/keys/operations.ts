@@ -16,7 +16,6 @@ import {
   KeyInput,
   KeyPatch,
   type KeyRow,
-  keyColumns,
   ProjectKey,
   ProjectKeyWithSecret,
   projectKey,
@@ -113,11 +112,6 @@ function auditKey(audit: Context['audit'], row: KeyRow): void {
 
 const gone = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id } })
 
-/** Tells of a change of a bound key; unscoped keys tell nobody. */
-function emit(tx: Tx, name: 'project_keys.created' | 'project_keys.updated' | 'project_keys.deleted', row: KeyRow) {
-  if (row.project_id !== null) tx.emit(name, row.project_id, projectKey.present(row))
-}
-
 const listQuery = z.object({
   project_id: textFilter,
   user_id: textFilter,
@@ -164,7 +158,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         const fields = await checkFields(tx, { caller, services, action }, body, stored)
         const row = await updateKey(tx, resource.id, fields)
         principalsChanged(tx, `key:${row.id}`)
-        emit(tx, 'project_keys.updated', row)
+        tx.emit(projectKey, 'updated', row)
         return projectKey.present(row)
       },
     })
@@ -191,7 +185,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         const { key, ...stored } = mintKey()
         const row = await insertKey(tx, { ...fields, ...stored, id: newId('key'), user_id: caller.user.id })
         auditKey(audit, row)
-        emit(tx, 'project_keys.created', row)
+        tx.emit(projectKey, 'created', row)
         return { ...projectKey.present(row), secret: key, key }
       },
     }),
@@ -210,7 +204,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         const byUser = caller.credential.type === 'user'
         if (query.project_id !== undefined) projectBinding(caller, query.project_id)
         return page<KeyRow>(context, {
-          columns: keyColumns,
+          columns: projectKey.columns,
           from: sql.fragment`project_keys t`,
           where: [
             byUser && isAdmin(caller) ? null : sql.fragment`t.user_id = ${caller.user.id}`,
@@ -262,7 +256,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         const row = (await projectKey.find(tx, resource.id)) as KeyRow
         await deleteKey(tx, row.id)
         principalsChanged(tx, `key:${row.id}`)
-        emit(tx, 'project_keys.deleted', row)
+        tx.emit(projectKey, 'deleted', row)
       },
     }),
     itemOperation(projectKey, {
@@ -286,7 +280,7 @@ function keyRoutes(path: '/project-keys' | '/api-keys'): Operation[] {
         if (!(await rotateKey(tx, resource.id, next, seconds, until))) gone(resource.id)
         const row = (await projectKey.find(tx, resource.id)) as KeyRow
         principalsChanged(tx, `key:${row.id}`)
-        emit(tx, 'project_keys.updated', row)
+        tx.emit(projectKey, 'updated', row)
         return { ...projectKey.present(row), secret: key, key }
       },
     }),

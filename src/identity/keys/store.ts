@@ -1,5 +1,5 @@
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { type KeyFields, type KeyRow, keyColumns } from './model.ts'
+import { type KeyFields, type KeyRow, projectKey } from './model.ts'
 
 /** Adds a key with its policies, in one statement. */
 export const insertKey = (
@@ -40,7 +40,7 @@ export async function updateKey(db: Queryable, id: string, patch: KeyFields): Pr
       select ${id}, p.policy_id, p.position
       from unnest(${sql.array(patch.policy_ids, 'text')}) with ordinality as p(policy_id, position)`)
   }
-  return db.one(sql.unsafe`select ${keyColumns} from project_keys t where t.id = ${id}`) as Promise<KeyRow>
+  return db.one(sql.unsafe`select ${projectKey.columns} from project_keys t where t.id = ${id}`) as Promise<KeyRow>
 }
 
 /**

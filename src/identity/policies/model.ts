@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { operations } from '../../core/api/operation.ts'
+import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { policyCatalogue } from '../../core/iam/catalogue.ts'
 import { checkPolicyDocument, type PolicyDocument } from '../../core/iam/decide.ts'
@@ -27,18 +28,17 @@ export const PolicyDocumentSchema = z
   })
   .meta({ id: 'PolicyDocument' })
 
-export const Policy = z
-  .object({
-    id: z.string(),
+export const Policy = record(
+  'Policy',
+  {
     name: z.string().nullable(),
     description: z.string().nullable(),
     document: PolicyDocumentSchema,
     version: z.int().describe('Rises with every change'),
     managed: z.boolean().describe('Ships with the deployment and cannot be changed'),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'Policy' })
+  },
+  { project: false },
+)
 export type Policy = Omit<z.infer<typeof Policy>, 'document'> & { document: unknown }
 
 export const PolicyVersion = z
@@ -90,13 +90,10 @@ export const managedIds = ['pol_managed_read_only', 'pol_managed_project_admin',
 
 export type PolicyRow = Policy & { project_id: null }
 
-export const policyColumns = sql.fragment`t.id, null::text as project_id, t.name, t.description, t.document, t.version,
-  t.managed, t.created_at, t.updated_at`
-
 /** A policy as the wire shows it. */
 export const presentPolicy = ({ project_id: _, ...policy }: PolicyRow): Policy => policy
 
-export const policies = kind<PolicyRow>({
+export const policies = kind({
   name: 'policy',
   plural: 'policies',
   prefix: 'pol',
@@ -104,6 +101,7 @@ export const policies = kind<PolicyRow>({
   global: true,
   missing: 'POLICY_NOT_FOUND',
   fixedIds: managedIds,
-  columns: policyColumns,
-  present: presentPolicy,
+  record: Policy,
+  hidden: { project_id: z.null() },
+  computed: { project_id: sql.fragment`null::text` },
 })

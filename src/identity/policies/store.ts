@@ -2,7 +2,7 @@ import { referencesTo } from '../../core/api/dependents.ts'
 import { between, page } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
 import { jsonb, type Queryable, sql, substring } from '../../core/db/sql.ts'
-import { type PolicyRow, type PolicyVersion, policies, policyColumns, presentPolicy } from './model.ts'
+import { type PolicyRow, type PolicyVersion, policies, presentPolicy } from './model.ts'
 
 type Fields = { name: string | null; description: string | null; document: unknown }
 
@@ -17,7 +17,7 @@ export const insertPolicy = (db: Queryable, policy: Fields & { id: string; by: s
       insert into policy_versions (policy_id, version, name, description, document, created_by)
       select id, version, name, description, document, ${policy.by}::text from t
     )
-    select ${policyColumns} from t`) as Promise<PolicyRow>
+    select ${policies.columns} from t`) as Promise<PolicyRow>
 
 /** Writes a policy as its next version. The caller holds the row's lock. */
 export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: string }): Promise<PolicyRow> =>
@@ -31,7 +31,7 @@ export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: s
       insert into policy_versions (policy_id, version, name, description, document, created_by)
       select id, version, name, description, document, ${policy.by}::text from t
     )
-    select ${policyColumns} from t`) as Promise<PolicyRow>
+    select ${policies.columns} from t`) as Promise<PolicyRow>
 
 export const deletePolicy = (db: Queryable, id: string) => db.query(sql.unsafe`delete from policies where id = ${id}`)
 
@@ -40,7 +40,7 @@ export const listPolicies = (db: Queryable, bounds: Page, filter: { user_id?: st
   page<PolicyRow>(
     { db, page: bounds },
     {
-      columns: policyColumns,
+      columns: policies.columns,
       from: sql.fragment`policies t`,
       where: [
         filter.user_id !== undefined &&
@@ -58,7 +58,7 @@ export const listUserPolicies = (db: Queryable, bounds: Page, userId: string) =>
   page<PolicyRow>(
     { db, page: bounds },
     {
-      columns: policyColumns,
+      columns: policies.columns,
       from: sql.fragment`user_policies a join policies t on t.id = a.policy_id`,
       where: [sql.fragment`a.user_id = ${userId}`],
       order: sql.fragment`a.position, t.id`,
@@ -164,4 +164,4 @@ export const putManagedPolicy = (db: Queryable, policy: Fields & { id: string })
       insert into policy_versions (policy_id, version, name, description, document)
       select id, version, name, description, document from t
     )
-    select ${policyColumns} from t`) as Promise<PolicyRow | null>
+    select ${policies.columns} from t`) as Promise<PolicyRow | null>

@@ -45,7 +45,7 @@ export async function scheduleDelete(tx: Tx, services: Services, id: string, day
   if (!before) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
   const at = new Date(services.clock.now().getTime() + days * DAY_MS)
   const row = await deferDelete(tx, id, at, 'deletion scheduled')
-  tx.emit(before.paused_at === null ? 'projects.paused' : 'projects.updated', row.id, project.present(row))
+  tx.emit(project, before.paused_at === null ? 'paused' : 'updated', row)
   return row
 }
 

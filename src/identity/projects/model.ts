@@ -1,16 +1,17 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
-import { TagBag, type Tags } from '../../core/api/tags.ts'
+import { record } from '../../core/api/record.ts'
+import type { Tags } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
 
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
 
 /** A project as the wire shows it (identity, 3.1). */
-export const Project = z
-  .object({
-    id: z.string(),
+export const Project = record(
+  'Project',
+  {
     name: z.string(),
     description: z.string().nullable(),
     guardrail_ids: z.array(z.string()),
@@ -21,14 +22,12 @@ export const Project = z
     audit_reads_enabled: z.boolean(),
     trace_content_retention_days: limit,
     trace_content_mode: z.enum(['full', 'none']),
-    tags: TagBag,
     paused_at: z.string().nullable(),
     pause_reason: z.string().nullable(),
     delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'Project' })
+  },
+  { project: false, tags: true },
+)
 export type Project = z.output<typeof Project>
 
 const settings = {
@@ -101,30 +100,13 @@ export const DeleteQuery = z
 export type ProjectRow = Project & { project_id: string; tags: Tags }
 
 /** Its own project, so that decisions about it fall under `srn:<id>:project:<id>`. */
-export const project = kind<ProjectRow>({
+export const project = kind({
   name: 'project',
   prefix: 'proj',
   table: 'projects',
-  tags: true,
   counted: false,
-  columns: sql.fragment`t.*, t.id as project_id`,
-  present: row => ({
-    id: row.id,
-    name: row.name,
-    description: row.description,
-    guardrail_ids: row.guardrail_ids,
-    default_model_route_id: row.default_model_route_id,
-    max_run_depth: row.max_run_depth,
-    max_concurrent_runs: row.max_concurrent_runs,
-    max_chain_generations: row.max_chain_generations,
-    audit_reads_enabled: row.audit_reads_enabled,
-    trace_content_retention_days: row.trace_content_retention_days,
-    trace_content_mode: row.trace_content_mode,
-    tags: row.tags,
-    paused_at: row.paused_at,
-    pause_reason: row.pause_reason,
-    delete_at: row.delete_at,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: Project,
+  hidden: { project_id: z.string() },
+  computed: { project_id: sql.fragment`t.id` },
+  events: ['updated', 'paused', 'resumed'],
 })

@@ -118,7 +118,7 @@ const patchProject = itemOperation(project, {
     if (body.default_model_route_id) raise('MODEL_ROUTE_NOT_FOUND', { meta: { id: body.default_model_route_id } })
     const row = await updateProject(tx, resource.id, body)
     if (!row) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
-    tx.emit('projects.updated', row.id, project.present(row))
+    tx.emit(project, 'updated', row)
     return project.present(row)
   },
 })
@@ -137,7 +137,7 @@ const pause = itemOperation(project, {
   raises: ['API_KEY_PROJECT_SCOPE'],
   async run({ tx, body, resource }) {
     const paused = await pauseProject(tx, resource.id, body?.reason ?? null)
-    if (paused) tx.emit('projects.paused', paused.id, project.present(paused))
+    if (paused) tx.emit(project, 'paused', paused)
     const row = paused ?? (await project.find(tx, resource.id))
     return row ? project.present(row) : raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
   },
@@ -155,7 +155,7 @@ const resume = itemOperation(project, {
   async run({ tx, resource }) {
     const row = await resumeProject(tx, resource.id)
     if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
-    tx.emit('projects.resumed', row.id, project.present(row))
+    tx.emit(project, 'resumed', row)
     return project.present(row)
   },
 })

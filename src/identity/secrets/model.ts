@@ -1,22 +1,17 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 const MAX_BYTES = 65_536
 
 /** A secret as the wire shows it; its value is in no answer (identity, 9.1). */
-export const Secret = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    name: z.string(),
-    has_value: z.boolean(),
-    value_updated_at: z.string().nullable(),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'Secret' })
+export const Secret = record('Secret', {
+  name: z.string(),
+  has_value: z.boolean(),
+  value_updated_at: z.string().nullable(),
+})
 export type Secret = z.output<typeof Secret>
 
 const name = z.string().trim().min(1).max(255)
@@ -40,27 +35,18 @@ export const SecretReference = z
   .object({ type: z.string(), id: z.string(), field: z.string() })
   .meta({ id: 'SecretReference' })
 
-export type SecretRow = Omit<Secret, 'has_value'>
+export type SecretRow = Secret
 
-/** Columns of a secret's row; sealed values stay out of it. */
-export const secretColumns = sql.fragment`t.id, t.project_id, t.name, t.value_updated_at, t.created_at, t.updated_at`
-
-export const secret = kind<SecretRow>({
+export const secret = kind({
   name: 'secret',
   prefix: 'sec',
   table: 'secrets',
   missing: 'SECRET_NOT_FOUND',
-  columns: secretColumns,
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
-  present: row => ({
-    id: row.id,
-    project_id: row.project_id,
-    name: row.name,
-    has_value: true,
-    value_updated_at: row.value_updated_at,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
-  }),
+  record: Secret,
+  computed: { has_value: sql.fragment`true` },
+  events: ['created', 'updated', 'deleted'],
+  eventNotes: 'as GET shows it; the value is in neither',
 })
 
 /** The row a secret's value is sealed for. */

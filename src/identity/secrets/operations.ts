@@ -6,16 +6,7 @@ import { booleanQuery, listTable, page, pageOf, pageOfArray, textFilter } from '
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql, substring } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import {
-  Secret,
-  SecretInput,
-  SecretPatch,
-  SecretReference,
-  type SecretRow,
-  sealedFor,
-  secret,
-  secretColumns,
-} from './model.ts'
+import { Secret, SecretInput, SecretPatch, SecretReference, type SecretRow, sealedFor, secret } from './model.ts'
 import { deleteSecret, dropReplacedValues, insertSecret, rollbackSecret, updateSecret } from './store.ts'
 
 const tag = 'Secrets'
@@ -41,7 +32,7 @@ const list = operation({
   run: context =>
     listTable<SecretRow>(context, {
       table: 'secrets',
-      columns: secretColumns,
+      columns: secret.columns,
       where: [context.query.name !== undefined && sql.fragment`t.name ilike ${substring(context.query.name)}`],
       present: secret.present,
     }),
@@ -62,7 +53,7 @@ const create = operation({
     const project_id = project as string
     const sealed_value = services.secrets.seal(body.value, sealedFor(id, project_id))
     const row = await insertSecret(tx, { id, project_id, name: body.name, sealed_value })
-    tx.emit('secrets.created', project_id, secret.present(row))
+    tx.emit(secret, 'created', row)
     return secret.present(row)
   },
 })
@@ -95,7 +86,7 @@ const change = (method: 'patch' | 'put') =>
         value === undefined ? undefined : services.secrets.seal(value, sealedFor(resource.id, resource.project_id))
       const row = await updateSecret(tx, resource.id, { name, sealed_value }, ROLLBACK_HOURS)
       if (!row) return gone(resource.id)
-      tx.emit('secrets.updated', row.project_id, secret.present(row))
+      tx.emit(secret, 'updated', row)
       return secret.present(row)
     },
   })
@@ -116,7 +107,7 @@ const remove = itemOperation(secret, {
     if (!row) return gone(resource.id)
     await refuseDependents(tx, secret, row.id, { force: query.force, code: 'SECRET_HAS_DEPENDENTS' })
     await deleteSecret(tx, row.id)
-    tx.emit('secrets.deleted', row.project_id, secret.present(row))
+    tx.emit(secret, 'deleted', row)
   },
 })
 
@@ -132,7 +123,7 @@ const rollback = itemOperation(secret, {
   async run({ tx, resource }) {
     const row = await rollbackSecret(tx, resource.id, ROLLBACK_HOURS)
     if (!row) return raise('RESOURCE_NOT_FOUND', { message: 'No replaced value is kept', meta: { id: resource.id } })
-    tx.emit('secrets.updated', row.project_id, secret.present(row))
+    tx.emit(secret, 'updated', row)
     return secret.present(row)
   },
 })

@@ -1,15 +1,15 @@
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { SealedColumn } from '../../core/secrets/sealed.ts'
-import { type SecretRow, secretColumns } from './model.ts'
+import { type SecretRow, secret } from './model.ts'
 
 export const insertSecret = (
   db: Queryable,
-  secret: { id: string; project_id: string; name: string; sealed_value: string },
+  values: { id: string; project_id: string; name: string; sealed_value: string },
 ): Promise<SecretRow> =>
   db.one(sql.unsafe`
     insert into secrets as t (id, project_id, name, sealed_value)
-    values (${secret.id}, ${secret.project_id}, ${secret.name}, ${secret.sealed_value})
-    returning ${secretColumns}`) as Promise<SecretRow>
+    values (${values.id}, ${values.project_id}, ${values.name}, ${values.sealed_value})
+    returning ${secret.columns}`) as Promise<SecretRow>
 
 /** Writes a name, a value or both in one statement; a replaced value is kept for a rollback. Null when the secret is gone. */
 export function updateSecret(
@@ -25,7 +25,7 @@ export function updateSecret(
       previous_until = now() + make_interval(hours => ${rollbackHours}),
       sealed_value = ${patch.sealed_value}, value_updated_at = now()`)
   return db.maybeOne(
-    sql.unsafe`update secrets t set ${sql.join(sets, sql.fragment`, `)} where t.id = ${id} returning ${secretColumns}`,
+    sql.unsafe`update secrets t set ${sql.join(sets, sql.fragment`, `)} where t.id = ${id} returning ${secret.columns}`,
   ) as Promise<SecretRow | null>
 }
 
@@ -35,7 +35,7 @@ export const rollbackSecret = (db: Queryable, id: string, rollbackHours: number)
     update secrets t set sealed_value = t.previous_sealed_value, previous_sealed_value = t.sealed_value,
       previous_until = now() + make_interval(hours => ${rollbackHours}), value_updated_at = now(), updated_at = now()
     where t.id = ${id} and t.previous_sealed_value is not null and t.previous_until > now()
-    returning ${secretColumns}`) as Promise<SecretRow | null>
+    returning ${secret.columns}`) as Promise<SecretRow | null>
 
 /** Drops replaced values whose time to be rolled back to is over. */
 export const dropReplacedValues = async (db: Queryable): Promise<number> =>

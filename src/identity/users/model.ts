@@ -1,23 +1,23 @@
 import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
+import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 
 export const roles = ['admin', 'user'] as const
 export type Role = (typeof roles)[number]
 
-export const User = z
-  .object({
-    id: z.string(),
+export const User = record(
+  'User',
+  {
     username: z.string(),
     role: z.enum(roles),
     policy_ids: z.array(z.string()).describe('Attached policies in attach order'),
     last_login_at: z.string().nullable(),
     disabled_at: z.string().nullable().describe('Every credential of a disabled user is refused until it is enabled'),
-    created_at: z.string(),
-    updated_at: z.string(),
-  })
-  .meta({ id: 'User' })
+  },
+  { project: false },
+)
 export type User = z.infer<typeof User>
 
 export const Me = User.extend({
@@ -72,18 +72,18 @@ export function checkNewPassword(text: string, minLength: number, path: string):
 
 export type UserRow = User & { project_id: null }
 
-export const userColumns = sql.fragment`t.id, null::text as project_id, t.username, t.role,
-  array(select a.policy_id from user_policies a where a.user_id = t.id order by a.position) as policy_ids,
-  t.last_login_at, t.disabled_at, t.created_at, t.updated_at`
-
 /** A user as the wire shows it: nothing of the password. */
 export const presentUser = ({ project_id: _, ...user }: UserRow): User => user
 
-export const users = kind<UserRow>({
+export const users = kind({
   name: 'user',
   prefix: 'user',
   table: 'users',
   global: true,
-  columns: userColumns,
-  present: presentUser,
+  record: User,
+  hidden: { project_id: z.null() },
+  computed: {
+    project_id: sql.fragment`null::text`,
+    policy_ids: sql.fragment`array(select a.policy_id from user_policies a where a.user_id = t.id order by a.position)`,
+  },
 })

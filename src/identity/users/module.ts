@@ -1,9 +1,11 @@
 import { module } from '../../core/api/module.ts'
 import { bootstrapFromSettings } from './bootstrap.ts'
+import { userErrors } from './errors.ts'
 import { users } from './model.ts'
 import { userOperations } from './operations.ts'
 
 export default module('users', {
+  errors: userErrors,
   kinds: [users],
   operations: userOperations,
   start: async (services, role) => (role === 'web' ? bootstrapFromSettings(services) : undefined),

@@ -1,7 +1,7 @@
 import { between, page } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
 import { all, type Queryable, sql, substring } from '../../core/db/sql.ts'
-import { presentUser, type Role, type UserRow, userColumns } from './model.ts'
+import { presentUser, type Role, type UserRow, users } from './model.ts'
 
 export type SignInRow = {
   id: string
@@ -27,14 +27,14 @@ export const insertUser = (
     insert into users as t (id, username, role, password_hash)
     values (${user.id}, ${user.username}, ${user.role}, ${user.password_hash})
     on conflict do nothing
-    returning ${userColumns}`) as Promise<UserRow | null>
+    returning ${users.columns}`) as Promise<UserRow | null>
 
 /** The page of users, filtered by part of the name and by role. The table is small and read as a whole. */
 export const listUsers = (db: Queryable, bounds: Page, filter: { username?: string; role?: Role }) =>
   page<UserRow>(
     { db, page: bounds },
     {
-      columns: userColumns,
+      columns: users.columns,
       from: sql.fragment`users t`,
       where: [
         filter.username !== undefined && sql.fragment`t.username ilike ${substring(filter.username)}`,
@@ -138,7 +138,7 @@ export const updateUser = (
     update users t set username = ${user.username}, role = ${user.role}, disabled_at = ${user.disabled_at}::timestamptz,
       token_version = token_version + ${user.endTokens ? 1 : 0}, updated_at = now()
     where t.id = ${id}
-    returning ${userColumns}`) as Promise<UserRow>
+    returning ${users.columns}`) as Promise<UserRow>
 
 export const deleteUser = (db: Queryable, id: string) => db.query(sql.unsafe`delete from users where id = ${id}`)
 

@@ -1,0 +1,24 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const quotaErrors = {
+  QUOTA_CONFLICT: {
+    status: 409,
+    description: 'Duplicate quota identity',
+    message: 'A quota with the same scope, metric and window exists',
+  },
+  QUOTA_EXCEEDED: {
+    status: 429,
+    description: 'Enforced flow quota exceeded',
+    message: 'The quota is spent for this window',
+  },
+  QUOTA_STORAGE_EXCEEDED: {
+    status: 409,
+    description: 'Stored footprint over a storage_bytes quota',
+    message: 'The storage quota does not allow for more',
+    hint: 'Delete files, documents or other content, or raise the limit of the quota that meta.quota_id names.',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof quotaErrors> {}
+}

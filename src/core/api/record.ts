@@ -1,0 +1,45 @@
+import { z } from 'zod'
+
+/** Tags as a record shows them; keys starting `system.` are the platform's. */
+export const TagBag = z.record(z.string(), z.string()).meta({ id: 'TagBag' })
+
+const id = z.string().describe('Id of the record')
+const projectId = z.string().describe('Project that the record belongs to')
+const time = z.iso.datetime()
+
+export type RecordOptions = { project?: boolean; tags?: boolean; updated?: boolean }
+
+type Show<T> = { [K in keyof T]: T[K] }
+
+type RecordShape<F, O extends RecordOptions> = Show<
+  { id: z.ZodString } & (O['project'] extends false ? unknown : { project_id: z.ZodString }) &
+    F &
+    (O['tags'] extends true ? { tags: typeof TagBag } : unknown) & {
+      created_at: z.ZodISODateTime
+    } & (O['updated'] extends false ? unknown : { updated_at: z.ZodISODateTime })
+>
+
+export type RecordOf<F, O extends RecordOptions> =
+  RecordShape<F, O> extends infer S extends z.ZodRawShape ? z.ZodObject<S> : never
+
+/**
+ * The schema of a resource as the wire shows it: its own fields between `id` and `project_id` before, `tags` where it has
+ * some, and its times behind. `project: false` is a resource of the deployment, `updated: false` one that never changes.
+ */
+export function record<F extends z.ZodRawShape, const O extends RecordOptions = Record<never, never>>(
+  name: string,
+  fields: F,
+  options?: O,
+): RecordOf<F, O> {
+  const { project = true, tags = false, updated = true }: RecordOptions = options ?? {}
+  return z
+    .object({
+      id,
+      ...(project ? { project_id: projectId } : {}),
+      ...fields,
+      ...(tags ? { tags: TagBag } : {}),
+      created_at: time,
+      ...(updated ? { updated_at: time } : {}),
+    })
+    .meta({ id: name }) as never
+}

@@ -1,0 +1,15 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const agentErrors = {
+  AGENT_HAS_DEPENDENTS: { status: 409, description: 'Agent referenced by generations or traces' },
+  AGENT_NOT_FOUND: {
+    status: 400,
+    description: 'Referenced agent missing',
+    message: 'The agent named does not exist in the project',
+  },
+  INVALID_OUTPUT_SCHEMA: { status: 400, description: 'Output_schema not a JSON Schema object' },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof agentErrors> {}
+}

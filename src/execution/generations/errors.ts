@@ -1,0 +1,35 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const generationErrors = {
+  GENERATION_ALREADY_IN_PROGRESS: {
+    status: 409,
+    description: 'A generation is running for the session',
+    message: 'A generation is running already',
+  },
+  GENERATION_CONTENT_UNAVAILABLE: {
+    status: 409,
+    description: 'Content never stored (trace_content_mode none) or purged',
+    message: 'The content was never stored or has been erased',
+  },
+  GENERATION_FAILED: { status: 500, description: 'Unexpected failure during generation' },
+  GENERATION_NOT_FOUND: {
+    status: 404,
+    description: 'Generation missing or not pending for tool output submission',
+    message: 'There is no such generation',
+  },
+  OUTPUT_SCHEMA_STREAMING_UNSUPPORTED: {
+    status: 400,
+    description: 'Streaming with output_schema',
+    message: 'An agent with an output_schema cannot be streamed',
+  },
+  OUTPUT_SCHEMA_VALIDATION_FAILED: { status: 502, description: 'Model output violates output_schema or is not JSON' },
+  SYSTEM_MESSAGE_NOT_ALLOWED: {
+    status: 400,
+    description: 'A role system entry in messages; use the instructions field',
+    message: 'Messages with the role system are not accepted; use the instructions field',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof generationErrors> {}
+}

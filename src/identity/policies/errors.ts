@@ -1,0 +1,14 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const policyErrors = {
+  POLICY_HAS_DEPENDENTS: { status: 409, description: 'Delete of a policy that is attached' },
+  POLICY_NOT_FOUND: {
+    status: 400,
+    description: 'Referenced policy missing',
+    message: 'The policy named does not exist',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof policyErrors> {}
+}

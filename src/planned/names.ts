@@ -1,0 +1,95 @@
+import type { PlannedNames } from '../core/iam/catalogue.ts'
+
+const crud = (plural: string, singular: string): string =>
+  `List${plural} Get${singular} Create${singular} Update${singular} Delete${singular}`
+const versions = (singular: string): string => `List${singular}Versions Get${singular}Version Restore${singular}Version`
+
+/** Actions of modules to come, by the module that policies name. */
+const actions: Record<string, string> = {
+  projects: 'GetProjectPrices ManageProjectPrices',
+  oauth: 'GrantConsent ListGrants RevokeGrant ListClients DeleteClient',
+  memories: `${crud('MemoryStores', 'MemoryStore')} ${crud('Memories', 'Memory')} ListMemoryEntries GetMemoryEntry
+    CreateMemoryEntry UpdateMemoryEntry DeleteMemoryEntry ${crud('MemoryRules', 'MemoryRule')}`,
+  actors: 'PurgeActorContent',
+  chats: `${crud('Chats', 'Chat')} CreateChatCompletion`,
+  sessions: 'SubmitSessionToolOutputs',
+  chains: 'ListChains GetChain StopChain',
+  'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
+  'model-routes': crud('ModelRoutes', 'ModelRoute'),
+  agents: `${versions('Agent')} SetAgentRelease`,
+  tools: `${crud('Tools', 'Tool')} CallTool`,
+  guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations
+    DetachGuardrail`,
+  approvals: 'ListApprovals GetApproval ListApprovalRecurrences ResolveApproval',
+  exceptions: 'ListExceptions GetException AcknowledgeException ResolveException CreateException',
+  activity: 'ListActivity ExportActivity',
+  deciders: `${crud('Deciders', 'Decider')} ${versions('Decider')} CreateDecision CreateInlineDecision ListDecisions
+    GetDecision`,
+  shares: `${crud('Shares', 'Share')} AcceptShare SuspendShare ResumeShare RevokeShare ListShareReferences
+    ListShareAcceptances RevokeShareAcceptance DeleteShareAcceptance`,
+  orchestrations: `${crud('Orchestrations', 'Orchestration')} ValidateOrchestration ${versions('Orchestration')} StartRun
+    ListRuns GetRun CancelRun RetryRun PauseRun ResumeRun SubmitHumanInput GetQueueStats`,
+  triggers: `${crud('Triggers', 'Trigger')} FireTrigger GetTriggerSecret RotateTriggerSecret ListTriggerFirings
+    GetTriggerFiring`,
+  workflows: `${crud('Workflows', 'Workflow')} ${versions('Workflow')}`,
+  tasks: 'ListTasks GetTask CreateTask UpdateTask TransitionTask DeleteTask PauseTask ResumeTask RetryTask',
+  playbooks: `${crud('Playbooks', 'Playbook')} ValidatePlaybook ${versions('Playbook')} StartExecution ListExecutions
+    GetExecution CompleteStep SkipStep RetryExecution CancelExecution`,
+  cases: `${crud('Cases', 'Case')} ResolveCase CloseCase ReopenCase CommentCase AddEvidence WithdrawEvidence LinkCase
+    ExportCase ListExports GetExport`,
+  evaluations: 'ListDatasets GetDataset CreateDataset DeleteDataset ListEvals GetEval CreateEval DeleteEval RunEval',
+  usage: `ListUsageEvents ExportUsageEvents GetAggregate GetReceipt ListThresholds ManageThresholds GetPriceBook
+    ManagePriceBook`,
+  formations: `${crud('Formations', 'Formation')} PlanFormation ListFormationEvents ValidateFormation`,
+}
+
+/** Resource types to come. */
+const types = `oauth_client oauth_grant price share memory_store memory chat chain model_route tool guardrail approval
+  exception activity decider decision orchestration orchestration_run trigger workflow task playbook case dataset eval
+  formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
+
+const changes = 'created updated deleted'
+
+/** Events to come, by their prefix. */
+const events: Record<string, string> = {
+  shares: `${changes} accepted suspended resumed revoked`,
+  memory_stores: changes,
+  memories: `${changes} superseded retracted`,
+  memory_rules: changes,
+  chats: changes,
+  model_routes: changes,
+  agents: 'release_started release_promoted release_aborted',
+  tools: changes,
+  guardrails: `${changes} tripwire`,
+  generations: 'chain_limit',
+  approvals: 'created approved rejected expired',
+  exceptions: 'created acknowledged resolved',
+  orchestrations: changes,
+  orchestration_runs: 'started awaiting_input succeeded failed cancelled expired',
+  workflows: changes,
+  tasks: `${changes} transitioned closed stalled paused resumed approval_failed automation_retrying automation_rejected
+    automation_unrouted`,
+  triggers: changes,
+  playbooks: changes,
+  playbook_executions: 'started completed failed cancelled step_waiting step_completed step_overdue',
+  playbook_exports: 'completed failed',
+  cases: `${changes} status_changed`,
+  deciders: changes,
+  decisions: 'completed failed',
+  datasets: changes,
+  evals: changes,
+  eval_runs: 'completed failed',
+  usage_thresholds: 'created deleted crossed',
+  formations: 'deployed failed deleted delete_failed',
+}
+
+const words = (text: string): string[] => text.trim().split(/\s+/)
+
+const named = (groups: Record<string, string>, separator: string): string[] =>
+  Object.entries(groups).flatMap(([group, names]) => words(names).map(name => `${group}${separator}${name}`))
+
+export const plannedNames: PlannedNames = {
+  actions: named(actions, ':'),
+  types: words(types),
+  events: named(events, '.'),
+}

@@ -1,0 +1,90 @@
+import assert from 'node:assert/strict'
+import { spawnSync } from 'node:child_process'
+import path from 'node:path'
+import { kinds } from '../../src/core/api/kind.ts'
+import { knownNames, loadModules, type Module, module } from '../../src/core/api/module.ts'
+import { operations } from '../../src/core/api/operation.ts'
+import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
+import { workQueue } from '../../src/core/jobs/queue.ts'
+import { modules } from '../../src/modules.ts'
+import { plannedNames } from '../../src/planned/names.ts'
+import { testEnvironment } from '../support/environment.ts'
+import { loadBeside } from '../support/modules.ts'
+import { cloneTemplate } from '../support/postgres.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
+
+describe('modules', () => {
+  let database: Awaited<ReturnType<typeof cloneTemplate>>
+  const processes: TestProcess[] = []
+  before(async () => {
+    loadModules(modules)
+    database = await cloneTemplate()
+  })
+  after(async () => {
+    await Promise.all(processes.map(process => process.kill()))
+    await database.drop()
+  })
+
+  it('are the same to web, worker and command line', async () => {
+    const here = knownNames()
+    for (const [what, names] of Object.entries(here)) assert.ok(names.length > 0, what)
+    for (const kind of ['web', 'worker'] as const) {
+      const process = await startProcess(kind, database.url, { LOG_LEVEL: 'debug' })
+      processes.push(process)
+      const line = process.output.find(text => text.includes('"modules loaded"')) as string
+      const { level: _level, time: _time, process: _process, msg: _msg, ...known } = JSON.parse(line)
+      assert.deepEqual(known, here, kind)
+    }
+    const listed = spawnSync(process.execPath, ['bin/muster.ts', 'modules', '--json'], {
+      cwd: root,
+      env: { PATH: process.env.PATH, HOME: process.env.HOME, ...testEnvironment(database.url) },
+      encoding: 'utf8',
+    })
+    assert.deepEqual(JSON.parse(listed.stdout), here)
+  })
+
+  it('stop the start when a name is declared twice or refers to a kind that is not there', () => {
+    const refuses = (parts: Omit<Module, 'name'>, message: RegExp) => {
+      assert.throws(() => loadModules([...modules, module('of a test', parts)]), message)
+      loadModules(modules)
+    }
+    const actor = kinds.get('actor')
+    refuses({ kinds: [actor] }, /kind actor is declared twice/)
+    refuses({ operations: [operations.get('getActor')] }, /operation getActor is declared twice/)
+    refuses({ errors: { ACTOR_NOT_FOUND: { status: 400, description: 'again' } } }, /error code ACTOR_NOT_FOUND/)
+    const references = [{ kind: 'dragon', column: 'dragon_id', on_delete: 'null' as const }]
+    refuses({ kinds: [{ ...actor, name: 'knight', events: [], references }] }, /kind dragon is not declared/)
+    const queue = workQueue('test.twice', { message: operations.get('createActor').body as never, concern: 'snapshot' })
+    const handler = { queue, handle: async () => {} }
+    refuses({ handlers: [handler, handler] }, /queue test.twice is declared twice/)
+  })
+
+  it('make an unknown kind an error', () => {
+    assert.throws(() => kinds.get('dragon'), /kind dragon is not declared by any module/)
+    assert.equal(kinds.find('dragon'), undefined)
+  })
+
+  it('name what is to come until it has come', () => {
+    const built = new Set(operations.all().map(({ action }) => action))
+    assert.deepEqual(
+      plannedNames.actions.filter(action => built.has(action)),
+      [],
+    )
+    const known = knownNames()
+    assert.deepEqual(
+      plannedNames.types.filter(type => known.kinds.includes(type)),
+      [],
+    )
+    assert.deepEqual(
+      plannedNames.events.filter(event => known.events.includes(event)),
+      [],
+    )
+    const catalogue = policyCatalogue(operations.all())
+    const unload = loadBeside({ policyActions: [{ action: 'tests:Run', description: 'x', resource_type: null }] })
+    assert.ok(policyCatalogue(operations.all()).actions.get('tests')?.has('Run'))
+    unload()
+    assert.equal(catalogue.actions.get('tests'), undefined)
+  })
+})
