@@ -48,7 +48,6 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
         app.drain()
         await gate.drain(config.SHUTDOWN_GRACE_MS)
         await closeServer(server, 100)
-        await app.close()
         await services.close()
         log.info('web has stopped')
       })()

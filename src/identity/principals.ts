@@ -3,6 +3,7 @@ import ipaddr from 'ipaddr.js'
 import { isIdOf } from '../core/api/kind.ts'
 import type { Caller, PrincipalRecord } from '../core/iam/caller.ts'
 import type { Layer } from '../core/iam/decide.ts'
+import { perProcess } from '../core/process/per-process.ts'
 import type { Services } from '../core/process/services.ts'
 import { keyUseLog } from './key-use.ts'
 import { layerOf } from './layers.ts'
@@ -19,12 +20,6 @@ import { verifyToken } from './tokens.ts'
 import { users } from './users/model.ts'
 
 export { principalsChanged } from './principal-cache.ts'
-
-export type Principals = {
-  /** Resolves a bearer token to its caller; null is 401 whatever the reason. */
-  authenticate(token: string, request: { ip: string | null }): Promise<Caller | null>
-  close(): Promise<void>
-}
 
 type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
 
@@ -84,17 +79,8 @@ type Resolver = {
   close(): void
 }
 
-const resolvers = new WeakMap<Services, Resolver>()
-
 /** The cache of principals of one process: each at most 5 s, dropped when a change is announced. */
-function resolverOf(services: Services): Resolver {
-  let resolver = resolvers.get(services)
-  if (!resolver) {
-    resolver = openResolver(services)
-    resolvers.set(services, resolver)
-  }
-  return resolver
-}
+const resolverOf = perProcess(openResolver, resolver => resolver.close())
 
 function openResolver(services: Services): Resolver {
   const { notifications } = services
@@ -118,71 +104,62 @@ function openResolver(services: Services): Resolver {
     close() {
       unlisten()
       unregister()
-      resolvers.delete(services)
     },
   }
 }
 
-/** Opens authentication for one process. */
-export function createPrincipals(services: Services): Principals {
+/** Which keys were used, written down now and then. */
+const keyUses = perProcess(
+  services => keyUseLog((ids, now) => noteKeyUse(services.pool, ids, now), services),
+  uses => uses.close(),
+)
+
+async function callerByKey(services: Services, token: string, ip: string | null): Promise<Caller | null> {
   const { pool, clock, log } = services
-  const resolver = resolverOf(services)
-  const { resolve } = resolver
-  const uses = keyUseLog((ids, now) => noteKeyUse(pool, ids, now), services)
-
-  async function byKey(token: string, ip: string | null): Promise<Caller | null> {
-    const hash = hashOf(token)
-    const found = await resolve(`key ${hash.toString('base64url')}`, async () => {
-      const row = await keyPrincipalByHash(pool, hash)
-      return row && principalOf(row, log)
-    })
-    if (!found?.key) return null
-    const { user, key, layers } = found
-    const now = clock.now()
-    if (user.disabled_at !== null || past(key.expires_at, now) || past(key.string_expires_at, now)) return null
-    if (key.networks && !comesFrom(key.networks, ip)) return null
-    uses.note(key.id)
-    return {
-      user: { id: user.id, username: user.username, role: user.role },
-      credential: { type: 'api_key', id: key.id, expires_at: wire(key.expires_at), scopes: null },
-      principal: { type: 'api_key', id: key.id },
-      project_id: key.project_id,
-      layers,
-    }
-  }
-
-  async function byToken(token: string): Promise<Caller | null> {
-    const claims = await verifyToken(services, 'user', token)
-    if (!claims || !isIdOf(users, claims.sub)) return null
-    const found = await resolve(`user ${claims.sub}`, async () => {
-      const row = await userPrincipal(pool, claims.sub)
-      return row && principalOf(row, log)
-    })
-    if (!found) return null
-    const { user, layers } = found
-    if (user.disabled_at !== null || claims.ver !== user.token_version) return null
-    return {
-      user: { id: user.id, username: user.username, role: user.role },
-      credential: {
-        type: 'user',
-        id: user.id,
-        expires_at: new Date(claims.exp * 1000).toISOString(),
-        scopes: null,
-      },
-      principal: { type: 'user', id: user.id },
-      project_id: null,
-      layers,
-    }
-  }
-
+  const hash = hashOf(token)
+  const found = await resolverOf(services).resolve(`key ${hash.toString('base64url')}`, async () => {
+    const row = await keyPrincipalByHash(pool, hash)
+    return row && principalOf(row, log)
+  })
+  if (!found?.key) return null
+  const { user, key, layers } = found
+  const now = clock.now()
+  if (user.disabled_at !== null || past(key.expires_at, now) || past(key.string_expires_at, now)) return null
+  if (key.networks && !comesFrom(key.networks, ip)) return null
+  keyUses(services).note(key.id)
   return {
-    authenticate: (token, { ip }) =>
-      token.startsWith('sk_') ? (KEY.test(token) ? byKey(token, ip) : Promise.resolve(null)) : byToken(token),
-    async close() {
-      resolver.close()
-      await uses.close()
-    },
+    user: { id: user.id, username: user.username, role: user.role },
+    credential: { type: 'api_key', id: key.id, expires_at: wire(key.expires_at), scopes: null },
+    principal: { type: 'api_key', id: key.id },
+    project_id: key.project_id,
+    layers,
   }
+}
+
+async function callerByToken(services: Services, token: string): Promise<Caller | null> {
+  const { pool, log } = services
+  const claims = await verifyToken(services, 'user', token)
+  if (!claims || !isIdOf(users, claims.sub)) return null
+  const found = await resolverOf(services).resolve(`user ${claims.sub}`, async () => {
+    const row = await userPrincipal(pool, claims.sub)
+    return row && principalOf(row, log)
+  })
+  if (!found) return null
+  const { user, layers } = found
+  if (user.disabled_at !== null || claims.ver !== user.token_version) return null
+  return {
+    user: { id: user.id, username: user.username, role: user.role },
+    credential: { type: 'user', id: user.id, expires_at: new Date(claims.exp * 1000).toISOString(), scopes: null },
+    principal: { type: 'user', id: user.id },
+    project_id: null,
+    layers,
+  }
+}
+
+/** Resolves a bearer token to its caller; null is 401 whatever the reason. */
+export function authenticate(services: Services, token: string, { ip }: { ip: string | null }): Promise<Caller | null> {
+  if (!token.startsWith('sk_')) return callerByToken(services, token)
+  return KEY.test(token) ? callerByKey(services, token, ip) : Promise.resolve(null)
 }
 
 const wire = (time: string | null): string | null => time && new Date(time).toISOString()

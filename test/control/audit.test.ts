@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'mocha'
-import { createReadAudit } from '../../src/control/audit/reads.ts'
+import { openReadAudit } from '../../src/control/audit/reads.ts'
 import { sealEntries } from '../../src/control/audit/seal.ts'
 import type { AuditEntry } from '../../src/core/api/audit.ts'
 import { newId } from '../../src/core/api/ids.ts'
@@ -366,7 +366,7 @@ describe('the audit log', () => {
     it('beyond the buffer are dropped and counted; what is buffered is written at the close', async () => {
       const project = await app.project()
       const before = await rows(project.id)
-      const reads = createReadAudit({
+      const reads = openReadAudit({
         ...app.services,
         config: { ...app.config, AUDIT_QUEUE_MAX_SIZE: 10 },
       })
@@ -385,7 +385,7 @@ describe('the audit log', () => {
     it('of a project that is gone are kept without it and lose no entry of others', async () => {
       const [gone, stays] = [await app.project(), await app.project()]
       const before = await rows(stays.id)
-      const reads = createReadAudit(app.services)
+      const reads = openReadAudit(app.services)
       const lost = entry(gone.id)
       await app.admin.delete(`/projects/${gone.id}?force=true`)
       reads.record(entry(stays.id))

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'mocha'
-import { createRequestQuotas } from '../../src/control/quotas/requests.ts'
+import { openRequestQuotas } from '../../src/control/quotas/requests.ts'
 import { workOf } from '../../src/core/api/module.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import type { Caller } from '../../src/core/iam/caller.ts'
@@ -414,7 +414,7 @@ describe('quotas', () => {
         clock,
         onRoundTrip: text => statements.push(text),
       })
-      const quotas = createRequestQuotas(services)
+      const quotas = openRequestQuotas(services)
       try {
         const caller = { credential: { id: 'key_of_nobody' } } as Caller
         const free = await app.project()
@@ -439,7 +439,7 @@ describe('quotas', () => {
 
     it('asks the database while notifications cannot arrive', async () => {
       const deaf = { ...app.services, notifications: { ...app.services.notifications, healthy: () => false } }
-      const quotas = createRequestQuotas(deaf)
+      const quotas = openRequestQuotas(deaf)
       try {
         const caller = { credential: { id: 'key_of_nobody' } } as Caller
         const project = await app.project()

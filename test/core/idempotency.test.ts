@@ -256,9 +256,10 @@ describe('a POST with an Idempotency-Key', () => {
   })
 
   it('finds nothing of a resource that is not there, whatever comes with it', async () => {
-    const deep = `${'{"a":'.repeat(100_000)}1${'}'.repeat(100_000)}`
+    const deep = (levels: number) => `${'{"a":'.repeat(levels)}1${'}'.repeat(levels)}`
     const path = '/conversations/conv_00000000000000000000000000/messages'
-    assertRefused(await project.key.post(path, deep, withKey('deep')), 404, 'RESOURCE_NOT_FOUND')
+    assertRefused(await project.key.post(path, deep(64), withKey('deep')), 404, 'RESOURCE_NOT_FOUND')
+    assertRefused(await project.key.post(path, deep(100_000), withKey('deeper')), 400, 'VALIDATION_FAILED')
   })
 
   it('that was streamed is not kept', async () => {

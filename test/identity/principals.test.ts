@@ -7,7 +7,7 @@ import { manualClock } from '../../src/core/process/clock.ts'
 import { createLog } from '../../src/core/process/log.ts'
 import { openServices } from '../../src/core/process/open-services.ts'
 import { PrincipalCache, type Source } from '../../src/identity/principal-cache.ts'
-import { callerForPrincipal, createPrincipals } from '../../src/identity/principals.ts'
+import { authenticate, callerForPrincipal } from '../../src/identity/principals.ts'
 import { signToken, type TokenKind } from '../../src/identity/tokens.ts'
 import { ADMIN, eventually, startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -162,22 +162,17 @@ describe('credentials', () => {
       assert.equal(await status(made.secret), 401)
       await app.admin.patch(`/project-keys/${made.id}`, { allowed_ips: ['10.0.0.0/8', '127.0.0.0/8'] })
       assert.equal(await status(made.secret), 200)
-      const principals = createPrincipals(app.services)
-      try {
-        const from = async (ip: string | null) => (await principals.authenticate(made.secret, { ip })) !== null
-        assert.deepEqual(
-          [
-            await from('10.1.2.3'),
-            await from('::ffff:10.1.2.3'),
-            await from('::1'),
-            await from('8.8.8.8'),
-            await from(null),
-          ],
-          [true, true, false, false, false],
-        )
-      } finally {
-        await principals.close()
-      }
+      const from = async (ip: string | null) => (await authenticate(app.services, made.secret, { ip })) !== null
+      assert.deepEqual(
+        [
+          await from('10.1.2.3'),
+          await from('::ffff:10.1.2.3'),
+          await from('::1'),
+          await from('8.8.8.8'),
+          await from(null),
+        ],
+        [true, true, false, false, false],
+      )
     })
 
     it('show their last use a moment later, at most once a minute', async () => {
@@ -196,20 +191,19 @@ describe('credentials', () => {
       const config = loadConfig(testEnvironment(app.databaseUrl))
       const log = createLog({ level: 'silent' })
       const services = await openServices(config, { log, role: 'web', clock, onRoundTrip: () => statements++ })
-      const principals = createPrincipals(services)
       try {
         const user = await app.user(undefined, [allowAll, allowAll])
         const made = await key({ policy_ids: [(await app.admin.get('/policies')).body.data[0].id] }, user)
         await eventually(async () => {
           // Until the process listens it does not cache.
-          await principals.authenticate(made.secret, { ip: null })
+          await authenticate(services, made.secret, { ip: null })
           statements = 0
-          await principals.authenticate(made.secret, { ip: null })
+          await authenticate(services, made.secret, { ip: null })
           return statements === 0
         })
         const count = async (token: string) => {
           statements = 0
-          const caller = await principals.authenticate(token, { ip: null })
+          const caller = await authenticate(services, token, { ip: null })
           return { statements, layers: caller?.layers.map(layer => [layer.kind, layer.documents.length]) ?? null }
         }
         assert.deepEqual(await count(user.token as string), { statements: 1, layers: [['user', 2]] })
@@ -229,10 +223,9 @@ describe('credentials', () => {
         assert.equal((await count('sk_not a key')).statements, 0)
         statements = 0
         const secret = (await key({}, user)).secret
-        await Promise.all(Array.from({ length: 20 }, () => principals.authenticate(secret, { ip: null })))
+        await Promise.all(Array.from({ length: 20 }, () => authenticate(services, secret, { ip: null })))
         assert.equal(statements, 1)
       } finally {
-        await principals.close()
         await services.close()
       }
     })

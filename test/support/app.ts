@@ -144,7 +144,6 @@ export async function startApp(
         server.close(resolve)
         server.closeAllConnections()
       })
-      await app.close()
       await services.close()
       await database.drop()
     },

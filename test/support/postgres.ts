@@ -27,7 +27,7 @@ export function serverUrl(): Promise<string> {
 /** Starts an embedded server without durability in a temporary directory, and ends those that killed runs left. */
 export async function startServer(): Promise<EmbeddedServer> {
   for (const name of fs.readdirSync(tmpdir())) {
-    if (!name.startsWith(SERVER_DIR) || runs(Number(name.slice(SERVER_DIR.length)))) continue
+    if (!name.startsWith(SERVER_DIR) || runs(Number.parseInt(name.slice(SERVER_DIR.length), 10))) continue
     await stopEmbedded(path.join(tmpdir(), name))
     fs.rmSync(path.join(tmpdir(), name), { recursive: true, force: true })
   }

@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { invalid, raise } from '../../core/api/errors.ts'
-import type { Tags } from '../../core/api/tags.ts'
+import type { Tags } from '../../core/api/record.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { changeDocument, refuseReserved, refuseWithdrawn, requireTag, requireVersion } from './change.ts'

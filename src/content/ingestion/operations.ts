@@ -11,6 +11,7 @@ import {
   type Operation,
   operation,
 } from '../../core/api/operation.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
 import { fileKind } from '../files/model.ts'
@@ -35,9 +36,9 @@ export const withoutStalled = async (services: Services, row: DocumentRow): Prom
  * The path that a document would get of the file that a body names, for the first permission check; null where there
  * is none to tell. The check under the file's lock decides.
  */
-async function pathOf(body: Record<string, unknown>, { pool }: Services, project: string): Promise<string | null> {
+async function pathOf(body: Record<string, unknown>, db: Queryable, project: string): Promise<string | null> {
   const { file_id, path_prefix } = body
-  const file = typeof file_id === 'string' && isIdOf(fileKind, file_id) ? await fileKind.find(pool, file_id) : null
+  const file = typeof file_id === 'string' && isIdOf(fileKind, file_id) ? await fileKind.find(db, file_id) : null
   if (file?.project_id !== project) return null
   if (file.document_id !== null || typeof path_prefix !== 'string') return file.path
   try {

@@ -1,15 +1,11 @@
 import type { AuditEntry } from '../../core/api/audit.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { isProjectGone } from '../../core/db/sql.ts'
+import type { ReadAudit } from '../../core/invoke/hooks.ts'
 import { auditReadsDropped } from '../../core/process/metrics.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { readSwitches } from './store.ts'
-
-export type ReadAudit = {
-  enabledFor(projectId: string): boolean | Promise<boolean>
-  record(entry: AuditEntry): void
-  close(): Promise<void>
-}
 
 /** A trigger on projects notifies it with the id of a project whose audit_reads_enabled has changed. */
 const CHANNEL = 'muster_audit_reads'
@@ -25,7 +21,7 @@ const RETRY_MS = 1000
  * AUDIT_QUEUE_MAX_SIZE entries in front of the database. What does not fit is dropped and counted. `close` writes what
  * is buffered.
  */
-export function createReadAudit(services: Services): ReadAudit {
+export function openReadAudit(services: Services): ReadAudit & { close(): Promise<void> } {
   const { config, log, notifications, pool } = services
   const switches = new NotifiedCache<{ on: boolean }>(notifications, {
     channel: CHANNEL,
@@ -102,5 +98,8 @@ export function createReadAudit(services: Services): ReadAudit {
     },
   }
 }
+
+/** The audit of reads of this process. */
+export const readAuditOf = perProcess(openReadAudit, reads => reads.close())
 
 const projectOf = (entry: AuditEntry): string => entry.project_id ?? ''

@@ -1,13 +1,16 @@
 import { module } from '../../core/api/module.ts'
+import { requestCounting } from '../../core/invoke/hooks.ts'
 import { quotaErrors } from './errors.ts'
 import { quota } from './model.ts'
 import { quotaOperations } from './operations.ts'
 import { pruneCounters } from './prune.ts'
+import { countRequest } from './requests.ts'
 
 export default module('quotas', {
   errors: quotaErrors,
   kinds: [quota],
   operations: quotaOperations,
+  extensions: [requestCounting.with(countRequest)],
   policyActions: [
     {
       action: 'quotas:MonitorBreach',

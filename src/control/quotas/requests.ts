@@ -2,13 +2,12 @@ import { raise } from '../../core/api/errors.ts'
 import { Batcher } from '../../core/db/batcher.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Scope } from './model.ts'
 import { reasonsFor, report } from './report.ts'
-import { addCounts, type Count, type MatchableQuota, requestQuotas } from './store.ts'
+import { addCounts, type Count, type MatchableQuota, requestQuotas as quotasOf } from './store.ts'
 import { retryAfter, type Window, windowOf } from './windows.ts'
-
-export type RequestQuotas = { count(caller: Caller, projectId: string): Promise<void>; close(): Promise<void> }
 
 /** Carries the id of a project whose requests or storage_bytes quotas were added or removed. */
 export const quotaChannel = 'muster_quotas'
@@ -24,13 +23,13 @@ type Counted = { quota: Count; window: Window; ordinal: number; reported: Promis
  * all quotas of the process; each request gets its own ordinal out of the range its batch was given, which keeps a
  * limit exact in any number of processes.
  */
-export function createRequestQuotas(services: Services): RequestQuotas {
+export function openRequestQuotas(services: Services) {
   const { pool, clock, log, notifications } = services
   const matchable = new NotifiedCache<MatchableQuota[]>(notifications, {
     channel: quotaChannel,
     maxAgeMs: MAX_AGE_MS,
     load: async projectIds => {
-      const rows = await requestQuotas(pool, projectIds)
+      const rows = await quotasOf(pool, projectIds)
       return projectIds.map(id => rows.filter(row => row.project_id === id))
     },
   })
@@ -92,7 +91,7 @@ export function createRequestQuotas(services: Services): RequestQuotas {
   }
 
   return {
-    async count(caller, projectId) {
+    async count(caller: Caller, projectId: string): Promise<void> {
       const known = matchable.get(projectId)
       const quotas = (known instanceof Promise ? await known : known).filter(
         ({ scope_ref }) => scope_ref === null || scope_ref === caller.credential.id,
@@ -104,13 +103,19 @@ export function createRequestQuotas(services: Services): RequestQuotas {
       const refusal = mostSpecific(breaches.filter(({ quota }) => quota.mode === 'enforce'))
       if (refusal) refuse(refusal, clock.now())
     },
-    async close() {
+    async close(): Promise<void> {
       matchable.close()
       await counts.idle()
       await Promise.all(reports.values())
     },
   }
 }
+
+const requestQuotas = perProcess(openRequestQuotas, quotas => quotas.close())
+
+/** Counts a request of a project key. Raises QUOTA_EXCEEDED. */
+export const countRequest = (services: Services, caller: Caller, projectId: string): Promise<void> =>
+  requestQuotas(services).count(caller, projectId)
 
 const specificity: readonly Scope[] = ['actor', 'agent', 'api_key', 'project']
 

@@ -4,10 +4,10 @@ import { newId } from '../../core/api/ids.ts'
 import type { Kind } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
-import type { Services } from '../../core/process/services.ts'
 import { actorKind } from '../actors/model.ts'
 import { obtainActor } from '../actors/obtain.ts'
 import { shareActor } from '../actors/store.ts'
@@ -43,11 +43,11 @@ export async function sessionAgent(tx: Tx, projectId: string, agentId: string): 
  */
 export async function projectOfAgent(
   body: Record<string, unknown>,
-  { pool }: Services,
+  db: Queryable,
   caller: Caller,
 ): Promise<string | null> {
   if (typeof body.agent_id !== 'string') return null
-  const project = await agentProject(pool, body.agent_id)
+  const project = await agentProject(db, body.agent_id)
   if (project === null || !sees(caller, project)) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
   return project
 }

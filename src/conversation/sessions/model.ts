@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { TagBag } from '../../core/api/record.ts'
-import { TagInput, type Tags } from '../../core/api/tags.ts'
+import { TagBag, type Tags } from '../../core/api/record.ts'
+import { TagInput } from '../../core/api/tags.ts'
 import { type ToolContext, ToolContextInput } from '../../core/api/tool-context.ts'
 import { SAYS_ONE, saidFields, saysOne } from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'

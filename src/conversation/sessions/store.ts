@@ -1,5 +1,5 @@
 import { messageTextJoin } from '../../content/documents/message.ts'
-import type { Tags } from '../../core/api/tags.ts'
+import type { Tags } from '../../core/api/record.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import { all, type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { SessionRow, SessionStatus } from './model.ts'

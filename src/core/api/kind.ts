@@ -46,6 +46,8 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   references: readonly Reference[]
   /** Select list of a row over the alias `t`. */
   columns: Fragment
+  /** The record's schema. */
+  record: z.ZodType
   row: z.ZodType<Row>
   /** Tag of statements that return rows of the kind. */
   sql: ReturnType<typeof sql.type<z.ZodType<Row>>>
@@ -125,7 +127,12 @@ type DeclareKind = {
   ): Kind<RowOf<R, H>, Event> & { row: z.ZodObject<Show<R['shape'] & H>> }
   /** Declares a kind whose record is more than a choice of columns: rows are what `columns` selects, default all. */
   <Row extends KindRow, const Event extends string = never>(
-    declaration: Naming<Row, Event> & { row: z.ZodType<Row>; columns?: Fragment; present: (row: Row) => object },
+    declaration: Naming<Row, Event> & {
+      row: z.ZodType<Row>
+      columns?: Fragment
+      record?: z.ZodType
+      present: (row: Row) => object
+    },
   ): Kind<Row, Event>
 }
 
@@ -139,7 +146,8 @@ type AnyDeclaration = Naming<any, any> & {
 }
 
 export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> => {
-  const { record, hidden = {}, computed = {}, unique = {} } = declaration
+  const { hidden = {}, computed = {}, unique = {} } = declaration
+  const record = declaration.row ? undefined : declaration.record
   const shown = Object.keys(record?.shape ?? {})
   const row = record ? record.extend(hidden) : (declaration.row as z.ZodType)
   const columns =
@@ -174,6 +182,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
     eventAliases: declaration.eventAliases ?? {},
     eventNotes: declaration.eventNotes,
     columns,
+    record: declaration.record ?? row,
     row,
     sql: typed,
     find:

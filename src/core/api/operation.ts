@@ -1,11 +1,12 @@
-import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
+import type { IncomingMessage } from 'node:http'
 import type { Readable } from 'node:stream'
-import type { z } from 'zod'
+import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import type { Fragment, Queryable } from '../db/sql.ts'
 import type { Outgoing, Tx } from '../db/write.ts'
 import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
+import type { RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { ErrorCode } from './errors.ts'
@@ -18,6 +19,8 @@ export type Page = { limit: number; offset: number; from: Date | null; to: Date 
 export type Answer = {
   status: number
   body?: unknown
+  /** The body as JSON, where it was written out already. */
+  text?: string
   headers?: Record<string, string>
   stream?: Readable
   contentType?: string
@@ -63,17 +66,6 @@ export type Received = {
   as?: { caller: Caller; project: string }
 }
 
-export type RequestFacts = {
-  id: string
-  /** When its head was read, by this process's clock. */
-  receivedAt: Date
-  ip: string | null
-  userAgent: string | null
-  headers: IncomingHttpHeaders
-  /** Aborted when the client goes away. */
-  closed: AbortSignal
-}
-
 /** What a second permission is about: a row, or everything of a kind in a project, there at a path when one is given. */
 export type AllowTarget = {
   kind: Kind<any>
@@ -106,6 +98,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> =
   services: Services
   audit: AuditDraft
   request: RequestFacts
+  /** Asks again, for what goes on after its answer began: raises what the call would be refused with now. */
+  recheck(): Promise<void>
   /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */
   allow(action: string, target: AllowTarget): void
   /** The same decision without raising; used to filter. */
@@ -159,11 +153,9 @@ export type Operation = {
   /** Statuses with which REQUEST_REJECTED is answered beside its own and those of a body that is refused. */
   rejects: number[]
   /** Creates of a kind with paths: the path that the raw body leads to, by which policies may allow it; null for none. */
-  pathOf?: (
-    body: Record<string, unknown>,
-    services: Services,
-    project: string,
-  ) => string | null | Promise<string | null>
+  pathOf?: (body: Record<string, unknown>, db: Queryable, project: string) => string | null | Promise<string | null>
+  /** The body may name a project; its schema says so. */
+  namesProject: boolean
   /** Reads a body that is not JSON, or not only: an upload. `body` then checks the fields it gives. */
   receive?: (request: Receiving) => Promise<Received>
   /** Media types of the body; JSON without it. */
@@ -173,7 +165,7 @@ export type Operation = {
   /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
   pass?: (request: Pick<Receiving, 'params' | 'query' | 'services'>) => Promise<boolean>
   /** Resolves the project of a create out of the raw body when it follows from a referenced id (conversation part, head). */
-  projectOf?: (body: Record<string, unknown>, services: Services, caller: Caller) => Promise<string | null>
+  projectOf?: (body: Record<string, unknown>, db: Queryable, caller: Caller) => Promise<string | null>
   /** The decision of the owner gate, before the body is read. Without it `run` decides. */
   decide?: (caller: Caller, row: KindRow | undefined) => Verdict
   /** False: `run` opens its own transactions through `services.write`. */
@@ -189,7 +181,7 @@ export type Operation = {
   run(context: Context<never, never, never>): Promise<unknown>
 }
 
-type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
+export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
   id: string
   method: Method
   path: string
@@ -315,6 +307,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     bodyOptional: declaration.bodyOptional ?? false,
     answers: declaration.answers,
     produces: declaration.produces,
+    namesProject: hasField(declaration.body, 'project_id'),
     receive: declaration.receive,
     consumes: declaration.consumes ?? ['application/json'],
     bodyLimit: declaration.bodyLimit,
@@ -327,4 +320,10 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,
   }
+}
+
+/** Whether a schema is of an object with a field, below what refines or transforms it. */
+function hasField(schema: z.ZodType | undefined, name: string): boolean {
+  if (schema instanceof z.ZodPipe) return hasField(schema.in as z.ZodType, name)
+  return schema instanceof z.ZodObject && name in schema.shape
 }

@@ -1,5 +1,7 @@
 import { z } from 'zod'
 
+export type Tags = Record<string, string>
+
 /** Tags as a record shows them; keys starting `system.` are the platform's. */
 export const TagBag = z.record(z.string(), z.string()).meta({ id: 'TagBag' })
 

@@ -4,9 +4,7 @@ import type { Caller } from '../iam/caller.ts'
 import { invalid, raise } from './errors.ts'
 import type { Kind, KindRow } from './kind.ts'
 import { itemOperation, type Operation } from './operation.ts'
-import { TagBag } from './record.ts'
-
-export type Tags = Record<string, string>
+import { TagBag, type Tags } from './record.ts'
 
 const MAX_TAGS = 50
 const RESERVED = 'system.'
@@ -67,6 +65,8 @@ export function tagOperations<Row extends KindRow, Event extends string>(
   declaration: {
     path: string
     param?: string
+    /** Name in operation ids; default the kind's. */
+    noun?: string
     tag: string
     read: string
     write: string
@@ -78,7 +78,8 @@ export function tagOperations<Row extends KindRow, Event extends string>(
   const { param, tag, read, write, setTags, event, onChange } = declaration
   const path = `${declaration.path}/tags`
   const noun = kind.name.replaceAll('_', ' ')
-  const title = kind.name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
+  const title =
+    declaration.noun ?? kind.name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 
   const change = async (
     context: { caller: Caller; tx: Tx; resource: Row; allowTags(tags: Tags): void },

@@ -1,5 +1,11 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
-import { createPool, type DatabasePool, type DriverTypeParser, type Interceptor } from 'slonik'
+import {
+  createPool,
+  type DatabasePool,
+  type DatabaseTransactionConnection,
+  type DriverTypeParser,
+  type Interceptor,
+} from 'slonik'
 import type { z } from 'zod'
 import './pg-results.ts'
 import type { Executor } from '../jobs/queue.ts'
@@ -7,6 +13,9 @@ import { createPreparer, planIsStale } from './prepare.ts'
 import { type Queryable, rawQuery } from './sql.ts'
 
 export type Pool = DatabasePool
+
+/** A connection in a transaction; its own `transaction` is a savepoint. */
+export type Transaction = DatabaseTransactionConnection
 
 /** `2026-11-21 09:00:05.123+00` becomes `2026-11-21T09:00:05.123Z`: rows hold times as the wire shows them. */
 function wireTime(value: string): string {
@@ -143,7 +152,7 @@ export const executor = (db: Queryable): Executor => ({
  * Runs `work` in one transaction. An error rolls back and is thrown on; the connection survives it (Slonik
  * would close a connection whose routine throws, which would make every refused write cost a reconnect).
  */
-export async function inTransaction<T>(pool: Pool, work: (connection: Queryable) => Promise<T>): Promise<T> {
+export async function inTransaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
   try {
     return await transaction(pool, work)
   } catch (error) {
@@ -153,7 +162,7 @@ export async function inTransaction<T>(pool: Pool, work: (connection: Queryable)
   }
 }
 
-async function transaction<T>(pool: Pool, work: (connection: Queryable) => Promise<T>): Promise<T> {
+async function transaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
   const outcome = await pool.connect(async connection => {
     try {
       return { ok: true as const, value: await connection.transaction(inner => work(inner)) }

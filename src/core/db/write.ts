@@ -2,7 +2,7 @@ import { z } from 'zod'
 import type { AuditEntry } from '../api/audit.ts'
 import { type Message, type Queue, type Queues, type SendPart, workQueue } from '../jobs/queue.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
-import { executor, inTransaction, type Pool } from './pool.ts'
+import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
 
 /**
@@ -53,6 +53,11 @@ export type Tx = Queryable &
   Outgoing & {
     /** Runs last inside the transaction, before the outbox is written. */
     beforeCommit(action: (tx: Tx) => void | Promise<void>): void
+    /**
+     * Runs a part of the work that can fail by itself: what it wrote, sent and emitted is undone when it throws, and the
+     * transaction goes on.
+     */
+    nested<T>(work: (tx: Tx) => Promise<T>): Promise<T>
   }
 
 /** A change that one statement makes: ctes, a condition that says whether it happened, and the columns of the answer. */
@@ -185,10 +190,13 @@ export function createWriter(options: {
 }): Writer {
   const { pool, queues, eventMaxBytes, onError } = options
 
+  type Gathered = ReturnType<typeof gather>
+
   const gather = () => {
     const outbox: Outbox = { events: [], entries: [], notifications: [] }
     const messages: Message[] = []
     const after: (() => void)[] = []
+    const before: ((tx: Tx) => void | Promise<void>)[] = []
     const outgoing: Outgoing = {
       emit(source: EventSource<any>, verb: string, row: EventRow, more: EventData = {}) {
         if (row.project_id !== null) outbox.events.push(makeEvent(source, verb, row, more, eventMaxBytes))
@@ -207,8 +215,27 @@ export function createWriter(options: {
         after.push(action)
       },
     }
-    return { outbox, messages, after, outgoing }
+    return { outbox, messages, after, before, outgoing }
   }
+
+  const transactionOf = (connection: Transaction, gathered: Gathered): Tx =>
+    // The connection's methods are on its prototype, where a spread would not find them.
+    Object.assign(Object.create(connection) as Queryable, gathered.outgoing, {
+      beforeCommit(action: (tx: Tx) => void | Promise<void>) {
+        gathered.before.push(action)
+      },
+      async nested<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+        const inner = gather()
+        const value = await connection.transaction(savepoint => work(transactionOf(savepoint, inner)))
+        gathered.outbox.events.push(...inner.outbox.events)
+        gathered.outbox.entries.push(...inner.outbox.entries)
+        gathered.outbox.notifications.push(...inner.outbox.notifications)
+        gathered.messages.push(...inner.messages)
+        gathered.after.push(...inner.after)
+        gathered.before.push(...inner.before)
+        return value
+      },
+    })
 
   const committed = (after: (() => void)[]) => {
     for (const action of after) {
@@ -224,18 +251,13 @@ export function createWriter(options: {
     async write(work) {
       let after: (() => void)[] = []
       const value = await inTransaction(pool, async connection => {
-        const { outbox, messages, outgoing, ...gathered } = gather()
-        const before: ((tx: Tx) => void | Promise<void>)[] = []
+        const gathered = gather()
+        const { outbox, messages } = gathered
         // A transaction that is run again after a serialization failure gathers anew.
         after = gathered.after
-        // The connection's methods are on its prototype, where a spread would not find them.
-        const tx: Tx = Object.assign(Object.create(connection) as Queryable, outgoing, {
-          beforeCommit(action: (tx: Tx) => void | Promise<void>) {
-            before.push(action)
-          },
-        })
+        const tx = transactionOf(connection, gathered)
         const result = await work(tx)
-        for (const action of before) await action(tx)
+        for (const action of gathered.before) await action(tx)
         const sends = messages.length > 0 ? await queues.parts(messages) : []
         await writeOutbox(connection, outbox, sends ?? [])
         if (sends === null) await queues.send(messages, executor(connection))

@@ -5,19 +5,48 @@ import express, { type Express, type NextFunction, type Request, type Response, 
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
 import { AppError, errorBody, raise } from '../api/errors.ts'
-import type { Operation } from '../api/operation.ts'
-import { type Hooks, RequestRun, type Wire } from '../api/request.ts'
+import type { Answer, Operation } from '../api/operation.ts'
 import type { Caller } from '../iam/caller.ts'
+import type { Call } from '../invoke/call.ts'
+import { authentication, requestCounting } from '../invoke/hooks.ts'
+import { type Invocation, openInvocation } from '../invoke/invocation.ts'
+import { carryOut } from '../invoke/invoke.ts'
 import { loggedPath } from '../process/log.ts'
 import { requestDuration, requests } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
+import { dropBody, jsonReader, UNKNOWN_BODY_BYTES, unauthorizedBody } from './body.ts'
 import { boundBody, boundReader, requestIdOf } from './server.ts'
 
-/** Builds the HTTP application out of operations. `mount` adds what is not an operation (documents, health). */
+/** A request with what the first middleware noted. */
+type Wire = Request & { requestId: string; startedAt: number }
+
+/** A caller that was resolved before its body is resolved again behind a body that took longer. */
+const IDENTITY_MS = 1000
+
+// Nobody reads the answer; it keeps what a client broke off from being logged as a fault of ours.
+const CLIENT_GONE = new AppError('REQUEST_REJECTED', { status: 400, message: 'The client went away' })
+const closedSignals = new WeakMap<Response, AbortSignal>()
+
+/** Aborted when the client goes away. Made when asked for: few operations ask, and a signal costs more than a query's binding. */
+function closedSignal(res: Response): AbortSignal {
+  let signal = closedSignals.get(res)
+  if (!signal) {
+    const controller = new AbortController()
+    if (res.closed) controller.abort(CLIENT_GONE)
+    else res.once('close', () => controller.abort(CLIENT_GONE))
+    signal = controller.signal
+    closedSignals.set(res, signal)
+  }
+  return signal
+}
+
+/**
+ * Builds the HTTP application out of operations: reads requests into calls and writes their answers. `mount` adds what is
+ * not an operation (documents, health).
+ */
 export function createHttp(
   services: Services,
   operations: readonly Operation[],
-  hooks: Hooks,
   mount: (app: Express) => void,
 ): Express {
   const { config, log } = services
@@ -52,12 +81,14 @@ export function createHttp(
   mount(app)
 
   const bearer = bearerOf()
-  const jsonReader = (limit: number) => express.json({ limit, type: () => true, strict: false })
-  const readJson = jsonReader(config.HTTP_JSON_LIMIT_BYTES)
-  const identify = (req: Request): Promise<Caller | null> => {
+  const resolve = (req: Request): Promise<Caller | null> => {
     const token = bearer(req)
-    return token === null ? Promise.resolve(null) : hooks.authenticate(token, { ip: req.ip ?? null })
+    const authenticate = authentication.only()
+    return token === null || !authenticate
+      ? Promise.resolve(null)
+      : authenticate(services, token, { ip: req.ip ?? null })
   }
+  const readUnknown = jsonReader(UNKNOWN_BODY_BYTES)
 
   // One router per first path segment: a request is matched against the routes of its module only.
   const routers = new Map<string, Router>()
@@ -68,21 +99,10 @@ export function createHttp(
       router = Router({ caseSensitive: true, strict: false })
       routers.set(segment, router)
     }
-    const handle = createHandler(services, hooks, operation, identify)
-    const readBody = operation.bodyLimit ? jsonReader(operation.bodyLimit(config)) : readJson
-    const withoutReader = operation.method === 'get' || operation.receive !== undefined
-    const time = {
-      totalMs: operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS,
-      idleMs: config.HTTP_IDLE_TIMEOUT_MS,
-    }
-    router[operation.method](
-      operation.path.replaceAll(/\{(\w+)\}/g, ':$1'),
-      (req: Request, res: Response, next: NextFunction) => {
-        if (operation.method !== 'get') boundBody(req, time)
-        if (withoutReader) return void handle(req as Wire, res).catch(next)
-        readBody(req, res, error => (error ? next(error) : void handle(req as Wire, res).catch(next)))
-      },
-    )
+    const handle = handlerOf(operation)
+    router[operation.method](operation.path.replaceAll(/\{(\w+)\}/g, ':$1'), (req: Request, res: Response) => {
+      void handle(req as Wire, res)
+    })
   }
   app.use('/api/v1', (req: Request, res: Response, next: NextFunction) => {
     const router = routers.get(req.path.split('/')[1])
@@ -90,11 +110,11 @@ export function createHttp(
     else next()
   })
   app.use('/api/v1', (req: Request, _res: Response, next: NextFunction) => {
-    identify(req)
+    resolve(req)
       .then(async caller => {
-        if (!caller) raise('UNAUTHORIZED')
+        if (!caller) throw unauthorizedBody(req)
         if (caller.credential.type === 'api_key' && caller.project_id)
-          await hooks.countRequest(caller, caller.project_id)
+          await requestCounting.only()?.(services, caller, caller.project_id)
         raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.baseUrl}${req.path}` })
       })
       .catch(next)
@@ -103,16 +123,21 @@ export function createHttp(
     next(new AppError('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.path}` })),
   )
   app.use((error: unknown, req: Request, res: Response, _next: NextFunction) => {
-    sendError(error, req as Wire, res)
+    sendError(error, req as Wire, res, { route: 'unmatched' })
   })
 
-  function sendError(error: unknown, req: Wire, res: Response) {
+  /** Writes a refusal and the request's log line. */
+  function sendError(
+    error: unknown,
+    req: Wire,
+    res: Response,
+    { route, operation, caller }: { route: string; operation?: string; caller?: Caller },
+  ) {
     const refused = refusedByLayer(error)
-    if (refused.status >= 500 && config.ERROR_LOGS_ENABLED && refused.code === 'INTERNAL_ERROR') {
-      log.error(
-        { request_id: req.requestId, method: req.method, path: loggedPath(req.path), err: refused.cause ?? error },
-        'request failed',
-      )
+    if (refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
+      const path = loggedPath(req.path)
+      const err = refused.cause ?? error
+      log.error({ request_id: req.requestId, method: req.method, path, operation, err }, 'request failed')
     }
     if (res.headersSent) {
       res.destroy()
@@ -122,7 +147,8 @@ export function createHttp(
     for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)
     if (refused.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
       res.setHeader('WWW-Authenticate', 'Bearer')
-    end(req, res, refused.status, text, 'unmatched')
+    dropBody(req, res)
+    end(req, res, refused.status, text, route, caller)
   }
 
   /** Writes a JSON answer and the request's log line. */
@@ -153,71 +179,96 @@ export function createHttp(
     )
   }
 
-  function createHandler(
-    services: Services,
-    hooks: Hooks,
-    operation: Operation,
-    identify: (req: Request) => Promise<Caller | null>,
-  ) {
-    return async (req: Wire, res: Response): Promise<void> => {
-      const run = new RequestRun(services, hooks, operation, req, res)
+  function callOf(req: Wire, res: Response, identify: Call['identify']): Call {
+    const { headers } = req
+    const header = (name: 'if-match' | 'if-none-match' | 'idempotency-key') => headers[name] as string | undefined
+    return {
+      surface: 'rest',
+      identify,
+      params: req.params as Record<string, string>,
+      // Read once: Express parses it anew at every access.
+      query: req.query,
+      body: req.body === '' ? undefined : req.body,
+      path: req.originalUrl.split('?', 1)[0],
+      idempotencyKey: header('idempotency-key'),
+      ifMatch: header('if-match'),
+      ifNoneMatch: header('if-none-match'),
+      upload: req,
+      request: {
+        id: req.requestId,
+        receivedAt: new Date(Date.now() - (performance.now() - req.startedAt)),
+        ip: req.ip ?? null,
+        userAgent: headers['user-agent'] ?? null,
+        headers,
+        get closed() {
+          return closedSignal(res)
+        },
+      },
+    }
+  }
+
+  function handlerOf(operation: Operation): (req: Wire, res: Response) => Promise<void> {
+    const open = operation.gate === 'public'
+    const limit = operation.bodyLimit?.(config) ?? (open ? UNKNOWN_BODY_BYTES : config.HTTP_JSON_LIMIT_BYTES)
+    const read = jsonReader(limit)
+    const time = {
+      totalMs: operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS,
+      idleMs: config.HTTP_IDLE_TIMEOUT_MS,
+    }
+    /**
+     * Reads the body; of who has no credential no more than it takes to say what is wrong with a small one. Gives what
+     * asks for the caller from then on.
+     */
+    const readBody = async (req: Wire, res: Response): Promise<Call['identify']> => {
+      const identify = () => resolve(req)
+      if (operation.method === 'get') return identify
+      boundBody(req, time)
+      const startedAt = performance.now()
+      const caller = open ? null : await identify()
+      const refused = open || caller ? null : unauthorizedBody(req)
+      if (refused && (operation.receive || refused.code !== 'UNAUTHORIZED')) throw refused
+      const reader = refused ? readUnknown : read
+      if (!operation.receive)
+        await new Promise<void>((done, failed) => reader(req, res, error => (error ? failed(error) : done())))
+      if (refused) throw refused
+      let first = true
+      return () => {
+        const fresh = first && performance.now() - startedAt < IDENTITY_MS
+        first = false
+        return fresh ? Promise.resolve(caller) : identify()
+      }
+    }
+    return async (req, res) => {
+      let invocation: Invocation | undefined
       try {
-        const given = await run.carryOut(identify)
-        if (given.stream && req.method !== 'HEAD') {
-          res.statusCode = given.status
-          res.setHeader('Content-Type', given.contentType as string)
-          for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
-          res.flushHeaders()
-          boundReader(res, config.HTTP_IDLE_TIMEOUT_MS)
-          pipeline(given.stream, res, error => {
-            // A client that leaves closes the answer early; anything else is a failure after the status went out.
-            if (error && error.code !== 'ERR_STREAM_PREMATURE_CLOSE' && config.ERROR_LOGS_ENABLED)
-              log.error({ request_id: req.requestId, operation: operation.id, err: error }, 'answer broken off')
-            done(req, given.status, operation.path, run.caller)
-          })
-          return
-        }
+        const identify = await readBody(req, res)
+        invocation = openInvocation(services, operation, callOf(req, res, identify))
+        const given = await carryOut(invocation)
+        if (given.stream && req.method !== 'HEAD') return sendStream(req, res, given, operation, invocation.caller)
         given.stream?.destroy()
         if (given.contentType) res.setHeader('Content-Type', given.contentType)
         for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
-        const text =
-          given.body === undefined || given.status === 204 || given.status === 304
-            ? null
-            : typeof given.body === 'string' && run.bodyIsText
-              ? given.body
-              : JSON.stringify(given.body)
-        end(req, res, given.status, text, operation.path, run.caller)
+        const silent = given.body === undefined || given.status === 204 || given.status === 304
+        const text = silent ? null : (given.text ?? JSON.stringify(given.body))
+        end(req, res, given.status, text, operation.path, invocation.caller)
       } catch (error) {
-        const refused = await run.refusal(error)
-        await run.recordRefusal(refused)
-        if (refused.status >= 500 && refused.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
-          log.error(
-            {
-              request_id: req.requestId,
-              method: req.method,
-              path: loggedPath(req.path),
-              operation: operation.id,
-              err: refused.cause ?? error,
-            },
-            'request failed',
-          )
-        }
-        if (res.headersSent) {
-          res.destroy()
-          return
-        }
-        for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)
-        if (refused.code === 'UNAUTHORIZED') res.setHeader('WWW-Authenticate', 'Bearer')
-        end(
-          req,
-          res,
-          refused.status,
-          JSON.stringify(errorBody(refused, config.DOCS_BASE_URL)),
-          operation.path,
-          run.caller,
-        )
+        sendError(error, req, res, { route: operation.path, operation: operation.id, caller: invocation?.caller })
       }
     }
+  }
+
+  function sendStream(req: Wire, res: Response, given: Answer, operation: Operation, caller?: Caller): void {
+    res.statusCode = given.status
+    res.setHeader('Content-Type', given.contentType as string)
+    for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)
+    res.flushHeaders()
+    boundReader(res, config.HTTP_IDLE_TIMEOUT_MS)
+    pipeline(given.stream as NonNullable<Answer['stream']>, res, error => {
+      // A client that leaves closes the answer early; anything else is a failure after the status went out.
+      if (error && error.code !== 'ERR_STREAM_PREMATURE_CLOSE' && config.ERROR_LOGS_ENABLED)
+        log.error({ request_id: req.requestId, operation: operation.id, err: error }, 'answer broken off')
+      done(req, given.status, operation.path, caller)
+    })
   }
   return app
 }

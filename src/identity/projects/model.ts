@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
+import type { Tags } from '../../core/api/record.ts'
 import { record } from '../../core/api/record.ts'
-import type { Tags } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
 
 const MAX_INTEGER = 2_147_483_647

@@ -1,4 +1,4 @@
-import type { Tags } from '../../core/api/tags.ts'
+import type { Tags } from '../../core/api/record.ts'
 import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { ProjectInput, ProjectPatch, ProjectRow } from './model.ts'
 

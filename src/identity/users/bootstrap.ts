@@ -1,7 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { RequestFacts } from '../../core/api/operation.ts'
 import { parse } from '../../core/api/validate.ts'
+import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import { Credentials, checkNewPassword, type UserRow } from './model.ts'
 import { hashPassword } from './passwords.ts'

@@ -1,4 +1,6 @@
 import { module } from '../../core/api/module.ts'
+import { authentication } from '../../core/invoke/hooks.ts'
+import { authenticate } from '../principals.ts'
 import { bootstrapFromSettings } from './bootstrap.ts'
 import { userErrors } from './errors.ts'
 import { users } from './model.ts'
@@ -7,6 +9,7 @@ import { userOperations } from './operations.ts'
 export default module('users', {
   errors: userErrors,
   kinds: [users],
+  extensions: [authentication.with(authenticate)],
   operations: userOperations,
   start: async (services, role) => (role === 'web' ? bootstrapFromSettings(services) : undefined),
 })

@@ -1,0 +1,292 @@
+import type { z } from 'zod'
+import type { Fragment } from '../db/sql.ts'
+import { refuseDependents, removeRow } from './dependents.ts'
+import type { ErrorCode } from './errors.ts'
+import { type Filters, filterConditions, filterSchema } from './filters.ts'
+import type { Kind, KindRow, Values } from './kind.ts'
+import { booleanQuery, listTable, pageOf } from './lists.ts'
+import { answer, type Common, type Context, itemOperation, type Operation, operation } from './operation.ts'
+import type { Tags } from './record.ts'
+import { requireReferences } from './references.ts'
+import { replacedTags, tagOperations } from './tags.ts'
+
+/** What of an operation may be said otherwise than it follows from the kind. */
+type Said = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
+  Pick<Partial<Operation>, 'description' | 'alsoActions' | 'bodyLimit' | 'internal' | 'secretAnswer'> & {
+    raises?: ErrorCode[]
+    answers?: Operation['answers']
+  }
+
+type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>, B, R>
+
+/** A row that was there already, for a create that finds: answered with 200 and without an event. */
+export type Existing<Row> = { existing: Row }
+
+const pascal = (name: string): string =>
+  name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
+const camel = (name: string): string => name.replace(/[-_]([a-z])/g, (_match, letter: string) => letter.toUpperCase())
+const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : 'a'} ${noun}`
+
+/**
+ * The operations of a resource, as they follow from its kind: ids, paths, actions, statements, events, 404s, ETags,
+ * checks of references. A declaration says what differs.
+ * @param at.path path of the list, such as `/actors`; its first segment is the module of the actions
+ * @param at.param path parameter that holds the id; default `<kind>_id`
+ * @param at.noun name in operation ids and actions; default the kind's, in pascal case
+ */
+export function resource<Row extends KindRow, Event extends string>(
+  kind: Kind<Row, Event>,
+  at: { path: string; tag: string; param?: string; noun?: string; nouns?: string },
+) {
+  const { path, tag } = at
+  const module = path.split('/')[1]
+  const noun = at.noun ?? pascal(kind.name)
+  const nouns = at.nouns ?? pascal(kind.plural)
+  const words = kind.name.replaceAll('_', ' ')
+  const param = at.param ?? `${kind.name}_id`
+  const item = `${path}/{${param}}`
+  const emits = (verb: string): boolean => (kind.events as readonly string[]).includes(verb)
+  const present = (row: Row): object => kind.present(row)
+
+  return {
+    /** GET of the list: rows the caller may see, newest first unless `order` says otherwise. */
+    list<F extends Filters = Record<never, never>>(
+      said: Said & {
+        filters?: F
+        where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
+        order?: Fragment
+      } = {},
+    ): Operation {
+      const { filters = {}, where, order, ...more } = said
+      return operation({
+        id: `list${nouns}`,
+        method: 'get',
+        path,
+        summary: `List ${kind.plural.replaceAll('_', ' ')}`,
+        tag,
+        action: `${module}:List${nouns}`,
+        lists: kind,
+        query: filterSchema(filters),
+        answers: { 200: pageOf(kind.record) },
+        ...(more as object),
+        run: context =>
+          listTable<Row>(context, {
+            table: kind.table,
+            columns: kind.columns,
+            tags: kind.tags,
+            path: kind.path !== undefined,
+            where: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
+            order,
+            present,
+          }),
+      })
+    },
+
+    /** GET of one. `present` shows it with more than its record. */
+    get(said: Said & { present?: (context: QueryContext<undefined, Row>) => Promise<object> } = {}): Operation {
+      const { present: shown, ...more } = said
+      return itemOperation(kind, {
+        id: `get${noun}`,
+        method: 'get',
+        path: item,
+        param,
+        summary: `Read ${withArticle(words)}`,
+        tag,
+        action: `${module}:Get${noun}`,
+        answers: { 200: kind.record },
+        ...(more as object),
+        run: context => (shown ? shown(context as never) : Promise.resolve(present(context.resource))),
+      })
+    },
+
+    /**
+     * POST to the list. `make` writes the row, by default what the body says; what it refers to is checked before. The
+     * event of a new row is emitted here.
+     */
+    create<B extends z.ZodType>(
+      said: Said &
+        Pick<Partial<Operation>, 'pathOf' | 'projectOf'> & {
+          body: B
+          make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | Existing<Row>>
+          /** What the answer shows beside the record, such as a secret. */
+          show?: (row: Row, context: QueryContext<z.output<B>>) => object
+        },
+    ): Operation {
+      const { body, make, show, ...more } = said
+      return operation({
+        id: `create${noun}`,
+        method: 'post',
+        path,
+        summary: `Create ${withArticle(words)}`,
+        tag,
+        action: `${module}:Create${noun}`,
+        creates: kind,
+        body,
+        answers: { 201: kind.record },
+        ...(more as object),
+        async run(context) {
+          const { tx, project } = context
+          const values = context.body as Values<Row>
+          await requireReferences(tx, kind, project, values)
+          const made = make
+            ? await make(context as never)
+            : await kind.insert(tx, { ...values, project_id: project as never })
+          if ('existing' in made) return answer(200, present(made.existing as Row))
+          if (emits('created')) tx.emit(kind, 'created' as Event, made)
+          return { ...present(made), ...show?.(made, context as never) }
+        },
+      })
+    },
+
+    /**
+     * PATCH of one, or PUT with `method`. The row is locked, the fields given laid over it, references checked; `change`
+     * completes or refuses the result. A body without fields changes nothing and is no event, nor with
+     * `quiet` one that leaves the row as it was.
+     */
+    update<B extends z.ZodType>(
+      said: Said & {
+        body: B
+        method?: 'patch' | 'put'
+        quiet?: boolean
+        change?: (
+          next: Row,
+          context: QueryContext<z.output<B>, Row> & { stored: Row },
+        ) => Promise<Row | void> | Row | void
+        /** Writes the result; by default its columns that differ. */
+        write?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<Row>
+        /** What else follows from the change, in its transaction. */
+        changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
+      },
+    ): Operation {
+      const { body, method = 'patch', quiet = false, change, write, changed, ...more } = said
+      return itemOperation(kind, {
+        id: `${method === 'put' ? 'replace' : 'update'}${noun}`,
+        method,
+        path: item,
+        param,
+        summary: `Change ${withArticle(words)}`,
+        tag,
+        action: `${module}:Update${noun}`,
+        body,
+        answers: { 200: kind.record },
+        ...(more as object),
+        async run(context) {
+          const { tx, resource } = context
+          const stored = await kind.lock(tx, resource.id)
+          const given = Object.fromEntries(
+            Object.entries((context.body ?? {}) as object).filter(([, value]) => value !== undefined),
+          )
+          if (Object.keys(given).length === 0) return present(stored)
+          if (kind.tags && given.tags) {
+            given.tags = replacedTags(stored.tags ?? {}, given.tags as Tags)
+            context.allowTags(given.tags as Tags)
+          }
+          await requireReferences(tx, kind, stored.project_id, given)
+          const all = { ...context, stored } as never
+          let next = { ...stored, ...given } as Row
+          next = (await change?.(next, all)) ?? next
+          const changes = kind.changes(stored, next)
+          if (quiet && Object.keys(changes).length === 0) return present(stored)
+          const row = write ? await write(next, all) : await kind.update(tx, stored.id, changes)
+          if (emits('updated')) tx.emit(kind, 'updated' as Event, row)
+          await changed?.(row, all)
+          return present(row)
+        },
+      })
+    },
+
+    /**
+     * DELETE of one, under its lock. `check` refuses it; with `dependents` what refers to it holds it under that code, and
+     * `force=true` deletes that too.
+     */
+    remove(
+      said: Said & {
+        check?: (row: Row, context: QueryContext<undefined, Row>) => Promise<void> | void
+        dependents?: ErrorCode
+        removed?: (row: Row, context: QueryContext<undefined, Row>) => Promise<void> | void
+      } = {},
+    ): Operation {
+      const { check, dependents, removed, raises = [], ...more } = said
+      return itemOperation(kind, {
+        id: `delete${noun}`,
+        method: 'delete',
+        path: item,
+        param,
+        summary: `Delete ${withArticle(words)}`,
+        tag,
+        action: `${module}:Delete${noun}`,
+        ...(dependents ? { query: ForceQuery } : {}),
+        answers: { 204: null },
+        raises: [...raises, ...(dependents ? [dependents] : [])],
+        ...(more as object),
+        async run(context) {
+          const { tx, resource } = context
+          const row = await kind.lock(tx, resource.id)
+          await check?.(row, context as never)
+          if (dependents) {
+            const { force = false } = context.query as { force?: boolean }
+            await refuseDependents(tx, kind, row.id, { force, code: dependents })
+          }
+          await removeRow(tx, kind, row)
+          await removed?.(row, context as never)
+        },
+      })
+    },
+
+    /** GET, PUT and PATCH of the tags; by default they are a column. */
+    tags(
+      said: {
+        set?: (tx: Context['tx'], row: Row, tags: Tags) => Promise<Row>
+        event?: Event | null
+        onChange?: (tx: Context['tx'], row: Row) => void | Promise<void>
+      } = {},
+    ): Operation[] {
+      const { set, event, onChange } = said
+      return tagOperations(kind, {
+        path: item,
+        param,
+        noun,
+        tag,
+        read: `${module}:Get${noun}`,
+        write: `${module}:Update${noun}`,
+        setTags: set ?? ((tx, row, tags) => kind.update(tx, row.id, { tags } as Values<Row>)),
+        event,
+        onChange,
+      })
+    },
+
+    /** POST to `<item>/<name>`: what else can be done with one. */
+    action<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
+      name: string,
+      said: Partial<Common<Q, B>> &
+        Pick<Common<Q, B>, 'summary' | 'answers'> & {
+          find?: Kind<Row>['find']
+          run(
+            context: Context<
+              Q extends z.ZodType ? z.output<Q> : Record<string, never>,
+              B extends z.ZodType ? z.output<B> : undefined,
+              Row
+            >,
+          ): Promise<unknown>
+        },
+    ): Operation {
+      const verb = camel(name)
+      return itemOperation(kind, {
+        id: `${verb}${noun}`,
+        method: 'post',
+        path: `${item}/${name}`,
+        param,
+        tag,
+        action: `${module}:${pascal(verb)}${noun}`,
+        ...said,
+      } as never)
+    },
+  }
+}
+
+const ForceQuery = filterSchema({
+  force: {
+    schema: booleanQuery.optional().describe('Delete what refers to it too, as far as it may be deleted'),
+    where: () => null,
+  },
+})

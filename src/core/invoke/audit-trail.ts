@@ -1,0 +1,87 @@
+import { type AuditEntry, auditDetail, kept } from '../api/audit.ts'
+import type { AppError } from '../api/errors.ts'
+import { newId } from '../api/ids.ts'
+import type { Answer } from '../api/operation.ts'
+import { isProjectGone } from '../db/sql.ts'
+import { readAudit } from './hooks.ts'
+import type { Invocation } from './invocation.ts'
+
+/** Step: the audit entry of a call. Exactly one, once a decision was taken. */
+
+export function createdId({ operation }: Invocation, given: Answer): string | null {
+  const id = (given.body as { id?: unknown } | null | undefined)?.id
+  return operation.shape === 'create' && typeof id === 'string' ? id : null
+}
+
+export function entryOf(inv: Invocation, status: number, createdId: string | null): AuditEntry | null {
+  const { audit, caller, decided } = inv
+  const { id, ip, userAgent } = inv.call.request
+  if (!decided || !caller) return null
+  return {
+    id: newId('audit'),
+    project_id: audit.project_id,
+    principal_type: caller.principal.type,
+    principal_id: caller.principal.id,
+    action: audit.action,
+    resource_srn: audit.resource_srn && kept(audit.resource_srn, 512),
+    resource_public_id: audit.resource_public_id ? kept(audit.resource_public_id) : createdId,
+    status,
+    request_id: id,
+    ip,
+    user_agent: userAgent?.slice(0, 512) ?? null,
+    detail: auditDetail(audit, caller),
+    created_at: new Date().toISOString(),
+  }
+}
+
+/** Names, without their values, the fields an update set that the record shows otherwise now. */
+export function noteChanges(inv: Invocation, body: unknown, given: Answer): void {
+  const { method, kind } = inv.operation
+  const row = inv.resource
+  if ((method !== 'patch' && method !== 'put') || !kind || !row || typeof body !== 'object' || body === null) return
+  const after = given.body as Record<string, unknown> | null | undefined
+  if (after?.id !== row.id) return
+  const before = kind.present(row) as Record<string, unknown>
+  const changes = Object.keys(body).filter(
+    name => name in before && name in after && JSON.stringify(before[name]) !== JSON.stringify(after[name]),
+  )
+  if (changes.length > 0) inv.audit.detail.changes = changes
+}
+
+/** Writes the entry of a call whose operation holds no transaction of the pipeline's. A failure is logged, no more. */
+async function recordEntry(inv: Invocation, status: number, createdId: string | null): Promise<void> {
+  const { services, call } = inv
+  const entry = inv.recorded ? null : entryOf(inv, status, createdId)
+  inv.recorded = true
+  if (!entry) return
+  if (call.tx) return call.tx.audit(entry)
+  try {
+    await services
+      .write(async tx => tx.audit(entry))
+      .catch(error => {
+        // The entry's event cannot be written for a project that is gone; the entry can, as one of the deployment.
+        if (!isProjectGone(error)) throw error
+        return services.write(async tx => tx.audit({ ...entry, project_id: null }))
+      })
+  } catch (error) {
+    services.log.error({ err: error, request_id: call.request.id }, 'audit entry not written')
+  }
+}
+
+async function recordRead(inv: Invocation, project: string | null, status: number): Promise<void> {
+  if (!project || !inv.decided) return
+  const reads = readAudit.only()?.(inv.services)
+  if (!reads || !(await reads.enabledFor(project))) return
+  const entry = entryOf(inv, status, null)
+  if (entry) reads.record(entry)
+}
+
+/** The entry of a call that was carried out. */
+export const recordGiven = (inv: Invocation, given: Answer): Promise<void> =>
+  inv.operation.reads
+    ? recordRead(inv, inv.project, given.status)
+    : recordEntry(inv, given.status, createdId(inv, given))
+
+/** A refused or failed call leaves its entry before the answer goes out. */
+export const recordRefusal = (inv: Invocation, error: AppError): Promise<void> =>
+  inv.operation.reads ? recordRead(inv, inv.audit.project_id, error.status) : recordEntry(inv, error.status, null)

@@ -1,0 +1,131 @@
+import { invalid, raise } from '../api/errors.ts'
+import type { Kind, KindRow } from '../api/kind.ts'
+import { adminGate, listAllowed, listsSomewhere, mayEver, permitted, targetName } from '../iam/access.ts'
+import type { Caller } from '../iam/caller.ts'
+import { requireStorable } from './input.ts'
+import type { Invocation } from './invocation.ts'
+import { findItem, itemId, keepToProject, loadItem, namedProject, projectExists } from './resolve.ts'
+
+/** Step: may the caller do this? Finds the item or the project on the way. Raises FORBIDDEN and what hides a resource. */
+export async function authorize(inv: Invocation, caller: Caller): Promise<void> {
+  const { operation, audit } = inv
+  keepToProject(inv, caller)
+  if (operation.gate === 'any') {
+    inv.decided = operation.action !== null
+    if (operation.shape === 'item') await loadItem(inv, caller)
+    return
+  }
+  inv.decided = true
+  const action = operation.action as string
+  const kind = operation.kind as Kind
+  if (operation.gate === 'owner') {
+    audit.resource_srn = operation.kind ? targetName({ kind, project_id: caller.project_id }) : null
+    operation.admit?.(caller, inv.call.params)
+    if (operation.shape === 'item') await loadItem(inv, caller)
+    if (operation.decide && operation.decide(caller, inv.resource) !== 'allow') forbid(action)
+    return
+  }
+  if (operation.gate === 'admin') return authorizeAdmin(inv, caller, action, operation.kind)
+  if (operation.shape === 'item') return authorizeItem(inv, caller, action, kind)
+  if (operation.shape === 'create') return authorizeCreate(inv, caller, action, kind)
+  return authorizeList(inv, caller, action, operation.kind)
+}
+
+/** Refuses a caller that no resource could be allowed to; for uploads, before their body is read. */
+export async function refuseNever(inv: Invocation, caller: Caller): Promise<void> {
+  const { operation, audit } = inv
+  const action = operation.action as string
+  if (mayEver(caller, action)) return
+  inv.decided = true
+  const named = operation.receive ? undefined : namedProject(inv)
+  const project = named !== undefined && (await projectExists(inv, named)) ? named : caller.project_id
+  audit.project_id = project
+  audit.resource_srn = operation.kind ? targetName({ kind: operation.kind, project_id: project }) : null
+  forbid(action)
+}
+
+function forbid(action: string): never {
+  return raise('FORBIDDEN', { meta: { action } })
+}
+
+async function authorizeAdmin(inv: Invocation, caller: Caller, action: string, kind: Kind | null): Promise<void> {
+  const { operation, audit } = inv
+  const id = operation.param ? itemId(inv) : undefined
+  if (kind) audit.resource_srn = id ? `srn:*:${kind.name}:${id}` : targetName({ kind })
+  if (kind && id) audit.resource_public_id = id
+  const row = id ? ({ id, project_id: null } as KindRow) : undefined
+  if (!adminGate(caller, action, kind ? { kind, row } : null)) forbid(action)
+  if (operation.shape === 'item') await loadItem(inv, caller)
+}
+
+async function authorizeItem(inv: Invocation, caller: Caller, action: string, kind: Kind): Promise<void> {
+  const { audit } = inv
+  const id = itemId(inv)
+  if (!mayEver(caller, action)) {
+    audit.resource_public_id = id
+    // The answer is the same for every id; the entry of a refused change says what it was about.
+    const row = inv.operation.reads ? null : await findItem(inv)
+    audit.project_id = row?.project_id ?? caller.project_id
+    audit.resource_srn = row ? targetName({ kind, row }) : `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
+    forbid(action)
+  }
+  audit.resource_srn = `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
+  const row = await loadItem(inv, caller)
+  if (!permitted(caller, action, { kind, row, requestTags: bodyTags(inv) })) forbid(action)
+}
+
+async function authorizeCreate(inv: Invocation, caller: Caller, action: string, kind: Kind): Promise<void> {
+  const { operation, audit } = inv
+  await refuseNever(inv, caller)
+  const body = (inv.body ?? {}) as Record<string, unknown>
+  let project = namedProject(inv) ?? caller.project_id
+  if (project === null && operation.projectOf) {
+    requireStorable(inv)
+    project = await operation.projectOf(body, inv.db, caller)
+  }
+  if (project === null)
+    return invalid({
+      code: 'REQUIRED',
+      path: 'project_id',
+      message: 'is required with a credential that is bound to no project',
+    })
+  const path = await operation.pathOf?.(body, inv.db, project)
+  const tags = bodyTags(inv)
+  audit.resource_srn = targetName({ kind, project_id: project })
+  audit.project_id = project
+  if (!permitted(caller, action, { kind, project_id: project, path, tags: tags ?? {}, requestTags: tags })) {
+    if (!(await projectExists(inv, project))) audit.project_id = null
+    forbid(action)
+  }
+  // A bound credential lives only as long as its project (foreign key), so only a named one is looked up.
+  if (caller.project_id === null && !(await projectExists(inv, project))) {
+    audit.project_id = null
+    raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
+  }
+  inv.project = project
+}
+
+async function authorizeList(inv: Invocation, caller: Caller, action: string, kind: Kind | null): Promise<void> {
+  const { audit } = inv
+  const project = namedProject(inv) ?? caller.project_id
+  await refuseNever(inv, caller)
+  if (project === null) {
+    if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, kind.name)) forbid(action)
+    return
+  }
+  if (!listAllowed(caller, action, kind?.name ?? '*', project)) forbid(action)
+  if (caller.project_id === null && !(await projectExists(inv, project)))
+    raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
+  inv.project = project
+  audit.project_id = project
+  audit.resource_srn = kind ? targetName({ kind, project_id: project }) : null
+}
+
+/** Tags that the body would set. The body of a tag route is the bag itself. */
+function bodyTags({ operation, body }: Invocation): Record<string, string> | undefined {
+  const tags = operation.path.endsWith('/tags') ? body : (body as { tags?: unknown } | undefined)?.tags
+  if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return undefined
+  return Object.fromEntries(
+    Object.entries(tags).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
+  )
+}

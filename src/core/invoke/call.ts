@@ -1,0 +1,72 @@
+import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
+import { newId } from '../api/ids.ts'
+import type { Tx } from '../db/write.ts'
+import type { Caller } from '../iam/caller.ts'
+
+/** What a call came through. Audit entries name every surface but REST. */
+export type Surface = 'rest' | 'mcp' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
+
+export type RequestFacts = {
+  id: string
+  /** When its head was read, by this process's clock. */
+  receivedAt: Date
+  ip: string | null
+  userAgent: string | null
+  headers: IncomingHttpHeaders
+  /** Aborted when the caller goes away. */
+  closed: AbortSignal
+}
+
+/** One call of an operation, whatever surface it came through. */
+export type Call = {
+  surface: Surface
+  /** Who calls; asked again behind an upload, which may take longer than the rights of who began it. Null is 401. */
+  identify(): Promise<Caller | null>
+  params: Record<string, string>
+  query: Record<string, unknown>
+  /** Undefined without one. */
+  body: unknown
+  request: RequestFacts
+  /** What an Idempotency-Key is kept under, with the credential: the path as it was called. */
+  path: string
+  idempotencyKey?: string
+  ifMatch?: string
+  ifNoneMatch?: string
+  /** The request whose body an operation that receives uploads reads itself. */
+  upload?: IncomingMessage
+  /**
+   * A transaction of the caller's that the call becomes part of: it reads and writes there and nowhere else, a refusal
+   * undoes what the call had written and leaves the transaction usable.
+   */
+  tx?: Tx
+}
+
+const never = new AbortController().signal
+
+/** A call in the name of a known caller, for surfaces without a request of their own. */
+export function callAs(
+  caller: Caller,
+  surface: Exclude<Surface, 'rest'>,
+  input: {
+    params?: Record<string, string>
+    query?: Record<string, unknown>
+    body?: Record<string, unknown>
+    tx?: Tx
+    signal?: AbortSignal
+    requestId?: string
+    idempotencyKey?: string
+  } = {},
+): Call {
+  const { params = {}, query = {}, body, tx, signal = never, requestId = newId('req'), idempotencyKey } = input
+  return {
+    surface,
+    identify: async () => caller,
+    params,
+    query,
+    body,
+    tx,
+    idempotencyKey,
+    path: JSON.stringify(params),
+    request: { id: requestId, receivedAt: new Date(), ip: null, userAgent: null, headers: {}, closed: signal },
+  }
+}

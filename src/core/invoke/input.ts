@@ -1,0 +1,96 @@
+import { invalid, raise } from '../api/errors.ts'
+import type { Kind, KindRow } from '../api/kind.ts'
+import { parsePage } from '../api/lists.ts'
+import type { Context } from '../api/operation.ts'
+import { checkStorable, parse } from '../api/validate.ts'
+import type { Tx } from '../db/write.ts'
+import { permitted, targetName, visibleRows } from '../iam/access.ts'
+import type { Caller } from '../iam/caller.ts'
+import { entryOf } from './audit-trail.ts'
+import type { Invocation } from './invocation.ts'
+
+/** Step: what the call says, checked; and all of it together, as the operation gets it. */
+
+/** The body must be a JSON object where there is one. Raises VALIDATION_FAILED. */
+export function requireObject({ body }: Invocation): void {
+  if (body !== undefined && (typeof body !== 'object' || body === null || Array.isArray(body)))
+    raise('VALIDATION_FAILED', {
+      message: 'Malformed request body: must be a JSON object',
+      meta: { problems: [{ code: 'INVALID_TYPE', path: '', message: 'must be a JSON object' }] },
+    })
+}
+
+/** Refuses a query or a body with what the database cannot hold. Raises VALIDATION_FAILED. */
+export function requireStorable({ call, body }: Invocation): void {
+  const problem = checkStorable(call.query) ?? checkStorable(body)
+  if (problem) invalid(problem)
+}
+
+function parsedBody({ operation, body }: Invocation): unknown {
+  if (operation.body) {
+    if (body !== undefined) return parse(operation.body, body)
+    if (!operation.bodyOptional) invalid({ code: 'REQUIRED', path: '', message: 'a JSON body is required' })
+    return undefined
+  }
+  const unknown = Object.keys((body as object | undefined) ?? {})
+  if (unknown.length > 0)
+    invalid(unknown.map(path => ({ code: 'UNKNOWN_PROPERTY', path, message: 'is not a known property' })))
+  return undefined
+}
+
+/** Checks query and body and puts together what the operation gets. Raises VALIDATION_FAILED. */
+export function contextOf(
+  inv: Invocation,
+  recheck: () => Promise<void>,
+): Context<unknown, unknown, KindRow | undefined> {
+  const { operation, call, services, audit, db } = inv
+  const caller = inv.caller as Caller
+  requireStorable(inv)
+  const page = operation.paged
+    ? parsePage(call.query, operation.pageSize)
+    : { limit: operation.pageSize.default, offset: 0, from: null, to: null }
+  const query = operation.query ? parse(operation.query, call.query) : {}
+  const body = parsedBody(inv)
+  const check: Context['allowed'] = (action, target) => {
+    const allowed = permitted(caller, action, { ...target, requestTags: target.tags })
+    audit.additional_checks.push({ action, resource: targetName(target), allowed })
+    return allowed
+  }
+  return {
+    caller,
+    params: call.params,
+    query,
+    body,
+    resource: inv.resource,
+    project: inv.project,
+    page,
+    visible: columns =>
+      visibleRows(
+        caller,
+        { action: operation.action as string, type: operation.kind?.name ?? '*', project: inv.project },
+        columns,
+      ),
+    db,
+    tx: undefined as unknown as Tx,
+    services,
+    audit,
+    request: call.request,
+    recheck,
+    allow: (action, target) => {
+      if (!check(action, target)) raise('FORBIDDEN', { meta: { action } })
+    },
+    allowed: check,
+    record: (outgoing, status, resourceId) => {
+      const entry = entryOf(inv, status, resourceId ?? null)
+      if (entry) outgoing.audit(entry)
+      outgoing.afterCommit(() => {
+        inv.recorded = true
+      })
+    },
+    allowTags: tags => {
+      const action = operation.action as string
+      const target = { kind: operation.kind as Kind, row: inv.resource, tags, requestTags: tags }
+      if (!permitted(caller, action, target)) raise('FORBIDDEN', { meta: { action } })
+    },
+  }
+}

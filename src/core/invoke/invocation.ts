@@ -1,0 +1,55 @@
+import type { AuditDraft } from '../api/audit.ts'
+import type { IdempotencyClaim } from '../api/idempotency.ts'
+import type { KindRow } from '../api/kind.ts'
+import type { Operation, Received } from '../api/operation.ts'
+import type { Queryable } from '../db/sql.ts'
+import type { Caller } from '../iam/caller.ts'
+import type { Services } from '../process/services.ts'
+import type { Call } from './call.ts'
+
+/** One call on its way through the steps; each step notes what the later ones and the audit entry need. */
+export type Invocation = {
+  readonly services: Services
+  readonly operation: Operation
+  readonly call: Call
+  /** Where reads go before the operation runs: the caller's transaction, or the pool. */
+  readonly db: Queryable
+  readonly audit: AuditDraft
+  caller: Caller | undefined
+  /** An authorization decision was taken, so that there is an audit entry. */
+  decided: boolean
+  /** The entry is written, or commits with what the operation wrote. */
+  recorded: boolean
+  /** The row of an item operation. */
+  resource: KindRow | undefined
+  /** The one project the call is about; null on lists over several and on global resources. */
+  project: string | null
+  body: unknown
+  received: Received | null
+  idempotency: IdempotencyClaim | null
+}
+
+export function openInvocation(services: Services, operation: Operation, call: Call): Invocation {
+  return {
+    services,
+    operation,
+    call,
+    db: call.tx ?? services.pool,
+    audit: {
+      action: operation.action ?? '',
+      project_id: null,
+      resource_srn: null,
+      resource_public_id: null,
+      additional_checks: [],
+      detail: call.surface === 'rest' ? {} : { surface: call.surface },
+    },
+    caller: undefined,
+    decided: false,
+    recorded: false,
+    resource: undefined,
+    project: null,
+    body: call.body,
+    received: null,
+    idempotency: null,
+  }
+}

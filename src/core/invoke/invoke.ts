@@ -1,0 +1,143 @@
+import { AppError } from '../api/errors.ts'
+import type { Kind } from '../api/kind.ts'
+import type { Answer, Operation, Received } from '../api/operation.ts'
+import { isDatabaseLost, isProjectGone, isReferenceLost } from '../db/sql.ts'
+import { targetName } from '../iam/access.ts'
+import type { Services } from '../process/services.ts'
+import { recordRefusal } from './audit-trail.ts'
+import { authorize, refuseNever } from './authorize.ts'
+import type { Call } from './call.ts'
+import { requestCounting } from './hooks.ts'
+import { contextOf, requireObject } from './input.ts'
+import { type Invocation, openInvocation } from './invocation.ts'
+import { claim, keepRefusal, keptForGone, replay } from './repeat.ts'
+import { identify, keepToProject, loadPassedItem, requireStorableParams } from './resolve.ts'
+import { isResourceGone, run } from './run.ts'
+
+/**
+ * Carries out one call of an operation: caller, quota, row and project, permission, input, idempotency, the operation, the
+ * audit entry, in this order and whatever surface the call came through.
+ * @throws AppError alone; what was not foreseen is INTERNAL_ERROR with its cause
+ */
+export const invoke = (services: Services, operation: Operation, call: Call): Promise<Answer> =>
+  carryOut(openInvocation(services, operation, call))
+
+/** The same for an invocation that its surface keeps hold of. */
+export async function carryOut(inv: Invocation): Promise<Answer> {
+  try {
+    return await steps(inv)
+  } catch (error) {
+    const refused = await refusal(inv, error)
+    await recordRefusal(inv, refused)
+    throw refused
+  } finally {
+    const { log } = inv.services
+    await inv.received
+      ?.discard()
+      .catch(error => log.error({ err: error, request_id: inv.call.request.id }, 'upload not discarded'))
+  }
+}
+
+async function steps(inv: Invocation): Promise<Answer> {
+  const { operation, call } = inv
+  if (!operation.receive) requireObject(inv)
+  if (operation.gate === 'public') {
+    if (operation.receive) await receive(inv)
+  } else if (await holdsPass(inv)) await loadPassedItem(inv)
+  else {
+    try {
+      await admit(inv)
+    } catch (error) {
+      const kept = await keptForGone(inv, error)
+      if (kept) return replay(inv, kept)
+      throw error
+    }
+  }
+  const context = contextOf(inv, async () => {
+    const again = openInvocation(inv.services, operation, call)
+    await authorize(again, await identify(again))
+  })
+  if (operation.method === 'post') {
+    const kept = await claim(inv)
+    if (kept) return replay(inv, kept)
+  }
+  try {
+    return await run(inv, context)
+  } catch (error) {
+    if (inv.idempotency) await keepRefusal(inv, error)
+    throw error
+  }
+}
+
+/** Caller, quota and permission; an upload is read in between, as soon as it is known that it could be allowed. */
+async function admit(inv: Invocation): Promise<void> {
+  const { operation } = inv
+  const caller = await identify(inv)
+  await count(inv, caller.project_id)
+  requireStorableParams(inv)
+  if (operation.receive && operation.shape !== 'item') {
+    // An upload names its project in its fields; only who could never be allowed is refused before they are read.
+    keepToProject(inv, caller)
+    await refuseNever(inv, caller)
+    await receive(inv)
+    await authorize(inv, await identify(inv))
+  } else await authorize(inv, caller)
+  if (!caller.project_id) await count(inv, inv.project)
+  if (operation.receive && operation.shape === 'item') {
+    await receive(inv)
+    await authorize(inv, await identify(inv))
+  }
+}
+
+/** A request of a project key counts against the quotas of its project; other surfaces count where they come in. */
+async function count({ services, call, caller }: Invocation, project: string | null): Promise<void> {
+  if (call.surface !== 'rest' || caller?.credential.type !== 'api_key' || project === null) return
+  await requestCounting.only()?.(services, caller, project)
+}
+
+/** Reads the body through the operation; its fields are then checked like those of a JSON body. */
+async function receive(inv: Invocation): Promise<void> {
+  const { call, operation, services } = inv
+  if (!call.upload) throw new Error(`operation ${operation.id} takes uploads over HTTP only`)
+  const received: Received = await (operation.receive as NonNullable<Operation['receive']>)({
+    req: call.upload,
+    params: call.params,
+    query: call.query,
+    services,
+    caller: inv.caller ?? null,
+    project: inv.project ?? inv.caller?.project_id ?? null,
+    resource: inv.resource,
+    closed: call.request.closed,
+  })
+  inv.received = received
+  inv.body = received.body
+  if (!received.as) return
+  inv.caller = received.as.caller
+  inv.project = received.as.project
+  inv.decided = true
+  inv.audit.project_id = inv.project
+  if (operation.kind) inv.audit.resource_srn = targetName({ kind: operation.kind, project_id: inv.project })
+}
+
+async function holdsPass({ operation, call, services }: Invocation): Promise<boolean> {
+  if (!operation.pass) return false
+  return operation.pass({ params: call.params, query: call.query, services })
+}
+
+/**
+ * What was thrown, as the refusal that the caller gets. A call that lost the race against the delete of its project or of
+ * its resource is like one that came after it; one that lost the database may be repeated when it is back.
+ */
+async function refusal(inv: Invocation, error: unknown): Promise<AppError> {
+  if (error instanceof AppError) return error
+  if (isDatabaseLost(error))
+    return new AppError('SERVICE_NOT_READY', {
+      cause: error,
+      meta: { checks: { database: 'cannot be reached' } },
+      headers: { 'Retry-After': '1' },
+    })
+  if (isProjectGone(error)) return new AppError('RESOURCE_NOT_FOUND', { meta: { id: inv.audit.project_id } })
+  if (isReferenceLost(error) && (await isResourceGone(inv).catch(() => false)))
+    return new AppError((inv.operation.kind as Kind).notFound, { meta: { id: inv.resource?.id } })
+  return new AppError('INTERNAL_ERROR', { cause: error })
+}

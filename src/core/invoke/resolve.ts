@@ -1,0 +1,93 @@
+import { kept } from '../api/audit.ts'
+import { invalid, raise } from '../api/errors.ts'
+import { isIdOf, type Kind, type KindRow, kinds } from '../api/kind.ts'
+import type { Operation } from '../api/operation.ts'
+import { storable } from '../api/validate.ts'
+import { sql } from '../db/sql.ts'
+import { projectBinding, sees, targetName } from '../iam/access.ts'
+import type { Caller } from '../iam/caller.ts'
+import type { Invocation } from './invocation.ts'
+
+/** Step: who calls, which row and which project a call is about. */
+
+/** The caller as of now. Raises UNAUTHORIZED. */
+export async function identify(inv: Invocation): Promise<Caller> {
+  inv.caller = (await inv.call.identify()) ?? raise('UNAUTHORIZED')
+  return inv.caller
+}
+
+/** Path parameters that the database cannot hold name nothing. Raises RESOURCE_NOT_FOUND. */
+export function requireStorableParams({ call }: Invocation): void {
+  for (const value of Object.values(call.params))
+    if (typeof value !== 'string' || !storable(value))
+      raise('RESOURCE_NOT_FOUND', { meta: { id: String(value).slice(0, 200) } })
+}
+
+export const itemId = ({ operation, call }: Invocation): string => call.params[operation.param as string]
+
+/** The row under an item's id, whoever may know of it. */
+export async function findItem(inv: Invocation): Promise<KindRow | null> {
+  const { operation, db } = inv
+  const kind = operation.kind as Kind
+  const id = itemId(inv)
+  return isIdOf(kind, id) ? await (operation.find ?? kind.find)(db, id) : null
+}
+
+/** Notes the item; its project must be visible to the caller, else it is as if it did not exist. Raises `notFound`. */
+export async function loadItem(inv: Invocation, caller: Caller): Promise<KindRow> {
+  const kind = inv.operation.kind as Kind
+  const id = itemId(inv)
+  inv.audit.resource_public_id = id
+  const row = await findItem(inv)
+  if (!row || !mayKnow(inv, caller, row)) return raise(kind.notFound, { meta: { id } })
+  noteItem(inv, row)
+  return row
+}
+
+/** The item of a request that came with a pass for it. */
+export async function loadPassedItem(inv: Invocation): Promise<void> {
+  inv.resource = (await findItem(inv)) ?? raise((inv.operation.kind as Kind).notFound, { meta: { id: itemId(inv) } })
+}
+
+function noteItem(inv: Invocation, row: KindRow): void {
+  inv.resource = row
+  inv.project = row.project_id
+  inv.audit.project_id = row.project_id
+  inv.audit.resource_srn = targetName({ kind: inv.operation.kind as Kind, row })
+}
+
+/** Owners know what is theirs whatever their policies say of its project. */
+function mayKnow({ operation: { gate, decide } }: Invocation, caller: Caller, row: KindRow): boolean {
+  return gate === 'owner' && decide ? decide(caller, row) !== 'hide' : sees(caller, row.project_id)
+}
+
+/** The project that the query or the body names; undefined when neither does. Raises VALIDATION_FAILED for no string. */
+export function namedProject({ operation, call, body }: Invocation): string | undefined {
+  const inBody = operation.namesProject ? (body as { project_id?: unknown } | undefined)?.project_id : undefined
+  const named = call.query.project_id ?? inBody ?? undefined
+  if (named !== undefined && typeof named !== 'string')
+    invalid({ code: 'INVALID_TYPE', path: 'project_id', message: 'must be a string' })
+  return named
+}
+
+/**
+ * A bound credential stays in its project, whatever it may do there: judged before its rights, and noted under its own
+ * project. Raises API_KEY_PROJECT_SCOPE.
+ */
+export function keepToProject(inv: Invocation, caller: Caller): void {
+  const requested = inv.operation.kind?.name === 'project' && inv.operation.param ? itemId(inv) : namedProject(inv)
+  if (requested === undefined || caller.project_id === null || caller.project_id === requested) return
+  inv.decided = true
+  inv.audit.project_id = caller.project_id
+  inv.audit.detail.requested_project = kept(requested)
+  inv.audit.resource_srn ??= typeName(inv.operation, caller.project_id)
+  projectBinding(caller, requested)
+}
+
+const typeName = ({ kind }: Operation, project: string): string | null =>
+  kind ? targetName({ kind, project_id: project }) : null
+
+export async function projectExists({ db }: Invocation, id: string): Promise<boolean> {
+  if (!isIdOf(kinds.get('project'), id)) return false
+  return db.exists(sql.unsafe`select 1 from projects where id = ${id}`)
+}

@@ -1,0 +1,97 @@
+import { raise } from '../api/errors.ts'
+import { etagOf, namesTag } from '../api/etag.ts'
+import { keepAnswer } from '../api/idempotency.ts'
+import type { Kind, KindRow } from '../api/kind.ts'
+import { type Answer, answer, type Context, isAnswer } from '../api/operation.ts'
+import { isProjectGone, isReferenceLost } from '../db/sql.ts'
+import type { Tx } from '../db/write.ts'
+import { createdId, entryOf, noteChanges, recordGiven } from './audit-trail.ts'
+import type { Invocation } from './invocation.ts'
+import { keepGiven } from './repeat.ts'
+
+/** Step: the operation itself, in a transaction with its events, its messages and its audit entry. */
+
+type AnyContext = Context<unknown, unknown, KindRow | undefined>
+
+export async function run(inv: Invocation, context: AnyContext): Promise<Answer> {
+  const { operation, call } = inv
+  if (operation.transaction) return conditional(inv, await runInTransaction(inv, context))
+  if (call.tx && !operation.reads)
+    throw new Error(`operation ${operation.id} has transactions of its own and cannot be part of another`)
+  const given = asAnswer(inv, await operation.run(context as never))
+  await recordGiven(inv, given)
+  await keepGiven(inv, given)
+  return conditional(inv, given)
+}
+
+function asAnswer({ operation: { answers, shape } }: Invocation, result: unknown): Answer {
+  if (isAnswer(result)) return result
+  // Keys that are numbers come in their order, whatever the order they were written in.
+  const status = shape === 'create' && answers[201] !== undefined ? 201 : Number(Object.keys(answers)[0])
+  return answer(status, result)
+}
+
+/** Runs the operation; once more when another call deleted what it names between its checks and its writes. */
+async function runInTransaction(inv: Invocation, context: AnyContext): Promise<Answer> {
+  try {
+    return await runOnce(inv, context)
+  } catch (error) {
+    if (!isReferenceLost(error) || isProjectGone(error)) throw error
+    if (await isResourceGone(inv)) throw error
+    return await runOnce(inv, context)
+  }
+}
+
+export async function isResourceGone({ operation, resource, db }: Invocation): Promise<boolean> {
+  const { kind, shape } = operation
+  return shape === 'item' && !!kind && !!resource && !(await kind.find(db, resource.id))
+}
+
+async function runOnce(inv: Invocation, context: AnyContext): Promise<Answer> {
+  const { operation, services, audit, call } = inv
+  const noted = { checks: audit.additional_checks.length, detail: { ...audit.detail } }
+  const work = async (tx: Tx): Promise<Answer> => {
+    // A transaction may be run again after a serialization failure; what it noted is noted anew.
+    audit.additional_checks.length = noted.checks
+    audit.detail = { ...noted.detail }
+    context.tx = tx
+    context.db = tx
+    await checkIfMatch(inv, tx)
+    const given = asAnswer(inv, await operation.run(context as never))
+    noteChanges(inv, context.body, given)
+    const entry = entryOf(inv, given.status, createdId(inv, given))
+    if (entry) tx.audit(entry)
+    if (inv.idempotency)
+      await keepAnswer(tx, services.secrets, inv.idempotency, given.kept ?? given, operation.secretAnswer)
+    return given
+  }
+  const given = await (call.tx ? call.tx.nested(work) : services.write(work))
+  inv.recorded = true
+  return given
+}
+
+/** Takes the row's lock and compares the tag the client read with the record as it stands. */
+async function checkIfMatch({ operation, call, resource }: Invocation, tx: Tx): Promise<void> {
+  const { ifMatch } = call
+  if (ifMatch === undefined || operation.shape !== 'item' || operation.method === 'post') return
+  const kind = operation.kind as Kind
+  const row = await kind.lock(tx, (resource as KindRow).id)
+  if (!namesTag(ifMatch, etagOf(JSON.stringify(kind.present(row))))) raise('PRECONDITION_FAILED')
+}
+
+/** Adds the tag of a record that was read; 304 for a client that already has it. */
+function conditional({ operation, call, resource }: Invocation, given: Answer): Answer {
+  const { method, shape, paged } = operation
+  if (method !== 'get' || shape !== 'item' || paged || given.status !== 200 || given.stream) return given
+  const kind = operation.kind as Kind
+  const row = resource as KindRow
+  if ((given.body as { id?: string } | null)?.id !== row.id) return given
+  const text = JSON.stringify(given.body)
+  const record = JSON.stringify(kind.present(row))
+  const tag = etagOf(record)
+  const headers = { ...given.headers, ETag: tag }
+  // An answer that adds a measured value to the record is worth sending although the record is the same.
+  if (text === record && call.ifNoneMatch !== undefined && namesTag(call.ifNoneMatch, tag))
+    return answer(304, undefined, headers)
+  return { ...answer(200, given.body, headers), text }
+}
