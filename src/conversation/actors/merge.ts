@@ -1,10 +1,10 @@
 import { invalid, raise } from '../../core/api/errors.ts'
-import { isIdOf, type Kind } from '../../core/api/kind.ts'
+import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { type ActorRow, actorKind } from './model.ts'
-import { deleteActor, moveActor } from './store.ts'
+import { moveActor } from './store.ts'
 
 /** Moves what else names an actor; raises what forbids the merge. */
 export const actorMoves = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor moves')
@@ -26,10 +26,10 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   if (!from) raise(actorKind.notFound, { meta: { id: source.id } })
   const to = rows.get(intoId)
   if (!to || to.project_id !== from.project_id) raise('ACTOR_NOT_FOUND', { meta: { id: intoId } })
-  allow('actors:UpdateActor', { kind: actorKind as unknown as Kind, row: to })
+  allow('actors:UpdateActor', { kind: actorKind, row: to })
   for (const move of actorMoves.all()) await move(tx, from, to)
   await moveActor(tx, from.id, to.id)
-  await deleteActor(tx, from.id)
+  await actorKind.delete(tx, from.id)
   tx.emit(actorKind, 'deleted', from)
   tx.emit(actorKind, 'updated', to)
   return actorKind.present(to)

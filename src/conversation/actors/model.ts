@@ -1,63 +1,41 @@
 import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
-import { record } from '../../core/api/record.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
-
-export const Metadata = z.record(z.string(), z.unknown())
 
 /** Names: 1 to 255 characters after trimming. */
 export const Name = z.string().trim().min(1).max(255)
 
-export const Actor = record(
-  'Actor',
-  {
-    name: z.string(),
-    external_id: z.string().nullable(),
-    instructions: z.string().nullable(),
-    agent_id: z.string().nullable(),
-    chat_id: z.string().nullable(),
-    metadata: Metadata.nullable(),
-  },
-  { tags: true },
-)
-
-const externalId = z
-  .string()
-  .min(1)
-  .max(255)
-  .meta({ description: 'Sent as a context header with every tool call of session turns: no personal data here.' })
-const instructions = z.string().max(65_536)
 const link = z.string().min(1).max(255)
 
-export const ActorInput = z
-  .strictObject({
-    project_id: z.string().optional(),
-    name: Name,
-    external_id: externalId.nullish(),
-    instructions: instructions.nullish(),
-    agent_id: link.nullish(),
-    chat_id: link.nullish(),
-    metadata: MetadataBag.nullish(),
-  })
-  .meta({ id: 'ActorInput' })
+const fields = {
+  name: Name.describe('Name to show'),
+  external_id: link
+    .nullable()
+    .describe(
+      'Your id of the end user, one actor a project. Sent as a context header with every tool call of session turns: no personal data here',
+    ),
+  instructions: z.string().max(65_536).nullable().describe('Added to the system prompt while the actor speaks'),
+  agent_id: link.nullable().describe('Agent that speaks as the actor; not together with chat_id'),
+  chat_id: link.nullable().describe('Chat that speaks as the actor; not together with agent_id'),
+  metadata: MetadataBag.nullable().describe('Data of your own; its keys are never touched'),
+}
 
-export const ActorPatch = z
-  .strictObject({
-    name: Name.optional(),
-    external_id: externalId.optional(),
-    instructions: instructions.nullish(),
-    agent_id: link.nullish(),
-    chat_id: link.nullish(),
-    metadata: MetadataBag.nullish(),
-    tags: TagInput.optional(),
-  })
-  .meta({ id: 'ActorPatch' })
+export const Actor = record('Actor', fields, { tags: true })
 
-export const ActorMerge = z.strictObject({ into_actor_id: z.string() }).meta({ id: 'ActorMerge' })
+export const ActorInput = createBody('ActorInput', fields, ['name'])
 
-/** A row of actors; its columns are the record. */
-export type ActorRow = z.infer<typeof Actor>
+export const ActorPatch = patchBody('ActorPatch', {
+  ...fields,
+  external_id: fields.external_id.unwrap(),
+  tags: TagInput.describe('Replaces the tags'),
+})
+
+export const ActorMerge = z
+  .strictObject({ into_actor_id: z.string().describe('Actor that gets everything and stays') })
+  .meta({ id: 'ActorMerge' })
 
 export const actorKind = kind({
   name: 'actor',
@@ -67,4 +45,13 @@ export const actorKind = kind({
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'null' }],
   record: Actor,
   events: ['created', 'updated', 'deleted'],
+  unique: {
+    actors_external_id: () =>
+      raise('NAME_CONFLICT', {
+        message: 'external_id is taken by another actor of the project',
+        meta: { field: 'external_id' },
+      }),
+  },
 })
+
+export type ActorRow = z.output<typeof actorKind.row>

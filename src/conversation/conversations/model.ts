@@ -5,7 +5,7 @@ import { record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { eventSource } from '../../core/db/events.ts'
-import { Metadata, Name } from '../actors/model.ts'
+import { Name } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
 export const MESSAGE_ROLES = ['user', 'assistant'] as const
@@ -35,7 +35,7 @@ export const ConversationMessage = z
     generation_id: z.string().nullable(),
     position: z.int().describe('Order; changes when messages are inserted before it'),
     content: z.string().nullable().describe('Null when the content was purged'),
-    metadata: Metadata.nullable().describe('Shown to the model'),
+    metadata: MetadataBag.nullable().describe('Shown to the model'),
     created_at: time,
   })
   .meta({ id: 'ConversationMessage' })

@@ -7,7 +7,7 @@ import { answer, itemOperation, type Operation, operation, streamed } from '../.
 import { replacedTags, tagOperations } from '../../core/api/tags.ts'
 import { type Queryable, sql, substring } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
-import { shareActor } from '../actors/store.ts'
+import { actorKind } from '../actors/model.ts'
 import { generate, openSession } from '../turns/generate.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
@@ -55,7 +55,7 @@ async function locked(tx: Queryable, id: string): Promise<ConversationRow> {
 
 /** Raises ACTOR_NOT_FOUND unless the actor is one of the project's; it stays until the transaction ends. */
 async function checkActor(tx: Queryable, projectId: string, actorId: string | null | undefined) {
-  if (actorId != null && !(await shareActor(tx, actorId, projectId)))
+  if (actorId != null && !(await actorKind.reference(tx, actorId, projectId)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actorId } })
 }
 
@@ -226,7 +226,7 @@ const addMessage = itemOperation(conversationKind, {
   async run({ allow, body, resource, tx }) {
     if (body.role === 'system') raise('SYSTEM_MESSAGE_NOT_ALLOWED')
     // Before the conversation's lock: the delete of an actor goes the other way round.
-    const authorless = body.actor_id != null && !(await shareActor(tx, body.actor_id, resource.project_id))
+    const authorless = body.actor_id != null && !(await actorKind.reference(tx, body.actor_id, resource.project_id))
     const owner = await locked(tx, resource.id)
     const session = await openSession(tx, owner)
     if (authorless) {

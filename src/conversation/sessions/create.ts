@@ -1,7 +1,6 @@
 import type { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { Kind } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -10,7 +9,6 @@ import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { actorKind } from '../actors/model.ts'
 import { obtainActor } from '../actors/obtain.ts'
-import { shareActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { insertConversation } from '../conversations/store.ts'
 import { expireLocked } from './expire.ts'
@@ -112,10 +110,11 @@ export async function createSession(
   if (agent?.project_id !== project_id) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
   let actor_id = body.actor_id ?? null
   if (body.actor) {
-    context.allow('actors:CreateActor', { kind: actorKind as unknown as Kind, project_id })
-    const fields = { ...body.actor, project_id, instructions: null, agent_id: null, metadata: null }
-    actor_id = (await obtainActor(tx, fields)).actor.id
-  } else if (actor_id !== null && !(await shareActor(tx, actor_id, project_id)))
+    context.allow('actors:CreateActor', { kind: actorKind, project_id })
+    const made = await obtainActor(tx, { ...body.actor, project_id })
+    if (!('existing' in made)) tx.emit(actorKind, 'created', made)
+    actor_id = 'existing' in made ? made.existing.id : made.id
+  } else if (actor_id !== null && !(await actorKind.reference(tx, actor_id, project_id)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
   if (agent.single_session_per_actor && actor_id !== null) await requireSole(tx, agent.id, actor_id)
   const { session, conversation } = await addSession(tx, {

@@ -8,7 +8,7 @@ import type { Services } from '../../core/process/services.ts'
 import { mailboxes } from '../../execution/generations/abort.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
-import { lockActor } from '../actors/store.ts'
+import { actorKind } from '../actors/model.ts'
 import type { GenerateMessageInput } from '../conversations/model.ts'
 import { type ConversationRow, lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
@@ -111,7 +111,7 @@ mailboxes.retry = async (tx, services, failed, input) => {
 
 /** The agent that answers: the one named, or the one the actor is linked to (8.4). */
 async function answering(tx: Tx, projectId: string, body: Body): Promise<string> {
-  const actor = body.actor_id == null ? null : await lockActor(tx, body.actor_id, projectId)
+  const actor = body.actor_id == null ? null : await actorKind.reference(tx, body.actor_id, projectId)
   if (body.actor_id != null && !actor) raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
   const agentId = body.agent_id ?? actor?.agent_id
   if (agentId == null)

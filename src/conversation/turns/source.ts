@@ -1,7 +1,7 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { TurnSource } from '../../execution/generations/turn.ts'
-import { shareActor } from '../actors/store.ts'
+import { actorKind } from '../actors/model.ts'
 import { messageEvents } from '../conversations/model.ts'
 import { appendMessage, type ConversationRow, lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
@@ -47,7 +47,7 @@ export function turnSource(picked: Picked): TurnSource {
       held = null
       // Before the conversation's lock: the delete of an actor goes the other way round.
       const speaks = picked.turn.actor_id !== null
-      if (speaks) await shareActor(tx, picked.turn.actor_id as string, picked.conversation.project_id)
+      if (speaks) await actorKind.reference(tx, picked.turn.actor_id as string, picked.conversation.project_id)
       const conversation = await lockConversation(tx, picked.conversation.id)
       if (!conversation) return gone(picked.conversation.id)
       const turn = await openTurnOf(tx, generation.id)

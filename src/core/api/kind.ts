@@ -55,8 +55,12 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   find(db: Queryable, id: string, lock?: boolean): Promise<Row | null>
   /** The row under its lock (FOR UPDATE). Raises `notFound` when it is gone. */
   lock(db: Queryable, id: string): Promise<Row>
+  /** A row of a project, kept from being deleted until the transaction ends (FOR KEY SHARE); null when there is none. */
+  reference(db: Queryable, id: string, projectId: string | null): Promise<Row | null>
   /** Adds a row, with a new id unless one is given. Raises the code of a unique index that refuses it. */
   insert(db: Queryable, values: Values<Row>): Promise<Row>
+  /** The same, with null in place of a refusal by a unique index; the transaction goes on. */
+  insertUnlessTaken(db: Queryable, values: Values<Row>): Promise<Row | null>
   /** Writes the columns given and `updated_at`. The caller holds the row. */
   update(db: Queryable, id: string, values: Values<Row>): Promise<Row>
   /** Deletes a row; null when it was gone. */
@@ -159,6 +163,12 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
   const given = (values: Values<any>) =>
     Object.entries(values).filter(([name, value]) => value !== undefined && name in encoders && !(name in computed))
   const encoded = ([name, value]: [string, unknown]): ValueExpression => encoders[name](value)
+  const insertion = (values: Values<any>, conflict: Fragment) => {
+    const entries = given({ id: newId(declaration.prefix), ...values })
+    return typed`
+      insert into ${table} as t (${list(entries.map(([name]) => sql.identifier([name])))})
+      values (${list(entries.map(encoded))}) ${conflict} returning ${columns}`
+  }
   const refused = (error: unknown, values: Values<any>): never => {
     if (error instanceof UniqueIntegrityConstraintViolationError) unique[error.constraint ?? '']?.(values)
     throw error
@@ -194,16 +204,20 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
     async lock(db, id) {
       return (await made.find(db, id, true)) ?? raise(made.notFound, { meta: { id } })
     },
+    reference: async (db, id, projectId) =>
+      isIdOf(made, id)
+        ? db.maybeOne(
+            typed`select ${columns} from ${table} t where t.id = ${id} and ${inProject(made, projectId)} for key share of t`,
+          )
+        : null,
     async insert(db, values) {
-      const entries = given({ id: newId(made.prefix), ...values })
       try {
-        return await db.one(typed`
-          insert into ${table} as t (${list(entries.map(([name]) => sql.identifier([name])))})
-          values (${list(entries.map(encoded))}) returning ${columns}`)
+        return await db.one(insertion(values, sql.fragment``))
       } catch (error) {
         return refused(error, values)
       }
     },
+    insertUnlessTaken: (db, values) => db.maybeOne(insertion(values, sql.fragment`on conflict do nothing`)),
     async update(db, id, values) {
       const sets = given(values).map(entry => sql.fragment`${sql.identifier([entry[0]])} = ${encoded(entry)}`)
       try {
@@ -233,6 +247,10 @@ function picked(row: Record<string, unknown>, names: readonly string[]): object 
   for (const name of names) record[name] = row[name]
   return record
 }
+
+/** The condition that a row is of a project; rows of the deployment are of every one. */
+export const inProject = ({ global }: Pick<Kind, 'global'>, projectId: string | null): Fragment =>
+  global ? sql.fragment`true` : sql.fragment`t.project_id = ${projectId}`
 
 const list = (parts: readonly ValueExpression[]) => sql.join(parts, sql.fragment`, `)
 

@@ -45,3 +45,33 @@ export function record<F extends z.ZodRawShape, const O extends RecordOptions = 
     })
     .meta({ id: name }) as never
 }
+
+/** Where a new resource goes, in the body of its create. */
+export const projectField = z
+  .string()
+  .nullable()
+  .optional()
+  .describe('Project of the new resource; a credential that is bound to a project needs none')
+
+type Partially<F extends z.ZodRawShape, R extends keyof F> = Show<
+  { project_id: typeof projectField } & {
+    [K in keyof F]: K extends R ? F[K] : F[K] extends z.ZodType ? z.ZodOptional<F[K]> : never
+  }
+>
+
+/** The body of a create: its project, the fields that are required, the others optional. No other property is accepted. */
+export function createBody<F extends z.ZodRawShape, const R extends keyof F & string>(
+  name: string,
+  fields: F,
+  required: readonly R[],
+): Partially<F, R> extends infer S extends z.ZodRawShape ? z.ZodObject<S, z.core.$strict> : never {
+  const shape = Object.entries(fields as unknown as Record<string, z.ZodType>).map(([field, type]) => [
+    field,
+    (required as readonly string[]).includes(field) ? type : type.optional(),
+  ])
+  return z.strictObject({ project_id: projectField, ...Object.fromEntries(shape) }).meta({ id: name }) as never
+}
+
+/** The body of a PATCH: every field optional, no other property accepted. */
+export const patchBody = <F extends z.ZodRawShape>(name: string, fields: F) =>
+  z.strictObject(fields).partial().meta({ id: name })

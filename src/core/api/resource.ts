@@ -107,12 +107,13 @@ export function resource<Row extends KindRow, Event extends string>(
       said: Said &
         Pick<Partial<Operation>, 'pathOf' | 'projectOf'> & {
           body: B
+          check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | Existing<Row>>
           /** What the answer shows beside the record, such as a secret. */
           show?: (row: Row, context: QueryContext<z.output<B>>) => object
         },
     ): Operation {
-      const { body, make, show, ...more } = said
+      const { body, check, make, show, ...more } = said
       return operation({
         id: `create${noun}`,
         method: 'post',
@@ -127,6 +128,7 @@ export function resource<Row extends KindRow, Event extends string>(
         async run(context) {
           const { tx, project } = context
           const values = context.body as Values<Row>
+          await check?.(context as never)
           await requireReferences(tx, kind, project, values)
           const made = make
             ? await make(context as never)
@@ -148,6 +150,7 @@ export function resource<Row extends KindRow, Event extends string>(
         body: B
         method?: 'patch' | 'put'
         quiet?: boolean
+        check?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
         change?: (
           next: Row,
           context: QueryContext<z.output<B>, Row> & { stored: Row },
@@ -158,7 +161,7 @@ export function resource<Row extends KindRow, Event extends string>(
         changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
       },
     ): Operation {
-      const { body, method = 'patch', quiet = false, change, write, changed, ...more } = said
+      const { body, method = 'patch', quiet = false, check, change, write, changed, ...more } = said
       return itemOperation(kind, {
         id: `${method === 'put' ? 'replace' : 'update'}${noun}`,
         method,
@@ -181,9 +184,10 @@ export function resource<Row extends KindRow, Event extends string>(
             given.tags = replacedTags(stored.tags ?? {}, given.tags as Tags)
             context.allowTags(given.tags as Tags)
           }
-          await requireReferences(tx, kind, stored.project_id, given)
           const all = { ...context, stored } as never
           let next = { ...stored, ...given } as Row
+          await check?.(next, all)
+          await requireReferences(tx, kind, stored.project_id, given)
           next = (await change?.(next, all)) ?? next
           const changes = kind.changes(stored, next)
           if (quiet && Object.keys(changes).length === 0) return present(stored)

@@ -12,6 +12,9 @@ import { z } from 'zod'
 
 export const sql = createSqlTag()
 
+/** A statement that gives no rows. */
+export const statement = sql.type(z.strictObject({}))
+
 /** Anything statements can be sent through: the pool, one connection, or a transaction. */
 export type Queryable = Pick<
   CommonQueryMethods,
