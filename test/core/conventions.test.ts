@@ -552,6 +552,57 @@ describe('conventions', () => {
       ])
     })
 
+    it('a bound key that names another project is told so, whatever it may do there', async () => {
+      const other = await app.project()
+      const bound = app.as((await app.admin.post('/project-keys', { project_id: other.id })).body.secret)
+      const policy = { statement: [{ effect: 'Allow', action: ['actors:GetActor'] }] }
+      const { id } = (await app.admin.post('/policies', { document: policy })).body
+      const weak = app.as(
+        (await app.admin.post('/project-keys', { project_id: other.id, policy_ids: [id] })).body.secret,
+      )
+      const named = (await key.get('/users/me')).body.credential.project_id
+      for (const caller of [bound, weak])
+        for (const reply of [
+          await caller.post('/actors', { project_id: named, name: 'a' }),
+          await caller.get(`/actors?project_id=${named}`),
+          await caller.get(`/projects/${named}`),
+          await caller.delete(`/projects/${named}`),
+          await caller.get(`/audit-log?project_id=${named}`),
+          await caller.get('/webhooks?project_id=proj_00000000000000000000000000'),
+          await caller.post('/project-keys', { project_id: named }),
+          await caller.post('/documents', { project_id: named, content: 'x' }),
+          await caller.post('/knowledge/search', { project_id: named, query: 'x' }),
+          await caller.get(`/users/me/permissions?project_id=${named}`),
+        ]) {
+          expectRefusal(reply, 403, 'API_KEY_PROJECT_SCOPE')
+          assert.equal(reply.body.error.meta.scoped_project, other.id)
+          assert.ok(reply.body.error.meta.requested_project)
+        }
+    })
+
+    it('a denied change is audited with its project and its resource, also by a caller without the action anywhere', async () => {
+      const actorId = actorPath.split('/').pop() as string
+      const projectId = (await key.get('/users/me')).body.credential.project_id
+      const nobody = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['files:GetFile'] }] }])
+      for (const [method, path, body, srn] of [
+        ['patch', actorPath, { name: 'b' }, `srn:${projectId}:actor:${actorId}`],
+        ['delete', actorPath, undefined, `srn:${projectId}:actor:${actorId}`],
+        ['post', '/actors', { project_id: projectId, name: 'a' }, `srn:${projectId}:actor:*`],
+      ] as const) {
+        const reply = method === 'delete' ? await nobody.delete(path) : await nobody[method](path, body)
+        expectRefusal(reply, 403, 'FORBIDDEN')
+        const id = reply.headers.get('x-request-id')
+        const { data } = (await app.admin.get(`/audit-log?project_id=${projectId}&limit=200`)).body
+        const entry = data.find((each: any) => each.request_id === id)
+        assert.deepEqual(
+          [entry?.status, entry?.project_id, entry?.resource_srn],
+          [403, projectId, srn],
+          `${method} ${path}`,
+        )
+      }
+      expectRefusal(await nobody.patch('/actors/actor_00000000000000000000000000', { name: 'b' }), 403, 'FORBIDDEN')
+    })
+
     it('a body that cannot be parsed comes before the credential, the credential before everything else', async () => {
       expectRefusal(await app.anonymous.patch(actorPath, '{'), 400, 'VALIDATION_FAILED')
       expectRefusal(await app.anonymous.patch(actorPath, invalid), 401, 'UNAUTHORIZED')

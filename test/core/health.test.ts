@@ -104,12 +104,19 @@ describe('health of a process whose database is away', function () {
   let relay: Relay
   let web: TestProcess
   let worker: TestProcess
+  let admin: string
   before(async () => {
     database = await cloneTemplate()
     relay = await startRelay(database.url)
     web = await startProcess('web', relay.url, { ADMIN_USERNAME: 'root', ADMIN_PASSWORD: 'a fine password' })
     worker = await startProcess('worker', relay.url, { WORKER_HEARTBEAT_INTERVAL_MS: '200' })
     await Promise.all([web, worker].map(ready))
+    const login = await fetch(`${web.url}/api/v1/users/login`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ username: 'root', password: 'a fine password' }),
+    })
+    admin = ((await login.json()) as { token: string }).token
   })
   after(async () => {
     await Promise.all([web?.kill(), worker?.kill()])
@@ -132,6 +139,30 @@ describe('health of a process whose database is away', function () {
     it(`${mode === 'refuse' ? 'refusing connections' : 'silent'}: /healthz is 200, /readyz 503 in time, and both recover`, async () => {
       await relay.set(mode)
       try {
+        // Five seconds are promised; the rest is the machine's.
+        const token = { authorization: `Bearer sk_${'a'.repeat(43)}` }
+        const asked = [
+          () => fetch(`${web.url}/api/v1/projects`, { headers: token }),
+          () => fetch(`${web.url}/api/v1/actors`, { headers: { authorization: `Bearer ${admin}` } }),
+          () =>
+            fetch(`${web.url}/api/v1/projects`, {
+              method: 'POST',
+              headers: { authorization: `Bearer ${admin}`, 'content-type': 'application/json' },
+              body: JSON.stringify({ name: 'never' }),
+            }),
+        ]
+        for (const together of [1, 40])
+          for (const ask of asked) {
+            const started = performance.now()
+            const answers = await Promise.all(Array.from({ length: together }, ask))
+            const ms = performance.now() - started
+            for (const answer of answers) {
+              assert.equal(answer.status, 503)
+              assert.equal(answer.headers.get('retry-after'), '1')
+              assert.equal(((await answer.json()) as any).error.code, 'SERVICE_NOT_READY')
+            }
+            assert.ok(ms < 12_000, `${together} took ${Math.round(ms)} ms`)
+          }
         for (let round = 0; round < 3; round++) {
           for (const { url } of [web, worker]) {
             const alive = await timed(`${url}/healthz`)
@@ -145,13 +176,6 @@ describe('health of a process whose database is away', function () {
         const scraped = performance.now()
         assert.equal((await fetch(`${web.url}/metrics`, { signal: AbortSignal.timeout(10_000) })).status, 200)
         assert.ok(performance.now() - scraped < 8000)
-        if (mode === 'refuse') {
-          const failed = await fetch(`${web.url}/api/v1/projects`, {
-            headers: { authorization: `Bearer sk_${'a'.repeat(43)}` },
-          })
-          assert.equal(failed.status, 503)
-          assert.equal(((await failed.json()) as any).error.code, 'SERVICE_NOT_READY')
-        }
       } finally {
         await relay.set('pass')
       }

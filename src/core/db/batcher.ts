@@ -1,3 +1,5 @@
+import { outsideTenancy } from './tenancy.ts'
+
 /**
  * Micro-batching: what is added while a batch is under way is carried out together as the next one. An idle batcher
  * starts at once, so a lone item waits for nothing and a busy one amortises its round trips.
@@ -17,7 +19,7 @@ export class Batcher<T, R> {
   add(item: T): Promise<R> {
     return new Promise((resolve, reject) => {
       this.waiting.push({ item, resolve, reject })
-      this.running ??= this.drain()
+      this.running ??= outsideTenancy(() => this.drain())
     })
   }
 

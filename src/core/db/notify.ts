@@ -12,6 +12,8 @@ export type Notifications = {
   listen(channel: string, handler: (payload: string) => void, options?: { onReconnect?: () => void }): Unlisten
   /** False while the connection is down. */
   healthy(): boolean
+  /** Whether the server answers on this connection in time; false while it is down. */
+  ping(timeoutMs: number): Promise<boolean>
   close(): Promise<void>
 }
 
@@ -159,6 +161,18 @@ export async function openNotifications(options: {
       return Object.assign(end, { ready: entry.ready })
     },
     healthy: () => client !== undefined,
+    async ping(timeoutMs) {
+      if (!client) return false
+      let timer: NodeJS.Timeout | undefined
+      const late = new Promise<boolean>(resolve => {
+        timer = setTimeout(() => resolve(false), timeoutMs)
+      })
+      const answered = client.query('select 1').then(
+        () => true,
+        () => false,
+      )
+      return Promise.race([answered, late]).finally(() => clearTimeout(timer))
+    },
     async close() {
       closed = true
       clearTimeout(timer)

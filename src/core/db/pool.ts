@@ -7,10 +7,12 @@ import {
   type Interceptor,
 } from 'slonik'
 import type { z } from 'zod'
-import './pg-results.ts'
+import './pg-client.ts'
 import type { Executor } from '../jobs/queue.ts'
-import { createPreparer, planIsStale } from './prepare.ts'
+import { createPreparer, METHODS, planIsStale } from './prepare.ts'
+import type { SilenceWatch } from './silence.ts'
 import { type Queryable, rawQuery } from './sql.ts'
+import { TenantGate } from './tenancy.ts'
 
 export type Pool = DatabasePool
 
@@ -44,6 +46,9 @@ export type PoolOptions = {
   strict?: boolean
   /** False: every statement is parsed and planned each time it is sent, as Slonik does by itself. */
   prepare?: boolean
+  /** Most connections that the work of one tenant holds at once; the rest of it waits. */
+  perTenant?: number
+  silence?: SilenceWatch
   /** Called once per round trip. For benchmarks and query-count tests. */
   onRoundTrip?: (text: string) => void
 }
@@ -86,6 +91,35 @@ function noting(pool: Pool): Pool {
   })
 }
 
+/** The pool with what stands before its connections: a tenant's part of them, and a server that may be silent. */
+function guarded(pool: Pool, { perTenant, silence }: PoolOptions): Pool {
+  if (!silence || perTenant === undefined) return pool
+  const gate = new TenantGate(perTenant)
+  const guards = Object.create(pool) as Pool
+  for (const method of METHODS) {
+    const send = pool[method].bind(pool) as (query: unknown) => Promise<unknown>
+    Object.assign(guards, { [method]: (query: unknown) => gate.run(() => silence.run(() => send(query))) })
+  }
+  for (const method of ['connect', 'transaction'] as const) {
+    const open = pool[method].bind(pool) as (work: unknown, ...more: unknown[]) => Promise<unknown>
+    // Work that has its connection is not given up under its hands: its statements are.
+    const openGuarded = (work: (connection: unknown) => Promise<unknown>, ...more: unknown[]) =>
+      gate.run(() =>
+        silence.run(begun =>
+          open(
+            (connection: unknown) => {
+              begun()
+              return work(connection)
+            },
+            ...more,
+          ),
+        ),
+      )
+    Object.assign(guards, { [method]: openGuarded })
+  }
+  return guards
+}
+
 const rowCheck: Interceptor = {
   name: 'row-check',
   transformRow: (context, query, row) => {
@@ -125,7 +159,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
   const pool = await createPool(url.href, {
     captureStackTrace: false,
     maxPoolSize: options.connections,
-    connectionTimeout: 10_000,
+    connectionTimeout: 3000,
     idleTimeout: 60_000,
     statementTimeout: 60_000,
     queryRetryLimit: 0,
@@ -137,7 +171,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     interceptors,
   })
   const checked = options.strict ? noting(pool) : pool
-  return preparer ? preparer.retrying(checked) : checked
+  return guarded(preparer ? preparer.retrying(checked) : checked, options)
 }
 
 /** Lets pg-boss run its statements on a connection of ours, so that a message commits with what caused it. */

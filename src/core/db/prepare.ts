@@ -7,7 +7,8 @@ const STATEMENTS = 100
 /** Texts counted at once; lists with many filters have many texts. */
 const COUNTED = 2000
 
-const METHODS = [
+/** How a pool sends single statements. */
+export const METHODS = [
   'any',
   'anyFirst',
   'exists',

@@ -66,8 +66,16 @@ export const isReferenceLost = (error: unknown): boolean => error instanceof For
 export const isProjectGone = (error: unknown): boolean =>
   error instanceof ForeignKeyIntegrityConstraintViolationError && /_project_id_fkey$/.test(error.constraint ?? '')
 
+/** What is thrown for work that a silent server would never have answered. */
+export class DatabaseSilentError extends Error {
+  constructor() {
+    super('the database does not answer')
+  }
+}
+
 /** Whether a statement failed because the database went away or could not be reached; it may have been carried out. */
 export const isDatabaseLost = (error: unknown): boolean =>
   error instanceof BackendTerminatedError ||
   error instanceof BackendTerminatedUnexpectedlyError ||
-  error instanceof ConnectionError
+  error instanceof ConnectionError ||
+  error instanceof DatabaseSilentError

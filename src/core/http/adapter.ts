@@ -11,6 +11,7 @@ import type { Call } from '../invoke/call.ts'
 import { authentication, requestCounting } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { carryOut } from '../invoke/invoke.ts'
+import { refusalOf } from '../invoke/refusal.ts'
 import { loggedPath } from '../process/log.ts'
 import { requestDuration, requests } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
@@ -228,8 +229,7 @@ export function createHttp(
       const refused = open || caller ? null : unauthorizedBody(req)
       if (refused && (operation.receive || refused.code !== 'UNAUTHORIZED')) throw refused
       const reader = refused ? readUnknown : read
-      if (!operation.receive)
-        await new Promise<void>((done, failed) => reader(req, res, error => (error ? failed(error) : done())))
+      if (!operation.receive) await reader(req, res)
       if (refused) throw refused
       let first = true
       return () => {
@@ -275,7 +275,8 @@ export function createHttp(
 
 /** What was thrown where a body is read, as a catalogued error: a body that cannot be read, a refusal of the HTTP layer. */
 export function refusedByLayer(error: unknown): AppError {
-  if (error instanceof AppError) return error
+  const known = refusalOf(error)
+  if (known) return known
   const layer = error as { type?: string; status?: number; statusCode?: number; expose?: boolean; message?: string }
   const status = layer.status ?? layer.statusCode
   if (layer.type === 'entity.parse.failed')

@@ -1,5 +1,5 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
-import express, { type RequestHandler } from 'express'
+import express, { type Request, type RequestHandler, type Response } from 'express'
 import { AppError, invalid } from '../api/errors.ts'
 
 /** What a request without a valid credential may send at most, in bytes. */
@@ -41,8 +41,26 @@ export function boundJson(bytes: Uint8Array): void {
   }
 }
 
-/** Reads a JSON body of at most `limit` bytes, decoded; whatever its type says. */
-export const jsonReader = (limit: number): RequestHandler =>
+/** Reads the JSON body of a request into `req.body`. Rejects with what is wrong with it. */
+export type JsonReader = (req: Request, res: Response) => Promise<void>
+
+/** Reads JSON bodies of at most `limit` bytes, decoded; whatever their type says. */
+export function jsonReader(limit: number): JsonReader {
+  const parse = parser(limit)
+  return (req, res) =>
+    new Promise((resolve, reject) => {
+      // The parser reads a body that is too large to its end before it says so.
+      let room = limit
+      req.on('data', (chunk: Buffer) => {
+        room -= chunk.length
+        if (room < 0) reject(tooLarge())
+      })
+      if (declaredLength(req) > limit) return reject(tooLarge())
+      parse(req, res, error => (error ? reject(error) : resolve()))
+    })
+}
+
+const parser = (limit: number): RequestHandler =>
   express.json({
     limit,
     type: () => true,
@@ -59,27 +77,28 @@ export const jsonReader = (limit: number): RequestHandler =>
 
 /** Refuses a body that nobody with a credential has sent: 413 where it declares more than such a body may have. */
 export function unauthorizedBody(req: IncomingMessage): AppError {
-  const declared = Number(req.headers['content-length'] ?? 0)
-  return declared > UNKNOWN_BODY_BYTES
-    ? new AppError('REQUEST_REJECTED', { status: 413, message: 'request entity too large' })
-    : new AppError('UNAUTHORIZED')
+  return declaredLength(req) > UNKNOWN_BODY_BYTES ? tooLarge() : new AppError('UNAUTHORIZED')
 }
 
+const declaredLength = (req: IncomingMessage): number => Number(req.headers['content-length'] ?? 0)
+
+const tooLarge = () => new AppError('REQUEST_REJECTED', { status: 413, message: 'request entity too large' })
+
 /**
- * Ends the connection behind an answer that is given without the body. What comes meanwhile is dropped, up to 64 KiB, so
- * that a client that is still sending gets to read the answer.
+ * Ends the connection behind an answer that is given without the body. No more than 64 KiB of it are taken; the client may
+ * still read the answer for a second, which node, closing at once with bytes unread, would take from it by a reset.
  */
 export function dropBody(req: IncomingMessage, res: ServerResponse): void {
   if (req.complete) return
+  const { socket } = req
   res.setHeader('Connection', 'close')
   let room = UNKNOWN_BODY_BYTES
   req.on('data', (chunk: Buffer) => {
     room -= chunk.length
-    if (room < 0) req.pause()
+    if (room <= 0) req.pause()
   })
-  const end = () => {
-    setTimeout(() => req.socket.destroy(), LINGER_MS).unref()
+  socket.destroySoon = () => {
+    socket.end()
+    setTimeout(() => socket.destroy(), LINGER_MS).unref()
   }
-  if (res.writableFinished) end()
-  else res.once('finish', end)
 }

@@ -76,12 +76,19 @@ async function recordRead(inv: Invocation, project: string | null, status: numbe
   if (entry) reads.record(entry)
 }
 
+/** Reads that are part of a transaction are noted behind its commit: whether they are to be is asked on another connection. */
+async function noteRead(inv: Invocation, project: string | null, status: number): Promise<void> {
+  const { call, services } = inv
+  if (!call.tx) return recordRead(inv, project, status)
+  call.tx.afterCommit(() => {
+    recordRead(inv, project, status).catch(error => services.log.error({ err: error }, 'audit entry not written'))
+  })
+}
+
 /** The entry of a call that was carried out. */
 export const recordGiven = (inv: Invocation, given: Answer): Promise<void> =>
-  inv.operation.reads
-    ? recordRead(inv, inv.project, given.status)
-    : recordEntry(inv, given.status, createdId(inv, given))
+  inv.operation.reads ? noteRead(inv, inv.project, given.status) : recordEntry(inv, given.status, createdId(inv, given))
 
 /** A refused or failed call leaves its entry before the answer goes out. */
 export const recordRefusal = (inv: Invocation, error: AppError): Promise<void> =>
-  inv.operation.reads ? recordRead(inv, inv.audit.project_id, error.status) : recordEntry(inv, error.status, null)
+  inv.operation.reads ? noteRead(inv, inv.audit.project_id, error.status) : recordEntry(inv, error.status, null)

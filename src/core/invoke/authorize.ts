@@ -4,7 +4,7 @@ import { adminGate, listAllowed, listsSomewhere, mayEver, permitted, targetName 
 import type { Caller } from '../iam/caller.ts'
 import { requireStorable } from './input.ts'
 import type { Invocation } from './invocation.ts'
-import { findItem, itemId, keepToProject, loadItem, namedProject, projectExists } from './resolve.ts'
+import { enterProject, findItem, itemId, keepToProject, loadItem, namedProject, projectExists } from './resolve.ts'
 
 /** Step: may the caller do this? Finds the item or the project on the way. Raises FORBIDDEN and what hides a resource. */
 export async function authorize(inv: Invocation, caller: Caller): Promise<void> {
@@ -102,7 +102,7 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
     audit.project_id = null
     raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
   }
-  inv.project = project
+  enterProject(inv, project)
 }
 
 async function authorizeList(inv: Invocation, caller: Caller, action: string, kind: Kind | null): Promise<void> {
@@ -116,7 +116,7 @@ async function authorizeList(inv: Invocation, caller: Caller, action: string, ki
   if (!listAllowed(caller, action, kind?.name ?? '*', project)) forbid(action)
   if (caller.project_id === null && !(await projectExists(inv, project)))
     raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
-  inv.project = project
+  enterProject(inv, project)
   audit.project_id = project
   audit.resource_srn = kind ? targetName({ kind, project_id: project }) : null
 }

@@ -3,6 +3,7 @@ import type { IdempotencyClaim } from '../api/idempotency.ts'
 import type { KindRow } from '../api/kind.ts'
 import type { Operation, Received } from '../api/operation.ts'
 import type { Queryable } from '../db/sql.ts'
+import type { Tenancy } from '../db/tenancy.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 import type { Call } from './call.ts'
@@ -15,6 +16,8 @@ export type Invocation = {
   /** Where reads go before the operation runs: the caller's transaction, or the pool. */
   readonly db: Queryable
   readonly audit: AuditDraft
+  /** Whose part of the connections the call takes from. */
+  readonly tenancy: Tenancy
   caller: Caller | undefined
   /** An authorization decision was taken, so that there is an audit entry. */
   decided: boolean
@@ -28,6 +31,9 @@ export type Invocation = {
   received: Received | null
   idempotency: IdempotencyClaim | null
 }
+
+/** How long a call waits while others of its project hold all the connections that the project may have. */
+const PATIENCE_MS = 10_000
 
 export function openInvocation(services: Services, operation: Operation, call: Call): Invocation {
   return {
@@ -43,6 +49,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
       additional_checks: [],
       detail: call.surface === 'rest' ? {} : { surface: call.surface },
     },
+    tenancy: { tenant: null, patienceMs: PATIENCE_MS },
     caller: undefined,
     decided: false,
     recorded: false,

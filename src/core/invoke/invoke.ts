@@ -1,7 +1,8 @@
 import { AppError } from '../api/errors.ts'
 import type { Kind } from '../api/kind.ts'
 import type { Answer, Operation, Received } from '../api/operation.ts'
-import { isDatabaseLost, isProjectGone, isReferenceLost } from '../db/sql.ts'
+import { isProjectGone, isReferenceLost } from '../db/sql.ts'
+import { inTenancy } from '../db/tenancy.ts'
 import { targetName } from '../iam/access.ts'
 import type { Services } from '../process/services.ts'
 import { recordRefusal } from './audit-trail.ts'
@@ -10,8 +11,9 @@ import type { Call } from './call.ts'
 import { requestCounting } from './hooks.ts'
 import { contextOf, requireObject } from './input.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
+import { refusalOf } from './refusal.ts'
 import { claim, keepRefusal, keptForGone, replay } from './repeat.ts'
-import { identify, keepToProject, loadPassedItem, requireStorableParams } from './resolve.ts'
+import { enterProject, identify, keepToProject, loadPassedItem, requireStorableParams } from './resolve.ts'
 import { isResourceGone, run } from './run.ts'
 
 /**
@@ -23,7 +25,9 @@ export const invoke = (services: Services, operation: Operation, call: Call): Pr
   carryOut(openInvocation(services, operation, call))
 
 /** The same for an invocation that its surface keeps hold of. */
-export async function carryOut(inv: Invocation): Promise<Answer> {
+export const carryOut = (inv: Invocation): Promise<Answer> => inTenancy(inv.tenancy, () => guarded(inv))
+
+async function guarded(inv: Invocation): Promise<Answer> {
   try {
     return await steps(inv)
   } catch (error) {
@@ -113,7 +117,7 @@ async function receive(inv: Invocation): Promise<void> {
   inv.body = received.body
   if (!received.as) return
   inv.caller = received.as.caller
-  inv.project = received.as.project
+  enterProject(inv, received.as.project)
   inv.decided = true
   inv.audit.project_id = inv.project
   if (operation.kind) inv.audit.resource_srn = targetName({ kind: operation.kind, project_id: inv.project })
@@ -126,16 +130,11 @@ async function holdsPass({ operation, call, services }: Invocation): Promise<boo
 
 /**
  * What was thrown, as the refusal that the caller gets. A call that lost the race against the delete of its project or of
- * its resource is like one that came after it; one that lost the database may be repeated when it is back.
+ * its resource is like one that came after it.
  */
 async function refusal(inv: Invocation, error: unknown): Promise<AppError> {
-  if (error instanceof AppError) return error
-  if (isDatabaseLost(error))
-    return new AppError('SERVICE_NOT_READY', {
-      cause: error,
-      meta: { checks: { database: 'cannot be reached' } },
-      headers: { 'Retry-After': '1' },
-    })
+  const known = refusalOf(error)
+  if (known) return known
   if (isProjectGone(error)) return new AppError('RESOURCE_NOT_FOUND', { meta: { id: inv.audit.project_id } })
   if (isReferenceLost(error) && (await isResourceGone(inv).catch(() => false)))
     return new AppError((inv.operation.kind as Kind).notFound, { meta: { id: inv.resource?.id } })

@@ -12,8 +12,10 @@ import type { Invocation } from './invocation.ts'
 
 /** The caller as of now. Raises UNAUTHORIZED. */
 export async function identify(inv: Invocation): Promise<Caller> {
-  inv.caller = (await inv.call.identify()) ?? raise('UNAUTHORIZED')
-  return inv.caller
+  const caller = (await inv.call.identify()) ?? raise('UNAUTHORIZED')
+  inv.caller = caller
+  inv.tenancy.tenant = caller.project_id ?? `user:${caller.user.id}`
+  return caller
 }
 
 /** Path parameters that the database cannot hold name nothing. Raises RESOURCE_NOT_FOUND. */
@@ -51,7 +53,7 @@ export async function loadPassedItem(inv: Invocation): Promise<void> {
 
 function noteItem(inv: Invocation, row: KindRow): void {
   inv.resource = row
-  inv.project = row.project_id
+  enterProject(inv, row.project_id)
   inv.audit.project_id = row.project_id
   inv.audit.resource_srn = targetName({ kind: inv.operation.kind as Kind, row })
 }
@@ -86,6 +88,12 @@ export function keepToProject(inv: Invocation, caller: Caller): void {
 
 const typeName = ({ kind }: Operation, project: string): string | null =>
   kind ? targetName({ kind, project_id: project }) : null
+
+/** From here on the call is about one project, and takes from its part of the connections. */
+export function enterProject(inv: Invocation, project: string | null): void {
+  inv.project = project
+  if (project !== null) inv.tenancy.tenant = project
+}
 
 export async function projectExists({ db }: Invocation, id: string): Promise<boolean> {
   if (!isIdOf(kinds.get('project'), id)) return false

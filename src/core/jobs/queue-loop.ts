@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
+import { inTenancy } from '../db/tenancy.ts'
 import { attempts as attemptsTotal, leasesLost } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, claim, expired, handBack, retry } from './claims.ts'
@@ -271,7 +272,8 @@ export class QueueLoop {
   async #handleOne(attempt: Attempt): Promise<void> {
     const { context, delay } = this.#context(attempt, attempt.abort.signal)
     try {
-      await this.#handler.handle(this.#parse(attempt), context)
+      const tenancy = { tenant: attempt.project, patienceMs: Number.POSITIVE_INFINITY }
+      await inTenancy(tenancy, () => this.#handler.handle(this.#parse(attempt), context))
     } catch (error) {
       return this.#failed(attempt, error, delay())
     }

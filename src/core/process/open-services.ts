@@ -1,6 +1,7 @@
 import { type Config, ConfigError } from '../../config.ts'
 import { openNotifications } from '../db/notify.ts'
 import { openPool } from '../db/pool.ts'
+import { watchForSilence } from '../db/silence.ts'
 import { createWriter } from '../db/write.ts'
 import { openQueues } from '../jobs/queue.ts'
 import { createEgress, type Egress } from '../net/egress.ts'
@@ -36,10 +37,15 @@ export async function openServices(
     log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
   const egress = openEgress(config)
   const queueConnections = options.role === 'worker' ? 6 : 2
+  const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
+  const silence = watchForSilence({ databaseUrl: config.DATABASE_URL, notifications, log })
+  const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 1)
   const pool = await openPool({
     databaseUrl: config.DATABASE_URL,
-    connections: Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 1),
+    connections,
     applicationName,
+    perTenant: Math.max(1, Math.floor(connections / 3)),
+    silence,
     strict: options.strict,
     onRoundTrip: options.onRoundTrip,
   })
@@ -52,7 +58,6 @@ export async function openServices(
     supervise: options.role === 'worker',
     log,
   })
-  const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
   const writer = createWriter({
     pool,
     queues,
@@ -75,6 +80,7 @@ export async function openServices(
     close: () => {
       closing ??= (async () => {
         for (const { close } of [...state.values()].reverse()) await close?.()
+        silence.close()
         await notifications.close()
         await queues.close()
         await egress.close()

@@ -1,0 +1,101 @@
+import pg from 'pg'
+import type { Logger } from '../process/log.ts'
+import type { Notifications } from './notify.ts'
+import { pendingStatements } from './pg-client.ts'
+import { DatabaseSilentError } from './sql.ts'
+
+/** What waits for the database so long is looked into. */
+const SUSPECT_MS = 1000
+/** A server that does not answer `select 1` in this time is silent. */
+const PROBE_MS = 2000
+const PERIOD_MS = 250
+
+export type SilenceWatch = {
+  /**
+   * Does work that needs the database: refuses it while the server is known to be silent, gives it up when the server
+   * falls silent before the work has begun to hold a connection.
+   */
+  run<T>(work: (begun: () => void) => Promise<T>): Promise<T>
+  close(): void
+}
+
+type Waiting = { since: number; giveUp: (error: Error) => void }
+
+/**
+ * Tells a busy server from a silent one: a host that has gone, a process that hangs, connections that a firewall has
+ * dropped or that nobody accepts. Neither ends what waits for it. While something waits long, the listening connection is
+ * asked for `select 1`; when that stays unanswered too, connections that wait are cut and what waits for one is given up,
+ * so that requests fail within five seconds instead of minutes, and further ones at once until the server answers again.
+ */
+export function watchForSilence(options: {
+  databaseUrl: string
+  notifications: Pick<Notifications, 'healthy' | 'ping'>
+  log: Logger
+}): SilenceWatch {
+  const { databaseUrl, notifications, log } = options
+  const waiting = new Set<Waiting>()
+  let silent = false
+  let probing = false
+
+  const probe = async () => {
+    probing = true
+    const answers = notifications.healthy() ? await notifications.ping(PROBE_MS) : await canConnect(databaseUrl)
+    probing = false
+    if (answers && silent) log.info('the database answers again')
+    if (!answers && !silent) log.error('the database does not answer')
+    silent = !answers
+    if (!silent) return
+    for (const { client, since } of pendingStatements()) if (isSuspect(since)) cut(client)
+    for (const { since, giveUp } of [...waiting]) if (isSuspect(since)) giveUp(new DatabaseSilentError())
+  }
+
+  let timer: NodeJS.Timeout | undefined
+  const stop = () => {
+    clearInterval(timer)
+    timer = undefined
+  }
+  const look = () => {
+    // What has waited longest comes first.
+    const [oldest] = waiting
+    if (!oldest && !silent) return stop()
+    if (!probing && (silent || isSuspect(oldest.since))) void probe()
+  }
+
+  return {
+    run(work) {
+      if (silent) return Promise.reject(new DatabaseSilentError())
+      return new Promise((resolve, reject) => {
+        const entry: Waiting = { since: performance.now(), giveUp: reject }
+        waiting.add(entry)
+        timer ??= setInterval(look, PERIOD_MS).unref()
+        const done = () => {
+          waiting.delete(entry)
+        }
+        work(done).then(resolve, reject).finally(done)
+      })
+    },
+    close: stop,
+  }
+}
+
+const isSuspect = (since: number): boolean => performance.now() - since > SUSPECT_MS
+
+/** Cuts the socket: a polite end waits for the server. */
+function cut(client: pg.Client): void {
+  const { connection } = client as unknown as { connection?: { stream?: { destroy(error: Error): void } } }
+  connection?.stream?.destroy(new DatabaseSilentError())
+}
+
+/** For a process whose listening connection is down. */
+async function canConnect(databaseUrl: string): Promise<boolean> {
+  const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: PROBE_MS })
+  client.on('error', () => {})
+  try {
+    await client.connect()
+    return true
+  } catch {
+    return false
+  } finally {
+    cut(client)
+  }
+}
