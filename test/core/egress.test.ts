@@ -4,6 +4,8 @@ import https from 'node:https'
 import net, { type AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { TLSSocket } from 'node:tls'
+import { gzipSync } from 'node:zlib'
+import { RemoteBodyError } from '../../src/core/net/bounded.ts'
 import {
   createEgress,
   type Egress,
@@ -480,6 +482,15 @@ describe('a request', () => {
     assert.equal(requests[0].headers.upgrade, undefined)
   })
 
+  it('asks for a body as it is, and hands on one that is encoded all the same', async () => {
+    const { url, requests } = await serve((_request, response) =>
+      response.writeHead(200, { 'content-encoding': 'gzip' }).end(gzipSync('x'.repeat(10_000))),
+    )
+    const outcome = await call(client(), url, { maxBytes: 100 })
+    assert.ok(outcome.kind === 'answer' && outcome.body.length < 100)
+    assert.equal(requests[0].headers['accept-encoding'], 'identity')
+  })
+
   it('honours no proxy environment', async () => {
     const proxy = await serve((_r, response) => response.end('proxied'))
     const { url } = await serve(ok)
@@ -718,6 +729,48 @@ describe('fetch', () => {
     finish()
     assert.equal(decoder.decode((await reader.read()).value), 'last')
     assert.equal((await reader.read()).done, true)
+  })
+
+  it('asks for one coding, decodes it, and counts what comes out', async () => {
+    const body = 'x'.repeat(100_000)
+    const { url, requests } = await serve((request, response) => {
+      const gzipped = gzipSync(body)
+      response.setHeader('content-encoding', request.url === '/one' ? 'gzip' : ['gzip', 'gzip'])
+      response.end(request.url === '/one' ? gzipped : gzipSync(gzipped))
+    })
+    const { fetch } = client()
+    assert.equal(await (await fetch(`${url}/one`, { maxBytes: 100_000 })).text(), body)
+    assert.equal(requests[0].headers['accept-encoding'], 'gzip')
+    await assert.rejects((await fetch(`${url}/one`, { maxBytes: 99_999 })).text(), RemoteBodyError)
+    await assert.rejects(fetch(`${url}/two`), RemoteBodyError)
+    await fetch(`${url}/one`, { headers: { 'Accept-Encoding': 'identity' } })
+    assert.equal(requests[3].headers['accept-encoding'], 'identity')
+  })
+
+  it('bounds each event of a stream, and a stream by four times as much', async () => {
+    const { url } = await serve(async (request, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream; charset=utf-8' })
+      const pieces: Record<string, string[]> = {
+        '/stream': Array.from({ length: 9 }, () => `event: e\ndata: ${'x'.repeat(80)}\n\n`),
+        '/windows': Array.from({ length: 9 }, () => `data: ${'x'.repeat(80)}\r\n\r\n`),
+        '/long': Array.from({ length: 200 }, () => 'data: x\n\n'),
+        '/event': Array.from({ length: 200 }, () => 'data: x\n'),
+        '/json': Array.from({ length: 200 }, () => '{},\n\n'),
+      }
+      for (const piece of pieces[request.url]) {
+        // In two parts, so that a boundary falls between chunks.
+        response.write(piece.slice(0, -2))
+        await sleep(1)
+        response.write(piece.slice(-2))
+      }
+      response.end()
+    })
+    const read = async (path: string) => (await client().fetch(url + path, { maxBytes: 250 })).text()
+    assert.equal((await read('/stream')).length, 9 * 97)
+    assert.equal((await read('/windows')).length, 9 * 90)
+    await assert.rejects(read('/long'), /more than 1000 bytes/)
+    await assert.rejects(read('/event'), /more than 250 bytes/)
+    await assert.rejects(read('/json'), /more than 250 bytes/)
   })
 
   it('answers a redirect as it is', async () => {

@@ -1,6 +1,7 @@
 import type { EmbeddingModel } from 'ai'
 import type { Config } from '../../config.ts'
 import { deploymentKeys } from '../../core/net/aws.ts'
+import { boundedFetch, RemoteBodyError } from '../../core/net/bounded.ts'
 
 /** The SDK's interface to one embedding model. */
 type EmbeddingModelV4 = Extract<EmbeddingModel, { specificationVersion: 'v4' }>
@@ -78,27 +79,8 @@ class UnreadableAnswer extends Error {}
 
 const isCount = (tokens: unknown): tokens is number => Number.isSafeInteger(tokens) && (tokens as number) >= 0
 
-/**
- * `fetch` whose answers end with UnreadableAnswer beyond the size that the vectors of one call can have: the SDK holds an
- * answer whole, and one that never ended would fill the memory before its time is over.
- */
-function boundedFetch({ EMBEDDING_BATCH_SIZE }: Config): typeof fetch {
-  const limit = EMBEDDING_BATCH_SIZE * ANSWER_BYTES
-  return async (input, init) => {
-    const response = await fetch(input, init)
-    let bytes = 0
-    const counted = response.body?.pipeThrough(
-      new TransformStream<Uint8Array, Uint8Array>({
-        transform(chunk, controller) {
-          bytes += chunk.byteLength
-          if (bytes > limit) controller.error(new UnreadableAnswer(`more than ${limit} bytes`))
-          else controller.enqueue(chunk)
-        },
-      }),
-    )
-    return counted ? new Response(counted, response) : response
-  }
-}
+/** The SDK holds an answer whole, and one that never ended would fill the memory before its time is over. */
+const answerFetch = ({ EMBEDDING_BATCH_SIZE }: Config) => boundedFetch(EMBEDDING_BATCH_SIZE * ANSWER_BYTES)
 
 async function compatible(config: Config, provider: 'openai' | 'ollama', name: string): Promise<EmbeddingModelV4> {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
@@ -109,7 +91,7 @@ async function compatible(config: Config, provider: 'openai' | 'ollama', name: s
       ? (config.EMBEDDING_BASE_URL ?? 'https://api.openai.com/v1')
       : `${config.OLLAMA_BASE_URL.replace(/\/+$/, '')}/v1`,
     apiKey: openai ? (config.EMBEDDING_API_KEY ?? process.env.OPENAI_API_KEY) : undefined,
-    fetch: boundedFetch(config),
+    fetch: answerFetch(config),
   })
   return vendor.embeddingModel(name)
 }
@@ -121,7 +103,7 @@ async function bedrock(config: Config, name: string): Promise<EmbeddingModelV4> 
     // Empty, not left out: the SDK would take a bearer that is meant for something else from the environment.
     apiKey: config.EMBEDDING_API_KEY ?? '',
     credentialProvider: awsKeys,
-    fetch: boundedFetch(config),
+    fetch: answerFetch(config),
   })
   return vendor.embeddingModel(name)
 }
@@ -180,7 +162,10 @@ export async function callFailure(
   if (status !== null && status >= 500) return made('server')
   if (status !== null && status >= 300) return made('refused')
   const unreadable = (error: unknown) =>
-    error instanceof UnreadableAnswer || JSONParseError.isInstance(error) || TypeValidationError.isInstance(error)
+    error instanceof UnreadableAnswer ||
+    error instanceof RemoteBodyError ||
+    JSONParseError.isInstance(error) ||
+    TypeValidationError.isInstance(error)
   return made(chain.some(unreadable) ? 'unreadable' : 'unreachable')
 }
 

@@ -7,6 +7,7 @@ import { isIP } from 'node:net'
 import { domainToASCII } from 'node:url'
 import ipaddr from 'ipaddr.js'
 import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
+import { ACCEPT_ENCODING, limitBody } from './bounded.ts'
 
 export type EgressOptions = {
   /** comma list of `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public */
@@ -56,14 +57,17 @@ export type EgressOutcome =
   | { kind: 'blocked'; url: string; address: string | null; reason: string }
   | { kind: 'failed'; reason: EgressFailure; message: string; status?: number }
 
+/** `maxBytes`: of the decoded body, default 16 MiB. */
+export type EgressFetchInit = RequestInit & { maxBytes?: number }
+
 export type Egress = {
   /** One request with redirects followed by hand. Never throws for what the network or the receiver does. */
   request(request: EgressRequest): Promise<EgressOutcome>
   /**
    * `fetch` for libraries: the same address rule, no redirect followed (a 3xx is the response), the body streams.
-   * Rejects with EgressBlockedError, else as `fetch` does.
+   * The body is bounded by limitBody. Rejects with EgressBlockedError or RemoteBodyError, else as `fetch` does.
    */
-  fetch: typeof globalThis.fetch
+  fetch(input: string | URL | Request, init?: EgressFetchInit): Promise<Response>
   /** Ends every connection, those in use too. */
   close(): Promise<void>
 }
@@ -89,6 +93,7 @@ type Address = ipaddr.IPv4 | ipaddr.IPv6
 
 const DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 const DEFAULT_FETCH_IDLE_TIMEOUT_MS = 600_000
+const DEFAULT_FETCH_BYTES = 16 * 1024 * 1024
 const MAX_TIMEOUT_MS = 2 ** 31 - 1
 /** Long enough for a burst of deliveries to one host, too short to matter when a name moves. */
 const RESOLVE_CACHE_MS = 1000
@@ -176,7 +181,8 @@ export function createEgress(options: EgressOptions): Egress {
 
   async function follow(req: EgressRequest, signal: AbortSignal): Promise<EgressOutcome> {
     let { method, body } = req
-    const headers = sendable(req.headers ?? {})
+    // Bodies are handed on as they come, never decoded.
+    const headers: Record<string, string> = { 'accept-encoding': 'identity', ...sendable(req.headers ?? {}) }
     let location = req.url
     let from: URL | undefined
     for (let hops = 0; ; hops++) {
@@ -253,7 +259,10 @@ export function createEgress(options: EgressOptions): Egress {
     return { kind: 'failed', reason: 'aborted', message: 'the egress client is closed' }
   }
 
-  async function egressFetch(input: string | URL | Request, init: RequestInit = {}): Promise<unknown> {
+  async function egressFetch(
+    input: string | URL | Request,
+    { maxBytes = DEFAULT_FETCH_BYTES, ...init }: EgressFetchInit = {},
+  ): Promise<Response> {
     const given: RequestInit =
       input instanceof Request
         ? {
@@ -274,18 +283,20 @@ export function createEgress(options: EgressOptions): Egress {
 
     const headers = new Headers(given.headers as Record<string, string>)
     headers.delete('host')
+    if (!headers.has('accept-encoding')) headers.set('accept-encoding', ACCEPT_ENCODING)
     const body = given.body instanceof globalThis.FormData ? ownFormData(given.body) : given.body
     const repeatable = body == null || typeof body === 'string' || body instanceof Uint8Array
     const candidates = pools.candidates(to)
     for (const [index, pool] of candidates.entries()) {
       try {
-        return await undiciFetch(to.url, {
+        const response = await undiciFetch(to.url, {
           ...(given as object),
           headers,
           body: body as string,
           redirect: 'manual',
           dispatcher: pool.get(DEFAULT_CONNECT_TIMEOUT_MS),
         })
+        return limitBody(response as unknown as Response, maxBytes)
       } catch (error) {
         const refused = error instanceof Error && isConnectError(error.cause)
         if (refused) pool.penalize()
@@ -295,7 +306,7 @@ export function createEgress(options: EgressOptions): Egress {
     throw new TypeError('fetch failed', { cause: new Error('the egress client is closed') })
   }
 
-  return { request, fetch: egressFetch as typeof globalThis.fetch, close: () => pools.close() }
+  return { request, fetch: egressFetch, close: () => pools.close() }
 }
 
 /** Why the deadline signal of a request fired. */

@@ -1,6 +1,7 @@
 import { AppError, invalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { type AwsKeys, deploymentKeys } from '../../core/net/aws.ts'
+import { boundedFetch } from '../../core/net/bounded.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
 import { openCredentials, type Settings, settingsOf } from './config.ts'
@@ -43,30 +44,21 @@ const VENDOR_URLS: Partial<Record<ProviderType, string>> = {
 
 const KEY_REQUIRED = new Set<ProviderType>(['openai', 'anthropic', 'google', 'xai', 'groq', 'azure'])
 
+/** What a tenant's endpoint may answer. Parsing as many bytes of empty objects takes 360 MB and seconds. */
+const TENANT_BYTES = 16 * 1024 * 1024
+/** The same of vendors, some of whose streams have events that cannot be told apart here. */
+const VENDOR_BYTES = 4 * TENANT_BYTES
+
+const bounded = boundedFetch(VENDOR_BYTES)
+
 /** `fetch` for hosts the vendor or the operator chose. A redirect is the response. */
-const vendorFetch: typeof globalThis.fetch = (input, init) => fetch(input, { ...init, redirect: 'manual' })
+const vendorFetch: typeof globalThis.fetch = (input, init) => bounded(input, { ...init, redirect: 'manual' })
 
-const MAX_ANSWER_BYTES = 64 * 1024 * 1024
-
-/** `fetch` for hosts a tenant chose: the egress rule, and an end to what one of them may pour into the memory. */
+/** `fetch` for hosts a tenant chose: under the egress rule. */
 const tenantFetch =
-  (egress: Services['egress']): typeof globalThis.fetch =>
-  async (input, init) => {
-    const response = await egress.fetch(input, init)
-    // A declared length is kept to by the HTTP client.
-    const declared = Number(response.headers.get('content-length') ?? Number.NaN)
-    if (declared <= MAX_ANSWER_BYTES || !response.body) return response
-    let size = 0
-    const bounded = new TransformStream<Uint8Array, Uint8Array>({
-      transform(chunk, controller) {
-        size += chunk.length
-        if (size > MAX_ANSWER_BYTES) controller.error(new Error(`the answer is larger than ${MAX_ANSWER_BYTES} bytes`))
-        else controller.enqueue(chunk)
-      },
-    })
-    const { status, statusText, headers } = response
-    return new Response(response.body.pipeThrough(bounded), { status, statusText, headers: [...headers] })
-  }
+  ({ egress }: Services): typeof globalThis.fetch =>
+  (input, init) =>
+    egress.fetch(input, { ...init, maxBytes: TENANT_BYTES })
 
 /**
  * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them. `db` is the transaction of a
@@ -93,7 +85,7 @@ export async function resolveAccess(
     tenant: row.base_url !== null,
     credential,
     headers: headers.values,
-    fetch: row.base_url === null ? vendorFetch : tenantFetch(services.egress),
+    fetch: row.base_url === null ? vendorFetch : tenantFetch(services),
     secrets: [
       ...(linked === null ? [] : [linked]),
       ...partsOf(credential),

@@ -6,10 +6,9 @@ import { mask } from '../../identity/secrets/resolve.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfigured } from './misconfigured.ts'
 import type { ListedModel, ProviderRow, ProviderType } from './model.ts'
-import { googleKeys, locationOf, regionOf, vertexProject } from './models.ts'
+import { googleAuth, locationOf, regionOf, vertexProject } from './models.ts'
 
 const MAX_MODELS = 10_000
-const MAX_BODY_BYTES = 16 * 1024 * 1024
 const TEXT_LENGTH = 500
 
 /** How the models of a type are asked for: one page by its address, and what an answer holds. */
@@ -113,7 +112,7 @@ const vertex: Lister = {
     const { GoogleAuth } = await import('google-auth-library')
     const auth = new GoogleAuth({
       scopes: ['https://www.googleapis.com/auth/cloud-platform'],
-      credentials: googleKeys(access),
+      ...googleAuth(access),
     })
     const project = await vertexProject(access)
     return { authorization: `Bearer ${await auth.getAccessToken()}`, 'x-goog-user-project': project }
@@ -212,7 +211,7 @@ async function readPage(access: Access, lister: Lister, cursor: string | null, s
     const headers = { accept: 'application/json', ...(await lister.headers(access, url)), ...access.headers }
     const response = await access.fetch(url, { headers, signal, redirect: 'manual' })
     status = response.status
-    const body = await readText(response)
+    const body = await response.text()
     if (!response.ok) return failed(body || `The vendor answered ${status}`, status)
     return lister.read(JSON.parse(body) as Record<string, unknown>)
   } catch (error) {
@@ -226,17 +225,4 @@ async function readPage(access: Access, lister: Lister, cursor: string | null, s
 function reasonOf(error: unknown): string {
   if (!(error instanceof Error)) return String(error)
   return error.cause instanceof Error ? error.cause.message : error.message
-}
-
-/** A body up to a bound, so that no vendor fills the memory. */
-async function readText(response: Response): Promise<string> {
-  const parts: Uint8Array[] = []
-  let size = 0
-  if (!response.body) return ''
-  for await (const part of response.body as unknown as AsyncIterable<Uint8Array>) {
-    size += part.length
-    if (size > MAX_BODY_BYTES) throw new Error('the answer is too large')
-    parts.push(part)
-  }
-  return Buffer.concat(parts).toString()
 }

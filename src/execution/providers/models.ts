@@ -1,5 +1,6 @@
 import type { LanguageModel } from 'ai'
 import type { Queryable } from '../../core/db/sql.ts'
+import { boundedFetch } from '../../core/net/bounded.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfigured } from './misconfigured.ts'
@@ -162,7 +163,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<Built>> = {
       apiKey: '',
       project: await vertexProject(access),
       location: locationOf(access),
-      googleAuthOptions: credential.kind === 'google' ? { credentials: googleKeys(access) } : undefined,
+      googleAuthOptions: googleAuth(access),
       fetch,
     })
     return { model: id => vendor.languageModel(id), optionsKey: 'vertex', strictOption: false }
@@ -185,11 +186,19 @@ export const regionOf = ({ settings }: Access): string => settings.region ?? 'us
 
 export const locationOf = ({ settings }: Access): string => settings.location ?? 'us-central1'
 
-/** The two fields of a service account's key file that sign. */
-export function googleKeys({ credential }: Access) {
-  if (credential.kind !== 'google') return undefined
-  const { client_email, private_key } = credential.account
-  return { client_email, private_key }
+const TOKEN_BYTES = 1024 * 1024
+const tokenFetch = boundedFetch(TOKEN_BYTES)
+
+/**
+ * How Google's client gets tokens: with the two fields of a service account's key file that sign, else with the default
+ * credentials of the deployment.
+ */
+export function googleAuth({ credential }: Access) {
+  const { client_email, private_key } = credential.kind === 'google' ? credential.account : {}
+  return {
+    credentials: client_email === undefined ? undefined : { client_email, private_key },
+    clientOptions: { transporterOptions: { fetchImplementation: tokenFetch } },
+  }
 }
 
 /** The Google Cloud project of a vertex provider. Raises AI_PROVIDER_MISCONFIGURED when none is known. */
@@ -199,7 +208,8 @@ export async function vertexProject(access: Access): Promise<string> {
   if (named) return named
   if (credential.kind === 'ambient') {
     const { GoogleAuth } = await import('google-auth-library')
-    const found = process.env.GOOGLE_VERTEX_PROJECT ?? (await new GoogleAuth().getProjectId().catch(() => null))
+    const found =
+      process.env.GOOGLE_VERTEX_PROJECT ?? (await new GoogleAuth(googleAuth(access)).getProjectId().catch(() => null))
     if (found) return found
   }
   throw misconfigured(
