@@ -164,6 +164,12 @@ const settings = {
     '',
     'Comma list of host, host:port, *.suffix, IP or CIDR that may be reached although internal.',
   ),
+  EGRESS_DNS_SERVERS: setting(
+    'egress',
+    text,
+    '',
+    "Comma list of name servers (IP or IP:port) that resolve callers' addresses; the system's when empty.",
+  ),
   EGRESS_MAX_REDIRECTS: setting('egress', integer(0, 20), '5', 'Redirect hops of a webhook.'),
 
   WORKER_KINDS: setting(

@@ -52,6 +52,14 @@ describe('configuration', () => {
     }
   })
 
+  it('names the name servers of the egress client when one is no address', async () => {
+    for (const EGRESS_DNS_SERVERS of ['ns.test', '192.0.2.1,x', '192.0.2.1:x']) {
+      const config = loadConfig({ EGRESS_DNS_SERVERS, DATABASE_URL: 'postgres://nobody@127.0.0.1:1/none' })
+      const opening = openServices(config, { log: silentLog(), role: 'cli' })
+      await assert.rejects(opening, { variable: 'EGRESS_DNS_SERVERS' })
+    }
+  })
+
   it('reads booleans in all their spellings', () => {
     for (const text of ['true', '1', 'on', 'yes', 'TRUE'])
       assert.equal(loadConfig({ AUTO_MIGRATE: text }).AUTO_MIGRATE, true, text)

@@ -14,6 +14,7 @@ import {
   type EgressOutcome,
   type EgressRequest,
 } from '../../src/core/net/egress.ts'
+import { openResolver } from '../../src/core/net/resolver.ts'
 import { eventually } from '../support/app.ts'
 
 type Received = { method: string; url: string; headers: http.IncomingHttpHeaders; body: string; localAddress: string }
@@ -75,7 +76,7 @@ async function serveRaw(onSocket: (socket: net.Socket) => void) {
 }
 
 function client(options: Partial<EgressOptions> = {}): Egress {
-  const egress = createEgress({ allowHosts: '127.0.0.1', ...options })
+  const egress = createEgress({ allowHosts: '127.0.0.1', resolve: openResolver({ servers: '' }), ...options })
   cleanups.push(() => egress.close())
   return egress
 }
@@ -251,9 +252,9 @@ describe('the allow-list', () => {
     ]
     bad.push('[::1', 'a..b', '010.0.0.1', '*.*.x', '::ffff:10.0.0.0/90')
     for (const entry of bad)
-      assert.throws(() => createEgress({ allowHosts: `ok.test,${entry}` }), /is not a host, host:port/, entry)
+      assert.throws(() => client({ allowHosts: `ok.test,${entry}` }), /is not a host, host:port/, entry)
     for (const entry of ['', ' , ', '[::1]:80', '::1', 'fd00::/8', 'a_b.test', 'bücher.test'])
-      createEgress({ allowHosts: entry })
+      client({ allowHosts: entry })
   })
 })
 
@@ -551,7 +552,7 @@ describe('a request', () => {
     assert.equal(gist(await call(client({ resolve: async () => [] }), 'http://name.test/')), 'failed dns')
   })
 
-  it('a failed lookup is not remembered', async () => {
+  it('a failed lookup is remembered for two seconds', async () => {
     const server = await serve(ok)
     let answers = 0
     const resolve = async () => {
@@ -559,8 +560,33 @@ describe('a request', () => {
       return ['127.0.0.1']
     }
     const egress = client({ resolve })
-    assert.equal(gist(await call(egress, `http://name.test:${server.port}/`)), 'failed dns')
+    for (let times = 0; times < 2; times++)
+      assert.equal(gist(await call(egress, `http://name.test:${server.port}/`)), 'failed dns')
+    assert.equal(answers, 1)
+    await sleep(2050)
     assert.equal(gist(await call(egress, `http://name.test:${server.port}/`)), 'answer 200')
+  })
+
+  it('waits for its turn to resolve a name outside of its time limit, as long as it is willing to', async () => {
+    const server = await serve(ok)
+    const release: (() => void)[] = []
+    const resolve = (name: string) =>
+      name === 'good.test'
+        ? Promise.resolve(['127.0.0.1'])
+        : new Promise<string[]>(done => void release.push(() => done([])))
+    const egress = client({ resolve })
+    const url = `http://good.test:${server.port}/`
+    const held = Array.from({ length: 32 }, (_, n) => call(egress, `http://${n}.test/`, { tenant: 'a' }))
+    const patient = call(egress, url, { tenant: 'a', timeoutMs: 200 })
+    const short = call(egress, url, { tenant: 'a', timeoutMs: 200, waitMs: 100 })
+    assert.equal(gist(await call(egress, 'http://33.test/', { tenant: 'a', waitMs: 50 })), 'failed busy')
+    assert.equal(gist(await short), 'failed busy')
+    await sleep(300)
+    assert.equal(server.requests.length, 0)
+    for (const done of release.splice(0)) done()
+    assert.equal(gist(await patient), 'answer 200')
+    for (const outcome of await Promise.all(held)) assert.equal(gist(outcome), 'failed dns')
+    assert.equal(gist(await call(egress, url, { tenant: 'b', timeoutMs: 200 })), 'answer 200')
   })
 
   it('ends at its time limit: while resolving, waiting for headers, reading the body, following redirects', async () => {

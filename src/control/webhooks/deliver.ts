@@ -57,11 +57,17 @@ export const backoff = (attempts: number): number =>
 
 /**
  * One attempt: opens the secret, signs, posts, judges the answer. Never throws: what a receiver does is an outcome, and
- * a fault of ours is a failed attempt. `signal` cuts it off; it then counts for nothing.
+ * a fault of ours is a failed attempt. `signal` cuts it off, and it is given back when it has to wait so long that it
+ * could end after `until` (performance.now); it then counts for nothing.
  */
-export async function attempt(services: Services, delivery: Claimed, signal: AbortSignal): Promise<Outcome> {
+export async function attempt(
+  services: Services,
+  delivery: Claimed,
+  until: number,
+  signal: AbortSignal,
+): Promise<Outcome> {
   try {
-    return await send(services, delivery, signal)
+    return await send(services, delivery, until, signal)
   } catch (error) {
     services.log.error({ err: error, delivery_id: delivery.id }, 'delivery attempt broke')
     const broken = { kind: 'failed', reason: 'connect', message: 'internal error' } as const
@@ -69,7 +75,7 @@ export async function attempt(services: Services, delivery: Claimed, signal: Abo
   }
 }
 
-async function send(services: Services, delivery: Claimed, signal: AbortSignal): Promise<Outcome> {
+async function send(services: Services, delivery: Claimed, until: number, signal: AbortSignal): Promise<Outcome> {
   const { config, clock, egress, secrets, log } = services
   const sealed = sealedFor(delivery.webhook_id, delivery.project_id)
   const opened = secrets.open(delivery.sealed_secret, sealed)
@@ -93,7 +99,9 @@ async function send(services: Services, delivery: Claimed, signal: AbortSignal):
       [`${prefix}Signature`]: signature(keys, delivery.envelope, now),
     },
     body: delivery.envelope,
+    tenant: delivery.project_id,
     timeoutMs: config.WEBHOOK_TIMEOUT_MS,
+    waitMs: until - performance.now() - config.WEBHOOK_TIMEOUT_MS,
     connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
     maxRedirects: config.EGRESS_MAX_REDIRECTS,
     redirectMode: 'repost',
@@ -106,7 +114,8 @@ async function send(services: Services, delivery: Claimed, signal: AbortSignal):
 
 function judge(outcome: EgressOutcome, attempts: number, signal: AbortSignal): Outcome {
   if (outcome.kind === 'blocked') return closed(`blocked by the egress rule: ${outcome.reason}`)
-  if (outcome.kind === 'failed' && outcome.reason === 'aborted' && signal.aborted) return returned
+  if (outcome.kind === 'failed' && (outcome.reason === 'busy' || (outcome.reason === 'aborted' && signal.aborted)))
+    return returned
   const answered =
     outcome.kind === 'answer'
       ? { status_code: outcome.status, response_body: storableText(outcome.body) }

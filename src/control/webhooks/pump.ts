@@ -282,7 +282,8 @@ export class Pump {
     lane.running += 1
     this.#inFlight += 1
     const started = performance.now()
-    const outcome = await attempt(this.#services, work.delivery, this.#abort.signal)
+    const until = Math.min(work.until, lane.slotsUntil)
+    const outcome = await attempt(this.#services, work.delivery, until, this.#abort.signal)
     const ms = performance.now() - started
     lane.running -= 1
     this.#inFlight -= 1

@@ -2,18 +2,17 @@
  * The one way out to addresses that callers give (tools, 1.4; webhooks, control 2.4). A host is resolved once, every address
  * of it is checked, and the connection goes to a checked address: there is no second lookup that could answer differently.
  */
-import { lookup } from 'node:dns/promises'
 import { isIP } from 'node:net'
 import { domainToASCII } from 'node:url'
 import ipaddr from 'ipaddr.js'
 import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
 import { ACCEPT_ENCODING, limitBody } from './bounded.ts'
+import { type LookupOptions, type Resolve, sharedLookups } from './resolver.ts'
 
 export type EgressOptions = {
   /** comma list of `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public */
   allowHosts: string
-  /** addresses of a host name; the system's resolver when absent */
-  resolve?: (hostname: string) => Promise<string[]>
+  resolve: Resolve
   /** certificate authorities (PEM) instead of the built-in ones */
   ca?: string
   /** longest silence of a server during `fetch`, before and between parts of its answer; default 10 min */
@@ -26,8 +25,12 @@ export type EgressRequest = {
   /** Host, connection and framing headers are left out: they follow from the url and the body. */
   headers?: Record<string, string>
   body?: string | Buffer | Uint8Array
-  /** for the whole call, redirects and body included */
+  /** the project on whose behalf it is sent */
+  tenant?: string
+  /** for the whole call, redirects and body included; not for waiting until a name may be resolved */
   timeoutMs: number
+  /** Longest such wait, after which the call fails as `busy`; default without end. */
+  waitMs?: number
   /** default 10 s, for each address tried */
   connectTimeoutMs?: number
   maxRedirects: number
@@ -44,7 +47,15 @@ export type EgressRequest = {
   signal?: AbortSignal
 }
 
-export type EgressFailure = 'dns' | 'connect' | 'tls' | 'timeout' | 'aborted' | 'response_too_large' | 'redirects'
+export type EgressFailure =
+  | 'dns'
+  | 'connect'
+  | 'tls'
+  | 'timeout'
+  | 'busy'
+  | 'aborted'
+  | 'response_too_large'
+  | 'redirects'
 
 /**
  * `answer`: any status. `blocked`: the egress rule refused, before a connection to that hop was opened; `address` is null
@@ -57,8 +68,8 @@ export type EgressOutcome =
   | { kind: 'blocked'; url: string; address: string | null; reason: string }
   | { kind: 'failed'; reason: EgressFailure; message: string; status?: number }
 
-/** `maxBytes`: of the decoded body, default 16 MiB. */
-export type EgressFetchInit = RequestInit & { maxBytes?: number }
+/** `tenant`: the project on whose behalf it is sent; `maxBytes`: of the decoded body, default 16 MiB. */
+export type EgressFetchInit = RequestInit & { tenant?: string; maxBytes?: number }
 
 export type Egress = {
   /** One request with redirects followed by hand. Never throws for what the network or the receiver does. */
@@ -95,9 +106,6 @@ const DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 const DEFAULT_FETCH_IDLE_TIMEOUT_MS = 600_000
 const DEFAULT_FETCH_BYTES = 16 * 1024 * 1024
 const MAX_TIMEOUT_MS = 2 ** 31 - 1
-/** Long enough for a burst of deliveries to one host, too short to matter when a name moves. */
-const RESOLVE_CACHE_MS = 1000
-const RESOLVE_CACHE_SIZE = 10_000
 const POOL_IDLE_MS = 60_000
 const POOL_SWEEP_MS = 10_000
 /** How long an address that refused a connection is tried after the others of its host. */
@@ -126,14 +134,14 @@ const CREDENTIAL_HEADERS = ['authorization', 'cookie', 'proxy-authorization']
  */
 export function createEgress(options: EgressOptions): Egress {
   const allowed = parseAllowHosts(options.allowHosts)
-  const resolver = cachedResolver(options.resolve ?? systemResolve)
+  const lookup = sharedLookups(options.resolve)
   const pools = new Pools(options)
 
   /** Judges a url and pins it to the addresses its host has now. */
   async function target(
     text: string,
     base: URL | undefined,
-    signal: AbortSignal | undefined,
+    caller: LookupOptions,
   ): Promise<Target | Blocked | Failed> {
     const url = URL.parse(text, base?.href)
     const blocked = (address: string | null, reason: string): Blocked => ({
@@ -150,7 +158,7 @@ export function createEgress(options: EgressOptions): Egress {
     let addresses = [host]
     if (!isIP(host)) {
       try {
-        addresses = await abortable(resolver(host), signal)
+        addresses = await abortable(lookup(host, caller), caller.signal)
       } catch (error) {
         return failure(error, 'dns')
       }
@@ -166,27 +174,28 @@ export function createEgress(options: EgressOptions): Egress {
   }
 
   async function request(req: EgressRequest): Promise<EgressOutcome> {
-    const deadline = new AbortController()
-    const abort = () => deadline.abort(new EgressAbort('aborted'))
-    const timer = setTimeout(() => deadline.abort(new EgressAbort('timeout')), Math.min(req.timeoutMs, MAX_TIMEOUT_MS))
+    const deadline = new Deadline(req.timeoutMs, req.waitMs)
+    const abort = () => deadline.abort('aborted')
     if (req.signal?.aborted) abort()
     else req.signal?.addEventListener('abort', abort, { once: true })
     try {
-      return await follow(req, deadline.signal)
+      return await follow(req, deadline)
     } finally {
-      clearTimeout(timer)
+      deadline.clear()
       req.signal?.removeEventListener('abort', abort)
     }
   }
 
-  async function follow(req: EgressRequest, signal: AbortSignal): Promise<EgressOutcome> {
+  async function follow(req: EgressRequest, deadline: Deadline): Promise<EgressOutcome> {
+    const { signal } = deadline
+    const caller = { tenant: req.tenant, signal, onWait: () => deadline.pause(), onStart: () => deadline.resume() }
     let { method, body } = req
     // Bodies are handed on as they come, never decoded.
     const headers: Record<string, string> = { 'accept-encoding': 'identity', ...sendable(req.headers ?? {}) }
     let location = req.url
     let from: URL | undefined
     for (let hops = 0; ; hops++) {
-      const to = await target(location, from, signal)
+      const to = await target(location, from, caller)
       // A webhook whose receiver answers an unusable location failed; the rule was not violated.
       if (to.kind === 'blocked' && from && req.redirectMode === 'repost' && !URL.canParse(location, from.href))
         return { kind: 'failed', reason: 'redirects', message: 'the redirect names no valid url' }
@@ -261,7 +270,7 @@ export function createEgress(options: EgressOptions): Egress {
 
   async function egressFetch(
     input: string | URL | Request,
-    { maxBytes = DEFAULT_FETCH_BYTES, ...init }: EgressFetchInit = {},
+    { tenant, maxBytes = DEFAULT_FETCH_BYTES, ...init }: EgressFetchInit = {},
   ): Promise<Response> {
     const given: RequestInit =
       input instanceof Request
@@ -276,7 +285,10 @@ export function createEgress(options: EgressOptions): Egress {
         : init
     const signal = given.signal ?? undefined
     signal?.throwIfAborted()
-    const to = await target(input instanceof Request ? input.url : String(input), undefined, signal)
+    const to = await target(input instanceof Request ? input.url : String(input), undefined, {
+      tenant,
+      signal,
+    })
     signal?.throwIfAborted()
     if (to.kind === 'blocked') throw new EgressBlockedError(to)
     if (to.kind === 'failed') throw new TypeError('fetch failed', { cause: new Error(to.message) })
@@ -309,13 +321,62 @@ export function createEgress(options: EgressOptions): Egress {
   return { request, fetch: egressFetch, close: () => pools.close() }
 }
 
-/** Why the deadline signal of a request fired. */
-class EgressAbort extends Error {
-  readonly reason: 'aborted' | 'timeout'
+const ENDINGS = {
+  aborted: 'the call was aborted',
+  timeout: 'the call took too long',
+  busy: 'too many names of the project were being resolved',
+}
 
-  constructor(reason: 'aborted' | 'timeout') {
-    super(reason === 'timeout' ? 'the call took too long' : 'the call was aborted')
+/** Why the signal of a request fired. */
+class EgressAbort extends Error {
+  readonly reason: keyof typeof ENDINGS
+
+  constructor(reason: keyof typeof ENDINGS) {
+    super(ENDINGS[reason])
     this.reason = reason
+  }
+}
+
+/** The time limit of a call. It stands still while the call waits for its turn, which has a limit of its own. */
+class Deadline {
+  readonly #controller = new AbortController()
+  #left: number
+  #wait: number
+  #since = performance.now()
+  #timer: NodeJS.Timeout | undefined
+
+  constructor(timeoutMs: number, waitMs = Number.POSITIVE_INFINITY) {
+    this.#left = timeoutMs
+    this.#wait = waitMs
+    this.#arm('timeout', timeoutMs)
+  }
+
+  get signal(): AbortSignal {
+    return this.#controller.signal
+  }
+
+  pause(): void {
+    this.#left -= performance.now() - this.#since
+    this.#arm('busy', this.#wait)
+  }
+
+  resume(): void {
+    this.#wait -= performance.now() - this.#since
+    this.#arm('timeout', this.#left)
+  }
+
+  abort(reason: keyof typeof ENDINGS): void {
+    this.#controller.abort(new EgressAbort(reason))
+  }
+
+  clear(): void {
+    clearTimeout(this.#timer)
+  }
+
+  #arm(reason: 'timeout' | 'busy', ms: number): void {
+    clearTimeout(this.#timer)
+    this.#since = performance.now()
+    this.#timer = setTimeout(() => this.abort(reason), Math.min(Math.max(ms, 0), MAX_TIMEOUT_MS))
   }
 }
 
@@ -388,34 +449,6 @@ function ownFormData(form: globalThis.FormData): FormData {
     else own.append(name, value, value.name)
   }
   return own
-}
-
-async function systemResolve(hostname: string): Promise<string[]> {
-  const found = await lookup(hostname, { all: true, order: 'verbatim' })
-  return found.map(({ address }) => address)
-}
-
-/** Answers are shared for a second; a failure only with those who already wait for it. */
-function cachedResolver(resolve: (hostname: string) => Promise<string[]>): (hostname: string) => Promise<string[]> {
-  const cache = new Map<string, { until: number; addresses: Promise<string[]> }>()
-  return hostname => {
-    const now = performance.now()
-    const known = cache.get(hostname)
-    if (known && known.until > now) return known.addresses
-    if (cache.size >= RESOLVE_CACHE_SIZE) for (const [name, { until }] of cache) if (until <= now) cache.delete(name)
-    if (cache.size >= RESOLVE_CACHE_SIZE) cache.clear()
-    const entry = { until: Number.POSITIVE_INFINITY, addresses: resolve(hostname) }
-    cache.set(hostname, entry)
-    entry.addresses.then(
-      () => {
-        entry.until = performance.now() + RESOLVE_CACHE_MS
-      },
-      () => {
-        if (cache.get(hostname) === entry) cache.delete(hostname)
-      },
-    )
-    return entry.addresses
-  }
 }
 
 type Pinned = { get(connectTimeoutMs: number): Pool; penalize(): void }

@@ -5,6 +5,7 @@ import { watchForSilence } from '../db/silence.ts'
 import { createWriter } from '../db/write.ts'
 import { openQueues } from '../jobs/queue.ts'
 import { createEgress, type Egress } from '../net/egress.ts'
+import { openResolver } from '../net/resolver.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../secrets/secretbox.ts'
 import { type Clock, systemClock } from './clock.ts'
 import type { Logger } from './log.ts'
@@ -15,7 +16,7 @@ export type OpenServices = Services & { close(): Promise<void> }
 /**
  * Opens what a process needs: the pool, the queues, the listening connection, the egress client, the secret box.
  * The schema must be there (core/migrate). `close` releases all of it, in the reverse order, once.
- * @throws ConfigError before anything is opened, for an allow-list that cannot be read
+ * @throws ConfigError before anything is opened, for an allow-list or name servers that cannot be read
  */
 export async function openServices(
   config: Config,
@@ -92,9 +93,13 @@ export async function openServices(
 }
 
 function openEgress(config: Config): Egress {
-  try {
-    return createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS })
-  } catch (error) {
-    throw new ConfigError('EGRESS_ALLOW_HOSTS', (error as Error).message)
+  const named = <T>(setting: string, open: () => T): T => {
+    try {
+      return open()
+    } catch (error) {
+      throw new ConfigError(setting, (error as Error).message)
+    }
   }
+  const resolve = named('EGRESS_DNS_SERVERS', () => openResolver({ servers: config.EGRESS_DNS_SERVERS }))
+  return named('EGRESS_ALLOW_HOSTS', () => createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS, resolve }))
 }

@@ -56,9 +56,9 @@ const vendorFetch: typeof globalThis.fetch = (input, init) => bounded(input, { .
 
 /** `fetch` for hosts a tenant chose: under the egress rule. */
 const tenantFetch =
-  ({ egress }: Services): typeof globalThis.fetch =>
+  ({ egress }: Services, tenant: string): typeof globalThis.fetch =>
   (input, init) =>
-    egress.fetch(input, { ...init, maxBytes: TENANT_BYTES })
+    egress.fetch(input, { ...init, tenant, maxBytes: TENANT_BYTES })
 
 /**
  * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them. `db` is the transaction of a
@@ -85,7 +85,7 @@ export async function resolveAccess(
     tenant: row.base_url !== null,
     credential,
     headers: headers.values,
-    fetch: row.base_url === null ? vendorFetch : tenantFetch(services),
+    fetch: row.base_url === null ? vendorFetch : tenantFetch(services, row.project_id),
     secrets: [
       ...(linked === null ? [] : [linked]),
       ...partsOf(credential),
