@@ -541,9 +541,32 @@ function unwrapped(address: string): Address | null {
   return nat64 ? new ipaddr.IPv4(parsed.toByteArray().slice(12)) : parsed
 }
 
+const within = (address: Address, range: [Address, number]): boolean =>
+  range[0].kind() === address.kind() && (address as ipaddr.IPv4).match(range as [ipaddr.IPv4, number])
+
+/**
+ * Addresses of public ranges that nobody on the Internet has: they lead to services of the cloud that a machine runs in,
+ * and some of those trust whoever comes from it. Other clouds have theirs in link-local, private or shared ranges.
+ */
+const CLOUD_INTERNAL = [
+  // Azure: WireServer, which hands out the configuration of a machine; name service and health probes.
+  '168.63.129.16/32',
+  // Equinix Metal: metadata, told apart by the address that asks.
+  '192.80.8.124/32',
+  // IBM Cloud: infrastructure (names, time, package mirrors), and private endpoints of its services.
+  '161.26.0.0/16',
+  '166.8.0.0/14',
+  // Google Cloud: restricted.googleapis.com and private.googleapis.com, inside whose perimeter a machine of it is.
+  '199.36.153.4/30',
+  '199.36.153.8/30',
+  '2600:2d00:2:1000::/64',
+  '2600:2d00:2:2000::/64',
+].map(range => ipaddr.parseCIDR(range))
+
 /** Only what the registries hand out for the Internet; for IPv6 that is 2000::/3 without its special ranges. */
 function isPublic(address: Address): boolean {
   if (address.range() !== 'unicast') return false
+  if (CLOUD_INTERNAL.some(range => within(address, range))) return false
   return !(address instanceof ipaddr.IPv6) || (address.parts[0] & 0xe000) === 0x2000
 }
 
@@ -592,12 +615,7 @@ function parseAllowHosts(list: string): AllowHosts {
       )
     },
     address(address, port) {
-      return ranges.some(
-        ({ range, port: only }) =>
-          (only === null || only === port) &&
-          range[0].kind() === address.kind() &&
-          (address as ipaddr.IPv4).match(range as [ipaddr.IPv4, number]),
-      )
+      return ranges.some(({ range, port: only }) => (only === null || only === port) && within(address, range))
     },
   }
 }
