@@ -1,4 +1,5 @@
 import { createHmac } from 'node:crypto'
+import { firstBytes } from '../../core/api/text.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Claimed } from './delivery-store.ts'
@@ -105,7 +106,8 @@ async function send(services: Services, delivery: Claimed, until: number, signal
     connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
     maxRedirects: config.EGRESS_MAX_REDIRECTS,
     redirectMode: 'repost',
-    maxBytes: ANSWER_BYTES,
+    // One more tells whether the last character may be cut.
+    maxBytes: ANSWER_BYTES + 1,
     truncate: true,
     signal,
   })
@@ -127,12 +129,8 @@ function judge(outcome: EgressOutcome, attempts: number, signal: AbortSignal): O
     : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...answered }
 }
 
-/** An answer's bytes as text that the database can hold. */
-const storableText = (body: Buffer): string =>
-  body.subarray(0, ANSWER_BYTES).toString('utf8').replaceAll('\0', '\ufffd')
+/** An answer's first bytes as text that the database can hold. */
+const storableText = (body: Buffer): string => firstBytes(body, ANSWER_BYTES).replaceAll('\0', '\ufffd')
 
 const oneLine = (text: string): string =>
-  text
-    .replaceAll('\0', '\ufffd')
-    .replace(/\s*[\r\n]+\s*/g, ' ')
-    .slice(0, ANSWER_BYTES)
+  firstBytes(text.replaceAll('\0', '\ufffd').replace(/\s*[\r\n]+\s*/g, ' '), ANSWER_BYTES)

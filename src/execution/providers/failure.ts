@@ -12,6 +12,7 @@ import {
   UnsupportedFunctionalityError,
 } from 'ai'
 import { AppError, type ErrorCode } from '../../core/api/errors.ts'
+import { firstBytes, firstChars } from '../../core/api/text.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
 import { misconfigured } from './misconfigured.ts'
@@ -66,7 +67,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
   const broken = brokenTransfer(answered)
   const status = broken ? null : (answered?.statusCode ?? tokenStatus(thrown))
   const body = answered?.responseBody ?? null
-  const text = storableText(mask(broken ?? vendorText(thrown, answered, body), about.secrets).slice(0, TEXT_LENGTH))
+  const text = firstChars(storableText(mask(broken ?? vendorText(thrown, answered, body), about.secrets)), TEXT_LENGTH)
   const judged =
     about.timedOutAfter !== null
       ? 'timeout'
@@ -85,7 +86,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
     message,
     meta: {
       provider_status_code: status,
-      provider_response_body: body === null ? null : cut(storableText(mask(body, about.secrets)), BODY_BYTES),
+      provider_response_body: body === null ? null : firstBytes(storableText(mask(body, about.secrets)), BODY_BYTES),
       ai_provider_id: about.ai_provider_id,
       model: about.model,
     },
@@ -171,14 +172,6 @@ function vendorText(thrown: unknown, answered: APICallError | null, body: string
   if (typeof said === 'string' && said !== '') return said
   if (body) return body
   return typeof thrown === 'string' ? thrown : 'no reason was given'
-}
-
-function cut(text: string, bytes: number): string {
-  const whole = Buffer.from(text)
-  if (whole.length <= bytes) return text
-  let end = bytes
-  while (end > 0 && (whole[end] & 0xc0) === 0x80) end--
-  return whole.subarray(0, end).toString()
 }
 
 function retryAfter(headers: Record<string, string> | undefined): number | null {

@@ -1,4 +1,5 @@
 import { AppError, raise } from '../../core/api/errors.ts'
+import { firstChars } from '../../core/api/text.ts'
 import { signedGet } from '../../core/net/aws.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -202,7 +203,7 @@ export async function listModels(services: Services, row: ProviderRow, closed: A
 async function readPage(access: Access, lister: Lister, cursor: string | null, signal: AbortSignal) {
   const failed = (message: string, status: number | null): never =>
     raise('MODEL_LISTING_FAILED', {
-      message: mask(message, access.secrets).slice(0, TEXT_LENGTH),
+      message: firstChars(mask(message, access.secrets), TEXT_LENGTH),
       meta: { ai_provider_id: access.id, provider_status_code: status },
     })
   let status: number | null = null
