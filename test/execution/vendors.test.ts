@@ -233,6 +233,9 @@ describe('model calls', () => {
     it("uses the deployment's AWS keys where that is allowed, wherever the deployment has them", async () => {
       const tokenFile = path.join(mkdtempSync(path.join(tmpdir(), 'muster-aws-')), 'token')
       writeFileSync(tokenFile, 'identity token')
+      const sharedFile = path.join(path.dirname(tokenFile), 'credentials')
+      writeFileSync(sharedFile, '[default]\naws_access_key_id = AKFILE\naws_secret_access_key = of a file\n')
+      const none = { AWS_SHARED_CREDENTIALS_FILE: '/dev/null', AWS_CONFIG_FILE: '/dev/null' }
       const sources: [string, Record<string, string>][] = [
         ['AKENV', { AWS_ACCESS_KEY_ID: 'AKENV', AWS_SECRET_ACCESS_KEY: 'from the environment' }],
         [
@@ -250,12 +253,16 @@ describe('model calls', () => {
             AWS_CONTAINER_AUTHORIZATION_TOKEN: 'container token',
           },
         ],
-        ['AKINSTANCE', { AWS_EC2_METADATA_SERVICE_ENDPOINT: `${vendors.url}/aws` }],
+        ['AKFILE', { AWS_SHARED_CREDENTIALS_FILE: sharedFile }],
+        ['AKINSTANCE', { AWS_EC2_METADATA_SERVICE_ENDPOINT: vendors.url }],
+        ['undefined', { AWS_EC2_METADATA_DISABLED: 'true' }],
       ]
       for (const [expected, env] of sources) {
         const probe = `const { deploymentKeys } = await import('./src/core/net/aws.ts')
           console.log((await deploymentKeys())?.accessKeyId)`
-        const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', probe], { env })
+        const { stdout } = await promisify(execFile)(process.execPath, ['--input-type=module', '-e', probe], {
+          env: { ...none, ...env },
+        })
         assert.equal(stdout.trim(), expected)
       }
       rmSync(path.dirname(tokenFile), { recursive: true })

@@ -62,7 +62,7 @@ const sse = (events: object[], names = false): string =>
     .join('')
 
 function usual({ path, body, headers }: VendorRequest): VendorReply {
-  if (path.startsWith('/aws')) return aws(path, headers)
+  if (path.startsWith('/aws') || path.startsWith('/latest')) return aws(path, headers)
   if (path.startsWith('/anthropic')) return anthropic(path, body)
   if (path.startsWith('/google')) return google(path, body)
   if (path.includes('/converse')) return bedrock(body)
@@ -283,12 +283,18 @@ function aws(path: string, headers: IncomingMessage['headers']): VendorReply {
   const text = { 'content-type': 'text/plain' }
   if (path === '/aws/container')
     return headers.authorization === 'container token' ? { body: keys('CONTAINER') } : { status: 401, body: {} }
-  if (path === '/aws/sts') {
+  if (path === '/aws/sts/') {
     const { AccessKeyId, SecretAccessKey, Token } = keys('IDENTITY')
     const fields = `<AccessKeyId>${AccessKeyId}</AccessKeyId><SecretAccessKey>${SecretAccessKey}</SecretAccessKey>`
-    return { headers: text, body: `<Credentials>${fields}<SessionToken>${Token}</SessionToken></Credentials>` }
+    const credentials = `<SessionToken>${Token}</SessionToken><Expiration>${Expiration}</Expiration>`
+    const result = `<Credentials>${fields}${credentials}</Credentials>`
+    const name = 'AssumeRoleWithWebIdentity'
+    return {
+      headers: { 'content-type': 'text/xml' },
+      body: `<${name}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><${name}Result>${result}</${name}Result></${name}Response>`,
+    }
   }
-  if (path.endsWith('/api/token')) return { headers: text, body: 'metadata token' }
+  if (path === '/latest/api/token') return { headers: text, body: 'metadata token' }
   if (headers['x-aws-ec2-metadata-token'] !== 'metadata token') return { status: 401, body: {} }
   return path.endsWith('/security-credentials/') ? { headers: text, body: 'role' } : { body: keys('INSTANCE') }
 }

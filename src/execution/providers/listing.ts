@@ -139,7 +139,7 @@ const bedrock: Lister = {
     `${process.env.AWS_ENDPOINT_URL_BEDROCK ?? `https://bedrock.${regionOf(access)}.${awsDomain(regionOf(access))}`}/foundation-models`,
   headers: (access, url) =>
     access.credential.kind === 'aws'
-      ? signedGet(url, access.credential.keys, regionOf(access), new Date())
+      ? signedGet(url, access.credential.keys, regionOf(access))
       : { authorization: `Bearer ${key(access)}` },
   read: body => ({
     models: entries(body.modelSummaries).flatMap(summary =>
