@@ -146,6 +146,28 @@ describe('small remote bodies that unpack to a gigabyte', function () {
       await web.kill()
     })
 
+  it('do not fill a web process that keeps files in a bucket', async () => {
+    const bucket = (coding: string) => ({
+      AWS_ACCESS_KEY_ID: 'AKIATEST',
+      AWS_SECRET_ACCESS_KEY: 'secret',
+      FILES_STORAGE_PROVIDER: 's3',
+      FILES_S3_BUCKET: 'files',
+      FILES_S3_REGION: 'eu-central-1',
+      FILES_S3_ENDPOINT: base(coding, 'exact'),
+      FILES_S3_FORCE_PATH_STYLE: 'true',
+    })
+    const web = await start('web', bucket('gzip'))
+    const at = client(web.url, key.token)
+    const grown = await growth(web, async () => {
+      const made = await at.post('/files/upload/base64', { filename: 'f', content: 'eA==' })
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      // Read as a whole, and as it comes.
+      assert.equal((await at.get(`/files/${made.body.id}/download/base64`)).status, 500)
+      await at.get(`/files/${made.body.id}/download`).catch(() => {})
+    })
+    fits(grown, 'a bucket')
+  })
+
   it('do not fill a worker that delivers webhooks', async () => {
     const worker = await start('worker', {}, ['delivery'])
     const hooks: string[] = []

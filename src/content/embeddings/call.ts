@@ -11,7 +11,7 @@ const LONGEST_RETRY_AFTER_MS = 20_000
 const PASSING = new Set<CallFailure['class']>(['unreachable', 'timeout', 'rate_limited', 'server'])
 
 /**
- * One call of the provider, tried again where its failure may pass (content, 8.3). Every try leaves a log line. What a
+ * One call of the provider, tried again where its failure may pass. Every try leaves a log line. What a
  * provider does is an outcome; it never throws.
  * @param options.tries tries in all
  * @param options.asked whether the texts are questions

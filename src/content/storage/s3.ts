@@ -64,7 +64,7 @@ export function s3Backend(config: Config, bucket: string): Backend {
         await sendPart(held)
         await client.send(new sdk.CompleteMultipartUploadCommand({ ...upload!, MultipartUpload: { Parts: parts } }))
       } catch (error) {
-        // What this cannot reach, the look at staged bytes does an hour later.
+        // What this cannot reach, the sweep of staged bytes removes an hour later.
         if (upload) await client.send(new sdk.AbortMultipartUploadCommand(upload)).catch(() => {})
         throw error
       }

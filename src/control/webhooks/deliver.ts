@@ -106,7 +106,7 @@ async function send(services: Services, delivery: Claimed, until: number, signal
     connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
     maxRedirects: config.EGRESS_MAX_REDIRECTS,
     redirectMode: 'repost',
-    // One more tells whether the last character may be cut.
+    // With one more byte it is known whether the last character is whole.
     maxBytes: ANSWER_BYTES + 1,
     truncate: true,
     signal,

@@ -1,20 +1,20 @@
-/** What requests ask for. One coding is worth its cost for long lists and vectors; stacked ones serve only to exhaust a reader. */
+/** The Accept-Encoding of requests: lists of models and vectors shrink a lot, and gzip is what every server knows. */
 export const ACCEPT_ENCODING = 'gzip'
 
-/** A stream of events may be so many times as large as one event. */
-const EVENTS = 4
+/** Limit of a stream of events, as a multiple of the limit of one event. */
+const STREAM_FACTOR = 4
 const EVENT_STREAM = /^text\/event-stream\b/i
-/** Where an event of a stream begins. In no JSON text does a line begin with one of these words. */
+/** The start of an event. No line of a JSON text starts with one of these words, so a JSON text cannot pose as a stream. */
 const NEXT_EVENT = /\n\r?\n(?:data|event|id):/g
 const NEXT_EVENT_LENGTH = 9
 
-/** A remote body that is not read, or not to its end. */
+/** A remote body that was refused, or given up half way. */
 export class RemoteBodyError extends Error {}
 
 /**
- * The response with a body that fails with RemoteBodyError beyond `maxBytes`, counted after decoding: whoever reads it
- * holds it whole, and JSON takes up to 23 times its bytes once it is parsed. Of a stream of events each is so bounded.
- * @throws RemoteBodyError for more than one content coding
+ * The response with a body that fails with RemoteBodyError beyond `maxBytes`, counted after decoding. Readers hold a body
+ * in memory, and parsed JSON takes up to 23 times its size. In a stream of events the limit is that of one event.
+ * @throws RemoteBodyError for more than one content coding: stacked, 2 KB unpack to gigabytes
  */
 export function limitBody(response: Response, maxBytes: number): Response {
   const { body, headers } = response
@@ -24,10 +24,10 @@ export function limitBody(response: Response, maxBytes: number): Response {
     body.cancel().catch(() => {})
     throw new RemoteBodyError(`the answer is encoded more than once: ${coding.slice(0, 100)}`)
   }
-  // A length without a coding is kept to by the HTTP client.
+  // The HTTP client enforces a declared length, which is that of the encoded body.
   if (!coding && Number(headers.get('content-length') ?? Number.NaN) <= maxBytes) return response
   const events = EVENT_STREAM.test(headers.get('content-type') ?? '')
-  const most = events ? maxBytes * EVENTS : maxBytes
+  const most = events ? maxBytes * STREAM_FACTOR : maxBytes
   let size = 0
   let event = 0
   let end = ''

@@ -1,6 +1,6 @@
 /**
- * The one way out to addresses that callers give (tools, 1.4; webhooks, control 2.4). A host is resolved once, every address
- * of it is checked, and the connection goes to a checked address: there is no second lookup that could answer differently.
+ * The only way out to addresses that callers give. A host is resolved once, every address of it is checked, and the
+ * connection goes to a checked address: there is no second lookup that could answer differently.
  */
 import { isIP } from 'node:net'
 import { domainToASCII } from 'node:url'
@@ -137,7 +137,7 @@ export function createEgress(options: EgressOptions): Egress {
   const lookup = sharedLookups(options.resolve)
   const pools = new Pools(options)
 
-  /** Judges a url and pins it to the addresses its host has now. */
+  /** Checks a URL by the rule and pins it to the addresses its host has now. */
   async function target(
     text: string,
     base: URL | undefined,
@@ -545,18 +545,18 @@ const within = (address: Address, range: [Address, number]): boolean =>
   range[0].kind() === address.kind() && (address as ipaddr.IPv4).match(range as [ipaddr.IPv4, number])
 
 /**
- * Addresses of public ranges that nobody on the Internet has: they lead to services of the cloud that a machine runs in,
- * and some of those trust whoever comes from it. Other clouds have theirs in link-local, private or shared ranges.
+ * Public address ranges that are not reachable from the Internet but lead to services of the cloud that the process runs
+ * in, some of which trust every request from inside. Other clouds use link-local, private or shared (CGNAT) addresses.
  */
 const CLOUD_INTERNAL = [
-  // Azure: WireServer, which hands out the configuration of a machine; name service and health probes.
+  // Azure: WireServer (configuration of the virtual machine, with secrets), DNS, health probes.
   '168.63.129.16/32',
-  // Equinix Metal: metadata, told apart by the address that asks.
+  // Equinix Metal: metadata service, which identifies a server by its source address.
   '192.80.8.124/32',
-  // IBM Cloud: infrastructure (names, time, package mirrors), and private endpoints of its services.
+  // IBM Cloud: infrastructure services (DNS, NTP, package mirrors), private service endpoints.
   '161.26.0.0/16',
   '166.8.0.0/14',
-  // Google Cloud: restricted.googleapis.com and private.googleapis.com, inside whose perimeter a machine of it is.
+  // Google Cloud: restricted.googleapis.com and private.googleapis.com, where a network perimeter counts as a credential.
   '199.36.153.4/30',
   '199.36.153.8/30',
   '2600:2d00:2:1000::/64',

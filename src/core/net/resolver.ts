@@ -9,22 +9,22 @@ import pLimit, { type LimitFunction } from 'p-limit'
 export type Resolve = (hostname: string) => Promise<string[]>
 
 const LOOKUP_MS = 5000
-/** A name server is asked again after this time, then after twice as long. */
+/** A name server that does not answer is asked again after this time, then after twice as long. */
 const TRY_MS = 2000
 const TRIES = 3
-/** How much longer the addresses of one family are waited for than those of the other. */
+/** How long to wait for one address family once the other has answered. */
 const FAMILY_MS = 1000
-/** A name may have thousands; answers are kept, and a call tries one address after the other. */
+/** A name may have thousands of addresses, which would fill the cache. */
 const MAX_ADDRESSES = 32
-/** How often the system's files are read again: some 50 µs. */
+/** How often the system's files are read again, which takes some 50 µs. */
 const REREAD_MS = 5000
-/** Answers after which the next name of a search list is tried. */
+/** Failures after which the next name of the search list is tried. */
 const TRY_NEXT = new Set(['ENOTFOUND', 'ENODATA', 'ESERVFAIL'])
 
 /**
- * Resolves names over sockets of its own (c-ares). getaddrinfo, which `fetch` and node's own clients use, occupies one of
- * four threads for each name: four names whose server is silent hold up everything that needs a thread. What getaddrinfo
- * reads is honoured: the hosts file, name servers, search list and `ndots`. IPv4 addresses come first.
+ * A resolver on sockets of its own (c-ares). getaddrinfo, which `fetch` and node's HTTP clients use, blocks one of libuv's
+ * four threads for each name, so four names with silent name servers block everything else that needs a thread. Like
+ * getaddrinfo it honours the hosts file, the name servers, the search list and `ndots`. IPv4 addresses come first.
  * @param options.servers comma list of name servers, IP or IP:port; the system's when empty
  * @throws Error for a server that is neither
  */
@@ -113,24 +113,24 @@ async function ask(resolver: Resolver, name: string, ms: number): Promise<string
 
 /** Long enough for a burst of deliveries to one host, too short to matter when a name moves. */
 const ANSWER_MS = 1000
-/** Shorter than the two waits of a delivery together, so that three attempts in a row mean more than one lookup. */
+/** Shorter than the 3 s between the first and the third attempt of a delivery, so that one of them resolves anew. */
 const FAILURE_MS = 2000
 /** Lookups of one project that run at once in a process. */
 const LOOKUPS_PER_TENANT = 32
 const CACHE_SIZE = 10_000
 
 export type LookupOptions = {
-  /** the project on whose behalf the name is resolved; requests without one share their places */
+  /** the project on whose behalf the name is resolved; lookups without one share one limit */
   tenant?: string
   signal?: AbortSignal
-  /** Called before the lookup waits for a place, and when it got one. */
+  /** Called when the lookup starts to wait for its turn, and when its turn has come. */
   onWait?(): void
   onStart?(): void
 }
 
 /**
- * Shares running lookups and, for a while, how they ended. A project's names wait for its own lookups only: nobody waits
- * behind a lookup that another project has not even begun.
+ * Shares running lookups and caches their results. Above its limit a project waits for its own lookups only; a lookup is
+ * shared once it runs, never while it waits for its project's turn.
  */
 export function sharedLookups(resolve: Resolve): (hostname: string, options: LookupOptions) => Promise<string[]> {
   const known = new LRUCache<string, Promise<string[]>>({ max: CACHE_SIZE, ttl: ANSWER_MS })

@@ -44,9 +44,9 @@ const VENDOR_URLS: Partial<Record<ProviderType, string>> = {
 
 const KEY_REQUIRED = new Set<ProviderType>(['openai', 'anthropic', 'google', 'xai', 'groq', 'azure'])
 
-/** What a tenant's endpoint may answer. Parsing as many bytes of empty objects takes 360 MB and seconds. */
+/** Largest answer of a tenant's endpoint. Parsing as many bytes of empty objects takes 360 MB and seconds. */
 const TENANT_BYTES = 16 * 1024 * 1024
-/** The same of vendors, some of whose streams have events that cannot be told apart here. */
+/** Larger, because it applies to whole streams: the events of Bedrock's binary ones are not recognised. */
 const VENDOR_BYTES = 4 * TENANT_BYTES
 
 const bounded = boundedFetch(VENDOR_BYTES)
@@ -61,7 +61,7 @@ const tenantFetch =
     egress.fetch(input, { ...init, tenant, maxBytes: TENANT_BYTES })
 
 /**
- * Resolves endpoint, credentials and headers of a provider, as execution 1.2 orders them. `db` is the transaction of a
+ * Resolves endpoint, credentials and headers of a provider, in the order of precedence. `db` is the transaction of a
  * caller that has one open. Raises AI_PROVIDER_MISCONFIGURED with a reason, SECRET_NOT_FOUND.
  */
 export async function resolveAccess(
@@ -135,7 +135,7 @@ function credentialOf(row: ProviderRow, settings: Settings, linked: string | nul
   return { kind: 'none' }
 }
 
-/** In the order of execution 1.2.2. */
+/** In this order: the secret's API key, `config.api_key`, the secret's key pair, the deployment's own. */
 function bedrockCredential(row: ProviderRow, settings: Settings, linked: string | null, ambient: boolean): Credential {
   const given = linked === null ? null : parseCredential(linked)
   const key = given?.apiKey ?? (given === null && linked?.startsWith('ABSK') ? linked : undefined) ?? settings.api_key

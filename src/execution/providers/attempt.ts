@@ -132,7 +132,7 @@ const CACHE_MARK = { anthropic: { cacheControl: { type: 'ephemeral' } }, bedrock
 
 /**
  * The model with a tool choice and an answer format the SDK does not see: it would throw away an answer that ignores a
- * forced choice, and parse a structured one, both of which are the loop's to judge.
+ * forced choice, and parse a structured one, both of which are for the loop to decide.
  */
 function exactly(
   model: LanguageModelV4,

@@ -1,4 +1,4 @@
-/** A stored message of a turn (execution, 0.4). `args` and `result` belong to the tool and are never renamed. */
+/** A stored message of a turn. `args` and `result` belong to the tool and are never renamed. */
 export type ModelMessage =
   | { role: 'user'; content: string | (TextPart | FilePart)[] }
   | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }

@@ -18,7 +18,7 @@ import { mask } from '../../identity/secrets/resolve.ts'
 import { misconfigured } from './misconfigured.ts'
 import { storableText } from './storable.ts'
 
-/** Why a call failed, as execution 2.4 classes it; null is deterministic and never repeated. */
+/** Why a call failed; null is deterministic and never repeated. */
 export type FailureClass = 'rate_limited' | 'timeout' | 'provider_error' | null
 
 /** A failed attempt, ready to be raised or recorded; `message` and `meta` hold no secret. */
@@ -45,7 +45,7 @@ type About = {
 const BODY_BYTES = 2048
 const TEXT_LENGTH = 500
 
-/** Names what went wrong in an attempt (execution, 8.6). */
+/** Names what went wrong in an attempt. */
 export function failureOf(thrown: unknown, about: About): ModelFailure {
   const found = <T>(is: (error: unknown) => error is T): T | null => (causes(thrown).find(is) as T | undefined) ?? null
   const own = found((error): error is AppError => error instanceof AppError)
@@ -68,13 +68,13 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
   const status = broken ? null : (answered?.statusCode ?? tokenStatus(thrown))
   const body = answered?.responseBody ?? null
   const text = firstChars(storableText(mask(broken ?? vendorText(thrown, answered, body), about.secrets)), TEXT_LENGTH)
-  const judged =
+  const errorClass =
     about.timedOutAfter !== null
       ? 'timeout'
       : causes(thrown).some(refusedBySdk)
         ? null
         : classOf(status ?? streamed?.statusCode ?? null, answered, streamed)
-  const kind = about.started ? null : judged
+  const kind = about.started ? null : errorClass
   const message =
     about.timedOutAfter !== null
       ? `The AI provider did not answer within ${about.timedOutAfter} ms`
@@ -92,7 +92,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
     },
     class: kind,
     retry_after_ms: retryAfter(answered?.responseHeaders),
-    facts: { error_class: judged, provider_status_code: status, error: message },
+    facts: { error_class: errorClass, provider_status_code: status, error: message },
     // Errors of the SDK carry the whole request; what is worth keeping of them is in the message.
     cause: undefined,
   }
@@ -124,7 +124,7 @@ function tokenStatus(thrown: unknown): number | null {
   return name === 'GaxiosError' && typeof status === 'number' ? status : null
 }
 
-/** Milliseconds before attempt `n + 2`; null when the failure is not repeated (execution, 2.4.3). */
+/** Milliseconds before attempt `n + 2`; null when the failure is not repeated. */
 export function retryDelay(failure: ModelFailure, n: number): number | null {
   if (failure.class === null) return null
   if (failure.class === 'rate_limited' && failure.retry_after_ms !== null)

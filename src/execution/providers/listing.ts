@@ -178,7 +178,7 @@ const listers: Partial<Record<ProviderType, Lister>> = {
 }
 
 /**
- * The models a vendor offers, in its order, at most 10 000 (execution, 1.4). Raises MODEL_LISTING_UNSUPPORTED,
+ * The models a vendor offers, in its order, at most 10 000. Raises MODEL_LISTING_UNSUPPORTED,
  * AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND, and MODEL_LISTING_FAILED for whatever the vendor does.
  */
 export async function listModels(services: Services, row: ProviderRow, closed: AbortSignal): Promise<ListedModel[]> {

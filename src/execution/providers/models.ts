@@ -32,8 +32,8 @@ type Entry = { key: string; client: Promise<ModelClient>; built: boolean }
 const caches = new WeakMap<Services, Map<string, Entry>>()
 
 /**
- * The client of a provider row, kept while neither the row nor a secret it names changes, at most 60 s (execution,
- * 1.2.6). Raises AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND.
+ * The client of a provider row, kept while neither the row nor a secret it names changes, at most 60 s.
+ * Raises AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND.
  * @param db the transaction of a caller that has one open: waiting for another connection while holding one would let a
  *   burst of turns wait for each other
  */
