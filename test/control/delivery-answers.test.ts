@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { emitNamed } from '../support/events.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 
 describe('what is kept of the answer to a delivery', () => {
@@ -20,7 +21,7 @@ describe('what is kept of the answer to a delivery', () => {
     const { id: project_id } = await app.project()
     const hook = { project_id, name: 'h', url: receiver.url, events: ['secrets.*'] }
     const { body: webhook } = await app.admin.post('/webhooks', hook)
-    await app.services.write(async tx => tx.emit('secrets.updated', project_id, { id: 'sec_1' }))
+    await app.services.write(async tx => emitNamed(tx, 'secrets.updated', project_id, { id: 'sec_1' }))
     const delivery = await eventually(async () => {
       const { body } = await app.admin.get(`/webhook-deliveries?webhook_id=${webhook.id}`)
       return body.data.find(({ status }: { status: string }) => status === 'completed')

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { startVendors, type VendorRequest, type Vendors } from '../execution/vendors.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type NameServer, startNameServer } from '../support/dns.ts'
+import { emitNamed } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 
@@ -48,12 +49,12 @@ describe('names whose server is silent', function () {
     for (let n = 0; n < 70; n++) silent.push(await hook(noisy, `${n}.silent.test`, 'secrets.updated'))
     const good = await hook(noisy, 'good.noisy.test')
     const other = await hook(quiet, 'good.quiet.test')
-    await app.services.write(async tx => tx.emit('secrets.updated', noisy, { id: 'sec_1' }))
+    await app.services.write(async tx => emitNamed(tx, 'secrets.updated', noisy, { id: 'sec_1' }))
     // Shorter than a lookup that gets no answer, so that a place is waited for longer than an attempt may take.
     await start('worker', { WEBHOOK_TIMEOUT_MS: '4000' }, ['delivery'])
     await eventually(() => names.asked.filter(question => question.includes('.silent.')).length >= PLACES)
     for (const project of [noisy, quiet])
-      await app.services.write(async tx => tx.emit('secrets.created', project, { id: 'sec_2' }))
+      await app.services.write(async tx => emitNamed(tx, 'secrets.created', project, { id: 'sec_2' }))
 
     const ended = async (webhook: string) =>
       eventually(
