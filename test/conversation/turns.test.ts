@@ -583,6 +583,9 @@ describe('turns of a conversation', function () {
   })
 })
 
+/** Beside six of the queues and the one that listens. */
+const THREE_CONNECTIONS = { DATABASE_POOL_MAX: '10' }
+
 describe('turns of a conversation over processes', function () {
   this.timeout(60_000)
   let app: AgentApp
@@ -614,8 +617,8 @@ describe('turns of a conversation over processes', function () {
   })
 
   it('turns that start together do not wait for each other to leave the pool', async () => {
-    // Each holds one connection of two: a second one would never come.
-    const small = await startAgentApp({ workers: [], env: { DATABASE_POOL_MAX: '2' } })
+    // Each holds one connection of the two that a project may have: a second one would never come.
+    const small = await startAgentApp({ workers: [], env: THREE_CONNECTIONS })
     try {
       const secret = await small.key.post('/secrets', { name: 'key', value: 'vendor-key' })
       const rounds = Array.from({ length: 6 }, async () => {
@@ -640,7 +643,7 @@ describe('turns of a conversation over processes', function () {
   })
 
   it('turns that start together do not wait for a provider that another request opens', async () => {
-    const small = await startAgentApp({ workers: [], env: { DATABASE_POOL_MAX: '2' } })
+    const small = await startAgentApp({ workers: [], env: THREE_CONNECTIONS })
     const beside = await openPool({ databaseUrl: small.databaseUrl, connections: 2 })
     const waiting = (count: number) =>
       eventually(async () => {

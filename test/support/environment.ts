@@ -10,5 +10,5 @@ export const testEnvironment = (databaseUrl: string): Record<string, string> => 
   JWT_SECRET: 'a secret of the tests that is long enough',
   SECRETS_ENCRYPTION_KEY: '00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff',
   EGRESS_ALLOW_HOSTS: '127.0.0.1,localhost',
-  DATABASE_POOL_MAX: '12',
+  DATABASE_POOL_MAX: '20',
 })

@@ -70,7 +70,8 @@ export class TenantGate {
     const next = this.#waiting.get(tenant)?.shift()
     if (next) {
       clearTimeout(next.timer)
-      return next.resolve()
+      next.resolve()
+      return
     }
     this.#waiting.delete(tenant)
     const held = (this.#held.get(tenant) as number) - 1

@@ -45,7 +45,8 @@ export async function openServices(
     databaseUrl: config.DATABASE_URL,
     connections,
     applicationName,
-    perTenant: Math.max(1, Math.floor(connections / 3)),
+    // Two where there are three: one statement that waits for a lock would hold up all of its project.
+    perTenant: Math.max(Math.min(2, connections - 1), Math.floor(connections / 3)),
     silence,
     strict: options.strict,
     onRoundTrip: options.onRoundTrip,
