@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
-import { ingestionHandlers } from '../../src/content/ingestion/handler.ts'
+import { ingestionHandlers, sweepIngestions } from '../../src/content/ingestion/handler.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import {
   age,
@@ -498,8 +498,7 @@ describe('ingestion that nobody works on', function () {
   it('gets one message however often the sweep looks', async () => {
     const id = await accepted()
     await age(web, id, 'due_at', 10)
-    const { sweepAttempts } = await import('../../src/content/ingestion/sweep.ts')
-    for (let look = 0; look < 3; look++) await sweepAttempts(web.services, new AbortController().signal)
+    for (let look = 0; look < 3; look++) await sweepIngestions(web.services, new AbortController().signal)
     const waiting = await web.services.pool.oneFirst(
       sql.unsafe`select count(*) from pgboss.job_common where name = 'ingestion.document'`,
     )

@@ -67,7 +67,10 @@ async function answerIngestion(
     throw error
   }
   if (!expected) return answer(202, documentKind.present(admitted))
-  const document = await expected.wait(request.closed)
+  const document = await expected.wait({
+    closed: request.closed,
+    withinMs: services.config.SYNC_WAIT_SECONDS * 1000,
+  })
   if (!document) return raise('RESOURCE_NOT_FOUND', { message: 'The document was deleted', meta: { id: documentId } })
   return answer(isSettled(document) ? 201 : 202, documentKind.present(document))
 }

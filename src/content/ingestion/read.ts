@@ -1,4 +1,5 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { Superseded } from '../../core/jobs/attempt.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../../identity/tokens.ts'
 import type { Page } from '../chunks/model.ts'
@@ -12,7 +13,6 @@ import { type FileRow, fileKind } from '../files/model.ts'
 import { convert } from '../rules/convert.ts'
 import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
-import { Superseded } from './hold.ts'
 import { type Claim, keepPages } from './store.ts'
 
 /** What became of a source. `retry`: it failed in a way that another try may not. */

@@ -1,12 +1,13 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
+import type { Limits } from '../../core/jobs/attempt.ts'
 import type { Services } from '../../core/process/services.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
 import { lockDocument, updateDocument } from '../documents/store.ts'
 import { storableText } from '../rules/pages.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
-import { endStalled, isStalled, type Limits } from './store.ts'
+import { ingestions } from './store.ts'
 
 const MAX_MESSAGE = 2000
 
@@ -37,7 +38,7 @@ export const limitsOf = ({ config }: Pick<Services, 'config'>): Limits => ({
   queueMs: config.INGESTION_QUEUE_TIMEOUT_MS,
 })
 
-const TIMEOUTS: Record<'queued' | 'running' | 'awaiting', RecordedFailure> = {
+const TIMEOUTS: Record<string, RecordedFailure> = {
   queued: { code: 'INGESTION_TIMEOUT', message: 'No worker took the document up in time' },
   running: { code: 'INGESTION_TIMEOUT', message: 'The worker that ingested the document was lost' },
   awaiting: { code: 'CONVERSION_TIMEOUT', message: 'The converter never called back' },
@@ -49,12 +50,12 @@ const TIMEOUTS: Record<'queued' | 'running' | 'awaiting', RecordedFailure> = {
  */
 export async function settleStalled(services: Services, documentId: string): Promise<boolean> {
   const limits = limitsOf(services)
-  const found = await isStalled(services.pool, documentId, limits)
+  const found = await ingestions.isStalled(services.pool, documentId, limits)
   // Without an attempt, whoever settled it was faster than this look.
   if (!found) return found === null
   await services.write(async tx => {
     const document = await lockDocument(tx, documentId)
-    const ended = document && (await endStalled(tx, documentId, limits))
+    const ended = document && (await ingestions.endStalled(tx, documentId, limits))
     if (!ended) return
     const error = TIMEOUTS[ended.state]
     await settleFailed(tx, document, error)

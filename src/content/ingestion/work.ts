@@ -1,6 +1,7 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { HandBack, type JobContext } from '../../core/jobs/handler.ts'
+import { type Hold, type Lease, type Outcome, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
@@ -8,14 +9,11 @@ import { ChunkLimitError, splitPages } from '../chunks/split.ts'
 import { removeChunks } from '../chunks/store.ts'
 import type { DocumentRow } from '../documents/model.ts'
 import { lockDocument, updateDocument } from '../documents/store.ts'
-import { Hold, leaseOf, Superseded } from './hold.ts'
 import { type IngestionMessage, ingestionQueue } from './queue.ts'
 import { readSource } from './read.ts'
 import { settleFailed } from './settle.ts'
-import { awaitCallback, type Claim, claimAttempt, endHeld, heldUntil, requeueAttempt } from './store.ts'
+import { awaitCallback, type Claim, ingestions } from './store.ts'
 import { writeChunks } from './write.ts'
-
-type Outcome = 'ready' | 'failed' | 'awaiting' | 'retry' | 'superseded'
 
 /** Failures that another try would end in again (content, 6.3). */
 const NAMED: readonly string[] = [
@@ -35,45 +33,35 @@ const NAMED: readonly string[] = [
 const FIRST_RETRY_MS = 10_000
 const LAST_RETRY_MS = 600_000
 
+/** How long the lease of a worker is, and how often it renews it. */
+function leaseOf({ config }: Services): Lease {
+  const leaseMs = Math.min(config.INGESTION_LEASE_SECONDS * 1000, config.INGESTION_STALL_TIMEOUT_MS)
+  return { leaseMs, beatMs: leaseMs / 4 }
+}
+
 /**
  * One try of an ingestion attempt: claims it, reads, cuts and embeds the text, writes chunks batch by batch, and settles
  * the document. Everything it writes is conditional on its claim, under the document's lock. Never throws for what a
  * file or a converter does; throws HandBack when the worker stops, and what could not be recorded.
  */
-export async function ingest(services: Services, message: IngestionMessage, context: JobContext): Promise<void> {
-  const started = performance.now()
+export async function ingest(message: IngestionMessage, context: JobContext): Promise<void> {
+  const { services } = context
   const taken = await services.write(tx => take(tx, services, message))
   if (!taken) return
-  const { claim } = taken
-  const log = (outcome: Outcome | 'handed_back', more: object = {}) =>
-    services.log.info(
-      {
-        document_id: claim.document_id,
-        attempt_id: claim.id,
-        attempt: claim.claims,
-        outcome,
-        duration_ms: Math.round(performance.now() - started),
-        ...more,
-      },
-      'ingestion',
-    )
-  const hold = new Hold(services, claim, context.signal)
-  try {
-    await fault(services, 'ingestion_claimed')
-    const { outcome, ...more } = await carryOut(services, taken.document, hold)
-    log(outcome, more)
-  } catch (error) {
-    if (context.signal.aborted && context.stopping.aborted) {
-      await requeueAttempt(services.pool, claim, { delayMs: 0, failed: false })
-      log('handed_back')
-      throw new HandBack('the worker stops')
-    }
-    if (error instanceof Superseded || hold.signal.aborted) return log('superseded')
-    const { outcome, ...more } = await failed(services, claim, failureOf(error), !isFinal(error))
-    log(outcome, more)
-  } finally {
-    hold.end()
-  }
+  const { claim, document } = taken
+  await workOn(context, {
+    what: 'ingestion',
+    ids: { document_id: document.id, attempt_id: claim.id },
+    attempts: ingestions,
+    claim,
+    lease: leaseOf(services),
+    lock: tx => lockDocument(tx, document.id),
+    async work(hold) {
+      await fault(services, 'ingestion_claimed')
+      return carryOut(services, document, hold)
+    },
+    fail: error => failed(services, claim, failureOf(error), !isFinal(error)),
+  })
 }
 
 /** Claims the attempt and clears what an earlier claim has written. A claim that another worker holds is looked at again. */
@@ -82,12 +70,12 @@ async function take(
   services: Services,
   message: IngestionMessage,
 ): Promise<{ claim: Claim; document: DocumentRow } | null> {
-  const named = { document_id: message.document_id, id: message.attempt_id }
-  const document = await lockDocument(tx, named.document_id)
+  const named = { entity: message.document_id, id: message.attempt_id }
+  const document = await lockDocument(tx, named.entity)
   if (!document) return null
-  const claim = await claimAttempt(tx, named, leaseOf(services).leaseMs)
+  const claim = await ingestions.claim(tx, named, leaseOf(services).leaseMs)
   if (!claim) {
-    const until = await heldUntil(tx, named)
+    const until = await ingestions.heldUntil(tx, named)
     if (until) tx.send(ingestionQueue, message, { startAfter: new Date(until) })
     return null
   }
@@ -105,9 +93,7 @@ async function take(
   }
 }
 
-type Ended = { outcome: Outcome; chunk_count?: number; error?: RecordedFailure; next_ms?: number }
-
-async function carryOut(services: Services, document: DocumentRow, hold: Hold): Promise<Ended> {
+async function carryOut(services: Services, document: DocumentRow, hold: Hold<Claim>): Promise<Outcome> {
   const { claim, signal } = hold
   const source = await readSource(services, document, claim, signal)
   // A call that was cut off is no answer of the converter.
@@ -128,10 +114,10 @@ async function carryOut(services: Services, document: DocumentRow, hold: Hold): 
 }
 
 /** A tool has said that it will post the text. Its callback may have been faster. */
-async function deferred(services: Services, hold: Hold): Promise<Ended> {
+async function deferred(services: Services, hold: Hold<Claim>): Promise<Outcome> {
   const { claim } = hold
   await hold.write(async tx => {
-    const document = await lockDocument(tx, claim.document_id)
+    const document = await lockDocument(tx, claim.entity)
     if (!document || !(await awaitCallback(tx, claim, services.config.CONVERSION_STALL_TIMEOUT_MS)))
       throw new Superseded()
   })
@@ -139,21 +125,21 @@ async function deferred(services: Services, hold: Hold): Promise<Ended> {
 }
 
 /** Records a failed try: the end of the attempt, or another try in 10 s, 40 s and so on. */
-async function failed(services: Services, claim: Claim, error: RecordedFailure, retry: boolean): Promise<Ended> {
+async function failed(services: Services, claim: Claim, error: RecordedFailure, retry: boolean): Promise<Outcome> {
   const last = !retry || claim.failures + 1 >= services.config.INGESTION_MAX_TRIES
   const delayMs = Math.min(FIRST_RETRY_MS * 4 ** claim.failures, LAST_RETRY_MS)
   const recorded = await services.write(async tx => {
-    const document = await lockDocument(tx, claim.document_id)
+    const document = await lockDocument(tx, claim.entity)
     if (!document) return false
     if (last) {
-      if (!(await endHeld(tx, claim))) return false
+      if (!(await ingestions.end(tx, claim))) return false
       await settleFailed(tx, document, error)
       return true
     }
-    if (!(await requeueAttempt(tx, claim, { delayMs, failed: true }))) return false
+    if (!(await ingestions.requeue(tx, claim, { delayMs, failed: true }))) return false
     tx.send(
       ingestionQueue,
-      { document_id: claim.document_id, attempt_id: claim.id, project_id: document.project_id },
+      { document_id: claim.entity, attempt_id: claim.id, project_id: document.project_id },
       { startAfter: new Date(Date.now() + delayMs) },
     )
     return true

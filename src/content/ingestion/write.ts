@@ -1,3 +1,4 @@
+import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { embedChunks } from '../chunks/embed.ts'
@@ -9,8 +10,8 @@ import type { DocumentRow } from '../documents/model.ts'
 import { lockDocument } from '../documents/store.ts'
 import { currentSpace } from '../embeddings/space.ts'
 import { finish } from './finish.ts'
-import { type Hold, Superseded } from './hold.ts'
-import { countChunks, endHeld, setTotals, type Totals } from './store.ts'
+
+import { type Claim, countChunks, ingestions, setTotals, type Totals } from './store.ts'
 
 /** Chunks that are embedded and written together (content, 6.4.6). */
 const BATCH = 64
@@ -23,7 +24,7 @@ const BATCH = 64
  */
 export async function writeChunks(
   services: Services,
-  hold: Hold,
+  hold: Hold<Claim>,
   document: DocumentRow,
   { chunks, pages, totals }: { chunks: ChunkDraft[]; pages: Page[]; totals: Totals },
 ): Promise<void> {
@@ -64,7 +65,7 @@ export async function writeChunks(
   await fault(services, 'ingestion_written')
   await hold.write(async tx => {
     const locked = await lockDocument(tx, document.id)
-    if (!locked || !(await endHeld(tx, hold.claim))) throw new Superseded()
+    if (!locked || !(await ingestions.end(tx, hold.claim))) throw new Superseded()
     await insertChunks(tx, owner, batch, options)
     const ready: DocumentRow = {
       ...locked,

@@ -1,0 +1,289 @@
+import { z } from 'zod'
+import { type Fragment, type Queryable, sql, statement } from '../db/sql.ts'
+import type { Tx } from '../db/write.ts'
+import type { Services } from '../process/services.ts'
+import { HandBack, type JobContext } from './handler.ts'
+
+/**
+ * Durable attempts: work that survives its workers as rows of a table. A worker claims a row, which counts its claims up,
+ * keeps it by a lease that it renews, and settles it; every write of a claim is conditional on its number, so a worker
+ * that was paused past its lease writes nothing. A message only wakes a worker; a sweep finds what no message led to.
+ *
+ * The table has the entity's id as primary key (an entity has one attempt, a newer one takes its place), `id`, `state`
+ * (`queued`, `running`, and states of its own), `due_at` (when somebody has to look: the next try of a queued attempt, the
+ * end of a running one's lease), `claims`, `losses` (claims whose worker was not heard of until its lease was over),
+ * `failures`, `heartbeat_at`, and an index on `due_at`.
+ */
+
+/** An attempt and its entity. */
+export type Named = { entity: string; id: string }
+
+/** A worker's hold on an attempt; a later claim has another number. */
+export type Claimed = Named & { claims: number; failures: number }
+
+/** What an attempt may take, in milliseconds: silence of its worker, waiting for one. */
+export type Limits = { silenceMs: number; queueMs: number }
+
+/** An attempt that somebody has to look at. */
+export type Due = Named & { project_id: string; due_at: string; stalled: boolean }
+
+/** Another worker or a caller has the entity now: write nothing, leave. */
+export class Superseded extends Error {}
+
+const interval = (ms: number): Fragment => sql.fragment`${ms} * interval '1 ms'`
+
+export type Attempts<Row> = {
+  /**
+   * Claims an attempt that is queued, or whose worker was silent for a lease. The caller holds the entity's lock. Null when
+   * it is superseded, settled, in a state of its own, held by a live worker, or was lost too often.
+   */
+  claim(db: Queryable, named: Named, leaseMs: number): Promise<(Claimed & Row) | null>
+  /** When the lease of a running attempt is over, while it is not. */
+  heldUntil(db: Queryable, named: Named): Promise<string | null>
+  /** Renews the lease; false when the attempt is no longer this worker's. */
+  renew(db: Queryable, claim: Claimed, leaseMs: number): Promise<boolean>
+  /** Writes columns of an attempt that this worker holds; false when it does not. */
+  set(db: Queryable, claim: Claimed, assignments: Fragment): Promise<boolean>
+  /** Gives an attempt back, to be tried again after a delay; `failed` counts this try. False when it is not held. */
+  requeue(db: Queryable, claim: Claimed, options: { delayMs: number; failed: boolean }): Promise<boolean>
+  /** Ends an attempt that this worker holds; false when it does not. */
+  end(db: Queryable, claim: Claimed): Promise<boolean>
+  /** Ends an attempt that no live worker holds; false when one does, or it is superseded. */
+  endIdle(db: Queryable, named: Named): Promise<boolean>
+  /** Whether the attempt of an entity has taken too long, null when there is none; a look before any lock is taken. */
+  isStalled(db: Queryable, entity: string, limits: Limits): Promise<boolean | null>
+  /** Ends the attempt of an entity, whose lock the caller holds, if it has taken too long; its id and state. */
+  endStalled(db: Queryable, entity: string, limits: Limits): Promise<{ id: string; state: string } | null>
+  /** A page of attempts that are due for `quietSeconds`, oldest first after `after`: by the index on `due_at`. */
+  due(
+    db: Queryable,
+    limits: Limits,
+    page: { quietSeconds: number; after: Pick<Due, 'due_at' | 'id'> | null; limit: number },
+  ): Promise<readonly Due[]>
+}
+
+/**
+ * Declares a table of attempts.
+ * @param declaration.row columns that a claim reads beside its own
+ * @param declaration.owner table of the entities, which have a `project_id`
+ * @param declaration.waits states of its own that end when `due_at` has passed
+ * @param declaration.maxLosses workers that may be lost before nobody tries again
+ */
+export function attempts<S extends z.ZodRawShape>(declaration: {
+  table: string
+  entity: string
+  owner: string
+  row: S
+  waits?: readonly string[]
+  maxLosses?: number
+}): Attempts<z.output<z.ZodObject<S>>> {
+  const { waits = [], maxLosses = 2 } = declaration
+  const table = sql.identifier([declaration.table])
+  const entity = sql.identifier([declaration.entity])
+  const columns = sql.join(
+    Object.keys(declaration.row).map(name => sql.identifier([name])),
+    sql.fragment`, `,
+  )
+  const claimed = sql.type(
+    z.object({ entity: z.string(), id: z.string(), claims: z.int(), failures: z.int(), ...declaration.row }),
+  )
+  const time = sql.type(z.object({ due_at: z.string() }))
+  const verdict = sql.type(z.object({ stalled: z.boolean() }))
+  const ended = sql.type(z.object({ id: z.string(), state: z.string() }))
+  const due = sql.type(
+    z.object({ entity: z.string(), id: z.string(), project_id: z.string(), due_at: z.string(), stalled: z.boolean() }),
+  )
+  const is = (named: Named): Fragment => sql.fragment`${entity} = ${named.entity} and id = ${named.id}`
+  const held = (claim: Claimed): Fragment =>
+    sql.fragment`${is(claim)} and claims = ${claim.claims} and state = 'running'`
+  const stalled = ({ silenceMs, queueMs }: Limits): Fragment => sql.fragment`(
+    (state = 'running' and heartbeat_at < now() - ${interval(silenceMs)})
+    or (state = 'queued' and due_at < now() - ${interval(queueMs)})
+    or (state = any(${sql.array([...waits], 'text')}) and due_at < now()))`
+  const happened = async (db: Queryable, change: Fragment): Promise<boolean> =>
+    (await db.query(statement`${change}`)).rowCount === 1
+  const set: Attempts<unknown>['set'] = (db, claim, assignments) =>
+    happened(db, sql.fragment`update ${table} set ${assignments} where ${held(claim)}`)
+
+  return {
+    claim: (db, named, leaseMs) =>
+      db.maybeOne(claimed`
+        update ${table}
+        set state = 'running', claims = claims + 1, losses = losses + (state = 'running')::integer, heartbeat_at = now(),
+          due_at = now() + ${interval(leaseMs)}
+        where ${is(named)} and (state = 'queued' or (state = 'running' and due_at <= now() and losses < ${maxLosses}))
+        returning ${entity} as entity, id, claims, failures, ${columns}`) as never,
+    heldUntil: (db, named) =>
+      db.maybeOneFirst(time`
+        select due_at from ${table} where ${is(named)} and state = 'running' and due_at > now()`),
+    renew: (db, claim, leaseMs) =>
+      set(db, claim, sql.fragment`heartbeat_at = now(), due_at = now() + ${interval(leaseMs)}`),
+    set,
+    requeue: (db, claim, { delayMs, failed }) =>
+      set(
+        db,
+        claim,
+        sql.fragment`state = 'queued', due_at = now() + ${interval(delayMs)}, failures = failures + ${failed ? 1 : 0}`,
+      ),
+    end: (db, claim) => happened(db, sql.fragment`delete from ${table} where ${held(claim)}`),
+    endIdle: (db, named) =>
+      happened(
+        db,
+        sql.fragment`delete from ${table}
+          where ${is(named)} and (state = 'queued' or (state = 'running' and due_at <= now()))`,
+      ),
+    isStalled: (db, id, limits) =>
+      db.maybeOneFirst(verdict`select ${stalled(limits)} as stalled from ${table} where ${entity} = ${id}`),
+    endStalled: (db, id, limits) =>
+      db.maybeOne(ended`delete from ${table} where ${entity} = ${id} and ${stalled(limits)} returning id, state`),
+    due: (db, limits, { quietSeconds, after, limit }) =>
+      db.any(due`
+        select a.${entity} as entity, a.id, o.project_id, a.due_at, ${stalled(limits)} as stalled
+        from ${table} a join ${sql.identifier([declaration.owner])} o on o.id = a.${entity}
+        where a.due_at < now() - ${quietSeconds} * interval '1 s'
+          ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
+        order by a.due_at, a.id limit ${limit}`),
+  }
+}
+
+/** How long a lease is, and how often it is renewed: often enough that its worker never seems to have stalled. */
+export type Lease = { leaseMs: number; beatMs: number }
+
+/** A claim while it is worked on: its lease is renewed, and `signal` is aborted once it is lost. */
+export class Hold<C extends Claimed> {
+  readonly claim: C
+  readonly signal: AbortSignal
+  readonly #services: Services
+  readonly #attempts: Attempts<unknown>
+  readonly #lease: Lease
+  readonly #lock: (tx: Tx) => Promise<unknown>
+  readonly #lost = new AbortController()
+  readonly #timer: NodeJS.Timeout
+
+  constructor(
+    services: Services,
+    options: {
+      attempts: Attempts<unknown>
+      claim: C
+      lease: Lease
+      outer: AbortSignal
+      lock: (tx: Tx) => Promise<unknown>
+    },
+  ) {
+    this.claim = options.claim
+    this.#services = services
+    this.#attempts = options.attempts
+    this.#lease = options.lease
+    this.#lock = options.lock
+    this.signal = AbortSignal.any([options.outer, this.#lost.signal])
+    this.#timer = setInterval(() => void this.#beat(), options.lease.beatMs)
+  }
+
+  async #beat(): Promise<void> {
+    try {
+      if (!(await this.#attempts.renew(this.#services.pool, this.claim, this.#lease.leaseMs))) this.#lose()
+    } catch (error) {
+      const { entity, id } = this.claim
+      this.#services.log.warn({ err: error, entity, attempt_id: id }, 'lease of an attempt not renewed')
+    }
+  }
+
+  #lose(): void {
+    clearInterval(this.#timer)
+    this.#lost.abort(new Superseded())
+  }
+
+  /** A transaction of who has the claim; what it writes has to depend on that. Raises Superseded once it is lost. */
+  write<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+    this.signal.throwIfAborted()
+    return this.#services.write(work)
+  }
+
+  /** Takes the entity's lock, then makes sure of the claim and renews its lease. Raises Superseded. */
+  async guard(tx: Tx): Promise<void> {
+    if (!(await this.#lock(tx)) || !(await this.#attempts.renew(tx, this.claim, this.#lease.leaseMs)))
+      throw new Superseded()
+  }
+
+  end(): void {
+    clearInterval(this.#timer)
+  }
+}
+
+/** How one try of an attempt ended, for its log line. */
+export type Outcome = { outcome: string } & Record<string, unknown>
+
+/**
+ * Works on a claim to the end of one try, and leaves its one log line. What `work` throws becomes another try or the end
+ * by `fail`; a worker that stops gives the attempt back uncounted and throws HandBack.
+ */
+export async function workOn<C extends Claimed>(
+  { services, signal, stopping }: Pick<JobContext, 'services' | 'signal' | 'stopping'>,
+  options: {
+    /** What the log line calls it, with its ids. */
+    what: string
+    ids: Record<string, string>
+    attempts: Attempts<unknown>
+    claim: C
+    lease: Lease
+    /** Takes the entity's lock; falsy when it is gone. */
+    lock: (tx: Tx) => Promise<unknown>
+    work: (hold: Hold<C>) => Promise<Outcome>
+    fail: (error: unknown, claim: C) => Promise<Outcome>
+  },
+): Promise<void> {
+  const { what, ids, attempts, claim, work, fail } = options
+  const started = performance.now()
+  const hold = new Hold(services, { ...options, outer: signal })
+  const report = (outcome: Outcome): void =>
+    services.log.info(
+      { ...ids, attempt: claim.claims, duration_ms: Math.round(performance.now() - started), ...outcome },
+      what,
+    )
+  try {
+    report(await work(hold))
+  } catch (error) {
+    if (signal.aborted && stopping.aborted) {
+      await attempts.requeue(services.pool, claim, { delayMs: 0, failed: false })
+      report({ outcome: 'handed_back' })
+      throw new HandBack('the worker stops')
+    }
+    if (error instanceof Superseded || hold.signal.aborted) return report({ outcome: 'superseded' })
+    report(await fail(error, claim))
+  } finally {
+    hold.end()
+  }
+}
+
+const SWEEP_PAGE = 500
+
+/**
+ * The floor under the wake-ups: `wake` gets the attempts that are due and whose message or worker was lost, page by page;
+ * `stall` ends one that has taken too long.
+ */
+export async function sweepAttempts(
+  db: Queryable,
+  options: {
+    attempts: Attempts<unknown>
+    limits: Limits
+    /** An attempt this late has lost its message. */
+    quietSeconds: number
+    stopping: AbortSignal
+    wake: (due: readonly Due[]) => Promise<unknown>
+    stall: (entity: string) => Promise<unknown>
+  },
+): Promise<void> {
+  const { attempts, limits, quietSeconds, stopping, wake, stall } = options
+  let after: Due | null = null
+  for (;;) {
+    const found: readonly Due[] = await attempts.due(db, limits, { quietSeconds, after, limit: SWEEP_PAGE })
+    const waiting = found.filter(({ stalled }) => !stalled)
+    if (waiting.length > 0) await wake(waiting)
+    for (const { entity } of found.filter(({ stalled }) => stalled)) {
+      if (stopping.aborted) return
+      await stall(entity)
+    }
+    if (found.length < SWEEP_PAGE || stopping.aborted) return
+    after = found[found.length - 1]
+  }
+}
