@@ -1,6 +1,6 @@
 import type { Caller } from '../iam/caller.ts'
 
-/** One line of the audit log (control, 5.1). */
+/** One line of the audit log. */
 export type AuditEntry = {
   id: string
   project_id: string | null

@@ -12,7 +12,7 @@ export const Change = z
   .meta({ id: 'Change' })
 export type Change = { path: string; op: 'added' | 'removed' | 'changed'; before: unknown; after: unknown }
 
-/** The answer of every compare route (conventions, 6). */
+/** The answer of every compare route. */
 export const Comparison = z.object({ from: z.int(), to: z.int(), changes: z.array(Change) }).meta({ id: 'Comparison' })
 
 const isObject = (value: unknown): value is Record<string, unknown> =>

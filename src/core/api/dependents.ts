@@ -86,7 +86,7 @@ export async function dependentsOf(
 }
 
 /**
- * Clears the way for the delete of a row whose lock the caller holds (conventions, 2): raises `code` with
+ * Clears the way for the delete of a row whose lock the caller holds: raises `code` with
  * `meta { counts, sample_ids, forcible }` while something holds it; with `force`, deletes what may go with it, and in
  * any case what follows it, innermost first, each through its kind's `remove`. Rows that go are locked before they are
  * judged, so that nothing can come to refer to them in between.
@@ -127,7 +127,7 @@ export async function removeRow<Row extends KindRow>(tx: Tx, kind: Kind<Row, any
   if (kind.events.includes('deleted')) tx.emit(kind, 'deleted', row)
 }
 
-/** Rows of a project by kind: those that keep it from being deleted (identity, 3.5). */
+/** Rows of a project by kind: those that keep it from being deleted. */
 export async function rowsOfProject(
   db: Queryable,
   projectId: string,

@@ -129,7 +129,7 @@ export const isErrorCode = (code: unknown): code is ErrorCode =>
 /** One offending field: `path` in wire names with `[index]`. */
 export type Problem = { code: string; path: string; message: string }
 
-/** A failure kept in a record's `error` field (reference.md, recorded failures). */
+/** A failure kept in a record's `error` field. */
 export const RecordedFailure = z
   .object({ code: z.string(), message: z.string(), meta: z.record(z.string(), z.unknown()).optional() })
   .meta({ id: 'RecordedFailure' })

@@ -14,7 +14,7 @@ type Claimed = { kind: 'claimed'; claim: IdempotencyClaim } | { kind: 'replay'; 
 const LOST_AFTER_SECONDS = 900
 
 /**
- * Claims an Idempotency-Key for a request (conventions, 6): the first request goes on, a repeat gets the kept
+ * Claims an Idempotency-Key for a request: the first request goes on, a repeat gets the kept
  * answer. Raises IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first runs.
  */
 export async function claimIdempotency(
@@ -85,7 +85,7 @@ export const keptAnswers = sealedColumn({
   id: sql.fragment`(credential_id || ':' || path || ':' || key)`,
 })
 
-/** Keeps the answer for repeats; an answer that holds a secret is sealed (identity, 4.4 rule 12). */
+/** Keeps the answer for repeats; an answer that holds a secret is sealed. */
 export async function keepAnswer(
   db: Queryable,
   secrets: SecretBox,

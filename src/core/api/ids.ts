@@ -24,7 +24,7 @@ function nextBytes(now: number): Buffer {
   return bytes
 }
 
-/** 26 characters of lower-case Crockford base32, ULID layout (conventions, section 1). */
+/** 26 characters of lower-case Crockford base32, ULID layout. */
 function encode(bytes: Buffer): string {
   let out = ''
   let buffer = 0

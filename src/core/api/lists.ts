@@ -3,7 +3,7 @@ import { all, type Fragment, type Queryable, sql } from '../db/sql.ts'
 import { invalid, type Problem } from './errors.ts'
 import type { Context, Page } from './operation.ts'
 
-/** The envelope of every list (reference.md). */
+/** The envelope of every list. */
 export const pageOf = <T extends z.ZodType>(item: T) =>
   z.object({ data: z.array(item), total: z.int(), limit: z.int(), offset: z.int() })
 
@@ -37,7 +37,7 @@ export const tagCondition = (column: Fragment, tags: Record<string, string> | un
 
 const INTEGER = /^\d{1,15}$/
 
-/** limit, offset, from, to out of a raw query (conventions, 4). Raises VALIDATION_FAILED. */
+/** limit, offset, from, to out of a raw query. Raises VALIDATION_FAILED. */
 export function parsePage(query: Record<string, unknown>, size: { default: number; max: number }): Page {
   const problems: Problem[] = []
   const whole = (name: string, min: number, fallback: number): number => {

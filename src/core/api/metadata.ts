@@ -1,8 +1,12 @@
 import { z } from 'zod'
 
-/** Requests are nested at most 64 levels deep (core/validate), so the stack holds. */
-const depthOf = (value: unknown): number =>
-  typeof value === 'object' && value !== null ? 1 + Math.max(0, ...Object.values(value).map(depthOf)) : 0
+/** Recursive: no request is nested deeper than 64 levels. */
+function depthOf(value: unknown): number {
+  if (typeof value !== 'object' || value === null) return 0
+  let deepest = 0
+  for (const inner of Object.values(value)) deepest = Math.max(deepest, depthOf(inner))
+  return deepest + 1
+}
 
 /** A JSON object as it is; a record of zod would leave a key `__proto__` out. */
 const JsonObject = z.custom<Record<string, unknown>>().superRefine((value, context) => {
@@ -16,5 +20,5 @@ export const metadataBag = (kib: number, depth: number) =>
     .refine(bag => depthOf(bag) <= depth, `must be at most ${depth} levels deep`)
     .meta({ type: 'object', additionalProperties: {} })
 
-/** The bag of turns, messages and memories (control, 7). */
+/** The bag of turns, messages and memories. */
 export const MetadataBag = metadataBag(16, 8)

@@ -12,7 +12,7 @@ import type { AuditDraft } from './audit.ts'
 import type { ErrorCode } from './errors.ts'
 import type { Kind, KindRow } from './kind.ts'
 
-/** Page and time bounds of a list, after validation (conventions, 4). */
+/** Page and time bounds of a list, after validation. */
 export type Page = { limit: number; offset: number; from: Date | null; to: Date | null }
 
 /** An answer with a status or headers of its own. */
@@ -106,7 +106,7 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> =
   allowed(action: string, target: AllowTarget): boolean
   /** Writes the request's audit entry with a change that `run` makes itself. */
   record(outgoing: Outgoing, status: number, resourceId?: string): void
-  /** For writes that change tags: the action must be allowed with the resulting tags too (identity, 6.3). */
+  /** For writes that change tags: the action must be allowed with the resulting tags too. */
   allowTags(tags: Record<string, string>): void
 }
 

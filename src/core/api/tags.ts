@@ -12,7 +12,7 @@ const RESERVED = 'system.'
 const key = z.string().min(1).max(128)
 const value = z.string().max(256)
 
-/** Reports what is wrong with a bag that a caller wrote: reserved keys (control, 7) and too many of them. */
+/** Reports what is wrong with a bag that a caller wrote: reserved keys and too many of them. */
 function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx): void {
   for (const name of Object.keys(bag)) {
     if (name.startsWith(RESERVED))
@@ -27,7 +27,7 @@ function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx):
     context.addIssue({ code: 'custom', message: `must hold at most ${MAX_TAGS} keys`, path: [] })
 }
 
-/** Tags that a caller sends, in a body's `tags` or as the body of a PUT (conventions, 5). */
+/** Tags that a caller sends, in a body's `tags` or as the body of a PUT. */
 export const TagInput = z.record(key, value).superRefine(checkBag).meta({ id: 'TagInput' })
 
 /** Tags to merge; null removes a key. */
@@ -51,7 +51,7 @@ export function mergedTags(stored: Tags, sent: Record<string, string | null>): T
 
 /**
  * GET, PUT and PATCH of `<path>/tags`. A write holds the row's lock from reading to writing, must be allowed with the
- * stored and with the resulting tags (identity, 6.3), and emits `event` with the record.
+ * stored and with the resulting tags, and emits `event` with the record.
  * @param declaration.path path of the resource itself, for example `/actors/{actor_id}`
  * @param declaration.param path parameter that holds the id; default `<kind>_id`
  * @param declaration.read action of the GET

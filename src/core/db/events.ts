@@ -60,7 +60,7 @@ export const eventNames = (): string[] => eventTypes.all().flatMap(({ name, alia
 
 const PATTERN = /^(\*|[a-z0-9_]+(\.[a-z0-9_]+)*(\.\*)?)$/
 
-/** Syntax of a subscription pattern (control, 1.5). */
+/** Syntax of a subscription pattern. */
 export const isEventPattern = (pattern: string): boolean => pattern.length <= 128 && PATTERN.test(pattern)
 
 const matches = (pattern: string, name: string): boolean =>

@@ -291,7 +291,7 @@ export function refusedByLayer(error: unknown): AppError {
 
 /**
  * The bearer token of a request, by passport's bearer strategy. Only the Authorization header is offered to it:
- * tokens in a query or a body are not accepted (identity, 1.1).
+ * tokens in a query or a body are not accepted.
  */
 function bearerOf(): (req: Request) => string | null {
   const authenticator = new passport.Passport()

@@ -13,7 +13,7 @@ import { errorPage, permissionPage, referencePage } from './pages.ts'
 
 export const migrationCount = migrationNames().length
 
-/** Mounts what is served outside /api/v1: descriptions, reference pages, health, metrics (control, 9). */
+/** Mounts what is served outside /api/v1: descriptions, reference pages, health, metrics. */
 export function mountDocuments(
   app: Express,
   services: Services,

@@ -31,7 +31,7 @@ const withBudget = async (check: () => Promise<string>): Promise<string> => {
   }
 }
 
-/** The checks of /readyz (control, 9). `expectedMigrations` is the number of files in sql/. */
+/** The checks of /readyz. `expectedMigrations` is the number of files in sql/. */
 export async function readiness(services: Services, expectedMigrations: number): Promise<Checks> {
   const { pool } = services
   const [database, migrations, queue] = await Promise.all([

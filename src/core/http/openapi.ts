@@ -117,7 +117,7 @@ function refusalsOf(operation: Operation): Map<number, Set<ErrorCode>> {
 /** Bodies of other types than JSON and forms are the bytes themselves. */
 const describesFields = (type: string): boolean => type === 'application/json' || type === 'multipart/form-data'
 
-/** Whether a request says which project it is about: in its path, or as `project_id` (identity, 6.5). */
+/** Whether a request says which project it is about: in its path, or as `project_id`. */
 const namesProject = ({ shape, kind, gate }: Operation): boolean =>
   shape === 'item' ? kind?.name === 'project' : gate === 'policy' || gate === 'owner'
 

@@ -23,7 +23,7 @@ const LINGER_MS = 1000
 
 const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
 
-/** The request's own id when the client sent a sane one that is no credential, else a new one (conventions, 1). */
+/** The request's own id when the client sent a sane one that is no credential, else a new one. */
 export function requestIdOf(req: IncomingMessage): string {
   const sent = req.headers['x-request-id']
   return typeof sent === 'string' && REQUEST_ID.test(sent) && withoutCredentials(sent) === sent ? sent : randomUUID()
@@ -31,7 +31,7 @@ export function requestIdOf(req: IncomingMessage): string {
 
 /**
  * A server whose own refusals (bad request line, bad method, headers over size, a request that never ends) are
- * REQUEST_REJECTED in the error shape (conventions, 2), each with a request id and a log line.
+ * REQUEST_REJECTED in the error shape, each with a request id and a log line.
  * @param options.requestTimeoutMs the longest that any request may take to arrive; default five minutes
  */
 export function openServer(

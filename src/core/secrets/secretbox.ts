@@ -1,7 +1,7 @@
 import { createCipheriv, createDecipheriv, createHash, createHmac, randomBytes, timingSafeEqual } from 'node:crypto'
 
 /**
- * Encryption of stored secret values (identity, 9.3): AES-256-GCM, stored as `v1.<key_id>.<iv>.<tag>.<ciphertext>`, parts
+ * Encryption of stored secret values: AES-256-GCM, stored as `v1.<key_id>.<iv>.<tag>.<ciphertext>`, parts
  * base64url. The row a value belongs to is authenticated with it, so a ciphertext copied to another row does not open.
  */
 
