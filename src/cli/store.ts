@@ -1,52 +1,48 @@
+import { z } from 'zod'
 import { between } from '../core/api/lists.ts'
-import { all, type Queryable, sql } from '../core/db/sql.ts'
+import { all, counting, type Queryable, sql } from '../core/db/sql.ts'
+
+const FirstAdmin = z.strictObject({ id: z.string(), username: z.string(), role: z.string(), token_version: z.int() })
+const named = sql.type(z.strictObject({ name: z.string() }))
+const existing = sql.type(z.strictObject({ exists: z.boolean() }))
 
 /** The oldest admin that is not disabled; null when there is none. */
-export const firstAdmin = async (
-  db: Queryable,
-): Promise<{ id: string; username: string; role: string; token_version: number } | null> =>
-  (await db.maybeOne(sql.unsafe`
+export const firstAdmin = (db: Queryable): Promise<z.output<typeof FirstAdmin> | null> =>
+  db.maybeOne(sql.type(FirstAdmin)`
     select id, username, role, token_version from users where role = 'admin' and disabled_at is null
-    order by created_at, id limit 1`)) as {
-    id: string
-    username: string
-    role: string
-    token_version: number
-  } | null
+    order by created_at, id limit 1`)
+
+const tableExists = (db: Queryable, table: string): Promise<boolean> =>
+  db.oneFirst(existing`select to_regclass(${table}) is not null as exists`)
 
 /** Names of the migrations that ran; none on an empty database. */
-export async function appliedMigrations(db: Queryable): Promise<readonly string[]> {
-  if ((await db.oneFirst(sql.unsafe`select to_regclass('migrations')`)) === null) return []
-  return (await db.anyFirst(sql.unsafe`select name from migrations`)) as readonly string[]
-}
+export const appliedMigrations = async (db: Queryable): Promise<readonly string[]> =>
+  (await tableExists(db, 'migrations')) ? db.anyFirst(named`select name from migrations`) : []
+
+const ServerFacts = z.strictObject({ version: z.string(), number: z.int(), now_ms: z.number() })
 
 /** Version of the server, and its time in milliseconds. */
-export const serverFacts = async (db: Queryable): Promise<{ version: string; number: number; now_ms: number }> =>
-  (await db.one(sql.unsafe`
+export const serverFacts = (db: Queryable): Promise<z.output<typeof ServerFacts>> =>
+  db.one(sql.type(ServerFacts)`
     select current_setting('server_version') as version, current_setting('server_version_num')::int as number,
-      (extract(epoch from clock_timestamp()) * 1000)::float8 as now_ms`)) as {
-    version: string
-    number: number
-    now_ms: number
-  }
+      (extract(epoch from clock_timestamp()) * 1000)::float8 as now_ms`)
 
 /** Names of the queues that exist. */
-export async function queueNames(db: Queryable): Promise<readonly string[]> {
-  if ((await db.oneFirst(sql.unsafe`select to_regclass('pgboss.queue')`)) === null) return []
-  return (await db.anyFirst(sql.unsafe`select name from pgboss.queue`)) as readonly string[]
-}
+export const queueNames = async (db: Queryable): Promise<readonly string[]> =>
+  (await tableExists(db, 'pgboss.queue')) ? db.anyFirst(named`select name from pgboss.queue`) : []
+
+const Heartbeat = z.strictObject({ instance_id: z.string(), kinds: z.array(z.string()), age_ms: z.number() })
 
 /** Signs of life of workers by age. */
-export const heartbeats = async (
-  db: Queryable,
-): Promise<readonly { instance_id: string; kinds: string[]; age_ms: number }[]> =>
-  (await db.any(sql.unsafe`
+export const heartbeats = (db: Queryable): Promise<readonly z.output<typeof Heartbeat>[]> =>
+  db.any(sql.type(Heartbeat)`
     select instance_id, kinds, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms
-    from worker_heartbeats order by age_ms`)) as readonly { instance_id: string; kinds: string[]; age_ms: number }[]
+    from worker_heartbeats order by age_ms`)
 
 /** Takes the lock that one `up` holds on an embedded database, for as long as the connection lives. */
-export const tryLockData = async (db: Queryable): Promise<boolean> =>
-  (await db.oneFirst(sql.unsafe`select pg_try_advisory_lock(hashtext('muster.up'))`)) as boolean
+export const tryLockData = (db: Queryable): Promise<boolean> =>
+  db.oneFirst(sql.type(z.strictObject({ locked: z.boolean() }))`
+    select pg_try_advisory_lock(hashtext('muster.up')) as locked`)
 
 export type DeliveryFilter = {
   project: string | null
@@ -73,26 +69,22 @@ const deliveriesWhere = (filter: DeliveryFilter) =>
     between(sql.fragment`t.created_at`, filter),
   ])
 
-export const countDeliveries = async (db: Queryable, filter: DeliveryFilter): Promise<number> =>
-  (await db.oneFirst(
-    sql.unsafe`select count(*)::int from webhook_deliveries t where ${deliveriesWhere(filter)}`,
-  )) as number
+export const countDeliveries = (db: Queryable, filter: DeliveryFilter): Promise<number> =>
+  db.oneFirst(counting`select count(*) from webhook_deliveries t where ${deliveriesWhere(filter)}`)
+
+const TakenDelivery = z.strictObject({ id: z.string(), webhook_id: z.string(), project_id: z.string() })
 
 /** Locks the next deliveries to make again, after id `after`, oldest first. Webhook and project with each. */
-export const takeDeliveries = async (
+export const takeDeliveries = (
   db: Queryable,
   filter: DeliveryFilter,
   after: string,
   limit: number,
-): Promise<readonly { id: string; webhook_id: string; project_id: string }[]> =>
-  (await db.any(sql.unsafe`
+): Promise<readonly z.output<typeof TakenDelivery>[]> =>
+  db.any(sql.type(TakenDelivery)`
     select t.id, t.webhook_id, t.project_id from webhook_deliveries t
     where ${deliveriesWhere(filter)} and t.id > ${after}
-    order by t.id limit ${limit} for update of t skip locked`)) as readonly {
-    id: string
-    webhook_id: string
-    project_id: string
-  }[]
+    order by t.id limit ${limit} for update of t skip locked`)
 
 export type TurnFilter = {
   project: string | null
@@ -102,19 +94,25 @@ export type TurnFilter = {
   to: Date | null
 }
 
-export type IdleTurn = { id: string; project_id: string; conversation_id: string | null; status: string }
+const IdleTurn = z.strictObject({
+  id: z.string(),
+  project_id: z.string(),
+  conversation_id: z.string().nullable(),
+  status: z.string(),
+})
+export type IdleTurn = z.output<typeof IdleTurn>
 
 /**
  * Turns that are not at their end and for which no message waits or is handled; those of paused projects wait on
  * purpose. The keys of both mailboxes are read once and matched by hash. Served by generations_open.
  */
-export const turnsWithoutMessage = async (
+export const turnsWithoutMessage = (
   db: Queryable,
   filter: TurnFilter,
   queues: { turn: string; conversation: string },
   limit: number,
 ): Promise<readonly IdleTurn[]> =>
-  (await db.any(sql.unsafe`
+  db.any(sql.type(IdleTurn)`
     with kept as materialized (
       select name, split_part(singleton_key, '@', 1) as key from pgboss.job_common
       where name in (${queues.turn}, ${queues.conversation}) and state <= 'active'
@@ -131,7 +129,7 @@ export const turnsWithoutMessage = async (
     ])}
       and not exists (select from kept k where k.name = ${queues.turn} and k.key = t.id)
       and not exists (select from kept k where k.name = ${queues.conversation} and k.key = t.conversation_id)
-    order by t.created_at, t.id limit ${limit}`)) as readonly IdleTurn[]
+    order by t.created_at, t.id limit ${limit}`)
 
 export type DocumentFilter = {
   project: string | null
@@ -154,17 +152,19 @@ const documentsWhere = (filter: DocumentFilter) =>
     between(sql.fragment`t.created_at`, filter),
   ])
 
-export const countDocuments = async (db: Queryable, filter: DocumentFilter): Promise<number> =>
-  (await db.oneFirst(sql.unsafe`select count(*)::int from documents t where ${documentsWhere(filter)}`)) as number
+export const countDocuments = (db: Queryable, filter: DocumentFilter): Promise<number> =>
+  db.oneFirst(counting`select count(*) from documents t where ${documentsWhere(filter)}`)
+
+const NextDocument = z.strictObject({ id: z.string(), project_id: z.string() })
 
 /** The next documents, newest first, from below an id on. */
-export const nextDocuments = async (
+export const nextDocuments = (
   db: Queryable,
   filter: DocumentFilter,
   below: string | null,
   limit: number,
-): Promise<readonly { id: string; project_id: string }[]> =>
-  (await db.any(sql.unsafe`
+): Promise<readonly z.output<typeof NextDocument>[]> =>
+  db.any(sql.type(NextDocument)`
     select t.id, t.project_id from documents t
     where ${all([documentsWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
-    order by t.id desc limit ${limit}`)) as readonly { id: string; project_id: string }[]
+    order by t.id desc limit ${limit}`)

@@ -1,4 +1,5 @@
-import { type Fragment, type Queryable, sql } from '../db/sql.ts'
+import { z } from 'zod'
+import { type Fragment, identifying, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import { type ErrorCode, raise } from './errors.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
@@ -44,7 +45,11 @@ function levels(target: string, id: Fragment, path: readonly string[] = []): Lev
   return found
 }
 
-type Measured = { count: number; ids: string[] }
+const MeasuredSet = z.strictObject({ count: z.int(), ids: z.array(z.string()) })
+type Measured = z.output<typeof MeasuredSet>
+const measured = sql.type(MeasuredSet)
+
+const locking = sql.type(z.strictObject({ counts: z.array(z.int()) }))
 
 /** Counts and samples sets of rows in one statement, in the order of the sets. */
 async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragment }[]): Promise<readonly Measured[]> {
@@ -54,9 +59,7 @@ async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragme
     return sql.fragment`select ${index}::int as index, (select count(*) from ${table} where ${where}) as count,
       array(select id from ${table} where ${where} order by id desc limit ${SAMPLE}) as ids`
   })
-  return (await db.any(
-    sql.unsafe`select count, ids from (${sql.join(parts, sql.fragment` union all `)}) as sets order by index`,
-  )) as readonly Measured[]
+  return db.any(measured`select count, ids from (${sql.join(parts, sql.fragment` union all `)}) as sets order by index`)
 }
 
 /** Sums up by plural kind name what is there. */
@@ -102,9 +105,9 @@ export async function refuseDependents(
   )
   const taken: { kind: Kind; ids: readonly string[] }[] = []
   for (const { kind, where } of going) {
-    const ids = (await tx.anyFirst(
-      sql.unsafe`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
-    )) as readonly string[]
+    const ids = await tx.anyFirst(
+      identifying`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
+    )
     taken.push({ kind, ids })
   }
   const { held, ...dependents } = await dependentsOf(tx, target, id)
@@ -160,7 +163,7 @@ export async function lockRowsOfProject(tx: Tx, projectId: string): Promise<void
       sql.fragment`(select count(*) from (
         select 1 from ${sql.identifier([table])} where project_id = ${projectId} for no key update) as held)`,
   )
-  if (counts.length > 0) await tx.query(sql.unsafe`select ${sql.join(counts, sql.fragment`, `)}`)
+  if (counts.length > 0) await tx.query(locking`select array[${sql.join(counts, sql.fragment`, `)}] as counts`)
 }
 
 /** One reference to a row: which row of which kind names it, and in which field. */

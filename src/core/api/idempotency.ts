@@ -1,4 +1,5 @@
-import { jsonb, type Queryable, sql } from '../db/sql.ts'
+import { z } from 'zod'
+import { jsonb, type Queryable, sql, statement } from '../db/sql.ts'
 import { sealedColumn } from '../secrets/sealed.ts'
 import type { SecretBox } from '../secrets/secretbox.ts'
 import { raise } from './errors.ts'
@@ -10,12 +11,24 @@ export type Kept = { status: number; body: unknown; headers: Record<string, stri
 
 type Claimed = { kind: 'claimed'; claim: IdempotencyClaim } | { kind: 'replay'; answer: Kept }
 
+const claiming = sql.type(z.strictObject({ claimed: z.int() }))
+
+const keeping = sql.type(
+  z.strictObject({
+    project_id: z.string().nullable(),
+    request_hash: z.string(),
+    status: z.int().nullable(),
+    body: z.unknown(),
+    sealed_body: z.string().nullable(),
+    headers: z.record(z.string(), z.string()).nullable(),
+  }),
+)
+
 /** A first request that neither ended nor gave up within this time was lost with its process. */
 const LOST_AFTER_SECONDS = 900
 
 /**
- * Claims an Idempotency-Key for a request: the first request goes on, a repeat gets the kept
- * answer. Raises IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first runs.
+ * Claims an Idempotency-Key for a request: the first request goes on, a repeat gets the kept answer. Raises IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first runs.
  */
 export async function claimIdempotency(
   db: Queryable,
@@ -26,7 +39,7 @@ export async function claimIdempotency(
   // Keyed: a request may hold a secret value, which a plain hash would let anyone with the table guess at.
   const hash = secrets.fingerprint(request.request)
   const claim = { credential_id, project_id, path, key }
-  const claimed = await db.maybeOne(sql.unsafe`
+  const claimed = await db.maybeOne(claiming`
     insert into idempotency_keys (credential_id, path, key, project_id, request_hash)
     values (${credential_id}, ${path}, ${key}, ${project_id}, ${hash})
     on conflict (credential_id, path, key) do update
@@ -49,16 +62,9 @@ export async function keptAnswer(
   request: Omit<IdempotencyClaim, 'project_id'> & { request: string },
 ): Promise<Kept | null> {
   const { credential_id, path, key } = request
-  const kept = (await db.maybeOne(sql.unsafe`
+  const kept = await db.maybeOne(keeping`
     select project_id, request_hash, status, body, sealed_body, headers from idempotency_keys
-    where credential_id = ${credential_id} and path = ${path} and key = ${key} and created_at >= now() - interval '24 hours'`)) as {
-    project_id: string | null
-    request_hash: string
-    status: number | null
-    body: unknown
-    sealed_body: string | null
-    headers: Record<string, string> | null
-  } | null
+    where credential_id = ${credential_id} and path = ${path} and key = ${key} and created_at >= now() - interval '24 hours'`)
   if (!kept) return null
   if (!secrets.recognises(kept.request_hash, request.request)) return raise('IDEMPOTENCY_KEY_REUSED')
   if (kept.status === null) return raise('IDEMPOTENCY_IN_PROGRESS')
@@ -95,7 +101,7 @@ export async function keepAnswer(
 ): Promise<void> {
   if (given.status >= 500) return releaseIdempotency(db, claim)
   const sealed = secret && given.status < 300 ? secrets.seal(JSON.stringify(given.body ?? null), sealFor(claim)) : null
-  await db.query(sql.unsafe`
+  await db.query(statement`
     update idempotency_keys set status = ${given.status}, body = ${sealed ? jsonb(null) : jsonb(given.body)}, sealed_body = ${sealed}, headers = ${jsonb(given.headers)}
     where credential_id = ${claim.credential_id} and path = ${claim.path} and key = ${claim.key}`)
 }
@@ -103,6 +109,6 @@ export async function keepAnswer(
 /** Forgets a claim: the next request with the key is a first one. */
 export async function releaseIdempotency(db: Queryable, claim: IdempotencyClaim): Promise<void> {
   await db.query(
-    sql.unsafe`delete from idempotency_keys where credential_id = ${claim.credential_id} and path = ${claim.path} and key = ${claim.key} and status is null`,
+    statement`delete from idempotency_keys where credential_id = ${claim.credential_id} and path = ${claim.path} and key = ${claim.key} and status is null`,
   )
 }

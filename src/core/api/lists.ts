@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, type Fragment, type Queryable, sql } from '../db/sql.ts'
+import { all, counting, type Fragment, type Queryable, sql } from '../db/sql.ts'
 import { invalid, type Problem } from './errors.ts'
 import type { Context, Page } from './operation.ts'
 
@@ -110,6 +110,7 @@ export async function page<Row>(
   const where = all(query.where)
   const part = (selected: Fragment) => sql.fragment`
     select ${selected}, count(*) over () as page_total from ${from} where ${where} order by ${order} limit ${limit} offset ${offset}`
+  // Untyped: the columns are the caller's, the total stands beside them.
   const statement = key
     ? sql.unsafe`
         select ${columns}, page.page_total from (${part(sql.fragment`${key} as page_key`)}) as page
@@ -118,7 +119,7 @@ export async function page<Row>(
   const rows = (await context.db.any(statement)) as readonly (Row & { page_total: number })[]
   let total = rows[0]?.page_total ?? 0
   if (rows.length === 0 && offset > 0)
-    total = (await context.db.oneFirst(sql.unsafe`select count(*) from ${from} where ${where}`)) as number
+    total = await context.db.oneFirst(counting`select count(*) from ${from} where ${where}`)
   const data = rows.map(row => {
     const { page_total: _, ...rest } = row
     return query.present(rest as unknown as Row)

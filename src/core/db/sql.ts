@@ -15,6 +15,12 @@ export const sql = createSqlTag()
 /** A statement that gives no rows. */
 export const statement = sql.type(z.strictObject({}))
 
+/** A statement that gives one row, `count`. */
+export const counting = sql.type(z.strictObject({ count: z.int() }))
+
+/** A statement that gives ids. */
+export const identifying = sql.type(z.strictObject({ id: z.string() }))
+
 /** Anything statements can be sent through: the pool, one connection, or a transaction. */
 export type Queryable = Pick<
   CommonQueryMethods,

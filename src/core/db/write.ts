@@ -174,11 +174,13 @@ export function outboxParts(
   return { ctes, select }
 }
 
+const sent = sql.type(z.strictObject({ sent: z.int() }))
+
 async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<void> {
   if (outbox.events.length + outbox.entries.length + outbox.notifications.length + sends.length === 0) return
   const { ctes, select } = outboxParts(outbox, undefined, sends)
   const head = ctes.length > 0 ? sql.fragment`with ${sql.join(ctes, sql.fragment`, `)}` : sql.fragment``
-  await db.query(sql.unsafe`${head} ${select}`)
+  await db.query(sent`${head} ${select}`)
 }
 
 /** Makes the writer of a process. */
@@ -272,6 +274,7 @@ export function createWriter(options: {
       const { ctes, guard, columns } = work(outgoing)
       const sends = messages.length > 0 ? await queues.parts(messages) : []
       const follows = outboxParts(outbox, guard, sends ?? [])
+      // Untyped: the columns are the caller's.
       const statement = sql.unsafe`
         with ${sql.join([...ctes, ...follows.ctes, sql.fragment`told as (${follows.select})`], sql.fragment`, `)}
         select ${columns}, (${guard}) as held, (select sent from told) as told`

@@ -1,7 +1,7 @@
 import type { RequestListener, Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { AppError, errorBody } from '../api/errors.ts'
-import { sql } from '../db/sql.ts'
+import { counting } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import { requestIdOf } from './server.ts'
 
@@ -36,15 +36,15 @@ export async function readiness(services: Services, expectedMigrations: number):
   const { pool } = services
   const [database, migrations, queue] = await Promise.all([
     withBudget(async () => {
-      await pool.oneFirst(sql.unsafe`select 1`)
+      await pool.query(counting`select 1 as count`)
       return 'ok'
     }),
     withBudget(async () => {
-      const done = Number(await pool.oneFirst(sql.unsafe`select count(*) from migrations`))
+      const done = await pool.oneFirst(counting`select count(*) from migrations`)
       return done >= expectedMigrations ? 'ok' : `${expectedMigrations - done} migrations are missing`
     }),
     withBudget(async () => {
-      await pool.oneFirst(sql.unsafe`select count(*) from pgboss.queue`)
+      await pool.query(counting`select count(*) from pgboss.queue`)
       return 'ok'
     }),
   ])

@@ -3,7 +3,7 @@ import { invalid, raise } from '../api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../api/kind.ts'
 import type { Operation } from '../api/operation.ts'
 import { storable } from '../api/validate.ts'
-import { sql } from '../db/sql.ts'
+import { identifying } from '../db/sql.ts'
 import { projectBinding, sees, targetName } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Invocation } from './invocation.ts'
@@ -97,5 +97,5 @@ export function enterProject(inv: Invocation, project: string | null): void {
 
 export async function projectExists({ db }: Invocation, id: string): Promise<boolean> {
   if (!isIdOf(kinds.get('project'), id)) return false
-  return db.exists(sql.unsafe`select 1 from projects where id = ${id}`)
+  return db.exists(identifying`select id from projects where id = ${id}`)
 }
