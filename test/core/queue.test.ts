@@ -8,6 +8,7 @@ import pino, { type Logger } from 'pino'
 import { type Config, loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
+import { claim } from '../../src/core/jobs/claims.ts'
 import { every, HandBack, type Handler, handler } from '../../src/core/jobs/handler.ts'
 import {
   createQueuesInDatabase,
@@ -24,7 +25,7 @@ import { registry, reportQueues } from '../../src/core/process/metrics.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
-import { fragile, mailbox, shared, tasks } from '../support/queue-fixtures.ts'
+import { fragile, mailbox, shared, sharedMailbox, tasks } from '../support/queue-fixtures.ts'
 
 describe('queues and workers', function () {
   this.timeout(60_000)
@@ -39,7 +40,7 @@ describe('queues and workers', function () {
   before(async () => {
     databaseUrl = await createDatabase()
     config = loadConfig(testEnvironment(databaseUrl))
-    queueTable.fill([mailbox, tasks, fragile, shared])
+    queueTable.fill([mailbox, tasks, fragile, shared, sharedMailbox])
     await createQueuesInDatabase(databaseUrl)
     queues = await openQueues({ databaseUrl, connections: 6, log: silentLog() })
     listen = await openNotifications({ databaseUrl, log: silentLog() })
@@ -211,7 +212,7 @@ describe('queues and workers', function () {
       assert.equal(row.policy, 'stately')
       assert.equal(row.dead_letter, 'test-mailbox.dead')
       config = loadConfig(testEnvironment(databaseUrl))
-      queueTable.fill([mailbox, tasks, fragile, shared])
+      queueTable.fill([mailbox, tasks, fragile, shared, sharedMailbox])
       await createQueuesInDatabase(databaseUrl)
     })
   })
@@ -387,14 +388,14 @@ describe('queues and workers', function () {
   })
 
   describe('failing', () => {
-    it('the last failure is told to onExhausted, then the message is a dead letter that can be replayed', async () => {
-      const told: unknown[] = []
+    it('the last failure is passed to onExhausted, then the message is a dead letter that can be replayed', async () => {
+      const passed: unknown[] = []
       let broken = true
       let handled = 0
       const { log, lines } = recorder()
       await run(
         [
-          handler(fragile, { onExhausted: async (data, error) => void told.push(data, String(error)) }, async () => {
+          handler(fragile, { onExhausted: async (data, error) => void passed.push(data, String(error)) }, async () => {
             if (broken) throw Object.assign(new Error('broken'), { code: 'E_BROKEN' })
             handled += 1
           }),
@@ -403,7 +404,7 @@ describe('queues and workers', function () {
       )
       await queues.send([message(fragile, { id: 'f' })])
       await until('dead', async () => (await queues.deadLetters.list({ queue: fragile.name })).length === 1)
-      assert.deepEqual(told, [{ id: 'f' }, 'Error: broken'])
+      assert.deepEqual(passed, [{ id: 'f' }, 'Error: broken'])
       const [letter] = await queues.deadLetters.list()
       assert.equal(letter.queue, fragile.name)
       assert.deepEqual(letter.data, { id: 'f' })
@@ -585,6 +586,127 @@ describe('queues and workers', function () {
     })
   })
 
+  describe('turns of projects', () => {
+    /** A handler that holds its slots until they are freed one by one; notes the projects of the messages it starts. */
+    function holding(queue = shared) {
+      const started: string[] = []
+      const ends: { project: string; end: () => void }[] = []
+      const declared = handler(queue, {}, async ({ project_id = '' }) => {
+        started.push(project_id)
+        await new Promise<void>(end => ends.push({ project: project_id, end }))
+      })
+      const free = (project?: string) => {
+        const at = project === undefined ? 0 : ends.findIndex(each => each.project === project)
+        ends.splice(at, 1)[0].end()
+      }
+      const drain = async (workers: Workers) => {
+        const stopped = workers.stop(60_000)
+        while (workers.running() > 0) {
+          for (const { end } of ends.splice(0)) end()
+          await sleep(5)
+        }
+        await stopped
+      }
+      return { started, declared, free, drain }
+    }
+    const backlog = (project_id: string, count: number, queue = shared) =>
+      queues.send(Array.from({ length: count }, (_, i) => message(queue, { id: `${project_id} ${i}`, project_id })))
+
+    for (const queue of [shared, sharedMailbox]) {
+      it(`a message of a quiet project takes the next slot, whatever waits of two others (${queue.policy})`, async () => {
+        const { started, declared, free, drain } = holding(queue)
+        await backlog('one', 100, queue)
+        await backlog('two', 100, queue)
+        const workers = await run([declared], { concurrency: 4, projectShare: 0.5 })
+        await until('full', () => started.length === 4)
+        await backlog('quiet', 1, queue)
+        free()
+        await until('the next', () => started.length === 5)
+        assert.equal(started[4], 'quiet')
+        await drain(workers)
+      })
+
+      it(`projects take turns where there is one slot (${queue.policy})`, async () => {
+        const started: string[] = []
+        const note = async ({ project_id = '' }) => void started.push(project_id)
+        await backlog('busy', 20, queue)
+        for (const project of ['quiet', 'third']) await backlog(project, 2, queue)
+        await run([handler(queue, {}, note)], { concurrency: 1 })
+        await until('all', () => started.length === 24)
+        assert.deepEqual(started.slice(0, 7), ['busy', 'quiet', 'third', 'busy', 'quiet', 'third', 'busy'])
+      })
+    }
+
+    it('projects take turns in a batch', async () => {
+      const batches: string[][] = []
+      await backlog('busy', 20)
+      await backlog('quiet', 2)
+      const note = async (messages: { project_id?: string }[]) =>
+        void batches.push(messages.map(({ project_id = '' }) => project_id))
+      await run([handler(shared, { concurrency: 1, batch: 4 }, note)])
+      await until('all', () => batches.flat().length === 22)
+      assert.deepEqual(batches[0].sort(), ['busy', 'busy', 'quiet', 'quiet'])
+    })
+
+    it('a free slot goes to the project that holds the fewest in all workers together', async () => {
+      const first = holding()
+      await backlog('a', 10)
+      const one = await run([first.declared], { concurrency: 3 })
+      await until('full', () => first.started.length === 3)
+      await backlog('b', 10)
+      const second = holding()
+      const two = await run([second.declared], { concurrency: 4 })
+      await until('full', () => second.started.length === 4)
+      assert.deepEqual(second.started.sort(), ['a', 'b', 'b', 'b'])
+      second.free('b')
+      await until('the next', () => second.started.length === 5)
+      assert.equal(second.started[4], 'b')
+      await first.drain(one)
+      await second.drain(two)
+    })
+
+    it('each of many projects gets its turn before one gets a second', async () => {
+      const projects = Array.from({ length: 100 }, (_, i) => `p${i}`)
+      for (const project of projects) await backlog(project, 3)
+      const started: string[] = []
+      await run([handler(shared, {}, async ({ project_id = '' }) => void started.push(project_id))], { concurrency: 1 })
+      await until('all', () => started.length === 300)
+      for (const round of [0, 100, 200]) assert.equal(new Set(started.slice(round, round + 100)).size, 100)
+    })
+
+    it('within a project those of a higher priority come first, then the oldest', async () => {
+      const started: string[] = []
+      for (const id of ['old', 'new']) await queues.send([message(shared, { id, project_id: 'a' })])
+      await queues.send([message(shared, { id: 'urgent', project_id: 'a' }, { priority: 1 })])
+      await run([handler(shared, {}, async ({ id }) => void started.push(id))], { concurrency: 1 })
+      await until('all', () => started.length === 3)
+      assert.deepEqual(started, ['urgent', 'old', 'new'])
+    })
+
+    it('a claim reads a few rows of a long backlog', async () => {
+      await pool.query(
+        `insert into pgboss.job_common (name, policy, group_id, data, created_on)
+         select $1, 'standard', case when n > 20000 then 'quiet' else 'busy' end, '{"id":"x"}', now() + n * interval '1 ms'
+         from generate_series(1, 20002) n`,
+        [shared.name],
+      )
+      const { projects, read } = await queues.transaction(async tx => {
+        const rowsRead = async () => {
+          const { rows } = await tx.executeSql(
+            `select seq_tup_read + idx_tup_fetch as n from pg_stat_xact_user_tables where relname = 'job_common'`,
+          )
+          return Number(rows[0].n)
+        }
+        const request = { limit: 4, last: '', held: new Map([['busy', 2]]), share: 2, borrow: 3 }
+        const before = await rowsRead()
+        const claims = await claim(tx, shared, request)
+        return { projects: claims?.jobs.map(job => job.project), read: (await rowsRead()) - before }
+      })
+      assert.deepEqual(projects?.sort(), ['busy', 'quiet', 'quiet'])
+      assert.ok(read > 0 && read < 100, `${read} rows`)
+    })
+  })
+
   describe('stopping', () => {
     it('waits for what runs, then gives the rest back at once without counting the attempt', async () => {
       const { log, lines } = recorder()
@@ -618,7 +740,7 @@ describe('queues and workers', function () {
       assert.deepEqual(attempts, [1, 1, 1])
     })
 
-    it('an entity given back while its next wake-up waits is looked at once', async () => {
+    it('an entity given back while its next wake-up waits is handled at once', async () => {
       const workers = await run([
         handler(mailbox, {}, async (_, { signal }) => {
           await once(signal, 'abort')
@@ -636,9 +758,9 @@ describe('queues and workers', function () {
   describe('schedules', () => {
     it('any number of workers makes one message per instant', async () => {
       let handled = 0
-      const actors = [handler(tasks, {}, async () => void handled++)]
+      const handlers = [handler(tasks, {}, async () => void handled++)]
       const schedules = [every('test-tick', 1, tasks, instant => ({ id: instant.toISOString() }))]
-      await run(actors, { schedules })
+      await run(handlers, { schedules })
       await run([], { schedules })
       await run([], { schedules: [every('test-cron', '* * * * * *', tasks, { id: 'cron' })] })
       const seen = async () => {

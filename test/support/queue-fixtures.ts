@@ -27,3 +27,10 @@ export const fragile = workQueue('test-fragile', {
 })
 
 export const shared = workQueue('test-shared', { message: task, concern: 'test', project: m => m.project_id })
+
+export const sharedMailbox = entityMailbox('test-shared-mailbox', {
+  message: task,
+  key: m => m.id,
+  concern: 'test',
+  project: m => m.project_id,
+})

@@ -25,43 +25,137 @@ const none = (state: 'active' | 'created') => `(
         where other.name = j.name and other.policy = 'stately' and other.state = '${state}'
           and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, '') limit 1) is null`
 
-// pg-boss's fetch of a stately queue answers nothing at all while the oldest waiting message's key is active: activating
+// pg-boss's fetch of a stately queue finds nothing at all while the oldest waiting message's key is active: activating
 // it violates job_i3. So a key that is active is skipped here, and of a key that waits twice, once fresh and once for its
-// retry, only the fresh one is taken. job_i11 serves the order. The array keeps PostgreSQL from joining the whole table
-// when its statistics are stale.
-const claimSql = (stately: boolean) => `
-  with next as (
-    select j.id
-    from pgboss.job_common j
-    where j.name = $1 and j.state < 'active' and not j.blocked and j.start_after <= now()
-      and (j.group_id is null or j.group_id <> all ($3::text[]))
-      ${stately ? `and ${none('active')} and (j.state <> 'retry' or ${none('created')})` : ''}
-    order by j.priority desc, j.created_on
-    limit $2
-    for update skip locked
-  )
+// retry, only the fresh one is taken.
+const claimable = (policy: Queue<any>['policy']) => `
+      j.name = $1 and j.state < 'active' and not j.blocked and j.start_after <= now()
+      ${policy === 'stately' ? `and ${none('active')} and (j.state <> 'retry' or ${none('created')})` : ''}`
+
+// The array keeps PostgreSQL from joining the whole table when its statistics are stale.
+const activate = `
   update pgboss.job_common j
   set state = 'active', started_on = now(), heartbeat_on = now(),
     retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end
   where j.name = $1 and j.id = any (array(select id from next))
   returning ${columns}`
 
-const claimStandard = claimSql(false)
-const claimStately = claimSql(true)
+// job_i11 serves the order.
+const oldestFirst = (policy: Queue<any>['policy']) => `
+  with next as (
+    select j.id from pgboss.job_common j where ${claimable(policy)}
+    order by j.priority desc, j.created_on
+    limit $2
+    for update skip locked
+  )
+  ${activate}`
+
+/** Projects with room for more that one claim considers; where more of them wait, the ring brings each its turn. */
+const PROJECTS = 32
+
+// `ring` steps through the projects that have something to claim, beginning behind $3, the one served last, and from the
+// end to the start again: one lookup a project in muster_waiting (queue.ts), whatever waits behind its first message.
+// `turn` adds what each holds in the deployment, counted in job_i7. Of each project `candidate` takes as many messages as
+// are claimed at most, but only the first when there are enough projects. A slot goes to the project that will hold the
+// fewest then, and between equals to the next in the ring: by age, a project with a long backlog would be served first
+// whenever nobody holds anything. Beyond its share of this process ($5 slots; $4 has what projects hold here) a project
+// comes after all others, and only into the first $6 slots. Rows that another worker is claiming are skipped.
+//
+// A claim takes 0.2 ms when nothing waits, 0.5 ms of 10,000 messages of one project, 1 ms of 20 projects and 1.5 ms of
+// 1,000. It is prepared, because planning it takes 2 ms.
+const inTurn = (policy: Queue<any>['policy']) => `
+  with recursive ring (project, place, room, round) as (
+    select $3::text, 0, 0, $3 = ''
+    union all
+    select step.project, r.place + 1, r.room + (coalesce(($4::jsonb ->> step.project)::int, 0) < $5)::int, step.round
+    from ring r
+    cross join lateral (
+      (select j.group_id as project, r.round from pgboss.job_common j
+        where ${claimable(policy)} and j.group_id > r.project order by j.group_id limit 1)
+      union all
+      (select j.group_id, true from pgboss.job_common j
+        where not r.round and ${claimable(policy)} and j.group_id > '' order by j.group_id limit 1)
+      limit 1
+    ) step
+    where r.room < ${PROJECTS} and ($3 = '' or not step.round or step.project <= $3)
+  ), turn as materialized (
+    select project, place, coalesce(($4::jsonb ->> project)::int, 0) as here, (
+      select count(*) from pgboss.job_common a
+      where a.name = $1 and a.state = 'active' and a.group_id = ring.project) as held
+    from ring where place > 0
+), candidate as (
+    select m.id, t.project, t.here + m.nth > $5 as beyond,
+      row_number() over (order by t.here + m.nth > $5, t.held + m.nth, t.place) as position
+    from turn t
+    cross join lateral (
+      select j.id, row_number() over (order by j.group_id, j.priority desc, j.created_on) as nth
+      from pgboss.job_common j
+      where ${claimable(policy)} and j.group_id between t.project and t.project
+      order by j.group_id, j.priority desc, j.created_on
+      limit case when (select count(*) from turn) < $2 then $2 else 1 end
+    ) m
+  ), fitting as materialized (
+    select * from candidate where not beyond or position <= $6
+  ), next as materialized (
+    select m.id, f.project, f.position
+    from (select * from fitting order by position) f
+    cross join lateral (
+      select j.id from pgboss.job_common j
+      where j.name = $1 and j.id = f.id and j.state < 'active'
+      for update skip locked
+    ) m
+    limit $2
+  ), claimed as (${activate})
+  select state.*, claimed.* from (
+    select (select count(*)::int from fitting) as found,
+      (select project from next order by position desc limit 1) as last
+  ) state left join claimed on true`
+
+// pg-boss hands the text to pg as it is, and pg takes a statement with its name in place of a text.
+const prepared = (name: string, text: string) => () => ({ name, text }) as unknown as string
+
+const statements = {
+  standard: { oldest: prepared('oldest', oldestFirst('standard')), turn: prepared('turn', inTurn('standard')) },
+  stately: {
+    oldest: prepared('oldest_stately', oldestFirst('stately')),
+    turn: prepared('turn_stately', inTurn('stately')),
+  },
+}
+
+/** What one claim may take. The rest is for queues whose messages have projects. */
+export type ClaimRequest = {
+  limit: number
+  /** The project that was served last: the turn is the next one's. */
+  last: string
+  /** Messages each project holds in this process, and how many it may hold while others wait. */
+  held: ReadonlyMap<string, number>
+  share: number
+  /** Of the messages claimed, the first so many may be of projects that hold their share, when nobody else waits. */
+  borrow: number
+}
+
+/** `more`: others wait that this claim did not get to. */
+export type Claims = { jobs: Claim[]; more: boolean; last: string }
 
 /**
- * Claims up to `limit` due messages, oldest first, leaving out those of the projects in `without`. Answers null when
- * another worker won the same key: claim again.
+ * Claims due messages. Those of queues without projects are taken oldest first. Otherwise slots go in turn to the
+ * projects that hold the fewest messages of the queue in the deployment, and within a project the oldest are taken first.
+ * Those of a higher priority come before older ones in both cases.
+ * @returns null when another worker won the same key: claim again
  */
-export async function claim(
-  db: Executor,
-  queue: Queue<any>,
-  limit: number,
-  without: string[],
-): Promise<Claim[] | null> {
+export async function claim(db: Executor, queue: Queue<any>, request: ClaimRequest): Promise<Claims | null> {
+  const { limit, last, held, share, borrow } = request
+  const { oldest, turn } = statements[queue.policy]
   try {
-    const text = queue.policy === 'stately' ? claimStately : claimStandard
-    return (await db.executeSql(text, [queue.name, limit, without])).rows
+    if (!queue.project) {
+      const jobs: Claim[] = (await db.executeSql(oldest(), [queue.name, limit])).rows
+      return { jobs, more: jobs.length === limit, last }
+    }
+    const here = JSON.stringify(Object.fromEntries(held))
+    const { rows } = await db.executeSql(turn(), [queue.name, limit, last, here, share, borrow])
+    const [state] = rows
+    const jobs: Claim[] = rows.filter(row => row.id !== null)
+    return { jobs, more: jobs.length === limit || state.found > jobs.length, last: state.last ?? last }
   } catch (error) {
     if ((error as { code?: string }).code === UNIQUE_VIOLATION) return null
     throw error
@@ -71,7 +165,7 @@ export async function claim(
 const UNIQUE_VIOLATION = '23505'
 
 /**
- * Has an attempt tried again in `delayMs`. `error` is stored with the message. Answers `kept` when the message waits for
+ * Has an attempt tried again in `delayMs`. `error` is stored with the message. Returns `kept` when the message waits for
  * its retry, `merged` when another retry of the same key waits already, `lost` when the attempt was no longer ours.
  */
 export async function retry(
@@ -121,7 +215,7 @@ const handBackSql = `
   select back.id, pg_notify($5, $1) from back`
 
 /**
- * Gives claimed messages back, available again in `delayMs`, the attempt not counted; wakes workers. Answers the ids
+ * Gives claimed messages back, available again in `delayMs`, the attempt not counted; wakes workers. Returns the ids
  * given back: the others were no longer ours.
  */
 export async function handBack(

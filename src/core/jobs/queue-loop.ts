@@ -19,6 +19,9 @@ type Attempt = Claim & {
   abort: AbortController
 }
 
+/** When other workers are claiming everything that was found, the next claim waits so long. */
+const CONTENDED_MS = 20
+
 /** After the hard stop a handler has this long to leave before its message is given back. */
 const LEAVE_MS = 1000
 
@@ -39,7 +42,7 @@ export class QueueLoop {
   readonly #stopping: AbortSignal
   readonly #slots: number
   readonly #batch: number
-  /** Slots one project may hold while others wait, and while none do. */
+  /** Messages one project may hold while others wait, and while none do. */
   readonly #share: number
   readonly #borrow: number
   readonly #pollMs: number
@@ -47,6 +50,7 @@ export class QueueLoop {
 
   /** Claimed and not yet over, by message id. */
   readonly #held = new Map<string, Attempt>()
+  /** Slots taken, by project; messages without one are not limited. */
   readonly #heldByProject = new Map<string, number>()
   #busy = 0
   #unsettled = 0
@@ -55,7 +59,7 @@ export class QueueLoop {
   #woken = false
   #wake: (() => void) | undefined
   #nextDue = Number.POSITIVE_INFINITY
-  #othersCheckedUntil = 0
+  #lastProject = ''
   #timers: NodeJS.Timeout[] = []
   #loop: Promise<void> | undefined
   #hardStop = false
@@ -82,9 +86,10 @@ export class QueueLoop {
     this.#stopping = options.stopping
     this.#slots = options.slots
     this.#batch = handler.batch ?? 1
-    const shared = this.#queue.project !== undefined && !handler.batch
-    this.#share = shared ? Math.max(1, Math.ceil(options.slots * options.projectShare)) : options.slots
-    this.#borrow = this.#share < options.slots ? Math.max(this.#share, options.slots - 1) : options.slots
+    const messages = options.slots * this.#batch
+    const shared = this.#queue.project !== undefined && this.#batch === 1
+    this.#share = shared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
+    this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages
     this.#pollMs = options.pollMs
     this.#polled = options.polled
   }
@@ -102,7 +107,7 @@ export class QueueLoop {
     ]
   }
 
-  /** Something may be waiting: look now. */
+  /** Something may be waiting: claim now. */
   wake(): void {
     this.#woken = true
     this.#wake?.()
@@ -171,52 +176,34 @@ export class QueueLoop {
     }
   }
 
-  /** Fills free slots with one claim. Answers whether more may be waiting. */
+  /** Fills free slots with one claim. Returns whether to claim again at once. */
   async #claimAndStart(free: number): Promise<boolean> {
+    const request = {
+      limit: this.#batch > 1 ? this.#batch : free,
+      last: this.#lastProject,
+      held: this.#heldByProject,
+      share: this.#share,
+      borrow: Math.max(0, this.#borrow - this.#busy),
+    }
+    const claims = await claim(this.#queues.db, this.#queue, request)
+    if (!claims) return true
+    this.#lastProject = claims.last
+    const jobs = await this.#keep(claims.jobs)
     if (this.#batch > 1) {
-      const jobs = await this.#claim(this.#batch, [])
-      if (jobs && jobs.length > 0) this.#startSlot(jobs)
-      return jobs === null || jobs.length === this.#batch
-    }
-    if (this.#share === this.#slots) {
-      const jobs = await this.#claim(free, [])
-      for (const job of jobs ?? []) this.#startSlot([job])
-      return jobs === null || jobs.length === free
-    }
-
-    // Never more than the fullest project that may still grow has room for, so that no claim exceeds a share.
-    const full: string[] = []
-    let most = 0
-    for (const [project, held] of this.#heldByProject) {
-      if (project === NO_PROJECT) continue
-      if (held >= this.#share) full.push(project)
-      else most = Math.max(most, held)
-    }
-    if (full.length > 0) this.#wantsSlot = true
-    if (full.length === 0 || performance.now() >= this.#othersCheckedUntil) {
-      const limit = Math.min(free, this.#share - most)
-      const asked = performance.now()
-      const jobs = await this.#claim(limit, full)
-      for (const job of jobs ?? []) this.#startSlot([job])
-      if (jobs === null || jobs.length === limit) return true
-      if (full.length === 0) return false
-      free -= jobs.length
-      // Skipping the messages of full projects reads all of them: at most a tenth of the time goes into it.
-      const now = performance.now()
-      this.#othersCheckedUntil = now + Math.max(20, (now - asked) * 10)
+      if (jobs.length > 0) this.#startSlot(jobs)
     } else {
-      this.#dueAt(this.#othersCheckedUntil)
+      for (const job of jobs) this.#startSlot([job])
     }
-    const more = Math.min(free, this.#borrow - this.#busy)
-    if (more <= 0) return false
-    const jobs = await this.#claim(more, [])
-    for (const job of jobs ?? []) this.#startSlot([job])
-    return jobs === null || jobs.length === more
+    // A slot that a full project frees may be filled by the same project again.
+    if (this.#busy < this.#slots && [...this.#heldByProject.values()].some(held => held >= this.#share))
+      this.#wantsSlot = true
+    if (claims.more && claims.jobs.length === 0) this.#dueAt(performance.now() + CONTENDED_MS)
+    return claims.more && claims.jobs.length > 0
   }
 
-  async #claim(limit: number, without: string[]): Promise<Claim[] | null> {
-    const jobs = await claim(this.#queues.db, this.#queue, limit, without)
-    if (!jobs || jobs.length === 0) return jobs
+  /** What this loop handles of the messages it claimed. */
+  async #keep(jobs: Claim[]): Promise<Claim[]> {
+    if (jobs.length === 0) return jobs
     if (this.#stopping.aborted) {
       await handBack(this.#queues.db, this.#queue, jobs, 0, wakeChannel)
       return []
@@ -251,22 +238,23 @@ export class QueueLoop {
     this.#busy += 1
     for (const attempt of attempts) {
       this.#held.set(attempt.id, attempt)
-      const project = attempt.project ?? NO_PROJECT
-      this.#heldByProject.set(project, (this.#heldByProject.get(project) ?? 0) + 1)
+      this.#countProject(attempt, 1)
     }
     const work = this.#handler.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
     void work
       .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt not recorded'))
       .finally(() => {
         this.#busy -= 1
-        for (const attempt of attempts) {
-          const project = attempt.project ?? NO_PROJECT
-          const left = this.#heldByProject.get(project)! - 1
-          if (left > 0) this.#heldByProject.set(project, left)
-          else this.#heldByProject.delete(project)
-        }
+        for (const attempt of attempts) this.#countProject(attempt, -1)
         if (this.#wantsSlot) this.wake()
       })
+  }
+
+  #countProject({ project }: Claim, change: 1 | -1): void {
+    if (this.#batch > 1 || project === null || project === NO_PROJECT) return
+    const held = (this.#heldByProject.get(project) ?? 0) + change
+    if (held > 0) this.#heldByProject.set(project, held)
+    else this.#heldByProject.delete(project)
   }
 
   async #handleOne(attempt: Attempt): Promise<void> {
@@ -420,7 +408,7 @@ export class QueueLoop {
     this.#report(attempt, 'dead', duration, { err: error })
   }
 
-  /** Answers false when the failure could not be recorded: the lease runs out and another worker records it. */
+  /** Returns false when the failure could not be recorded: the lease runs out and another worker records it. */
   async #exhausted(attempt: Claim, error: unknown): Promise<boolean> {
     try {
       await this.#handler.onExhausted?.(this.#parse(attempt), error, this.#services)
@@ -567,7 +555,7 @@ function idsOf(data: object): Record<string, string> {
   return ids
 }
 
-/** What is stored of an error: enough to judge a dead letter, bounded. */
+/** What is stored of an error: enough to understand a dead letter, bounded. */
 function describe(error: unknown): object {
   const { name, code, message } = error as { name?: string; code?: unknown; message?: string }
   return { name, code, message: String(message ?? error).slice(0, 2000) }

@@ -14,8 +14,8 @@ export type Workers = {
   /** Messages being handled. */
   running(): number
   /**
-   * Stops: takes no more messages, tells the handlers (`stopping`), waits up to `graceMs`, then aborts (`signal`) what
-   * still runs, waits a second for it to leave and gives its messages back. Answers how many were given back.
+   * Stops: takes no more messages, signals the handlers (`stopping`), waits up to `graceMs`, then aborts (`signal`) what
+   * still runs, waits a second for it to leave and gives its messages back. Returns how many were given back.
    */
   stop(graceMs: number): Promise<{ handedBack: number }>
 }
