@@ -2,7 +2,7 @@ import { createHmac } from 'node:crypto'
 import { firstBytes } from '../../core/api/text.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Claimed } from './delivery-store.ts'
+import type { ClaimedDelivery } from './delivery-store.ts'
 import { MAX_ATTEMPTS, sealedFor } from './model.ts'
 
 /** Bytes of an answer that are kept. */
@@ -63,7 +63,7 @@ export const backoff = (attempts: number): number =>
  */
 export async function attempt(
   services: Services,
-  delivery: Claimed,
+  delivery: ClaimedDelivery,
   until: number,
   signal: AbortSignal,
 ): Promise<Outcome> {
@@ -72,11 +72,11 @@ export async function attempt(
   } catch (error) {
     services.log.error({ err: error, delivery_id: delivery.id }, 'delivery attempt broke')
     const broken = { kind: 'failed', reason: 'connect', message: 'internal error' } as const
-    return judge(broken, delivery.attempts + 1, signal)
+    return outcomeOf(broken, delivery.attempts + 1, signal)
   }
 }
 
-async function send(services: Services, delivery: Claimed, until: number, signal: AbortSignal): Promise<Outcome> {
+async function send(services: Services, delivery: ClaimedDelivery, until: number, signal: AbortSignal): Promise<Outcome> {
   const { config, clock, egress, secrets, log } = services
   const sealed = sealedFor(delivery.webhook_id, delivery.project_id)
   const opened = secrets.open(delivery.sealed_secret, sealed)
@@ -111,10 +111,10 @@ async function send(services: Services, delivery: Claimed, until: number, signal
     truncate: true,
     signal,
   })
-  return judge(outcome, delivery.attempts + 1, signal)
+  return outcomeOf(outcome, delivery.attempts + 1, signal)
 }
 
-function judge(outcome: EgressOutcome, attempts: number, signal: AbortSignal): Outcome {
+function outcomeOf(outcome: EgressOutcome, attempts: number, signal: AbortSignal): Outcome {
   if (outcome.kind === 'blocked') return closed(`blocked by the egress rule: ${outcome.reason}`)
   if (outcome.kind === 'failed' && (outcome.reason === 'busy' || (outcome.reason === 'aborted' && signal.aborted)))
     return returned

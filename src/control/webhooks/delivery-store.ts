@@ -30,7 +30,7 @@ const undispatched = sql.fragment`e.dispatched_at is null and not e.dispatch_def
  * saw and how many of those are left for `readUndispatched`. One round trip is all that such events cost. Served by
  * events_undispatched.
  */
-export async function passUnwanted(db: Queryable, limit: number): Promise<{ seen: number; left: number }> {
+export async function markWithoutSubscribers(db: Queryable, limit: number): Promise<{ seen: number; left: number }> {
   return (await db.one(sql.unsafe`
     with picked as (
       select e.id, e.project_id from events e where ${undispatched}
@@ -132,11 +132,11 @@ export async function webhooksWithDue(db: Queryable): Promise<readonly Target[]>
         and (d.lease_expires_at is null or d.lease_expires_at <= now()))`)) as readonly Target[]
 }
 
-/** What a worker asks for one webhook: at most `rows` deliveries and `slots` more slots than it holds. */
-export type Ask = { webhook_id: string; rows: number; slots: number; held: readonly number[] }
+/** What a worker claims for one webhook: at most `rows` deliveries and `slots` more slots than it holds. */
+export type ClaimRequest = { webhook_id: string; rows: number; slots: number; held: readonly number[] }
 
 /** A delivery that is ours until its lease ends, with what is needed to send it. Secrets are still sealed. */
-export type Claimed = {
+export type ClaimedDelivery = {
   id: string
   claim: number
   attempts: number
@@ -151,9 +151,9 @@ export type Claimed = {
   previous_secret_until: string | null
 }
 
-export type Grant = { webhook_id: string; slots: number[]; deliveries: Claimed[] }
+export type Grant = { webhook_id: string; slots: number[]; deliveries: ClaimedDelivery[] }
 
-type GrantRow = Omit<Claimed, 'id'> & { slots: number[] | null; id: string | null }
+type GrantRow = Omit<ClaimedDelivery, 'id'> & { slots: number[] | null; id: string | null }
 
 /**
  * Claims due deliveries and the slots to send them, for many webhooks in one conditional update (control, 2.6 rules 1
@@ -164,30 +164,30 @@ type GrantRow = Omit<Claimed, 'id'> & { slots: number[] | null; id: string | nul
 export async function claimDue(
   db: Queryable,
   holder: string,
-  asks: readonly Ask[],
+  requests: readonly ClaimRequest[],
   leaseMs: number,
 ): Promise<Map<string, Grant>> {
   const lease = sql.fragment`now() + make_interval(secs => ${leaseMs / 1000})`
   const rows = (await db.any(sql.unsafe`
-    with ask as (
+    with request as (
       select * from ${sql.unnest(
-        asks.map(ask => [ask.webhook_id, ask.rows, ask.slots]),
+        requests.map(request => [request.webhook_id, request.rows, request.slots]),
         ['text', 'int4', 'int4'],
-      )} as a (webhook_id, rows, slots)
+      )} as r (webhook_id, rows, slots)
     ), due as materialized (
-      select d.id, a.webhook_id from ask a cross join lateral (
+      select d.id, r.webhook_id from request r cross join lateral (
         select t.id from webhook_deliveries t
-        where t.webhook_id = a.webhook_id and t.status = 'queued' and t.next_attempt_at <= now()
+        where t.webhook_id = r.webhook_id and t.status = 'queued' and t.next_attempt_at <= now()
           and (t.lease_expires_at is null or t.lease_expires_at <= now())
-        order by t.next_attempt_at, t.id limit a.rows for update skip locked
+        order by t.next_attempt_at, t.id limit r.rows for update skip locked
       ) d
     ), found as (
       select webhook_id, count(*) as number from due group by webhook_id
     ), free as materialized (
-      select s.webhook_id, s.slot from ask a join found f on f.webhook_id = a.webhook_id cross join lateral (
+      select s.webhook_id, s.slot from request r join found f on f.webhook_id = r.webhook_id cross join lateral (
         select t.webhook_id, t.slot from webhook_slots t
-        where t.webhook_id = a.webhook_id and (t.lease_expires_at is null or t.lease_expires_at <= now())
-        order by t.slot limit least(a.slots, f.number) for update skip locked
+        where t.webhook_id = r.webhook_id and (t.lease_expires_at is null or t.lease_expires_at <= now())
+        order by t.slot limit least(r.slots, f.number) for update skip locked
       ) s
     ), taken as (
       update webhook_slots s set holder = ${holder}, lease_expires_at = ${lease}
@@ -196,10 +196,10 @@ export async function claimDue(
     ), renewed as (
       update webhook_slots s set lease_expires_at = ${lease}
       from ${sql.unnest(
-        asks.flatMap(ask => ask.held.map(slot => [ask.webhook_id, slot])),
+        requests.flatMap(request => request.held.map(slot => [request.webhook_id, slot])),
         ['text', 'int4'],
-      )} as r (webhook_id, slot)
-      where s.webhook_id = r.webhook_id and s.slot = r.slot and s.holder = ${holder} and s.lease_expires_at > now()
+      )} as x (webhook_id, slot)
+      where s.webhook_id = x.webhook_id and s.slot = x.slot and s.holder = ${holder} and s.lease_expires_at > now()
       returning s.webhook_id, s.slot
     ), held as (
       select webhook_id, array_agg(slot::int) as slots
@@ -209,12 +209,12 @@ export async function claimDue(
       from due u where d.id = u.id and u.webhook_id in (select webhook_id from held)
       returning d.id, d.claim, d.attempts, d.event_id, d.event_type, d.envelope, d.webhook_id, d.next_attempt_at
     )
-    select a.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, c.envelope, w.project_id, w.url,
+    select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, c.envelope, w.project_id, w.url,
       w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until
-    from ask a
-    join webhooks w on w.id = a.webhook_id
-    left join held h on h.webhook_id = a.webhook_id
-    left join claimed c on c.webhook_id = a.webhook_id
+    from request r
+    join webhooks w on w.id = r.webhook_id
+    left join held h on h.webhook_id = r.webhook_id
+    left join claimed c on c.webhook_id = r.webhook_id
     order by c.next_attempt_at, c.id`)) as readonly GrantRow[]
   const grants = new Map<string, Grant>()
   for (const { slots, ...row } of rows) {
@@ -223,7 +223,7 @@ export async function claimDue(
       grant = { webhook_id: row.webhook_id, slots: slots ?? [], deliveries: [] }
       grants.set(row.webhook_id, grant)
     }
-    if (row.id !== null) grant.deliveries.push(row as Claimed)
+    if (row.id !== null) grant.deliveries.push(row as ClaimedDelivery)
   }
   return grants
 }

@@ -1,7 +1,13 @@
 import { inTransaction } from '../../core/db/pool.ts'
 import { dispatchQueue } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deferDispatch, finishDispatch, passUnwanted, readUndispatched, type Target } from './delivery-store.ts'
+import {
+  deferDispatch,
+  finishDispatch,
+  markWithoutSubscribers,
+  readUndispatched,
+  type Target,
+} from './delivery-store.ts'
 import { matchEvents } from './matching.ts'
 
 /** Events of one transaction of the dispatcher. */
@@ -48,7 +54,7 @@ export function createDispatcher(services: Services, deliver: (targets: readonly
 
   /** One batch. Answers whether more may be waiting. */
   const batch = async (): Promise<boolean> => {
-    const { seen, left } = await passUnwanted(services.pool, BATCH)
+    const { seen, left } = await markWithoutSubscribers(services.pool, BATCH)
     if (left === 0) return seen === BATCH
     const { targets } = await dispatchEvents(services, { limit: BATCH })
     if (targets.length > 0) deliver(targets)

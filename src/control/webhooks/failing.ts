@@ -1,6 +1,6 @@
 import type { Services } from '../../core/process/services.ts'
 import type { Outcome } from './deliver.ts'
-import { type Claimed, countFailures } from './delivery-store.ts'
+import { type ClaimedDelivery, countFailures } from './delivery-store.ts'
 import { webhook } from './model.ts'
 import { updateWebhook } from './store.ts'
 
@@ -15,7 +15,7 @@ const FAILING_MS = 24 * 60 * 60 * 1000
  */
 export async function recordFailures(
   services: Services,
-  ended: readonly { delivery: Claimed; outcome: Outcome }[],
+  ended: readonly { delivery: ClaimedDelivery; outcome: Outcome }[],
 ): Promise<void> {
   const failures = new Map<string, number>()
   for (const { delivery, outcome } of ended) {

@@ -2,16 +2,16 @@ import { DISPATCH_CHANNEL, dispatchQueue } from '../../core/db/write.ts'
 import { type Background, handler } from '../../core/jobs/handler.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { DeliveryLoop } from './delivery-loop.ts'
 import { notifyWebhooks, type Target, webhooksWithDue } from './delivery-store.ts'
 import { createDispatcher, dispatchEvents } from './dispatch.ts'
 import { payloadTarget, WEBHOOK_CHANNEL } from './model.ts'
-import { Pump } from './pump.ts'
 
 /** Hands deliveries to the loop of this process; other workers hear of those that it has no slot for. */
 function deliver(services: Services, targets: readonly Target[]): void {
-  const pump = pumpOf(services)
-  const others = pump.full
-  pump.look(targets)
+  const loop = loopOf(services)
+  const others = loop.full
+  loop.wake(targets)
   // Every slot of this process is taken: a worker with room does not have to find the deliveries by its sweep.
   if (others)
     notifyWebhooks(services.pool, targets).catch(error =>
@@ -19,7 +19,7 @@ function deliver(services: Services, targets: readonly Target[]): void {
     )
 }
 
-const pumpOf = perProcess(services => new Pump(services))
+const loopOf = perProcess(services => new DeliveryLoop(services))
 
 export const dispatchHandler = handler(dispatchQueue, {}, async ({ event_id }, { services }) => {
   deliver(services, (await dispatchEvents(services, { ids: [event_id] })).targets)
@@ -34,7 +34,7 @@ export const deliveries: Background = {
   concern: 'delivery',
   start(services) {
     const { config, log, notifications, pool } = services
-    const pump = pumpOf(services)
+    const loop = loopOf(services)
     const dispatcher = createDispatcher(services, targets => deliver(services, targets))
 
     let sweeping = false
@@ -43,7 +43,7 @@ export const deliveries: Background = {
       if (sweeping) return
       sweeping = true
       try {
-        pump.look(await webhooksWithDue(pool))
+        loop.wake(await webhooksWithDue(pool))
       } catch (error) {
         log.error({ err: error }, 'due deliveries not looked for')
       }
@@ -53,7 +53,7 @@ export const deliveries: Background = {
     const onReconnect = () => void sweep()
     const unlisten = [
       notifications.listen(DISPATCH_CHANNEL, dispatcher.wake, { onReconnect }),
-      notifications.listen(WEBHOOK_CHANNEL, payload => pump.refresh(payloadTarget(payload))),
+      notifications.listen(WEBHOOK_CHANNEL, payload => loop.reload(payloadTarget(payload))),
     ]
     const interval = setInterval(sweep, config.WEBHOOK_SWEEP_INTERVAL_MS)
     // What was written before this process listened.
@@ -64,7 +64,7 @@ export const deliveries: Background = {
         clearInterval(interval)
         for (const end of unlisten) end()
         await dispatcher.close()
-        await pump.close(Math.min(config.WEBHOOK_TIMEOUT_MS, config.SHUTDOWN_GRACE_MS))
+        await loop.close(Math.min(config.WEBHOOK_TIMEOUT_MS, config.SHUTDOWN_GRACE_MS))
       },
     }
   },

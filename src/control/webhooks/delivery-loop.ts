@@ -2,7 +2,15 @@ import { randomUUID } from 'node:crypto'
 import { deliveries } from '../../core/process/metrics.ts'
 import type { Services } from '../../core/process/services.ts'
 import { attempt, type Outcome, returned } from './deliver.ts'
-import { type Claimed, claimDue, type Grant, type Settlement, settle, type Target } from './delivery-store.ts'
+import {
+  type ClaimedDelivery,
+  type ClaimRequest,
+  claimDue,
+  type Grant,
+  type Settlement,
+  settle,
+  type Target,
+} from './delivery-store.ts'
 import { recordFailures } from './failing.ts'
 import { SLOTS } from './store.ts'
 
@@ -25,45 +33,53 @@ type Lane = Target & {
   slots: number[]
   slotsUntil: number
   /** Claimed, waiting for a slot. */
-  queue: Work[]
+  queue: Leased[]
   running: number
-  /** There may be due deliveries: ask. */
-  look: boolean
-  asking: boolean
+  /** There may be due deliveries that nobody has claimed. */
+  due: boolean
+  claiming: boolean
   /** The webhook changed while a claim was on its way: what it brings is old. */
   stale: boolean
-  /** Slots on their way back; once they are, somebody has to look again. */
+  /** Slots on their way back; once they are, the lane has to claim again. */
   releasing: boolean
   /** How long an answer of the receiver takes, smoothed; unknown at first. */
   answerMs: number | null
 }
 
 /** A claimed delivery and when its lease ends for certain. */
-type Work = { delivery: Claimed; until: number }
+type Leased = { delivery: ClaimedDelivery; until: number }
 
 /** `ms` is null for one that was given back without an attempt. */
-type Ended = Work & { outcome: Outcome; ms: number | null }
+type Ended = Leased & { outcome: Outcome; ms: number | null }
+
+type LaneClaim = { lane: Lane; rows: number; slots: number }
 
 /**
- * Sends what is due (control, 2.6). The rows are the work: the pump is told which webhooks to look at, claims
- * deliveries with the slots to send them, posts, and writes the outcomes of many deliveries in one statement.
+ * Sends what is due. The rows are the work: the loop hears of webhooks with due deliveries, claims these with the slots
+ * to send them, posts, and writes the outcomes of many deliveries in one statement.
  *
  * A slot is held only while there is something to send through it. Whoever finds none free leaves the delivery queued:
- * a worker that gives a slot back looks once more afterwards, so that nothing waits for the sweep.
+ * a worker that gives a slot back claims once more afterwards, so that nothing waits for the sweep.
+ *
+ * Free slots go in turn to the projects that hold the fewest in this process, and in a project to its webhooks in turn.
+ * Whoever holds more than a project that waits gives slots back after each post. Every process does so by itself: a
+ * delivery that finds one full is announced to the others.
  *
  * Rows are claimed ahead while a receiver is fast, so that the five attempts in flight follow each other without a
  * round trip to the database in between.
  */
-export class Pump {
+export class DeliveryLoop {
   readonly #services: Services
   readonly #holder = randomUUID()
   readonly #lanes = new Map<string, Lane>()
-  readonly #slotsByProject = new Map<string, number>()
+  /** Projects with lanes; those served last are at the end. */
+  readonly #projects = new Map<string, { slots: number; lanes: number }>()
   readonly #projectSlots: number
   readonly #abort = new AbortController()
   readonly #retries = new Set<NodeJS.Timeout>()
-  /** Projects, or `*`, whose webhooks wait for slots that others of them hold: those do not claim more in a row. */
+  /** Projects with webhooks that wait for a slot, and the fewest slots that one of them holds while none is free. */
   #starved = new Set<string>()
+  #fewestStarved = Number.POSITIVE_INFINITY
   #ended: Ended[] = []
   #releases: { lane: Lane; slot: number }[] = []
   #claiming = false
@@ -82,24 +98,24 @@ export class Pump {
     this.#projectSlots = Math.max(SLOTS, Math.ceil(PROCESS_SLOTS * services.config.PROJECT_WORKER_SHARE))
   }
 
-  /** No slot is left: what is due had better be looked at by other workers too. */
+  /** No slot is left: other workers should hear of what is due. */
   get full(): boolean {
     return this.#slotsHeld >= PROCESS_SLOTS
   }
 
   /** These webhooks may have deliveries due. */
-  look(targets: Iterable<Target>): void {
+  wake(targets: Iterable<Target>): void {
     if (this.#closed) return
-    for (const target of targets) this.#lane(target).look = true
+    for (const target of targets) this.#lane(target).due = true
     this.#claimSoon()
   }
 
   /** A webhook changed: what waits here for a slot is read anew before it is sent. */
-  refresh(target: Target): void {
+  reload(target: Target): void {
     const lane = this.#lanes.get(target.webhook_id)
-    if (lane?.asking) lane.stale = true
+    if (lane?.claiming) lane.stale = true
     if (lane) this.#giveBack(lane)
-    this.look([target])
+    this.wake([target])
   }
 
   /**
@@ -134,15 +150,25 @@ export class Pump {
         slotsUntil: 0,
         queue: [],
         running: 0,
-        look: false,
-        asking: false,
+        due: false,
+        claiming: false,
         stale: false,
         releasing: false,
         answerMs: null,
       }
       this.#lanes.set(lane.webhook_id, lane)
+      this.#project(lane).lanes += 1
     }
     return lane
+  }
+
+  #project({ project_id }: Target): { slots: number; lanes: number } {
+    let project = this.#projects.get(project_id)
+    if (!project) {
+      project = { slots: 0, lanes: 0 }
+      this.#projects.set(project_id, project)
+    }
+    return project
   }
 
   #isIdle(): boolean {
@@ -171,29 +197,24 @@ export class Pump {
     const { pool, config, log } = this.#services
     try {
       while (!this.#closed) {
-        const asking = this.#asks()
-        if (asking.length === 0) break
+        const claims = this.#laneClaims()
+        if (claims.length === 0) break
         const asked = performance.now()
         let grants: Map<string, Grant>
         try {
-          grants = await claimDue(
-            pool,
-            this.#holder,
-            asking.map(({ lane, rows, slots }) => ({ webhook_id: lane.webhook_id, rows, slots, held: lane.slots })),
-            config.WEBHOOK_LEASE_MS,
-          )
+          grants = await claimDue(pool, this.#holder, claims.map(toRequest), config.WEBHOOK_LEASE_MS)
           this.#claimFailures = 0
         } catch (error) {
           if (this.#claimFailures === 0) log.error({ err: error }, 'deliveries not claimed yet')
           const delay = RETRY_MS[Math.min(this.#claimFailures++, RETRY_MS.length - 1)]
-          for (const { lane } of asking) {
-            lane.asking = false
-            lane.look = true
+          for (const { lane } of claims) {
+            lane.claiming = false
+            lane.due = true
           }
           await new Promise(resolve => setTimeout(resolve, delay))
           continue
         }
-        for (const { lane, rows } of asking)
+        for (const { lane, rows } of claims)
           this.#granted(lane, grants.get(lane.webhook_id), rows, asked + config.WEBHOOK_LEASE_MS)
       }
     } finally {
@@ -202,51 +223,73 @@ export class Pump {
     }
   }
 
-  /** Who wants to claim, how much. Slots are handed out in turn, none beyond a project's share. */
-  #asks(): { lane: Lane; rows: number; slots: number }[] {
-    const asks: { lane: Lane; rows: number; slots: number }[] = []
-    let free = PROCESS_SLOTS - this.#slotsHeld
-    const promised = new Map<string, number>()
-    const starved = new Set<string>()
+  /** Which webhooks claim, and how much. */
+  #laneClaims(): LaneClaim[] {
+    const open: Lane[] = []
     for (const lane of this.#lanes.values()) {
-      if (!lane.look || lane.asking || lane.releasing) continue
-      if (lane.slots.length > 0 && this.#yields(lane)) {
-        this.#release(lane)
-        continue
-      }
-      const ahead = aheadOf(lane)
-      const waiting = lane.queue.length
-      // Asking for a few rows at a time would cost a statement for each of them.
-      if (waiting > 0 && waiting > ahead / 2) continue
-      const taken = (this.#slotsByProject.get(lane.project_id) ?? 0) + (promised.get(lane.project_id) ?? 0)
-      const slots = Math.max(0, Math.min(SLOTS - lane.slots.length, free, this.#projectSlots - taken))
-      if (slots + lane.slots.length === 0) {
-        starved.add(free === 0 ? '*' : lane.project_id)
-        continue
-      }
-      const rows = slots + lane.slots.length - lane.running - waiting + ahead
-      if (rows <= 0) continue
-      free -= slots
-      promised.set(lane.project_id, (promised.get(lane.project_id) ?? 0) + slots)
-      lane.look = false
-      lane.asking = true
-      asks.push({ lane, rows, slots })
+      if (!lane.due || lane.claiming || lane.releasing) continue
+      if (lane.slots.length > 0 && this.#yields(lane)) this.#release(lane)
+      // Claiming a few rows at a time would cost a statement for each of them.
+      else if (lane.queue.length <= aheadOf(lane) / 2) open.push(lane)
     }
-    this.#starved = starved
-    return asks
+    const shares = this.#shareOut(open)
+    const claims: LaneClaim[] = []
+    this.#starved = new Set()
+    this.#fewestStarved = Number.POSITIVE_INFINITY
+    const free = PROCESS_SLOTS - this.#slotsHeld - [...shares.values()].reduce((sum, slots) => sum + slots, 0)
+    for (const lane of open) {
+      const slots = shares.get(lane) ?? 0
+      const held = slots + lane.slots.length
+      if (held === 0) {
+        this.#starved.add(lane.project_id)
+        if (free === 0) this.#fewestStarved = Math.min(this.#fewestStarved, this.#project(lane).slots)
+      }
+      const rows = held - lane.running - lane.queue.length + aheadOf(lane)
+      if (held === 0 || rows <= 0) continue
+      lane.due = false
+      lane.claiming = true
+      claims.push({ lane, rows, slots })
+    }
+    return claims
+  }
+
+  /** Deals the free slots out, one at a time, none beyond a project's share. */
+  #shareOut(lanes: readonly Lane[]): Map<Lane, number> {
+    const shares = new Map<Lane, number>()
+    const byProject = Map.groupBy(lanes, lane => lane.project_id)
+    const waiting = [...this.#projects].flatMap(([id, { slots }]) => {
+      const queue = byProject.get(id)?.filter(lane => lane.slots.length < SLOTS) ?? []
+      return queue.length > 0 ? [{ slots, queue }] : []
+    })
+    let free = PROCESS_SLOTS - this.#slotsHeld
+    for (let level = 0; level < this.#projectSlots && free > 0; level++)
+      for (const each of waiting) {
+        if (each.slots > level || each.queue.length === 0 || free === 0) continue
+        const lane = each.queue.shift() as Lane
+        const slots = (shares.get(lane) ?? 0) + 1
+        shares.set(lane, slots)
+        if (slots + lane.slots.length < SLOTS) each.queue.push(lane)
+        each.slots += 1
+        free -= 1
+        // Among projects that hold equally many it is now served last.
+        const project = this.#project(lane)
+        this.#projects.delete(lane.project_id)
+        this.#projects.set(lane.project_id, project)
+      }
+    return shares
   }
 
   #yields(lane: Lane): boolean {
-    return this.#starved.has('*') || this.#starved.has(lane.project_id)
+    return this.#starved.has(lane.project_id) || this.#project(lane).slots > this.#fewestStarved
   }
 
   #granted(lane: Lane, grant: Grant | undefined, rows: number, until: number): void {
-    lane.asking = false
+    lane.claiming = false
     this.#setSlots(lane, grant?.slots ?? [])
     lane.slotsUntil = until
     const claimed = grant?.deliveries ?? []
     for (const delivery of claimed) lane.queue.push({ delivery, until })
-    if (claimed.length === rows) lane.look = true
+    if (claimed.length === rows) lane.due = true
     if (this.#closed || lane.stale) this.#giveBack(lane)
     lane.stale = false
     this.#start(lane, true)
@@ -257,9 +300,7 @@ export class Pump {
     const difference = slots.length - lane.slots.length
     lane.slots = slots
     this.#slotsHeld += difference
-    const held = (this.#slotsByProject.get(lane.project_id) ?? 0) + difference
-    if (held > 0) this.#slotsByProject.set(lane.project_id, held)
-    else this.#slotsByProject.delete(lane.project_id)
+    this.#project(lane).slots += difference
   }
 
   /* Sending: as many at once as slots are held. */
@@ -273,22 +314,22 @@ export class Pump {
         this.#giveBack(lane)
         break
       }
-      void this.#send(lane, lane.queue.shift() as Work)
+      void this.#send(lane, lane.queue.shift() as Leased)
     }
-    if (lane.look) this.#claimSoon()
+    if (lane.due) this.#claimSoon()
   }
 
-  async #send(lane: Lane, work: Work): Promise<void> {
+  async #send(lane: Lane, leased: Leased): Promise<void> {
     lane.running += 1
     this.#inFlight += 1
     const started = performance.now()
-    const until = Math.min(work.until, lane.slotsUntil)
-    const outcome = await attempt(this.#services, work.delivery, until, this.#abort.signal)
+    const until = Math.min(leased.until, lane.slotsUntil)
+    const outcome = await attempt(this.#services, leased.delivery, until, this.#abort.signal)
     const ms = performance.now() - started
     lane.running -= 1
     this.#inFlight -= 1
     lane.answerMs = lane.answerMs === null ? ms : lane.answerMs * 0.8 + ms * 0.2
-    this.#ended.push({ ...work, outcome, ms })
+    this.#ended.push({ ...leased, outcome, ms })
     if (lane.queue.length > SLOTS + 2 * aheadOf(lane)) this.#giveBack(lane)
     this.#start(lane, false)
     this.#release(lane)
@@ -298,17 +339,17 @@ export class Pump {
   /** Puts what waits for a slot back as it was. */
   #giveBack(lane: Lane): void {
     if (lane.queue.length === 0) return
-    for (const work of lane.queue) this.#ended.push({ ...work, outcome: returned, ms: null })
+    for (const leased of lane.queue) this.#ended.push({ ...leased, outcome: returned, ms: null })
     lane.queue = []
-    lane.look = true
+    lane.due = true
     this.#release(lane)
     this.#settleSoon(true)
   }
 
   /** Gives back the slots there is nothing to send through, unless a claim is about to fill them; ends a lane without work. */
   #release(lane: Lane): void {
-    if (lane.asking || lane.releasing) return
-    if (lane.look && !this.#closed && !this.#yields(lane)) {
+    if (lane.claiming || lane.releasing) return
+    if (lane.due && !this.#closed && !this.#yields(lane)) {
       this.#claimSoon()
       return
     }
@@ -317,8 +358,11 @@ export class Pump {
       lane.releasing = true
       for (const slot of lane.slots.slice(-surplus)) this.#releases.push({ lane, slot })
       this.#settleSoon(false)
-    } else if (lane.slots.length === 0 && lane.running === 0 && lane.queue.length === 0 && !lane.look) {
+    } else if (lane.slots.length === 0 && lane.running === 0 && lane.queue.length === 0 && !lane.due) {
       this.#lanes.delete(lane.webhook_id)
+      const project = this.#project(lane)
+      project.lanes -= 1
+      if (project.lanes === 0) this.#projects.delete(lane.project_id)
     }
   }
 
@@ -377,14 +421,14 @@ export class Pump {
     for (const item of ended) {
       const { outcome, delivery } = item
       const recorded = settled.has(delivery.id)
-      if (recorded && outcome.decision === 'returned') this.look([delivery])
+      if (recorded && outcome.decision === 'returned') this.wake([delivery])
       if (item.ms === null) continue
       report(this.#services, item, recorded ? outcome.decision : 'lost')
-      if (recorded && outcome.retry_ms !== null) this.#lookIn(outcome.retry_ms, delivery)
+      if (recorded && outcome.retry_ms !== null) this.#wakeIn(outcome.retry_ms, delivery)
     }
   }
 
-  /** The slots are free for everybody now. Whoever found none before may have left something: look again. */
+  /** The slots are free for everybody now. Whoever found none before may have left something: claim again. */
   #released(releases: readonly { lane: Lane; slot: number }[]): void {
     for (const { lane, slot } of releases) {
       this.#setSlots(
@@ -392,7 +436,7 @@ export class Pump {
         lane.slots.filter(each => each !== slot),
       )
       lane.releasing = false
-      lane.look = true
+      lane.due = true
       // To the end of the line.
       if (this.#lanes.delete(lane.webhook_id)) this.#lanes.set(lane.webhook_id, lane)
     }
@@ -402,11 +446,11 @@ export class Pump {
   }
 
   /** The sweep would find a retry too, seconds late. */
-  #lookIn(ms: number, target: Target): void {
+  #wakeIn(ms: number, target: Target): void {
     if (this.#closed) return
     const timer = setTimeout(() => {
       this.#retries.delete(timer)
-      this.look([target])
+      this.wake([target])
     }, ms + 1)
     this.#retries.add(timer)
   }
@@ -415,6 +459,13 @@ export class Pump {
 /** How many deliveries are worth claiming ahead for a webhook whose receiver answers as fast as it does. */
 const aheadOf = (lane: Lane): number =>
   lane.answerMs === null ? 0 : Math.min(AHEAD_MAX, Math.floor((SLOTS * AHEAD_MS) / Math.max(lane.answerMs, 1)))
+
+const toRequest = ({ lane, rows, slots }: LaneClaim): ClaimRequest => ({
+  webhook_id: lane.webhook_id,
+  rows,
+  slots,
+  held: lane.slots,
+})
 
 const toSettlement = ({ delivery, outcome }: Ended): Settlement => ({
   id: delivery.id,
