@@ -237,6 +237,8 @@ const settings = {
     '5000',
     'Search for due deliveries without a live lease.',
   ),
+  // Above 5,000 one event would not fit into one transaction of the dispatcher.
+  WEBHOOK_MAX_PER_PROJECT: setting('control', integer(1, 5000), '100', 'Most webhooks of a project.'),
   WEBHOOK_DELIVERY_RETENTION_DAYS: setting('control', integer(1), '30', 'Finished deliveries are kept so long.'),
   WEBHOOK_AUTO_DISABLE: setting(
     'control',

@@ -453,3 +453,39 @@ describe('webhooks', () => {
     })
   })
 })
+
+describe('limits of webhooks', () => {
+  const LIMIT = 3
+  let app: TestApp
+  before(async () => {
+    app = await startApp({ env: { WEBHOOK_MAX_PER_PROJECT: String(LIMIT) } })
+  })
+  after(async () => await app?.close())
+
+  const create = (project_id: string) =>
+    app.admin.post('/webhooks', { project_id, name: 'x', url: 'https://x.test/', events: ['*'] })
+
+  it('refuse one more than a project may have, and name their number', async () => {
+    const { id } = await app.project()
+    for (let n = 0; n < LIMIT; n++) assert.equal((await create(id)).status, 201)
+    const { status, body } = await create(id)
+    assert.equal(status, 400)
+    assert.equal(body.error.code, 'VALIDATION_FAILED')
+    assert.match(body.error.message, /at most 3 webhooks/)
+    const { data, total } = (await app.admin.get(`/webhooks?project_id=${id}`)).body
+    assert.equal(total, LIMIT)
+    assert.equal((await create((await app.project()).id)).status, 201)
+    assert.equal((await app.admin.patch(`/webhooks/${data[0].id}`, { name: 'y' })).status, 200)
+    assert.equal((await app.admin.delete(`/webhooks/${data[0].id}`)).status, 204)
+    assert.equal((await create(id)).status, 201)
+  })
+
+  it('hold for webhooks that are made at once', async () => {
+    const { id } = await app.project()
+    const answers = await Promise.all(Array.from({ length: 20 }, () => create(id)))
+    assert.deepEqual(answers.map(({ status }) => status).sort(), [
+      ...Array(LIMIT).fill(201),
+      ...Array(20 - LIMIT).fill(400),
+    ])
+  })
+})

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf, srn } from '../../core/api/kind.ts'
 import { anyOf, between, booleanQuery, listTable, page, pageOf, parseTime, textFilter } from '../../core/api/lists.ts'
@@ -31,6 +31,7 @@ import {
 } from './model.ts'
 import { newSecret } from './secret.ts'
 import {
+  countLocked,
   deleteWebhook,
   holdPolicy,
   insertDelivery,
@@ -46,7 +47,7 @@ const MAX_REDELIVERIES = 1000
 
 const gone = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id } })
 
-/** Has workers look at a webhook once the transaction commits, and read it anew. */
+/** Has workers read a webhook anew once the transaction commits, and send what is due. */
 export const tellWorkers = (tx: Tx, row: { id: string; project_id: string }): void =>
   tx.notify(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
@@ -78,6 +79,9 @@ const create = operation({
     const { project_id: _, ...fields } = body
     const id = newId('wh')
     const project_id = project as string
+    const limit = services.config.WEBHOOK_MAX_PER_PROJECT
+    if ((await countLocked(tx, project_id)) >= limit)
+      invalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${limit} webhooks` })
     const secret = newSecret()
     const row = await insertWebhook(tx, {
       ...fields,
@@ -276,7 +280,7 @@ const redeliver = itemOperation(delivery, {
   method: 'post',
   path: '/webhook-deliveries/{delivery_id}/redeliver',
   summary: 'Send the payload of a delivery again',
-  description: 'As a new delivery with the same event id. Pattern, policy and `active` are not looked at again.',
+  description: 'As a new delivery with the same event id. Pattern, policy and `active` are not evaluated again.',
   tag,
   action: 'webhooks:RedeliverWebhookDelivery',
   param: 'delivery_id',

@@ -8,6 +8,12 @@ export const SLOTS = 5
 
 export type NewWebhook = Omit<WebhookRow, 'updated_at'>
 
+/** Counts the webhooks of a project, to which nobody adds another until the transaction ends. Index webhooks_project. */
+export async function countLocked(db: Queryable, projectId: string): Promise<number> {
+  await db.query(sql.unsafe`select from projects where id = ${projectId} for no key update`)
+  return (await db.oneFirst(sql.unsafe`select count(*)::int from webhooks where project_id = ${projectId}`)) as number
+}
+
 /** Writes a webhook and its slots. */
 export async function insertWebhook(db: Queryable, row: NewWebhook): Promise<WebhookRow> {
   return (await db.one(sql.unsafe`
