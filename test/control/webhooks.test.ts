@@ -1,6 +1,16 @@
 import { strict as assert } from 'node:assert'
+import { randomBytes } from 'node:crypto'
+import { pruneEvents } from '../../src/control/events/retention.ts'
+import { deleteExpired, lockExpired } from '../../src/control/events/store.ts'
+import { createDispatcher } from '../../src/control/webhooks/dispatch.ts'
+import { type DeliveryRow, delivery } from '../../src/control/webhooks/model.ts'
+import { tellWorkers } from '../../src/control/webhooks/operations.ts'
+import { pruneDeliveries } from '../../src/control/webhooks/retention.ts'
+import { deleteUnsent, insertDelivery, lockUnsent } from '../../src/control/webhooks/store.ts'
+import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { emitNamed } from '../support/events.ts'
 import { type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
 
 const UNKNOWN = 'wh_00000000000000000000000000'
@@ -454,6 +464,210 @@ describe('webhooks', () => {
   })
 })
 
+describe('texts of deliveries', () => {
+  let app: TestApp
+  let receiver: Receiver
+  let project: string
+
+  before(async () => {
+    app = await startApp({
+      workers: ['delivery'],
+      env: { EVENT_RETENTION_DAYS: '10', WEBHOOK_DELIVERY_RETENTION_DAYS: '20' },
+    })
+  })
+  after(async () => await app?.close())
+  beforeEach(async () => {
+    receiver = await startReceiver()
+    project = (await app.project()).id
+  })
+  afterEach(async () => await receiver.close())
+
+  const subscribe = async () =>
+    (await app.admin.post('/webhooks', { project_id: project, name: 'x', url: receiver.url, events: ['agents.*'] }))
+      .body.id as string
+  const emit = (data = 'text') =>
+    app.services.write(async tx => emitNamed(tx, 'agents.updated', project, { id: 'agent_x', data } as { id: string }))
+  const read = async (id: string) => (await app.admin.get(`/webhook-deliveries/${id}`)).body
+  const redeliver = async (id: string) =>
+    (await app.admin.post(`/webhook-deliveries/${id}/redeliver`)).body.id as string
+  const received = (count: number) => eventually(() => receiver.requests.length >= count)
+  const delivered = (webhook: string) =>
+    eventually(
+      async () =>
+        (await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}&status=completed`)).body.data[0] as any,
+    )
+  /** Makes rows of the project older. */
+  const age = (table: 'events' | 'webhook_deliveries', days: number) =>
+    app.services.pool.query(sql.unsafe`
+      update ${sql.identifier([table])} set created_at = created_at - make_interval(days => ${days})
+      where project_id = ${project}`)
+  const bodies = () => new Set(receiver.requests.map(({ body }) => body)).size
+  const count = async (table: string) =>
+    (await app.services.pool.oneFirst(
+      sql.unsafe`select count(*)::int from ${sql.identifier([table])} where project_id = ${project}`,
+    )) as number
+
+  it('are those of their event: an event to fifty webhooks is stored once', async () => {
+    const size = () =>
+      app.services.pool.oneFirst(
+        sql.unsafe`select pg_total_relation_size('webhook_deliveries')::int`,
+      ) as Promise<number>
+    for (let n = 0; n < 50; n++) await subscribe()
+    const before = await size()
+    const data = randomBytes(100_000).toString('base64')
+    await emit(data)
+    await received(50)
+    assert.equal(bodies(), 1)
+    assert.equal(receiver.requests[0].event.data.data, data)
+    assert.ok((await size()) - before < 1_000_000, `${(await size()) - before} bytes`)
+  })
+
+  it('outlive their event with the same bytes, and go with the last delivery', async () => {
+    const webhook = await subscribe()
+    await emit('a "text" \u0000\u2028 ä')
+    const first = await delivered(webhook)
+    await age('events', 11)
+    await pruneEvents(app.services)
+    assert.equal(await count('events'), 0)
+    assert.deepEqual(await read(first.id), first)
+    const again = await redeliver(first.id)
+    await received(2)
+    const bulk = await app.admin.post('/webhook-deliveries/redeliver', { webhook_id: webhook, status: 'completed' })
+    assert.equal(bulk.status, 202)
+    await received(2 + bulk.body.count)
+    assert.equal(bodies(), 1)
+    assert.deepEqual((await read(again)).payload, first.payload)
+    assert.equal(await count('retained_envelopes'), 1)
+    const finished = await eventually(async () => {
+      const { body } = await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}`)
+      return body.data.every((row: { status: string }) => row.status === 'completed') && body.total
+    })
+    await age('webhook_deliveries', 19)
+    await pruneDeliveries(app.services)
+    assert.equal(await count('retained_envelopes'), 1)
+    await age('webhook_deliveries', 2)
+    assert.ok((await pruneDeliveries(app.services)) >= finished)
+    assert.equal(await count('retained_envelopes'), 0)
+  })
+
+  it('from before deliveries referred to events, held by the delivery, are shown and made again', async () => {
+    const webhook = await subscribe()
+    await emit()
+    const first = await delivered(webhook)
+    await app.services.pool.query(sql.unsafe`
+      update webhook_deliveries d set envelope = e.envelope from events e where d.id = ${first.id} and e.id = d.event_id`)
+    await app.services.pool.query(sql.unsafe`delete from events where project_id = ${project}`)
+    assert.deepEqual(await read(first.id), first)
+    await redeliver(await redeliver(first.id))
+    const bulk = await app.admin.post('/webhook-deliveries/redeliver', { webhook_id: webhook, status: 'completed' })
+    await received(3 + bulk.body.count)
+    assert.equal(bodies(), 1)
+  })
+
+  it('are given to a worker of the release before with its claim, which counts up by one', async () => {
+    const webhook = await subscribe()
+    await emit()
+    const { id } = await delivered(webhook)
+    const claim = (step: number) =>
+      app.services.pool.oneFirst(
+        sql.unsafe`update webhook_deliveries set claim = claim + ${step} where id = ${id} returning envelope`,
+      )
+    assert.equal(await claim(2), null)
+    assert.equal(await claim(1), receiver.requests[0].body)
+  })
+
+  it('of the test route are made again as they were', async () => {
+    const webhook = await subscribe()
+    const { id } = (await app.admin.post(`/webhooks/${webhook}/test`)).body
+    await redeliver(id)
+    await received(2)
+    assert.equal(bodies(), 1)
+  })
+
+  describe('while their event is deleted', () => {
+    /** A delivery that has ended, whose event is past its retention. */
+    async function past() {
+      const webhook = await subscribe()
+      await emit()
+      const { id } = await delivered(webhook)
+      await age('events', 11)
+      return (await delivery.find(app.services.pool, id)) as DeliveryRow
+    }
+    const before = () => new Date(Date.now() - 10 * 86_400_000)
+    const again = (row: DeliveryRow) => ({ ...row, redelivery_of: row.id })
+    const sentTwice = async () => {
+      await received(2)
+      assert.equal(bodies(), 1)
+    }
+    /** Waits until a statement waits for a lock of another transaction. */
+    const blocked = () =>
+      eventually(async () => {
+        const { rows } = await app.services.queues.db.executeSql(
+          `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+        )
+        return rows.length > 0
+      })
+
+    it('stay for a delivery that was made again before', async () => {
+      const row = await past()
+      await inTransaction(app.services.pool, async db => {
+        await insertDelivery(db, again(row))
+        await outsideTransaction(() => pruneEvents(app.services))
+      })
+      await pruneEvents(app.services)
+      assert.equal(await count('events'), 0)
+      await app.services.write(async tx => tellWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await sentTwice()
+    })
+
+    it('are held by a delivery that is made again meanwhile', async () => {
+      const row = await past()
+      let made: Promise<string> | undefined
+      await inTransaction(app.services.pool, async db => {
+        const ids = await lockExpired(db, before(), 1000)
+        made = outsideTransaction(() => redeliver(row.id))
+        await blocked()
+        await deleteExpired(db, ids)
+      })
+      assert.deepEqual((await read((await made) as string)).payload, (await read(row.id)).payload)
+      await sentTwice()
+    })
+
+    it('are held by a delivery that is made again while the last of its texts goes', async () => {
+      const row = await past()
+      await pruneEvents(app.services)
+      await app.services.pool.query(
+        sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`,
+      )
+      let made: Promise<string> | undefined
+      await inTransaction(app.services.pool, async db => {
+        const ids = await lockUnsent(db, '', 1000)
+        assert.ok(ids.includes(row.event_id))
+        made = outsideTransaction(() => redeliver(row.id))
+        await blocked()
+        await deleteUnsent(db, ids)
+      })
+      await made
+      await sentTwice()
+    })
+
+    it('stay for a delivery that was made again before the last of its texts goes', async () => {
+      const row = await past()
+      await pruneEvents(app.services)
+      await app.services.pool.query(
+        sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`,
+      )
+      await inTransaction(app.services.pool, async db => {
+        await insertDelivery(db, again(row))
+        await outsideTransaction(() => pruneDeliveries(app.services))
+      })
+      assert.equal(await count('retained_envelopes'), 1)
+      await app.services.write(async tx => tellWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await sentTwice()
+    })
+  })
+})
+
 describe('limits of webhooks', () => {
   const LIMIT = 3
   let app: TestApp
@@ -487,5 +701,55 @@ describe('limits of webhooks', () => {
       ...Array(LIMIT).fill(201),
       ...Array(20 - LIMIT).fill(400),
     ])
+  })
+})
+
+describe('dispatch', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp()
+  })
+  after(async () => await app?.close())
+
+  /** A project with webhooks and with events that nobody has dispatched. */
+  async function busy(webhooks: number, events: number): Promise<string> {
+    const { id } = await app.project()
+    await app.services.pool.query(sql.unsafe`
+      insert into webhooks (id, project_id, name, url, events, sealed_secret)
+      select 'wh_' || ${id} || n, ${id}, 'x', 'https://x.test/', '{agents.*}', '' from generate_series(1, ${webhooks}) n`)
+    await app.services.write(async tx => {
+      for (let n = 0; n < events; n++) emitNamed(tx, 'agents.updated', id, { id: 'agent_x' })
+    })
+    return id
+  }
+  const dispatched = async (id: string) =>
+    (await app.services.pool.oneFirst(sql.unsafe`
+      select count(*)::int from events where project_id = ${id} and name = 'agents.updated' and dispatched_at is not null`)) as number
+
+  it('writes at most 5,000 deliveries in one transaction', async () => {
+    const id = await busy(100, 150)
+    const dispatcher = createDispatcher(app.services, () => {})
+    dispatcher.wake()
+    await eventually(async () => (await dispatched(id)) === 150)
+    await dispatcher.close()
+    const sizes = (await app.services.pool.anyFirst(sql.unsafe`
+      select count(*)::int from webhook_deliveries where project_id = ${id} group by xmin::text`)) as number[]
+    assert.equal(
+      sizes.reduce((sum, size) => sum + size),
+      15_000,
+    )
+    assert.ok(Math.max(...sizes) <= 5000, sizes.join())
+  })
+
+  it('takes an event of a quiet project next, whatever waits of others', async () => {
+    const [noisy, quiet] = [await busy(100, 1000), await busy(1, 1)]
+    const dispatcher = createDispatcher(app.services, () => {})
+    dispatcher.wake()
+    await eventually(async () => (await dispatched(noisy)) === 1000)
+    await dispatcher.close()
+    const [first] = (await app.services.pool.anyFirst(sql.unsafe`
+      select project_id from events where name = 'agents.updated' and project_id in (${noisy}, ${quiet})
+      group by project_id, dispatched_at order by dispatched_at, project_id = ${noisy} limit 1`)) as string[]
+    assert.equal(first, quiet)
   })
 })

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
+import { pruneEvents } from '../../src/control/events/retention.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -618,6 +619,20 @@ describe('generations', () => {
         const { payload } = (await other.key.get(`/webhook-deliveries/${delivery.id}`)).body
         assert.equal(payload.data.output, null)
         assert.equal(payload.data.id, body.id)
+
+        const old = (await other.key.post(`/agents/${other.agentId}/generate?wait=true`, { prompt: 'old text' })).body
+        const sent = await eventually(async () => {
+          const { data } = (await other.key.get(`/webhook-deliveries?webhook_id=${hook.body.id}`)).body
+          return data.find((row: { payload: { data: { id: string } } }) => row.payload.data.id === old.id)
+        })
+        await other.services.pool.query(
+          sql.unsafe`update events set created_at = now() - interval '40 days' where resource_id = ${old.id}`,
+        )
+        assert.ok((await pruneEvents(other.services)) > 0)
+        await other.key.delete(`/generations/${old.id}/content`)
+        const { payload: kept } = (await other.key.get(`/webhook-deliveries/${sent.id}`)).body
+        assert.equal(kept.data.output, null)
+        assert.equal(kept.data.id, old.id)
       } finally {
         await other.close()
       }

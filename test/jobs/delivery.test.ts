@@ -93,7 +93,7 @@ describe('delivery', () => {
     assert.equal(delivery.response_body, 'answered')
     assert.equal(receiver.requests.length, 3)
     const [first, second, third] = receiver.requests
-    // When they are due, and not when the sweep comes along: it looks every five seconds.
+    // When they are due, and not when the sweep finds them, every five seconds.
     assert.ok(second.at - first.at >= 990 && second.at - first.at < 4000, `${second.at - first.at} ms`)
     assert.ok(third.at - second.at >= 1990 && third.at - second.at < 4900, `${third.at - second.at} ms`)
     const times = receiver.requests.map(request => readSignature(request, secret))
@@ -114,6 +114,29 @@ describe('delivery', () => {
       assert.equal(line.webhook_id, id)
       assert.ok(line.ms >= 0 && line.event_id)
     }
+  })
+
+  it('whose attempt breaks on our side leaves one line for it, with the cause', async () => {
+    receiver.answer = 500
+    const { id } = await use.hook(receiver.url)
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    await app.services.pool.query(sql.unsafe`delete from events where project_id = ${use.project}`)
+    const delivery = await use.ended(id)
+    assert.equal(delivery.status, 'failed')
+    assert.equal(receiver.requests.length, 1)
+    const lines = await eventually(() => {
+      const found = app.logs.map(line => JSON.parse(line)).filter(line => line.delivery_id === delivery.id)
+      return found.length >= 3 ? found : null
+    })
+    assert.deepEqual(
+      lines.map(line => [line.msg, line.attempt, line.decision, typeof line.err?.stack]),
+      [
+        ['delivery attempt', 1, 'retry', 'undefined'],
+        ['delivery attempt', 2, 'retry', 'string'],
+        ['delivery attempt', 3, 'failed', 'string'],
+      ],
+    )
   })
 
   it('waits a second, then two, with up to a quarter more', () => {
@@ -306,34 +329,6 @@ describe('delivery', () => {
     await hung.close()
   })
 
-  it('of one project leaves room for others, and for each of its webhooks in turn', async () => {
-    const share = 125
-    const slow = await startReceiver((_, response) => void setTimeout(() => response.end(), 150))
-    await Promise.all(Array.from({ length: 40 }, () => use.hook(slow.url)))
-    const crowd = use.project
-    use.project = (await app.project()).id
-    await use.hook(receiver.url)
-    await app.services.write(async tx => {
-      for (let i = 0; i < 20; i++) emitNamed(tx, 'secrets.updated', crowd, { id: `sec_${i}` })
-    })
-    await eventually(() => slow.most >= 100)
-    const before = slow.requests.length
-    await use.write()
-    await eventually(() => receiver.requests.length === 1)
-    const overtaking = slow.requests.length - before
-    assert.ok(slow.requests.length < 800 && overtaking < 4 * share, `${overtaking} of the crowd came first`)
-    await eventually(() => slow.requests.length === 800)
-    assert.ok(slow.most <= share, `${slow.most} at once`)
-    const left = () =>
-      app.services.pool.oneFirst(
-        sql.unsafe`select count(*) from webhook_deliveries where project_id = ${crowd} and status <> 'completed'`,
-      )
-    await eventually(async () => (await left()) === 0)
-    await pause(500)
-    assert.equal(slow.requests.length, 800)
-    await slow.close()
-  })
-
   it('goes on when database connections are lost on the way', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end(), 10)
     const { id } = await use.hook(receiver.url)
@@ -363,13 +358,58 @@ describe('delivery', () => {
     )
   })
 
-  it('finds its way without being told, by the sweep', async () => {
+  it('is found by the sweep when nobody was notified', async () => {
     const { id } = await use.hook(receiver.url)
     await use.write()
     await use.ended(id)
     await app.services.pool.query(sql.unsafe`
       update webhook_deliveries set status = 'queued', next_attempt_at = now() where webhook_id = ${id}`)
     await eventually(() => receiver.requests.length === 2)
+  })
+})
+
+describe('delivery to many', () => {
+  let app: TestApp
+  let receiver: Receiver
+  let use: ReturnType<typeof using>
+
+  before(async () => {
+    app = await startApp({ workers: ['delivery'] })
+    use = using(app)
+  })
+  after(async () => await app?.close())
+  beforeEach(async () => {
+    receiver = await startReceiver()
+    use.project = (await app.project()).id
+  })
+  afterEach(async () => await receiver.close())
+
+  it('of one project leaves room for others, and for each of its webhooks in turn', async () => {
+    const share = 125
+    const slow = await startReceiver((_, response) => void setTimeout(() => response.end(), 150))
+    await Promise.all(Array.from({ length: 40 }, () => use.hook(slow.url)))
+    const crowd = use.project
+    use.project = (await app.project()).id
+    await use.hook(receiver.url)
+    await app.services.write(async tx => {
+      for (let i = 0; i < 20; i++) emitNamed(tx, 'secrets.updated', crowd, { id: `sec_${i}` })
+    })
+    await eventually(() => slow.most >= 100)
+    const before = slow.requests.length
+    await use.write()
+    await eventually(() => receiver.requests.length === 1)
+    const overtaking = slow.requests.length - before
+    assert.ok(slow.requests.length < 800 && overtaking < 4 * share, `${overtaking} of the crowd came first`)
+    await eventually(() => slow.requests.length === 800)
+    assert.ok(slow.most <= share, `${slow.most} at once`)
+    const left = () =>
+      app.services.pool.oneFirst(
+        sql.unsafe`select count(*) from webhook_deliveries where project_id = ${crowd} and status <> 'completed'`,
+      )
+    await eventually(async () => (await left()) === 0)
+    await pause(500)
+    assert.equal(slow.requests.length, 800)
+    await slow.close()
   })
 })
 

@@ -1,12 +1,13 @@
+import { inTransaction } from '../../core/db/pool.ts'
 import type { Services } from '../../core/process/services.ts'
-import { deleteDispatched } from './store.ts'
+import { deleteExpired, lockExpired } from './store.ts'
 
 const DAY_MS = 86_400_000
 const BATCH = 1000
 
 /**
  * Deletes events older than EVENT_RETENTION_DAYS, in batches; one that is not dispatched is never deleted. Deliveries
- * keep their own copy of the envelope. For a daily tick; a second run at the same time does no harm.
+ * keep what they send. For a daily tick; a second run at the same time does no harm.
  * @param stopping ends it after the batch at hand
  * @returns how many went
  */
@@ -14,7 +15,11 @@ export async function pruneEvents(services: Services, stopping?: AbortSignal): P
   const before = new Date(services.clock.now().getTime() - services.config.EVENT_RETENTION_DAYS * DAY_MS)
   let total = 0
   while (!stopping?.aborted) {
-    const deleted = await deleteDispatched(services.pool, before, BATCH)
+    const deleted = await inTransaction(services.pool, async db => {
+      const ids = await lockExpired(db, before, BATCH)
+      if (ids.length > 0) await deleteExpired(db, ids)
+      return ids.length
+    })
     total += deleted
     if (deleted < BATCH) break
   }

@@ -1,10 +1,20 @@
 import { type Queryable, sql } from '../../core/db/sql.ts'
 
-/** One batch of a retention: dispatched events made before `before`. Served by events_created. */
-export async function deleteDispatched(db: Queryable, before: Date, limit: number): Promise<number> {
-  const { rowCount } = await db.query(sql.unsafe`
-    delete from events where id = any (array(
-      select id from events where created_at < ${before.toISOString()}::timestamptz and dispatched_at is not null
-      order by created_at limit ${limit}))`)
-  return rowCount
+/** Locks up to `limit` dispatched events made before `before`, oldest first. Served by events_created. */
+export async function lockExpired(db: Queryable, before: Date, limit: number): Promise<readonly string[]> {
+  return (await db.anyFirst(sql.unsafe`
+    select id from events where created_at < ${before.toISOString()}::timestamptz and dispatched_at is not null
+    order by created_at limit ${limit} for update skip locked`)) as readonly string[]
+}
+
+/**
+ * Deletes locked events. The text of one that deliveries refer to moves to where they still find it: a delivery that is
+ * made again meanwhile waits for the lock and then holds its text. Served by webhook_deliveries_event.
+ */
+export async function deleteExpired(db: Queryable, ids: readonly string[]): Promise<void> {
+  await db.query(sql.unsafe`
+    with gone as (delete from events where id = any (${sql.array([...ids], 'text')}) returning *)
+    insert into retained_envelopes (event_id, project_id, resource_type, resource_id, envelope)
+    select g.id, g.project_id, g.resource_type, g.resource_id, g.envelope from gone g
+    where exists (select from webhook_deliveries d where d.event_id = g.id and d.envelope is null)`)
 }

@@ -20,9 +20,11 @@ export type Outcome = {
   counted: boolean
   retry_ms: number | null
   response_body: string | null
+  /** A fault of ours that broke the attempt; for the log alone. */
+  error?: unknown
 }
 
-/** Refused before anything was sent: no retry, attempts unchanged (control, 2.5). */
+/** Refused before anything was sent: no retry, attempts unchanged. */
 const closed = (reason: string): Outcome => ({
   decision: 'closed',
   status: 'failed',
@@ -43,7 +45,7 @@ export const returned: Outcome = {
 }
 
 /**
- * `t=<unix seconds>,v1=<hex>`: HMAC-SHA256 over `<t>.<body>` (control, 2.4), one `v1` for each secret.
+ * `t=<unix seconds>,v1=<hex>`: HMAC-SHA256 over `<t>.<body>`, one `v1` for each secret.
  * @param secrets the secret strings; their UTF-8 bytes are the keys
  */
 export function signature(secrets: readonly string[], body: string, now: Date): string {
@@ -57,7 +59,7 @@ export const backoff = (attempts: number): number =>
   FIRST_BACKOFF_MS * 2 ** (attempts - 1) * (1 + Math.random() * JITTER)
 
 /**
- * One attempt: opens the secret, signs, posts, judges the answer. Never throws: what a receiver does is an outcome, and
+ * One attempt: opens the secret, signs, posts, reads the answer. Never throws: what a receiver does is an outcome, and
  * a fault of ours is a failed attempt. `signal` cuts it off, and it is given back when it has to wait so long that it
  * could end after `until` (performance.now); it then counts for nothing.
  */
@@ -70,13 +72,17 @@ export async function attempt(
   try {
     return await send(services, delivery, until, signal)
   } catch (error) {
-    services.log.error({ err: error, delivery_id: delivery.id }, 'delivery attempt broke')
     const broken = { kind: 'failed', reason: 'connect', message: 'internal error' } as const
-    return outcomeOf(broken, delivery.attempts + 1, signal)
+    return { ...outcomeOf(broken, delivery.attempts + 1, signal), error }
   }
 }
 
-async function send(services: Services, delivery: ClaimedDelivery, until: number, signal: AbortSignal): Promise<Outcome> {
+async function send(
+  services: Services,
+  delivery: ClaimedDelivery,
+  until: number,
+  signal: AbortSignal,
+): Promise<Outcome> {
   const { config, clock, egress, secrets, log } = services
   const sealed = sealedFor(delivery.webhook_id, delivery.project_id)
   const opened = secrets.open(delivery.sealed_secret, sealed)

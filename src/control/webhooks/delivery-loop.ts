@@ -55,7 +55,7 @@ type Ended = Leased & { outcome: Outcome; ms: number | null }
 type LaneClaim = { lane: Lane; rows: number; slots: number }
 
 /**
- * Sends what is due. The rows are the work: the loop hears of webhooks with due deliveries, claims these with the slots
+ * Sends what is due. The rows are the work: the loop is woken for webhooks with due deliveries, claims these with the slots
  * to send them, posts, and writes the outcomes of many deliveries in one statement.
  *
  * A slot is held only while there is something to send through it. Whoever finds none free leaves the delivery queued:
@@ -98,7 +98,7 @@ export class DeliveryLoop {
     this.#projectSlots = Math.max(SLOTS, Math.ceil(PROCESS_SLOTS * services.config.PROJECT_WORKER_SHARE))
   }
 
-  /** No slot is left: other workers should hear of what is due. */
+  /** No slot is left: other workers should be woken for what is due. */
   get full(): boolean {
     return this.#slotsHeld >= PROCESS_SLOTS
   }
@@ -428,7 +428,7 @@ export class DeliveryLoop {
     }
   }
 
-  /** The slots are free for everybody now. Whoever found none before may have left something: claim again. */
+  /** The slots are free for everybody now. Who found none before may have left something: claim again. */
   #released(releases: readonly { lane: Lane; slot: number }[]): void {
     for (const { lane, slot } of releases) {
       this.#setSlots(
@@ -437,7 +437,7 @@ export class DeliveryLoop {
       )
       lane.releasing = false
       lane.due = true
-      // To the end of the line.
+      // Served last among the webhooks of its project.
       if (this.#lanes.delete(lane.webhook_id)) this.#lanes.set(lane.webhook_id, lane)
     }
     if (this.#closed) for (const { lane } of releases) this.#release(lane)
@@ -495,7 +495,9 @@ function report(services: Services, { delivery, outcome, ms }: Ended, decision: 
     decision,
     ...(decision === 'retry' ? { next_ms: Math.round(outcome.retry_ms ?? 0) } : {}),
     ...(outcome.decision === 'done' || outcome.status_code !== null ? {} : { reason: outcome.response_body }),
+    ...(outcome.error === undefined ? {} : { err: outcome.error }),
   }
-  if (decision === 'done') services.log.info(line, 'delivery attempt')
+  if (outcome.error !== undefined) services.log.error(line, 'delivery attempt')
+  else if (decision === 'done') services.log.info(line, 'delivery attempt')
   else services.log.warn(line, 'delivery attempt')
 }

@@ -1,6 +1,6 @@
 import { newId } from '../../core/api/ids.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import { WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
+import { envelopeOf, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
 
 /** An event on its way to webhooks. `tags` are those of its data, read only where a policy may ask for them. */
 export type DispatchedEvent = {
@@ -25,46 +25,64 @@ export type Target = { webhook_id: string; project_id: string }
 
 const undispatched = sql.fragment`e.dispatched_at is null and not e.dispatch_deferred`
 
+/** The oldest events among which projects take turns. */
+const WINDOW = 2000
+
 /**
- * Marks undispatched events of projects without an active webhook, up to `limit` events in all. Answers how many it
- * saw and how many of those are left for `readUndispatched`. One round trip is all that such events cost. Served by
- * events_undispatched.
+ * The next undispatched events that nobody else dispatches: the oldest of each project, then the second of each, and so
+ * on, so that an event of a quiet project does not wait behind all those of a busy one. Served by events_undispatched;
+ * 5 ms when the window is full, 0.2 ms when one event waits.
  */
-export async function markWithoutSubscribers(db: Queryable, limit: number): Promise<{ seen: number; left: number }> {
+const nextUndispatched = (limit: number): Fragment => sql.fragment`
+  select e.id, e.project_id from (
+    select o.id from (
+      select e.id, e.project_id collate "C" as project_id, e.created_at from events e
+      where ${undispatched} order by e.created_at limit ${WINDOW}
+    ) o order by row_number() over (partition by o.project_id order by o.created_at), o.created_at
+  ) n cross join lateral (
+    select e.id, e.project_id from events e where e.id = n.id and ${undispatched} for update skip locked
+  ) e
+  limit ${limit}`
+
+/**
+ * Takes the next undispatched events, up to `limit`, and marks those of projects without an active webhook: one round
+ * trip is all that these cost. Returns how many it saw, and the ids of the others in the order of their turns.
+ */
+export async function markWithoutSubscribers(db: Queryable, limit: number): Promise<{ seen: number; left: string[] }> {
   return (await db.one(sql.unsafe`
-    with picked as (
-      select e.id, e.project_id from events e where ${undispatched}
-      order by e.created_at, e.id limit ${limit} for update skip locked
+    with picked as materialized (
+      select n.*, row_number() over () as place from (${nextUndispatched(limit)}) n
     ), passed as (
       update events e set dispatched_at = now() from picked p
       where e.id = p.id and not exists (select from webhooks w where w.project_id = p.project_id and w.active)
       returning e.id
     )
-    select count(*)::int as seen, (count(*) - (select count(*) from passed))::int as left from picked`)) as {
+    select (select count(*)::int from picked) as seen,
+      array(select p.id from picked p where p.id not in (select id from passed) order by p.place) as left`)) as {
     seen: number
-    left: number
+    left: string[]
   }
 }
 
 /**
- * Locks undispatched events and reads them with the active webhooks of their projects, in one round trip: the oldest
- * `limit` ones that nobody else dispatches, or those of `ids`.
+ * Locks undispatched events and reads them with the active webhooks of their projects, in one round trip. Those of
+ * `next` are left out when somebody else dispatches them or has set them aside; those of `ids` are waited for.
  */
 export async function readUndispatched(
   db: Queryable,
-  which: { limit: number } | { ids: readonly string[] },
+  which: { next: readonly string[] } | { ids: readonly string[] },
 ): Promise<{ events: DispatchedEvent[]; webhooks: Subscriber[] }> {
-  const picked: Fragment =
+  const [ids, condition] =
     'ids' in which
-      ? sql.fragment`e.id = any (${sql.array([...which.ids], 'text')}) and e.dispatched_at is null order by e.id for update`
-      : sql.fragment`${undispatched} order by e.created_at, e.id limit ${which.limit} for update skip locked`
-  return (await db.one(sql.unsafe`
+      ? [which.ids, sql.fragment`e.dispatched_at is null order by e.id for update`]
+      : [which.next, sql.fragment`${undispatched} order by e.id for update skip locked`]
+  const found = (await db.one(sql.unsafe`
     with picked as (
       select e.id, e.project_id, e.name, e.resource_type, e.resource_id,
         case when exists (
           select from webhooks w where w.project_id = e.project_id and w.active and w.policy_id is not null
         ) then e.envelope::json #> '{data,tags}' end as tags
-      from events e where ${picked}
+      from events e where e.id = any (${sql.array([...ids], 'text')}) and ${condition}
     ), hooks as (
       select w.id, w.project_id, w.events, w.policy_id, p.document as policy
       from webhooks w left join policies p on p.id = w.policy_id
@@ -75,11 +93,14 @@ export async function readUndispatched(
     events: DispatchedEvent[]
     webhooks: Subscriber[]
   }
+  const places = new Map(ids.map((id, place) => [id, place]))
+  found.events.sort((a, b) => (places.get(a.id) as number) - (places.get(b.id) as number))
+  return found
 }
 
 /**
  * Ends the dispatch of events: marks them and queues the deliveries of `pairs`. A pair that has its delivery is left
- * out, and so is a webhook that is newer than the event or was switched off since it was read. Answers the webhooks
+ * out, and so is a webhook that is newer than the event or was switched off since it was read. Returns the webhooks
  * that have something new to send.
  */
 export async function finishDispatch(
@@ -91,8 +112,8 @@ export async function finishDispatch(
     with marked as (
       update events set dispatched_at = now() where id = any (${sql.array([...eventIds], 'text')})
     ), made as (
-      insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope)
-      select p.id, w.id, w.project_id, e.id, e.name, e.envelope
+      insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type)
+      select p.id, w.id, w.project_id, e.id, e.name
       from ${sql.unnest(
         pairs.map(pair => [newId('whd'), pair.event_id, pair.webhook_id]),
         ['text', 'text', 'text'],
@@ -105,11 +126,11 @@ export async function finishDispatch(
     select distinct webhook_id, project_id from made`)) as readonly Target[]
 }
 
-/** Takes the oldest undispatched events out of the common way; answers their ids. */
+/** Takes the next undispatched events out of the batches of the dispatcher; returns their ids. */
 export async function deferDispatch(db: Queryable, limit: number): Promise<readonly string[]> {
   return (await db.anyFirst(sql.unsafe`
-    update events set dispatch_deferred = true where id = any (array(
-      select e.id from events e where ${undispatched} order by e.created_at, e.id limit ${limit} for update skip locked))
+    update events set dispatch_deferred = true
+    where id = any (array(select n.id from (${nextUndispatched(limit)}) n))
     returning id`)) as readonly string[]
 }
 
@@ -156,11 +177,12 @@ export type Grant = { webhook_id: string; slots: number[]; deliveries: ClaimedDe
 type GrantRow = Omit<ClaimedDelivery, 'id'> & { slots: number[] | null; id: string | null }
 
 /**
- * Claims due deliveries and the slots to send them, for many webhooks in one conditional update (control, 2.6 rules 1
- * and 3). Rows and slots that someone else is taking are skipped, never waited for, and judged by their latest version,
- * so that two workers never get the same one. Without a slot nothing is claimed; the leases of the slots held are
- * renewed, and those that ran out are no longer in the answer.
+ * Claims due deliveries and the slots to send them, for many webhooks in one conditional update. Rows and slots that
+ * someone else is taking are skipped, never waited for, and checked in their latest version, so that two workers never
+ * get the same one. Without a slot nothing is claimed; the leases of the slots held are renewed, and those that ran out
+ * are no longer in the result.
  */
+// Claims count up by two: sql/0014_delivery_envelopes.sql says what one does.
 export async function claimDue(
   db: Queryable,
   holder: string,
@@ -205,11 +227,12 @@ export async function claimDue(
       select webhook_id, array_agg(slot::int) as slots
       from (select * from taken union all select * from renewed) s group by webhook_id
     ), claimed as (
-      update webhook_deliveries d set claim = d.claim + 1, lease_expires_at = ${lease}
+      update webhook_deliveries d set claim = d.claim + 2, lease_expires_at = ${lease}
       from due u where d.id = u.id and u.webhook_id in (select webhook_id from held)
       returning d.id, d.claim, d.attempts, d.event_id, d.event_type, d.envelope, d.webhook_id, d.next_attempt_at
     )
-    select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, c.envelope, w.project_id, w.url,
+    select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, ${envelopeOf(sql.fragment`c`)} as envelope,
+      w.project_id, w.url,
       w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until
     from request r
     join webhooks w on w.id = r.webhook_id
@@ -247,7 +270,7 @@ export type Settlement = {
 /**
  * Records outcomes, ends the row of failures of webhooks that answered well, and releases slots, in one statement.
  * Each outcome is guarded by its claim: a worker that was paused past its lease changes nothing, and neither
- * does the same outcome written twice because the first answer was lost. Answers the deliveries it recorded.
+ * does the same outcome written twice because the first answer was lost. Returns the deliveries it recorded.
  */
 export async function settle(
   db: Queryable,
@@ -296,7 +319,7 @@ export async function settle(
 }
 
 /**
- * Counts failures in a row, by webhook. Answers the active webhooks with at least `limit` of them, the first at `since`
+ * Counts failures in a row, by webhook. Returns the active webhooks with at least `limit` of them, the first at `since`
  * or before.
  */
 export async function countFailures(
@@ -320,7 +343,7 @@ export async function countFailures(
     where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)) as readonly string[]
 }
 
-/** Tells every worker to look at webhooks. */
+/** Wakes every worker for webhooks. */
 export async function notifyWebhooks(db: Queryable, targets: readonly Target[]): Promise<void> {
   await db.query(sql.unsafe`
     select pg_notify(${WEBHOOK_CHANNEL}, n.payload)

@@ -10,29 +10,29 @@ import {
 } from './delivery-store.ts'
 import { matchEvents } from './matching.ts'
 
-/** Events of one transaction of the dispatcher. */
+/** Most events and deliveries of one transaction of the dispatcher; an event alone may have more deliveries. */
 const BATCH = 200
+const DELIVERIES = 5000
 
 /**
  * Dispatches events: one transaction selects their consumers, queues the deliveries and marks the events, so that a
- * second run adds nothing (control, 1.3).
- * @param which the oldest ones that nobody else dispatches, or those named
+ * second run adds nothing.
+ * @param which those of a batch that nobody else dispatches, or those that have to be
  * @returns how many events were dispatched, and the webhooks with something new to send
  */
 export async function dispatchEvents(
   services: Services,
-  which: { limit: number } | { ids: readonly string[] },
+  which: { next: readonly string[] } | { ids: readonly string[] },
 ): Promise<{ events: number; targets: readonly Target[] }> {
   return inTransaction(services.pool, async db => {
     const { events, webhooks } = await readUndispatched(db, which)
     if (events.length === 0) return { events: 0, targets: [] }
-    const pairs = matchEvents(events, webhooks, services.log)
-    const ids = events.map(event => event.id)
-    return { events: events.length, targets: await finishDispatch(db, ids, pairs) }
+    const { matched, pairs } = matchEvents(events, webhooks, DELIVERIES, services.log)
+    return { events: matched.length, targets: await finishDispatch(db, matched, pairs) }
   })
 }
 
-/** Gives the events at the head of the line to a queue, each alone, with retries and dead letters. */
+/** Sends the next events to a queue, each alone, with retries and dead letters. */
 async function defer(services: Services): Promise<void> {
   await services.write(async tx => {
     for (const event_id of await deferDispatch(tx, BATCH)) tx.send(dispatchQueue, { event_id })
@@ -40,25 +40,25 @@ async function defer(services: Services): Promise<void> {
 }
 
 export type Dispatcher = {
-  /** Looks for undispatched events now, or again when it is looking. */
+  /** There may be undispatched events. */
   wake(): void
   /** Ends after the batch at hand. */
   close(): Promise<void>
 }
 
-/** Runs dispatch in this process whenever it is woken; `deliver` is told what there is to send. */
+/** Runs dispatch in this process whenever it is woken; `deliver` gets the webhooks with something new to send. */
 export function createDispatcher(services: Services, deliver: (targets: readonly Target[]) => void): Dispatcher {
   let closed = false
   let woken = false
   let running: Promise<void> | null = null
 
-  /** One batch. Answers whether more may be waiting. */
+  /** One batch. Returns whether more may be waiting. */
   const batch = async (): Promise<boolean> => {
     const { seen, left } = await markWithoutSubscribers(services.pool, BATCH)
-    if (left === 0) return seen === BATCH
-    const { targets } = await dispatchEvents(services, { limit: BATCH })
+    if (left.length === 0) return seen === BATCH
+    const { events, targets } = await dispatchEvents(services, { next: left })
     if (targets.length > 0) deliver(targets)
-    return seen === BATCH
+    return events < left.length || seen === BATCH
   }
 
   const run = async () => {
@@ -72,7 +72,7 @@ export function createDispatcher(services: Services, deliver: (targets: readonly
           await defer(services)
           woken = true
         } catch (failure) {
-          // Nothing is lost: the rows stay undispatched and the next sweep looks again.
+          // Nothing is lost: the rows stay undispatched and the next sweep finds them.
           services.log.error({ err: failure }, 'events not deferred')
         }
       }

@@ -4,7 +4,7 @@ import { type ClaimedDelivery, countFailures } from './delivery-store.ts'
 import { webhook } from './model.ts'
 import { updateWebhook } from './store.ts'
 
-/** A webhook is switched off after so many failed deliveries in a row, over at least so long (control, 2.7). */
+/** A webhook is switched off after so many failed deliveries in a row, over at least so long. */
 const FAILURES = 100
 const FAILING_MS = 24 * 60 * 60 * 1000
 

@@ -7,7 +7,7 @@ import { notifyWebhooks, type Target, webhooksWithDue } from './delivery-store.t
 import { createDispatcher, dispatchEvents } from './dispatch.ts'
 import { payloadTarget, WEBHOOK_CHANNEL } from './model.ts'
 
-/** Hands deliveries to the loop of this process; other workers hear of those that it has no slot for. */
+/** Wakes the loop of this process for webhooks, and other workers when it has no slot left. */
 function deliver(services: Services, targets: readonly Target[]): void {
   const loop = loopOf(services)
   const others = loop.full
@@ -15,7 +15,7 @@ function deliver(services: Services, targets: readonly Target[]): void {
   // Every slot of this process is taken: a worker with room does not have to find the deliveries by its sweep.
   if (others)
     notifyWebhooks(services.pool, targets).catch(error =>
-      services.log.error({ err: error }, 'workers not told of deliveries'),
+      services.log.error({ err: error }, 'other workers not woken for deliveries'),
     )
 }
 
@@ -26,8 +26,8 @@ export const dispatchHandler = handler(dispatchQueue, {}, async ({ event_id }, {
 })
 
 /**
- * Dispatch and delivery of events in this process. Both are told what to look at by the statement that made it, and
- * look for themselves every WEBHOOK_SWEEP_INTERVAL_MS.
+ * Dispatch and delivery of events in this process. Both are woken by the statement that made the work, and search for
+ * it every WEBHOOK_SWEEP_INTERVAL_MS.
  */
 export const deliveries: Background = {
   name: 'webhook deliveries',
@@ -45,7 +45,7 @@ export const deliveries: Background = {
       try {
         loop.wake(await webhooksWithDue(pool))
       } catch (error) {
-        log.error({ err: error }, 'due deliveries not looked for')
+        log.error({ err: error }, 'due deliveries not searched for')
       }
       sweeping = false
     }

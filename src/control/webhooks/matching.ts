@@ -5,29 +5,36 @@ import type { Logger } from '../../core/process/log.ts'
 import type { DispatchedEvent, Subscriber } from './delivery-store.ts'
 
 /**
- * Which webhooks want which events: pattern, then policy (control, 2.6 rule 5). One that cannot be judged is left out
- * and logged; the others are not affected by it.
+ * Which webhooks want which events: pattern, then policy. One that cannot be evaluated is left out and logged; the
+ * others are not affected by it. Events are matched in order while their deliveries are at most `limit`, at least one.
+ * @returns the ids of the events that were matched, and who wants them
  */
 export function matchEvents(
   events: readonly DispatchedEvent[],
   webhooks: readonly Subscriber[],
+  limit: number,
   log: Logger,
-): { event_id: string; webhook_id: string }[] {
+): { matched: string[]; pairs: { event_id: string; webhook_id: string }[] } {
   const byProject = Map.groupBy(webhooks, webhook => webhook.project_id)
   const gates = new Map<Subscriber, CompiledDocument>()
+  const matched: string[] = []
   const pairs: { event_id: string; webhook_id: string }[] = []
   for (const event of events) {
+    const wanted: typeof pairs = []
     for (const webhook of byProject.get(event.project_id) ?? []) {
       try {
         if (!webhook.events.some(pattern => patternMatches(pattern, event.name))) continue
         if (webhook.policy_id !== null && !gateAllows(gates, webhook, event, log)) continue
-        pairs.push({ event_id: event.id, webhook_id: webhook.id })
+        wanted.push({ event_id: event.id, webhook_id: webhook.id })
       } catch (error) {
         log.error({ err: error, webhook_id: webhook.id, event_id: event.id }, 'webhook left out of a dispatch')
       }
     }
+    if (matched.length > 0 && pairs.length + wanted.length > limit) break
+    matched.push(event.id)
+    pairs.push(...wanted)
   }
-  return pairs
+  return { matched, pairs }
 }
 
 function gateAllows(

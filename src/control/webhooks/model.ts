@@ -3,10 +3,10 @@ import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
 import { record } from '../../core/api/record.ts'
 import { isEventPattern } from '../../core/db/events.ts'
-import { sql } from '../../core/db/sql.ts'
+import { type Fragment, sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
-/** Told of a webhook that has something new to send, or that changed: workers look, and read it anew. */
+/** Announces a webhook that has something new to send, or that changed: workers claim, and read it anew. */
 export const WEBHOOK_CHANNEL = 'muster_webhooks'
 
 /** What is said on the channel, and how it is read. */
@@ -20,7 +20,7 @@ export const MAX_ATTEMPTS = 3
 
 const time = z.iso.datetime()
 
-/** Absolute http or https, no credentials, no fragment. Only parsed: the egress rule judges addresses when sending. */
+/** Absolute http or https, no credentials, no fragment. Only parsed: the egress rule checks addresses when sending. */
 function urlProblem(text: string): string | null {
   const url = URL.parse(text)
   if (!url || !/^https?:\/\/[^/?#\\\s][^\s]*$/i.test(text)) return 'must be an absolute http or https URL'
@@ -161,7 +161,13 @@ const DeliveryRow = z.object({
 })
 export type DeliveryRow = z.output<typeof DeliveryRow>
 
-export const deliveryColumns = sql.fragment`t.id, t.project_id, t.webhook_id, t.event_id, t.event_type, t.envelope, t.status,
+/** The text a delivery sends: its own, that of its event, or what is left of an event that went before. */
+export const envelopeOf = (delivery: Fragment): Fragment => sql.fragment`
+  coalesce(${delivery}.envelope, (select e.envelope from events e where e.id = ${delivery}.event_id),
+    (select k.envelope from retained_envelopes k where k.event_id = ${delivery}.event_id))`
+
+export const deliveryColumns = sql.fragment`t.id, t.project_id, t.webhook_id, t.event_id, t.event_type, 
+  ${envelopeOf(sql.fragment`t`)} as envelope, t.status,
   t.status_code, t.attempts, t.last_attempt_at, t.next_attempt_at, t.response_body, t.redelivery_of, t.created_at, t.updated_at`
 
 export const delivery = kind({

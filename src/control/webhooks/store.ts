@@ -1,9 +1,9 @@
 import { newId } from '../../core/api/ids.ts'
 import { between } from '../../core/api/lists.ts'
 import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import { type DeliveryRow, deliveryColumns, type WebhookRow, webhook } from './model.ts'
+import { type DeliveryRow, deliveryColumns, envelopeOf, type WebhookRow, webhook } from './model.ts'
 
-/** Attempts in flight to one webhook at once, over all workers (control, 2.6 rule 3). */
+/** Attempts in flight to one webhook at once, over all workers. */
 export const SLOTS = 5
 
 export type NewWebhook = Omit<WebhookRow, 'updated_at'>
@@ -63,6 +63,12 @@ export async function holdPolicy(db: Queryable, id: string): Promise<boolean> {
   return (await db.maybeOne(sql.unsafe`select 1 from policies where id = ${id} for key share`)) !== null
 }
 
+// Locks the texts of events against their retention, by event; a delivery whose text is not among them has to hold it.
+const heldTexts = (events: Fragment): Fragment => sql.fragment`
+  live as (select e.id from events e where e.id in (${events}) for key share),
+  retained as (select k.event_id from retained_envelopes k where k.event_id in (${events}) for key share),
+  held as (select id as event_id from live union all select event_id from retained)`
+
 /**
  * Queues one delivery; null when the webhook is gone, or has one of this event already and this is no redelivery.
  */
@@ -71,9 +77,10 @@ export async function insertDelivery(
   row: Pick<DeliveryRow, 'webhook_id' | 'event_id' | 'event_type' | 'envelope' | 'redelivery_of'>,
 ): Promise<DeliveryRow | null> {
   return (await db.maybeOne(sql.unsafe`
-    with t as (
+    with ${heldTexts(sql.fragment`${row.event_id}`)}, t as (
       insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope, redelivery_of)
-      select ${newId('whd')}, w.id, w.project_id, ${row.event_id}, ${row.event_type}, ${row.envelope}, ${row.redelivery_of}
+      select ${newId('whd')}, w.id, w.project_id, ${row.event_id}, ${row.event_type},
+        case when not exists (select from held) then ${row.envelope} end, ${row.redelivery_of}
       from webhooks w where w.id = ${row.webhook_id}
       on conflict do nothing
       returning *
@@ -100,15 +107,19 @@ export async function redeliverable(
     order by t.created_at, t.id limit ${limit}`)) as readonly string[]
 }
 
-/** Makes the deliveries named again, each as a new one with the same envelope. */
+/** Makes the deliveries named again, each as a new one that sends the same text. */
 export async function redeliverAll(db: Queryable, ids: readonly string[]): Promise<number> {
   const { rowCount } = await db.query(sql.unsafe`
+    with original as (
+      select t.*, n.new_id from ${sql.unnest(
+        ids.map(id => [id, newId('whd')]),
+        ['text', 'text'],
+      )} as n (id, new_id) join webhook_deliveries t on t.id = n.id
+    ), ${heldTexts(sql.fragment`select event_id from original`)}
     insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope, redelivery_of)
-    select n.new_id, t.webhook_id, t.project_id, t.event_id, t.event_type, t.envelope, t.id
-    from ${sql.unnest(
-      ids.map(id => [id, newId('whd')]),
-      ['text', 'text'],
-    )} as n (id, new_id) join webhook_deliveries t on t.id = n.id`)
+    select o.new_id, o.webhook_id, o.project_id, o.event_id, o.event_type,
+      case when not exists (select from held h where h.event_id = o.event_id) then ${envelopeOf(sql.fragment`o`)} end, o.id
+    from original o`)
   return rowCount
 }
 
@@ -119,4 +130,22 @@ export async function deleteFinished(db: Queryable, before: Date, limit: number)
       select id from webhook_deliveries where status <> 'queued' and created_at < ${before.toISOString()}::timestamptz
       order by created_at limit ${limit}))`)
   return rowCount
+}
+
+// Served by webhook_deliveries_event.
+const unsent = sql.fragment`
+  not exists (select from webhook_deliveries d where d.event_id = k.event_id and d.envelope is null)`
+
+/** Locks up to `limit` texts of events that are gone and that no delivery sends any more, from the id `after` on. */
+export async function lockUnsent(db: Queryable, after: string, limit: number): Promise<readonly string[]> {
+  return (await db.anyFirst(sql.unsafe`
+    select k.event_id from retained_envelopes k where k.event_id > ${after} and ${unsent}
+    order by k.event_id limit ${limit} for update skip locked`)) as readonly string[]
+}
+
+/** Deletes locked texts, except those that a delivery was made again for before the lock was there. */
+export async function deleteUnsent(db: Queryable, ids: readonly string[]): Promise<void> {
+  await db.query(
+    sql.unsafe`delete from retained_envelopes k where k.event_id = any (${sql.array([...ids], 'text')}) and ${unsent}`,
+  )
 }

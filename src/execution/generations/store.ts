@@ -640,7 +640,8 @@ const CONTENT_FIELDS = ['metadata', 'error', 'output', 'input', 'required_action
 
 /**
  * The only rewrite an envelope ever sees: content fields of the record inside `data` become null (control, 6.2), in the
- * event and in every copy that a delivery holds. Index webhook_deliveries_event.
+ * event, in what is retained of events for their deliveries, and in every copy that a delivery holds. Indexes
+ * events_resource, retained_envelopes_resource and webhook_deliveries_event.
  */
 export async function redactEnvelopes(db: Queryable, resources: readonly string[]): Promise<void> {
   const nulls = JSON.stringify(Object.fromEntries(CONTENT_FIELDS.map(field => [field, null])))
@@ -648,10 +649,15 @@ export async function redactEnvelopes(db: Queryable, resources: readonly string[
     envelope: Fragment,
   ) => sql.fragment`jsonb_set(${envelope}::jsonb, '{data}', (${envelope}::jsonb -> 'data') || (
     select coalesce(jsonb_object_agg(n.key, n.value), '{}') from jsonb_each(${nulls}::jsonb) n where ${envelope}::jsonb -> 'data' ? n.key))::text`
+  const theirs = sql.fragment`
+    resource_id = any(${sql.array([...resources], 'text')}) and resource_type in ('generation', 'trace')`
   await db.query(sql.unsafe`
     with held as (
-      select id from events where resource_id = any(${sql.array([...resources], 'text')}) and resource_type in ('generation', 'trace')),
+      select id from events where ${theirs} union all select event_id from retained_envelopes where ${theirs}),
+    retained as (
+      update retained_envelopes k set envelope = ${redacted(sql.fragment`k.envelope`)} where ${theirs}),
     copies as (
-      update webhook_deliveries d set envelope = ${redacted(sql.fragment`d.envelope`)} where d.event_id in (select id from held))
+      update webhook_deliveries d set envelope = ${redacted(sql.fragment`d.envelope`)}
+      where d.event_id in (select id from held) and d.envelope is not null)
     update events e set envelope = ${redacted(sql.fragment`e.envelope`)} where e.id in (select id from held)`)
 }
