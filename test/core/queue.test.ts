@@ -431,6 +431,26 @@ describe('queues and workers', function () {
       assert.ok(written.every(line => typeof line.duration_ms === 'number' && typeof line.job === 'string'))
     })
 
+    it('of an error that the database cannot hold, what it can hold is kept', async () => {
+      const texts = [`${'x'.repeat(1999)}😀`, 'a\0b\ud83d', null]
+      await run([
+        handler(fragile, {}, async ({ ms }) => {
+          const text = texts[ms as number]
+          throw text === null ? null : new Error(text)
+        }),
+      ])
+      await queues.send(texts.map((_, ms) => message(fragile, { id: `t${ms}`, ms })))
+      await until('dead', async () => (await queues.deadLetters.list({ queue: fragile.name })).length === 3)
+      const letters = (await queues.deadLetters.list()).sort((a, b) =>
+        JSON.stringify(a.data) < JSON.stringify(b.data) ? -1 : 1,
+      )
+      assert.deepEqual(
+        letters.map(({ error }) => (error as { message: string }).message),
+        ['x'.repeat(1999), 'a\ufffdb\ufffd', 'null'],
+      )
+      assert.ok(letters.every(({ attempts }) => attempts === 2))
+    })
+
     it('a handler sets the delay of its own retry', async () => {
       const at: number[] = []
       const waiting = handler(tasks, {}, async (_, { retryIn }) => {

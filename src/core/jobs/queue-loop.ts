@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
+import { firstChars } from '../api/text.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import { attempts as attemptsTotal, leasesLost } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
@@ -555,10 +556,11 @@ function idsOf(data: object): Record<string, string> {
   return ids
 }
 
-/** What is stored of an error: enough to understand a dead letter, bounded. */
+/** What is stored of an error: enough to understand a dead letter, bounded, without what jsonb cannot hold. */
 function describe(error: unknown): object {
-  const { name, code, message } = error as { name?: string; code?: unknown; message?: string }
-  return { name, code, message: String(message ?? error).slice(0, 2000) }
+  const { name, code, message } = Object(error) as { name?: string; code?: unknown; message?: string }
+  const text = firstChars(String(message ?? error), 2000)
+  return { name, code, message: text.replaceAll('\0', '\ufffd').toWellFormed() }
 }
 
 /** Calls `work` every `ms`, never twice at once. */
