@@ -83,7 +83,7 @@ const inTurn = (policy: Queue<any>['policy']) => `
       select count(*) from pgboss.job_common a
       where a.name = $1 and a.state = 'active' and a.group_id = ring.project) as held
     from ring where place > 0
-), candidate as (
+  ), candidate as (
     select m.id, t.project, t.here + m.nth > $5 as beyond,
       row_number() over (order by t.here + m.nth > $5, t.held + m.nth, t.place) as position
     from turn t
