@@ -149,6 +149,118 @@ describe('AI providers', () => {
     assert.equal(token.body.error.code, 'INVALID_TEMPLATE_TOKEN')
   })
 
+  describe('and the right to use a secret', () => {
+    const token = (id: string) => ({ headers: { 'X-Key': `{{secret:${id}}}` } })
+    /** A user who may write providers of the project, and use the secrets named. */
+    const writer = (...secrets: string[]) => {
+      const statement = [
+        { effect: 'Allow', action: ['ai-providers:*'], resource: [`srn:${project.id}:ai_provider:*`] },
+        ...(secrets.length > 0
+          ? [
+              {
+                effect: 'Allow',
+                action: ['secrets:UseSecret'],
+                resource: secrets.map(id => `srn:${project.id}:secret:${id}`),
+              },
+            ]
+          : []),
+      ]
+      return app.user(undefined, [{ statement }])
+    }
+    const createAs = (as: Client, fields: Record<string, unknown>) => create({ project_id: project.id, ...fields }, as)
+    const refused = (reply: Reply) => {
+      assert.equal(reply.status, 403, JSON.stringify(reply.body))
+      assert.deepEqual(reply.body.error.meta, { action: 'secrets:UseSecret' })
+    }
+
+    it('is needed to name a secret, in `secret_id` and in a header, at a create and at a change', async () => {
+      const [mine, other] = [await secret(), await secret()]
+      const user = await writer(mine)
+      for (const fields of [{ secret_id: other }, { config: token(other) }, { secret_id: mine, config: token(other) }])
+        refused(await createAs(user, fields))
+      for (const fields of [{}, { secret_id: mine }, { config: token(mine) }])
+        assert.equal((await createAs(user, fields)).status, 201)
+      const { body } = await createAs(user, { secret_id: mine })
+      for (const fields of [{ secret_id: other }, { config: token(other) }]) {
+        refused(await user.patch(`/ai-providers/${body.id}`, fields))
+        assert.deepEqual((await user.get(`/ai-providers/${body.id}`)).body, body)
+      }
+      assert.equal((await user.patch(`/ai-providers/${body.id}`, { config: token(mine) })).status, 200)
+    })
+
+    it('is needed to change where a named secret is sent, and for nothing else', async () => {
+      const id = await secret()
+      const user = await writer()
+      const azure = { provider: 'azure', base_url: null, config: { resource_name: 'ours' } }
+      for (const [fields, moves] of [
+        [{ secret_id: id }, [{ base_url: 'https://evil.example.com' }, { provider: 'gateway' }]],
+        [{ config: token(id) }, [{ base_url: 'https://evil.example.com' }, { provider: 'openai', base_url: null }]],
+        [{ ...azure, secret_id: id }, [{ config: { resourceName: 'theirs' } }, { config: null }]],
+        [
+          { provider: 'bedrock', base_url: null, secret_id: id },
+          [{ config: { region: 'eu-west-1' } }, { provider: 'vertex' }],
+        ],
+      ] as const) {
+        const record = await made(fields)
+        const change = (body: object) => user.patch(`/ai-providers/${record.id}`, body)
+        for (const move of moves) refused(await change(move))
+        assert.deepEqual((await key.get(`/ai-providers/${record.id}`)).body, record)
+        const same = { base_url: record.base_url && `${record.base_url}/`, config: { ...record.config, other: 1 } }
+        for (const body of [{ name: 'renamed' }, { default_model: 'model-2' }, same])
+          assert.equal((await change(body)).status, 200)
+        assert.equal((await key.patch(`/ai-providers/${record.id}`, moves[0])).status, 200)
+      }
+    })
+
+    it('is not needed to move a provider that parts with its secrets', async () => {
+      const user = await writer()
+      const { id } = await made({ secret_id: await secret(), config: token(await secret()) })
+      const parted = { secret_id: null, config: null, base_url: 'https://elsewhere.example.com' }
+      assert.equal((await user.patch(`/ai-providers/${id}`, parted)).status, 200)
+    })
+
+    it('is asked for before a secret is looked up, and noted in the audit entry', async () => {
+      const [id, nobodys] = [await secret(), 'sec_00000000000000000000000000']
+      const user = await writer(id)
+      refused(await createAs(user, { secret_id: nobodys }))
+      const provider = (await createAs(user, { secret_id: id })).body.id
+      const noted = async (query: string) =>
+        (await app.admin.get(`/audit-log?project_id=${project.id}&principal_id=${user.id}&${query}`)).body.data[0]
+          .detail.additional_checks
+      const check = (name: string, allowed: boolean) => [
+        { action: 'secrets:UseSecret', resource: `srn:${project.id}:secret:${name}`, allowed },
+      ]
+      assert.deepEqual(await noted('status=403'), check(nobodys, false))
+      assert.deepEqual(await noted(`resource_public_id=${provider}`), check(id, true))
+    })
+
+    it('is an action that policies may name and keys may be narrowed by', async () => {
+      const document = { statement: [{ effect: 'Allow', action: ['ai-providers:*'] }] }
+      const policy = (await app.admin.post('/policies', { document })).body.id
+      const narrowed = await app.admin.post('/project-keys', { project_id: project.id, policy_ids: [policy] })
+      const id = await secret()
+      refused(await createAs(app.as(narrowed.body.secret), { secret_id: id }))
+      const actions = (await app.admin.get('/users/me/permissions?limit=100')).body
+      const entries: { action: string }[] = []
+      for (let offset = 0; offset < actions.total; offset += 100)
+        entries.push(...(await app.admin.get(`/users/me/permissions?limit=100&offset=${offset}`)).body.data)
+      assert.ok(entries.some(({ action }) => action === 'secrets:UseSecret'))
+    })
+  })
+
+  it('keep no credential of their config that would go to another address', async () => {
+    const credential = { headers: { Authorization: 'Basic cGFzc3dvcmQ=', 'X-A': 'shown' } }
+    const { id, config, base_url } = await made({ config: credential })
+    const change = (body: object) => key.patch(`/ai-providers/${id}`, body)
+    const elsewhere = { base_url: 'https://evil.example.com' }
+    refusedAt(await change(elsewhere), 'config.headers.Authorization')
+    refusedAt(await change({ ...elsewhere, config }), 'config.headers.Authorization')
+    refusedAt(await change({ provider: 'openai', base_url: null }), 'config.headers.Authorization')
+    assert.equal((await change({ base_url: `${base_url}/`, config, name: 'same place' })).status, 200)
+    assert.equal((await change({ ...elsewhere, config: credential })).status, 200)
+    assert.equal((await change({ base_url, config: { headers: { 'X-A': 'b' } } })).status, 200)
+  })
+
   it('of bedrock and vertex need a credential while the deployment lends none', async () => {
     for (const provider of ['bedrock', 'vertex']) {
       const refused = await create({ provider, base_url: null })

@@ -50,13 +50,13 @@ function lookup(config: ProviderConfig | null, key: string): { spelling: string;
 
 type Writable = Pick<ProviderRow, 'provider' | 'secret_id' | 'base_url' | 'config'>
 
-/** Judges the record a write would leave (execution, 1.2.1). Raises VALIDATION_FAILED naming every field. */
+/** Validates the record a write would leave. Raises VALIDATION_FAILED naming every field. */
 export function checkProvider(provider: Writable): void {
   const problems = [...baseUrlProblems(provider), ...configProblems(provider)]
   if (problems.length > 0) invalid(problems)
 }
 
-/** Refuses bedrock and vertex without a credential they may use: AI_PROVIDER_MISCONFIGURED (execution, 1.2.3). */
+/** Refuses bedrock and vertex without a credential they may use: AI_PROVIDER_MISCONFIGURED. */
 export function checkCredential(provider: Writable, ambientCredentials: boolean): void {
   if (!isCloud(provider.provider) || ambientCredentials || provider.secret_id) return
   if (!lookup(provider.config, 'api_key').value)
@@ -104,6 +104,31 @@ function configProblems({ provider, config }: Writable): Problem[] {
   return problems
 }
 
+/** What decides where the credentials of a provider go: its type, its address and the settings in its host name. */
+export const destinationOf = (provider: Writable): string =>
+  JSON.stringify([
+    provider.provider,
+    provider.base_url,
+    labelsOf(provider.provider).map(key => lookup(provider.config, key).value),
+  ])
+
+/**
+ * Refuses to keep credential values of a config whose requests go elsewhere than before: who may write the provider may
+ * not read them. Hosts of a cloud are always the vendor's own. Raises VALIDATION_FAILED naming every field.
+ */
+export function checkNothingFollows({ provider, config }: Writable): void {
+  if (config === null || isCloud(provider)) return
+  const { spelling, value: headers } = lookup(config, 'headers')
+  const masked = (values: object, path: string) =>
+    Object.entries(values).flatMap(([name, value]) =>
+      value === MASKED && credentialName(name) ? [`${path}.${name}`] : [],
+    )
+  const fields = [...masked(config, 'config'), ...masked(headers ?? {}, `config.${spelling}`)]
+  if (fields.length === 0) return
+  const message = 'must be given anew: requests go to another address'
+  invalid(fields.map(path => ({ code: 'REQUIRED', path, message })))
+}
+
 /** The settings of a type that become part of a host name. */
 function labelsOf(provider: ProviderType): ('location' | 'project' | 'region' | 'resource_name')[] {
   if (provider === 'vertex') return ['location', 'project']
@@ -141,7 +166,7 @@ const credentialName = (name: string): boolean =>
   /api[-_]?key|authorization|token|secret|password|passwd|cookie|credential|private[-_]?key/i.test(name)
 
 /**
- * Parts a config into what is shown and the credential values, sealed for the row. A value of `***` stands for the
+ * Splits a config into what is shown and the credential values, sealed for the row. A value of `***` stands for the
  * stored one, and for nothing when there is none.
  */
 export function sealConfig(

@@ -5,8 +5,17 @@ import { newId } from '../../core/api/ids.ts'
 import { anyOf, booleanQuery, listTable, pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql, substring } from '../../core/db/sql.ts'
+import { secret } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
-import { checkCredential, checkProvider, openCredentials, sealConfig, tokenTexts } from './config.ts'
+import {
+  checkCredential,
+  checkNothingFollows,
+  checkProvider,
+  destinationOf,
+  openCredentials,
+  sealConfig,
+  tokenTexts,
+} from './config.ts'
 import { listModels } from './listing.ts'
 import {
   AiProvider,
@@ -24,17 +33,25 @@ const tag = 'AI providers'
 
 type Draft = Pick<ProviderRow, 'name' | 'provider' | 'default_model' | 'secret_id' | 'base_url' | 'config'>
 
+/** Ids of the secrets that a provider names, each once. */
+const secretsOf = ({ secret_id, config }: Pick<Draft, 'secret_id' | 'config'>): string[] => [
+  ...new Set([...(secret_id ? [secret_id] : []), ...tokenIds(tokenTexts(config))]),
+]
+
 /**
- * Judges what a write would leave and turns it into columns. `stored` is the row before; `given` names what the body
- * holds, so that a patch does not trip over references it leaves alone.
+ * Validates what a write would leave and turns it into columns. `stored` is the row before; `given` names what the body
+ * holds, so that a patch does not trip over references it leaves alone. Naming a secret, and changing where a named one
+ * is sent, needs the right to use it: who may write a provider may not thereby send any secret to an address of its own.
+ * Raises VALIDATION_FAILED, INVALID_TEMPLATE_TOKEN, FORBIDDEN, SECRET_NOT_FOUND, AI_PROVIDER_MISCONFIGURED.
  */
 async function valuesOf(
-  { tx, services }: Pick<Context, 'tx' | 'services'>,
+  { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   target: { id: string; project_id: string },
   draft: Draft,
   stored: ProviderRow | null,
   given: { secret_id?: unknown; config?: unknown },
 ): Promise<ProviderValues> {
+  const { project_id } = target
   const base_url = draft.base_url?.replace(/\/+$/, '') ?? null
   const wanted = { ...draft, base_url }
   checkProvider(wanted)
@@ -43,12 +60,16 @@ async function valuesOf(
     given.config === undefined && stored
       ? { config: stored.config, sealed_credentials: stored.sealed_credentials }
       : sealConfig(services, target, wanted.config, stored ? openCredentials(services, stored) : nothing)
-  // Judged last: a mask that stands for nothing is no credential.
+  const secret_ids = secretsOf({ ...wanted, config: parted.config })
+  const moved = stored !== null && destinationOf(wanted) !== destinationOf(stored)
+  const linked = stored && !moved ? secretsOf(stored) : []
+  for (const id of secret_ids)
+    if (!linked.includes(id)) allow('secrets:UseSecret', { kind: secret, row: { id, project_id } })
+  if (moved) checkNothingFollows(wanted)
+  // Checked last: a mask that stands for nothing is no credential.
   checkCredential({ ...wanted, config: parted.config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
-  const texts = tokenTexts(parted.config)
   const named = given.secret_id && wanted.secret_id ? [wanted.secret_id] : []
-  await checkTokens(tx, target.project_id, given.config ? texts : [], named)
-  const secret_ids = [...new Set([...(wanted.secret_id ? [wanted.secret_id] : []), ...tokenIds(texts)])]
+  await checkTokens(tx, project_id, given.config ? tokenTexts(parted.config) : [], named)
   return { ...wanted, ...parted, secret_ids }
 }
 
@@ -82,8 +103,10 @@ const createAiProvider = operation({
   method: 'post',
   path: '/ai-providers',
   summary: 'Create an AI provider',
+  description: 'Naming a secret, in `secret_id` or in a header, needs `secrets:UseSecret` on it.',
   tag,
   action: 'ai-providers:CreateAiProvider',
+  alsoActions: ['secrets:UseSecret'],
   creates: aiProviderKind,
   body: AiProviderInput,
   answers: { 201: AiProvider },
@@ -121,9 +144,11 @@ const patchAiProvider = itemOperation(aiProviderKind, {
   method: 'patch',
   path: '/ai-providers/{ai_provider_id}',
   summary: 'Change an AI provider',
-  description: 'Acts on the next model call. A credential value sent back as `***` keeps the stored one.',
+  description:
+    'Acts on the next model call. Naming another secret needs `secrets:UseSecret` on it, and changing where requests go (type, `base_url`, region, location, project or resource name) needs it on every secret that stays. A credential value sent back as `***` keeps the stored one, unless requests go elsewhere: then it must be given anew.',
   tag,
   action: 'ai-providers:UpdateAiProvider',
+  alsoActions: ['secrets:UseSecret'],
   body: AiProviderPatch,
   answers: { 200: AiProvider },
   raises: ['SECRET_NOT_FOUND', 'AI_PROVIDER_MISCONFIGURED', 'INVALID_TEMPLATE_TOKEN'],
