@@ -6,6 +6,7 @@ import { outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { bootstrapFromSettings } from '../../src/identity/users/bootstrap.ts'
+import { hashPassword } from '../../src/identity/users/passwords.ts'
 import { ADMIN, type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
 
 const PASSWORD = 'a fine password'
@@ -153,6 +154,16 @@ describe('users', () => {
       const guesses = Array.from({ length: 40 }, (_, at) => login('burst', at === 39 ? PASSWORD : `guess number ${at}`))
       for (const reply of await Promise.all(guesses)) assert.equal(reply.status, 401)
       assert.equal((await login('burst')).status, 401)
+    })
+
+    it('leaves threads to other requests, however many passwords wait to be hashed', async () => {
+      const olga = await app.user('olga-busy')
+      let done = 0
+      const sent = Array.from({ length: 40 }, (_, at) => hashPassword(`password ${at}`).then(() => done++))
+      assert.equal((await olga.get('/users/me')).status, 200)
+      const before = done
+      await Promise.all(sent)
+      assert.ok(before < 30, `${before} hashes came first`)
     })
 
     it('forgets failures at a success, at an admin reset and after the window', async () => {
@@ -400,6 +411,92 @@ describe('users', () => {
       assert.equal(changed.length, 1)
       assert.ok(replies.every(reply => reply.status === 200 || reply.status === 401))
       assert.equal((await app.as(changed[0].body.token).get('/users/me')).status, 200)
+    })
+
+    it('given wrong for a change count as failed logins of the user, whose name the tenth locks', async () => {
+      const nina = await app.user('nina')
+      const change = (current_password: string) =>
+        nina.put('/users/me/password', { current_password, new_password: 'quite another one' })
+      for (let round = 0; round < 5; round++) {
+        assert.equal((await change('wrong password')).status, 401)
+        assert.equal((await login('Nina', 'wrong password')).status, 401)
+      }
+      const refused = await change(PASSWORD)
+      assert.equal(refused.status, 401)
+      assert.deepEqual(refused.body, (await change('wrong password')).body)
+      assert.equal((await login('nina')).status, 401)
+      assert.equal((await nina.get('/users/me')).status, 200)
+      clock.advance(15 * 60_000 + 1000)
+      assert.equal((await change(PASSWORD)).status, 200)
+      assert.equal((await login('nina', 'quite another one')).status, 200)
+    })
+
+    it('given right for a change end the count of failures', async () => {
+      const ines = await app.user('ines')
+      const change = (as: Client, current_password: string, new_password: string) =>
+        as.put('/users/me/password', { current_password, new_password })
+      for (let round = 0; round < 9; round++) await change(ines, 'wrong password', 'never set at all')
+      const changed = await change(ines, PASSWORD, 'quite another one')
+      assert.equal(changed.status, 200)
+      const renewed = app.as(changed.body.token)
+      for (let round = 0; round < 9; round++) await change(renewed, 'wrong password', 'never set at all')
+      assert.equal((await change(renewed, 'quite another one', PASSWORD)).status, 200)
+    })
+
+    it('guessed all at once for a change are refused like guesses one after the other', async () => {
+      const rosa = await app.user('rosa')
+      const guesses = Array.from({ length: 40 }, (_, at) =>
+        rosa.put('/users/me/password', {
+          current_password: at === 39 ? PASSWORD : `guess number ${at}`,
+          new_password: 'set by a thief',
+        }),
+      )
+      for (const reply of await Promise.all(guesses)) assert.equal(reply.status, 401)
+      assert.equal((await login('rosa', 'set by a thief')).status, 401)
+      assert.equal((await rosa.get('/users/me')).status, 200)
+    })
+
+    /** Sends a request whose hash waits behind others; whether a transaction was open while the first half of them ran. */
+    async function opensTransaction(send: () => Promise<{ status: number }>): Promise<boolean> {
+      let done = 0
+      const others = Promise.all(Array.from({ length: 24 }, () => hashPassword(PASSWORD).then(() => done++)))
+      const reply = send()
+      let open = false
+      while (!open && done < 12)
+        open = await app.services.pool.exists(sql.unsafe`
+          select 1 from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`)
+      await others
+      assert.ok((await reply).status < 300)
+      return open
+    }
+
+    it('are hashed and compared while no transaction waits', async () => {
+      const pia = await app.user('pia')
+      const new_password = 'quite another one'
+      const credentials = { username: 'hashed-outside', password: PASSWORD }
+      for (const send of [
+        () => pia.put('/users/me/password', { current_password: PASSWORD, new_password }),
+        () => app.admin.put(`/users/${pia.id}/password`, { new_password }),
+        () => app.admin.post('/users', credentials, { 'idempotency-key': 'hashed-outside' }),
+        () => login('pia', new_password),
+      ])
+        assert.equal(await opensTransaction(send), false, send.toString())
+      const again = await app.admin.post('/users', credentials, { 'idempotency-key': 'hashed-outside' })
+      assert.deepEqual([again.status, again.headers.get('idempotency-replayed')], [201, 'true'])
+    })
+
+    it('reset while the old one is compared stay as they were reset', async () => {
+      const vera = await app.user('vera')
+      const reset = await hashPassword('set in between')
+      const others = Promise.all(Array.from({ length: 24 }, () => hashPassword(PASSWORD)))
+      const from = app.statements.length
+      const change = vera.put('/users/me/password', { current_password: PASSWORD, new_password: 'too late for this' })
+      await eventually(() => app.statements.slice(from).some(text => text.includes('password_hash')), { every: 1 })
+      await app.services.pool.query(sql.unsafe`
+        update users set password_hash = ${reset}, token_version = token_version + 1 where id = ${vera.id}`)
+      await others
+      assert.equal((await change).status, 401)
+      assert.equal((await login('vera', 'set in between')).status, 200)
     })
 
     it('are stored as scrypt PHC strings with a salt each', async () => {

@@ -76,12 +76,14 @@ export type AllowTarget = {
 }
 
 /** What an operation gets. `resource` is the row of the item it addresses; `tx` exists in writing operations. */
-export type Context<Q = Record<string, unknown>, B = undefined, R = undefined> = {
+export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P = undefined> = {
   caller: Caller
   params: Record<string, string>
   query: Q
   body: B
   resource: R
+  /** What `prepare` returned. */
+  prepared: P
   /** The one project the request was authorised for; null on lists over several and on global resources. */
   project: string | null
   page: Page
@@ -178,7 +180,9 @@ export type Operation = {
   secretAnswer: boolean
   /** Left out of MCP tools and platform tools. */
   internal: boolean
-  run(context: Context<never, never, never>): Promise<unknown>
+  /** Slow work that needs no connection, such as hashing, before the transaction in which `run` uses its result. */
+  prepare: ((context: Context<never, never, never, never>) => Promise<unknown>) | null
+  run(context: Context<never, never, never, never>): Promise<unknown>
 }
 
 export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
@@ -215,16 +219,20 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
 type QueryOf<Q> = Q extends z.ZodType ? z.output<Q> : Record<string, never>
 type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
 
-type Shaped<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> =
+type Runs<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P> = {
+  prepare?(context: Context<QueryOf<Q>, BodyOf<B>, R>): Promise<P>
+  run(context: Context<QueryOf<Q>, BodyOf<B>, R, P>): Promise<unknown>
+}
+
+type Shaped =
   | {
       creates: Kind<any>
       decide?(caller: Caller): Verdict
       projectOf?: Operation['projectOf']
       pathOf?: Operation['pathOf']
-      run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown>
     }
-  | { lists: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
-  | { about?: Kind<any>; run(context: Context<QueryOf<Q>, BodyOf<B>>): Promise<unknown> }
+  | { lists: Kind<any> }
+  | { about?: Kind<any> }
 
 /** Every operation of the process. */
 export const operations = declarations<Operation>('operation', ({ id }) => id)
@@ -237,14 +245,15 @@ export function itemOperation<
   Row extends KindRow,
   Q extends z.ZodType | undefined = undefined,
   B extends z.ZodType | undefined = undefined,
+  P = undefined,
 >(
   target: Kind<Row, any>,
-  declaration: Common<Q, B> & {
-    param?: string
-    find?: Kind<Row>['find']
-    decide?(caller: Caller, row: Row): Verdict
-    run(context: Context<QueryOf<Q>, BodyOf<B>, Row>): Promise<unknown>
-  },
+  declaration: Common<Q, B> &
+    Runs<Q, B, Row, P> & {
+      param?: string
+      find?: Kind<Row>['find']
+      decide?(caller: Caller, row: Row): Verdict
+    },
 ): Operation {
   return {
     ...base(declaration),
@@ -253,15 +262,24 @@ export function itemOperation<
     param: declaration.param ?? `${target.name}_id`,
     find: (declaration.find ?? null) as Operation['find'],
     decide: declaration.decide as Operation['decide'],
+    prepare: (declaration.prepare ?? null) as Operation['prepare'],
     run: declaration.run as Operation['run'],
   }
 }
 
 /** Declares any other operation: `creates` a kind, `lists` a kind, or neither. */
-export function operation<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
-  declaration: Common<Q, B> & Shaped<Q, B>,
-): Operation {
-  const common = { ...base(declaration), param: null, find: null, run: declaration.run as Operation['run'] }
+export function operation<
+  Q extends z.ZodType | undefined = undefined,
+  B extends z.ZodType | undefined = undefined,
+  P = undefined,
+>(declaration: Common<Q, B> & Runs<Q, B, undefined, P> & Shaped): Operation {
+  const common = {
+    ...base(declaration),
+    param: null,
+    find: null,
+    prepare: (declaration.prepare ?? null) as Operation['prepare'],
+    run: declaration.run as Operation['run'],
+  }
   if ('creates' in declaration)
     return {
       ...common,

@@ -62,6 +62,7 @@ export function contextOf(
     query,
     body,
     resource: inv.resource,
+    prepared: undefined,
     project: inv.project,
     page,
     visible: columns =>

@@ -15,6 +15,7 @@ type AnyContext = Context<unknown, unknown, KindRow | undefined>
 
 export async function run(inv: Invocation, context: AnyContext): Promise<Answer> {
   const { operation, call } = inv
+  if (operation.prepare) context.prepared = (await operation.prepare(context as never)) as never
   if (operation.transaction) return conditional(inv, await runInTransaction(inv, context))
   if (call.tx && !operation.reads)
     throw new Error(`operation ${operation.id} has transactions of its own and cannot be part of another`)

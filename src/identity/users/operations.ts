@@ -25,10 +25,10 @@ import {
   type UserRow,
   users,
 } from './model.ts'
-import { hashPassword, verifyPassword } from './passwords.ts'
+import { hashPassword } from './passwords.ts'
 import { OwnPermission, ownPermissions } from './permissions.ts'
-import { signIn, userToken } from './sign-in.ts'
-import { endTokens, forgetFailures, insertUser, listUsers, passwordOf, setPassword } from './store.ts'
+import { checkOwnPassword, signIn, userToken } from './sign-in.ts'
+import { changePassword, endTokens, forgetFailures, insertUser, listUsers, setPassword } from './store.ts'
 
 const tag = 'Users'
 
@@ -107,7 +107,8 @@ export const userOperations: Operation[] = [
     method: 'put',
     path: '/users/me/password',
     summary: 'Change the own password',
-    description: 'Ends every token of the user; the answer holds a new one. Project keys stay.',
+    description:
+      'Ends every token of the user; the answer holds a new one. Project keys stay. A wrong current password counts as a failed sign-in.',
     tag,
     action: 'users:ChangeOwnPassword',
     gate: 'owner',
@@ -117,14 +118,14 @@ export const userOperations: Operation[] = [
     answers: { 200: Token },
     secretAnswer: true,
     raises: ['UNAUTHORIZED'],
-    async run({ caller, body, services, tx, audit }) {
+    async prepare({ caller, body, db, services, audit }) {
       audit.resource_srn = srn(null, users.name, caller.user.id)
       audit.resource_public_id = caller.user.id
       checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
-      const user = await passwordOf(tx, caller.user.id)
-      const { matches } = await verifyPassword(body.current_password, user?.password_hash ?? null)
-      if (!user || !matches) return raise('UNAUTHORIZED')
-      const token_version = await setPassword(tx, user, await hashPassword(body.new_password))
+      return checkOwnPassword(db, services, caller.user.id, body)
+    },
+    async run({ prepared: { user, hash }, services, tx }) {
+      const token_version = await changePassword(tx, user, hash, services.clock.now())
       if (token_version === null) return raise('UNAUTHORIZED')
       principalsChanged(tx, `user:${user.id}`)
       return userToken(services, { ...user, token_version })
@@ -173,10 +174,12 @@ export const userOperations: Operation[] = [
     body: UserInput,
     answers: { 201: User },
     raises: ['NAME_CONFLICT'],
-    async run({ body, services, tx }) {
-      const { username, role, password } = body
-      checkNewPassword(password, services.config.PASSWORD_MIN_LENGTH, 'password')
-      const password_hash = await hashPassword(password)
+    prepare({ body, services }) {
+      checkNewPassword(body.password, services.config.PASSWORD_MIN_LENGTH, 'password')
+      return hashPassword(body.password)
+    },
+    async run({ body, prepared: password_hash, tx }) {
+      const { username, role } = body
       const made = await insertUser(tx, { id: newId('user'), username, role, password_hash })
       if (!made) return raise('NAME_CONFLICT', { meta: { username } })
       return presentUser(made)
@@ -232,10 +235,12 @@ export const userOperations: Operation[] = [
     gate: 'admin',
     body: PasswordInput,
     answers: { 204: null },
-    async run({ resource, body, services, tx }) {
+    prepare({ body, services }) {
       checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
-      const version = await setPassword(tx, { id: resource.id }, await hashPassword(body.new_password))
-      if (version === null) gone(resource)
+      return hashPassword(body.new_password)
+    },
+    async run({ resource, prepared: hash, tx }) {
+      if ((await setPassword(tx, resource.id, hash)) === null) gone(resource)
       await forgetFailures(tx, resource.username)
       principalsChanged(tx, `user:${resource.id}`)
     },

@@ -8,14 +8,30 @@ const PHC = /^\$scrypt\$ln=(\d{1,2}),r=(\d{1,3}),p=(\d{1,3})\$([A-Za-z0-9+/]+)\$
 
 const base64 = (bytes: Buffer): string => bytes.toString('base64').replace(/=+$/, '')
 
-function derive(password: string, salt: Buffer, cost: typeof COST, length: number): Promise<Buffer> {
+/**
+ * Hashes that run at once in a process. Its four threads (UV_THREADPOOL_SIZE) also verify tokens, resolve names and read
+ * files: with all of them hashing, a burst of sign-ins would hold up every other request.
+ */
+const AT_ONCE = 2
+let running = 0
+const waiting: (() => void)[] = []
+
+async function derive(password: string, salt: Buffer, cost: typeof COST, length: number): Promise<Buffer> {
   const options: ScryptOptions = { N: 2 ** cost.ln, r: cost.r, p: cost.p, maxmem: 256 * 2 ** cost.ln * cost.r }
-  return new Promise((resolve, reject) =>
-    scrypt(password, salt, length, options, (error, key) => (error ? reject(error) : resolve(key))),
-  )
+  if (running < AT_ONCE) running++
+  else await new Promise<void>(resolve => waiting.push(resolve))
+  try {
+    return await new Promise((resolve, reject) =>
+      scrypt(password, salt, length, options, (error, key) => (error ? reject(error) : resolve(key))),
+    )
+  } finally {
+    const next = waiting.shift()
+    if (next) next()
+    else running--
+  }
 }
 
-/** Hashes a password with scrypt and a fresh salt; answers a PHC string that names its parameters. */
+/** Hashes a password with scrypt and a fresh salt; returns a PHC string that names its parameters. */
 export async function hashPassword(password: string): Promise<string> {
   const salt = randomBytes(SALT_BYTES)
   const key = await derive(password, salt, COST, KEY_BYTES)

@@ -2,11 +2,12 @@ import type { AuditEntry } from '../../core/api/audit.ts'
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../tokens.ts'
 import { hashPassword, verifyPassword } from './passwords.ts'
-import { countFailure, noteSignIn, signInFacts } from './store.ts'
+import { countFailure, noteSignIn, passwordFacts, type SignInRow, signInFacts } from './store.ts'
 
 const TOKEN_TTL_SECONDS = 7 * 24 * 3600
 const LOCKOUT = { limit: 10, windowSeconds: 15 * 60 }
@@ -70,5 +71,24 @@ export async function signIn(
     if (!locked) await countFailure(tx, credentials.username, { now: clock.now(), ...LOCKOUT })
     tx.audit(signInEntry('users:Login', 401, credentials.username, null, request))
   })
+  return raise('UNAUTHORIZED')
+}
+
+/**
+ * Checks a user's own password before it is changed, and hashes the new one. A wrong one counts as a failed sign-in, so
+ * that a stolen token is no way around the lockout; while the name is locked nothing is compared. Raises UNAUTHORIZED.
+ */
+export async function checkOwnPassword(
+  db: Queryable,
+  { clock }: Pick<Services, 'clock'>,
+  userId: string,
+  given: { current_password: string; new_password: string },
+): Promise<{ user: SignInRow; hash: string }> {
+  const facts = await passwordFacts(db, userId, clock.now())
+  if (!facts || facts.locked) return raise('UNAUTHORIZED')
+  const { user } = facts
+  const { matches } = await verifyPassword(given.current_password, user.password_hash)
+  if (matches) return { user, hash: await hashPassword(given.new_password) }
+  await countFailure(db, user.username, { now: clock.now(), ...LOCKOUT })
   return raise('UNAUTHORIZED')
 }

@@ -1,6 +1,6 @@
 import { between, page } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
-import { all, type Queryable, sql, substring } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, substring } from '../../core/db/sql.ts'
 import { presentUser, type Role, type UserRow, users } from './model.ts'
 
 export type SignInRow = {
@@ -62,6 +62,11 @@ export const signInFacts = async (
   return row
 }
 
+/** Whether the name of a user, alias `u`, is not locked. */
+const unlocked = (now: Date): Fragment => sql.fragment`not exists (
+  select 1 from login_failures f
+  where f.username = lower(u.username) and f.locked_until > ${now.toISOString()}::timestamptz)`
+
 /**
  * Notes a success; false when the user changed since the password was compared, or when the name was locked meanwhile:
  * guesses that were sent before the lock are worth no more than those that come after it.
@@ -75,10 +80,7 @@ export const noteSignIn = async (
   (await db.maybeOneFirst(sql.unsafe`
     with noted as (
       update users u set last_login_at = ${now.toISOString()}::timestamptz, password_hash = coalesce(${newHash}::text, password_hash)
-      where u.id = ${user.id} and u.token_version = ${user.token_version} and u.disabled_at is null
-        and not exists (
-          select 1 from login_failures f
-          where f.username = lower(u.username) and f.locked_until > ${now.toISOString()}::timestamptz)
+      where u.id = ${user.id} and u.token_version = ${user.token_version} and u.disabled_at is null and ${unlocked(now)}
       returning lower(u.username) as username
     ), forgotten as (
       delete from login_failures where username in (select username from noted)
@@ -142,24 +144,45 @@ export const updateUser = (
 
 export const deleteUser = (db: Queryable, id: string) => db.query(sql.unsafe`delete from users where id = ${id}`)
 
-/** Hash and version of a user, for a change of the own password. */
-export const passwordOf = (db: Queryable, id: string): Promise<SignInRow | null> =>
-  db.maybeOne(sql.unsafe`
-    select id, username, role, password_hash, token_version, disabled_at from users where id = ${id}`) as Promise<SignInRow | null>
-
-/** Sets a password and ends the tokens of before; null when the version is no longer the one given. */
-export const setPassword = (
+/** What a change of the own password compares, with the lockout of the user's name; null when the user is gone. */
+export const passwordFacts = (
   db: Queryable,
-  user: { id: string; token_version?: number },
+  id: string,
+  now: Date,
+): Promise<{ user: SignInRow; locked: boolean } | null> =>
+  db.maybeOne(sql.unsafe`
+    select to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
+    from (select id, username, role, password_hash, token_version, disabled_at from users where id = ${id}) u
+    left join login_failures f on f.username = lower(u.username)`) as Promise<{
+    user: SignInRow
+    locked: boolean
+  } | null>
+
+/**
+ * Sets the new password of a user who proved the old one, ends the tokens of before and forgets failed sign-ins. Null
+ * when the user changed since the password was compared, or when the name was locked meanwhile.
+ */
+export const changePassword = (
+  db: Queryable,
+  user: Pick<SignInRow, 'id' | 'token_version'>,
   hash: string,
+  now: Date,
 ): Promise<number | null> =>
   db.maybeOneFirst(sql.unsafe`
+    with changed as (
+      update users u set password_hash = ${hash}, token_version = token_version + 1, updated_at = now()
+      where u.id = ${user.id} and u.token_version = ${user.token_version} and ${unlocked(now)}
+      returning lower(u.username) as username, token_version
+    ), forgotten as (
+      delete from login_failures where username in (select username from changed)
+    )
+    select token_version from changed`) as Promise<number | null>
+
+/** Sets a password and ends the tokens of before; null when the user is gone. */
+export const setPassword = (db: Queryable, id: string, hash: string): Promise<number | null> =>
+  db.maybeOneFirst(sql.unsafe`
     update users set password_hash = ${hash}, token_version = token_version + 1, updated_at = now()
-    where ${all([
-      sql.fragment`id = ${user.id}`,
-      user.token_version !== undefined && sql.fragment`token_version = ${user.token_version}`,
-    ])}
-    returning token_version`) as Promise<number | null>
+    where id = ${id} returning token_version`) as Promise<number | null>
 
 /** Ends every token of a user. */
 export const endTokens = (db: Queryable, id: string) =>
