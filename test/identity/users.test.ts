@@ -4,10 +4,12 @@ import { decodeJwt } from 'jose'
 import { loadConfig } from '../../src/config.ts'
 import { outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { sweeps } from '../../src/core/jobs/sweeps.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { bootstrapFromSettings } from '../../src/identity/users/bootstrap.ts'
 import { hashPassword } from '../../src/identity/users/passwords.ts'
 import { ADMIN, type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { startProcess } from '../support/processes.ts'
 
 const PASSWORD = 'a fine password'
 
@@ -181,6 +183,133 @@ describe('users', () => {
       assert.equal((await login('forgetful')).status, 401)
       await app.admin.put(`/users/${user.id}/password`, { new_password: 'another password' })
       assert.equal((await login('forgetful', 'another password')).status, 200)
+    })
+  })
+
+  describe('refused sign-ins in the audit log', () => {
+    const MINUTE = 60_000
+    const refused = async (at: TestApp, name: string | null, action = 'users:Login') =>
+      (await entries(at, action)).filter(entry => entry.status === 401 && entry.detail.username === name)
+    /** How many attempts the entries stand for that count several. */
+    const counted = (found: readonly any[]): number => found.reduce((sum, entry) => sum + (entry.detail?.count ?? 0), 0)
+    const lock = async (name: string, at: TestApp = app) => {
+      for (let round = 0; round < 10; round++)
+        await at.anonymous.post('/users/login', { username: name, password: 'wrong password' })
+    }
+    /** Attempts with the right password, for a name that is locked. */
+    const attempts = (name: string, count: number, at: TestApp = app) =>
+      Promise.all(
+        Array.from({ length: count }, () => at.anonymous.post('/users/login', { username: name, password: PASSWORD })),
+      )
+    /** Waits until so many attempts are in entries or wait in the database for the next one. */
+    const gathered = (name: string, count: number, at: TestApp = app) =>
+      eventually(async () => {
+        const held = await at.services.pool.maybeOneFirst(
+          sql.unsafe`select attempts from refused_attempts where action = 'users:Login' and username = ${name}`,
+        )
+        return counted(await refused(at, name || null)) + Number(held ?? 0) === count
+      })
+
+    it('are one entry a minute with a count while the name is locked', async () => {
+      await make('besieged')
+      await lock('besieged')
+      assert.equal((await refused(app, 'besieged')).length, 10)
+      for (let round = 0; round < 3; round++) {
+        for (const reply of await attempts('BESIEGED', 20)) assert.equal(reply.status, 401)
+        await gathered('besieged', 20 * (round + 1))
+      }
+      const [single] = (await refused(app, 'besieged')).slice(10)
+      assert.equal((await refused(app, 'besieged')).length, 11)
+      assert.deepEqual(
+        [single.action, single.status, single.principal_id, single.project_id, single.ip],
+        ['users:Login', 401, null, null, '127.0.0.1'],
+      )
+      clock.advance(MINUTE)
+      await attempts('besieged', 1)
+      await eventually(async () => counted(await refused(app, 'besieged')) === 61)
+      assert.equal((await refused(app, 'besieged')).length, 12)
+    })
+
+    it('are one entry a minute in any number of processes', async () => {
+      const second = await startApp({ databaseUrl: app.databaseUrl, clock })
+      try {
+        await make('surrounded')
+        await lock('surrounded')
+        for (let round = 1; round <= 3; round++) {
+          await Promise.all([attempts('surrounded', 5), attempts('surrounded', 5, second)])
+          await gathered('surrounded', 10 * round)
+        }
+        assert.equal((await refused(app, 'surrounded')).length, 11)
+        clock.advance(MINUTE)
+        await attempts('surrounded', 1, second)
+        await eventually(async () => counted(await refused(app, 'surrounded')) === 31)
+        assert.equal((await refused(app, 'surrounded')).length, 12)
+      } finally {
+        await second.close()
+      }
+    })
+
+    it('that a process had gathered before it was killed are written by another', async () => {
+      const process = await startProcess('web', app.databaseUrl)
+      const victim = { ...app, anonymous: client(process.url, null) }
+      try {
+        await make('orphaned')
+        await lock('orphaned', victim)
+        await attempts('orphaned', 5, victim)
+        await gathered('orphaned', 5)
+        await attempts('orphaned', 7, victim)
+        await gathered('orphaned', 12)
+      } finally {
+        await process.kill()
+      }
+      assert.ok(counted(await refused(app, 'orphaned')) < 12)
+      clock.advance(2 * MINUTE)
+      await sweeps.get('refused attempts').run(app.services, new AbortController().signal)
+      assert.equal(counted(await refused(app, 'orphaned')), 12)
+    })
+
+    it('are written when a process stops', async () => {
+      const second = await startApp({ databaseUrl: app.databaseUrl, clock })
+      await make('left')
+      await lock('left', second)
+      await attempts('left', 9, second)
+      await second.close()
+      await gathered('left', 9)
+    })
+
+    it('count guesses that were sent before the lock and came after it', async () => {
+      await make('stormed')
+      const guesses = Array.from({ length: 25 }, (_, at) => login('stormed', at === 24 ? PASSWORD : `guess ${at}`))
+      await Promise.all(guesses)
+      await gathered('stormed', 15)
+      assert.equal((await refused(app, 'stormed')).filter(entry => !entry.detail.count).length, 10)
+    })
+
+    it('count changes of the own password while the name is locked', async () => {
+      const tess = await app.user('tess')
+      const change = () =>
+        tess.put('/users/me/password', { current_password: 'wrong password', new_password: 'quite another one' })
+      for (let round = 0; round < 25; round++) assert.equal((await change()).status, 401)
+      const found = async () =>
+        (await entries(app, 'users:ChangeOwnPassword')).filter(entry => entry.principal_id === tess.id)
+      await eventually(async () => counted(await found()) > 0)
+      clock.advance(MINUTE)
+      await change()
+      await eventually(async () => counted(await found()) === 16)
+      const [first] = (await found()).filter(entry => entry.detail?.count)
+      assert.equal((await found()).length, 12)
+      assert.deepEqual([first.status, first.principal_type, first.resource_srn], [401, 'user', `srn:*:user:${tess.id}`])
+    })
+
+    it('are few entries however many names that nobody has are tried', async () => {
+      clock.advance(MINUTE)
+      await Promise.all(Array.from({ length: 25 }, (_, at) => login(`nobody ${at}`)))
+      await gathered('', 5)
+      clock.advance(MINUTE)
+      await Promise.all(Array.from({ length: 21 }, (_, at) => login(`no one ${at}`)))
+      await eventually(async () => counted(await refused(app, null)) === 6)
+      const named = (await entries(app, 'users:Login')).filter(entry => /^(nobody|no one) /.test(entry.detail.username))
+      assert.deepEqual([named.length, (await refused(app, null)).length], [20 + 20, 1 + 1])
     })
   })
 
@@ -459,10 +588,10 @@ describe('users', () => {
     /** Sends a request whose hash waits behind others; whether a transaction was open while the first half of them ran. */
     async function opensTransaction(send: () => Promise<{ status: number }>): Promise<boolean> {
       let done = 0
-      const others = Promise.all(Array.from({ length: 24 }, () => hashPassword(PASSWORD).then(() => done++)))
+      const others = Promise.all(Array.from({ length: 12 }, () => hashPassword(PASSWORD).then(() => done++)))
       const reply = send()
       let open = false
-      while (!open && done < 12)
+      while (!open && done < 6)
         open = await app.services.pool.exists(sql.unsafe`
           select 1 from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`)
       await others
@@ -488,7 +617,7 @@ describe('users', () => {
     it('reset while the old one is compared stay as they were reset', async () => {
       const vera = await app.user('vera')
       const reset = await hashPassword('set in between')
-      const others = Promise.all(Array.from({ length: 24 }, () => hashPassword(PASSWORD)))
+      const others = Promise.all(Array.from({ length: 12 }, () => hashPassword(PASSWORD)))
       const from = app.statements.length
       const change = vera.put('/users/me/password', { current_password: PASSWORD, new_password: 'too late for this' })
       await eventually(() => app.statements.slice(from).some(text => text.includes('password_hash')), { every: 1 })

@@ -25,6 +25,8 @@ export type AuditDraft = {
   resource_public_id: string | null
   additional_checks: { action: string; resource: string; allowed: boolean }[]
   detail: Record<string, unknown>
+  /** The operation counts the request among others and has them audited together: it leaves no entry of its own. */
+  counted?: boolean
 }
 
 /** Text of a request as an entry keeps it: its first `max` characters, without what the database cannot hold. */

@@ -16,7 +16,7 @@ export function createdId({ operation }: Invocation, given: Answer): string | nu
 export function entryOf(inv: Invocation, status: number, createdId: string | null): AuditEntry | null {
   const { audit, caller, decided } = inv
   const { id, ip, userAgent } = inv.call.request
-  if (!decided || !caller) return null
+  if (!decided || !caller || audit.counted) return null
   return {
     id: newId('audit'),
     project_id: audit.project_id,

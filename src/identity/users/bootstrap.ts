@@ -3,9 +3,9 @@ import { newId } from '../../core/api/ids.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
+import { signInEntry } from './entries.ts'
 import { Credentials, checkNewPassword, type UserRow } from './model.ts'
 import { hashPassword } from './passwords.ts'
-import { signInEntry } from './sign-in.ts'
 import { anyUser, insertUser, lockBootstrap } from './store.ts'
 
 /**

@@ -5,11 +5,13 @@ import { bootstrapFromSettings } from './bootstrap.ts'
 import { userErrors } from './errors.ts'
 import { users } from './model.ts'
 import { userOperations } from './operations.ts'
+import { sweepRefused } from './refused.ts'
 
 export default module('users', {
   errors: userErrors,
   kinds: [users],
   extensions: [authentication.with(authenticate)],
   operations: userOperations,
+  sweeps: [{ name: 'refused attempts', when: '43 * * * *', run: sweepRefused }],
   start: async (services, role) => (role === 'web' ? bootstrapFromSettings(services) : undefined),
 })

@@ -118,11 +118,12 @@ export const userOperations: Operation[] = [
     answers: { 200: Token },
     secretAnswer: true,
     raises: ['UNAUTHORIZED'],
-    async prepare({ caller, body, db, services, audit }) {
+    async prepare(context) {
+      const { audit, body, caller, services } = context
       audit.resource_srn = srn(null, users.name, caller.user.id)
       audit.resource_public_id = caller.user.id
       checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
-      return checkOwnPassword(db, services, caller.user.id, body)
+      return checkOwnPassword(context, body)
     },
     async run({ prepared: { user, hash }, services, tx }) {
       const token_version = await changePassword(tx, user, hash, services.clock.now())

@@ -1,12 +1,11 @@
-import type { AuditEntry } from '../../core/api/audit.ts'
 import { raise } from '../../core/api/errors.ts'
-import { newId } from '../../core/api/ids.ts'
-import { srn } from '../../core/api/kind.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Context } from '../../core/api/operation.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../tokens.ts'
+import { signInEntry } from './entries.ts'
 import { hashPassword, verifyPassword } from './passwords.ts'
+import { refusedAttempts } from './refused.ts'
 import { countFailure, noteSignIn, passwordFacts, type SignInRow, signInFacts } from './store.ts'
 
 const TOKEN_TTL_SECONDS = 7 * 24 * 3600
@@ -18,29 +17,6 @@ export const userToken = (
   user: { id: string; role: string; token_version: number },
 ) => signToken(services, 'user', user.id, { ver: user.token_version, role: user.role }, TOKEN_TTL_SECONDS)
 
-/** The entry of a sign-in: there is no caller yet, so the pipeline writes none. */
-export const signInEntry = (
-  action: 'users:Login' | 'users:Bootstrap',
-  status: number,
-  username: string,
-  userId: string | null,
-  request: Pick<RequestFacts, 'id' | 'ip' | 'userAgent'> | null,
-): AuditEntry => ({
-  id: newId('audit'),
-  project_id: null,
-  principal_type: userId ? 'user' : null,
-  principal_id: userId,
-  action,
-  resource_srn: userId && srn(null, 'user', userId),
-  resource_public_id: userId,
-  status,
-  request_id: request?.id ?? null,
-  ip: request?.ip ?? null,
-  user_agent: request?.userAgent?.slice(0, 512) ?? null,
-  detail: { username },
-  created_at: new Date().toISOString(),
-})
-
 /**
  * Signs a user in. An unknown name, a wrong password, a disabled user and a locked name are one and the same
  * UNAUTHORIZED. The tenth failure in a row within 15 minutes locks the name, known or not, for 15 minutes.
@@ -51,7 +27,9 @@ export async function signIn(
   request: RequestFacts,
 ) {
   const { pool, clock } = services
-  const { user, locked } = await signInFacts(pool, credentials.username, clock.now())
+  const { name, user, locked } = await signInFacts(pool, credentials.username, clock.now())
+  const refused = refusedAttempts(services)
+  const named = user !== null || refused.admitsStranger(name)
   if (!locked) {
     const { matches, outdated } = await verifyPassword(credentials.password, user?.password_hash ?? null)
     if (user && matches && user.disabled_at === null) {
@@ -66,11 +44,16 @@ export async function signIn(
         return { ...signed, id: user.id, username: user.username, role: user.role }
       }
     }
+    const audited = await services.write(async tx => {
+      const failures = await countFailure(tx, name, { now: clock.now(), ...LOCKOUT })
+      // Guesses that were sent before the lock may come after it.
+      const alone = named && failures <= LOCKOUT.limit
+      if (alone) tx.audit(signInEntry('users:Login', 401, credentials.username, null, request))
+      return alone
+    })
+    if (audited) return raise('UNAUTHORIZED')
   }
-  await services.write(async tx => {
-    if (!locked) await countFailure(tx, credentials.username, { now: clock.now(), ...LOCKOUT })
-    tx.audit(signInEntry('users:Login', 401, credentials.username, null, request))
-  })
+  refused.count({ action: 'users:Login', username: named ? name : '', user_id: null, ip: request.ip })
   return raise('UNAUTHORIZED')
 }
 
@@ -79,16 +62,20 @@ export async function signIn(
  * that a stolen token is no way around the lockout; while the name is locked nothing is compared. Raises UNAUTHORIZED.
  */
 export async function checkOwnPassword(
-  db: Queryable,
-  { clock }: Pick<Services, 'clock'>,
-  userId: string,
+  { audit, caller, db, request, services }: Pick<Context, 'audit' | 'caller' | 'db' | 'request' | 'services'>,
   given: { current_password: string; new_password: string },
 ): Promise<{ user: SignInRow; hash: string }> {
-  const facts = await passwordFacts(db, userId, clock.now())
-  if (!facts || facts.locked) return raise('UNAUTHORIZED')
-  const { user } = facts
-  const { matches } = await verifyPassword(given.current_password, user.password_hash)
-  if (matches) return { user, hash: await hashPassword(given.new_password) }
-  await countFailure(db, user.username, { now: clock.now(), ...LOCKOUT })
+  const { clock } = services
+  const facts = await passwordFacts(db, caller.user.id, clock.now())
+  if (!facts) return raise('UNAUTHORIZED')
+  const { name, user, locked } = facts
+  if (!locked) {
+    const { matches } = await verifyPassword(given.current_password, user.password_hash)
+    if (matches) return { user, hash: await hashPassword(given.new_password) }
+    const failures = await countFailure(db, name, { now: clock.now(), ...LOCKOUT })
+    if (failures <= LOCKOUT.limit) return raise('UNAUTHORIZED')
+  }
+  audit.counted = true
+  refusedAttempts(services).count({ action: audit.action, username: name, user_id: user.id, ip: request.ip })
   return raise('UNAUTHORIZED')
 }

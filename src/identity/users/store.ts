@@ -46,21 +46,23 @@ export const listUsers = (db: Queryable, bounds: Page, filter: { username?: stri
     },
   )
 
-/** What signing in compares, with the end of a lockout of the name; the name need not be anyone's. */
-export const signInFacts = async (
+/** What signing in compares, with the lockout of the name in lower case; the name need not be anyone's. */
+export const signInFacts = (
   db: Queryable,
   username: string,
   now: Date,
-): Promise<{ user: SignInRow | null; locked: boolean }> => {
-  const row = (await db.one(sql.unsafe`
-    select to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
+): Promise<{ name: string; user: SignInRow | null; locked: boolean }> =>
+  db.one(sql.unsafe`
+    select name.key as name, to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
     from (values (lower(${username}::text))) as name (key)
     left join lateral (
       select id, username, role, password_hash, token_version, disabled_at from users where lower(username) = name.key
     ) u on true
-    left join login_failures f on f.username = name.key`)) as { user: SignInRow | null; locked: boolean }
-  return row
-}
+    left join login_failures f on f.username = name.key`) as Promise<{
+    name: string
+    user: SignInRow | null
+    locked: boolean
+  }>
 
 /** Whether the name of a user, alias `u`, is not locked. */
 const unlocked = (now: Date): Fragment => sql.fragment`not exists (
@@ -92,32 +94,88 @@ export const forgetFailures = (db: Queryable, username: string) =>
   db.query(sql.unsafe`delete from login_failures where username = lower(${username}::text)`)
 
 /**
- * Counts a failure: the tenth in a row inside the window locks the name. Failures older than the window start anew,
- * and a few stale rows of other names go with each call, so that guessed names do not pile up.
+ * Counts a failure: the tenth in a row inside the window locks the name, given in lower case. Failures older than the
+ * window start anew, and a few stale rows of other names go with each call, so that guessed names do not pile up.
+ * Returns how many failures there are now.
  */
 export const countFailure = (
   db: Queryable,
-  username: string,
+  name: string,
   rule: { now: Date; limit: number; windowSeconds: number },
-) => {
+): Promise<number> => {
   const now = sql.fragment`${rule.now.toISOString()}::timestamptz`
   const window = sql.fragment`make_interval(secs => ${rule.windowSeconds})`
-  return db.query(sql.unsafe`
+  return db.oneFirst(sql.unsafe`
     with stale as (
       delete from login_failures where username in (
         select username from login_failures
-        where username <> lower(${username}::text) and first_failed_at < ${now} - ${window}
+        where username <> ${name} and first_failed_at < ${now} - ${window}
           and (locked_until is null or locked_until < ${now})
         limit 20 for update skip locked
       )
     )
-    insert into login_failures as f (username, failures, first_failed_at) values (lower(${username}::text), 1, ${now})
+    insert into login_failures as f (username, failures, first_failed_at) values (${name}, 1, ${now})
     on conflict (username) do update set
       failures = case when f.first_failed_at < ${now} - ${window} then 1 else f.failures + 1 end,
       first_failed_at = case when f.first_failed_at < ${now} - ${window} then ${now} else f.first_failed_at end,
       locked_until = case
         when f.first_failed_at >= ${now} - ${window} and f.failures + 1 >= ${rule.limit} then ${now} + ${window}
-      end`)
+      end
+    returning failures`) as Promise<number>
+}
+
+/** Attempts that are audited together. */
+export type Refused = {
+  action: string
+  /** In lower case; empty for names that nobody has. */
+  username: string
+  user_id: string | null
+  attempts: number
+  /** Time of the first. */
+  since: string
+  /** Address of the last. */
+  ip: string | null
+}
+
+/** Adds attempts to those that no entry counts yet. In the order of the key everywhere: no deadlock. */
+export const addRefused = (db: Queryable, refused: readonly Refused[]): Promise<unknown> =>
+  db.query(sql.unsafe`
+    insert into refused_attempts as r (action, username, user_id, attempts, since, ip)
+    select * from ${sql.unnest(
+      refused.map(({ action, username, user_id, attempts, since, ip }) => [
+        action,
+        username,
+        user_id,
+        attempts,
+        since,
+        ip,
+      ]),
+      ['text', 'text', 'text', 'int8', 'timestamptz', 'text'],
+    )} as n (action, username, user_id, attempts, since, ip) order by action, username
+    on conflict (action, username) do update set attempts = r.attempts + excluded.attempts, user_id = excluded.user_id,
+      since = case when r.attempts = 0 then excluded.since else r.since end, ip = excluded.ip`)
+
+/**
+ * Takes attempts whose name had no entry for so long, and forgets names that had none since. Rows that another process
+ * is at are left to it.
+ */
+export const takeRefused = (
+  db: Queryable,
+  rule: { now: Date; everyMs: number; limit: number },
+): Promise<readonly Refused[]> => {
+  const before = new Date(rule.now.getTime() - rule.everyMs).toISOString()
+  return db.any(sql.unsafe`
+    with due as (
+      select * from refused_attempts where audited_at is null or audited_at <= ${before}::timestamptz
+      limit ${rule.limit} for update skip locked
+    ), taken as (
+      update refused_attempts r set attempts = 0, audited_at = ${rule.now.toISOString()}::timestamptz
+      from due where r.action = due.action and r.username = due.username and due.attempts > 0
+    ), idle as (
+      delete from refused_attempts r using due
+      where r.action = due.action and r.username = due.username and due.attempts = 0
+    )
+    select action, username, user_id, attempts, since, ip from due where attempts > 0`) as Promise<readonly Refused[]>
 }
 
 /** Locks every admin, so that two of them cannot leave at once. In id order: no deadlock. Answers those that may sign in. */
@@ -149,11 +207,12 @@ export const passwordFacts = (
   db: Queryable,
   id: string,
   now: Date,
-): Promise<{ user: SignInRow; locked: boolean } | null> =>
+): Promise<{ name: string; user: SignInRow; locked: boolean } | null> =>
   db.maybeOne(sql.unsafe`
-    select to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
+    select lower(u.username) as name, to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
     from (select id, username, role, password_hash, token_version, disabled_at from users where id = ${id}) u
     left join login_failures f on f.username = lower(u.username)`) as Promise<{
+    name: string
     user: SignInRow
     locked: boolean
   } | null>

@@ -1,0 +1,34 @@
+import type { AuditEntry } from '../../core/api/audit.ts'
+import { newId } from '../../core/api/ids.ts'
+import { srn } from '../../core/api/kind.ts'
+import type { RequestFacts } from '../../core/invoke/call.ts'
+import type { Refused } from './store.ts'
+
+/** The entry of a sign-in: there is no caller yet, so the pipeline writes none. */
+export const signInEntry = (
+  action: string,
+  status: number,
+  username: string | null,
+  userId: string | null,
+  request: Partial<Pick<RequestFacts, 'id' | 'ip' | 'userAgent'>> | null,
+): AuditEntry => ({
+  id: newId('audit'),
+  project_id: null,
+  principal_type: userId ? 'user' : null,
+  principal_id: userId,
+  action,
+  resource_srn: userId && srn(null, 'user', userId),
+  resource_public_id: userId,
+  status,
+  request_id: request?.id ?? null,
+  ip: request?.ip ?? null,
+  user_agent: request?.userAgent?.slice(0, 512) ?? null,
+  detail: { username },
+  created_at: new Date().toISOString(),
+})
+
+/** The entry of attempts that are counted together; its address is that of the last. */
+export function refusedEntry({ action, username, user_id, attempts, since, ip }: Refused): AuditEntry {
+  const entry = signInEntry(action, 401, username || null, user_id, { ip })
+  return { ...entry, detail: { ...entry.detail, count: attempts, since } }
+}
