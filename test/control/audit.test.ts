@@ -3,14 +3,15 @@ import { after, before, describe, it } from 'mocha'
 import { openReadAudit } from '../../src/control/audit/reads.ts'
 import { sealEntries } from '../../src/control/audit/seal.ts'
 import type { AuditEntry } from '../../src/core/api/audit.ts'
-import { newId } from '../../src/core/api/ids.ts'
+import { idFloor, newId } from '../../src/core/api/ids.ts'
 import { workOf } from '../../src/core/api/module.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { type Clock, systemClock } from '../../src/core/process/clock.ts'
 import { auditReadsDropped } from '../../src/core/process/metrics.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { startProcess } from '../support/processes.ts'
 
 const DAY = 86_400_000
 
@@ -42,12 +43,14 @@ describe('the audit log', () => {
     )
 
   /** Adds entries as the database would hold them, `count` of them a second apart from `start` on. */
-  async function backfill(projectId: string | null, count: number, start: Date): Promise<string[]> {
-    const ids: string[] = []
-    await app.services.write(async tx => {
-      for (let index = 0; index < count; index++) {
-        const id = newId('audit')
-        ids.push(id)
+  async function backfill(
+    projectId: string | null,
+    count: number,
+    start: Date,
+    { at = app, ids = Array.from({ length: count }, () => newId('audit')) }: { at?: TestApp; ids?: string[] } = {},
+  ): Promise<string[]> {
+    await at.services.write(async tx => {
+      for (const [index, id] of ids.entries()) {
         tx.audit({
           id,
           project_id: projectId,
@@ -69,8 +72,9 @@ describe('the audit log', () => {
   }
 
   /** Runs statements as somebody who got around the triggers. */
-  const tamper = (...statements: ReturnType<typeof sql.unsafe>[]) =>
-    inTransaction(app.services.pool, async tx => {
+  const tamper = (...statements: ReturnType<typeof sql.unsafe>[]) => tamperAt(app, ...statements)
+  const tamperAt = (at: TestApp, ...statements: ReturnType<typeof sql.unsafe>[]) =>
+    inTransaction(at.services.pool, async tx => {
       await tx.query(sql.unsafe`set local session_replication_role = replica`)
       for (const statement of statements) await tx.query(statement)
     })
@@ -271,6 +275,8 @@ describe('the audit log', () => {
       for (let part = 0; part < 3; part++) await backfill(project.id, 450, start)
       const reply = await app.admin.get(`/audit-log/export?project_id=${project.id}&to=2026-02-01T00:00:00Z`)
       assert.equal(reply.headers.get('content-type'), 'application/x-ndjson')
+      const name = `audit-log-${project.id}.ndjson`
+      assert.equal(reply.headers.get('content-disposition'), `attachment; filename="${name}"`)
       const lines = (reply.body as string).trimEnd().split('\n')
       const entries = lines.map(line => JSON.parse(line) as AuditEntry)
       assert.equal(entries.length, 1350)
@@ -520,6 +526,189 @@ describe('the audit log', () => {
       ])
       for (const { id } of projects)
         assert.deepEqual(await verify(id), { valid: true, checked: await rows(id), first_broken_id: null })
+    })
+  })
+
+  describe('verification of a long chain', () => {
+    let quiet: TestApp
+    before(async () => {
+      quiet = await startApp()
+    })
+    after(() => quiet.close())
+
+    /** A project with so many entries that are not sealed yet. */
+    async function written(count: number) {
+      const project = await quiet.project()
+      await backfill(project.id, count, new Date('2026-01-01T00:00:00Z'), { at: quiet })
+      return project
+    }
+    /** Keeps the chain of a project from being sealed until `release` is called. */
+    async function keepUnsealed(projectId: string) {
+      let release = () => {}
+      const released = new Promise<void>(resolve => {
+        release = resolve
+      })
+      let held = () => {}
+      const holding = new Promise<void>(resolve => {
+        held = resolve
+      })
+      const done = inTransaction(quiet.services.pool, async tx => {
+        await tx.query(sql.unsafe`select pg_advisory_xact_lock(hashtextextended(${`audit chain ${projectId}`}, 0))`)
+        held()
+        await released
+      })
+      await holding
+      return async () => {
+        release()
+        await done
+      }
+    }
+    const sealing = (at: TestApp, from: number) =>
+      at.statements.slice(from).filter(text => text.includes('advisory_xact_lock')).length
+    const pages = (at: TestApp, from: number) =>
+      at.statements
+        .slice(from)
+        .filter(text => text.includes('from audit_seals') && text.includes('order by s.position')).length
+    const intact = (checked: number) => ({ valid: true, checked, first_broken_id: null })
+
+    it('waits for a chain that is being sealed without a connection, and is done once for all who ask meanwhile', async () => {
+      const [project, other] = [await written(20), await quiet.project()]
+      const release = await keepUnsealed(project.id)
+      const from = quiet.statements.length
+      const asked = Array.from({ length: 24 }, () => project.key.get('/audit-log/verify'))
+      await eventually(() => sealing(quiet, from) > 0)
+      for (let round = 0; round < 20; round++) assert.equal((await other.key.get(`/projects/${other.id}`)).status, 200)
+      const waiting = await quiet.services.pool.oneFirst(sql.unsafe`
+        select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'advisory'`)
+      await release()
+      assert.equal(waiting, 0)
+      for (const { body } of await Promise.all(asked)) assert.deepEqual(body, intact(22))
+      // One for who came first, another for all who came while it was under way.
+      assert.ok(pages(quiet, from) <= 3, `${pages(quiet, from)} verifications`)
+    })
+
+    it('takes one connection at a time, for however many callers and projects', async () => {
+      const projects = await Promise.all([600, 600, 600, 600].map(written))
+      for (const { key } of projects) await key.get('/audit-log?limit=1')
+      let most = 0
+      const sample = () => {
+        most = Math.max(most, (quiet.services.pool.state() as { acquiredConnections: number }).acquiredConnections)
+      }
+      const sampler = setInterval(sample, 1)
+      try {
+        const asked = projects.flatMap(({ key }) => Array.from({ length: 24 }, () => key.get('/audit-log/verify')))
+        for (const { body } of await Promise.all(asked)) assert.deepEqual(body, intact(602))
+      } finally {
+        clearInterval(sampler)
+      }
+      // One more for what a request itself asks, such as who its caller is.
+      assert.ok(most <= 2, `${most} connections`)
+    })
+
+    it('is done by one process at a time', async () => {
+      const project = await written(30)
+      const second = await startApp({ databaseUrl: quiet.databaseUrl })
+      try {
+        const release = await keepUnsealed(project.id)
+        const from = quiet.statements.length
+        const first = project.key.get('/audit-log/verify')
+        await eventually(() => sealing(quiet, from) > 0)
+        const elsewhere = second.as(project.key.token).get('/audit-log/verify')
+        await eventually(() => second.statements.some(text => text.includes('audit_verifications')))
+        await eventually(() => sealing(quiet, from) > 3)
+        assert.deepEqual([sealing(second, 0), pages(second, 0)], [0, 0])
+        await release()
+        assert.deepEqual((await first).body, intact(32))
+        assert.deepEqual((await elsewhere).body, intact(32))
+      } finally {
+        await second.close()
+      }
+    })
+
+    it('is taken over from a process that was killed', async () => {
+      const project = await written(30)
+      const process = await startProcess('web', quiet.databaseUrl)
+      const release = await keepUnsealed(project.id)
+      try {
+        void client(process.url, project.key.token)
+          .get('/audit-log/verify')
+          .catch(() => {})
+        await eventually(() =>
+          quiet.services.pool.exists(sql.unsafe`select 1 from audit_verifications where chain = ${project.id}`),
+        )
+      } finally {
+        await process.kill()
+        await release()
+      }
+      assert.deepEqual((await project.key.get('/audit-log/verify')).body, intact(32))
+    })
+
+    it('ends when nobody waits for it any more', async () => {
+      const project = await written(30)
+      const release = await keepUnsealed(project.id)
+      const from = quiet.statements.length
+      const leave = new AbortController()
+      const asked = [1, 2].map(() =>
+        fetch(`${quiet.url}/api/v1/audit-log/verify`, {
+          headers: { authorization: `Bearer ${project.key.token}` },
+          signal: leave.signal,
+        }).catch(() => null),
+      )
+      await eventually(() => sealing(quiet, from) > 0)
+      leave.abort()
+      await Promise.all(asked)
+      await eventually(
+        async () =>
+          !(await quiet.services.pool.exists(
+            sql.unsafe`select 1 from audit_verifications where chain = ${project.id}`,
+          )),
+      )
+      await release()
+      assert.equal(pages(quiet, from), 0)
+    })
+
+    it('goes on from a position, and stops after so many entries', async () => {
+      const project = await written(600)
+      const verify = async (query: string) => (await project.key.get(`/audit-log/verify${query}`)).body
+      assert.deepEqual(await verify('?max_entries=100'), intact(100))
+      assert.deepEqual(await verify('?after=100&max_entries=300'), intact(400))
+      assert.deepEqual(await verify('?after=400'), intact(602))
+      assert.deepEqual(await verify('?after=602'), intact(602))
+      const broken = await quiet.services.pool.oneFirst(
+        sql.unsafe`select entry_id from audit_seals where chain = ${project.id} and position = 200`,
+      )
+      await tamperAt(quiet, sql.unsafe`update audit_entries set status = 500 where id = ${broken as string}`)
+      const found = { valid: false, checked: 200, first_broken_id: broken }
+      assert.deepEqual(await verify(''), found)
+      assert.deepEqual(await verify('?after=150'), found)
+      assert.deepEqual(await verify('?after=200'), intact(602))
+      for (const query of ['?after=-1', '?after=x', '?max_entries=0', '?max_entries=1.5', '?after=1&after=2'])
+        assert.equal((await project.key.get(`/audit-log/verify${query}`)).status, 400, query)
+    })
+
+    it('finds out that the end of a chain is missing from the position it had reached', async () => {
+      const project = await written(40)
+      const verify = async (query = '') => (await project.key.get(`/audit-log/verify${query}`)).body
+      assert.deepEqual(await verify(), intact(42))
+      await tamperAt(
+        quiet,
+
+        sql.unsafe`delete from audit_entries where id in (
+          select entry_id from audit_seals where chain = ${project.id} and position > 30)`,
+        sql.unsafe`delete from audit_seals where chain = ${project.id} and position > 30`,
+      )
+      assert.deepEqual(await verify(), intact(30))
+      assert.deepEqual(await verify('?after=42'), { valid: false, checked: 42, first_broken_id: null })
+    })
+
+    it('seals from the last pass over all chains on; what was committed much later waits for the nightly one', async () => {
+      const project = await written(10)
+      await sealEntries(quiet.services.pool, { full: true })
+      const late = idFloor('audit', new Date(Date.now() - 3_600_000))
+      await backfill(project.id, 1, new Date(Date.now() - 3_600_000), { at: quiet, ids: [late] })
+      assert.deepEqual((await project.key.get('/audit-log/verify')).body, intact(12))
+      await sealEntries(quiet.services.pool, { full: true })
+      assert.deepEqual((await project.key.get('/audit-log/verify')).body, intact(13))
     })
   })
 

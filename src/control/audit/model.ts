@@ -3,7 +3,7 @@ import type { AuditEntry as Entry } from '../../core/api/audit.ts'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime, textFilter } from '../../core/api/lists.ts'
 
-/** A line of the audit log as the wire shows it (control, 5.1). */
+/** A line of the audit log as the wire shows it. */
 export const AuditEntry = z
   .object({
     id: z.string(),
@@ -22,11 +22,35 @@ export const AuditEntry = z
   })
   .meta({ id: 'AuditEntry' })
 
-/** The answer of a verification: how many entries the chain seals and the first that is not what was sealed. */
 export const Verification = z
-  .object({ valid: z.boolean(), checked: z.int(), first_broken_id: z.string().nullable() })
+  .object({
+    valid: z.boolean(),
+    checked: z.int().describe('Position in the chain of the last entry checked; the first entry has position 1'),
+    first_broken_id: z
+      .string()
+      .nullable()
+      .describe(
+        'The first entry that was changed or deleted after it was sealed; null when the chain is valid or its end is missing',
+      ),
+  })
   .meta({ id: 'AuditVerification' })
 export type Verification = z.output<typeof Verification>
+
+const whole = (min: number) =>
+  z
+    .string()
+    .regex(/^\d{1,15}$/, 'must be an integer')
+    .transform(Number)
+    .refine(value => value >= min, `must be at least ${min}`)
+
+export const VerificationQuery = z.object({
+  after: whole(0)
+    .default(0)
+    .describe(
+      'Position after which to start, such as `checked` of the last verification; entries up to it are taken as verified',
+    ),
+  max_entries: whole(1).default(Number.MAX_SAFE_INTEGER).describe('Maximum number of entries to check; by default all'),
+})
 
 const statuses = z
   .preprocess(

@@ -1,14 +1,21 @@
 import { Readable } from 'node:stream'
-import { z } from 'zod'
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { between, listTable, pageOf } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
 import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
-import { AuditEntry, AuditFilters, auditEntry, ExportFilters, presentEntry, Verification } from './model.ts'
-import { verifyChain } from './seal.ts'
+import {
+  AuditEntry,
+  AuditFilters,
+  auditEntry,
+  ExportFilters,
+  presentEntry,
+  Verification,
+  VerificationQuery,
+} from './model.ts'
 import { entriesAfter, filterConditions, GLOBAL_CHAIN } from './store.ts'
+import { verifierOf } from './verify.ts'
 
 const tag = 'Audit'
 
@@ -81,7 +88,7 @@ const exportEntries = operation({
   produces: 'application/x-ndjson',
   internal: true,
   async run(context) {
-    namedProject(context)
+    const project = namedProject(context)
     const { query, services } = context
     const started = new Date()
     const to = query.to && query.to < started ? query.to : started
@@ -90,7 +97,9 @@ const exportEntries = operation({
       between(sql.fragment`t.created_at`, { from: query.from ?? null, to }),
       filterConditions(query),
     ])
-    return streamed('application/x-ndjson', Readable.from(exportChunks(services.pool, where), { highWaterMark: 1 }))
+    return streamed('application/x-ndjson', Readable.from(exportChunks(services.pool, where), { highWaterMark: 1 }), {
+      'Content-Disposition': `attachment; filename="audit-log-${project}.ndjson"`,
+    })
   },
 })
 
@@ -100,17 +109,17 @@ const verify = operation({
   path: '/audit-log/verify',
   summary: 'Check the hash chain of a project for changed and deleted entries',
   description:
-    'Seals what is pending, then checks every sealed entry. Without a project an admin checks the entries that have none. Entries removed by retention do not break the chain.',
+    'Seals entries that are not sealed yet, then checks all of them, or those after position `after`. `checked` is the position reached: pass it as `after` to continue from there, in steps of `max_entries`, or to check only what is new. A position that no longer exists means that the end of the chain was cut off. One verification of a project runs at a time; callers that wait with the same parameters share the next one. Admins check the entries without a project by naming none. Entries removed by retention do not break the chain.',
   tag,
   action: 'audit:ListAuditEntries',
   lists: auditEntry,
   paged: false,
-  query: z.object({}),
+  query: VerificationQuery,
   answers: { 200: Verification },
   async run(context) {
-    const { caller, project, services, request } = context
+    const { caller, project, query, services, request } = context
     const chain = project === null && seesGlobal(caller) ? GLOBAL_CHAIN : namedProject(context)
-    return verifyChain(services.pool, chain, { closed: request.closed })
+    return verifierOf(services)({ chain, after: query.after, limit: query.max_entries }, request.closed)
   },
 })
 

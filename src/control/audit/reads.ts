@@ -17,7 +17,7 @@ const BATCH = 500
 const RETRY_MS = 1000
 
 /**
- * The audit of reads (control, 5.3): which projects want it, known for at most 30 s, and a buffer of at most
+ * The audit of reads: which projects want it, known for at most 30 s, and a buffer of at most
  * AUDIT_QUEUE_MAX_SIZE entries in front of the database. What does not fit is dropped and counted. `close` writes what
  * is buffered.
  */

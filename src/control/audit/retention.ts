@@ -7,7 +7,7 @@ const BATCH = 5000
 
 /**
  * Deletes entries older than AUDIT_RETENTION_DAYS (0 = none), one transaction per 5000, unless the sweep is disabled.
- * Answers how many.
+ * Returns how many.
  */
 export async function pruneAudit(
   { config, clock, pool }: Pick<Services, 'config' | 'clock' | 'pool'>,

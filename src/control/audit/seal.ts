@@ -1,30 +1,30 @@
 import { createHash } from 'node:crypto'
+import { setTimeout as pause } from 'node:timers/promises'
 import { z } from 'zod'
 import type { AuditEntry } from '../../core/api/audit.ts'
 import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
 import { every, handler } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
-import { auditEntry, presentEntry, type Verification } from './model.ts'
+import { auditEntry, presentEntry } from './model.ts'
 import {
   chainHeads,
   GLOBAL_CHAIN,
   insertSeals,
   lastPass,
-  lockChains,
   notePass,
   type Seal,
-  sealsAfter,
+  tryLockChains,
   unsealedChains,
   unsealedEntries,
 } from './store.ts'
 
 /**
- * Tamper evidence (control, 5.4). Behind the entries of a project, and behind those without one, a worker writes a hash
- * chain: `hash = sha256(previous hash + canonical entry)`, so that writes of a project do not queue on it. A chain shows
- * that a sealed entry was changed or deleted. It does not show what happened to an entry in the seconds before it was
- * sealed, nor a tail that was cut off together with its seals, nor a chain that was computed anew as a whole: compare
- * the last hash with a copy kept elsewhere for that. Seals outlive entries that retention deleted.
+ * Tamper evidence. Behind the entries of a project, and behind those without one, a worker writes a hash chain:
+ * `hash = sha256(previous hash + canonical entry)`, so that writes of a project do not queue on it. A chain shows that a
+ * sealed entry was changed or deleted. It does not show what happened to an entry in the seconds before it was sealed,
+ * nor a chain that was computed anew as a whole: compare the last hash with a copy kept elsewhere for that. Seals outlive
+ * entries that retention deleted.
  */
 
 /** Wakes the sealing worker; one message at a time in the whole deployment. */
@@ -35,7 +35,7 @@ export const sealQueue = entityMailbox('audit.seal', {
 })
 
 const PAGE = 500
-const CHECK_PAGE = 2000
+const BUSY_MS = 50
 
 /** An entry can be committed so much later than its id says; a full pass finds what is later still. */
 const LATE_MS = 120_000
@@ -53,20 +53,23 @@ function sorted(value: unknown): unknown {
   )
 }
 
-const hashOf = (previous: Buffer, entry: AuditEntry): Buffer =>
+/** The hash of an entry behind the one of its predecessor. */
+export const hashOf = (previous: Buffer, entry: AuditEntry): Buffer =>
   createHash('sha256').update(previous).update(canonical(entry)).digest()
 
 const chainName = (entry: AuditEntry): string => entry.project_id ?? GLOBAL_CHAIN
 
-/** Seals up to a page of entries under the locks of their chains. Answers how many, and the last one's id. */
-function sealPage(
-  pool: Pool,
-  scope: { chain?: string; floor: string | null },
-): Promise<{ count: number; last: string | null }> {
+type Scope = { chain?: string; floor: string | null }
+
+/**
+ * Seals up to a page of entries under the locks of their chains. Returns how many, and the last one's id; `busy` when
+ * somebody else seals one of the chains, whom nobody waits for with a connection in hand.
+ */
+function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last: string | null; busy?: true }> {
   return inTransaction(pool, async db => {
     const chains = scope.chain ? [scope.chain] : await unsealedChains(db, scope.floor, PAGE)
     if (chains.length === 0) return { count: 0, last: null }
-    await lockChains(db, chains)
+    if (!(await tryLockChains(db, chains))) return { count: 0, last: null, busy: true }
     // Read under the locks: what another sealed meanwhile has its seal now.
     const entries = await unsealedEntries(db, chains, scope, PAGE)
     if (entries.length === 0) return { count: 0, last: null }
@@ -85,15 +88,20 @@ function sealPage(
 
 async function sealPages(
   pool: Pool,
-  scope: { chain?: string; floor: string | null },
+  scope: Scope,
   stopping?: AbortSignal,
+  inTurn: <T>(work: () => Promise<T>) => Promise<T> = work => work(),
 ): Promise<number> {
   const begin = idFloor(auditEntry.prefix, new Date())
   let sealed = 0
   let { floor } = scope
   while (!stopping?.aborted) {
-    // Each page begins where the last ended: what is sealed already is not looked through again.
-    const { count, last } = await sealPage(pool, { ...scope, floor })
+    // Each page begins where the last ended: what is sealed already is not read again.
+    const { count, last, busy } = await inTurn(() => sealPage(pool, { ...scope, floor }))
+    if (busy) {
+      await pause(BUSY_MS)
+      continue
+    }
     if (last === null) break
     sealed += count
     floor = last
@@ -103,43 +111,33 @@ async function sealPages(
   return sealed
 }
 
+/** Entries with smaller ids were sealed by the last pass over all chains; null before the first. */
+async function passFloor(pool: Pool): Promise<string | null> {
+  const last = await lastPass(pool)
+  return last ? idFloor(auditEntry.prefix, new Date(new Date(last).getTime() - LATE_MS)) : null
+}
+
 /**
  * Seals every entry that is due: those since the last pass, with a margin for late commits, or with `full` whatever has
- * no seal. Safe to run at the same time as others. Answers how many were sealed.
+ * no seal. Safe to run at the same time as others. Returns how many were sealed.
  */
 export async function sealEntries(pool: Pool, options: { full: boolean; stopping?: AbortSignal }): Promise<number> {
   const began = new Date()
-  const last = options.full ? null : await lastPass(pool)
-  const floor = last ? idFloor(auditEntry.prefix, new Date(new Date(last).getTime() - LATE_MS)) : null
+  const floor = options.full ? null : await passFloor(pool)
   const sealed = await sealPages(pool, { floor }, options.stopping)
   if (!options.stopping?.aborted) await notePass(pool, began)
   return sealed
 }
 
-/**
- * Seals what is pending of a chain, then checks the whole chain: positions without a gap, every hash the one its
- * predecessor and its entry give. An entry that retention removed is passed by its seal; one that is missing otherwise,
- * or differs, is the first broken one. `chain` is a project id or `global`.
- */
-export async function verifyChain(
+/** Seals what a chain has received since the last pass. Each statement, and each page, waits for its turn. */
+export async function sealChain(
   pool: Pool,
   chain: string,
-  options: { closed?: AbortSignal } = {},
-): Promise<Verification> {
-  await sealPages(pool, { chain, floor: null }, options.closed)
-  let previous: Buffer = Buffer.alloc(0)
-  let checked = 0
-  for (;;) {
-    const seals = await sealsAfter(pool, chain, checked, CHECK_PAGE)
-    for (const seal of seals) {
-      const intact =
-        seal.position === checked + 1 && (seal.entry ? hashOf(previous, seal.entry).equals(seal.hash) : seal.pruned)
-      checked++
-      if (!intact) return { valid: false, checked, first_broken_id: seal.entry_id }
-      previous = seal.hash
-    }
-    if (seals.length < CHECK_PAGE || options.closed?.aborted) return { valid: true, checked, first_broken_id: null }
-  }
+  stopping: AbortSignal,
+  inTurn: <T>(work: () => Promise<T>) => Promise<T>,
+): Promise<void> {
+  const floor = await inTurn(() => passFloor(pool))
+  await sealPages(pool, { chain, floor }, stopping, inTurn)
 }
 
 const SEAL_SECONDS = 5

@@ -84,15 +84,14 @@ export const unsealedChains = (db: Queryable, floor: string | null, limit: numbe
     readonly string[]
   >
 
-/** Takes the lock of each chain until the transaction ends, in one order everywhere. */
-export const lockChains = (db: Queryable, chains: readonly string[]): Promise<unknown> =>
-  db.query(sql.unsafe`
-    select pg_advisory_xact_lock(lock) from (
-      select distinct hashtextextended('audit chain ' || chain, 0) as lock
-      from ${sql.unnest(
-        chains.map(chain => [chain]),
-        ['text'],
-      )} as c (chain) order by lock) as locks`)
+/** Takes the lock of every chain until the transaction ends; false when somebody else has one of them. Never waits. */
+export const tryLockChains = (db: Queryable, chains: readonly string[]): Promise<boolean> =>
+  db.oneFirst(sql.unsafe`
+    select bool_and(pg_try_advisory_xact_lock(hashtextextended('audit chain ' || chain, 0)))
+    from ${sql.unnest(
+      chains.map(chain => [chain]),
+      ['text'],
+    )} as c (chain)`) as Promise<boolean>
 
 /** Up to `limit` entries of some chains that have no seal, in the order of their ids. */
 export const unsealedEntries = (
@@ -106,7 +105,7 @@ export const unsealedEntries = (
     where ${unsealed(scope)} and ${chainOf} = any(${sql.array([...chains], 'text')})
     order by t.id limit ${limit}`) as Promise<readonly AuditEntry[]>
 
-/** The last seal of each chain that has one (unique index on chain and position, one look per chain). */
+/** The last seal of each chain that has one (unique index on chain and position, one lookup per chain). */
 export const chainHeads = (
   db: Queryable,
   chains: readonly string[],
@@ -159,6 +158,29 @@ export async function sealsAfter(
     entry: entry.id === null ? null : (entry as AuditEntry),
   }))
 }
+
+/** The hash at a position of a chain; null where there is no seal (unique index on chain and position). */
+export const sealHash = (db: Queryable, chain: string, position: number): Promise<Buffer | null> =>
+  db.maybeOneFirst(
+    sql.unsafe`select hash from audit_seals where chain = ${chain} and position = ${position}`,
+  ) as Promise<Buffer | null>
+
+/** Takes or renews the right to verify a chain; false while somebody else has it. */
+export const holdVerification = async (
+  db: Queryable,
+  chain: string,
+  holder: string,
+  seconds: number,
+): Promise<boolean> =>
+  (await db.maybeOneFirst(sql.unsafe`
+    insert into audit_verifications as v (chain, holder, held_until)
+    values (${chain}, ${holder}, now() + make_interval(secs => ${seconds}))
+    on conflict (chain) do update set holder = excluded.holder, held_until = excluded.held_until
+      where v.holder = excluded.holder or v.held_until < now()
+    returning true`)) !== null
+
+export const releaseVerification = (db: Queryable, chain: string, holder: string): Promise<unknown> =>
+  db.query(sql.unsafe`delete from audit_verifications where chain = ${chain} and holder = ${holder}`)
 
 /** When the last complete sealing pass began; null before the first. */
 export const lastPass = (db: Queryable): Promise<string | null> =>
