@@ -1,5 +1,6 @@
 import { LRUCache } from 'lru-cache'
-import { type CompiledDocument, compileDocument, type Layer } from '../core/iam/decide.ts'
+import type { Layer } from '../core/iam/decide.ts'
+import { type CompiledDocument, compileDocument } from '../core/iam/policy.ts'
 import type { Logger } from '../core/process/log.ts'
 import type { AttachedPolicy } from './store.ts'
 

@@ -1,27 +1,21 @@
 import assert from 'node:assert/strict'
 import { createPool, type DatabasePool, sql } from 'slonik'
 import { z } from 'zod'
+import { couldAllow, decide, type Layer, projectVisible } from '../../src/core/iam/decide.ts'
+import { eventAllowed } from '../../src/core/iam/event-gate.ts'
+import { explain } from '../../src/core/iam/explain.ts'
+import { compileGlob, globMatches } from '../../src/core/iam/glob.ts'
+import type { PrincipalFacts } from '../../src/core/iam/match.ts'
+import { canonicalActions, canonicalType } from '../../src/core/iam/names.ts'
 import {
   type Catalogue,
   type CompiledDocument,
-  canonicalActions,
-  canonicalType,
   checkPolicyDocument,
   compileDocument,
-  couldAllow,
-  decide,
-  eventAllowed,
-  explain,
-  type Layer,
-  listPossible,
-  listProjects,
   type PolicyDocument,
   type PolicyStatement,
-  type PrincipalFacts,
-  projectVisible,
-  rowFilter,
-} from '../../src/core/iam/decide.ts'
-import { compileGlob, globMatches } from '../../src/core/iam/policy.ts'
+} from '../../src/core/iam/policy.ts'
+import { listPossible, listProjects, rowFilter } from '../../src/core/iam/row-filter.ts'
 import { serverUrl } from '../support/postgres.ts'
 
 const facts: PrincipalFacts = { principal_id: 'user_1', principal_type: 'user', credential_type: 'user' }
@@ -229,6 +223,12 @@ describe('writing a policy document', () => {
     const found = checkPolicyDocument({ statement: Array(90).fill(allow(['x', 'y'])) }, catalogue, 'boundary_policy')
     assert.equal(found.length, 100)
     assert.equal(found[0].path, 'boundary_policy.statement[0].action[0]')
+  })
+
+  it('quotes a long name up to a whole character', () => {
+    const name = `${'a'.repeat(98)}\u{1f600}b`
+    const [{ message }] = checkPolicyDocument({ statement: [allow(name)] }, catalogue)
+    assert.equal(message, `"${'a'.repeat(98)}... is not an action of this deployment`)
   })
 
   it('finds every mistake of a statement at once', () => {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { operations as declared } from '../../src/core/api/operation.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
-import { checkPolicyDocument } from '../../src/core/iam/decide.ts'
+import { checkPolicyDocument } from '../../src/core/iam/policy.ts'
 import { managedPolicies, syncManagedPolicies } from '../../src/identity/policies/managed.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 

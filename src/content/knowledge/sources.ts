@@ -2,7 +2,7 @@ import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { facts } from '../../core/iam/caller.ts'
-import { listProjects } from '../../core/iam/decide.ts'
+import { listProjects } from '../../core/iam/row-filter.ts'
 import type { SourceNumber, VectorColumns } from '../vectors/store.ts'
 import type { Result, SearchInput } from './model.ts'
 

@@ -1,6 +1,8 @@
 import { srn } from '../../core/api/kind.ts'
 import { eventAliases, patternMatches } from '../../core/db/events.ts'
-import { type CompiledDocument, compileDocument, eventAllowed, type Tags } from '../../core/iam/decide.ts'
+import { eventAllowed } from '../../core/iam/event-gate.ts'
+import type { Tags } from '../../core/iam/match.ts'
+import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import type { Logger } from '../../core/process/log.ts'
 import type { DispatchedEvent, Subscriber } from './delivery-store.ts'
 

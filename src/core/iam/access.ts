@@ -3,7 +3,8 @@ import { srn } from '../api/kind.ts'
 import type { AllowTarget } from '../api/operation.ts'
 import { type Fragment, sql } from '../db/sql.ts'
 import { type Caller, facts, isAdmin } from './caller.ts'
-import { couldAllow, decide, listPossible, listProjects, projectVisible, rowFilter } from './decide.ts'
+import { couldAllow, decide, projectVisible } from './decide.ts'
+import { listPossible, listProjects, rowFilter } from './row-filter.ts'
 
 /** What a decision is about: a row, or everything of a kind in a project (creates), there at a path when one is known. */
 export type Target = AllowTarget & { requestTags?: Record<string, string> }
@@ -17,7 +18,7 @@ export function targetName(target: Target): string {
   return srn(project, own.type, own.id)
 }
 
-/** Every name of a target: by id (or `*`) and, where it has one, by path (identity, 6.6). */
+/** Every name of a target: by id (or `*`) and, where it has one, by path. */
 function targetNames(target: Target): string[] {
   const { kind, row } = target
   const path = row ? kind.path?.(row) : target.path
@@ -25,7 +26,7 @@ function targetNames(target: Target): string[] {
   return [targetName(target), srn(row?.project_id ?? target.project_id ?? null, kind.name, path)]
 }
 
-/** The full decision on one target (identity, 6.4). The project binding is judged before by `projectBinding`. */
+/** The full decision on one target. The project binding is checked before, by `projectBinding`. */
 export function permitted(caller: Caller, action: string, target: Target): boolean {
   if (caller.layers.length === 0) return true
   const { kind, row } = target
@@ -42,7 +43,7 @@ export function permitted(caller: Caller, action: string, target: Target): boole
 
 export const mayEver = (caller: Caller, action: string): boolean => couldAllow(caller.layers, action)
 
-/** Whether the caller may know that something of the project exists (identity, 6.5). */
+/** Whether the caller may know that something of the project exists. */
 export function sees(caller: Caller, projectId: string | null): boolean {
   if (projectId === null) return true
   if (caller.project_id !== null && caller.project_id !== projectId) return false
@@ -56,7 +57,7 @@ export function projectBinding(caller: Caller, requested: string): void {
   }
 }
 
-/** Global operations need the role and an unbound credential (identity, 6.7). */
+/** Global operations need the admin role and a credential that is bound to no project; a key with policies needs their Allow too. */
 export function adminGate(caller: Caller, action: string, target: Target | null): boolean {
   if (!isAdmin(caller) || caller.project_id !== null) return false
   if (caller.credential.type === 'user') return true
@@ -87,7 +88,7 @@ export function visibleRows(
 export const listAllowed = (caller: Caller, action: string, type: string, projectId: string): boolean =>
   caller.layers.length === 0 || listPossible(caller.layers, { action, type, projectId, facts: facts(caller) })
 
-/** Whether a list without a named project is left with any project. */
+/** Whether a list without a named project can show rows of any project. */
 export function listsSomewhere(caller: Caller, action: string, type: string): boolean {
   if (caller.layers.length === 0) return true
   const projects = listProjects(caller.layers, { action, type, facts: facts(caller) })

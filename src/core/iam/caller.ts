@@ -1,6 +1,7 @@
-import type { Layer, PrincipalFacts } from './decide.ts'
+import type { Layer } from './decide.ts'
+import type { PrincipalFacts } from './match.ts'
 
-/** Who is asking: one shape for every route and every piece of background work (identity, 1.2). */
+/** Who is asking: one shape for every route and every piece of background work. */
 export type Caller = {
   /** The human behind the credential: key owner, consenting user, creator of the work. */
   user: { id: string; username: string; role: 'admin' | 'user' }
@@ -20,7 +21,7 @@ export type Caller = {
   run?: { work_type: string; work_id: string; trigger_id: string | null }
 }
 
-/** What is stored with work that is driven later: never a token, always a name to mint one from (identity, 1.3). */
+/** What is stored with work that runs later: never a token, always whose rights it runs with. */
 export type PrincipalRecord = {
   type: 'user' | 'api_key'
   id: string

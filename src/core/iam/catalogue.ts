@@ -2,7 +2,7 @@ import { kinds } from '../api/kind.ts'
 import type { Operation } from '../api/operation.ts'
 import { eventNames, eventTypes } from '../db/events.ts'
 import { declarations } from '../declarations.ts'
-import type { Catalogue } from './decide.ts'
+import type { Catalogue } from './policy.ts'
 
 export type ActionEntry = {
   action: string
@@ -17,14 +17,14 @@ export type PolicyAction = Omit<ActionEntry, 'gate' | 'operation_ids'>
 
 export const policyActions = declarations<PolicyAction>('policy action', ({ action }) => action)
 
-/** Names that policies may use before there is a module that gives them a meaning. */
+/** Names that policies may use although no module of this release declares them. */
 export type PlannedNames = { actions: readonly string[]; types: readonly string[]; events: readonly string[] }
 
 export const plannedNames = declarations<PlannedNames>('planned names', () => 'planned')
 
 const NOT_YET = 'Of a module that this release does not have yet'
 
-/** The action catalogue, made from the operations: module -> actions, in the order of the table of contents. */
+/** The action catalogue, made from the operations: module -> actions, in the order of the modules. */
 export function actionCatalogue(operations: readonly Operation[]): { module: string; actions: ActionEntry[] }[] {
   const modules = new Map<string, Map<string, ActionEntry>>()
   const add = (entry: ActionEntry) => {

@@ -1,12 +1,14 @@
+import { firstChars } from '../api/text.ts'
+import { compileGlob, type Glob } from './glob.ts'
+import { canonicalActions, canonicalType, type KnownActions, splitName } from './names.ts'
+
 /**
  * Policy documents: the check when one is written and the form it is evaluated in. Both come from one reader, so what is
- * accepted and what is matched cannot drift apart. Deciding is in iam.ts.
+ * accepted and what is matched cannot drift apart.
  */
 
 /** What a document may name. A function that takes one never looks anything up elsewhere. */
-export type Catalogue = {
-  /** module -> grantable action names */
-  actions: Map<string, Set<string>>
+export type Catalogue = KnownActions & {
   /** resource types, singular snake_case */
   types: Set<string>
   /** registered event names and their aliases */
@@ -25,9 +27,6 @@ export type PolicyStatement = {
 export type PolicyDocument = { statement: PolicyStatement[] }
 
 export type PolicyProblem = { code: string; path: string; message: string }
-
-/** A pattern with `*` (any run) and `?` (one character); `shortest` is the least length a match can have. */
-export type Glob = { readonly pattern: string; readonly shortest: number }
 
 /** One resource pattern; null in a segment means "any". `id` and `path` are never both set. */
 export type ResourcePattern = {
@@ -77,7 +76,7 @@ const MAX_DOCUMENT_BYTES = 64 * 1024
 const MAX_ITEMS = 100
 const MAX_CONDITION_VALUES = 50
 const MAX_EVENT_PATTERN = 128
-/** A document of nothing but mistakes still gets a readable answer. */
+/** Problems reported for one document. */
 const MAX_PROBLEMS = 100
 
 const OPERATORS = new Map<string, { negated: boolean; glob: boolean }>([
@@ -89,107 +88,8 @@ const OPERATORS = new Map<string, { negated: boolean; glob: boolean }>([
 
 const PLAIN_KEYS = new Set(['ResourceType', 'PrincipalId', 'PrincipalType', 'CredentialType'])
 
-const ACTION_ALIASES = new Map([
-  ['usage:GetUsage', 'usage:GetAggregate'],
-  ['usage:ListUsageMeters', 'usage:ListUsageEvents'],
-  ['deciders:EvaluateDecider', 'deciders:CreateDecision'],
-])
-
 /**
- * Canonical spellings of one exact action. `agents:<Name>` also stands for `sessions:<Name>` unless the catalogue shows
- * that agents has the name itself or sessions has not; without a catalogue both are given, which is the same as long as
- * no name is in both modules.
- * @param action `<module>:<Action>`, no wildcard
- */
-export function canonicalActions(action: string, catalogue?: Pick<Catalogue, 'actions'>): string[] {
-  const alias = ACTION_ALIASES.get(action)
-  if (alias) return [alias]
-  const colon = action.indexOf(':')
-  const module = action.slice(0, colon)
-  const name = action.slice(colon + 1)
-  if (module === 'api-keys') {
-    const noun = name.endsWith('ApiKey') ? 'ApiKey' : name.endsWith('ApiKeys') ? 'ApiKeys' : null
-    if (noun) return [`project-keys:${name.slice(0, -noun.length)}${noun.replace('Api', 'Project')}`]
-  }
-  if (module === 'agents') {
-    const session = `sessions:${name}`
-    if (!catalogue) return [action, session]
-    if (!catalogue.actions.get('agents')?.has(name) && catalogue.actions.get('sessions')?.has(name)) return [session]
-  }
-  return [action]
-}
-
-/** Canonical resource type of any accepted spelling: `files` -> `file`, `api-keys` -> `project_key`, `*` stays. */
-export function canonicalType(type: string): string {
-  const snake = type.replaceAll('-', '_')
-  const singular = snake.endsWith('ies') ? `${snake.slice(0, -3)}y` : snake.endsWith('s') ? snake.slice(0, -1) : snake
-  return singular === 'api_key' ? 'project_key' : singular
-}
-
-/** Compiles a glob; runs of `*` collapse so that matching stays bounded by pattern length times value length. */
-export function compileGlob(source: string): Glob {
-  let pattern = ''
-  let shortest = 0
-  for (let i = 0; i < source.length; i++) {
-    const char = source[i]
-    if (char === '*' && pattern.endsWith('*')) continue
-    pattern += char
-    if (char !== '*') shortest++
-  }
-  return { pattern, shortest }
-}
-
-const STAR = 42
-const QUESTION = 63
-
-/** Length in code units of the character at `at`: `?` is one character as PostgreSQL counts them. */
-function width(value: string, at: number): number {
-  return value.codePointAt(at)! > 0xffff ? 2 : 1
-}
-
-/** Whole-string match of a compiled glob. Backtracks to the latest `*` only, so there is no exponential input. */
-export function globMatches(glob: Glob, value: string): boolean {
-  const { pattern } = glob
-  if (value.length < glob.shortest) return false
-  let at = 0
-  let p = 0
-  let star = -1
-  let resume = 0
-  while (at < value.length) {
-    const expected = p < pattern.length ? pattern.charCodeAt(p) : -1
-    if (expected === STAR) {
-      star = p++
-      resume = at
-    } else if (expected === QUESTION) {
-      at += width(value, at)
-      p++
-    } else if (expected === value.charCodeAt(at)) {
-      at++
-      p++
-    } else if (star >= 0) {
-      p = star + 1
-      resume += width(value, resume)
-      at = resume
-    } else return false
-  }
-  while (p < pattern.length && pattern.charCodeAt(p) === STAR) p++
-  return p === pattern.length
-}
-
-/** The `like` pattern that matches what the glob matches, with the default escape character. */
-export function globToLike(glob: Glob): string {
-  let like = ''
-  for (const char of glob.pattern) {
-    if (char === '*') like += '%'
-    else if (char === '?') like += '_'
-    else if (char === '%' || char === '_' || char === '\\') like += `\\${char}`
-    else like += char
-  }
-  return like
-}
-
-/**
- * Authoring check of a document (identity 5.2).
+ * Checks a document as its author wrote it.
  * @param path wire name of the field that holds the document
  * @returns problems, at most 100, empty when the document may be stored. Codes: UNKNOWN_ACTION, INVALID_RESOURCE,
  *   INVALID_EFFECT, INVALID_CONDITION, INVALID_TYPE, UNKNOWN_PROPERTY, TOO_SMALL, TOO_LARGE
@@ -208,7 +108,7 @@ export function checkPolicyDocument(document: unknown, catalogue: Catalogue, pat
  * authoring matter and not applied.
  * @param catalogue only used to tell which module an `agents:<Name>` alias means, see canonicalActions
  */
-export function compileDocument(document: unknown, catalogue?: Pick<Catalogue, 'actions'>): CompiledDocument {
+export function compileDocument(document: unknown, catalogue?: KnownActions): CompiledDocument {
   const reader = new Reader(null, catalogue)
   const statements = reader.document(document, '')
   return reader.problems.length > 0 ? { valid: false, statements: [] } : { valid: true, statements }
@@ -220,16 +120,16 @@ function isObject(value: unknown): value is Record<string, unknown> {
 
 function quoted(value: unknown): string {
   const text = JSON.stringify(value) ?? String(value)
-  return text.length > 100 ? `${text.slice(0, 100)}...` : text
+  return text.length > 100 ? `${firstChars(text, 100)}...` : text
 }
 
-/** Reads a document: with a catalogue it judges the vocabulary and the limits too, without one only the grammar. */
+/** Reads a document: with a catalogue it checks the vocabulary and the limits too, without one only the grammar. */
 class Reader {
   readonly problems: PolicyProblem[] = []
   readonly catalogue: Catalogue | null
-  readonly aliases: Pick<Catalogue, 'actions'> | undefined
+  readonly aliases: KnownActions | undefined
 
-  constructor(catalogue: Catalogue | null, aliases: Pick<Catalogue, 'actions'> | undefined = catalogue ?? undefined) {
+  constructor(catalogue: Catalogue | null, aliases: KnownActions | undefined = catalogue ?? undefined) {
     this.catalogue = catalogue
     this.aliases = aliases
   }
@@ -429,15 +329,6 @@ function parseResource(resource: string): ResourcePattern | string {
     id: path || id === '*' ? null : id,
     path: path ? compileGlob(id) : null,
   }
-}
-
-/** Segments of `srn:<project>:<type>:<id>`, or null when there are not that many. */
-export function splitName(name: string): { project: string; type: string; id: string } | null {
-  if (!name.startsWith('srn:')) return null
-  const second = name.indexOf(':', 4)
-  const third = second < 0 ? -1 : name.indexOf(':', second + 1)
-  if (third < 0) return null
-  return { project: name.slice(4, second), type: name.slice(second + 1, third), id: name.slice(third + 1) }
 }
 
 /** The word before the colon is a vendor prefix (2-16 lower-case letters) and carries no meaning. */

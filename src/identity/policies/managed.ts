@@ -1,5 +1,5 @@
 import { type Operation, operations } from '../../core/api/operation.ts'
-import type { PolicyDocument, PolicyStatement } from '../../core/iam/decide.ts'
+import type { PolicyDocument, PolicyStatement } from '../../core/iam/policy.ts'
 import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
 import type { managedIds } from './model.ts'

@@ -6,7 +6,7 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 import { adminGate, listAllowed, projectBinding, sees } from '../../core/iam/access.ts'
 import { type Caller, facts } from '../../core/iam/caller.ts'
 import { type ActionEntry, actionCatalogue } from '../../core/iam/catalogue.ts'
-import { rowFilter } from '../../core/iam/decide.ts'
+import { rowFilter } from '../../core/iam/row-filter.ts'
 
 export const OwnPermission = z
   .object({

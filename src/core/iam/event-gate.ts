@@ -1,0 +1,26 @@
+import { type MatchContext, matches, parseNames, type Tags } from './match.ts'
+import type { CompiledDocument } from './policy.ts'
+
+/**
+ * The event gate of webhooks and event triggers: whether the document explicitly allows the event. Event patterns and
+ * `*` match, action patterns do not. There is no principal at the gate: conditions on one find the key missing.
+ * @param event.aliases further names the event is known under; a pattern may match any of them
+ */
+export function eventAllowed(
+  document: CompiledDocument,
+  event: { name: string; aliases?: readonly string[]; srn: string; type: string; tags: Tags | null },
+): boolean {
+  const names = parseNames([event.srn])
+  if (!document.valid || !names) return false
+  const context: MatchContext = { type: event.type, facts: null }
+  let allowed = false
+  for (const statement of document.statements) {
+    const matched = [event.name, ...(event.aliases ?? [])].some(name =>
+      matches(statement, name, names, context, event.tags),
+    )
+    if (!matched) continue
+    if (statement.deny) return false
+    allowed = true
+  }
+  return allowed
+}

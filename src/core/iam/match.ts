@@ -1,0 +1,97 @@
+import { globMatches } from './glob.ts'
+import { splitName } from './names.ts'
+import type { CompiledStatement, Condition, ResourcePattern } from './policy.ts'
+
+/** How one statement of a policy matches one request. */
+
+export type Tags = Readonly<Record<string, string>>
+
+/** What principal conditions are compared with. */
+export type PrincipalFacts = {
+  principal_id: string
+  principal_type: 'user' | 'api_key'
+  credential_type: 'user' | 'api_key' | 'oauth_token' | 'run'
+}
+
+/** A resource name, `srn:<project>:<type>:<id>`, in its segments. */
+export type Name = { project: string; type: string; id: string }
+
+/** What conditions are compared with, but for the tags of the resource; without `facts` no principal condition holds. */
+export type MatchContext = { type: string; requestTags?: Tags; facts: PrincipalFacts | null }
+
+/** Parsed names, or null when one is not a name: nothing can be allowed on that. */
+export function parseNames(names: readonly string[]): Name[] | null {
+  const parsed: Name[] = []
+  for (const name of names) {
+    const segments = splitName(name)
+    if (!segments) return null
+    parsed.push(segments)
+  }
+  return parsed.length > 0 ? parsed : null
+}
+
+export function matchesAction(statement: CompiledStatement, action: string): boolean {
+  if (statement.everyAction || statement.exact.has(action)) return true
+  for (const prefix of statement.prefixes) if (action.startsWith(prefix)) return true
+  return false
+}
+
+/** Whether a statement applies to an action on a resource that has one or more names. */
+export function matches(
+  statement: CompiledStatement,
+  action: string,
+  names: readonly Name[],
+  context: MatchContext,
+  resourceTags: Tags | null | undefined,
+): boolean {
+  if (!matchesAction(statement, action) || !matchesResource(statement, names)) return false
+  for (const condition of statement.conditions) {
+    const value =
+      condition.source === 'ResourceTag' ? tagValue(resourceTags, condition.tag) : constantValue(condition, context)
+    if (!conditionHolds(condition, value)) return false
+  }
+  return true
+}
+
+function matchesResource(statement: CompiledStatement, names: readonly Name[]): boolean {
+  if (statement.resources === null) return true
+  for (const pattern of statement.resources) for (const name of names) if (matchesName(pattern, name)) return true
+  return false
+}
+
+function matchesName(pattern: ResourcePattern, name: Name): boolean {
+  if (pattern.project !== null && pattern.project !== name.project) return false
+  if (pattern.type !== null && pattern.type !== name.type) return false
+  if (pattern.path !== null) return name.id.startsWith('/') && globMatches(pattern.path, name.id)
+  return pattern.id === null || pattern.id === name.id
+}
+
+function tagValue(tags: Tags | null | undefined, key: string): string | undefined {
+  return tags && Object.hasOwn(tags, key) ? tags[key] : undefined
+}
+
+/** Value of a key that does not depend on the resource's tags. */
+export function constantValue(condition: Condition, context: MatchContext): string | undefined {
+  switch (condition.source) {
+    case 'RequestTag':
+      return tagValue(context.requestTags, condition.tag)
+    case 'ResourceType':
+      return context.type
+    case 'PrincipalId':
+      return context.facts?.principal_id
+    case 'PrincipalType':
+      return context.facts?.principal_type
+    case 'CredentialType':
+      return context.facts?.credential_type
+    default:
+      return undefined
+  }
+}
+
+/** Whether a condition holds for the value of its key; negated ones hold for a missing key too. */
+export function conditionHolds(condition: Condition, value: string | undefined): boolean {
+  if (value === undefined) return condition.negated
+  if (condition.equals.includes(value)) return !condition.negated
+  for (const glob of condition.globs) if (globMatches(glob, value)) return !condition.negated
+  return condition.negated
+}
