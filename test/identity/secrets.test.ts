@@ -3,9 +3,9 @@ import { AppError } from '../../src/core/api/errors.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { sealedColumns } from '../../src/core/secrets/sealed.ts'
 import { createSecretBox } from '../../src/core/secrets/secretbox.ts'
-import { sweepReplacedValues } from '../../src/identity/secrets/operations.ts'
 import { reencryptSecrets, verifySecrets } from '../../src/identity/secrets/reencrypt.ts'
 import { checkTokens, mask, openSecret, resolveTokens } from '../../src/identity/secrets/resolve.ts'
+import { dropReplacedValues } from '../../src/identity/secrets/store.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 
@@ -95,8 +95,18 @@ describe('secrets', () => {
       assert.equal(changed.status, 200)
       assert.ok(changed.body.value_updated_at >= renamed.body.value_updated_at)
       assert.equal(await reading(id), 'second value')
-      for (const body of [{}, { value: '' }, { value: null }, { name: null }, { project_id: project.id }])
+      for (const body of [{ value: '' }, { value: null }, { name: null }, { project_id: project.id }])
         assert.equal((await project.key.patch(`/secrets/${id}`, body)).status, 400, JSON.stringify(body))
+    })
+
+    it('is left as it is by a change without fields, without an event', async () => {
+      const { id } = (await project.key.post('/secrets', { name: 'still', value: 'v' })).body
+      const { body } = await project.key.patch(`/secrets/${id}`, { name: 'moved' })
+      for (const method of ['patch', 'put'] as const) {
+        const reply = await project.key[method](`/secrets/${id}`, {})
+        assert.deepEqual([reply.status, reply.body], [200, body])
+      }
+      assert.equal((await rows('select 1 from events where resource_id = $1', [id])).length, 2)
     })
 
     it('keeps one of the values that are written at the same time', async () => {
@@ -178,7 +188,7 @@ describe('secrets', () => {
       assert.ok(hours > 23.9 && hours <= 24)
       await rows(`update secrets set previous_until = now() - interval '1 second' where id = $1 returning 1`, [id])
       assert.equal((await project.key.post(`/secrets/${id}/rollback`)).status, 404)
-      assert.ok((await sweepReplacedValues(app.services)) >= 1)
+      assert.ok((await dropReplacedValues(app.services.pool)) >= 1)
       const [kept] = await rows('select previous_sealed_value from secrets where id = $1', [id])
       assert.equal(kept.previous_sealed_value, null)
     })

@@ -1,43 +1,36 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 const MAX_BYTES = 65_536
 
-/** A secret as the wire shows it; its value is in no answer (identity, 9.1). */
+/** A secret as the wire shows it; its value is in no answer. */
 export const Secret = record('Secret', {
   name: z.string(),
   has_value: z.boolean(),
   value_updated_at: z.string().nullable(),
 })
-export type Secret = z.output<typeof Secret>
 
-const name = z.string().trim().min(1).max(255)
-const value = z
-  .string()
-  .min(1)
-  .refine(text => Buffer.byteLength(text) <= MAX_BYTES, 'must be at most 64 KiB of UTF-8')
-  .describe('Write-only')
+const fields = {
+  name: z.string().trim().min(1).max(255).describe('Name to show; references go by id'),
+  value: z
+    .string()
+    .min(1)
+    .refine(text => Buffer.byteLength(text) <= MAX_BYTES, 'must be at most 64 KiB of UTF-8')
+    .describe('The value, stored encrypted and never shown again'),
+}
 
-export const SecretInput = z
-  .strictObject({ project_id: z.string().nullable().optional(), name, value })
-  .meta({ id: 'SecretInput' })
+export const SecretInput = createBody('SecretInput', fields, ['name', 'value'])
 
-export const SecretPatch = z
-  .strictObject({ name, value })
-  .partial()
-  .refine(patch => Object.keys(patch).length > 0, 'must name at least one field')
-  .meta({ id: 'SecretPatch' })
+export const SecretPatch = patchBody('SecretPatch', fields)
 
 export const SecretReference = z
   .object({ type: z.string(), id: z.string(), field: z.string() })
   .meta({ id: 'SecretReference' })
 
-export type SecretRow = Secret
-
-export const secret = kind({
+export const secretKind = kind({
   name: 'secret',
   prefix: 'sec',
   table: 'secrets',
@@ -48,6 +41,8 @@ export const secret = kind({
   events: ['created', 'updated', 'deleted'],
   eventNotes: 'as GET shows it; the value is in neither',
 })
+
+export type SecretRow = z.output<typeof secretKind.row>
 
 /** The row a secret's value is sealed for. */
 export const sealedFor = (id: string, projectId: string) => ({ kind: 'secret', id, project_id: projectId })

@@ -1,11 +1,12 @@
 import { module } from '../../core/api/module.ts'
 import { secretErrors } from './errors.ts'
-import { sealedValues, secret } from './model.ts'
-import { secretOperations, sweepReplacedValues } from './operations.ts'
+import { sealedValues, secretKind } from './model.ts'
+import { secretOperations } from './operations.ts'
+import { dropReplacedValues } from './store.ts'
 
 export default module('secrets', {
   errors: secretErrors,
-  kinds: [secret],
+  kinds: [secretKind],
   operations: secretOperations,
   policyActions: [
     {
@@ -15,5 +16,5 @@ export default module('secrets', {
     },
   ],
   sealedColumns: sealedValues,
-  sweeps: [{ name: 'replaced secret values', when: '29 * * * *', run: sweepReplacedValues }],
+  sweeps: [{ name: 'replaced secret values', when: '29 * * * *', run: ({ pool }) => dropReplacedValues(pool) }],
 })

@@ -3,15 +3,15 @@ import { type SealedColumn, sealedColumns } from '../../core/secrets/sealed.ts'
 import { countByKey, lockForeignRows, writeSealed } from './store.ts'
 
 const BATCH = 500
-/** Rows that others hold during a pass are met by the next. */
+/** Rows that others hold during a pass are left to the next one. */
 const PASSES = 10
 
 export type ReencryptCount = { table: string; column: string; kind: string; reencrypted: number; undecryptable: number }
 export type KeyCount = { table: string; column: string; kind: string; key_id: string; current: boolean; count: number }
 
 /**
- * Seals every encrypted value anew that is not sealed under the current key (identity, 9.3 rule 4). Safe beside live
- * traffic: batches of 500 rows, each one transaction, over rows nobody holds. May be stopped and run again at any time.
+ * Seals again every encrypted value that is not sealed under the current key. Safe beside live traffic: batches of 500
+ * rows, each one transaction, over rows that nobody holds. May be stopped and run again at any time.
  * @param onProgress called after each batch with what its column counts so far
  * @returns counts per column, and how many values are left under other keys: undecryptable ones, and rows held all along
  */

@@ -2,9 +2,9 @@ import { raise } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sealedFor } from './model.ts'
-import { lockSecrets, sealedValues } from './store.ts'
+import { referencedSecrets, sealedValues } from './store.ts'
 
-/** `{{secret:<id>}}` inside a string (identity, 9.4). */
+/** `{{secret:<id>}}` inside a string. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
 const MASK = '***'
 const MASKED_FROM = 8
@@ -37,7 +37,7 @@ async function openAll(
 }
 
 /**
- * The value of a secret of a project, for use at once: it is not to be kept, logged or put into a message.
+ * The value of a secret of a project, for use at once: never keep it, log it or put it into a message.
  * Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`.
  */
 export async function openSecret(
@@ -50,8 +50,8 @@ export async function openSecret(
 }
 
 /**
- * Puts the values of secrets of a project in the place of their tokens, all texts with one query (none when no text has
- * a token). One pass: what a value holds is never read as a token. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE
+ * Replaces the tokens in texts by the values of the project's secrets, with one query for all texts (none when no text
+ * has a token). One pass: what a value holds is never read as a token. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE
  * with `meta.secret_id`.
  * @returns the texts in their order, and the values that were used, for `mask`
  */
@@ -69,8 +69,8 @@ export async function resolveTokens(
 }
 
 /**
- * Checks at a write that every token of the texts, and every id of `ids`, names a secret of the project, and holds those
- * against deletion to the end of the transaction. Raises SECRET_NOT_FOUND with `meta.secret_id`.
+ * Checks at a write that every token of the texts, and every id of `ids`, names a secret of the project, and keeps those
+ * from being deleted until the transaction ends. Raises SECRET_NOT_FOUND with `meta.secret_id`.
  */
 export async function checkTokens(
   tx: Queryable,
@@ -80,12 +80,12 @@ export async function checkTokens(
 ): Promise<void> {
   const named = [...new Set([...ids, ...tokenIds(texts)])]
   if (named.length === 0) return
-  const found = await lockSecrets(tx, projectId, named)
+  const found = await referencedSecrets(tx, projectId, named)
   const missing = named.find(id => !found.includes(id))
   if (missing !== undefined) raise('SECRET_NOT_FOUND', { meta: { secret_id: missing } })
 }
 
-/** Replaces every value of 8 characters or more in a text by `***` (identity, 9.3 rule 6); longer values first. */
+/** Replaces every value of 8 characters or more in a text by `***`; longer values first. */
 export function mask(text: string, values: readonly string[]): string {
   let masked = text
   for (const value of values.filter(item => item.length >= MASKED_FROM).sort((a, b) => b.length - a.length))
