@@ -5,7 +5,7 @@ import { newId } from '../../core/api/ids.ts'
 import { anyOf, booleanQuery, listTable, pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql, substring } from '../../core/db/sql.ts'
-import { secret } from '../../identity/secrets/model.ts'
+import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import {
   checkCredential,
@@ -64,7 +64,7 @@ async function valuesOf(
   const moved = stored !== null && destinationOf(wanted) !== destinationOf(stored)
   const linked = stored && !moved ? secretsOf(stored) : []
   for (const id of secret_ids)
-    if (!linked.includes(id)) allow('secrets:UseSecret', { kind: secret, row: { id, project_id } })
+    if (!linked.includes(id)) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
   if (moved) checkNothingFollows(wanted)
   // Checked last: a mask that stands for nothing is no credential.
   checkCredential({ ...wanted, config: parted.config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
