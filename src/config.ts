@@ -96,6 +96,12 @@ const settings = {
     '120000',
     'Longest pause of a client in the middle of sending a body or reading an answer.',
   ),
+  STREAM_PING_INTERVAL_MS: setting(
+    'process',
+    integer(10),
+    '15000',
+    'Ping of an event stream; each checks again whether its caller may still read it.',
+  ),
   SYNC_WAIT_SECONDS: setting('process', integer(1), '300', 'Longest blocking answer of waited work.'),
   LOG_LEVEL: setting(
     'process',

@@ -3,7 +3,7 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { anyOf, listTable, pageOf, tagCondition, tagFilter, textFilter } from '../../core/api/lists.ts'
-import { answer, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { answer, type Context, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
 import { replacedTags, tagOperations } from '../../core/api/tags.ts'
 import { type Queryable, sql, substring } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
@@ -285,13 +285,23 @@ const deleteMessage = itemOperation(conversationKind, {
   },
 })
 
-const EXPORT_PAGE = 500
+/** Texts have up to 1 MiB. */
+const EXPORT_PAGE = 50
 
-/** The messages as lines of JSON, in order, read page by page as the client takes them. */
-async function* exportLines(db: Queryable, conversationId: string): AsyncGenerator<string> {
+/**
+ * The messages as lines of JSON, in order, read page by page as the client takes them. A caller who loses the right to
+ * them in the meantime gets no further page: the answer breaks off.
+ */
+async function* exportLines({ services, resource, recheck }: Context<unknown, undefined, ConversationRow>) {
+  const { STREAM_PING_INTERVAL_MS } = services.config
   let after = -1
+  let checkedAt = Date.now()
   for (;;) {
-    const rows: readonly MessageRow[] = await messagesAfter(db, conversationId, after, EXPORT_PAGE)
+    if (Date.now() - checkedAt >= STREAM_PING_INTERVAL_MS) {
+      await recheck()
+      checkedAt = Date.now()
+    }
+    const rows: readonly MessageRow[] = await messagesAfter(services.pool, resource.id, after, EXPORT_PAGE)
     if (rows.length > 0) yield `${rows.map(row => JSON.stringify(presentMessage(row))).join('\n')}\n`
     if (rows.length < EXPORT_PAGE) return
     after = rows[rows.length - 1].position
@@ -307,8 +317,8 @@ const exportMessages = itemOperation(conversationKind, {
   action: 'conversations:GetConversation',
   answers: { 200: null },
   produces: 'application/x-ndjson',
-  run: async ({ resource, services }) =>
-    streamed('application/x-ndjson', Readable.from(exportLines(services.pool, resource.id), { objectMode: false })),
+  run: async context =>
+    streamed('application/x-ndjson', Readable.from(exportLines(context), { objectMode: false })),
 })
 
 const generateMessage = itemOperation(conversationKind, {

@@ -26,7 +26,7 @@ const MAX_WAITING = 20
 export async function generate(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
-    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record'
+    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck'
   >,
 ): Promise<Answer> {
   const { services, caller, query, resource, request } = context

@@ -2,9 +2,7 @@ import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
-import { type Answer, answer, streamed } from '../../core/api/operation.ts'
-import type { RequestFacts } from '../../core/invoke/call.ts'
-import type { Services } from '../../core/process/services.ts'
+import { type Answer, answer, type Context, streamed } from '../../core/api/operation.ts'
 import { streamTurn } from './stream.ts'
 import { expectTurn, raiseFailure } from './wait.ts'
 
@@ -31,10 +29,11 @@ export const madeStatus = (mode: TurnMode): number => (mode === 'background' ? 2
  * @param make makes the turn with the generation id given and answers what tells a background caller of it
  */
 export async function answerTurn(
-  { services, request }: { services: Services; request: RequestFacts },
+  context: Pick<Context, 'services' | 'request' | 'recheck'>,
   mode: TurnMode,
   make: (generationId: string) => Promise<{ generation_id: string; trace_id: string }>,
 ): Promise<Answer> {
+  const { services, request } = context
   const generationId = newId('gen')
   // Listens before the turn exists, so that its end is not missed and need not be looked for.
   const expected = mode === 'wait' ? expectTurn(services, generationId) : null
@@ -46,11 +45,7 @@ export async function answerTurn(
     throw error
   }
   if (mode === 'stream')
-    return streamed(
-      'text/event-stream',
-      streamTurn(services, { id: generationId }, { after: 0, closed: request.closed }),
-      { 'Cache-Control': 'no-store' },
-    )
+    return streamed('text/event-stream', streamTurn(context, { id: generationId }, 0), { 'Cache-Control': 'no-store' })
   const accepted = answer(202, { status: 'accepted', ...made })
   const ended = await expected?.wait(request.closed)
   if (!ended) return accepted

@@ -190,12 +190,10 @@ const streamGeneration = itemOperation(generationKind, {
   action: 'generations:GetGeneration',
   answers: { 200: null },
   produces: 'text/event-stream',
-  run: async ({ services, resource, request }) =>
-    streamed(
-      'text/event-stream',
-      streamTurn(services, resource, { after: lastEventId(request.headers['last-event-id']), closed: request.closed }),
-      { 'Cache-Control': 'no-store' },
-    ),
+  run: async context => {
+    const after = lastEventId(context.request.headers['last-event-id'])
+    return streamed('text/event-stream', streamTurn(context, context.resource, after), { 'Cache-Control': 'no-store' })
+  },
 })
 
 const updateGeneration = itemOperation(generationKind, {

@@ -1,5 +1,6 @@
 import { Readable } from 'node:stream'
-import type { Services } from '../../core/process/services.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
 import { deltaOf, readFrame } from './frames.ts'
 import { liveTurns } from './live.ts'
 import type { GenerationRow } from './model.ts'
@@ -7,9 +8,8 @@ import { generationKind } from './model.ts'
 import { framesAfter } from './store.ts'
 import { type EndedTurn, readEnd } from './wait.ts'
 
-/** A look follows every notification, and comes at least this often. */
+/** The record and the frames are read after every notification, and at least this often. */
 const POLL_MS = 2000
-const PING_MS = 15_000
 const END_EVENTS = new Set(['completed', 'error', 'requires_action'])
 
 /** The position a client asks to go on from; anything but a whole number is the beginning. */
@@ -17,25 +17,26 @@ export const lastEventId = (header: string | string[] | undefined): number =>
   typeof header === 'string' && /^\d{1,9}$/.test(header) ? Number(header) : 0
 
 /**
- * The event stream of a turn from the event after `after`, as executors write it, from any web process. A turn that
- * wrote no pieces, or whose frames are gone, is told from its record.
+ * The event stream of a turn from the event after `after`, as executors write it, from any web process. The stream of a
+ * turn that wrote no pieces, or whose frames are gone, is made from its record. The caller's rights are checked again with
+ * each ping; when they are gone the stream ends with an `error` event that says so, and the turn goes on.
  */
 export function streamTurn(
-  services: Services,
+  context: Pick<Context, 'services' | 'request' | 'recheck'>,
   generation: { id: string },
-  options: { after: number; closed: AbortSignal },
+  after: number,
 ): Readable {
-  return Readable.from(follow(services, generation.id, options.after, options.closed), { objectMode: false })
+  return Readable.from(follow(context, generation.id, after), { objectMode: false })
 }
 
 const message = (id: number, event: string, data: string): string => `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
 
 async function* follow(
-  services: Services,
+  { services, request: { closed }, recheck }: Pick<Context, 'services' | 'request' | 'recheck'>,
   generationId: string,
   after: number,
-  closed: AbortSignal,
 ): AsyncGenerator<string> {
+  const pingMs = services.config.STREAM_PING_INTERVAL_MS
   let news = false
   let wake = () => {}
   const unwatch = liveTurns(services).watch(generationId, () => {
@@ -47,9 +48,16 @@ async function* follow(
   let seq = after
   let row: GenerationRow | null = null
   let quiet = true
-  let pingAt = Date.now() + PING_MS
+  let pingAt = Date.now() + pingMs
   try {
     while (!closed.aborted) {
+      if (Date.now() >= pingAt) {
+        const refused = await refusalOf(recheck)
+        // Under the id of the last event, so that a caller who may read on resumes behind that.
+        if (refused) return yield message(seq, 'error', JSON.stringify(refused))
+        pingAt = Date.now() + pingMs
+        yield ': ping\n\n'
+      }
       row ??= await generationKind.find(services.pool, generationId)
       if (!row) return
       if (row.streamed) {
@@ -74,7 +82,7 @@ async function* follow(
       }
       if (!news)
         await new Promise<void>(resolve => {
-          const timer = setTimeout(resolve, POLL_MS)
+          const timer = setTimeout(resolve, Math.min(POLL_MS, Math.max(0, pingAt - Date.now())))
           wake = () => {
             clearTimeout(timer)
             resolve()
@@ -82,14 +90,21 @@ async function* follow(
         })
       quiet = !news
       news = false
-      if (Date.now() >= pingAt) {
-        pingAt = Date.now() + PING_MS
-        yield ': ping\n\n'
-      }
     }
   } finally {
     closed.removeEventListener('abort', left)
     unwatch()
+  }
+}
+
+/** What the caller would be refused with now; null when nothing has changed for it. Other failures are thrown. */
+async function refusalOf(recheck: () => Promise<void>): Promise<RecordedFailure | null> {
+  try {
+    await recheck()
+    return null
+  } catch (error) {
+    if (error instanceof AppError && error.status < 500) return error.recorded()
+    throw error
   }
 }
 
