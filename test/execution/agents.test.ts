@@ -64,6 +64,7 @@ describe('agents', () => {
     prompt_caching: { enabled: true },
     max_context_messages: 12,
     single_session_per_actor: true,
+    trace_content_mode: 'full',
   }
 
   it('are created with a provider alone', async () => {
@@ -86,6 +87,7 @@ describe('agents', () => {
       prompt_caching: null,
       max_context_messages: null,
       single_session_per_actor: false,
+      trace_content_mode: null,
       version: 1,
       created_at: record.created_at,
       updated_at: record.created_at,
@@ -196,6 +198,22 @@ describe('agents', () => {
       const reply = await create({ output_schema })
       assert.equal(reply.status, 400, JSON.stringify(output_schema).slice(0, 100))
       assert.equal(reply.body.error.code, 'INVALID_OUTPUT_SCHEMA', JSON.stringify(output_schema).slice(0, 100))
+    }
+  })
+
+  it('keep content or none, but not more than their project', async () => {
+    const { id } = await made({ trace_content_mode: 'none' })
+    refusedAt(await key.patch(`/agents/${id}`, { trace_content_mode: 'some' }), 'trace_content_mode')
+    const stored = await made({ trace_content_mode: 'full' })
+    await app.admin.patch(`/projects/${project.id}`, { trace_content_mode: 'none' })
+    try {
+      refusedAt(await create({ trace_content_mode: 'full' }), 'trace_content_mode')
+      refusedAt(await key.patch(`/agents/${id}`, { trace_content_mode: 'full' }), 'trace_content_mode')
+      // What was stored before stays, and means no more than the project's.
+      assert.equal((await key.patch(`/agents/${stored.id}`, { name: 'other' })).body.trace_content_mode, 'full')
+      assert.equal((await key.patch(`/agents/${id}`, { trace_content_mode: null })).body.trace_content_mode, null)
+    } finally {
+      await app.admin.patch(`/projects/${project.id}`, { trace_content_mode: 'full' })
     }
   })
 

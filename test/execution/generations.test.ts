@@ -803,6 +803,23 @@ describe('generations', () => {
       assert.equal(repeated.headers.get('idempotency-replayed'), 'true')
       assert.ok(!/whispered|unheard/.test(await dump()))
     })
+
+    it('of the project or of the agent, the stricter one counts', async () => {
+      const redacted = async (agent: string) => {
+        const { body } = await hidden.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'say' })
+        const record = (await hidden.key.get(`/generations/${body.id}`)).body
+        assert.equal(record.content_redacted_at === null, record.output !== null)
+        return record.content_redacted_by_principal_id
+      }
+      const mode = (trace_content_mode: string) =>
+        hidden.admin.patch(`/projects/${hidden.projectId}`, { trace_content_mode })
+      await mode('full')
+      const none = await hidden.agent({ trace_content_mode: 'none' })
+      const full = await hidden.agent({ trace_content_mode: 'full' })
+      assert.deepEqual([await redacted(none), await redacted(full)], ['zero_retention', null])
+      await mode('none')
+      assert.equal(await redacted(full), 'zero_retention')
+    })
   })
 })
 

@@ -407,6 +407,22 @@ describe('steps files of traces', function () {
     assert.deepEqual(await t.rows('select 1 from files where project_id = $1', [id]), [])
   })
 
+  it('keep the steps of others when a turn that keeps no content joins their trace', async () => {
+    const first = await t.turn({ prompt: 'a' })
+    const none = await app.agent({ trace_content_mode: 'none' })
+    const second = await t.turn({ prompt: 'secret', trace_id: first.trace_id }, none)
+    const third = await t.turn({ prompt: 'c', trace_id: first.trace_id })
+    const { file_id, content_redacted_at } = await t.written(first.trace_id)
+    assert.equal(content_redacted_at, null)
+    assert.deepEqual(
+      (await t.steps(file_id)).map(step => step.generation_id),
+      [first.id, third.id],
+    )
+    assert.deepEqual((await t.transcript(second.id)).steps, [])
+    const alone = await t.turn({ prompt: 'secret' }, none)
+    assert.notEqual((await t.trace(alone.trace_id)).content_redacted_at, null)
+  })
+
   it('go with their agent and with their project', async () => {
     const { id, key } = await app.project()
     const provider = await key.post('/ai-providers', {

@@ -285,7 +285,7 @@ const deleteMessage = itemOperation(conversationKind, {
   },
 })
 
-/** Texts have up to 1 MiB. */
+/** A text may have 1 MiB, that of a named document more. */
 const EXPORT_PAGE = 50
 
 /**
@@ -317,8 +317,7 @@ const exportMessages = itemOperation(conversationKind, {
   action: 'conversations:GetConversation',
   answers: { 200: null },
   produces: 'application/x-ndjson',
-  run: async context =>
-    streamed('application/x-ndjson', Readable.from(exportLines(context), { objectMode: false })),
+  run: async context => streamed('application/x-ndjson', Readable.from(exportLines(context), { objectMode: false })),
 })
 
 const generateMessage = itemOperation(conversationKind, {

@@ -28,6 +28,10 @@ const nullable = {
     .nullable(),
   prompt_caching: z.strictObject({ enabled: z.boolean() }).nullable(),
   max_context_messages: positive.nullable(),
+  trace_content_mode: z
+    .enum(['full', 'none'])
+    .nullable()
+    .describe('Whether the content of turns is kept; null is as the project says, which may not be exceeded'),
 }
 
 /** The configuration of an agent: what its callers write and its versions keep. */
@@ -36,6 +40,7 @@ export const AgentConfig = z.object({
   ai_provider_id: z.string(),
   output_schema: z.record(z.string(), z.unknown()).nullable(),
   single_session_per_actor: z.boolean(),
+  trace_content_mode: nullable.trace_content_mode,
 })
 
 export type AgentConfig = z.infer<typeof AgentConfig>
@@ -86,6 +91,7 @@ export function configOf(row: AgentRow): AgentConfig {
     prompt_caching: row.prompt_caching,
     max_context_messages: row.max_context_messages,
     single_session_per_actor: row.single_session_per_actor,
+    trace_content_mode: row.trace_content_mode,
   }
 }
 

@@ -3,9 +3,10 @@ import { z } from 'zod'
 import { refuseDependents, removeRow } from '../../core/api/dependents.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
+import { kinds } from '../../core/api/kind.ts'
 import { booleanQuery, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
-import { sql, substring } from '../../core/db/sql.ts'
+import { type Queryable, sql, substring } from '../../core/db/sql.ts'
 import { lockProvider } from '../providers/store.ts'
 import { Agent, type AgentConfig, AgentInput, AgentPatch, type AgentRow, agentKind, configOf } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
@@ -34,14 +35,18 @@ const EMPTY: Draft = {
   prompt_caching: null,
   max_context_messages: null,
   single_session_per_actor: false,
+  trace_content_mode: null,
 }
 
-/** Judges the configuration a write would leave and holds what it names against deletion. */
+const projectOf = (db: Queryable, id: string): Promise<{ trace_content_mode: string } | null> =>
+  kinds.get('project').find(db, id)
+
+/** Validates the configuration a write would leave and holds what it names against deletion. */
 async function checkConfig(
   { tx, services }: Pick<Context, 'tx' | 'services'>,
   projectId: string,
   draft: Draft,
-  given: { output_schema?: unknown; max_steps?: number | null },
+  given: { output_schema?: unknown; max_steps?: number | null; trace_content_mode?: 'full' | 'none' | null },
 ): Promise<AgentConfig> {
   const { ai_provider_id } = draft
   if (ai_provider_id === null) {
@@ -53,6 +58,9 @@ async function checkConfig(
   // A stored value above a lowered ceiling stays and runs at the ceiling.
   if (given.max_steps && given.max_steps > ceiling)
     invalid({ code: 'TOO_BIG', path: 'max_steps', message: `must be at most ${ceiling}` })
+  // Likewise a stored mode: of the agent's and the project's the stricter one counts.
+  if (given.trace_content_mode === 'full' && (await projectOf(tx, projectId))?.trace_content_mode === 'none')
+    invalid({ code: 'INVALID_VALUE', path: 'trace_content_mode', message: 'the project keeps no content' })
   const output_schema =
     draft.output_schema === null || draft.output_schema === undefined
       ? null

@@ -8,11 +8,11 @@ export const insertAgent = (db: Queryable, id: string, projectId: string, config
   db.one(sql.unsafe`
     insert into agents as t (id, project_id, name, instructions, ai_provider_id, model, max_steps, temperature,
       max_output_tokens, top_p, seed, provider_options, output_schema, prompt_caching, max_context_messages,
-      single_session_per_actor)
+      single_session_per_actor, trace_content_mode)
     values (${id}, ${projectId}, ${config.name}, ${config.instructions}, ${config.ai_provider_id}, ${config.model},
       ${config.max_steps}, ${config.temperature}, ${config.max_output_tokens}, ${config.top_p}, ${config.seed},
       ${jsonb(config.provider_options)}, ${json(config.output_schema)}, ${jsonb(config.prompt_caching)},
-      ${config.max_context_messages}, ${config.single_session_per_actor})
+      ${config.max_context_messages}, ${config.single_session_per_actor}, ${config.trace_content_mode})
     returning t.*`) as Promise<AgentRow>
 
 /** Writes a new configuration of an agent whose lock the caller holds, as its next version. */
@@ -24,7 +24,8 @@ export const updateAgent = (db: Queryable, id: string, config: AgentConfig): Pro
       seed = ${config.seed}, provider_options = ${jsonb(config.provider_options)},
       output_schema = ${json(config.output_schema)}, prompt_caching = ${jsonb(config.prompt_caching)},
       max_context_messages = ${config.max_context_messages},
-      single_session_per_actor = ${config.single_session_per_actor}, version = t.version + 1, updated_at = now()
+      single_session_per_actor = ${config.single_session_per_actor},
+      trace_content_mode = ${config.trace_content_mode}, version = t.version + 1, updated_at = now()
     where t.id = ${id} returning t.*`) as Promise<AgentRow>
 
 /** The agents of a project, oldest first. */

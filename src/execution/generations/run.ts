@@ -4,9 +4,9 @@ import { MetadataBag } from '../../core/api/metadata.ts'
 import { type Context, itemOperation } from '../../core/api/operation.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
-import type { ModelMessage } from '../providers/exchange.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
+import { type SentMessage, withDocuments } from './documents.ts'
 import { admitFiles } from './files.ts'
 import { UsageTotals } from './model.ts'
 import { findRunnableAgent, findTrace } from './store.ts'
@@ -16,9 +16,14 @@ const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
 
 const text = z.string().min(1).max(262_144)
 
+const id = z.string().min(1).max(255)
+
+const Document = z.strictObject({ type: z.literal('document'), document_id: id })
+
 const Part = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('text'), text }),
-  z.strictObject({ type: z.literal('file'), file_id: z.string().min(1).max(255) }),
+  z.strictObject({ type: z.literal('file'), file_id: id }),
+  Document,
 ])
 
 const Message = z
@@ -26,12 +31,14 @@ const Message = z
     // A system entry has a code of its own, so it is let through to be named.
     role: z.enum(['user', 'assistant', 'system']),
     content: z
-      .union([text, z.array(Part).min(1).max(32)])
-      .describe('Text, or in a message of the user parts of text and files: images, sounds and PDF'),
+      .union([text, Document, z.array(Part).min(1).max(32)])
+      .describe(
+        'Text, a document whose text it is, or in a message of the user parts: texts, documents and files (images, sounds and PDF)',
+      ),
   })
-  .refine(({ role, content }) => role !== 'assistant' || typeof content === 'string', {
+  .refine(({ role, content }) => role !== 'assistant' || !Array.isArray(content), {
     path: ['content'],
-    message: 'must be text in a message of the assistant',
+    message: 'must be a text or a document in a message of the assistant',
   })
 
 const GenerateInput = z
@@ -76,18 +83,30 @@ export const GenerateResult = z
 
 type Body = z.output<typeof GenerateInput>
 
-/** The turn's messages: those sent, then the prompt as a last user message. */
-function messagesOf(body: Body): ModelMessage[] {
-  const messages = body.messages ?? []
+/** Raises what refuses the messages of a request whatever they name. */
+function checkMessages({ messages = [], prompt }: Body): void {
   if (messages.some(message => message.role === 'system')) raise('SYSTEM_MESSAGE_NOT_ALLOWED')
-  if (messages.length === 0 && body.prompt === undefined)
+  if (messages.length === 0 && prompt === undefined)
     invalid({ code: 'REQUIRED', path: 'messages', message: 'messages or prompt is required' })
+  checkSize(messages)
+}
+
+function checkSize(messages: readonly object[]): void {
   if (Buffer.byteLength(JSON.stringify(messages)) > MAX_MESSAGES_BYTES)
     invalid({ code: 'TOO_BIG', path: 'messages', message: 'must be at most 4 MiB in total' })
-  return [
-    ...(messages as ModelMessage[]),
-    ...(body.prompt === undefined ? [] : [{ role: 'user' as const, content: body.prompt }]),
-  ]
+}
+
+/**
+ * The turn's messages: those sent, with the texts of their documents, then the prompt as a last user message. Raises what
+ * refuses the documents and files that they name.
+ */
+async function messagesOf(context: Pick<Context<unknown, Body>, 'services' | 'allow' | 'body'>, projectId: string) {
+  const { services, allow, body } = context
+  const sent = (body.messages ?? []) as SentMessage[]
+  const messages = await withDocuments(services.pool, allow, projectId, sent, MAX_MESSAGES_BYTES)
+  if (messages !== sent) checkSize(messages)
+  await admitFiles(services.pool, context, projectId, messages)
+  return body.prompt === undefined ? messages : [...messages, { role: 'user' as const, content: body.prompt }]
 }
 
 /** Checks the traces a request names (execution, 5.1). */
@@ -123,7 +142,7 @@ export const generateOperation = itemOperation(agentKind, {
   summary: 'Run an agent: in the background, waited for, or streamed',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
-  alsoActions: ['files:DownloadFile'],
+  alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
   find: findRunnableAgent,
   query: WaitQuery,
   body: GenerateInput,
@@ -146,14 +165,14 @@ export const generateOperation = itemOperation(agentKind, {
   async run(context) {
     const { body, query, services, caller } = context
     const agent = context.resource as AgentRow & { provider: ProviderRow | null }
-    const messages = messagesOf(body)
+    checkMessages(body)
     const mode = turnMode(body.stream, query.wait)
     if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
     const { AGENT_MAX_CALL_DEPTH } = services.config
     if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
       invalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
     await checkTraces(context)
-    await admitFiles(services.pool, context, agent.project_id, messages)
+    const messages = await messagesOf(context, agent.project_id)
     return answerTurn(context, mode, generation_id =>
       createTurnAtOnce(
         services,

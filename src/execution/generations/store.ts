@@ -44,7 +44,10 @@ export type ProjectFound = { project_id: string | null; paused_at: string | null
 export function newTurnParts(turn: NewTurn): OneStatement {
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
-    sql.fragment`runnable as (select trace_content_mode as mode from project where paused_at is null)`,
+    // The stricter of what the project and the agent say.
+    sql.fragment`runnable as (
+      select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode
+      from project left join agents a on a.id = ${turn.agent_id} where paused_at is null)`,
     sql.fragment`new_trace as (
       insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
       select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
@@ -261,6 +264,24 @@ export async function journalStep(
   )
 }
 
+/** Stamps a trace as one that keeps no content, unless it has a turn whose content is kept. By generations_trace. */
+const stamped = (row: GenerationRow): Fragment => {
+  const kept = sql.fragment`exists (
+    select 1 from generations g where g.trace_id = traces.id and g.content_mode = 'full')`
+  const columns = [
+    'content_redacted_at',
+    'content_redacted_by_principal_type',
+    'content_redacted_by_principal_id',
+  ] as const
+  return sql.fragment`${sql.join(
+    columns.map(name => {
+      const column = sql.identifier([name])
+      return sql.fragment`, ${column} = case when ${kept} then ${column} else coalesce(${column}, ${row[name]}) end`
+    }),
+    sql.fragment``,
+  )}`
+}
+
 export type Settlement = {
   generation: GenerationRow
   /** The record as it stands afterwards. */
@@ -292,13 +313,7 @@ export async function settleTurn(db: Queryable, settlement: Settlement): Promise
     sql.fragment`traced as (
       update traces set step_count = step_count + ${step ? 1 : 0}, updated_at = ${after.updated_at}
         ${after.error ? sql.fragment`, error = ${json(after.error)}` : sql.fragment``}
-        ${
-          after.content_redacted_at
-            ? sql.fragment`, content_redacted_at = coalesce(content_redacted_at, ${after.content_redacted_at}),
-              content_redacted_by_principal_type = coalesce(content_redacted_by_principal_type, ${after.content_redacted_by_principal_type}),
-              content_redacted_by_principal_id = coalesce(content_redacted_by_principal_id, ${after.content_redacted_by_principal_id})`
-            : sql.fragment``
-        }
+        ${after.content_redacted_at ? stamped(after) : sql.fragment``}
       where id = ${generation.trace_id} and ${guard} returning id)`,
     sql.fragment`emptied as (delete from ${workTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
