@@ -2,7 +2,7 @@ import { isDeepStrictEqual } from 'node:util'
 import { UniqueIntegrityConstraintViolationError, type ValueExpression } from 'slonik'
 import { z } from 'zod'
 import type { EventSource } from '../db/events.ts'
-import { type Fragment, jsonb, type Queryable, sql } from '../db/sql.ts'
+import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import { declarations } from '../declarations.ts'
 import { type ErrorCode, raise } from './errors.ts'
@@ -242,7 +242,8 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
   return made
 }) as never
 
-function picked(row: Record<string, unknown>, names: readonly string[]): object {
+/** Some fields of a row, in the order of their names. */
+export function picked(row: Record<string, any>, names: readonly string[]): object {
   const record: Record<string, unknown> = {}
   for (const name of names) record[name] = row[name]
   return record
@@ -254,7 +255,8 @@ export const inProject = ({ global }: Pick<Kind, 'global'>, projectId: string | 
 
 const list = (parts: readonly ValueExpression[]) => sql.join(parts, sql.fragment`, `)
 
-const selectList = (names: readonly string[], computed: Record<string, Fragment | undefined>): Fragment =>
+/** Columns over the alias `t`, those in `computed` by their expression. */
+export const selectList = (names: readonly string[], computed: Record<string, Fragment | undefined> = {}): Fragment =>
   sql.fragment`${list(
     names.map(name => {
       const expression = computed[name]
@@ -264,7 +266,10 @@ const selectList = (names: readonly string[], computed: Record<string, Fragment 
 
 type Encoder = (value: unknown) => ValueExpression
 
-/** How the values of each column are sent: arrays of texts and numbers as such, other objects as jsonb. */
+/**
+ * How the values of each column are sent: arrays of texts and numbers as such, other objects as their JSON text, of which
+ * the column makes json or jsonb.
+ */
 const encodersOf = (shape: z.ZodRawShape): Record<string, Encoder> =>
   Object.fromEntries(Object.entries(shape).map(([name, field]) => [name, encoderOf(field as z.ZodType)]))
 
@@ -279,7 +284,7 @@ function encoderOf(field: z.ZodType): Encoder {
     const column = element === 'number' ? 'float8' : 'text'
     return value => (value === null ? null : sql.array(value as never[], column))
   }
-  return value => (Buffer.isBuffer(value) ? sql.binary(value) : jsonb(value))
+  return value => (value === null ? null : Buffer.isBuffer(value) ? sql.binary(value) : JSON.stringify(value))
 }
 
 /** The type of a field without what makes it optional, nullable or defaulted. */

@@ -1,9 +1,11 @@
+import type { Metric } from 'prom-client'
 import { type EventSource, eventTypes, eventTypesOf } from '../db/events.ts'
 import { type Extension, fillExtensions } from '../declarations.ts'
 import { type PlannedNames, type PolicyAction, plannedNames, policyActions } from '../iam/catalogue.ts'
 import type { Background, Handler, Schedule } from '../jobs/handler.ts'
 import { queues } from '../jobs/queue.ts'
 import { type Sweep, scheduleOf, sweeps } from '../jobs/sweeps.ts'
+import { registry } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type SealedColumn, sealedColumns } from '../secrets/sealed.ts'
 import { type ErrorTable, errorTable } from './errors.ts'
@@ -24,6 +26,8 @@ export type Module = {
   sweeps?: readonly Sweep[]
   background?: readonly Background[]
   sealedColumns?: readonly SealedColumn[]
+  /** What /metrics prints of the module, made with `registers: []`. */
+  metrics?: readonly Metric[]
   /** Actions that policies may name although no operation is guarded by them alone. */
   policyActions?: readonly PolicyAction[]
   planned?: PlannedNames
@@ -63,6 +67,7 @@ export function loadModules(modules: readonly Module[]): void {
   sealedColumns.fill(all('sealedColumns') as SealedColumn[])
   policyActions.fill(all('policyActions') as PolicyAction[])
   plannedNames.fill(modules.flatMap(({ planned }) => planned ?? []))
+  for (const metric of all('metrics') as Metric[]) registry.registerMetric(metric)
   fillExtensions(all('extensions') as Extension[])
   loaded = modules
 }

@@ -3,7 +3,7 @@ import type { Fragment } from '../db/sql.ts'
 import { refuseDependents, removeRow } from './dependents.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
-import type { Kind, KindRow, Values } from './kind.ts'
+import { type Kind, type KindRow, picked, selectList, type Values } from './kind.ts'
 import { booleanQuery, listTable, pageOf } from './lists.ts'
 import { answer, type Common, type Context, itemOperation, type Operation, operation } from './operation.ts'
 import type { Tags } from './record.ts'
@@ -53,11 +53,14 @@ export function resource<Row extends KindRow, Event extends string>(
     list<F extends Filters = Record<never, never>>(
       said: Said & {
         filters?: F
+        /** What the list shows of a record, all of it columns; default the whole record. */
+        entry?: z.ZodObject
         where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
         order?: Fragment
       } = {},
     ): Operation {
-      const { filters = {}, where, order, ...more } = said
+      const { filters = {}, entry, where, order, ...more } = said
+      const names = Object.keys(entry?.shape ?? {})
       return operation({
         id: `list${nouns}`,
         method: 'get',
@@ -67,17 +70,17 @@ export function resource<Row extends KindRow, Event extends string>(
         action: `${module}:List${nouns}`,
         lists: kind,
         query: filterSchema(filters),
-        answers: { 200: pageOf(kind.record) },
+        answers: { 200: pageOf(entry ?? kind.record) },
         ...(more as object),
         run: context =>
           listTable<Row>(context, {
             table: kind.table,
-            columns: kind.columns,
+            columns: entry ? selectList(names) : kind.columns,
             tags: kind.tags,
             path: kind.path !== undefined,
             where: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
             order,
-            present,
+            present: entry ? row => picked(row, names) : present,
           }),
       })
     },
