@@ -1,0 +1,111 @@
+import assert from 'node:assert/strict'
+import { createHmac } from 'node:crypto'
+import { once } from 'node:events'
+import fs from 'node:fs'
+import { type AddressInfo, createServer } from 'node:net'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { stopEmbedded } from '../../src/local/postgres.ts'
+import { type Client, client, eventually } from '../support/app.ts'
+import { launch, type Running } from '../support/commands.ts'
+
+describe('the examples, against npm start', function () {
+  this.timeout(120_000)
+
+  const data = fs.mkdtempSync(path.join(tmpdir(), 'muster-examples-'))
+  let up: Running
+  let url: string
+  let key: string
+  let caller: Client
+  const started: Running[] = []
+
+  before(async () => {
+    fs.chmodSync(data, 0o755)
+    up = launch('bin/muster.ts', ['up', '--data', path.join(data, 'data'), '--port', '0', '--json'], {
+      EGRESS_ALLOW_HOSTS: '127.0.0.1',
+    })
+    const report = await eventually(
+      () => {
+        assert.equal(up.child.exitCode, null, up.output.stderr)
+        return up.output.stdout.endsWith('}\n') ? JSON.parse(up.output.stdout) : null
+      },
+      { within: 100_000, what: 'the report of up' },
+    )
+    url = report.url
+    key = report.demo.key
+    caller = client(url, key)
+  })
+  after(async () => {
+    for (const { child } of started) child.kill('SIGKILL')
+    await up?.stop('SIGTERM')
+    await stopEmbedded(path.join(data, 'data/postgres'))
+    fs.rmSync(data, { recursive: true, force: true })
+  })
+
+  function start(name: string, args: string[] = [], env: Record<string, string> = {}): Running {
+    const running = launch(`examples/${name}.mjs`, args, { MUSTER_URL: url, MUSTER_KEY: key, ...env })
+    started.push(running)
+    return running
+  }
+
+  async function run(name: string, ...args: string[]): Promise<string> {
+    const { ended, output } = start(name, args)
+    assert.equal(await ended, 0, output.stderr)
+    return output.stdout
+  }
+
+  it('a conversation', async () => {
+    const output = await run('conversation', 'Good morning')
+    assert.match(output, /^user: Good morning\nagent: echo: Good morning\n/)
+    assert.match(output, /^stream: \w.* \{.*\}$/m)
+    assert.match(output, /And.*streamed/s)
+  })
+
+  it('a search in a document', async () => {
+    const output = await run('document-search', 'docs/security.md', 'how are passwords stored?')
+    assert.match(output, /^\/examples\/security\.md: ready, \d+ passages$/m)
+    assert.match(output, /scrypt/)
+  })
+
+  it('an example says what the service refuses', async () => {
+    const { ended, output } = start('conversation', [], { MUSTER_KEY: 'sk_wrong' })
+    assert.notEqual(await ended, 0)
+    assert.match(output.stderr, /401 UNAUTHORIZED/)
+  })
+
+  it('a receiver of webhooks that verifies signatures and handles each event once', async () => {
+    // The secret is known once the webhook exists, and the webhook needs the port of the receiver.
+    const port = await freePort()
+    const address = `http://127.0.0.1:${port}/`
+    const { body: webhook } = await caller.post('/webhooks', { name: 'example', url: address, events: ['agents.*'] })
+    const { output } = start('webhook-receiver', [], { MUSTER_WEBHOOK_SECRET: webhook.secret, PORT: String(port) })
+    await eventually(() => output.stdout.includes('listening'))
+    const [provider] = (await caller.get('/ai-providers')).body.data
+    const { body: agent } = await caller.post('/agents', { name: 'watched', ai_provider_id: provider.id })
+    await eventually(() => output.stdout.includes(`agents.created ${agent.id}`))
+
+    const event = JSON.stringify({ id: 'evt_1', event: 'agents.forged', resource_id: 'agent_1', timestamp: 'now' })
+    const post = async (t: number, secret: string) => {
+      const signature = createHmac('sha256', secret).update(`${t}.${event}`).digest('hex')
+      const headers = { 'x-svc-signature': `t=${t},v1=${signature}` }
+      return (await fetch(address, { method: 'POST', body: event, headers })).status
+    }
+    const now = Math.floor(Date.now() / 1000)
+    assert.equal((await fetch(address, { method: 'POST', body: event })).status, 401)
+    assert.equal(await post(now, 'whsec_another'), 401)
+    assert.equal(await post(now - 3600, webhook.secret), 401)
+    assert.doesNotMatch(output.stdout, /forged/)
+    assert.equal(await post(now, webhook.secret), 204)
+    assert.equal(await post(now, webhook.secret), 204)
+    await eventually(() => output.stdout.includes('forged'))
+    assert.equal(output.stdout.match(/forged/g)?.length, 1)
+  })
+})
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const { port } = server.address() as AddressInfo
+  await new Promise(resolve => server.close(resolve))
+  return port
+}
