@@ -18,6 +18,9 @@ export type Heading = { level: number; text: string; start: number }
  */
 const LONGEST_BLOCK = 512 * 1024
 
+/** The same for lines, which cost more than their length says: 512 Ki of them took 60 to 120 ms, so many 15 to 30. */
+const MOST_LINES = 128 * 1024
+
 /** Markers are looked for in so many code units of a line, so that a line of a megabyte costs no more than reading it. */
 const HEAD_LENGTH = 256
 
@@ -85,7 +88,7 @@ type GoesOn = (line: Line, after: Line | null) => boolean
 function linesFrom(text: string, borders: ReadonlySet<number>, first: Line, goesOn: GoesOn) {
   let last = first
   let line = lineAt(text, first.next)
-  while (line && line.start - first.start < LONGEST_BLOCK) {
+  for (let lines = 1; line && lines < MOST_LINES && line.start - first.start < LONGEST_BLOCK; lines++) {
     const after = lineAt(text, line.next)
     if (borders.has(line.start) || !goesOn(line, after)) break
     if (!line.blank) last = line
@@ -107,11 +110,12 @@ const opensBlock = (line: Line) => FENCE.test(line.head) || HEADING.test(line.he
 
 /** The rest of a fence from a line in it on; it ends with a line of at least as many of its characters, or with the text. */
 function fenced(text: string, first: Line, mark: string): Omit<Found, 'kind'> {
-  for (let line = first; ; ) {
+  for (let line = first, lines = 1; ; lines++) {
     const closed = CLOSING_FENCE.exec(line.head)?.[1].startsWith(mark)
     const following = closed ? null : lineAt(text, line.next)
     if (!following) return { end: line.end, next: line.next }
-    if (line.end - first.start > LONGEST_BLOCK) return { end: line.end, next: line.next, open: mark }
+    if (lines === MOST_LINES || line.end - first.start > LONGEST_BLOCK)
+      return { end: line.end, next: line.next, open: mark }
     line = following
   }
 }

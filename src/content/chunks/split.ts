@@ -41,6 +41,7 @@ export async function splitPages(
     if (chunks.length === limits.INGESTION_MAX_CHUNKS) {
       throw new ChunkLimitError(`The text makes more than ${chunks.length} chunks (INGESTION_MAX_CHUNKS)`)
     }
+    await starts.measure(span.start)
     const content = text.slice(span.start, span.end)
     bytes += Buffer.byteLength(content)
     if (bytes > maxBytes) {
