@@ -183,16 +183,34 @@ export const executor = (db: Queryable): Executor => ({
 })
 
 /**
+ * Thrown in a transaction by what must not wait while a connection is held: the transaction is rolled back, the work is
+ * done, and the transaction is run again.
+ */
+export class RunFirst extends Error {
+  readonly work: () => Promise<unknown>
+  constructor(work: () => Promise<unknown>) {
+    super('The transaction waits for work that is done outside of it')
+    this.work = work
+  }
+}
+
+/** Times that a transaction is run; what is read again may need other work first. */
+const MAX_RUNS = 10
+
+/**
  * Runs `work` in one transaction. An error rolls back and is thrown on; the connection survives it (Slonik
  * would close a connection whose routine throws, which would make every refused write cost a reconnect).
  */
 export async function inTransaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
-  try {
-    return await transaction(pool, work)
-  } catch (error) {
-    // Rolled back, and the statements have new names: the transaction is run again.
-    if (planIsStale(error)) return transaction(pool, work)
-    throw error
+  for (let runs = 1; ; runs++) {
+    try {
+      return await transaction(pool, work)
+    } catch (error) {
+      if (runs === MAX_RUNS) throw error
+      if (error instanceof RunFirst) await error.work()
+      // Rolled back, and the statements have new names: the transaction is run again.
+      else if (!planIsStale(error)) throw error
+    }
   }
 }
 
