@@ -72,6 +72,16 @@ export default {
       to: { path: packages('pg', 'pg-boss') },
     },
     {
+      name: 'schemas-run-in-threads',
+      comment: 'What a caller wrote as a JSON Schema compiles and runs in a thread, never on the event loop.',
+      severity: 'error',
+      from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/json-schema/(thread|validate|patterns)\\.ts$' },
+      to: {
+        path: ['^src/core/json-schema/(thread|validate|patterns)\\.ts$', ...packages('ajv', 'ajv-formats', 're2js')],
+        dependencyTypesNot: ['type-only'],
+      },
+    },
+    {
       name: 'double-stands-alone',
       comment: 'The model double knows nothing of the application it is used against.',
       severity: 'error',

@@ -111,6 +111,12 @@ const settings = {
   ),
   ERROR_LOGS_ENABLED: setting('process', flag, 'true', 'Log the cause of a 5xx.'),
   METRICS_TOKEN: setting('process', optional, '', 'Bearer of /metrics; unset: loopback only.', { secret: true }),
+  SCHEMA_THREADS: setting(
+    'process',
+    integer(1, 64),
+    '2',
+    'Threads that compile and run JSON Schemas of callers, started when they are needed; each takes 20 MiB, at most 300.',
+  ),
   SHUTDOWN_GRACE_MS: setting('process', integer(0), '30000', 'Time that work in flight has to finish after SIGTERM.'),
   INSTANCE_ID: setting(
     'process',

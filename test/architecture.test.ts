@@ -16,6 +16,10 @@ const fixture: Record<string, string> = {
   'src/core/api/kind.ts': `import '../../api.ts'`,
   'src/core/db/pool.ts': `import pg from 'pg'\nexport const pool = pg.Pool`,
   'src/core/jobs/queue.ts': `import { PgBoss } from 'pg-boss'\nexport const boss = PgBoss`,
+  'src/core/json-schema/validate.ts': `import { Ajv } from 'ajv'\nexport const ajv = Ajv`,
+  'src/core/json-schema/thread.ts': `import './validate.ts'\nexport type Job = string`,
+  'src/core/json-schema/threads.ts': `import type { Job } from './thread.ts'\nexport type Asked = Job`,
+  'src/core/json-schema/checks.ts': `import './validate.ts'`,
   'src/core/net/egress.ts': `import { Agent } from 'undici'\nexport const agent = Agent`,
   'src/core/left.ts': `import { right } from './right.ts'\nexport const left = () => right`,
   'src/core/right.ts': `import { left } from './left.ts'\nexport const right = () => left`,
@@ -28,6 +32,7 @@ const fixture: Record<string, string> = {
   'src/control/audit/store.ts': `import type { Users } from '../../identity/users/model.ts'\nexport const users: Users = ''`,
   'src/control/audit/handlers.ts': `import '../../../jobs/worker.ts'`,
   'src/control/webhooks/deliver.ts': `import { fetch } from 'undici'\nexport const post = fetch`,
+  'src/control/webhooks/match.ts': `import { RE2JS } from 're2js'\nexport const engine = RE2JS`,
   'src/control/webhooks/store.ts': `import pg from 'pg'\nexport const client = pg.Client`,
   'src/control/webhooks/send.ts': `import type { PgBoss } from 'pg-boss'\nexport type Boss = PgBoss`,
   'src/control/webhooks/probe.ts': `import '../../../test/support/probe.ts'`,
@@ -69,6 +74,8 @@ const expected = [
   'no-upward-import-from-formations: src/formations/stacks/operations.ts -> src/extras/odd.ts',
   'no-upward-import-from-identity: src/identity/users/lazy.ts -> src/control/audit/store.ts',
   'no-upward-import-from-identity: src/identity/users/operations.ts -> src/control/audit/store.ts',
+  'schemas-run-in-threads: src/control/webhooks/match.ts -> re2js',
+  'schemas-run-in-threads: src/core/json-schema/checks.ts -> src/core/json-schema/validate.ts',
 ]
 
 interface Violation {

@@ -1,7 +1,12 @@
 import assert from 'node:assert/strict'
-import { checkSchema, SchemaError, schemaProblems } from '../../src/core/api/json-schema.ts'
+import { SchemaError } from '../../src/core/json-schema/model.ts'
+import { CompiledSchemas } from '../../src/core/json-schema/validate.ts'
 
 describe('JSON Schemas of callers', () => {
+  const schemas = new CompiledSchemas()
+  const checkSchema = (text: string, rules: { strict: boolean }) => schemas.check('proj_a', text, rules)
+  const schemaProblems = (text: string, value: unknown, rules: { strict: boolean }) =>
+    schemas.problems('proj_a', text, value, rules)
   const strict = { strict: true }
   const lenient = { strict: false }
   const problems = (schema: object | boolean, value: unknown, rules = strict) =>

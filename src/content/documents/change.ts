@@ -13,7 +13,7 @@ import { embedderOf } from '../embeddings/embedder.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
 import { lockFile, moveFile, setFileText } from '../files/store.ts'
 import { isReserved, leafOf } from '../paths.ts'
-import { judgeMetadata } from '../schemas/judge.ts'
+import { checkMetadata } from '../schemas/check.ts'
 import { nameIn, textSize } from './create.ts'
 import { type Cut, type CutSource, countsOf, cutAndEmbed, cutOnly, writeCut } from './cut.ts'
 import {
@@ -116,7 +116,7 @@ export async function changeDocument(
       const plan = await planChange(tx, services, row, wanted)
       if (plan.next.path !== row.path) context.allow(audit.action, { kind: documentKind, row: plan.next })
       if (wanted.tags) context.allowTags(plan.next.tags)
-      await judgeChange(tx, row, plan.next, wanted)
+      await checkChange(services, tx, row, plan.next, wanted)
       // What was cut may be what another write has stored meanwhile.
       let cut = plan.source && made?.key === plan.key ? made.cut : null
       if (plan.source && !cut) {
@@ -209,13 +209,19 @@ function requireTextSource(row: DocumentRow, wanted: Wanted): void {
 const storedText = async (db: Tx, row: DocumentRow): Promise<StoredText | null> =>
   row.text_version === null ? null : textOf(db, row.id)
 
-/** Judges what a write changes of metadata or place by the schema of the new place (content, 11.2 rule 5). */
-async function judgeChange(tx: Tx, row: DocumentRow, next: DocumentRow, wanted: Wanted): Promise<void> {
+/** Checks what a write changes of metadata or place against the schema of the new place. */
+async function checkChange(
+  services: Services,
+  tx: Tx,
+  row: DocumentRow,
+  next: DocumentRow,
+  wanted: Wanted,
+): Promise<void> {
   const { project_id, path, metadata } = next
   const sent = wanted.restores ? row.metadata !== null || metadata !== null : wanted.metadata !== undefined
   const moved = path !== row.path && metadata !== null
   if (path !== null && (sent || moved))
-    await judgeMetadata(tx, { project_id, resource_type: 'document', path, metadata })
+    await checkMetadata(services, tx, { project_id, resource_type: 'document', path, metadata })
 }
 
 /** Writes what was planned; equal state writes nothing and tells nothing. */

@@ -8,7 +8,7 @@ import { effectiveSettings } from '../chunks/settings.ts'
 import { fileKind } from '../files/model.ts'
 import { insertFile } from '../files/store.ts'
 import { Filename, filePath, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
-import { judgeMetadata } from '../schemas/judge.ts'
+import { checkMetadata } from '../schemas/check.ts'
 import { countsOf, cutAndEmbed, writeCut } from './cut.ts'
 import { authorOf, type DocumentInput, type DocumentRow, documentKind } from './model.ts'
 import { insertDocument } from './store.ts'
@@ -36,7 +36,8 @@ export async function createDocument(
   )
 
   return services.write(async tx => {
-    if (body.metadata !== undefined) await judgeMetadata(tx, { project_id, resource_type: 'document', path, metadata })
+    if (body.metadata !== undefined)
+      await checkMetadata(services, tx, { project_id, resource_type: 'document', path, metadata })
     const file = await insertFile(tx, {
       id: newId(fileKind.prefix),
       project_id,

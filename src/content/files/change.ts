@@ -6,7 +6,7 @@ import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { directoryOf } from '../paths.ts'
-import { judgeMetadata } from '../schemas/judge.ts'
+import { checkMetadata } from '../schemas/check.ts'
 import { stores } from '../storage/stores.ts'
 import { mediaTypeOf } from './media-type.ts'
 import { type FileRow, fileKind } from './model.ts'
@@ -27,6 +27,7 @@ const refuseHeld = (tx: Tx, id: string): Promise<void> =>
 
 /** Changes metadata, directory and name of a file, as far as they are given (content, 2.3 rule 10). */
 export async function changeFile(
+  services: Services,
   tx: Tx,
   id: string,
   change: { metadata?: Record<string, unknown> | null; prefix?: string; filename?: string },
@@ -43,7 +44,7 @@ export async function changeFile(
     await refuseHeld(tx, id)
   }
   if (metadata !== undefined || (moved && stored.metadata !== null))
-    await judgeMetadata(tx, {
+    await checkMetadata(services, tx, {
       project_id: stored.project_id,
       resource_type: 'file',
       path: place?.path ?? stored.path,

@@ -2,7 +2,7 @@ import { checkStorage } from '../../control/quotas/storage.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
-import { judgeMetadata } from '../schemas/judge.ts'
+import { checkMetadata } from '../schemas/check.ts'
 import { type Staged, stores } from '../storage/stores.ts'
 import { mediaTypeOf } from './media-type.ts'
 import { FileName, type FileRow, fileKind } from './model.ts'
@@ -22,8 +22,8 @@ export type Described = {
 }
 
 /**
- * Inserts a file with its bytes, or without any, and tells an event. Raises as insertFile, checkStorage and judgeMetadata
- * do.
+ * Inserts a file with its bytes, or without any, and tells an event. Raises as insertFile, checkStorage and
+ * checkMetadata do.
  */
 export async function createFile(
   services: Services,
@@ -33,7 +33,8 @@ export async function createFile(
   const { id, project_id, content, metadata } = file
   const place = placeOf(file.prefix, file.filename)
   await checkStorage(services, project_id, file.size ?? 0, tx)
-  if (metadata !== undefined) await judgeMetadata(tx, { project_id, resource_type: 'file', path: place.path, metadata })
+  if (metadata !== undefined)
+    await checkMetadata(services, tx, { project_id, resource_type: 'file', path: place.path, metadata })
   const row = await insertFile(tx, {
     id,
     project_id,

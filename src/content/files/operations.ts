@@ -277,7 +277,8 @@ const updateFileMetadata = itemOperation(fileKind, {
   body: FilePatch,
   answers: { 200: File },
   raises: ['NAME_CONFLICT', 'FILE_HAS_DEPENDENTS'],
-  run: async ({ resource, body, tx, allow }) => present(await changeFile(tx, resource.id, body, allow)),
+  run: async ({ resource, body, services, tx, allow }) =>
+    present(await changeFile(services, tx, resource.id, body, allow)),
 })
 
 const deleteFile = itemOperation(fileKind, {

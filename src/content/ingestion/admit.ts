@@ -16,7 +16,7 @@ import { lockFile, moveFile } from '../files/store.ts'
 import { filePath, isReserved, PathError, writablePath } from '../paths.ts'
 import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
-import { judgeMetadata } from '../schemas/judge.ts'
+import { checkMetadata } from '../schemas/check.ts'
 import type { IngestInput } from './model.ts'
 import { ingestionQueue, WAITED_PRIORITY } from './queue.ts'
 import { putAttempt } from './store.ts'
@@ -93,9 +93,9 @@ export async function admitFile(
   if (document_id !== null) raise('FILE_ALREADY_INGESTED', { meta: { file_id: file.id, document_id } })
   smallEnough(file, admission)
   const moved = path !== file.path
-  if (moved) await move(tx, file, path)
+  if (moved) await move(admission, file, path)
   if (input.metadata !== undefined)
-    await judgeMetadata(tx, { project_id, resource_type: 'document', path, metadata: input.metadata })
+    await checkMetadata(services, tx, { project_id, resource_type: 'document', path, metadata: input.metadata })
   await checkStorage(services, project_id, 0, tx)
 
   const settings = settingsOf(input)
@@ -124,9 +124,9 @@ export async function admitFile(
 }
 
 /** Gives a file the path that its document gets. */
-async function move(tx: Tx, file: FileRow, path: string | null): Promise<void> {
+async function move({ services, tx }: Admission, file: FileRow, path: string | null): Promise<void> {
   if (file.metadata !== null)
-    await judgeMetadata(tx, {
+    await checkMetadata(services, tx, {
       project_id: file.project_id,
       resource_type: 'file',
       path,

@@ -1,18 +1,46 @@
-import { raise } from '../../core/api/errors.ts'
-import { SchemaError, type SchemaProblem, schemaProblems } from '../../core/api/json-schema.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { type MetadataSchemaRow, type ResourceType, schemaRules } from './model.ts'
+import { SchemaError, type SchemaOf, type SchemaProblem, schemaChecks } from '../../core/json-schema/checks.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { MetadataSchemaRow, ResourceType } from './model.ts'
 import { governingSchema } from './store.ts'
 
 const MAX_MESSAGE = 2000
 
-/** A write to judge: what would be stored under a normalized path; null metadata counts as an empty bag. */
-export type Judged = {
+type Metadata = Record<string, unknown> | null | undefined
+
+/** A write to check: what would be stored under a normalized path; null metadata counts as an empty bag. */
+export type MetadataWrite = {
   project_id: string
   resource_type: ResourceType
   /** Null while the resource has none: nothing governs it. */
   path: string | null
-  metadata: Record<string, unknown> | null | undefined
+  metadata: Metadata
+}
+
+/** How JSON Schema is read for metadata. */
+const rules = { strict: true }
+
+const schemaOf = ({ project_id, schema }: Pick<MetadataSchemaRow, 'project_id' | 'schema'>): SchemaOf => ({
+  project: project_id,
+  text: schema,
+  rules,
+})
+
+/**
+ * Refuses what is no usable schema, in the transaction that writes it.
+ * @throws VALIDATION_FAILED, RunFirst
+ */
+export async function checkUsable(
+  services: Services,
+  made: Pick<MetadataSchemaRow, 'project_id' | 'schema'>,
+): Promise<void> {
+  try {
+    await schemaChecks(services).checkInTransaction(schemaOf(made))
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    invalid({ code: 'INVALID_VALUE', path: 'schema', message: error.message })
+  }
 }
 
 /** Every directory that holds a normalized path, the root and the path itself included. */
@@ -24,49 +52,69 @@ function prefixesOf(path: string): string[] {
 }
 
 /** What is wrong with a bag under a declaration, in one sentence; null when nothing is. */
-export function violationOf(schema: MetadataSchemaRow, metadata: Judged['metadata']): string | null {
-  const problems = problemsUnder(schema, metadata ?? {})
+function violation(schema: MetadataSchemaRow, problems: readonly SchemaProblem[]): string | null {
   if (problems.length === 0) return null
   const details = problems.map(({ pointer, message }) => `${pointer || '(root)'} ${message}`).join('; ')
   const text = `metadata does not satisfy the schema declared for '${schema.path_prefix}': ${details}`
   return text.length > MAX_MESSAGE ? `${text.slice(0, MAX_MESSAGE - 1).toWellFormed()}…` : text
 }
 
-function problemsUnder(schema: MetadataSchemaRow, metadata: Record<string, unknown>): SchemaProblem[] {
+/** A schema that was usable when it was written may not be on another machine, or with another version of the engine. */
+async function unlessUnusable<T>(find: Promise<T>, otherwise: (problem: SchemaProblem) => T): Promise<T> {
   try {
-    return schemaProblems(schema.schema, metadata, schemaRules)
+    return await find
   } catch (error) {
-    // It was usable when it was written, on a machine with more time or another version of the engine.
     if (!(error instanceof SchemaError)) throw error
-    return [{ keyword: '$schema', pointer: '', message: `cannot be judged: the schema ${error.message}` }]
+    return otherwise({ keyword: '$schema', pointer: '', message: `cannot be judged: the schema ${error.message}` })
   }
 }
 
-/** The declaration that governs a write and what is wrong with it, both null when nothing governs it or it is fine. */
-export async function findViolation(
+/**
+ * What is wrong with each of some bags under a declaration; null where nothing is.
+ * @throws SERVICE_NOT_READY, and the reason of `signal`
+ */
+export async function violations(
+  services: Services,
+  schema: MetadataSchemaRow,
+  bags: readonly Metadata[],
+  signal?: AbortSignal,
+): Promise<(string | null)[]> {
+  const values = bags.map(bag => bag ?? {})
+  const problems = await unlessUnusable(
+    schemaChecks(services).problems(schemaOf(schema), values, { signal }),
+    problem => values.map(() => [problem]),
+  )
+  return problems.map(found => violation(schema, found))
+}
+
+/** The declaration that governs a write; null when there is none. */
+export async function governing(
   db: Queryable,
-  { project_id, resource_type, path, metadata }: Judged,
-): Promise<{ schema: MetadataSchemaRow; error: string } | null> {
-  if (path === null) return null
-  const schema = await governingSchema(db, project_id, resource_type, prefixesOf(path))
-  if (!schema) return null
-  const error = violationOf(schema, metadata)
-  return error === null ? null : { schema, error }
+  { project_id, resource_type, path }: Omit<MetadataWrite, 'metadata'>,
+): Promise<MetadataSchemaRow | null> {
+  return path === null ? null : governingSchema(db, project_id, resource_type, prefixesOf(path))
 }
 
 /**
- * Refuses metadata that breaks what is declared for its path (content, 11.2): the declaration with the longest prefix
- * governs alone. For writes that send metadata, and for those that change the path; in the transaction of the write. One
- * query. Raises VALIDATION_FAILED.
+ * Refuses metadata that breaks what is declared for its path: the declaration with the longest prefix governs alone. For
+ * writes that send metadata, and for those that change the path; in the transaction of the write. One query.
+ * @throws VALIDATION_FAILED, RunFirst
  */
-export async function judgeMetadata(tx: Queryable, judged: Judged): Promise<void> {
-  const violation = await findViolation(tx, judged)
-  if (!violation) return
-  const { id, resource_type, path_prefix } = violation.schema
+export async function checkMetadata(services: Services, tx: Queryable, write: MetadataWrite): Promise<void> {
+  const schema = await governing(tx, write)
+  if (!schema) return
+  const checks = schemaChecks(services)
+  const problems = await unlessUnusable(
+    checks.problemsInTransaction(schemaOf(schema), write.metadata ?? {}),
+    problem => [problem],
+  )
+  const message = violation(schema, problems)
+  if (message === null) return
+  const { id, resource_type, path_prefix } = schema
   raise('VALIDATION_FAILED', {
-    message: violation.error,
+    message,
     meta: {
-      problems: [{ code: 'INVALID_VALUE', path: 'metadata', message: violation.error }],
+      problems: [{ code: 'INVALID_VALUE', path: 'metadata', message }],
       metadata_schema_id: id,
       resource_type,
       path_prefix,

@@ -1,17 +1,14 @@
 import { z } from 'zod'
-import { checkSchema, SchemaError } from '../../core/api/json-schema.ts'
 import { kind } from '../../core/api/kind.ts'
 import { record } from '../../core/api/record.ts'
+import { MAX_SCHEMA_BYTES } from '../../core/json-schema/model.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Directory, WritableDirectory } from '../paths.ts'
 
 export const RESOURCE_TYPES = ['document', 'file'] as const
 export type ResourceType = (typeof RESOURCE_TYPES)[number]
 
-/** What of JSON Schema holds for metadata (content, 11.2). */
-export const schemaRules = { strict: true }
-
-/** What the metadata of resources at or below a path must satisfy, as the wire shows it (content, 11.1). */
+/** What the metadata of resources at or below a path must satisfy, as the wire shows it. */
 export const MetadataSchema = record('MetadataSchema', {
   resource_type: z.enum(RESOURCE_TYPES),
   path_prefix: z.string(),
@@ -27,23 +24,19 @@ export const MetadataSchemaRow = z.object({
 })
 export type MetadataSchemaRow = z.output<typeof MetadataSchemaRow>
 
-/** A usable JSON Schema; parses to its JSON, so that it is stored as it was written. */
+/** A JSON Schema, which the operation checks; parses to its JSON, so that it is stored as it was written. */
 const SchemaInput = z
   .unknown()
   .transform((schema, context) => {
-    if (schema === undefined) {
-      context.addIssue({ code: 'custom', params: { code: 'REQUIRED' }, message: 'is required' })
+    const refuse = (message: string, code?: string): never => {
+      context.addIssue({ code: 'custom', ...(code ? { params: { code } } : {}), message })
       return z.NEVER
     }
+    if (schema === undefined) return refuse('is required', 'REQUIRED')
+    if (typeof schema !== 'object' || schema === null || Array.isArray(schema))
+      return refuse('must be a JSON Schema object')
     const text = JSON.stringify(schema)
-    try {
-      checkSchema(text, schemaRules)
-      return text
-    } catch (error) {
-      if (!(error instanceof SchemaError)) throw error
-      context.addIssue({ code: 'custom', message: error.message })
-      return z.NEVER
-    }
+    return Buffer.byteLength(text) > MAX_SCHEMA_BYTES ? refuse('must be at most 64 KiB') : text
   })
   .meta({
     type: 'object',
@@ -66,13 +59,13 @@ export const MetadataSchemaPatch = z
   .strictObject({ path_prefix: WritableDirectory.optional(), schema: SchemaInput.optional() })
   .meta({ id: 'MetadataSchemaPatch' })
 
-/** A bag to judge as a write at a path would. */
+/** A bag to check as a write at a path would be. */
 export const MetadataCheck = z
   .strictObject({
     project_id: z.string().optional(),
     path: Directory,
     resource_type: z.enum(RESOURCE_TYPES).default('document'),
-    metadata: MetadataBag.nullish().describe('null is judged as an empty bag'),
+    metadata: MetadataBag.nullish().describe('null is checked as an empty bag'),
   })
   .meta({ id: 'MetadataCheck' })
 
@@ -93,7 +86,7 @@ export const MetadataAuditInput = z
 export const MetadataAudit = z
   .object({
     data: z.array(z.object({ resource_id: z.string(), path: z.string(), error: z.string() })),
-    scanned: z.int().describe('Resources that were judged'),
+    scanned: z.int().describe('Resources that were checked'),
   })
   .meta({ id: 'MetadataAudit' })
 

@@ -5,7 +5,7 @@ import { anyOf, listTable, pageOf } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
 import { auditSchema } from './audit.ts'
-import { findViolation } from './judge.ts'
+import { checkUsable, governing, violations } from './check.ts'
 import {
   MetadataAudit,
   MetadataAuditInput,
@@ -27,16 +27,17 @@ const createMetadataSchema = operation({
   method: 'post',
   path: '/metadata-schemas',
   summary: 'Declare what metadata must satisfy under a path',
-  description: 'Judged from now on when metadata is written or a path changes; what is stored already stays as it is.',
+  description: 'Checked from now on when metadata is written or a path changes; what is stored already stays as it is.',
   tag,
   action: 'metadata-schemas:CreateMetadataSchema',
   creates: metadataSchemaKind,
   body: MetadataSchemaInput,
   answers: { 201: MetadataSchema },
   raises: ['NAME_CONFLICT'],
-  async run({ body, project, tx }) {
+  async run({ body, project, services, tx }) {
     const project_id = project as string
     const { resource_type, path_prefix, schema } = body
+    await checkUsable(services, { project_id, schema })
     const id = newId(metadataSchemaKind.prefix)
     const record = metadataSchemaKind.present(
       await insertSchema(tx, { id, project_id, resource_type, path_prefix, schema }),
@@ -78,22 +79,23 @@ const validateMetadata = operation({
   id: 'validateMetadata',
   method: 'post',
   path: '/metadata-schemas/validate',
-  summary: 'Judge metadata as a write at a path would',
+  summary: 'Check metadata as a write at a path would',
   tag,
   action: 'metadata-schemas:ListMetadataSchemas',
   creates: metadataSchemaKind,
   reads: true,
   body: MetadataCheck,
   answers: { 200: MetadataVerdict },
-  async run({ body, db, project }) {
+  async run({ body, db, project, request, services }) {
     const { metadata, path, resource_type } = body
-    const violation = await findViolation(db, { project_id: project as string, resource_type, path, metadata })
+    const schema = await governing(db, { project_id: project as string, resource_type, path })
+    const [error] = schema ? await violations(services, schema, [metadata], request.closed) : [null]
     return {
-      valid: violation === null,
+      valid: error === null,
       resource_type,
-      metadata_schema_id: violation?.schema.id ?? null,
-      path_prefix: violation?.schema.path_prefix ?? null,
-      error: violation?.error ?? null,
+      metadata_schema_id: error === null ? null : (schema?.id ?? null),
+      path_prefix: error === null ? null : (schema?.path_prefix ?? null),
+      error,
     }
   },
 })
@@ -115,8 +117,8 @@ const auditMetadataSchema = itemOperation(metadataSchemaKind, {
   path: '/metadata-schemas/{metadata_schema_id}/audit',
   summary: 'Find stored resources that a metadata schema would refuse',
   description:
-    'In the order of their paths; a resource without metadata is judged as an empty bag. Looks for ten seconds at most; ' +
-    '`scanned` says how many resources were judged.',
+    'In the order of their paths; a resource without metadata is checked as an empty bag. Ends after ten seconds; ' +
+    '`scanned` says how many resources were checked.',
   tag,
   action: 'metadata-schemas:GetMetadataSchema',
   alsoActions: ['documents:GetDocument', 'files:GetFile'],
@@ -137,7 +139,8 @@ const updateMetadataSchema = itemOperation(metadataSchemaKind, {
   body: MetadataSchemaPatch,
   answers: { 200: MetadataSchema },
   raises: ['NAME_CONFLICT'],
-  async run({ body, resource, tx }) {
+  async run({ body, resource, services, tx }) {
+    if (body.schema !== undefined) await checkUsable(services, { project_id: resource.project_id, schema: body.schema })
     const stored = await metadataSchemaKind.find(tx, resource.id, true)
     if (!stored) return raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
     const next = {

@@ -83,7 +83,7 @@ function queryParameters(operation: Operation, components: Json): Json[] {
 
 /** What the request pipeline itself answers for an operation, beside what the operation raises. */
 function pipelineCodes(operation: Operation): ErrorCode[] {
-  const codes: ErrorCode[] = ['INTERNAL_ERROR', 'VALIDATION_FAILED']
+  const codes: ErrorCode[] = ['INTERNAL_ERROR', 'SERVICE_NOT_READY', 'VALIDATION_FAILED']
   if (operation.gate === 'public') return codes
   codes.push('UNAUTHORIZED', 'FORBIDDEN', 'QUOTA_EXCEEDED')
   if (operation.shape === 'item' && operation.kind) codes.push(operation.kind.notFound)

@@ -1,34 +1,25 @@
-import { createContext, Script } from 'node:vm'
 import { Ajv, type AnySchema, type Options, type ValidateFunction } from 'ajv'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import addFormats from 'ajv-formats'
 import { LRUCache } from 'lru-cache'
-import { RE2JS } from 're2js'
+import { limited, OutOfTime, Starved } from './limit.ts'
+import {
+  CHECK_MS,
+  MAX_SCHEMA_BYTES,
+  SchemaError,
+  type SchemaProblem,
+  type SchemaRules,
+  timedOut,
+  unchecked,
+} from './model.ts'
+import { compilePattern } from './patterns.ts'
 
 /**
- * JSON Schemas that callers write, draft 2020-12 or draft-07. They are programs of strangers: what a schema may cost is
- * bounded when it is compiled and each time a value is judged by it, and nothing outside of it is ever read.
+ * JSON Schemas of callers, draft 2020-12 or draft-07, compiled and run: for the threads of threads.ts alone. What a
+ * schema may cost is bounded when it is compiled and each time a value is checked, and nothing outside of it is read.
  */
 
-/** What of a value breaks a schema; `pointer` is a JSON pointer, empty for the value itself. */
-export type SchemaProblem = { keyword: string; pointer: string; message: string }
-
-/** A schema that cannot be used; the message says why. */
-export class SchemaError extends Error {}
-
-export type SchemaRules = {
-  /**
-   * Formats date, date-time, email, uri and uuid are asserted, patterns must run in linear time, and draft-07 has to be
-   * named. Otherwise formats are annotations, a pattern may backtrack within the time limit, and a schema that is none
-   * of 2020-12 is tried as draft-07.
-   */
-  strict: boolean
-}
-
-const MAX_SCHEMA_BYTES = 64 * 1024
 const MAX_PROBLEMS = 50
-/** Processor time to judge one value. */
-const JUDGE_MS = 50
 /** Processor time to compile one schema; 64 KiB of ordinary properties take a quarter of a second. */
 const COMPILE_MS = 500
 const FORMATS = ['date', 'date-time', 'email', 'uri', 'uuid'] as const
@@ -56,28 +47,7 @@ const options: Options = {
   inlineRefs: false,
 }
 
-/** A pattern on an engine that does not backtrack. Throws for one that needs to, and for one that JavaScript refuses. */
-const linear = Object.assign(
-  (pattern: string, flags: string) => {
-    new RegExp(pattern, flags)
-    const expression = RE2JS.compile(RE2JS.translateRegExp(pattern))
-    return { test: (text: string) => expression.test(text), toString: () => pattern }
-  },
-  { code: 'linear' },
-)
-
-const linearIfPossible = Object.assign(
-  (pattern: string, flags: string) => {
-    try {
-      return linear(pattern, flags)
-    } catch {
-      return new RegExp(pattern, flags)
-    }
-  },
-  { code: 'linearIfPossible' },
-)
-
-/** Judges schemas themselves; made at the first use, outside of any time limit, because it takes tens of milliseconds. */
+/** Checks schemas themselves; made at the first use, outside of any time limit, because it takes tens of milliseconds. */
 const metaSchemas = new Map<Draft, ValidateFunction>()
 
 function metaSchema(draft: Draft): ValidateFunction {
@@ -89,65 +59,128 @@ function metaSchema(draft: Draft): ValidateFunction {
   return made
 }
 
-const compiled = new LRUCache<string, ValidateFunction>({
-  max: 500,
-  maxSize: 2 * 1024 * 1024,
-  sizeCalculation: (_validate, key) => key.length,
-})
+/** A schema's function, with the memory it takes in bytes, roughly. */
+type Made = { validate: ValidateFunction; weight: number }
 
-/**
- * Refuses what is no usable schema.
- * @param text the schema as JSON
- * @throws SchemaError
- */
-export function checkSchema(text: string, rules: SchemaRules): void {
-  validatorOf(text, rules)
+type Compiled = Made & {
+  project: string
+  /** It was never run: V8 compiles its code at the first run, which takes up to 200 ms. */
+  fresh: boolean
 }
 
-/**
- * Where a value breaks a schema, at most 50 places; nothing when it satisfies it. A value that takes longer than 50 ms to
- * judge, or that the schema follows without end, breaks it.
- * @param text the schema as JSON
- * @throws SchemaError
- */
-export function schemaProblems(text: string, value: unknown, rules: SchemaRules): SchemaProblem[] {
-  const validate = validatorOf(text, rules)
-  try {
-    if (limited(JUDGE_MS, () => validate(value))) return []
-  } catch (error) {
-    // What was interrupted may be left half-way.
-    compiled.delete(keyOf(text, rules))
-    if (error instanceof OutOfTime) return [unjudged('timeout', `takes longer than ${JUDGE_MS} ms to judge`)]
-    if (error instanceof RangeError) return [unjudged('recursion', 'leads the schema into itself without end')]
-    throw error
+/** Generated code takes 15 times the size of its schema; measured. */
+const CODE_WEIGHT = 16
+/** Most memory for what is kept compiled. */
+const MAX_WEIGHT = 64 * 1024 * 1024
+
+/** Schemas that are kept compiled. Where there is no room, the project that takes most of it loses what it used least lately. */
+export class CompiledSchemas {
+  /** Used least lately first. */
+  readonly #kept = new Map<string, Compiled>()
+  readonly #weights = new Map<string, number>()
+  /** Schemas that took too long with some value: they get no second chance at a first run. */
+  readonly #slow = new LRUCache<string, true>({ max: 1000 })
+
+  /**
+   * Refuses what is no usable schema.
+   * @param text the schema as JSON
+   * @throws SchemaError
+   */
+  check(project: string, text: string, rules: SchemaRules): void {
+    this.#compiled(project, text, rules)
   }
-  const errors = validate.errors ?? []
-  validate.errors = null
-  return errors.slice(0, MAX_PROBLEMS).map(({ keyword, instancePath, message, params }) => {
-    const property = params.additionalProperty ?? params.unevaluatedProperty
-    const text = message ?? 'is not valid'
-    return { keyword, pointer: instancePath, message: property === undefined ? text : `${text}: '${property}'` }
-  })
+
+  /**
+   * Where a value breaks a schema, at most 50 places; nothing when it satisfies it. A value that takes longer than 50 ms
+   * to check, or that the schema follows without end, breaks it.
+   * @param text the schema as JSON
+   * @throws SchemaError
+   */
+  problems(project: string, text: string, value: unknown, rules: SchemaRules): SchemaProblem[] {
+    const compiled = this.#compiled(project, text, rules)
+    const { validate } = compiled
+    try {
+      if (run(compiled, value)) return []
+    } catch (error) {
+      // What was interrupted may be left half-way.
+      const key = keyOf(project, text, rules)
+      this.#drop(key)
+      if (error instanceof OutOfTime) {
+        this.#slow.set(key, true)
+        return [timedOut()]
+      }
+      if (error instanceof RangeError) return [unchecked('recursion', 'leads the schema into itself without end')]
+      throw error
+    }
+    const errors = validate.errors ?? []
+    validate.errors = null
+    return errors.slice(0, MAX_PROBLEMS).map(({ keyword, instancePath, message, params }) => {
+      const property = params.additionalProperty ?? params.unevaluatedProperty
+      const text = message ?? 'is not valid'
+      return { keyword, pointer: instancePath, message: property === undefined ? text : `${text}: '${property}'` }
+    })
+  }
+
+  #compiled(project: string, text: string, rules: SchemaRules): Compiled {
+    const key = keyOf(project, text, rules)
+    const compiled = this.#kept.get(key) ?? {
+      ...compileText(text, rules),
+      project,
+      fresh: !this.#slow.has(key),
+    }
+    this.#drop(key)
+    this.#kept.set(key, compiled)
+    this.#weights.set(project, (this.#weights.get(project) ?? 0) + compiled.weight)
+    this.#makeRoom(key)
+    return compiled
+  }
+
+  #drop(key: string): void {
+    const dropped = this.#kept.get(key)
+    if (!dropped) return
+    this.#kept.delete(key)
+    const left = (this.#weights.get(dropped.project) as number) - dropped.weight
+    if (left > 0) this.#weights.set(dropped.project, left)
+    else this.#weights.delete(dropped.project)
+  }
+
+  #makeRoom(needed: string): void {
+    for (;;) {
+      const weights = [...this.#weights]
+      if (weights.reduce((sum, [, weight]) => sum + weight, 0) <= MAX_WEIGHT) return
+      const [fullest] = weights.reduce((most, each) => (each[1] > most[1] ? each : most))
+      const oldest = [...this.#kept].find(([key, { project }]) => project === fullest && key !== needed)
+      if (!oldest) return
+      this.#drop(oldest[0])
+    }
+  }
 }
 
-const unjudged = (keyword: string, message: string): SchemaProblem => ({ keyword, pointer: '', message })
+const keyOf = (project: string, text: string, { strict }: SchemaRules): string => `${project} ${strict} ${text}`
 
-const keyOf = (text: string, { strict }: SchemaRules): string => (strict ? `s${text}` : `l${text}`)
+/** Throws OutOfTime, Starved, RangeError. */
+function run(compiled: Compiled, value: unknown): boolean {
+  const check = () => limited(CHECK_MS, () => compiled.validate(value) as boolean)
+  const { fresh } = compiled
+  compiled.fresh = false
+  try {
+    return check()
+  } catch (error) {
+    if (!fresh || !(error instanceof OutOfTime)) throw error
+    return check()
+  }
+}
 
-function validatorOf(text: string, rules: SchemaRules): ValidateFunction {
-  const key = keyOf(text, rules)
-  const known = compiled.get(key)
-  if (known) return known
+function compileText(text: string, rules: SchemaRules): Made {
   if (Buffer.byteLength(text) > MAX_SCHEMA_BYTES) throw new SchemaError('must be at most 64 KiB')
   const schema: unknown = JSON.parse(text)
   if (typeof schema !== 'object' || schema === null || Array.isArray(schema))
     throw new SchemaError('must be a JSON Schema object')
-  const made = compile(schema as Record<string, unknown>, rules)
-  compiled.set(key, made)
-  return made
+  const { validate, weight } = compile(schema as Record<string, unknown>, rules)
+  return { validate, weight: CODE_WEIGHT * text.length + weight }
 }
 
-function compile(schema: Record<string, unknown>, rules: SchemaRules): ValidateFunction {
+function compile(schema: Record<string, unknown>, rules: SchemaRules): Made {
   const named = schema.$schema
   const remote = remoteReference(schema)
   if (remote) throw new SchemaError(`refers to ${remote.slice(0, 200)}, which is not part of it`)
@@ -160,36 +193,43 @@ function compile(schema: Record<string, unknown>, rules: SchemaRules): ValidateF
   try {
     return compileAs('2020-12', schema, rules)
   } catch (error) {
-    if (error instanceof SchemaError && error.cause instanceof OutOfTime) throw error
+    if (!(error instanceof SchemaError) || error.cause instanceof OutOfTime) throw error
     // Tuples in the form of draft-07 are only valid in that.
     return compileAs('07', schema, rules)
   }
 }
 
-function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: SchemaRules): ValidateFunction {
-  const judge = metaSchema(draft)
+function compileAs(draft: Draft, schema: Record<string, unknown>, { strict }: SchemaRules): Made {
+  const check = metaSchema(draft)
   try {
     return limited(COMPILE_MS, () => {
-      if (!judge(schema)) {
-        const [{ instancePath, message }] = judge.errors ?? [{ instancePath: '', message: undefined }]
+      if (!check(schema)) {
+        const [{ instancePath, message }] = check.errors ?? [{ instancePath: '', message: undefined }]
         throw new SchemaError(`schema is invalid: ${instancePath || '(root)'} ${message ?? 'is not valid'}`)
       }
+      let weight = 0
+      const regExp = (text: string, flags: string) => {
+        const pattern = compilePattern(text, flags, { backtracking: !strict })
+        weight += pattern.weight
+        return pattern
+      }
+      regExp.code = 'compilePattern'
       // An instance a schema: what one declares, `$id` above all, is never seen by another.
       const own: Options = {
         ...options,
         meta: false,
         validateSchema: false,
         validateFormats: strict,
-        code: { regExp: strict ? linear : linearIfPossible },
+        code: { regExp },
       }
       const ajv = draft === '07' ? new Ajv(own) : new Ajv2020(own)
       if (strict) addFormats.default(ajv, { mode: 'full', formats: [...FORMATS] })
       const validate = ajv.compile(schema as AnySchema)
       if ('$async' in validate) throw new SchemaError('$async is not supported')
-      return validate
+      return { validate, weight }
     })
   } catch (error) {
-    if (error instanceof SchemaError) throw error
+    if (error instanceof SchemaError || error instanceof Starved) throw error
     const reason =
       error instanceof OutOfTime
         ? 'takes too long to compile'
@@ -218,38 +258,4 @@ function remoteReference(schema: object): string | null {
     }
   }
   return references.find(reference => URL.canParse(reference) && !ids.has(reference.replace(/#.*$/, ''))) ?? null
-}
-
-class OutOfTime extends Error {}
-
-const sandbox: { job: () => unknown } = { job: () => undefined }
-const room = createContext(sandbox)
-const script = new Script('job()')
-const TRIES = 3
-/** How many times its processor time a try may take on the wall. */
-const PATIENCE = 4
-
-/**
- * Runs synchronous work and interrupts it after `ms` of processor time, in JavaScript and in regular expressions; costs
- * about 0.2 ms. The interruption is V8's, after time on the wall: as much at first, and where the process was kept from
- * the processor meanwhile, it tries again with twice what it would have needed.
- * @throws OutOfTime, and what the work throws
- */
-function limited<T>(ms: number, work: () => T): T {
-  let timeout = ms
-  for (let tries = TRIES; ; tries--) {
-    const before = process.threadCpuUsage()
-    sandbox.job = work
-    try {
-      return script.runInContext(room, { timeout }) as T
-    } catch (error) {
-      if ((error as { code?: unknown }).code !== 'ERR_SCRIPT_EXECUTION_TIMEOUT') throw error
-      const { user, system } = process.threadCpuUsage(before)
-      const used = (user + system) / 1000
-      if (tries === 1 || used >= ms * 0.9) throw new OutOfTime()
-      timeout = Math.ceil(Math.min(PATIENCE * ms, (2 * ms * timeout) / used))
-    } finally {
-      sandbox.job = () => undefined
-    }
-  }
 }

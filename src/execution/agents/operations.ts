@@ -66,7 +66,7 @@ async function checkConfig(
       ? null
       : given.output_schema === undefined
         ? (draft.output_schema as Record<string, unknown>)
-        : checkOutputSchema(draft.output_schema)
+        : await checkOutputSchema(services, projectId, draft.output_schema)
   if (!(await lockProvider(tx, projectId, ai_provider_id)))
     raise('AI_PROVIDER_NOT_FOUND', { meta: { id: ai_provider_id } })
   return { ...draft, ai_provider_id, output_schema }

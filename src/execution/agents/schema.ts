@@ -1,20 +1,39 @@
 import { type Problem, raise } from '../../core/api/errors.ts'
-import { checkSchema, SchemaError, schemaProblems } from '../../core/api/json-schema.ts'
+import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
+import type { Services } from '../../core/process/services.ts'
 
-// format is an annotation and unknown keywords are ignored (execution, 8.8).
-const rules = { strict: false }
+/** An output schema: formats are annotations and unknown keywords are ignored. */
+const schemaOf = (project: string, schema: unknown): SchemaOf => ({
+  project,
+  text: JSON.stringify(schema),
+  rules: { strict: false },
+})
 
 /**
- * Refuses what is no usable JSON Schema, draft-07 or 2020-12: INVALID_OUTPUT_SCHEMA with the reason. Returns it typed.
+ * Refuses what is no usable JSON Schema, draft-07 or 2020-12, in the transaction that writes it. Returns it typed.
+ * @throws INVALID_OUTPUT_SCHEMA with the reason, RunFirst
  */
-export function checkOutputSchema(schema: unknown): Record<string, unknown> {
-  refusing(() => checkSchema(JSON.stringify(schema), rules))
+export async function checkOutputSchema(
+  services: Services,
+  projectId: string,
+  schema: unknown,
+): Promise<Record<string, unknown>> {
+  await refusing(schemaChecks(services).checkInTransaction(schemaOf(projectId, schema)))
   return schema as Record<string, unknown>
 }
 
-/** Where a value breaks a schema: nothing when it satisfies it. Raises INVALID_OUTPUT_SCHEMA. */
-export function outputProblems(schema: unknown, value: unknown): Problem[] {
-  return refusing(() => schemaProblems(JSON.stringify(schema), value, rules)).map(({ keyword, pointer, message }) => ({
+/**
+ * Where a value breaks a schema: nothing when it satisfies it.
+ * @throws INVALID_OUTPUT_SCHEMA, SERVICE_NOT_READY
+ */
+export async function outputProblems(
+  services: Services,
+  projectId: string,
+  schema: unknown,
+  value: unknown,
+): Promise<Problem[]> {
+  const [problems] = await refusing(schemaChecks(services).problems(schemaOf(projectId, schema), [value]))
+  return problems.map(({ keyword, pointer, message }) => ({
     code: keyword.replace(/[A-Z]/g, letter => `_${letter}`).toUpperCase(),
     path: pointer
       .slice(1)
@@ -25,13 +44,13 @@ export function outputProblems(schema: unknown, value: unknown): Problem[] {
   }))
 }
 
-function refusing<T>(work: () => T): T {
+async function refusing<T>(work: Promise<T>): Promise<T> {
   try {
-    return work()
+    return await work
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
     const { message } = error
-    raise('INVALID_OUTPUT_SCHEMA', {
+    return raise('INVALID_OUTPUT_SCHEMA', {
       message: `output_schema: ${message}`,
       meta: { problems: [{ code: 'INVALID_OUTPUT_SCHEMA', path: 'output_schema', message }] },
     })

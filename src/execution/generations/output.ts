@@ -1,4 +1,5 @@
 import type { Problem } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../agents/schema.ts'
 import { storableValue } from '../providers/storable.ts'
 
@@ -10,17 +11,19 @@ function withoutFence(text: string): string {
   return FENCE.exec(trimmed)?.[1].trim() ?? trimmed
 }
 
-/** The final answer as the object its schema asks for (execution, 8.8). */
-export function readObject(
+/** The final answer as the object its schema asks for. Raises as outputProblems does. */
+export async function readObject(
+  services: Services,
+  projectId: string,
   text: string,
   schema: object,
-): { ok: true; object: unknown } | { ok: false; problems: Problem[] } {
+): Promise<{ ok: true; object: unknown } | { ok: false; problems: Problem[] }> {
   let value: unknown
   try {
     value = storableValue(JSON.parse(withoutFence(text)))
   } catch {
     return { ok: false, problems: [{ code: 'NOT_JSON', path: '', message: 'the answer is not JSON' }] }
   }
-  const problems = outputProblems(schema, value)
+  const problems = await outputProblems(services, projectId, schema, value)
   return problems.length === 0 ? { ok: true, object: value } : { ok: false, problems }
 }

@@ -537,7 +537,7 @@ class Execution {
             ok: false as const,
             problems: [{ code: 'NO_ANSWER', path: '', message: 'the turn ended at max_steps without an answer' }],
           }
-        : readObject(answer.text, agent.output_schema)
+        : await readObject(this.services, agent.project_id, answer.text, agent.output_schema)
       if (!read.ok) {
         const failure = {
           code: 'OUTPUT_SCHEMA_VALIDATION_FAILED',

@@ -1,0 +1,282 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { AppError } from '../../src/core/api/errors.ts'
+import { SchemaChecks, SchemaError, type SchemaOf } from '../../src/core/json-schema/checks.ts'
+import type { SchemaJob } from '../../src/core/json-schema/thread.ts'
+import { SchemaThreads } from '../../src/core/json-schema/threads.ts'
+import { createLog } from '../../src/core/process/log.ts'
+import { eventually } from '../support/app.ts'
+import { longestTurn } from '../support/event-loop.ts'
+
+const log = createLog({ level: 'silent' })
+
+const schemaOf = (schema: object, project = 'proj_a'): SchemaOf => ({
+  project,
+  text: JSON.stringify(schema),
+  rules: { strict: true },
+})
+
+/** A schema that takes about 300 ms of a processor to compile; each number makes another. */
+const costly = (number: number) => ({
+  patternProperties: Object.fromEntries(
+    Array.from({ length: 800 }, (_, index) => [`^a${index}x${number}.*b$`, { type: 'string' }]),
+  ),
+})
+
+/** A schema by which any value takes all the time that there is. */
+const endless = () => {
+  const $defs: Record<string, object> = { d40: { type: 'string' } }
+  for (let index = 0; index < 40; index++) {
+    const next = { $ref: `#/$defs/d${index + 1}` }
+    $defs[`d${index}`] = { allOf: [next, next] }
+  }
+  return { $ref: '#/$defs/d0', $defs }
+}
+
+describe('schemas in threads', () => {
+  let checks: SchemaChecks
+  beforeEach(() => {
+    checks = new SchemaChecks({ threads: 2, log })
+  })
+  afterEach(() => checks.close())
+
+  const problems = async (schema: object, value: unknown, project?: string) =>
+    (await checks.problems(schemaOf(schema, project), [value]))[0]
+
+  it('say what is wrong with a schema and with values', async () => {
+    await checks.check(schemaOf({ type: 'object' }))
+    await assert.rejects(checks.check(schemaOf({ type: 'nope' })), (error: Error) => {
+      assert.ok(error instanceof SchemaError)
+      return /schema is invalid/.test(error.message)
+    })
+    await assert.rejects(checks.problems(schemaOf({ type: 'nope' }), [1]), SchemaError)
+    assert.deepEqual(await problems({ required: ['a'] }, {}), [
+      { keyword: 'required', pointer: '', message: "must have required property 'a'" },
+    ])
+    assert.deepEqual(await problems({ required: ['__proto__'] }, JSON.parse('{"__proto__":1}')), [])
+    const values = Array.from({ length: 1000 }, (_, index) => (index % 7 ? index : String(index)))
+    const found = await checks.problems(schemaOf({ type: 'integer' }), values)
+    assert.deepEqual(
+      found.map(each => each.length),
+      values.map(value => (typeof value === 'string' ? 1 : 0)),
+    )
+  })
+
+  it('are compiled and run beside the event loop', async () => {
+    await problems({ type: 'string' }, 1)
+    const turn = await longestTurn(async () => {
+      await checks.check(schemaOf(costly(0)))
+      assert.deepEqual(
+        (await problems(endless(), {})).map(({ keyword }) => keyword),
+        ['timeout'],
+      )
+    })
+    assert.ok(turn < 40, `${turn} ms`)
+  })
+
+  it('are remembered where they were refused: asked again, they cost nothing', async () => {
+    const refused = schemaOf({
+      patternProperties: Object.fromEntries(Array.from({ length: 4000 }, (_, index) => [`x{900}${index}`, {}])),
+    })
+    const cost = async () => {
+      const before = process.cpuUsage()
+      await assert.rejects(checks.check(refused), /takes too long to compile/)
+      const { user, system } = process.cpuUsage(before)
+      return (user + system) / 1000
+    }
+    assert.ok((await cost()) > 400)
+    for (let time = 0; time < 20; time++) assert.ok((await cost()) < 100)
+  })
+
+  it('of one project do not make another wait', async () => {
+    await problems({ type: 'string' }, 1)
+    let done = 0
+    const flood = Promise.allSettled(
+      Array.from({ length: 40 }, async (_, number) => {
+        await checks.check(schemaOf(costly(number), 'proj_hostile'))
+        done++
+      }),
+    )
+    for (let number = 0; number < 5; number++) {
+      assert.deepEqual(await problems({ required: [`n${number}`] }, {}, `proj_${number}`), [
+        { keyword: 'required', pointer: '', message: `must have required property 'n${number}'` },
+      ])
+    }
+    assert.ok(done < 20, `${done} of the other project's were done first`)
+    await checks.close()
+    await flood
+  })
+
+  it('of several projects take turns by what each has used', async () => {
+    checks = new SchemaChecks({ threads: 1, log })
+    const order: string[] = []
+    const ask = (project: string, number: number) =>
+      checks.check(schemaOf({ ...costly(number), title: project }, project)).then(() => order.push(project))
+    const all = [1, 2, 3, 4].map(number => ask('proj_a', number))
+    all.push(...[1, 2].map(number => ask('proj_b', number)))
+    await Promise.all(all)
+    assert.deepEqual(order.slice(0, 4).sort(), ['proj_a', 'proj_a', 'proj_b', 'proj_b'], order.join())
+  })
+
+  it('give the same answers on a machine that has no time', async function () {
+    this.timeout(120_000)
+    const properties = Object.fromEntries(
+      Array.from({ length: 1000 }, (_, index) => [`property_${index}`, { type: 'string', maxLength: 100 }]),
+    )
+    const spinning = `while (true);`
+    const { Worker } = await import('node:worker_threads')
+    const busy = Array.from({ length: 8 }, () => new Worker(spinning, { eval: true }))
+    try {
+      await checks.check(schemaOf({ type: 'object', properties }))
+      assert.deepEqual(
+        (await problems({ type: 'object', properties }, { property_999: 1 })).map(({ pointer }) => pointer),
+        ['/property_999'],
+      )
+      assert.deepEqual(
+        (await problems(endless(), {})).map(({ keyword }) => keyword),
+        ['timeout'],
+      )
+    } finally {
+      await Promise.all(busy.map(worker => worker.terminate()))
+    }
+  })
+
+  it('leave their queue when nobody waits for them any more', async () => {
+    checks = new SchemaChecks({ threads: 1, log })
+    const flood = Array.from({ length: 5 }, (_, number) => checks.check(schemaOf(costly(number))))
+    const controller = new AbortController()
+    const left = checks.check(schemaOf({ title: 'left' }), { signal: controller.signal })
+    controller.abort(new Error('gone'))
+    await assert.rejects(left, /gone/)
+    await Promise.all(flood)
+  })
+
+  it('take no value that would fill the memory of a thread', async () => {
+    assert.deepEqual(
+      (await problems({}, 'x'.repeat(4 * 1024 * 1024))).map(({ keyword }) => keyword),
+      ['size'],
+    )
+    const found = await checks.problems(schemaOf({ type: 'integer' }), [1, 'x'.repeat(5_000_000), 'x'])
+    assert.deepEqual(
+      found.map(each => each.map(({ keyword }) => keyword)),
+      [[], ['size'], ['type']],
+    )
+    // Millions of small objects in a value, and each of them wrong.
+    const many = Array.from({ length: 1_000_000 }, () => ({}))
+    assert.equal((await problems({ items: { type: 'string' } }, many)).length > 0, true)
+  })
+})
+
+describe('threads for schemas', () => {
+  // A program that does what it is told in place of a schema: the limits within a thread end what a schema can do.
+  const program = new URL(
+    `data:text/javascript,${encodeURIComponent(`
+      import { parentPort, threadId } from 'node:worker_threads'
+      const kept = []
+      parentPort.on('message', ({ text, values }) => {
+        if (text === 'hang') Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)
+        if (text === 'grow') for (;;) kept.push(new Array(10_000).fill(kept.length))
+        if (text === 'throw') throw new Error('a fault')
+        if (text === 'crash') process.exit(7)
+        const ms = Number(text)
+        setTimeout(() => parentPort.postMessage({ problems: values.map(() => []), ms, checkMs: 0, threadId }), 3)
+      })
+    `)}`,
+  )
+  let threads: SchemaThreads
+  const open = (options: { threads?: number; waitMs?: number; stuckMs?: number } = {}) => {
+    threads = new SchemaThreads({ threads: 2, log, program, ...options })
+  }
+  const job = (text: string, project = 'proj_a'): SchemaJob => ({
+    project,
+    key: text,
+    text,
+    rules: { strict: true },
+    values: ['1'],
+  })
+  const answered = { problems: [[]], checkMs: 0 }
+  const run = async (text: string, project?: string) => {
+    const { ms: _, threadId: __, ...rest } = (await threads.run(job(text, project))) as Record<string, unknown>
+    return rest
+  }
+  const unavailable = (error: Error) => {
+    assert.ok(error instanceof AppError)
+    assert.deepEqual(
+      [error.code, error.status, error.meta, error.headers],
+      ['SERVICE_NOT_READY', 503, { checks: { schemas: 'busy' } }, { 'Retry-After': '5' }],
+    )
+    return true
+  }
+  afterEach(() => threads.close())
+
+  it('are replaced when they are stuck, and others go on meanwhile', async () => {
+    open({ stuckMs: 500 })
+    const stuck = run('hang')
+    assert.deepEqual(await run('1', 'proj_b'), answered)
+    assert.deepEqual(await stuck, { broke: 'time' })
+    assert.deepEqual(await run('1'), answered)
+  })
+
+  it('are replaced when their memory is full, and the job is tried in a fresh one', async function () {
+    this.timeout(120_000)
+    open()
+    assert.deepEqual(await run('grow'), { broke: 'memory' })
+    assert.deepEqual(await run('1'), answered)
+  })
+
+  it('that fail for a fault of ours fail their job with it', async () => {
+    open()
+    await assert.rejects(run('throw'), /a fault/)
+    assert.deepEqual(await run('crash'), { broke: 'memory' })
+    assert.deepEqual(await run('1'), answered)
+  })
+
+  it('are no more than the setting says, and never all of one project', async () => {
+    open({ threads: 3 })
+    const of = async (project: string) => {
+      const found = await Promise.all(Array.from({ length: 12 }, () => threads.run(job('0', project))))
+      return new Set(found.map(each => (each as unknown as { threadId: number }).threadId)).size
+    }
+    assert.equal(await of('proj_a'), 2)
+    const [one, other] = await Promise.all([of('proj_a'), of('proj_b')])
+    assert.ok(one <= 3 && other <= 3)
+    const ids = await Promise.all(
+      ['proj_a', 'proj_b', 'proj_c', 'proj_d'].map(project => threads.run(job('0', project))),
+    )
+    assert.equal(new Set(ids.map(each => (each as unknown as { threadId: number }).threadId)).size, 3)
+  })
+
+  it('are closed to a project that has used up its time, until some of it has come back', async () => {
+    open({ waitMs: 200 })
+    // Said to have taken 5.2 seconds: 0.8 seconds until there is some time again.
+    assert.deepEqual(await run('5200'), answered)
+    await assert.rejects(run('1'), unavailable)
+    assert.deepEqual(await run('1', 'proj_b'), answered)
+    await sleep(700)
+    assert.deepEqual(await eventually(() => run('1').catch(() => null)), answered)
+  })
+
+  it('take no more than a thousand jobs of a project, nor 16 MiB of them', async () => {
+    open()
+    const many = Array.from({ length: 1101 }, () => run('0'))
+    const ends = await Promise.allSettled(many)
+    const refused = ends.filter(end => end.status === 'rejected')
+    assert.equal(refused.length, 100)
+    for (const { reason } of refused) unavailable(reason)
+    const long = ' '.repeat(4 * 1024 * 1024)
+    const large = await Promise.allSettled(Array.from({ length: 8 }, () => run(`${long}0`)))
+    assert.equal(large.filter(end => end.status === 'rejected').length, 4)
+    assert.deepEqual(await run('0', 'proj_b'), answered)
+  })
+
+  it('end what waits when they are closed', async () => {
+    open()
+    const waiting = [run('hang'), run('1'), run('1')]
+    const ends = Promise.allSettled(waiting)
+    await threads.close()
+    for (const end of await ends) {
+      assert.equal(end.status, 'rejected')
+      unavailable((end as PromiseRejectedResult).reason)
+    }
+  })
+})

@@ -1,0 +1,20 @@
+/**
+ * The longest turn of the event loop while something is done, in milliseconds of processor time that this thread used:
+ * what other programs use does not count, nor do the threads that compile and collect garbage beside it.
+ */
+export async function longestTurn(work: () => Promise<unknown>): Promise<number> {
+  let longest = 0
+  let last = process.threadCpuUsage()
+  let done = false
+  const watch = () => {
+    const { user, system } = process.threadCpuUsage(last)
+    longest = Math.max(longest, (user + system) / 1000)
+    last = process.threadCpuUsage()
+    if (!done) setImmediate(watch)
+  }
+  setImmediate(watch)
+  await work()
+  done = true
+  await new Promise(resolve => setImmediate(resolve))
+  return longest
+}
