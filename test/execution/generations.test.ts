@@ -4,6 +4,7 @@ import { pruneEvents } from '../../src/control/events/retention.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { longestTurn } from '../support/event-loop.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { type Message, openStream, readStream } from './streams.ts'
 
@@ -308,6 +309,16 @@ describe('generations', () => {
         body.error.meta.problems.map(({ code }: { code: string }) => code),
         ['TIMEOUT'],
       )
+    })
+
+    it('an answer that opens a fence and goes on with empty lines is refused without holding the worker', async () => {
+      await double.put('open-fence', { rules: [{ reply: { text: `\`\`\`${'\n'.repeat(100_000)}x` } }] })
+      const agent = await app.agent({ model: 'open-fence/m', output_schema: { type: 'object' } })
+      const turn = await longestTurn(async () => {
+        const { body } = await generate({ prompt: 'x' }, '?wait=true', agent)
+        assert.equal(body.error.meta.problems[0].code, 'NOT_JSON')
+      })
+      assert.ok(turn < 1000, `${turn} ms`)
     })
 
     it('a model that calls a tool nobody bound sees the error and goes on; max_steps ends the turn', async () => {

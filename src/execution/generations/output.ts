@@ -3,12 +3,14 @@ import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../agents/schema.ts'
 import { storableValue } from '../providers/storable.ts'
 
-const FENCE = /^```[\w-]*\s*\n([\s\S]*?)\n?```$/
+const FENCE = '```'
 
-/** A text minus one markdown fence around all of it. */
+/** A text minus one markdown fence around all of it; in time that grows with the text only. */
 function withoutFence(text: string): string {
   const trimmed = text.trim()
-  return FENCE.exec(trimmed)?.[1].trim() ?? trimmed
+  const first = trimmed.slice(0, trimmed.indexOf('\n') + 1)
+  if (!/^```[\w-]*\s*\n$/.test(first) || !trimmed.endsWith(FENCE)) return trimmed
+  return trimmed.slice(first.length, -FENCE.length).trim()
 }
 
 /** The final answer as the object its schema asks for. Raises as outputProblems does. */
