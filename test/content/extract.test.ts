@@ -1,8 +1,21 @@
 import assert from 'node:assert/strict'
 import { execFile, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { existsSync, readFileSync } from 'node:fs'
+import {
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  realpathSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
+import { tmpdir } from 'node:os'
 import path from 'node:path'
+import { Readable } from 'node:stream'
 import { promisify } from 'node:util'
 import { deflateSync } from 'node:zlib'
 import {
@@ -19,8 +32,11 @@ const LIMITS = { INGESTION_MAX_PAGES: 5000, INGESTION_MAX_TEXT_BYTES: 52_428_800
 
 type Options = Partial<Parameters<typeof extractLoaded>[2]>
 
+/** A file as it comes from a store. */
+const fileOf = (bytes: Buffer) => ({ size: bytes.length, pieces: Readable.from([bytes]) })
+
 const extractPdf = (file: Buffer, limits: typeof LIMITS, options: Options = {}) =>
-  extractLoaded(async () => file, limits, { project: 'one', ...options })
+  extractLoaded(async () => fileOf(file), limits, { project: 'one', ...options })
 const MEBIBYTE = 1024 * 1024
 
 const failureOf = (extraction: Extraction) => {
@@ -73,6 +89,8 @@ const onePage = (
   )
 
 const stream = (data: string) => ({ dictionary: '', data: Buffer.from(data, 'latin1') })
+
+const utf16 = (text: string) => Buffer.from(text, 'utf16le').swap16()
 
 const slow = slowPdf
 const slowLimits = { ...LIMITS, INGESTION_MAX_PAGES: 1_000_000 }
@@ -135,7 +153,6 @@ describe('text of PDFs', () => {
   })
 
   it('is read in fonts that have a predefined character map and none to Unicode', async () => {
-    const utf16 = (text: string) => Buffer.from(text, 'utf16le').swap16()
     const cases: [encoding: string, ordering: string, codes: Buffer, text: string][] = [
       ['UniGB-UCS2-H', 'GB1', utf16('中文文本'), '中文文本'],
       ['GBK-EUC-H', 'GB1', Buffer.from('d6d0cec4', 'hex'), '中文'],
@@ -302,7 +319,7 @@ describe('the process that reads PDFs', () => {
       extractLoaded(
         async () => {
           loaded++
-          return slow()
+          return fileOf(slow())
         },
         one,
         { project: 'one', timeoutMs: 700 },
@@ -330,7 +347,7 @@ describe('the process that reads PDFs', () => {
       extractLoaded(
         async () => {
           begun.push(project)
-          return file
+          return fileOf(file)
         },
         two,
         { project, timeoutMs: 500 },
@@ -359,6 +376,14 @@ describe('the process that reads PDFs', () => {
     const lost = new Error('lost')
     await assert.rejects(
       extractLoaded(() => Promise.reject(lost), one, { project: 'one' }),
+      lost,
+    )
+    const halfway = async function* () {
+      yield Buffer.alloc(MEBIBYTE)
+      throw lost
+    }
+    await assert.rejects(
+      extractLoaded(async () => ({ size: 2 * MEBIBYTE, pieces: halfway() }), one, { project: 'one' }),
       lost,
     )
     assert.deepEqual(pagesOf(await extractPdf(pdf(['next']), one)), [{ number: 1, text: 'next' }])
@@ -395,7 +420,8 @@ describe('the process that reads PDFs', () => {
         const chunks = []
         for await (const chunk of process.stdin) chunks.push(chunk)
         const limits = ${JSON.stringify(slowLimits)}
-        const reading = extractPdf(async () => Buffer.concat(chunks), limits, { project: 'one' })
+        const size = chunks.reduce((sum, { length }) => sum + length, 0)
+        const reading = extractPdf(async () => ({ size, pieces: chunks }), limits, { project: 'one' })
         ${state === 'waits' ? 'await reading' : ''}
         console.log('now')
         setInterval(() => {}, 1000)`
@@ -415,7 +441,7 @@ describe('the process that reads PDFs', () => {
   it('reads its own code and no other file, writes none and starts nothing', async () => {
     const attempts = {
       code: `fs.readFileSync(${JSON.stringify(path.resolve('src/content/extract/pdf-process.ts'))})`,
-      maps: `fs.readFileSync(${JSON.stringify(path.resolve('node_modules/pdfjs-dist/cmaps/UniGB-UCS2-H.bcmap'))})`,
+      maps: `fs.readFileSync(${JSON.stringify(realpathSync('node_modules/pdfjs-dist/cmaps/UniGB-UCS2-H.bcmap'))})`,
       data: `fs.readdirSync(${JSON.stringify(path.resolve('.'))})`,
       environment: 'fs.readFileSync(`/proc/${process.ppid}/environ`)',
       password: 'fs.readFileSync("/etc/passwd")',
@@ -439,12 +465,50 @@ describe('the process that reads PDFs', () => {
     })
   })
 
+  const layouts: Record<string, (modules: string) => void> = {
+    'node_modules is a link': modules => symlinkSync(path.resolve('node_modules'), modules),
+    // As pnpm lays packages out.
+    'every package is a link': modules => {
+      for (const name of readdirSync('node_modules')) {
+        const target = path.resolve('node_modules', name)
+        mkdirSync(path.dirname(path.join(modules, name)), { recursive: true })
+        symlinkSync(realpathSync(target), path.join(modules, name))
+      }
+    },
+  }
+  for (const [layout, link] of Object.entries(layouts)) {
+    it(`reads where ${layout}`, async () => {
+      const root = mkdtempSync(path.join(tmpdir(), 'muster-layout-'))
+      try {
+        cpSync('src', path.join(root, 'src'), { recursive: true })
+        cpSync('package.json', path.join(root, 'package.json'))
+        link(path.join(root, 'node_modules'))
+        const file = path.join(root, 'one.pdf')
+        // Text that only comes out with the character maps of the package.
+        writeFileSync(file, cidPdf('UniJIS-UCS2-H', 'Japan1', utf16('日')))
+        const program = `
+          import { readFileSync } from 'node:fs'
+          import { extractPdf } from './src/content/extract/extract.ts'
+          const bytes = readFileSync('one.pdf')
+          const load = async () => ({ size: bytes.length, pieces: [bytes] })
+          console.log(JSON.stringify(await extractPdf(load, ${JSON.stringify(LIMITS)}, { project: 'one' })))`
+        const options = ['--input-type=module', '--eval', program]
+        const { stdout } = await promisify(execFile)(process.execPath, options, { cwd: root })
+        assert.deepEqual(pagesOf(JSON.parse(stdout)), [{ number: 1, text: '日' }])
+      } finally {
+        rmSync(root, { recursive: true, force: true })
+      }
+    })
+  }
+
   it('does not keep the process it works for alive', async () => {
     const program = `
       import { extractPdf } from '${path.resolve('src/content/extract/extract.ts')}'
       const chunks = []
       for await (const chunk of process.stdin) chunks.push(chunk)
-      console.log((await extractPdf(async () => Buffer.concat(chunks), ${JSON.stringify(LIMITS)}, { project: 'one' })).pages[0].text)`
+      const size = chunks.reduce((sum, { length }) => sum + length, 0)
+      const file = async () => ({ size, pieces: chunks })
+      console.log((await extractPdf(file, ${JSON.stringify(LIMITS)}, { project: 'one' })).pages[0].text)`
     const owner = spawn(process.execPath, ['--input-type=module', '--eval', program], {
       stdio: ['pipe', 'pipe', 'inherit'],
     })

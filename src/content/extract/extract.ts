@@ -1,12 +1,14 @@
 import { type ChildProcess, fork } from 'node:child_process'
+import { once } from 'node:events'
 import { realpathSync } from 'node:fs'
 import path from 'node:path'
+import type { Writable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { Shares } from '../../core/process/shares.ts'
 import type { Page } from '../chunks/model.ts'
 import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
-import { inTurn } from './turns.ts'
 
 /** Text of a source, or why there is none. `retry` says whether another try could end otherwise. */
 export type Extraction =
@@ -22,23 +24,35 @@ const PDF_MEMORY_BYTES = 512 * 1024 * 1024
 /** How long a process waits for the next PDF. */
 const IDLE_MS = 30_000
 
+/** Bytes of a file as they are read, and how many there are. */
+export type PdfBytes = { size: number; pieces: AsyncIterable<Uint8Array> }
+
+/** Turns at reading a PDF, by how many there are. */
+const turns = new Map<number, Shares>()
+
+function turnsOf(most: number): Shares {
+  const known = turns.get(most) ?? new Shares(most)
+  turns.set(most, known)
+  return known
+}
+
 /**
  * Text of a PDF by page in reading order: trimmed, without blank pages, numbered from 1 as in the file. `total_pages`
  * counts the blank ones too. What the file does to its reader is a value: the file is read in a process of its own,
- * which is killed when it takes too long or too much memory. At most INGESTION_PDF_PROCESSES are read at once; the
- * others wait for their turn, which is no part of their time. Throws the reason of `signal` when that aborts, and what
- * `load` throws.
- * @param load gets the bytes of the file when it is its turn
+ * which is killed when it takes too long or too much memory; this one passes its bytes on piece by piece. At most
+ * INGESTION_PDF_PROCESSES are read at once; the others wait for their turn, which is no part of their time. Throws the
+ * reason of `signal` when that aborts, and what `load` and its pieces throw.
+ * @param load gives the bytes of the file when it is its turn
  * @param limits the settings of the same names
  * @param options `project`: whose file it is; the project of which least is being read has the next turn
  */
 export async function extractPdf(
-  load: () => Promise<Buffer>,
+  load: () => Promise<PdfBytes>,
   limits: Limits,
   options: { project: string; timeoutMs?: number; signal?: AbortSignal },
 ): Promise<Extraction> {
   const { project, timeoutMs = PDF_TIMEOUT_MS, signal } = options
-  return inTurn(project, limits.INGESTION_PDF_PROCESSES, signal, async () => {
+  return turnsOf(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
     const bytes = await load()
     signal?.throwIfAborted()
     return read(bytes, limits, timeoutMs, signal)
@@ -46,7 +60,7 @@ export async function extractPdf(
 }
 
 async function read(
-  bytes: Buffer,
+  bytes: PdfBytes,
   limits: Limits,
   timeoutMs: number,
   signal: AbortSignal | undefined,
@@ -75,17 +89,24 @@ async function read(
     }
     const onError = (error: Error) =>
       finish(failed('INGESTION_FAILED', `Reading the PDF failed: ${error.message}`, true))
-    const timer = setTimeout(() => {
-      finish(failed('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`))
-      reader.child.kill('SIGKILL')
-    }, timeoutMs)
-    const onAbort = () => {
+    let timer: NodeJS.Timeout | undefined
+    // The process begins when it has all bytes; how long they take to come is not its fault.
+    const begin = () => {
+      timer = setTimeout(() => {
+        finish(failed('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`))
+        reader.child.kill('SIGKILL')
+      }, timeoutMs)
+    }
+    const fail = (error: unknown) => {
       release()
       reader.child.kill('SIGKILL')
-      reject(signal?.reason)
+      reject(error)
     }
+    const onAbort = () => fail(signal?.reason)
+    const sending = new AbortController()
     const release = () => {
       clearTimeout(timer)
+      sending.abort()
       reader.child.off('message', onMessage)
       reader.child.off('exit', onExit)
       reader.child.off('error', onError)
@@ -96,13 +117,25 @@ async function read(
     reader.child.once('error', onError)
     signal?.addEventListener('abort', onAbort)
     const request: PdfRequest = {
-      size: bytes.length,
+      size: bytes.size,
       maxPages: limits.INGESTION_MAX_PAGES,
       maxTextBytes: limits.INGESTION_MAX_TEXT_BYTES,
     }
     reader.child.send(request)
-    reader.child.stdin?.write(bytes)
+    const { signal: done } = sending
+    send(bytes.pieces, reader.child.stdin as Writable, done).then(
+      () => done.aborted || begin(),
+      error => done.aborted || fail(error),
+    )
   })
+}
+
+/** Passes pieces on as fast as they are taken, until the end or `done`. Throws what the pieces throw. */
+async function send(pieces: AsyncIterable<Uint8Array>, target: Writable, done: AbortSignal): Promise<void> {
+  for await (const piece of pieces) {
+    if (done.aborted) return
+    if (!target.write(piece)) await once(target, 'drain', { signal: done }).catch(() => {})
+  }
 }
 
 type Reader = { child: ChildProcess; idling?: NodeJS.Timeout }
@@ -115,14 +148,17 @@ function keep(reader: Reader) {
   idle.push(reader)
 }
 
+/** The directory of pdf.js: where it is, whatever links lead there. */
+const PDFJS = `${path.dirname(realpathSync(fileURLToPath(import.meta.resolve('pdfjs-dist/package.json'))))}/`
+
 /**
  * What the reader may: read the files of its own program and nothing else of the machine (the environment of another
  * process is a file too, and the data directory lies beside the code), and start its watching thread.
  */
 export const READER_RIGHTS = [
   '--permission',
-  `--allow-fs-read=${fileURLToPath(new URL('./', import.meta.url))}`,
-  `--allow-fs-read=${path.dirname(realpathSync(fileURLToPath(import.meta.resolve('pdfjs-dist/package.json'))))}/`,
+  `--allow-fs-read=${realpathSync(fileURLToPath(new URL('./', import.meta.url)))}/`,
+  `--allow-fs-read=${PDFJS}`,
   '--allow-worker',
 ]
 
@@ -131,7 +167,7 @@ export const READER_RIGHTS = [
  * ends with its channel.
  */
 function startReader(): Reader {
-  const child = fork(new URL('./pdf-process.ts', import.meta.url), [String(PDF_MEMORY_BYTES)], {
+  const child = fork(new URL('./pdf-process.ts', import.meta.url), [String(PDF_MEMORY_BYTES), PDFJS], {
     env: {},
     execArgv: ['--max-old-space-size=384', ...READER_RIGHTS],
     stdio: ['pipe', 'ignore', 'ignore', 'ipc'],

@@ -1,9 +1,6 @@
 import { once } from 'node:events'
-import { fileURLToPath } from 'node:url'
+import { pathToFileURL } from 'node:url'
 import { Worker } from 'node:worker_threads'
-import { getDocument } from 'pdfjs-dist/legacy/build/pdf.mjs'
-// What pdf.js would otherwise import when it opens the first document.
-import 'pdfjs-dist/legacy/build/pdf.worker.mjs'
 
 /**
  * The program in which PDFs are read, one after the other: extract.ts starts it, sends a PdfRequest and the bytes to
@@ -15,13 +12,21 @@ export type PdfAnswer =
   | { end: ({ ok: true; total_pages: number } | Failure) & { reusable: boolean } }
 type Failure = { ok: false; code: 'PDF_PARSE_FAILED' | 'INGESTION_FAILED'; message: string }
 
+const [maxMemoryBytes, pdfjs] = [Number(process.argv[2]), process.argv[3]]
+
+// By its path: the links that lead there are files that this process may not read.
+const moduleOf = (file: string) => pathToFileURL(`${pdfjs}legacy/build/${file}`).href
+const { getDocument }: typeof import('pdfjs-dist/legacy/build/pdf.mjs') = await import(moduleOf('pdf.mjs'))
+// What pdf.js would otherwise import when it opens the first document.
+await import(moduleOf('pdf.worker.mjs'))
+
 /**
  * Nothing is fetched, compiled or drawn; of files only predefined character maps are read, without which most text in
  * Chinese, Japanese and Korean fonts is lost.
  */
 const OPTIONS = {
   verbosity: 0,
-  cMapUrl: fileURLToPath(import.meta.resolve('pdfjs-dist/cmaps/')),
+  cMapUrl: `${pdfjs}cmaps/`,
   useSystemFonts: false,
   disableFontFace: true,
   useWorkerFetch: false,
@@ -90,7 +95,6 @@ async function read(request: PdfRequest): Promise<void> {
 process.on('unhandledRejection', () => {})
 process.on('disconnect', () => process.exit())
 
-const maxMemoryBytes = Number(process.argv[2])
 const monitor = new Worker(new URL('./pdf-monitor.ts', import.meta.url), {
   workerData: { parent: process.ppid, maxMemoryBytes },
   resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 4 },

@@ -93,16 +93,12 @@ async function nativeText(services: Services, file: FileRow, signal: AbortSignal
   const { config } = services
   const extracted =
     essenceOf(file.content_type as string) === 'application/pdf'
-      ? await extractPdf(() => bytesOf(services, file), config, { project: file.project_id, signal })
+      ? await extractPdf(async () => ({ size: file.size as number, pieces: filePieces(services, file) }), config, {
+          project: file.project_id,
+          signal,
+        })
       : await extractText(filePieces(services, file), file.content_type as string, config)
   return extracted.ok ? extracted : failed(extracted.error, extracted.retry)
-}
-
-/** Raises RESOURCE_NOT_FOUND when the file's backend has lost them. */
-async function bytesOf(services: Services, file: FileRow): Promise<Buffer> {
-  const pieces: Buffer[] = []
-  for await (const piece of filePieces(services, file)) pieces.push(piece)
-  return Buffer.concat(pieces)
 }
 
 const DAY_SECONDS = 24 * 60 * 60

@@ -1,0 +1,88 @@
+/** Who waits for a part of something. */
+type Waiter = { project: string; amount: number; begin: () => void }
+
+/**
+ * Gives out a bounded amount of something in this process, such as memory, to projects in turn: the project that holds
+ * least goes first, and of those the one whose last turn was longest ago. Nobody is passed over because less would fit.
+ */
+export class Shares {
+  #free: number
+  readonly #held = new Map<string, number>()
+  #waiting: Waiter[] = []
+  /** When each project that holds something or waits had its last turn. */
+  readonly #turns = new Map<string, number>()
+  #turn = 0
+
+  constructor(total: number) {
+    this.#free = total
+  }
+
+  /**
+   * Waits for a part, and gives what returns it. It must not be more than there is in all.
+   * @throws the reason of `signal` when that aborts first
+   */
+  async take(project: string, amount: number, signal?: AbortSignal): Promise<() => void> {
+    signal?.throwIfAborted()
+    await new Promise<void>((resolve, reject) => {
+      const leave = () => {
+        this.#waiting = this.#waiting.filter(other => other !== waiter)
+        // What waited behind it may fit.
+        this.#next()
+        reject(signal?.reason)
+      }
+      const begin = () => {
+        signal?.removeEventListener('abort', leave)
+        resolve()
+      }
+      const waiter: Waiter = { project, amount, begin }
+      signal?.addEventListener('abort', leave, { once: true })
+      this.#waiting.push(waiter)
+      this.#next()
+    })
+    let returned = false
+    return () => {
+      if (returned) return
+      returned = true
+      this.#free += amount
+      this.#hold(project, -amount)
+      this.#next()
+    }
+  }
+
+  /** Does work with a part. */
+  async use<T>(project: string, amount: number, signal: AbortSignal | undefined, work: () => Promise<T>): Promise<T> {
+    const giveBack = await this.take(project, amount, signal)
+    try {
+      return await work()
+    } finally {
+      giveBack()
+    }
+  }
+
+  #next(): void {
+    for (;;) {
+      const [first] = this.#waiting.toSorted((one, other) => this.#compare(one.project, other.project))
+      if (!first || first.amount > this.#free) break
+      this.#waiting = this.#waiting.filter(other => other !== first)
+      this.#free -= first.amount
+      this.#hold(first.project, first.amount)
+      this.#turns.set(first.project, ++this.#turn)
+      first.begin()
+    }
+    for (const project of this.#turns.keys())
+      if (!this.#held.has(project) && !this.#waiting.some(waiter => waiter.project === project))
+        this.#turns.delete(project)
+  }
+
+  #compare(one: string, other: string): number {
+    const held = (project: string) => this.#held.get(project) ?? 0
+    const turn = (project: string) => this.#turns.get(project) ?? 0
+    return held(one) - held(other) || turn(one) - turn(other)
+  }
+
+  #hold(project: string, amount: number): void {
+    const held = (this.#held.get(project) ?? 0) + amount
+    if (held > 0) this.#held.set(project, held)
+    else this.#held.delete(project)
+  }
+}
