@@ -297,6 +297,12 @@ const settings = {
     '26214400',
     'Largest file in a JSON body or answer, and in a converter call, before base64.',
   ),
+  FILES_MEMORY_BYTES: setting(
+    'content',
+    integer(1_048_576),
+    '268435456',
+    'Memory of a process for files that models and converters are sent, six times their bytes; others wait for their turn.',
+  ),
   FILE_BLOB_CHUNK_BYTES: setting('content', integer(1024, 16_777_216), '262144', 'Chunk of the postgres backend.'),
   UPLOAD_TOKEN_TTL_SECONDS: setting('content', integer(60, 3600), '900', 'Default life of an upload token.'),
   FILE_DOWNLOAD_TOKEN_TTL_SECONDS: setting(

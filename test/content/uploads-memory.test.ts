@@ -1,22 +1,14 @@
 import { strict as assert } from 'node:assert'
-import { createHash } from 'node:crypto'
-import { readFile } from 'node:fs/promises'
-import { get } from 'node:http'
+import { createHash, randomBytes } from 'node:crypto'
+import { get, type IncomingMessage } from 'node:http'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
-import { handmade, sendRaw } from './file-support.ts'
+import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'
+import { formOf, handmade, sendForm, sendRaw } from './file-support.ts'
 
 const MIB = 1024 * 1024
 const SIZE = 200 * MIB
 const BOUND = 64 * MIB
-
-/** What a process holds in memory, and the most that it ever held, in bytes; as the kernel counts it. */
-async function resident(pid: number): Promise<{ now: number; most: number }> {
-  const status = await readFile(`/proc/${pid}/status`, 'utf8')
-  const bytes = (name: string) => Number(new RegExp(`${name}:\\s+(\\d+) kB`).exec(status)?.[1]) * 1024
-  return { now: bytes('VmRSS'), most: bytes('VmHWM') }
-}
 
 // A process that has done nothing yet: one that is warm has taken the memory that it needs before it is measured.
 describe('the memory of a web process that has just started', function () {
@@ -35,7 +27,7 @@ describe('the memory of a web process that has just started', function () {
 
   /** The most that a fresh process held while something was done, above what it held before. */
   async function growth(work: (url: string) => Promise<void>): Promise<number> {
-    const web = await startProcess('web', app.databaseUrl, { FILES_MAX_UPLOAD_BYTES: String(SIZE) })
+    const web = await startProcess('web', app.databaseUrl, { FILES_MAX_UPLOAD_BYTES: String(SIZE) }, [], HEAP_FLAGS)
     try {
       const before = await resident(web.pid)
       await work(web.url)
@@ -77,7 +69,7 @@ describe('the memory of a web process that has just started', function () {
   it('grows by less than 64 MiB for a download of 200 MB by a reader that pauses', async () => {
     const hash = createHash('sha256')
     const grown = await growth(async url => {
-      const response = await new Promise<import('node:http').IncomingMessage>((resolve, reject) =>
+      const response = await new Promise<IncomingMessage>((resolve, reject) =>
         get(`${url}/api/v1/files/${id}/download`, { headers: { authorization: `Bearer ${key.token}` } }, resolve).on(
           'error',
           reject,
@@ -98,6 +90,38 @@ describe('the memory of a web process that has just started', function () {
     assert.equal(hash.digest('hex'), sha256)
     assert.ok(grown < BOUND, `${Math.round(grown / MIB)} MiB`)
   })
+
+  for (const [readers, size] of [
+    [16, 16 * MIB],
+    [64, 4 * MIB],
+  ]) {
+    it(`grows by less than 256 MiB for ${readers} reads of ${size / MIB} MiB in base64 at once`, async () => {
+      const bytes = randomBytes(size)
+      const form = formOf([{ bytes, name: `read-${readers}.bin`, type: 'application/x-bin' }])
+      const { body: made } = await sendForm(app.url, key.token, '/files/upload', form)
+      const expected = createHash('sha256')
+        .update(`{"content":"${bytes.toString('base64')}",`)
+        .update(`"filename":"read-${readers}.bin","content_type":"application/x-bin","size":${size}}`)
+        .digest('hex')
+      const grown = await growth(async url => {
+        const read = async () => {
+          const response = await new Promise<IncomingMessage>((resolve, reject) =>
+            get(
+              `${url}/api/v1/files/${made.id}/download/base64`,
+              { headers: { authorization: `Bearer ${key.token}` } },
+              resolve,
+            ).on('error', reject),
+          )
+          const hash = createHash('sha256')
+          for await (const piece of response) hash.update(piece)
+          assert.equal(response.headers['content-type'], 'application/json; charset=utf-8')
+          assert.equal(hash.digest('hex'), expected)
+        }
+        await Promise.all(Array.from({ length: readers }, read))
+      })
+      assert.ok(grown < 4 * BOUND, `${Math.round(grown / MIB)} MiB`)
+    })
+  }
 
   it('grows by less than 64 MiB for eight uploads of 25 MiB in base64 at once', async () => {
     const body = Buffer.from(JSON.stringify({ content: Buffer.alloc(25 * MIB).toString('base64') }))

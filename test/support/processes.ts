@@ -1,4 +1,5 @@
 import { type ChildProcess, spawn } from 'node:child_process'
+import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { testEnvironment } from './environment.ts'
 
@@ -14,15 +15,16 @@ export type TestProcess = {
   kill(signal?: NodeJS.Signals): Promise<{ code: number | null; signal: NodeJS.Signals | null }>
 }
 
-/** Starts a real web or worker process on a test's database and waits until it is ready. */
+/** Starts a real web or worker process on a test's database and waits until it is ready; `flags` are those of node. */
 export async function startProcess(
   kind: 'web' | 'worker',
   databaseUrl: string,
   env: Record<string, string> = {},
   args: string[] = [],
+  flags: readonly string[] = [],
 ): Promise<TestProcess> {
   const script = kind === 'web' ? 'src/web.ts' : 'jobs/worker.ts'
-  const child = spawn(process.execPath, [script, ...args], {
+  const child = spawn(process.execPath, [...flags, script, ...args], {
     cwd: root,
     env: { PATH: process.env.PATH, HOME: process.env.HOME, ...testEnvironment(databaseUrl), ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -61,4 +63,14 @@ export async function startProcess(
       return exited
     },
   }
+}
+
+/** The flags of `npm run web` and `npm run worker`. */
+export const HEAP_FLAGS = ['--max-semi-space-size=8', '--heap-growing-percent=30']
+
+/** What a process holds in memory, and the most that it ever held, in bytes; as the kernel of Linux counts it. */
+export async function resident(pid: number): Promise<{ now: number; most: number }> {
+  const status = await readFile(`/proc/${pid}/status`, 'utf8')
+  const bytes = (name: string) => Number(new RegExp(`${name}:\\s+(\\d+) kB`).exec(status)?.[1]) * 1024
+  return { now: bytes('VmRSS'), most: bytes('VmHWM') }
 }

@@ -56,6 +56,7 @@ export async function* filePieces(services: Services, file: FileRow): AsyncGener
   try {
     for await (const piece of stream) {
       size += piece.length
+      if (size > (file.size as number)) break
       yield piece as Buffer
     }
   } catch (error) {
@@ -68,17 +69,22 @@ export async function* filePieces(services: Services, file: FileRow): AsyncGener
 const lost = () => raise('RESOURCE_NOT_FOUND', { message: 'The bytes of the file are lost' })
 
 /**
- * All bytes of a file at once; null when there are none, or they were taken away while they were read. Raises
- * REQUEST_REJECTED 413 for more than `maxBytes`.
+ * All bytes of a file at once, in memory that was taken before (memory.ts); null when there are none, or they were taken
+ * away while they were read. Raises REQUEST_REJECTED 413 for more than `maxBytes`.
  */
 export async function fileBytes(services: Services, file: FileRow, maxBytes: number): Promise<Buffer | null> {
-  if (file.size !== null && file.storage !== null && file.size > maxBytes) throw tooLarge(maxBytes)
-  const pieces: Buffer[] = []
+  if (file.storage === null || file.size === null) return null
+  if (file.size > maxBytes) throw tooLarge(maxBytes)
+  const bytes = Buffer.allocUnsafeSlow(file.size)
+  let read = 0
   try {
-    for await (const piece of filePieces(services, file)) pieces.push(piece)
+    for await (const piece of filePieces(services, file)) {
+      bytes.set(piece, read)
+      read += piece.length
+    }
   } catch (error) {
     if (error instanceof AppError && error.code === 'RESOURCE_NOT_FOUND') return null
     throw error
   }
-  return Buffer.concat(pieces)
+  return bytes
 }

@@ -1,18 +1,19 @@
+import { Readable } from 'node:stream'
 import { encodeExtended, format } from 'content-disposition'
 import rangeParser from 'range-parser'
-import type { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { namesTag } from '../../core/api/etag.ts'
 import { type Answer, answer, type Context, streamed } from '../../core/api/operation.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken, verifyToken } from '../../identity/tokens.ts'
 import type { ByteRange } from '../storage/storage.ts'
+import { tooLarge } from '../storage/stores.ts'
 import { fileBytes, openFile, rowSince } from './bytes.ts'
-import { type FileContent, type FileRow, fileKind } from './model.ts'
+import { type FileRow, fileKind } from './model.ts'
 
 const TYPE = 'application/octet-stream'
 
-/** An address that anybody may download one file from, for FILE_DOWNLOAD_TOKEN_TTL_SECONDS (content, 2.3 rule 9). */
+/** An address that anybody may download one file from, for FILE_DOWNLOAD_TOKEN_TTL_SECONDS. */
 export async function downloadUrl(services: Services, fileId: string): Promise<string> {
   const { config } = services
   const { token } = await signToken(services, 'download', fileId, {}, config.FILE_DOWNLOAD_TOKEN_TTL_SECONDS)
@@ -50,7 +51,7 @@ const attachment = (filename: string): string =>
     parameters: { filename: filename.replaceAll(/[^\x20-\x7e]/g, '?'), 'filename*': encodeExtended(filename) },
   })
 
-/** Answers the bytes of a file, some of them, or that the client has them (content, 2.3 rule 8 and 2.6). */
+/** Answers the bytes of a file, some of them, or that the client has them. */
 export async function download({
   resource: file,
   services,
@@ -90,14 +91,51 @@ export async function download({
   )
 }
 
-/** The bytes of a file in base64, with what they are. Raises REQUEST_REJECTED 413 above FILES_INLINE_MAX_BYTES. */
-export async function downloadBase64(services: Services, file: FileRow): Promise<z.output<typeof FileContent>> {
-  const bytes = await fileBytes(services, file, services.config.FILES_INLINE_MAX_BYTES)
-  if (!bytes) {
+/** Base64 of bytes that come in pieces. */
+async function* base64Of(pieces: AsyncIterable<Buffer>): AsyncGenerator<string> {
+  let rest = Buffer.alloc(0)
+  for await (const piece of pieces) {
+    const bytes = rest.length > 0 ? Buffer.concat([rest, piece]) : piece
+    const whole = bytes.length - (bytes.length % 3)
+    if (whole > 0) yield bytes.toString('base64', 0, whole)
+    rest = Buffer.from(bytes.subarray(whole))
+  }
+  if (rest.length > 0) yield rest.toString('base64')
+}
+
+/** A file of up to so many bytes is read before it is answered; of a larger one no more is in memory at a time. */
+const READ_AHEAD = 256 * 1024
+
+/** The bytes of a file, piece by piece; null when there are none. */
+async function* piecesOf(bytes: Buffer) {
+  yield bytes
+}
+
+/**
+ * Answers the bytes of a file in base64, with what they are, written as they are read. Raises REQUEST_REJECTED 413 above
+ * FILES_INLINE_MAX_BYTES.
+ */
+export async function downloadBase64(services: Services, file: FileRow): Promise<Answer> {
+  const { storage, size, filename, content_type } = file
+  const maxBytes = services.config.FILES_INLINE_MAX_BYTES
+  if (storage !== null && size !== null && size > maxBytes) throw tooLarge(maxBytes)
+  const small = size !== null && size <= READ_AHEAD
+  const bytes = small ? await fileBytes(services, file, size) : null
+  const pieces = small ? bytes && piecesOf(bytes) : await openFile(services, file)
+  if (!pieces || size === null) {
     const now = await rowSince(services, file)
     if (now) return downloadBase64(services, now)
     return raise(fileKind.notFound, { message: 'The file has no content', meta: { id: file.id } })
   }
-  const { filename, content_type } = file
-  return { content: bytes.toString('base64'), filename, content_type, size: bytes.length }
+  const head = '{"content":"'
+  const tail = `",${JSON.stringify({ filename, content_type, size }).slice(1)}`
+  async function* body() {
+    yield head
+    yield* base64Of(pieces as AsyncIterable<Buffer>)
+    yield tail
+  }
+  const length = head.length + 4 * Math.ceil(size / 3) + Buffer.byteLength(tail)
+  return streamed('application/json; charset=utf-8', Readable.from(body(), { objectMode: false }), {
+    'Content-Length': String(length),
+  })
 }

@@ -6,6 +6,7 @@ import type { Services } from '../../core/process/services.ts'
 import type { Page } from '../chunks/model.ts'
 import { fileBytes } from '../files/bytes.ts'
 import { downloadUrl } from '../files/download.ts'
+import { takeMemory, wholeLimit } from '../files/memory.ts'
 import type { FileRow } from '../files/model.ts'
 import { toolRunners } from '../tools.ts'
 import type { IngestionRuleRow } from './model.ts'
@@ -70,7 +71,7 @@ const caused = (rule: IngestionRuleRow, { code, message, meta }: RecordedFailure
   converterFailed(rule, message, { cause: { code, ...(meta && !checkStorable(meta) ? { meta } : {}) } })
 
 /**
- * Has the converter of a rule turn a file into text (content, 7.4 and 7.5). Whatever a converter does is an outcome; it
+ * Has the converter of a rule turn a file into text. Whatever a converter does is an outcome; it
  * throws for faults of our own, and the reason of the signal when that ends the call. A tool may be called again for an
  * attempt that was lost, under the same Idempotency-Key; an agent's generation is found again.
  */
@@ -102,58 +103,71 @@ async function byTool(services: Services, rule: IngestionRuleRow, conversion: Co
   const tools = toolRunners.only()
   if (!tools || !(await tools.find(services.pool, rule.project_id, tool_id)))
     return refused(rule, 'converter_missing', 'the project has no such tool')
-  const delivered = await deliver(services, rule, conversion.file)
-  if ('kind' in delivered) return delivered
-  const { id, filename, content_type, size } = conversion.file
-  const outcome = await tools.call(services, {
-    project_id: rule.project_id,
-    tool_id,
-    action: rule.action,
-    input: {
-      ...rule.preset_parameters,
-      file: { id, filename, content_type, size, ...delivered },
-      ...(conversion.callback ? { callback: conversion.callback } : {}),
-    },
-    principal: conversion.principal,
-    idempotency_key: conversion.attempt_id,
-    timeout_ms: services.config.CONVERTER_TIMEOUT_MS,
-    signal: conversion.signal,
-  })
-  return outcome.ok ? judge(services, rule, outcome.output, conversion.callback !== null) : caused(rule, outcome.error)
+  const call = async (delivered: { data_base64: string } | { download_url: string }): Promise<ConverterOutcome> => {
+    const { id, filename, content_type, size } = conversion.file
+    const outcome = await tools.call(services, {
+      project_id: rule.project_id,
+      tool_id,
+      action: rule.action,
+      input: {
+        ...rule.preset_parameters,
+        file: { id, filename, content_type, size, ...delivered },
+        ...(conversion.callback ? { callback: conversion.callback } : {}),
+      },
+      principal: conversion.principal,
+      idempotency_key: conversion.attempt_id,
+      timeout_ms: services.config.CONVERTER_TIMEOUT_MS,
+      signal: conversion.signal,
+    })
+    return outcome.ok
+      ? outcomeOf(services, rule, outcome.output, conversion.callback !== null)
+      : caused(rule, outcome.error)
+  }
+  return rule.file_delivery === 'download_url'
+    ? withAddress(services, conversion.file, call)
+    : withBytes(services, rule, conversion, call)
 }
 
-/** The bytes of a file as the rule has them sent, or why they cannot be. */
-async function deliver(
+/** Has a tool called with an address of the file. */
+async function withAddress(
+  services: Services,
+  file: FileRow,
+  call: (delivered: { download_url: string }) => Promise<ConverterOutcome>,
+): Promise<ConverterOutcome> {
+  if (services.config.baseUrlGiven) return call({ download_url: await downloadUrl(services, file.id) })
+  const message = 'The rule sends a download address, for which BASE_URL is needed'
+  return named('FILE_DOWNLOAD_URL_NOT_CONFIGURED', message)
+}
+
+/** Has a tool called with the bytes of the file, once there is memory for them. */
+async function withBytes(
   services: Services,
   rule: IngestionRuleRow,
-  file: FileRow,
-): Promise<{ data_base64: string } | { download_url: string } | ConverterOutcome> {
-  const { config } = services
-  if (rule.file_delivery === 'download_url') {
-    if (!config.baseUrlGiven)
-      return named(
-        'FILE_DOWNLOAD_URL_NOT_CONFIGURED',
-        'The rule sends a download address, for which BASE_URL is needed',
-      )
-    return { download_url: await downloadUrl(services, file.id) }
-  }
+  { file, signal }: Conversion,
+  call: (delivered: { data_base64: string }) => Promise<ConverterOutcome>,
+): Promise<ConverterOutcome> {
   const tooLarge = oversized(services, rule, file)
   if (tooLarge) return tooLarge
-  const bytes = await fileBytes(services, file, config.FILES_INLINE_MAX_BYTES)
-  if (!bytes) return named('RESOURCE_NOT_FOUND', 'The bytes of the file are lost')
-  return { data_base64: bytes.toString('base64') }
+  const release = await takeMemory(services, file.project_id, file.size ?? 0, signal)
+  try {
+    const bytes = await fileBytes(services, file, wholeLimit(services.config))
+    if (!bytes) return named('RESOURCE_NOT_FOUND', 'The bytes of the file are lost')
+    return await call({ data_base64: bytes.toString('base64') })
+  } finally {
+    release()
+  }
 }
 
-/** Refuses a file that is larger than FILES_INLINE_MAX_BYTES, and so than what goes into a call. */
+/** Refuses a file that is larger than what goes into a call. */
 function oversized({ config }: Services, rule: IngestionRuleRow, { size }: FileRow): ConverterOutcome | null {
-  const limit = config.FILES_INLINE_MAX_BYTES
+  const limit = wholeLimit(config)
   return size !== null && size > limit
     ? refused(rule, 'file_too_large_for_base64', `the file has ${size} bytes, of which ${limit} can be sent in base64`)
     : null
 }
 
 /** What a tool's output means. Deferral is for those that were given a callback. */
-function judge({ config }: Services, rule: IngestionRuleRow, output: unknown, mayDefer: boolean): ConverterOutcome {
+function outcomeOf({ config }: Services, rule: IngestionRuleRow, output: unknown, mayDefer: boolean): ConverterOutcome {
   if (typeof output === 'object' && output !== null && 'status' in output && output.status === 'pending')
     return mayDefer
       ? { kind: 'pending' }

@@ -1,5 +1,6 @@
 import { fileBytes } from '../../content/files/bytes.ts'
 import { essenceOf } from '../../content/files/media-type.ts'
+import { takeMemory, wholeLimit } from '../../content/files/memory.ts'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
 import { invalid, type Problem, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
@@ -8,8 +9,8 @@ import type { Services } from '../../core/process/services.ts'
 import type { AttachedFile, ModelMessage, PromptMessage } from '../providers/exchange.ts'
 import { findFiles } from './store.ts'
 
-/** What the files of a turn are sent as, by their ids. */
-export type Attachments = ReadonlyMap<string, AttachedFile>
+/** What the files of a turn are sent as, by their ids, until `release` returns their memory. */
+export type Attachments = { files: ReadonlyMap<string, AttachedFile>; release(): void }
 
 /** Media types that callers may put into a message: models read them as images, audio and PDF (conversation, 0.2). */
 const READABLE = /^(image\/|audio\/|application\/pdf$)/
@@ -40,7 +41,7 @@ const filesOf = async (
  * Lets the files that a caller's messages name into a turn, when the caller may download them and a model can be given
  * them.
  * @throws FILE_NOT_FOUND for one that is not of the project, FORBIDDEN, VALIDATION_FAILED for one without bytes or of a
- *   type that models do not read, and for more than FILES_INLINE_MAX_BYTES in all
+ *   type that models do not read, and for more than one call may be sent (wholeLimit)
  */
 export async function admitFiles(
   db: Queryable,
@@ -60,44 +61,53 @@ export async function admitFiles(
     if (READABLE.test(essenceOf(content_type ?? ''))) return []
     return [{ code: 'INVALID_VALUE', path, message: 'must name an image, a sound or a PDF' }]
   })
-  const limit = services.config.FILES_INLINE_MAX_BYTES
+  const limit = wholeLimit(services.config)
   if (total(parts, files) > limit)
     problems.push({ code: 'TOO_BIG', path: 'messages', message: `must hold files of at most ${limit} bytes in all` })
   if (problems.length > 0) invalid(problems)
 }
 
 /**
- * Reads the files that the messages of a turn name, in one query and one read each; nothing without any.
- * @throws FILE_NOT_FOUND when one is gone or its bytes are lost, GENERATION_FAILED for more than FILES_INLINE_MAX_BYTES
+ * Reads the files that the messages of a turn name, in one query and one read each, when there is memory for them;
+ * nothing without any.
+ * @throws FILE_NOT_FOUND when one is gone or its bytes are lost, GENERATION_FAILED for more than one call may be sent,
+ *   the reason of `signal`
  */
 export async function readFiles(
   services: Services,
   projectId: string,
   messages: readonly ModelMessage[],
+  signal: AbortSignal,
 ): Promise<Attachments> {
-  const attachments = new Map<string, AttachedFile>()
+  const read = new Map<string, AttachedFile>()
   const parts = [...fileParts(messages)]
-  if (parts.length === 0) return attachments
-  const { pool, config } = services
-  const files = await filesOf(pool, projectId, parts)
-  const limit = config.FILES_INLINE_MAX_BYTES
-  if (total(parts, files) > limit)
+  if (parts.length === 0) return { files: read, release: () => {} }
+  const files = await filesOf(services.pool, projectId, parts)
+  const limit = wholeLimit(services.config)
+  const bytes = total(parts, files)
+  if (bytes > limit)
     raise('GENERATION_FAILED', {
       message: `The files of the turn are larger than ${limit} bytes`,
       meta: { reason: 'files_too_large' },
     })
-  for (const id of new Set(parts.map(part => part.file_id))) {
-    const file = files.get(id)
-    const data = file && (await fileBytes(services, file, limit))
-    if (!data) return raise('FILE_NOT_FOUND', { meta: { id } })
-    const media_type = essenceOf(file.content_type ?? 'application/octet-stream')
-    attachments.set(id, { type: 'attachment', filename: file.filename, media_type, data })
+  const release = await takeMemory(services, projectId, bytes, signal)
+  try {
+    for (const id of new Set(parts.map(part => part.file_id))) {
+      const file = files.get(id)
+      const data = file && (await fileBytes(services, file, limit))
+      if (!data) return raise('FILE_NOT_FOUND', { meta: { id } })
+      const media_type = essenceOf(file.content_type ?? 'application/octet-stream')
+      read.set(id, { type: 'attachment', filename: file.filename, media_type, data_base64: data.toString('base64') })
+    }
+    return { files: read, release }
+  } catch (error) {
+    release()
+    throw error
   }
-  return attachments
 }
 
 /** Messages with their files, all of which were read, in place of the parts that name them. */
-export const attachFiles = (messages: readonly ModelMessage[], files: Attachments): PromptMessage[] =>
+export const attachFiles = (messages: readonly ModelMessage[], { files }: Attachments): PromptMessage[] =>
   messages.map((message): PromptMessage => {
     if (message.role !== 'user' || typeof message.content === 'string') return message as PromptMessage
     return {

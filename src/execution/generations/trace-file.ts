@@ -1,4 +1,5 @@
 import { fileBytes } from '../../content/files/bytes.ts'
+import { takeMemory } from '../../content/files/memory.ts'
 import type { FileRow } from '../../content/files/model.ts'
 import { RESERVED } from '../../content/paths.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -22,8 +23,13 @@ export const encodeSteps = (steps: readonly FileStep[]): Buffer =>
 
 /** The steps that a file has; null when its bytes are gone. */
 export async function stepsOfFile(services: Services, file: FileRow): Promise<FileStep[] | null> {
-  const bytes = await fileBytes(services, file, Number.POSITIVE_INFINITY)
-  return bytes && (JSON.parse(bytes.toString()) as FileStep[])
+  const release = await takeMemory(services, file.project_id, file.size ?? 0)
+  try {
+    const bytes = await fileBytes(services, file, Number.POSITIVE_INFINITY)
+    return bytes && (JSON.parse(bytes.toString()) as FileStep[])
+  } finally {
+    release()
+  }
 }
 
 /** How often a file that is written anew while it is read is looked for again. */

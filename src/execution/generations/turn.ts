@@ -295,6 +295,7 @@ class Execution {
     } finally {
       this.run.signal.removeEventListener('abort', leave)
       ended?.()
+      this.files?.release()
       await this.frames.discard()
     }
   }
@@ -449,7 +450,7 @@ class Execution {
       .map(part => part.trim())
       .filter(part => part !== '')
     const history = this.history()
-    this.files ??= await readFiles(services, generation.project_id, history)
+    this.files ??= await readFiles(services, generation.project_id, history, signal)
     return callModel(services, loaded.provider, (work as Work).model ?? agent.model ?? loaded.provider.default_model, {
       system: system.length > 0 ? system.join('\n\n') : null,
       messages: attachFiles([...history, ...this.steps.flatMap(stepMessages)], this.files),

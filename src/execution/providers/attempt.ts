@@ -200,7 +200,12 @@ function sdkMessages(messages: PromptMessage[]): SdkMessage[] {
 const sdkPart = (part: TextPart | AttachedFile) =>
   part.type === 'text'
     ? part
-    : { type: 'file' as const, data: part.data, mediaType: part.media_type, filename: part.filename }
+    : {
+        type: 'file' as const,
+        data: { type: 'data' as const, data: part.data_base64 },
+        mediaType: part.media_type,
+        filename: part.filename,
+      }
 
 type SdkToolCall = { toolCallId: string; toolName: string; input: unknown; invalid?: boolean; error?: unknown }
 

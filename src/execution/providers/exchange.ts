@@ -7,8 +7,8 @@ export type ModelMessage =
 export type TextPart = { type: 'text'; text: string }
 /** A file of the project, by its id alone: its bytes are read when a model is asked. */
 export type FilePart = { type: 'file'; file_id: string }
-/** The file as a model gets it. */
-export type AttachedFile = { type: 'attachment'; filename: string; media_type: string; data: Buffer }
+/** The file as a model gets it, in base64: the SDK would make that of bytes in several copies. */
+export type AttachedFile = { type: 'attachment'; filename: string; media_type: string; data_base64: string }
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {
   type: 'tool_result'
