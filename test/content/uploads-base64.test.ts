@@ -89,6 +89,18 @@ describe('uploads as base64 in JSON, read as they arrive', () => {
       }
   })
 
+  it('takes keys that objects inherit as plain keys', async () => {
+    const metadata = '{"__proto__":{"polluted":true},"constructor":{"prototype":1},"n":-1.5e3}'
+    const made = await send(`{"metadata":${metadata},"content":"eA=="}`, 3)
+    assert.equal(made.status, 201, JSON.stringify(made.body))
+    assert.deepEqual(Object.entries(made.body.metadata).sort(), Object.entries(JSON.parse(metadata)).sort())
+    assert.equal(({} as { polluted?: boolean }).polluted, undefined)
+    for (const body of [`{"__proto__":{"content":"eA=="}}`, `{"__proto__":"x","content":"eA=="}`]) {
+      const { status, body: answer } = await send(body)
+      assert.deepEqual([status, answer.error?.code], [400, 'VALIDATION_FAILED'], body)
+    }
+  })
+
   it('refuses padding in the middle, wherever a piece ends', async () => {
     for (const content of ['eA==eA==', 'eA=A', 'eA===', '=', 'AAAA==', 'A'])
       for (const pieceBytes of [1, 3, 100]) {

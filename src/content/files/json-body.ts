@@ -1,42 +1,34 @@
 import type { Readable } from 'node:stream'
+import { getManyValues, isMany, none } from 'stream-chain/core'
+import { jsonParser, type parser } from 'stream-json/core/parser.js'
+import { stringer } from 'stream-json/core/stringer.js'
 import { AppError, invalid } from '../../core/api/errors.ts'
 
-/**
- * JSON with one long string in it, read as it arrives: the string goes on in pieces, the rest is small and parsed at the
- * end. Parsed as a whole, a body is held five times over: as bytes, joined, as text, as a value, decoded.
- */
-
-const QUOTE = 0x22
-const BACKSLASH = 0x5c
-const NONE = Buffer.alloc(0)
-
-const malformed = (): never => {
-  throw new SyntaxError('is not JSON')
-}
+type Token = parser.Token
 
 const tooLong = (message: string) => new AppError('REQUEST_REJECTED', { status: 413, message })
 
-/** Which token of the outermost object comes next, as far as it matters. */
-type Expected = 'key' | 'value' | 'other'
-
+/**
+ * JSON with one long string in it, read as it arrives: the string goes on in pieces, the rest is small, written out again
+ * and parsed at the end. Parsed as a whole, a body is held five times over: as bytes, joined, as text, as a value,
+ * decoded.
+ */
 export class JsonBody {
   readonly #source: AsyncIterator<Buffer>
-  readonly #name: string
-  readonly #maxBytes: number
-  readonly #maxRestBytes: number
-  #read = 0
-  /** What came and was not looked at yet. */
-  #ahead: Buffer = NONE
+  readonly #options: { name: string; maxBytes: number; maxRestBytes: number }
+  readonly #decoder = new TextDecoder()
+  // Without packed values no token is longer than a piece of the body.
+  readonly #parse = jsonParser({ packValues: false })
+  readonly #write = stringer({ useValues: false })
+  #bytes = 0
+  #ended = false
+  #tokens: Token[] = []
+  #next = 0
   /** The JSON without the text of the string. */
-  readonly #kept: Buffer[] = []
-  #keptBytes = 0
+  #rest = ''
   #depth = 0
-  #inObject = false
-  #inString = false
-  #escaped = false
-  #expected: Expected = 'other'
-  /** The key that is being read, or was read last. */
-  #key = ''
+  /** The key of the outermost object that was read last; null once its value has begun. */
+  #key: string | null = null
   #inKey = false
 
   /**
@@ -45,58 +37,33 @@ export class JsonBody {
    */
   constructor(source: Readable, options: { name: string; maxBytes: number; maxRestBytes: number }) {
     this.#source = source[Symbol.asyncIterator]()
-    this.#name = options.name
-    this.#maxBytes = options.maxBytes
-    this.#maxRestBytes = options.maxRestBytes
+    this.#options = options
   }
 
   /** Reads up to the string; false at the end of the body. Raises REQUEST_REJECTED 413. */
   async find(): Promise<boolean> {
-    for (;;) {
-      const piece = await this.#next()
-      if (!piece) return false
-      const end = this.#scan(piece)
-      this.#keep(piece.subarray(0, end ?? piece.length))
-      if (end !== null) {
-        this.#ahead = piece.subarray(end)
-        return true
+    while (await this.#fill()) {
+      while (this.#next < this.#tokens.length) {
+        const token = this.#tokens[this.#next++]
+        this.#keep(token)
+        if (this.#begins(token)) return true
       }
     }
+    return false
   }
 
-  /** The text of the string that was found, byte by byte as characters, up to its closing quote. */
+  /** The text of the string that was found, in pieces. */
   async *text(): AsyncGenerator<string> {
-    let begun: Buffer = NONE
-    for (;;) {
-      const came = await this.#next()
-      if (!came) return malformed()
-      const piece = begun.length > 0 ? Buffer.concat([begun, came]) : came
-      begun = NONE
+    while (await this.#fill()) {
       let text = ''
-      let quote = -1
-      for (let at = 0; at < piece.length; ) {
-        if (quote < at) quote = piece.indexOf(QUOTE, at)
-        if (quote < 0) quote = piece.length
-        const backslash = piece.subarray(at, quote).indexOf(BACKSLASH)
-        const end = backslash < 0 ? quote : at + backslash
-        const plain = piece.toString('latin1', at, end)
-        // White space of JSON strings is escaped.
-        if (/[\t\n\r]/.test(plain)) malformed()
-        text += plain
-        at = end
-        if (at === quote) {
-          if (at === piece.length) break
-          this.#ahead = piece.subarray(at)
+      while (this.#next < this.#tokens.length) {
+        const token = this.#tokens[this.#next]
+        if (token.name !== 'stringChunk') {
           if (text !== '') yield text
           return
         }
-        const after = at + (piece[at + 1] === 0x75 ? 6 : 2)
-        if (after > piece.length) {
-          begun = piece.subarray(at)
-          break
-        }
-        text += JSON.parse(`"${piece.toString('latin1', at, after)}"`)
-        at = after
+        text += token.value
+        this.#next++
       }
       if (text !== '') yield text
     }
@@ -104,80 +71,59 @@ export class JsonBody {
 
   /** The body with an empty string for the text that was given; undefined when there was none. */
   value(): unknown {
-    const text = new TextDecoder().decode(Buffer.concat(this.#kept))
-    return text === '' ? undefined : JSON.parse(text)
+    return this.#bytes === 0 ? undefined : JSON.parse(this.#rest)
   }
 
-  async #next(): Promise<Buffer | null> {
-    if (this.#ahead.length > 0) {
-      const ahead = this.#ahead
-      this.#ahead = NONE
-      return ahead
+  /** Reads on until there are tokens; false at the end of the body. @throws Error for what is no JSON */
+  async #fill(): Promise<boolean> {
+    while (this.#next === this.#tokens.length) {
+      if (this.#ended) return false
+      const { done, value } = await this.#source.next()
+      this.#bytes += done ? 0 : value.length
+      if (this.#bytes > this.#options.maxBytes) throw tooLong(`The body is larger than ${this.#options.maxBytes} bytes`)
+      this.#ended = done === true
+      if (done && this.#bytes === 0) return false
+      // The types of the parser know only its text, not what ends it.
+      const made = this.#parse(done ? (none as never) : this.#decoder.decode(value, { stream: true }))
+      this.#tokens = isMany(made) ? (getManyValues(made) as Token[]) : []
+      this.#next = 0
     }
-    const { done, value } = await this.#source.next()
-    if (done) return null
-    this.#read += value.length
-    if (this.#read > this.#maxBytes) throw tooLong(`The body is larger than ${this.#maxBytes} bytes`)
-    return value
+    return true
   }
 
-  /** Keeps a copy: a part of a piece would keep the whole of it. */
-  #keep(bytes: Buffer): void {
-    this.#keptBytes += bytes.length
-    if (this.#keptBytes > this.#maxRestBytes)
-      throw tooLong(`What comes beside ${this.#name} is larger than ${this.#maxRestBytes} bytes`)
-    this.#kept.push(Buffer.from(bytes))
+  #keep(token: Token): void {
+    const { name, maxRestBytes } = this.#options
+    const written = this.#write(token)
+    if (typeof written === 'string') this.#rest += written
+    if (this.#rest.length > maxRestBytes)
+      throw tooLong(`What comes beside ${name} is larger than ${maxRestBytes} bytes`)
   }
 
-  /** Looks at a piece; answers where the string's text begins in it, null when it does not. */
-  #scan(piece: Buffer): number | null {
-    for (let at = 0; at < piece.length; at++) {
-      const byte = piece[at]
-      const character = String.fromCharCode(byte)
-      if (this.#inString) {
-        if (this.#inKey) this.#key += character
-        if (this.#escaped) this.#escaped = false
-        else if (byte === BACKSLASH) this.#escaped = true
-        else if (byte === QUOTE) {
-          this.#inString = false
-          this.#inKey = false
-        }
-        continue
-      }
-      if (byte === QUOTE) {
-        this.#inString = true
-        this.#inKey = this.#expected === 'key'
-        if (this.#inKey) this.#key = character
-        if (this.#expected === 'value' && this.#isNamed()) {
-          this.#expected = 'other'
-          return at + 1
-        }
-        this.#expected = 'other'
-      } else if (character === '{' || character === '[') {
-        if (this.#depth === 0) this.#inObject = character === '{'
+  /** Whether a token begins the string: a value of the outermost object. */
+  #begins(token: Token): boolean {
+    switch (token.name) {
+      case 'startObject':
+      case 'startArray':
         this.#depth++
-        this.#expect('key')
-      } else if (character === '}' || character === ']') {
+        break
+      case 'endObject':
+      case 'endArray':
         this.#depth--
-        this.#expected = 'other'
-      } else if (character === ',') this.#expect('key')
-      else if (character === ':') this.#expect('value')
-      else if (byte > 0x20) this.#expected = 'other'
+        break
+      case 'startKey':
+        this.#inKey = this.#depth === 1
+        if (this.#inKey) this.#key = ''
+        return false
+      case 'stringChunk':
+        if (this.#inKey) this.#key += token.value
+        return false
+      case 'endKey':
+        this.#inKey = false
+        return false
     }
-    return null
-  }
-
-  #expect(expected: Expected): void {
-    this.#expected = this.#depth === 1 && this.#inObject ? expected : 'other'
-  }
-
-  /** Whether the key that was read last is the string's; keys may be escaped. */
-  #isNamed(): boolean {
-    try {
-      return JSON.parse(this.#key) === this.#name
-    } catch {
-      return false
-    }
+    const named = this.#key === this.#options.name
+    this.#key = null
+    return named && token.name === 'startString'
   }
 }
 
