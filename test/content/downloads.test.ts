@@ -58,7 +58,7 @@ describe('downloads', () => {
       [
         'text/plain',
         String(bytes.length),
-        "attachment; filename=data.txt; filename*=UTF-8''data.txt",
+        `attachment; filename="data.txt"; filename*=UTF-8''data.txt`,
         etag,
         'nosniff',
         'private, no-store',
@@ -91,9 +91,7 @@ describe('downloads', () => {
       assert.equal(made.status, 201, JSON.stringify(made.body))
       const header = (await get({}, made.body.id)).headers.get('content-disposition') as string
       const [, ascii, extended] =
-        /^attachment; filename=("(?:[^"\\]|\\.)*"|[!#$%&'*+.0-9A-Z^_`a-z|~-]+); filename\*=UTF-8''([\w%.!~-]+)$/.exec(
-          header,
-        ) ?? []
+        /^attachment; filename=("(?:[^"\\]|\\.)*"); filename\*=UTF-8''([\w%.!~-]+)$/.exec(header) ?? []
       assert.ok(ascii, header)
       assert.match(ascii, /^[\x20-\x7e]+$/)
       assert.equal(decodeURIComponent(extended), name)

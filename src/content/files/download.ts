@@ -1,5 +1,5 @@
 import { Readable } from 'node:stream'
-import { encodeExtended, format } from 'content-disposition'
+import { encodeExtended } from 'content-disposition'
 import rangeParser from 'range-parser'
 import { raise } from '../../core/api/errors.ts'
 import { namesTag } from '../../core/api/etag.ts'
@@ -44,12 +44,11 @@ function rangeOf(header: string | undefined, size: number): ByteRange | null {
   return ranges.type === 'bytes' ? ranges[0] : null
 }
 
-/** The header that names a download: in ASCII for old clients, and as it is (RFC 8187). */
-const attachment = (filename: string): string =>
-  format({
-    type: 'attachment',
-    parameters: { filename: filename.replaceAll(/[^\x20-\x7e]/g, '?'), 'filename*': encodeExtended(filename) },
-  })
+/** The header that names a download: quoted ASCII for old clients, and the name as it is (RFC 6266, RFC 8187). */
+const attachment = (filename: string): string => {
+  const ascii = filename.replaceAll(/[^\x20-\x7e]/g, '?').replaceAll(/["\\]/g, '\\$&')
+  return `attachment; filename="${ascii}"; filename*=${encodeExtended(filename)}`
+}
 
 /** Answers the bytes of a file, some of them, or that the client has them. */
 export async function download({

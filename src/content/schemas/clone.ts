@@ -1,14 +1,14 @@
-import { newId } from '../../core/api/ids.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { metadataSchemaKind } from './model.ts'
-import { insertSchema, schemasOf } from './store.ts'
+import { schemasOf } from './store.ts'
 
 export const schemaCloning: Cloneable = {
   name: 'metadata_schemas',
   async copy(tx, from, to, ids) {
-    for (const schema of await schemasOf(tx, from)) {
-      const copy = await insertSchema(tx, { ...schema, id: newId(metadataSchemaKind.prefix), project_id: to })
-      ids.set(schema.id, copy.id)
+    for (const row of await schemasOf(tx, from)) {
+      const { resource_type, path_prefix, schema } = row
+      const copy = await metadataSchemaKind.insert(tx, { project_id: to, resource_type, path_prefix, schema })
+      ids.set(row.id, copy.id)
       tx.emit(metadataSchemaKind, 'created', copy)
     }
   },

@@ -1,6 +1,7 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
+import { raise } from '../../core/api/errors.ts'
+import { kind, type Values } from '../../core/api/kind.ts'
+import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { MAX_SCHEMA_BYTES } from '../../core/json-schema/model.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Directory, WritableDirectory } from '../paths.ts'
@@ -14,15 +15,6 @@ export const MetadataSchema = record('MetadataSchema', {
   path_prefix: z.string(),
   schema: z.record(z.string(), z.unknown()),
 })
-
-/** A row; `schema` is its JSON. */
-export const MetadataSchemaRow = z.object({
-  ...MetadataSchema.shape,
-  schema: z.string(),
-  created_at: z.string(),
-  updated_at: z.string(),
-})
-export type MetadataSchemaRow = z.output<typeof MetadataSchemaRow>
 
 /** A JSON Schema, which the operation checks; parses to its JSON, so that it is stored as it was written. */
 const SchemaInput = z
@@ -46,25 +38,25 @@ const SchemaInput = z
       'date, date-time, email, uri and uuid are asserted; patterns have neither lookaround nor backreferences',
   })
 
-export const MetadataSchemaInput = z
-  .strictObject({
-    project_id: z.string().optional(),
-    resource_type: z.enum(RESOURCE_TYPES),
-    path_prefix: WritableDirectory,
-    schema: SchemaInput,
-  })
-  .meta({ id: 'MetadataSchemaInput' })
+const fields = {
+  resource_type: z.enum(RESOURCE_TYPES).describe('What has the metadata'),
+  path_prefix: WritableDirectory.describe('Directory or path that it is declared for; the longest one governs alone'),
+  schema: SchemaInput,
+}
 
-export const MetadataSchemaPatch = z
-  .strictObject({ path_prefix: WritableDirectory.optional(), schema: SchemaInput.optional() })
-  .meta({ id: 'MetadataSchemaPatch' })
+export const MetadataSchemaInput = createBody('MetadataSchemaInput', fields, ['resource_type', 'path_prefix', 'schema'])
+
+export const MetadataSchemaPatch = patchBody('MetadataSchemaPatch', {
+  path_prefix: fields.path_prefix,
+  schema: fields.schema,
+})
 
 /** A bag to check as a write at a path would be. */
 export const MetadataCheck = z
   .strictObject({
-    project_id: z.string().optional(),
-    path: Directory,
-    resource_type: z.enum(RESOURCE_TYPES).default('document'),
+    project_id: projectField,
+    path: Directory.describe('Where the resource would be'),
+    resource_type: z.enum(RESOURCE_TYPES).default('document').describe('What would have the metadata'),
     metadata: MetadataBag.nullish().describe('null is checked as an empty bag'),
   })
   .meta({ id: 'MetadataCheck' })
@@ -80,7 +72,7 @@ export const MetadataVerdict = z
   .meta({ id: 'MetadataVerdict' })
 
 export const MetadataAuditInput = z
-  .strictObject({ limit: z.int().min(1).max(100).default(100) })
+  .strictObject({ limit: z.int().min(1).max(100).default(100).describe('Most resources to name') })
   .meta({ id: 'MetadataAuditInput' })
 
 export const MetadataAudit = z
@@ -90,12 +82,24 @@ export const MetadataAudit = z
   })
   .meta({ id: 'MetadataAudit' })
 
+/** A row keeps the schema as the text that was written. */
+const Row = MetadataSchema.extend({ schema: z.string() })
+export type MetadataSchemaRow = z.output<typeof Row>
+
 export const metadataSchemaKind = kind({
   name: 'metadata_schema',
   prefix: 'mdschema',
   table: 'metadata_schemas',
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
-  row: MetadataSchemaRow,
-  present: row => ({ ...row, schema: JSON.parse(row.schema) }),
+  record: MetadataSchema,
+  row: Row,
+  present: (row: MetadataSchemaRow) => ({ ...row, schema: JSON.parse(row.schema) }),
   events: ['created', 'updated', 'deleted'],
+  unique: {
+    metadata_schemas_selector: ({ resource_type, path_prefix }: Values<MetadataSchemaRow>) =>
+      raise('NAME_CONFLICT', {
+        message: `A schema of the project governs ${resource_type} metadata under ${path_prefix} already`,
+        meta: { resource_type, path_prefix },
+      }),
+  },
 })

@@ -1,54 +1,11 @@
-import { UniqueIntegrityConstraintViolationError } from 'slonik'
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
 import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { atOrBelow, outsideReserved } from '../paths.ts'
-import { MetadataSchemaRow, type ResourceType } from './model.ts'
-
-const row = sql.type(MetadataSchemaRow)
-
-type NewSchema = Pick<MetadataSchemaRow, 'id' | 'project_id' | 'resource_type' | 'path_prefix' | 'schema'>
-
-/** Raises NAME_CONFLICT when another declaration has the selector (index metadata_schemas_selector). */
-async function selecting<T>(
-  made: Pick<NewSchema, 'resource_type' | 'path_prefix'>,
-  work: () => Promise<T>,
-): Promise<T> {
-  try {
-    return await work()
-  } catch (error) {
-    if (!(error instanceof UniqueIntegrityConstraintViolationError)) throw error
-    const { resource_type, path_prefix } = made
-    return raise('NAME_CONFLICT', {
-      message: `A schema of the project governs ${resource_type} metadata under ${path_prefix} already`,
-      meta: { resource_type, path_prefix },
-    })
-  }
-}
-
-/** Raises NAME_CONFLICT when the selector is taken. */
-export const insertSchema = (db: Queryable, made: NewSchema): Promise<MetadataSchemaRow> =>
-  selecting(made, () =>
-    db.one(row`
-      insert into metadata_schemas (id, project_id, resource_type, path_prefix, schema)
-      values (${made.id}, ${made.project_id}, ${made.resource_type}, ${made.path_prefix}, ${made.schema})
-      returning *`),
-  )
-
-/** Writes the changeable columns of a row that is locked. Raises NAME_CONFLICT when the selector is taken. */
-export const updateSchema = (db: Queryable, next: MetadataSchemaRow): Promise<MetadataSchemaRow> =>
-  selecting(next, () =>
-    db.one(row`
-      update metadata_schemas set path_prefix = ${next.path_prefix}, schema = ${next.schema}, updated_at = now()
-      where id = ${next.id} returning *`),
-  )
-
-export const deleteSchema = (db: Queryable, id: string): Promise<unknown> =>
-  db.query(sql.unsafe`delete from metadata_schemas where id = ${id}`)
+import { type MetadataSchemaRow, metadataSchemaKind, type ResourceType } from './model.ts'
 
 /** Every declaration of a project, oldest first (index metadata_schemas_project). */
 export const schemasOf = (db: Queryable, projectId: string): Promise<readonly MetadataSchemaRow[]> =>
-  db.any(row`select * from metadata_schemas where project_id = ${projectId} order by created_at, id`)
+  db.any(metadataSchemaKind.sql`select * from metadata_schemas where project_id = ${projectId} order by created_at, id`)
 
 /**
  * The declaration with the longest of some prefixes of one path, which governs alone; null when there is none (index
@@ -60,21 +17,21 @@ export const governingSchema = (
   resourceType: ResourceType,
   prefixes: readonly string[],
 ): Promise<MetadataSchemaRow | null> =>
-  db.maybeOne(row`
+  db.maybeOne(metadataSchemaKind.sql`
     select * from metadata_schemas
     where project_id = ${projectId} and resource_type = ${resourceType}
       and path_prefix = any(${sql.array([...prefixes], 'text')})
     order by length(path_prefix) desc limit 1`)
 
-const Governed = z.object({
-  id: z.string(),
-  project_id: z.string(),
-  path: z.string(),
-  tags: z.record(z.string(), z.string()),
-  metadata: z.record(z.string(), z.unknown()).nullable(),
-})
-/** A stored resource that a declaration governs. */
-export type Governed = z.output<typeof Governed>
+const governed = sql.type(
+  z.object({
+    id: z.string(),
+    project_id: z.string(),
+    path: z.string(),
+    tags: z.record(z.string(), z.string()),
+    metadata: z.record(z.string(), z.unknown()).nullable(),
+  }),
+)
 
 const tables: Record<ResourceType, Fragment> = {
   document: sql.fragment`documents t`,
@@ -85,13 +42,8 @@ const tables: Record<ResourceType, Fragment> = {
  * The next resources that a declaration governs in the order of their paths, those of a nested declaration left out
  * (indexes files_path and documents_path; each nested prefix is looked up in metadata_schemas_selector once).
  */
-export const governedBy = (
-  db: Queryable,
-  schema: MetadataSchemaRow,
-  after: string | null,
-  limit: number,
-): Promise<readonly Governed[]> =>
-  db.any(sql.type(Governed)`
+export const governedBy = (db: Queryable, schema: MetadataSchemaRow, after: string | null, limit: number) =>
+  db.any(governed`
     select t.id, t.project_id, t.path, t.tags, t.metadata
     from ${tables[schema.resource_type]}
     where ${all([
