@@ -1,7 +1,7 @@
 import { newId } from '../../core/api/ids.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { configOf, ingestionRuleKind } from './model.ts'
-import { insertRule, rulesOf } from './store.ts'
+import { ingestionRuleKind } from './model.ts'
+import { rulesOf } from './store.ts'
 
 /** A rule cannot be without its converter: only those whose converter was copied come along. */
 export const ruleCloning: Cloneable = {
@@ -11,8 +11,14 @@ export const ruleCloning: Cloneable = {
     for (const row of await rulesOf(tx, from)) {
       const converter = ids.get((row.tool_id ?? row.agent_id) as string)
       if (!converter) continue
-      const config = { ...configOf(row), ...(row.tool_id ? { tool_id: converter } : { agent_id: converter }) }
-      const copy = await insertRule(tx, newId(ingestionRuleKind.prefix), to, config)
+      const copy = await ingestionRuleKind.insertUnlessTaken(tx, {
+        ...row,
+        ...(row.tool_id ? { tool_id: converter } : { agent_id: converter }),
+        id: newId(ingestionRuleKind.prefix),
+        project_id: to,
+        created_at: undefined,
+        updated_at: undefined,
+      })
       if (!copy) continue
       ids.set(row.id, copy.id)
       tx.emit(ingestionRuleKind, 'created', copy)

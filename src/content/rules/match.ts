@@ -3,7 +3,7 @@ import { essenceOf } from '../files/media-type.ts'
 import type { IngestionRuleRow } from './model.ts'
 import { bestRule } from './store.ts'
 
-/** Types whose text is read without a converter (content, 6.1). */
+/** Types whose text is read without a converter. */
 const NATIVE = new Set(['application/pdf', 'text/plain', 'text/markdown'])
 
 export const isNative = (contentType: string | null): boolean =>

@@ -16,7 +16,7 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
 /**
  * What a converter answered, or posted later, as pages: a string is page 1, `{ pages: [{ text, page_number }] }` the
  * pages in their order. A page without a number has that of its place; blank pages are dropped, so there may be none
- * (content, 7.5). Characters that no text can hold are dropped or replaced.
+ *. Characters that no text can hold are dropped or replaced.
  * @param mostPages what no file has more of
  * @throws CONVERTER_OUTPUT_INVALID for anything else, with `meta.path`
  */
