@@ -191,6 +191,7 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .description('list every setting with its default')
     .option('--markdown', 'print the table of docs/operations.md')
     .option('--write <file>', 'put that table between the markers of a file')
+    .option('--env [file]', 'print an example environment file, or write it to a file')
     .option('--json', 'print the settings as JSON')
     .action(async options => (await import('./settings.ts')).settingsCommand(options))
 

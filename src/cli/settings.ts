@@ -34,6 +34,26 @@ export function settingsMarkdown(): string {
     .join('\n\n')
 }
 
+/** An environment file with every setting commented out at its default; those that production requires come first. */
+export function settingsEnvironment(): string {
+  const rows = settingRows()
+  const line = ({ name, default: value }: (typeof rows)[number]) =>
+    `${name}=${/[\s#'"]/.test(value) ? `'${value}'` : value}`
+  const required = rows.filter(row => row.required_in_production)
+  const groups = Map.groupBy(
+    rows.filter(row => !row.required_in_production),
+    row => row.group,
+  )
+  const parts = [
+    '# Settings of web and worker. Node reads the file with --env-file; docker and systemd read it too.',
+    ['# Required in production', ...required.flatMap(row => [`# ${row.meaning}`, line(row)])].join('\n'),
+    ...[...groups].map(([group, members]) =>
+      [`# ${TITLES[group] ?? group}`, ...members.flatMap(row => [`# ${row.meaning}`, `#${line(row)}`])].join('\n'),
+    ),
+  ]
+  return `${parts.join('\n\n')}\n`
+}
+
 /** A document with what stands between its markers replaced by the tables. Raises CommandError without markers. */
 export function withSettings(document: string): string {
   const start = document.indexOf(OPENING)
@@ -43,11 +63,19 @@ export function withSettings(document: string): string {
 }
 
 /** `muster settings`. */
-export function settingsCommand(options: { markdown?: boolean; write?: string; json?: boolean }): void {
-  const { write, markdown, json } = options
+export function settingsCommand(options: {
+  markdown?: boolean
+  write?: string
+  env?: string | true
+  json?: boolean
+}): void {
+  const { write, env, markdown, json } = options
   const rows = settingRows()
   if (write !== undefined) fs.writeFileSync(write, withSettings(fs.readFileSync(write, 'utf8')))
-  else if (markdown) print(settingsMarkdown())
+  if (typeof env === 'string') fs.writeFileSync(env, settingsEnvironment())
+  else if (env) print(settingsEnvironment().trimEnd())
+  if (write !== undefined || env !== undefined) return
+  if (markdown) print(settingsMarkdown())
   else if (json) printJson(rows)
   else {
     const cells = rows.map(row => [row.name, row.default, row.meaning])

@@ -157,6 +157,7 @@ export function resource<Row extends KindRow, Event extends string>(
         change?: (
           next: Row,
           context: QueryContext<z.output<B>, Row> & { stored: Row },
+          // biome-ignore lint/suspicious/noConfusingVoidType: a change that replaces nothing returns nothing
         ) => Promise<Row | void> | Row | void
         /** Writes the result; by default its columns that differ. */
         write?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<Row>

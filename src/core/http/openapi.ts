@@ -77,9 +77,14 @@ function queryParameters(operation: Operation, components: Json): Json[] {
     in: 'query',
     required: required.has(name),
     schema: property,
+    ...(typeof property.description === 'string' ? { description: property.description } : {}),
     ...(property.type === 'object' ? { style: 'deepObject', explode: true } : {}),
   }))
 }
+
+/** What a segment of a path names: `agent_id` is the id of an agent. */
+const pathDescription = (name: string): string =>
+  name.endsWith('_id') ? `Id of the ${name.slice(0, -3).replaceAll('_', ' ')}` : `The ${name.replaceAll('_', ' ')}`
 
 /** What the request pipeline itself answers for an operation, beside what the operation raises. */
 function pipelineCodes(operation: Operation): ErrorCode[] {
@@ -158,6 +163,7 @@ export function openApiDocument(
       in: 'path',
       required: true,
       schema: { type: 'string' },
+      description: pathDescription(match[1]),
     }))
     parameters.push(...queryParameters(operation, components))
     if (
@@ -179,8 +185,15 @@ export function openApiDocument(
         name: 'Idempotency-Key',
         in: 'header',
         schema: { type: 'string', minLength: 1, maxLength: 255 },
+        description: 'A repeat within 24 hours with the same key and body gets the first answer.',
       })
-    if (takesIfMatch(operation)) parameters.push({ name: 'If-Match', in: 'header', schema: { type: 'string' } })
+    if (takesIfMatch(operation))
+      parameters.push({
+        name: 'If-Match',
+        in: 'header',
+        schema: { type: 'string' },
+        description: 'ETag that was read; the request is refused when the record has changed since.',
+      })
     const responses: Record<string, Json> = {}
     for (const [status, body] of Object.entries(operation.answers)) {
       responses[status] = {

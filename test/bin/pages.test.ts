@@ -1,0 +1,58 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import path from 'node:path'
+import { program } from '../../src/cli/program.ts'
+import { settingsEnvironment, withSettings } from '../../src/cli/settings.ts'
+import { loadConfig } from '../../src/config.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
+const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')
+
+const pages = ['.', 'docs', 'examples'].flatMap(folder =>
+  fs
+    .readdirSync(path.join(root, folder))
+    .filter(name => name.endsWith('.md'))
+    .map(name => path.join(folder, name)),
+)
+
+describe('the pages', () => {
+  it('have the settings that there are; npm run docs writes them', () => {
+    assert.equal(read('docs/operations.md'), withSettings(read('docs/operations.md')))
+    assert.equal(read('.env.example'), settingsEnvironment())
+  })
+
+  it('.env.example is an environment, with the values that are used without it', () => {
+    const lines = read('.env.example')
+      .split('\n')
+      .map(line => /^#?([A-Z_]+)=(?:'(.*)'|(.*))$/.exec(line))
+      .filter(match => match !== null)
+    assert.ok(lines.length > 100)
+    const env = Object.fromEntries(lines.map(([, name, quoted, bare]) => [name, quoted ?? bare]))
+    const given = loadConfig(env)
+    const { JWT_SECRET: _, INSTANCE_ID: __, ...others } = loadConfig({})
+    for (const [name, value] of Object.entries(others))
+      if (!name.startsWith('DATABASE_')) assert.deepEqual(given[name as keyof typeof given], value, name)
+  })
+
+  it('link to files and headings that exist', () => {
+    const slug = (heading: string) =>
+      heading
+        .toLowerCase()
+        .replace(/[^\w\- ]/g, '')
+        .replaceAll(' ', '-')
+    for (const page of pages)
+      for (const [, link] of read(page).matchAll(/\]\((?!https?:)([^)\s]+)\)/g)) {
+        const [file, anchor] = link.split('#')
+        const target = file === '' ? page : path.join(path.dirname(page), file)
+        assert.ok(fs.existsSync(path.join(root, target)), `${page}: ${link}`)
+        if (anchor === undefined) continue
+        const headings = [...read(target).matchAll(/^#+ (.*)$/gm)].map(([, heading]) => slug(heading))
+        assert.ok(headings.includes(anchor), `${page}: ${link}`)
+      }
+  })
+
+  it('name every command', () => {
+    const readme = read('README.md')
+    for (const command of program().commands) assert.ok(readme.includes(`\`${command.name()}`), command.name())
+  })
+})
