@@ -3,7 +3,7 @@ import { fill } from '../content/embeddings/fill.ts'
 import { leads } from '../content/embeddings/follow.ts'
 import { currentSpace } from '../content/embeddings/space.ts'
 import { admitAgain } from '../content/ingestion/admit.ts'
-import { tellWorkers } from '../control/webhooks/operations.ts'
+import { wakeWorkers } from '../control/webhooks/operations.ts'
 import { redeliverAll } from '../control/webhooks/store.ts'
 import { conversationQueue } from '../conversation/turns/mailbox.ts'
 import { AppError } from '../core/api/errors.ts'
@@ -62,7 +62,7 @@ export const reprocessDeliveries = (
           taken.map(({ id }) => id),
         )
         const webhooks = new Map(taken.map(({ webhook_id, project_id }) => [webhook_id, project_id]))
-        for (const [id, project_id] of webhooks) tellWorkers(tx, { id, project_id })
+        for (const [id, project_id] of webhooks) wakeWorkers(tx, { id, project_id })
         return { count, last: taken[taken.length - 1].id }
       })
       if (!batch) break

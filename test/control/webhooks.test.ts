@@ -3,8 +3,8 @@ import { randomBytes } from 'node:crypto'
 import { pruneEvents } from '../../src/control/events/retention.ts'
 import { deleteExpired, lockExpired } from '../../src/control/events/store.ts'
 import { createDispatcher } from '../../src/control/webhooks/dispatch.ts'
-import { type DeliveryRow, delivery } from '../../src/control/webhooks/model.ts'
-import { tellWorkers } from '../../src/control/webhooks/operations.ts'
+import { type DeliveryRow, deliveryKind } from '../../src/control/webhooks/model.ts'
+import { wakeWorkers } from '../../src/control/webhooks/operations.ts'
 import { pruneDeliveries } from '../../src/control/webhooks/retention.ts'
 import { deleteUnsent, insertDelivery, lockUnsent } from '../../src/control/webhooks/store.ts'
 import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
@@ -591,7 +591,7 @@ describe('texts of deliveries', () => {
       await emit()
       const { id } = await delivered(webhook)
       await age('events', 11)
-      return (await delivery.find(app.services.pool, id)) as DeliveryRow
+      return (await deliveryKind.find(app.services.pool, id)) as DeliveryRow
     }
     const before = () => new Date(Date.now() - 10 * 86_400_000)
     const again = (row: DeliveryRow) => ({ ...row, redelivery_of: row.id })
@@ -616,7 +616,7 @@ describe('texts of deliveries', () => {
       })
       await pruneEvents(app.services)
       assert.equal(await count('events'), 0)
-      await app.services.write(async tx => tellWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await app.services.write(async tx => wakeWorkers(tx, { id: row.webhook_id, project_id: project }))
       await sentTwice()
     })
 
@@ -662,7 +662,7 @@ describe('texts of deliveries', () => {
         await outsideTransaction(() => pruneDeliveries(app.services))
       })
       assert.equal(await count('retained_envelopes'), 1)
-      await app.services.write(async tx => tellWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await app.services.write(async tx => wakeWorkers(tx, { id: row.webhook_id, project_id: project }))
       await sentTwice()
     })
   })

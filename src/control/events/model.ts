@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { sql } from '../../core/db/sql.ts'
 import { Envelope } from '../webhooks/model.ts'
 
 export const Event = Envelope.extend({
@@ -15,7 +16,9 @@ export const EventFamily = z
   })
   .meta({ id: 'EventFamily' })
 
-export const RedispatchInput = z.strictObject({ webhook_id: z.string() }).meta({ id: 'RedispatchEventInput' })
+export const RedispatchInput = z
+  .strictObject({ webhook_id: z.string().describe('Webhook of the same project that gets the event') })
+  .meta({ id: 'RedispatchEventInput' })
 
 const EventRow = z.object({
   id: z.string(),
@@ -24,14 +27,15 @@ const EventRow = z.object({
   envelope: z.string(),
   dispatched_at: z.string().nullable(),
 })
-export type EventRow = z.output<typeof EventRow>
 
-export const event = kind({
+export const eventKind = kind({
   name: 'event',
   prefix: 'evt',
   table: 'events',
   counted: false,
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
+  record: Event,
   row: EventRow,
-  present: row => ({ ...JSON.parse(row.envelope), dispatched_at: row.dispatched_at }),
+  columns: sql.fragment`t.id, t.project_id, t.name, t.envelope, t.dispatched_at`,
+  present: (row: z.output<typeof EventRow>) => ({ ...JSON.parse(row.envelope), dispatched_at: row.dispatched_at }),
 })

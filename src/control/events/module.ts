@@ -1,10 +1,10 @@
 import { module } from '../../core/api/module.ts'
-import { event } from './model.ts'
+import { eventKind } from './model.ts'
 import { eventOperations } from './operations.ts'
 import { pruneEvents } from './retention.ts'
 
 export default module('events', {
-  kinds: [event],
+  kinds: [eventKind],
   operations: eventOperations,
   sweeps: [{ name: 'events', when: '47 3 * * *', run: pruneEvents }],
 })

@@ -1,18 +1,20 @@
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { z } from 'zod'
+import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+
+const eventId = sql.type(z.object({ id: z.string() }))
 
 /** Locks up to `limit` dispatched events made before `before`, oldest first. Served by events_created. */
-export async function lockExpired(db: Queryable, before: Date, limit: number): Promise<readonly string[]> {
-  return (await db.anyFirst(sql.unsafe`
+export const lockExpired = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(eventId`
     select id from events where created_at < ${before.toISOString()}::timestamptz and dispatched_at is not null
-    order by created_at limit ${limit} for update skip locked`)) as readonly string[]
-}
+    order by created_at limit ${limit} for update skip locked`)
 
 /**
  * Deletes locked events. The text of one that deliveries refer to moves to where they still find it: a delivery that is
  * made again meanwhile waits for the lock and then holds its text. Served by webhook_deliveries_event.
  */
 export async function deleteExpired(db: Queryable, ids: readonly string[]): Promise<void> {
-  await db.query(sql.unsafe`
+  await db.query(statement`
     with gone as (delete from events where id = any (${sql.array([...ids], 'text')}) returning *)
     insert into retained_envelopes (event_id, project_id, resource_type, resource_id, envelope)
     select g.id, g.project_id, g.resource_type, g.resource_id, g.envelope from gone g

@@ -1,21 +1,11 @@
 import { randomUUID } from 'node:crypto'
-import { deliveries } from '../../core/process/metrics.ts'
 import type { Services } from '../../core/process/services.ts'
 import { attempt, type Outcome, returned } from './deliver.ts'
-import {
-  type ClaimedDelivery,
-  type ClaimRequest,
-  claimDue,
-  type Grant,
-  type Settlement,
-  settle,
-  type Target,
-} from './delivery-store.ts'
+import { report } from './delivery-report.ts'
+import { type ClaimRequest, claimDue, type Grant, type Settlement, settle, type Target } from './delivery-store.ts'
 import { recordFailures } from './failing.ts'
+import { type Lane, Lanes, type Leased } from './lanes.ts'
 import { SLOTS } from './store.ts'
-
-/** Slots one process holds at most: the posts it has in flight. */
-const PROCESS_SLOTS = 250
 
 /** Deliveries claimed ahead of their slot: what a webhook's receiver takes in this time, at most this many. */
 const AHEAD_MS = 250
@@ -26,28 +16,6 @@ const SETTLE_DELAY_MS = 15
 const SETTLE_BATCH = 500
 
 const RETRY_MS = [50, 200, 1000, 3000]
-
-/** What this process does for one webhook. It exists while there is something to do. */
-type Lane = Target & {
-  /** Numbers of the slots held, and until when for certain (performance.now). */
-  slots: number[]
-  slotsUntil: number
-  /** Claimed, waiting for a slot. */
-  queue: Leased[]
-  running: number
-  /** There may be due deliveries that nobody has claimed. */
-  due: boolean
-  claiming: boolean
-  /** The webhook changed while a claim was on its way: what it brings is old. */
-  stale: boolean
-  /** Slots on their way back; once they are, the lane has to claim again. */
-  releasing: boolean
-  /** How long an answer of the receiver takes, smoothed; unknown at first. */
-  answerMs: number | null
-}
-
-/** A claimed delivery and when its lease ends for certain. */
-type Leased = { delivery: ClaimedDelivery; until: number }
 
 /** `ms` is null for one that was given back without an attempt. */
 type Ended = Leased & { outcome: Outcome; ms: number | null }
@@ -61,9 +29,7 @@ type LaneClaim = { lane: Lane; rows: number; slots: number }
  * A slot is held only while there is something to send through it. Whoever finds none free leaves the delivery queued:
  * a worker that gives a slot back claims once more afterwards, so that nothing waits for the sweep.
  *
- * Free slots go in turn to the projects that hold the fewest in this process, and in a project to its webhooks in turn.
- * Whoever holds more than a project that waits gives slots back after each post. Every process does so by itself: a
- * delivery that finds one full is announced to the others.
+ * Every process shares its slots out by itself (lanes.ts): a delivery that finds one full is announced to the others.
  *
  * Rows are claimed ahead while a receiver is fast, so that the five attempts in flight follow each other without a
  * round trip to the database in between.
@@ -71,21 +37,14 @@ type LaneClaim = { lane: Lane; rows: number; slots: number }
 export class DeliveryLoop {
   readonly #services: Services
   readonly #holder = randomUUID()
-  readonly #lanes = new Map<string, Lane>()
-  /** Projects with lanes; those served last are at the end. */
-  readonly #projects = new Map<string, { slots: number; lanes: number }>()
-  readonly #projectSlots: number
+  readonly #lanes: Lanes
   readonly #abort = new AbortController()
   readonly #retries = new Set<NodeJS.Timeout>()
-  /** Projects with webhooks that wait for a slot, and the fewest slots that one of them holds while none is free. */
-  #starved = new Set<string>()
-  #fewestStarved = Number.POSITIVE_INFINITY
   #ended: Ended[] = []
   #releases: { lane: Lane; slot: number }[] = []
   #claiming = false
   #settling = false
   #settleTimer: NodeJS.Timeout | null = null
-  #slotsHeld = 0
   #inFlight = 0
   #claimFailures = 0
   #settleFailures = 0
@@ -95,24 +54,24 @@ export class DeliveryLoop {
 
   constructor(services: Services) {
     this.#services = services
-    this.#projectSlots = Math.max(SLOTS, Math.ceil(PROCESS_SLOTS * services.config.PROJECT_WORKER_SHARE))
+    this.#lanes = new Lanes(services.config.PROJECT_WORKER_SHARE)
   }
 
   /** No slot is left: other workers should be woken for what is due. */
   get full(): boolean {
-    return this.#slotsHeld >= PROCESS_SLOTS
+    return this.#lanes.full
   }
 
   /** These webhooks may have deliveries due. */
   wake(targets: Iterable<Target>): void {
     if (this.#closed) return
-    for (const target of targets) this.#lane(target).due = true
+    for (const target of targets) this.#lanes.open(target).due = true
     this.#claimSoon()
   }
 
   /** A webhook changed: what waits here for a slot is read anew before it is sent. */
   reload(target: Target): void {
-    const lane = this.#lanes.get(target.webhook_id)
+    const lane = this.#lanes.find(target.webhook_id)
     if (lane?.claiming) lane.stale = true
     if (lane) this.#giveBack(lane)
     this.wake([target])
@@ -125,7 +84,7 @@ export class DeliveryLoop {
   async close(graceMs: number): Promise<void> {
     this.#closed = true
     for (const timer of this.#retries) clearTimeout(timer)
-    for (const lane of this.#lanes.values()) {
+    for (const lane of this.#lanes.all()) {
       this.#giveBack(lane)
       this.#release(lane)
     }
@@ -138,37 +97,6 @@ export class DeliveryLoop {
     }
     clearTimeout(hard)
     this.#stopped = true
-  }
-
-  #lane(target: Target): Lane {
-    let lane = this.#lanes.get(target.webhook_id)
-    if (!lane) {
-      lane = {
-        webhook_id: target.webhook_id,
-        project_id: target.project_id,
-        slots: [],
-        slotsUntil: 0,
-        queue: [],
-        running: 0,
-        due: false,
-        claiming: false,
-        stale: false,
-        releasing: false,
-        answerMs: null,
-      }
-      this.#lanes.set(lane.webhook_id, lane)
-      this.#project(lane).lanes += 1
-    }
-    return lane
-  }
-
-  #project({ project_id }: Target): { slots: number; lanes: number } {
-    let project = this.#projects.get(project_id)
-    if (!project) {
-      project = { slots: 0, lanes: 0 }
-      this.#projects.set(project_id, project)
-    }
-    return project
   }
 
   #isIdle(): boolean {
@@ -226,24 +154,17 @@ export class DeliveryLoop {
   /** Which webhooks claim, and how much. */
   #laneClaims(): LaneClaim[] {
     const open: Lane[] = []
-    for (const lane of this.#lanes.values()) {
+    for (const lane of this.#lanes.all()) {
       if (!lane.due || lane.claiming || lane.releasing) continue
-      if (lane.slots.length > 0 && this.#yields(lane)) this.#release(lane)
+      if (lane.slots.length > 0 && this.#lanes.yields(lane)) this.#release(lane)
       // Claiming a few rows at a time would cost a statement for each of them.
       else if (lane.queue.length <= aheadOf(lane) / 2) open.push(lane)
     }
-    const shares = this.#shareOut(open)
+    const shares = this.#lanes.shareOut(open)
     const claims: LaneClaim[] = []
-    this.#starved = new Set()
-    this.#fewestStarved = Number.POSITIVE_INFINITY
-    const free = PROCESS_SLOTS - this.#slotsHeld - [...shares.values()].reduce((sum, slots) => sum + slots, 0)
     for (const lane of open) {
       const slots = shares.get(lane) ?? 0
       const held = slots + lane.slots.length
-      if (held === 0) {
-        this.#starved.add(lane.project_id)
-        if (free === 0) this.#fewestStarved = Math.min(this.#fewestStarved, this.#project(lane).slots)
-      }
       const rows = held - lane.running - lane.queue.length + aheadOf(lane)
       if (held === 0 || rows <= 0) continue
       lane.due = false
@@ -253,39 +174,9 @@ export class DeliveryLoop {
     return claims
   }
 
-  /** Deals the free slots out, one at a time, none beyond a project's share. */
-  #shareOut(lanes: readonly Lane[]): Map<Lane, number> {
-    const shares = new Map<Lane, number>()
-    const byProject = Map.groupBy(lanes, lane => lane.project_id)
-    const waiting = [...this.#projects].flatMap(([id, { slots }]) => {
-      const queue = byProject.get(id)?.filter(lane => lane.slots.length < SLOTS) ?? []
-      return queue.length > 0 ? [{ slots, queue }] : []
-    })
-    let free = PROCESS_SLOTS - this.#slotsHeld
-    for (let level = 0; level < this.#projectSlots && free > 0; level++)
-      for (const each of waiting) {
-        if (each.slots > level || each.queue.length === 0 || free === 0) continue
-        const lane = each.queue.shift() as Lane
-        const slots = (shares.get(lane) ?? 0) + 1
-        shares.set(lane, slots)
-        if (slots + lane.slots.length < SLOTS) each.queue.push(lane)
-        each.slots += 1
-        free -= 1
-        // Among projects that hold equally many it is now served last.
-        const project = this.#project(lane)
-        this.#projects.delete(lane.project_id)
-        this.#projects.set(lane.project_id, project)
-      }
-    return shares
-  }
-
-  #yields(lane: Lane): boolean {
-    return this.#starved.has(lane.project_id) || this.#project(lane).slots > this.#fewestStarved
-  }
-
   #granted(lane: Lane, grant: Grant | undefined, rows: number, until: number): void {
     lane.claiming = false
-    this.#setSlots(lane, grant?.slots ?? [])
+    this.#lanes.setSlots(lane, grant?.slots ?? [])
     lane.slotsUntil = until
     const claimed = grant?.deliveries ?? []
     for (const delivery of claimed) lane.queue.push({ delivery, until })
@@ -294,13 +185,6 @@ export class DeliveryLoop {
     lane.stale = false
     this.#start(lane, true)
     this.#release(lane)
-  }
-
-  #setSlots(lane: Lane, slots: number[]): void {
-    const difference = slots.length - lane.slots.length
-    lane.slots = slots
-    this.#slotsHeld += difference
-    this.#project(lane).slots += difference
   }
 
   /* Sending: as many at once as slots are held. */
@@ -349,7 +233,7 @@ export class DeliveryLoop {
   /** Gives back the slots there is nothing to send through, unless a claim is about to fill them; ends a lane without work. */
   #release(lane: Lane): void {
     if (lane.claiming || lane.releasing) return
-    if (lane.due && !this.#closed && !this.#yields(lane)) {
+    if (lane.due && !this.#closed && !this.#lanes.yields(lane)) {
       this.#claimSoon()
       return
     }
@@ -359,10 +243,7 @@ export class DeliveryLoop {
       for (const slot of lane.slots.slice(-surplus)) this.#releases.push({ lane, slot })
       this.#settleSoon(false)
     } else if (lane.slots.length === 0 && lane.running === 0 && lane.queue.length === 0 && !lane.due) {
-      this.#lanes.delete(lane.webhook_id)
-      const project = this.#project(lane)
-      project.lanes -= 1
-      if (project.lanes === 0) this.#projects.delete(lane.project_id)
+      this.#lanes.close(lane)
     }
   }
 
@@ -406,7 +287,8 @@ export class DeliveryLoop {
       // Once their lease is over they are sent again, and nothing that is written here would count.
       const now = performance.now()
       const keeps = (item: Ended) => item.until > now && !(this.#closed && this.#settleFailures > RETRY_MS.length)
-      for (const item of ended) if (item.ms !== null && !keeps(item)) report(this.#services, item, 'lost')
+      for (const item of ended)
+        if (item.ms !== null && !keeps(item)) report(log, item.delivery, item.outcome, item.ms, 'lost')
       this.#ended.unshift(...ended.filter(keeps))
       if (this.#closed && this.#settleFailures > RETRY_MS.length) this.#released(releases)
       else this.#releases.unshift(...releases)
@@ -423,7 +305,7 @@ export class DeliveryLoop {
       const recorded = settled.has(delivery.id)
       if (recorded && outcome.decision === 'returned') this.wake([delivery])
       if (item.ms === null) continue
-      report(this.#services, item, recorded ? outcome.decision : 'lost')
+      report(this.#services.log, delivery, outcome, item.ms, recorded ? outcome.decision : 'lost')
       if (recorded && outcome.retry_ms !== null) this.#wakeIn(outcome.retry_ms, delivery)
     }
   }
@@ -431,14 +313,9 @@ export class DeliveryLoop {
   /** The slots are free for everybody now. Who found none before may have left something: claim again. */
   #released(releases: readonly { lane: Lane; slot: number }[]): void {
     for (const { lane, slot } of releases) {
-      this.#setSlots(
-        lane,
-        lane.slots.filter(each => each !== slot),
-      )
+      this.#lanes.takeSlot(lane, slot)
       lane.releasing = false
       lane.due = true
-      // Served last among the webhooks of its project.
-      if (this.#lanes.delete(lane.webhook_id)) this.#lanes.set(lane.webhook_id, lane)
     }
     if (this.#closed) for (const { lane } of releases) this.#release(lane)
     // Capacity is back for those who waited for it as well.
@@ -478,26 +355,3 @@ const toSettlement = ({ delivery, outcome }: Ended): Settlement => ({
   retry_ms: outcome.retry_ms,
   response_body: outcome.response_body,
 })
-
-/** The one line of an attempt. `lost`: it was made, and meanwhile the delivery was given to another worker. */
-function report(services: Services, { delivery, outcome, ms }: Ended, decision: Outcome['decision'] | 'lost'): void {
-  deliveries.inc({ outcome: decision })
-  const line = {
-    delivery_id: delivery.id,
-    webhook_id: delivery.webhook_id,
-    project_id: delivery.project_id,
-    event_id: delivery.event_id,
-    event: delivery.event_type,
-    attempt: delivery.attempts + 1,
-    outcome: outcome.decision === 'done' ? 'completed' : outcome.counted ? 'failed' : outcome.decision,
-    status: outcome.status_code,
-    ms: Math.round(ms ?? 0),
-    decision,
-    ...(decision === 'retry' ? { next_ms: Math.round(outcome.retry_ms ?? 0) } : {}),
-    ...(outcome.decision === 'done' || outcome.status_code !== null ? {} : { reason: outcome.response_body }),
-    ...(outcome.error === undefined ? {} : { err: outcome.error }),
-  }
-  if (outcome.error !== undefined) services.log.error(line, 'delivery attempt')
-  else if (decision === 'done') services.log.info(line, 'delivery attempt')
-  else services.log.warn(line, 'delivery attempt')
-}

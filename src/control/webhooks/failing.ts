@@ -1,8 +1,7 @@
 import type { Services } from '../../core/process/services.ts'
 import type { Outcome } from './deliver.ts'
 import { type ClaimedDelivery, countFailures } from './delivery-store.ts'
-import { webhook } from './model.ts'
-import { updateWebhook } from './store.ts'
+import { webhookKind } from './model.ts'
 
 /** A webhook is switched off after so many failed deliveries in a row, over at least so long. */
 const FAILURES = 100
@@ -33,11 +32,10 @@ export async function recordFailures(
 
 async function switchOff(services: Services, id: string): Promise<void> {
   await services.write(async tx => {
-    const before = await webhook.find(tx, id, true)
+    const before = await webhookKind.find(tx, id, true)
     if (!before?.active) return
-    const row = await updateWebhook(tx, id, { active: false })
-    if (!row) return
-    tx.emit(webhook, 'updated', row)
+    const row = await webhookKind.update(tx, id, { active: false })
+    tx.emit(webhookKind, 'updated', row)
     services.log.warn(
       { webhook_id: id, project_id: row.project_id },
       'webhook switched off: its deliveries keep failing',

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
-import { record } from '../../core/api/record.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { isEventPattern } from '../../core/db/events.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
@@ -36,24 +36,27 @@ const url = z
     const problem = urlProblem(text)
     if (problem) context.addIssue({ code: 'custom', message: problem })
   })
+  .describe('Address that deliveries are posted to: absolute http or https, without credentials or a fragment')
 
 const pattern = z
   .string()
   .refine(isEventPattern, 'must be *, prefix.* or an event name in lower case, at most 128 characters')
+  .describe('`*`, `prefix.*` or an exact event name')
 
 const events = z
   .array(pattern)
   .min(1)
   .max(100)
   .transform(patterns => [...new Set(patterns)])
+  .describe('Events to send: each that matches one of these patterns')
 
 const fields = {
-  name: z.string().min(1).max(200),
-  description: z.string().max(2000).nullable(),
+  name: z.string().min(1).max(200).describe('Name to show'),
+  description: z.string().max(2000).nullable().describe('What the webhook is for'),
   url,
   events,
-  active: z.boolean(),
-  policy_id: z.string().nullable(),
+  active: z.boolean().describe('Whether events are sent; those of the time it is off are never sent'),
+  policy_id: z.string().nullable().describe('Policy that must allow an event before it is sent'),
 }
 
 export const Webhook = record('Webhook', {
@@ -69,24 +72,51 @@ export const WebhookWithSecret = Webhook.extend({ secret: z.string() }).meta({ i
 
 export const WebhookSecret = z.object({ secret: z.string() }).meta({ id: 'WebhookSecret' })
 
-export const WebhookInput = z
-  .strictObject({
-    project_id: z.string().nullable().optional(),
+export const WebhookInput = createBody(
+  'WebhookInput',
+  {
     ...fields,
     description: fields.description.default(null),
     active: fields.active.default(true),
     policy_id: fields.policy_id.default(null),
-  })
-  .meta({ id: 'WebhookInput' })
+  },
+  ['name', 'url', 'events'],
+)
 
-export const WebhookPatch = z.strictObject(fields).partial().meta({ id: 'WebhookPatch' })
+export const WebhookPatch = patchBody('WebhookPatch', fields)
 
 export const RotateSecretInput = z
-  .strictObject({ overlap_seconds: z.int().min(0).max(86_400).default(0) })
+  .strictObject({
+    overlap_seconds: z
+      .int()
+      .min(0)
+      .max(86_400)
+      .default(0)
+      .describe('How long deliveries also carry a signature made with the old secret'),
+  })
   .meta({ id: 'RotateWebhookSecretInput' })
 
+export const webhookKind = kind({
+  name: 'webhook',
+  prefix: 'wh',
+  table: 'webhooks',
+  counted: false,
+  references: [{ kind: 'policy', column: 'policy_id', on_delete: 'block' }],
+  record: Webhook,
+  hidden: { sealed_secret: z.string(), failures: z.int(), failing_since: time.nullable() },
+  events: ['created', 'updated', 'deleted', 'secret_rotated', 'test'],
+  eventNotes: 'the secret is never present',
+})
+export type WebhookRow = z.output<typeof webhookKind.row>
+
+/** The row a webhook's secrets are sealed for. */
+export const sealedFor = (id: string, projectId: string) => ({ kind: 'webhook_secret', id, project_id: projectId })
+
+export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret'].map(column =>
+  sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' }),
+)
+
 export const deliveryStatuses = ['queued', 'completed', 'failed'] as const
-export type DeliveryStatus = (typeof deliveryStatuses)[number]
 
 /** What every delivery sends: the event as it was written. */
 export const Envelope = z
@@ -123,35 +153,20 @@ const bound = z.string().refine(text => parseTime(text) !== null, 'must be one I
 
 export const RedeliverInput = z
   .strictObject({
-    webhook_id: z.string(),
-    status: z.enum(['completed', 'failed']).default('failed'),
-    event_type: z.string().max(128).optional(),
-    from: bound.optional(),
-    to: bound.optional(),
+    webhook_id: z.string().describe('Webhook whose deliveries are sent again'),
+    status: z.enum(['completed', 'failed']).default('failed').describe('How the deliveries ended'),
+    event_type: z.string().max(128).optional().describe('Only deliveries of this event'),
+    from: bound.optional().describe('Only deliveries made at this time or later'),
+    to: bound.optional().describe('Only deliveries made at this time or earlier'),
   })
   .meta({ id: 'RedeliverWebhookDeliveriesInput' })
 
 export const RedeliverResult = z.object({ count: z.int() }).meta({ id: 'RedeliverWebhookDeliveriesResult' })
 
-export const webhook = kind({
-  name: 'webhook',
-  prefix: 'wh',
-  table: 'webhooks',
-  counted: false,
-  references: [{ kind: 'policy', column: 'policy_id', on_delete: 'block' }],
-  record: Webhook,
-  hidden: { sealed_secret: z.string() },
-  events: ['created', 'updated', 'deleted', 'secret_rotated', 'test'],
-  eventNotes: 'the secret is never present',
-})
-export type WebhookRow = z.output<typeof webhook.row>
-
-/** The row a webhook's secrets are sealed for. */
-export const sealedFor = (id: string, projectId: string) => ({ kind: 'webhook_secret', id, project_id: projectId })
-
-export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret'].map(column =>
-  sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' }),
-)
+/** The text a delivery sends: its own, that of its event, or what is left of an event that went before. */
+export const envelopeOf = (delivery: Fragment): Fragment => sql.fragment`
+  coalesce(${delivery}.envelope, (select e.envelope from events e where e.id = ${delivery}.event_id),
+    (select k.envelope from retained_envelopes k where k.event_id = ${delivery}.event_id))`
 
 const DeliveryRow = z.object({
   ...WebhookDelivery.omit({ payload: true }).shape,
@@ -161,38 +176,24 @@ const DeliveryRow = z.object({
 })
 export type DeliveryRow = z.output<typeof DeliveryRow>
 
-/** The text a delivery sends: its own, that of its event, or what is left of an event that went before. */
-export const envelopeOf = (delivery: Fragment): Fragment => sql.fragment`
-  coalesce(${delivery}.envelope, (select e.envelope from events e where e.id = ${delivery}.event_id),
-    (select k.envelope from retained_envelopes k where k.event_id = ${delivery}.event_id))`
-
-export const deliveryColumns = sql.fragment`t.id, t.project_id, t.webhook_id, t.event_id, t.event_type, 
-  ${envelopeOf(sql.fragment`t`)} as envelope, t.status,
-  t.status_code, t.attempts, t.last_attempt_at, t.next_attempt_at, t.response_body, t.redelivery_of, t.created_at, t.updated_at`
-
-export const delivery = kind({
+export const deliveryKind = kind({
   name: 'webhook_delivery',
   plural: 'webhook_deliveries',
   prefix: 'whd',
   table: 'webhook_deliveries',
   counted: false,
   references: [{ kind: 'webhook', column: 'webhook_id', on_delete: 'cascade' }],
+  record: WebhookDelivery,
   row: DeliveryRow,
-  columns: deliveryColumns,
-  present: row => ({
-    id: row.id,
-    webhook_id: row.webhook_id,
-    event_type: row.event_type,
-    payload: JSON.parse(row.envelope),
-    status: row.status,
-    status_code: row.status_code,
-    attempts: row.attempts,
-    last_attempt_at: row.last_attempt_at,
-    next_attempt_at: row.next_attempt_at,
-    response_body: row.response_body,
-    redelivery_of: row.redelivery_of,
-    created_at: row.created_at,
-    updated_at: row.updated_at,
+  columns: sql.fragment`t.id, t.project_id, t.webhook_id, t.event_id, t.event_type,
+    ${envelopeOf(sql.fragment`t`)} as envelope, t.status, t.status_code, t.attempts, t.last_attempt_at,
+    t.next_attempt_at, t.response_body, t.redelivery_of, t.created_at, t.updated_at`,
+  present: ({ id, webhook_id, event_type, envelope, project_id: _, event_id: __, ...rest }: DeliveryRow) => ({
+    id,
+    webhook_id,
+    event_type,
+    payload: JSON.parse(envelope),
+    ...rest,
   }),
-  authorize: row => ({ type: 'webhook', id: row.webhook_id }),
+  authorize: (row: DeliveryRow) => ({ type: 'webhook', id: row.webhook_id }),
 })

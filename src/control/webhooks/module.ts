@@ -1,14 +1,16 @@
 import { module } from '../../core/api/module.ts'
+import { attempts } from './delivery-report.ts'
 import { deliveries, dispatchHandler } from './handlers.ts'
-import { delivery, webhook, webhookSecrets } from './model.ts'
+import { deliveryKind, webhookKind, webhookSecrets } from './model.ts'
 import { webhookOperations } from './operations.ts'
 import { pruneDeliveries } from './retention.ts'
 
 export default module('webhooks', {
-  kinds: [webhook, delivery],
+  kinds: [webhookKind, deliveryKind],
   operations: webhookOperations,
   handlers: [dispatchHandler],
   background: [deliveries],
   sealedColumns: webhookSecrets,
+  metrics: [attempts],
   sweeps: [{ name: 'webhook deliveries', when: '41 3 * * *', run: pruneDeliveries }],
 })

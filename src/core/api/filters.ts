@@ -46,8 +46,10 @@ export const tagged = filter(
 
 export type Filters = Record<string, Filter<any>>
 
-export const filterSchema = (filters: Filters) =>
-  z.object(Object.fromEntries(Object.entries(filters).map(([name, { schema }]) => [name, schema])))
+export const filterSchema = <F extends Filters>(filters: F) =>
+  z.object(Object.fromEntries(Object.entries(filters).map(([name, { schema }]) => [name, schema]))) as z.ZodObject<{
+    [K in keyof F]: F[K]['schema']
+  }>
 
 /** The conditions of the filters that a query uses. */
 export const filterConditions = (filters: Filters, query: Record<string, unknown>): (Fragment | null)[] =>

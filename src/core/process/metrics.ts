@@ -1,6 +1,6 @@
 import { Counter, Gauge, Histogram, Registry } from 'prom-client'
 
-/** What /metrics prints. Every metric of core is declared here; a module registers its own on the same registry. */
+/** What /metrics prints. Metrics of core are declared here, those of a module in its module.ts. */
 export const registry = new Registry()
 
 const registers = [registry]
@@ -37,13 +37,6 @@ export const leasesLost = new Counter({
 export const turns = new Counter({
   name: 'muster_turns_total',
   help: 'Agent turns by outcome',
-  labelNames: ['outcome'],
-  registers,
-})
-
-export const deliveries = new Counter({
-  name: 'muster_deliveries_total',
-  help: 'Webhook delivery attempts by outcome',
   labelNames: ['outcome'],
   registers,
 })
