@@ -156,6 +156,32 @@ describe('webhooks', () => {
       assert.equal((await app.admin.patch(`/webhooks/${id}`, { project_id: project })).status, 400)
     })
 
+    it('is left as it is by a change without fields', async () => {
+      const { id } = (await create()).body
+      const before = (await app.admin.get(`/webhooks/${id}`)).body
+      for (const method of ['patch', 'put'] as const) {
+        const answer = await app.admin[method](`/webhooks/${id}`, {})
+        assert.equal(answer.status, 200)
+        assert.deepEqual(answer.body, before)
+      }
+      const { data } = (await app.admin.get(`/events?project_id=${project}&event=webhooks.updated&resource_id=${id}`))
+        .body
+      assert.deepEqual(data, [])
+    })
+
+    it('starts with a clean record when it is switched on again', async () => {
+      const { id } = (await create()).body
+      const record = () =>
+        app.services.pool.one(sql.unsafe`select failures, failing_since from webhooks where id = ${id}`)
+      const fail = () =>
+        app.services.pool.query(sql.unsafe`update webhooks set failures = 7, failing_since = now() where id = ${id}`)
+      await fail()
+      await app.admin.patch(`/webhooks/${id}`, { name: 'other' })
+      assert.equal(((await record()) as { failures: number }).failures, 7)
+      await app.admin.patch(`/webhooks/${id}`, { active: true })
+      assert.deepEqual(await record(), { failures: 0, failing_since: null })
+    })
+
     it('refuses an update of a version that is not the latest', async () => {
       const { id } = (await create()).body
       const etag = (await app.admin.get(`/webhooks/${id}`)).headers.get('etag') as string

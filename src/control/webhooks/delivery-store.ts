@@ -1,27 +1,34 @@
+import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { envelopeOf, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
 
+const DispatchedEvent = z.object({
+  id: z.string(),
+  project_id: z.string(),
+  name: z.string(),
+  resource_type: z.string(),
+  resource_id: z.string(),
+  tags: z.unknown(),
+})
 /** An event on its way to webhooks. `tags` are those of its data, read only where a policy may ask for them. */
-export type DispatchedEvent = {
-  id: string
-  project_id: string
-  name: string
-  resource_type: string
-  resource_id: string
-  tags: unknown
-}
+export type DispatchedEvent = z.output<typeof DispatchedEvent>
 
+const Subscriber = z.object({
+  id: z.string(),
+  project_id: z.string(),
+  events: z.array(z.string()),
+  policy_id: z.string().nullable(),
+  policy: z.unknown(),
+})
 /** A webhook as far as matching needs it. `policy` is the document; null with a `policy_id` means that it is gone. */
-export type Subscriber = {
-  id: string
-  project_id: string
-  events: string[]
-  policy_id: string | null
-  policy: unknown
-}
+export type Subscriber = z.output<typeof Subscriber>
 
-export type Target = { webhook_id: string; project_id: string }
+const Target = z.object({ webhook_id: z.string(), project_id: z.string() })
+export type Target = z.output<typeof Target>
+
+const id = sql.type(z.object({ id: z.string() }))
+const target = sql.type(Target)
 
 const undispatched = sql.fragment`e.dispatched_at is null and not e.dispatch_deferred`
 
@@ -44,12 +51,14 @@ const nextUndispatched = (limit: number): Fragment => sql.fragment`
   ) e
   limit ${limit}`
 
+const seen = sql.type(z.object({ seen: z.int(), left: z.array(z.string()) }))
+
 /**
  * Takes the next undispatched events, up to `limit`, and marks those of projects without an active webhook: one round
  * trip is all that these cost. Returns how many it saw, and the ids of the others in the order of their turns.
  */
 export async function markWithoutSubscribers(db: Queryable, limit: number): Promise<{ seen: number; left: string[] }> {
-  return (await db.one(sql.unsafe`
+  return db.one(seen`
     with picked as materialized (
       select n.*, row_number() over () as place from (${nextUndispatched(limit)}) n
     ), passed as (
@@ -58,11 +67,10 @@ export async function markWithoutSubscribers(db: Queryable, limit: number): Prom
       returning e.id
     )
     select (select count(*)::int from picked) as seen,
-      array(select p.id from picked p where p.id not in (select id from passed) order by p.place) as left`)) as {
-    seen: number
-    left: string[]
-  }
+      array(select p.id from picked p where p.id not in (select id from passed) order by p.place) as left`)
 }
+
+const dispatchable = sql.type(z.object({ events: z.array(DispatchedEvent), webhooks: z.array(Subscriber) }))
 
 /**
  * Locks undispatched events and reads them with the active webhooks of their projects, in one round trip. Those of
@@ -76,7 +84,7 @@ export async function readUndispatched(
     'ids' in which
       ? [which.ids, sql.fragment`e.dispatched_at is null order by e.id for update`]
       : [which.next, sql.fragment`${undispatched} order by e.id for update skip locked`]
-  const found = (await db.one(sql.unsafe`
+  const found = await db.one(dispatchable`
     with picked as (
       select e.id, e.project_id, e.name, e.resource_type, e.resource_id,
         case when exists (
@@ -89,10 +97,7 @@ export async function readUndispatched(
       where w.active and w.project_id in (select project_id from picked)
     )
     select (select coalesce(json_agg(picked), '[]') from picked) as events,
-      (select coalesce(json_agg(hooks), '[]') from hooks) as webhooks`)) as {
-    events: DispatchedEvent[]
-    webhooks: Subscriber[]
-  }
+      (select coalesce(json_agg(hooks), '[]') from hooks) as webhooks`)
   const places = new Map(ids.map((id, place) => [id, place]))
   found.events.sort((a, b) => (places.get(a.id) as number) - (places.get(b.id) as number))
   return found
@@ -108,7 +113,7 @@ export async function finishDispatch(
   eventIds: readonly string[],
   pairs: readonly { event_id: string; webhook_id: string }[],
 ): Promise<readonly Target[]> {
-  return (await db.any(sql.unsafe`
+  return db.any(target`
     with marked as (
       update events set dispatched_at = now() where id = any (${sql.array([...eventIds], 'text')})
     ), made as (
@@ -123,15 +128,15 @@ export async function finishDispatch(
       on conflict do nothing
       returning webhook_id, project_id
     )
-    select distinct webhook_id, project_id from made`)) as readonly Target[]
+    select distinct webhook_id, project_id from made`)
 }
 
 /** Takes the next undispatched events out of the batches of the dispatcher; returns their ids. */
 export async function deferDispatch(db: Queryable, limit: number): Promise<readonly string[]> {
-  return (await db.anyFirst(sql.unsafe`
+  return db.anyFirst(id`
     update events set dispatch_deferred = true
     where id = any (array(select n.id from (${nextUndispatched(limit)}) n))
-    returning id`)) as readonly string[]
+    returning id`)
 }
 
 /**
@@ -139,7 +144,7 @@ export async function deferDispatch(db: Queryable, limit: number): Promise<reado
  * webhook_deliveries_queued, so that a long backlog of one costs no more than a short one.
  */
 export async function webhooksWithDue(db: Queryable): Promise<readonly Target[]> {
-  return (await db.any(sql.unsafe`
+  return db.any(target`
     with recursive queued as (
       (select webhook_id from webhook_deliveries where status = 'queued' order by webhook_id limit 1)
       union all
@@ -150,31 +155,44 @@ export async function webhooksWithDue(db: Queryable): Promise<readonly Target[]>
     select w.id as webhook_id, w.project_id from queued q join webhooks w on w.id = q.webhook_id
     where exists (select from webhook_deliveries d
       where d.webhook_id = q.webhook_id and d.status = 'queued' and d.next_attempt_at <= now()
-        and (d.lease_expires_at is null or d.lease_expires_at <= now()))`)) as readonly Target[]
+        and (d.lease_expires_at is null or d.lease_expires_at <= now()))`)
 }
 
 /** What a worker claims for one webhook: at most `rows` deliveries and `slots` more slots than it holds. */
 export type ClaimRequest = { webhook_id: string; rows: number; slots: number; held: readonly number[] }
 
+const ClaimedDelivery = z.object({
+  id: z.string(),
+  claim: z.int(),
+  attempts: z.int(),
+  event_id: z.string(),
+  event_type: z.string(),
+  envelope: z.string(),
+  webhook_id: z.string(),
+  project_id: z.string(),
+  url: z.string(),
+  sealed_secret: z.string(),
+  previous_sealed_secret: z.string().nullable(),
+  previous_secret_until: z.string().nullable(),
+})
 /** A delivery that is ours until its lease ends, with what is needed to send it. Secrets are still sealed. */
-export type ClaimedDelivery = {
-  id: string
-  claim: number
-  attempts: number
-  event_id: string
-  event_type: string
-  envelope: string
-  webhook_id: string
-  project_id: string
-  url: string
-  sealed_secret: string
-  previous_sealed_secret: string | null
-  previous_secret_until: string | null
-}
+export type ClaimedDelivery = z.output<typeof ClaimedDelivery>
 
 export type Grant = { webhook_id: string; slots: number[]; deliveries: ClaimedDelivery[] }
 
-type GrantRow = Omit<ClaimedDelivery, 'id'> & { slots: number[] | null; id: string | null }
+// Without a delivery a row says which slots are held.
+const grantRow = sql.type(
+  z.object({
+    ...ClaimedDelivery.shape,
+    slots: z.array(z.int()).nullable(),
+    id: z.string().nullable(),
+    claim: z.int().nullable(),
+    attempts: z.int().nullable(),
+    event_id: z.string().nullable(),
+    event_type: z.string().nullable(),
+    envelope: z.string().nullable(),
+  }),
+)
 
 /**
  * Claims due deliveries and the slots to send them, for many webhooks in one conditional update. Rows and slots that
@@ -190,7 +208,7 @@ export async function claimDue(
   leaseMs: number,
 ): Promise<Map<string, Grant>> {
   const lease = sql.fragment`now() + make_interval(secs => ${leaseMs / 1000})`
-  const rows = (await db.any(sql.unsafe`
+  const rows = await db.any(grantRow`
     with request as (
       select * from ${sql.unnest(
         requests.map(request => [request.webhook_id, request.rows, request.slots]),
@@ -238,7 +256,7 @@ export async function claimDue(
     join webhooks w on w.id = r.webhook_id
     left join held h on h.webhook_id = r.webhook_id
     left join claimed c on c.webhook_id = r.webhook_id
-    order by c.next_attempt_at, c.id`)) as readonly GrantRow[]
+    order by c.next_attempt_at, c.id`)
   const grants = new Map<string, Grant>()
   for (const { slots, ...row } of rows) {
     let grant = grants.get(row.webhook_id)
@@ -279,7 +297,7 @@ export async function settle(
   releases: readonly { webhook_id: string; slot: number }[],
 ): Promise<Set<string>> {
   const well = [...new Set(outcomes.filter(item => item.status === 'completed').map(item => item.webhook_id))]
-  const ids = (await db.anyFirst(sql.unsafe`
+  const ids = await db.anyFirst(id`
     with released as (
       update webhook_slots s set holder = null, lease_expires_at = null
       from ${sql.unnest(
@@ -314,7 +332,7 @@ export async function settle(
       ['text', 'int4', 'bool', 'text', 'int4', 'bool', 'float8', 'text'],
     )} as o (id, claim, settled, status, status_code, counted, retry_ms, response_body)
     where d.id = o.id and d.claim = o.claim and d.status = 'queued' and d.lease_expires_at is not null
-    returning d.id`)) as readonly string[]
+    returning d.id`)
   return new Set(ids)
 }
 
@@ -328,7 +346,7 @@ export async function countFailures(
   now: Date,
   { limit, since }: { limit: number; since: Date },
 ): Promise<readonly string[]> {
-  return (await db.anyFirst(sql.unsafe`
+  return db.anyFirst(id`
     with locked as (
       select w.id from webhooks w where w.id = any (${sql.array([...failures.keys()], 'text')})
       order by w.id for no key update
@@ -340,13 +358,15 @@ export async function countFailures(
       returning w.id, w.active, w.failures, w.failing_since
     )
     select id from counted
-    where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)) as readonly string[]
+    where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)
 }
+
+const notified = sql.type(z.object({ notified: z.int() }))
 
 /** Wakes every worker for webhooks. */
 export async function notifyWebhooks(db: Queryable, targets: readonly Target[]): Promise<void> {
-  await db.query(sql.unsafe`
-    select pg_notify(${WEBHOOK_CHANNEL}, n.payload)
+  await db.query(notified`
+    select count(pg_notify(${WEBHOOK_CHANNEL}, n.payload)) as notified
     from ${sql.unnest(
       targets.map(target => [webhookPayload(target.webhook_id, target.project_id)]),
       ['text'],
