@@ -33,12 +33,21 @@ const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : '
  * @param at.path path of the list, such as `/actors`; its first segment is the module of the actions
  * @param at.param path parameter that holds the id; default `<kind>_id`
  * @param at.noun name in operation ids and actions; default the kind's, in pascal case
+ * @param at.complete adds what the record of one row shows beside its columns, such as a measured value, before it is
+ *   answered or emitted; lists show the row as it is
  */
 export function resource<Row extends KindRow, Event extends string>(
   kind: Kind<Row, Event>,
-  at: { path: string; tag: string; param?: string; noun?: string; nouns?: string },
+  at: {
+    path: string
+    tag: string
+    param?: string
+    noun?: string
+    nouns?: string
+    complete?: (row: Row, context: Pick<Context, 'db' | 'services'>) => Promise<Row>
+  },
 ) {
-  const { path, tag } = at
+  const { path, tag, complete = async row => row } = at
   const module = path.split('/')[1]
   const noun = at.noun ?? pascal(kind.name)
   const nouns = at.nouns ?? pascal(kind.plural)
@@ -98,7 +107,7 @@ export function resource<Row extends KindRow, Event extends string>(
         action: `${module}:Get${noun}`,
         answers: { 200: kind.record },
         ...(more as object),
-        run: context => (shown ? shown(context as never) : Promise.resolve(present(context.resource))),
+        run: async context => (shown ? shown(context as never) : present(await complete(context.resource, context))),
       })
     },
 
@@ -136,9 +145,10 @@ export function resource<Row extends KindRow, Event extends string>(
           const made = make
             ? await make(context as never)
             : await kind.insert(tx, { ...values, project_id: project as never })
-          if ('existing' in made) return answer(200, present(made.existing as Row))
-          if (emits('created')) tx.emit(kind, 'created' as Event, made)
-          return { ...present(made), ...show?.(made, context as never) }
+          if ('existing' in made) return answer(200, present(await complete(made.existing as Row, context)))
+          const row = await complete(made, context)
+          if (emits('created')) tx.emit(kind, 'created' as Event, row)
+          return { ...present(row), ...show?.(row, context as never) }
         },
       })
     },
@@ -183,7 +193,7 @@ export function resource<Row extends KindRow, Event extends string>(
           const given = Object.fromEntries(
             Object.entries((context.body ?? {}) as object).filter(([, value]) => value !== undefined),
           )
-          if (Object.keys(given).length === 0) return present(stored)
+          if (Object.keys(given).length === 0) return present(await complete(stored, context))
           if (kind.tags && given.tags) {
             given.tags = replacedTags(stored.tags ?? {}, given.tags as Tags)
             context.allowTags(given.tags as Tags)
@@ -194,8 +204,8 @@ export function resource<Row extends KindRow, Event extends string>(
           await requireReferences(tx, kind, stored.project_id, given)
           next = (await change?.(next, all)) ?? next
           const changes = kind.changes(stored, next)
-          if (quiet && Object.keys(changes).length === 0) return present(stored)
-          const row = write ? await write(next, all) : await kind.update(tx, stored.id, changes)
+          if (quiet && Object.keys(changes).length === 0) return present(await complete(stored, context))
+          const row = await complete(write ? await write(next, all) : await kind.update(tx, stored.id, changes), context)
           if (emits('updated')) tx.emit(kind, 'updated' as Event, row)
           await changed?.(row, all)
           return present(row)
@@ -235,7 +245,7 @@ export function resource<Row extends KindRow, Event extends string>(
             const { force = false } = context.query as { force?: boolean }
             await refuseDependents(tx, kind, row.id, { force, code: dependents })
           }
-          await removeRow(tx, kind, row)
+          await removeRow(tx, kind, await complete(row, context))
           await removed?.(row, context as never)
         },
       })
