@@ -232,13 +232,20 @@ describe('quotas', () => {
         { limit: '9' },
         { on_unpriced: 'allow' },
         { project_id: project.id },
-        {},
       ]) {
         const refused = await app.admin.patch(`/quotas/${body.id}`, patch)
         assert.equal(refused.status, 400, JSON.stringify(patch))
         assert.equal(refused.body.error.code, 'VALIDATION_FAILED')
       }
       assert.deepEqual((await app.admin.get(`/quotas/${body.id}`)).body, body)
+    })
+
+    it('stays as it is at a change without fields, which is no event', async () => {
+      const project = await app.project()
+      const { body } = await requestsQuota(project)
+      const unchanged = await app.admin.patch(`/quotas/${body.id}`, {})
+      assert.deepEqual([unchanged.status, unchanged.body], [200, body])
+      assert.deepEqual(await events(project.id, 'quotas.updated'), [])
     })
 
     it('changes on_unpriced of a cost quota', async () => {

@@ -1,6 +1,7 @@
 import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
+import { patchBody, projectField, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WINDOWS } from './windows.ts'
 
@@ -12,7 +13,7 @@ const METER_TYPES = ['llm_tokens', 'compute_execution', 'api_request', 'storage'
 export type Scope = (typeof SCOPES)[number]
 export type Metric = (typeof METRICS)[number]
 
-/** Scopes a metric can be capped for (reference.md, scope and metric validity). */
+/** Scopes that a metric can be capped for. */
 const scopesOf: Record<Metric, readonly Scope[]> = {
   requests: ['project', 'api_key'],
   tokens: ['project', 'agent', 'actor'],
@@ -20,46 +21,65 @@ const scopesOf: Record<Metric, readonly Scope[]> = {
   storage_bytes: ['project'],
 }
 
-const Usage = z.object({ window_key: z.string(), count: z.int(), resets_at: z.string() })
+const Usage = z.object({
+  window_key: z.string().describe('Name of the window, its start in UTC'),
+  count: z.int().describe('Requests counted so far'),
+  resets_at: z.string().describe('When the next window begins'),
+})
 export type Usage = z.output<typeof Usage>
 
-/** A quota as the wire shows it (reference.md, Quota; control, 3.1). */
+const scope = z.enum(SCOPES).describe('What is capped: a project, key, agent or actor')
+const scopeRef = z
+  .string()
+  .nullable()
+  .describe('Id of the key, agent or actor; null means all of the scope, for actors one budget each')
+const metric = z.enum(METRICS).describe('What is counted')
+const window = z.enum(WINDOWS).describe('Time over which usage adds up, in UTC; `current` for storage_bytes')
+const limit = z.number().describe('Most that a window may use; a whole number save for cost_usd')
+const mode = z.enum(MODES).describe('`enforce` refuses what exceeds the limit, `monitor` reports it')
+const meterType = z.enum(METER_TYPES).nullable().describe('The one meter whose cost counts, for cost_usd; null for all')
+const onUnpriced = z
+  .enum(['block', 'allow'])
+  .nullable()
+  .describe('What happens to usage without a price, for cost_usd; default `block`')
+const warnAt = z.array(z.number()).describe('Fractions of the limit at which quotas.warned is emitted, once per window')
+
 export const Quota = record('Quota', {
-  scope: z.enum(SCOPES),
-  scope_ref: z
-    .string()
-    .nullable()
-    .describe('Id of the key, agent or actor; null means all of the scope, for actors one budget each'),
-  metric: z.enum(METRICS),
-  window: z.enum(WINDOWS),
-  limit: z.number(),
-  mode: z.enum(MODES),
-  meter_type: z.enum(METER_TYPES).nullable(),
-  on_unpriced: z.enum(['block', 'allow']).nullable(),
-  warn_at: z.array(z.number()).describe('Fractions of the limit at which quotas.warned is emitted, once per window'),
+  scope,
+  scope_ref: scopeRef,
+  metric,
+  window,
+  limit,
+  mode,
+  meter_type: meterType,
+  on_unpriced: onUnpriced,
+  warn_at: warnAt,
   current_usage: Usage.nullable().describe('The running window of a requests quota; null in lists and otherwise'),
 })
-export type Quota = z.output<typeof Quota>
 
-/** The running window, measured now (control, 3.6). */
+/** The running window, measured now. */
 export const QuotaUsage = z
   .object({
-    window_key: z.string(),
+    window_key: z.string().describe('Name of the window, its start in UTC'),
     observed_value: z
       .number()
       .nullable()
       .describe('null when usage of the metric is not metered, or storage was not yet'),
-    limit: z.number(),
-    remaining: z.number().nullable(),
-    resets_at: z.string().nullable(),
+    limit,
+    remaining: z.number().nullable().describe('What is left of the limit; null with observed_value'),
+    resets_at: z.string().nullable().describe('When the next window begins; null for storage_bytes'),
   })
   .meta({ id: 'QuotaUsage' })
 
-const limit = z.number().positive('must be greater than 0')
-const warnAt = z
+const limitInput = z
+  .number()
+  .positive('must be greater than 0')
+  .describe(limit.description as string)
+const warnAtInput = z
   .array(z.number().gt(0).max(1))
   .max(10)
   .refine(fractions => new Set(fractions).size === fractions.length, 'must not name a fraction twice')
+  .describe(warnAt.description as string)
 
 /** What is wrong with a limit for a metric; null when nothing is. */
 export const limitProblem = (metric: Metric, value: number): string | null =>
@@ -67,16 +87,22 @@ export const limitProblem = (metric: Metric, value: number): string | null =>
 
 export const QuotaInput = z
   .strictObject({
-    project_id: z.string().nullable().optional(),
-    scope: z.enum(SCOPES),
-    scope_ref: z.string().min(1).max(64).nullable().optional(),
-    metric: z.enum(METRICS),
-    window: z.enum(WINDOWS),
-    limit,
-    mode: z.enum(MODES).default('enforce'),
-    meter_type: z.enum(METER_TYPES).nullable().optional(),
-    on_unpriced: z.enum(['block', 'allow']).nullable().optional(),
-    warn_at: warnAt.default([]),
+    project_id: projectField,
+    scope,
+    scope_ref: z
+      .string()
+      .min(1)
+      .max(64)
+      .nullable()
+      .optional()
+      .describe(scopeRef.description as string),
+    metric,
+    window,
+    limit: limitInput,
+    mode: mode.default('enforce'),
+    meter_type: meterType.optional(),
+    on_unpriced: onUnpriced.optional(),
+    warn_at: warnAtInput.default([]),
   })
   .superRefine((quota, context) => {
     const refuse = (path: keyof typeof quota, message: string) =>
@@ -92,22 +118,16 @@ export const QuotaInput = z
     if (problem) refuse('limit', problem)
   })
   .meta({ id: 'QuotaInput' })
-export type QuotaInput = z.output<typeof QuotaInput>
 
 /** scope, scope_ref, metric, window and meter_type are fixed for life. */
-export const QuotaPatch = z
-  .strictObject({
-    limit,
-    mode: z.enum(MODES),
-    on_unpriced: z.enum(['block', 'allow']).nullable(),
-    warn_at: warnAt,
-  })
-  .partial()
-  .refine(patch => Object.keys(patch).length > 0, 'must name at least one field')
-  .meta({ id: 'QuotaPatch' })
-export type QuotaPatch = z.output<typeof QuotaPatch>
+export const QuotaPatch = patchBody('QuotaPatch', {
+  limit: limitInput,
+  mode,
+  on_unpriced: onUnpriced,
+  warn_at: warnAtInput,
+})
 
-export const quota = kind({
+export const quotaKind = kind({
   name: 'quota',
   prefix: 'quota',
   table: 'quotas',
@@ -121,13 +141,10 @@ export const quota = kind({
     warned_fraction: z.number().nullable(),
   },
   computed: { current_usage: sql.fragment`null::jsonb` },
+  unique: { quotas_identity: () => raise('QUOTA_CONFLICT') },
   events: ['created', 'updated', 'deleted', 'warned', 'exceeded'],
   eventNames: { exceeded: 'quota.exceeded' },
   eventAliases: { exceeded: ['quotas.exceeded'] },
   eventNotes: 'warned adds window_key, observed_value, fraction; quota.exceeded has fixed fields instead of the record',
 })
-export type QuotaRow = z.output<typeof quota.row>
-
-/** The record with what it has counted, where that is asked for. */
-export const presentQuota = (row: QuotaRow, usage: Usage | null = null): Quota =>
-  quota.present({ ...row, current_usage: usage }) as Quota
+export type QuotaRow = z.output<typeof quotaKind.row>

@@ -1,14 +1,14 @@
 import { module } from '../../core/api/module.ts'
 import { requestCounting } from '../../core/invoke/hooks.ts'
 import { quotaErrors } from './errors.ts'
-import { quota } from './model.ts'
+import { quotaKind } from './model.ts'
 import { quotaOperations } from './operations.ts'
 import { pruneCounters } from './prune.ts'
 import { countRequest } from './requests.ts'
 
 export default module('quotas', {
   errors: quotaErrors,
-  kinds: [quota],
+  kinds: [quotaKind],
   operations: quotaOperations,
   extensions: [requestCounting.with(countRequest)],
   policyActions: [

@@ -5,7 +5,7 @@ const DAY_MS = 86_400_000
 const KEPT_DAYS = 40
 const BATCH = 5000
 
-/** Deletes counters of windows older than 40 days (control, 3.4) and those whose quota is gone. Answers how many. */
+/** Deletes counters of windows older than 40 days and those whose quota is gone. Returns how many. */
 export async function pruneCounters(
   { clock, pool }: Pick<Services, 'clock' | 'pool'>,
   stopping?: AbortSignal,

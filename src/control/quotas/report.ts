@@ -2,7 +2,7 @@ import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type QuotaRow, quota as quotaKind } from './model.ts'
+import { type QuotaRow, quotaKind } from './model.ts'
 import { lockMarks, type Marks, type Measured, setMarks } from './store.ts'
 import type { Window } from './windows.ts'
 
@@ -32,7 +32,7 @@ const warned = (marks: Pick<QuotaRow, 'warned_window_key' | 'warned_fraction'>, 
   (marks.warned_window_key !== window.key || (marks.warned_fraction ?? 0) >= fraction)
 
 /**
- * Reports a measurement: quota.exceeded, the audit entry of a monitored breach, quotas.warned (control, 3.5 and 3.6).
+ * Reports a measurement: quota.exceeded, the audit entry of a monitored breach, quotas.warned.
  * The marks move under the row's lock in the transaction that writes the reports, so concurrent breaches in any number
  * of processes report once.
  */

@@ -18,7 +18,7 @@ const MAX_AGE_MS = 5000
 type Counted = { quota: Count; window: Window; ordinal: number; reported: Promise<void> | null }
 
 /**
- * Counts the requests of project keys against `requests` quotas (control, 3.4). A project without such quotas costs no
+ * Counts the requests of project keys against `requests` quotas. A project without such quotas costs no
  * query. Counting is micro-batched: what arrives while a batch is under way is summed into the next, one statement for
  * all quotas of the process; each request gets its own ordinal out of the range its batch was given, which keeps a
  * limit exact in any number of processes.
@@ -119,7 +119,7 @@ export const countRequest = (services: Services, caller: Caller, projectId: stri
 
 const specificity: readonly Scope[] = ['actor', 'agent', 'api_key', 'project']
 
-/** The breach a refusal names: the most specific scope, then the lowest quota id (control, 3.4). */
+/** The breach a refusal names: the most specific scope, then the lowest quota id. */
 function mostSpecific(breaches: Counted[]): Counted | undefined {
   return breaches.sort(
     (a, b) =>

@@ -2,6 +2,7 @@ import { raise } from '../../core/api/errors.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { outsideTransaction } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { reasonsFor, report } from './report.ts'
 import { quotaChannel } from './requests.ts'
@@ -10,36 +11,27 @@ import { windowOf } from './windows.ts'
 
 const MAX_AGE_MS = 5000
 
-type StorageChecks = {
-  /** Whether a project has a storage_bytes quota at all. */
-  limited: NotifiedCache<{ limited: boolean }>
-  /** Reports under way, by what they report. */
-  reports: Set<string>
-}
-
-const checks = new WeakMap<Services, StorageChecks>()
-
-function checksOf(services: Services): StorageChecks {
-  const known = checks.get(services)
-  if (known) return known
-  const limited = new NotifiedCache<{ limited: boolean }>(services.notifications, {
-    channel: quotaChannel,
-    maxAgeMs: MAX_AGE_MS,
-    load: async projectIds => {
-      const found = new Set(await projectsWithStorageQuota(services.pool, projectIds))
-      return projectIds.map(id => ({ limited: found.has(id) }))
-    },
-  })
-  const made = { limited, reports: new Set<string>() }
-  checks.set(services, made)
-  return made
-}
+/** Which projects have a storage_bytes quota at all, and the reports under way by what they report. */
+const storageChecks = perProcess(
+  ({ notifications, pool }: Services) => ({
+    limited: new NotifiedCache<{ limited: boolean }>(notifications, {
+      channel: quotaChannel,
+      maxAgeMs: MAX_AGE_MS,
+      load: async projectIds => {
+        const found = new Set(await projectsWithStorageQuota(pool, projectIds))
+        return projectIds.map(id => ({ limited: found.has(id) }))
+      },
+    }),
+    reports: new Set<string>(),
+  }),
+  ({ limited }) => limited.close(),
+)
 
 /**
- * Judges bytes that a project is about to store against its storage_bytes quotas: the newest storage snapshot, nothing
- * before the first, plus `deltaBytes` (content, 12). It takes no lock and sums nothing live. A project without such a
- * quota costs no query, others one. A breach is reported apart from the caller's transaction, which a refusal rolls
- * back. Raises QUOTA_STORAGE_EXCEEDED.
+ * Checks bytes that a project is about to store against its storage_bytes quotas: the newest storage snapshot, zero
+ * before the first, plus `deltaBytes`. It takes no lock and sums nothing live. A project without such a quota costs no
+ * query, others one. A breach is reported outside the caller's transaction, which a refusal rolls back. Raises
+ * QUOTA_STORAGE_EXCEEDED.
  * @param db the transaction of a caller that has one open: waiting for another connection while holding one would let
  *   a burst of writes wait for each other
  */
@@ -49,10 +41,10 @@ export async function checkStorage(
   deltaBytes: number,
   db: Queryable = services.pool,
 ): Promise<void> {
-  const { limited } = checksOf(services)
+  const { limited } = storageChecks(services)
   const known = outsideTransaction(() => limited.get(projectId))
   if (known instanceof Promise) {
-    // It is learnt for the next write, and nobody waits for it; this one asks for the quotas themselves.
+    // Loaded for the next write, without waiting; this one reads the quotas themselves.
     known.catch(error => services.log.error({ err: error }, 'storage quotas not read'))
   } else if (!known.limited) return
   for (const { bytes, day, ...quota } of await storageQuotas(db, projectId)) {
@@ -77,7 +69,7 @@ function reportReached(
   observed: number,
   breached: boolean,
 ): void {
-  const { reports } = checksOf(services)
+  const { reports } = storageChecks(services)
   const window = windowOf(quota.window, day === null ? services.clock.now() : new Date(day))
   const reasons = reasonsFor(quota, window, observed, breached)
   if (!reasons) return

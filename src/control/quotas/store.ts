@@ -1,40 +1,7 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db/sql.ts'
-import { METRICS, MODES, type QuotaInput, type QuotaPatch, type QuotaRow, SCOPES } from './model.ts'
+import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { METRICS, MODES, type QuotaRow, quotaKind, SCOPES } from './model.ts'
 import { WINDOWS } from './windows.ts'
-
-/** Adds a quota; null when its identity exists (index quotas_identity, null refs not distinct). */
-export const insertQuota = (
-  db: Queryable,
-  id: string,
-  projectId: string,
-  quota: QuotaInput & { on_unpriced: string | null },
-): Promise<QuotaRow | null> =>
-  db.maybeOne(sql.unsafe`
-    insert into quotas (id, project_id, scope, scope_ref, metric, "window", "limit", mode, meter_type, on_unpriced, warn_at)
-    values (${id}, ${projectId}, ${quota.scope}, ${quota.scope_ref ?? null}, ${quota.metric}, ${quota.window}, ${quota.limit},
-      ${quota.mode}, ${quota.meter_type ?? null}, ${quota.on_unpriced}, ${sql.array(quota.warn_at, 'float8')})
-    on conflict (project_id, scope, scope_ref, metric, "window", meter_type) do nothing
-    returning *`) as Promise<QuotaRow | null>
-
-/** Writes the fields a patch names; null when the quota is gone. */
-export const updateQuota = (db: Queryable, id: string, patch: QuotaPatch): Promise<QuotaRow | null> => {
-  const sets = [sql.fragment`updated_at = now()`]
-  if (patch.limit !== undefined) sets.push(sql.fragment`"limit" = ${patch.limit}`)
-  if (patch.mode !== undefined) sets.push(sql.fragment`mode = ${patch.mode}`)
-  if (patch.on_unpriced !== undefined) sets.push(sql.fragment`on_unpriced = ${patch.on_unpriced}`)
-  if (patch.warn_at !== undefined) sets.push(sql.fragment`warn_at = ${sql.array(patch.warn_at, 'float8')}`)
-  return db.maybeOne(sql.unsafe`
-    update quotas set ${sql.join(sets, sql.fragment`, `)} where id = ${id} returning *`) as Promise<QuotaRow | null>
-}
-
-/** Deletes a quota with its counters. False when it was gone. */
-export const deleteQuota = async (db: Queryable, id: string): Promise<boolean> => {
-  const { rowCount } = await db.query(sql.unsafe`
-    with counters as (delete from quota_counters where quota_id = ${id})
-    delete from quotas where id = ${id}`)
-  return rowCount > 0
-}
 
 const MatchableQuota = z.object({
   id: z.string(),
@@ -126,44 +93,49 @@ export const storageQuotas = (db: Queryable, projectId: string): Promise<readonl
     where q.project_id = ${projectId} and q.scope = 'project' and q.metric = 'storage_bytes'
     order by q.id`)
 
+const counted = sql.type(z.object({ count: z.int() }))
+
 /** What a quota has counted in a window (primary key of quota_counters). */
 export const countIn = async (db: Queryable, id: string, windowKey: string): Promise<number> =>
-  Number(
-    (await db.maybeOneFirst(sql.unsafe`
-      select count from quota_counters where quota_id = ${id} and window_key = ${windowKey}`)) ?? 0,
-  )
+  (await db.maybeOneFirst(
+    counted`select count from quota_counters where quota_id = ${id} and window_key = ${windowKey}`,
+  )) ?? 0
 
 /** Takes the lock under which the marks of a quota move; foreign keys to it do not wait for it. */
 export const lockMarks = (db: Queryable, id: string): Promise<QuotaRow | null> =>
-  db.maybeOne(sql.unsafe`select * from quotas where id = ${id} for no key update`) as Promise<QuotaRow | null>
+  db.maybeOne(quotaKind.sql`select ${quotaKind.columns} from quotas t where t.id = ${id} for no key update`)
 
 export type Marks = Pick<
   QuotaRow,
   'fired_window_key' | 'last_fired_at' | 'audited_window_key' | 'warned_window_key' | 'warned_fraction'
 >
 
-/** Writes the marks of a quota whose lock is held. */
+/** Writes the marks of a quota whose lock is held; `updated_at` stays. */
 export const setMarks = (db: Queryable, id: string, marks: Marks): Promise<unknown> =>
-  db.query(sql.unsafe`
+  db.query(statement`
     update quotas set fired_window_key = ${marks.fired_window_key}, last_fired_at = ${marks.last_fired_at}::timestamptz,
       audited_window_key = ${marks.audited_window_key}, warned_window_key = ${marks.warned_window_key},
       warned_fraction = ${marks.warned_fraction}
     where id = ${id}`)
 
-/** Deletes up to `limit` counters of windows that began before a time (index quota_counters_start). Answers how many. */
-export const deleteCounters = (db: Queryable, before: Date, limit: number): Promise<number> =>
-  db
-    .query(sql.unsafe`
+/** Deletes the counters of a quota (primary key of quota_counters). */
+export const deleteCountersOf = (db: Queryable, id: string): Promise<unknown> =>
+  db.query(statement`delete from quota_counters where quota_id = ${id}`)
+
+/** Deletes up to `limit` counters of windows that began before a time (index quota_counters_start). Returns how many. */
+export const deleteCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
+  (
+    await db.query(statement`
       delete from quota_counters where (quota_id, window_key) in (
         select quota_id, window_key from quota_counters where window_start < ${before.toISOString()}::timestamptz
         order by window_start limit ${limit})`)
-    .then(({ rowCount }) => rowCount)
+  ).rowCount
 
-/** Deletes up to `limit` counters whose quota is gone: those counted while it was deleted, or deleted with its project. */
-export const deleteOrphanedCounters = (db: Queryable, limit: number): Promise<number> =>
-  db
-    .query(sql.unsafe`
+/** Deletes up to `limit` counters whose quota is gone: counted while it was deleted, or deleted with its project. */
+export const deleteOrphanedCounters = async (db: Queryable, limit: number): Promise<number> =>
+  (
+    await db.query(statement`
       delete from quota_counters where (quota_id, window_key) in (
         select quota_id, window_key from quota_counters c
         where not exists (select 1 from quotas q where q.id = c.quota_id) limit ${limit})`)
-    .then(({ rowCount }) => rowCount)
+  ).rowCount

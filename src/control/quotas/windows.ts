@@ -10,7 +10,7 @@ const DAY = 24 * HOUR
 
 const rolling = { rolling_1m: [MINUTE, 16], rolling_1h: [HOUR, 13], rolling_24h: [DAY, 10] } as const
 
-/** The window of a name that holds an instant (control, 3.3). Keys of one name sort in the order of time. */
+/** The window of a name that holds an instant. Keys of one name sort in the order of time. */
 export function windowOf(name: WindowName, now: Date): Window {
   if (name === 'calendar_month') {
     const start = new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth(), 1))

@@ -205,7 +205,10 @@ export function resource<Row extends KindRow, Event extends string>(
           next = (await change?.(next, all)) ?? next
           const changes = kind.changes(stored, next)
           if (quiet && Object.keys(changes).length === 0) return present(await complete(stored, context))
-          const row = await complete(write ? await write(next, all) : await kind.update(tx, stored.id, changes), context)
+          const row = await complete(
+            write ? await write(next, all) : await kind.update(tx, stored.id, changes),
+            context,
+          )
           if (emits('updated')) tx.emit(kind, 'updated' as Event, row)
           await changed?.(row, all)
           return present(row)
