@@ -1,30 +1,34 @@
 import { z } from 'zod'
-import type { AuditEntry as Entry } from '../../core/api/audit.ts'
+import { equals, filter, filterSchema } from '../../core/api/filters.ts'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime, textFilter } from '../../core/api/lists.ts'
+import { prefix, sql } from '../../core/db/sql.ts'
 
 /** A line of the audit log as the wire shows it. */
 export const AuditEntry = z
   .object({
-    id: z.string(),
+    id: z.string().describe('Id of the entry'),
     project_id: z.string().nullable().describe('null for global actions; survives the deletion of the project'),
     principal_type: z.enum(['user', 'api_key']).nullable().describe('null when the platform acted'),
-    principal_id: z.string().nullable(),
+    principal_id: z.string().nullable().describe('User or key that acted'),
     action: z.string().describe('The permission that decided the request'),
-    resource_srn: z.string().nullable(),
-    resource_public_id: z.string().nullable(),
-    status: z.int(),
-    request_id: z.string().nullable(),
-    ip: z.string().nullable(),
-    user_agent: z.string().nullable(),
-    detail: z.record(z.string(), z.unknown()).nullable(),
+    resource_srn: z.string().nullable().describe('Name of the resource as policies write it'),
+    resource_public_id: z.string().nullable().describe('Id of the resource; of a create the new one'),
+    status: z.int().describe('HTTP status of the answer'),
+    request_id: z.string().nullable().describe('X-Request-Id of the answer'),
+    ip: z.string().nullable().describe('Address of the client'),
+    user_agent: z.string().nullable().describe('User-Agent header of the request'),
+    detail: z
+      .record(z.string(), z.unknown())
+      .nullable()
+      .describe('What else is known, such as the names of changed fields and further permissions that were asked'),
     created_at: z.string(),
   })
   .meta({ id: 'AuditEntry' })
 
 export const Verification = z
   .object({
-    valid: z.boolean(),
+    valid: z.boolean().describe('Whether every entry checked is what was sealed'),
     checked: z.int().describe('Position in the chain of the last entry checked; the first entry has position 1'),
     first_broken_id: z
       .string()
@@ -66,14 +70,19 @@ const statuses = z
   )
   .optional() as unknown as z.ZodOptional<z.ZodArray<z.ZodInt>>
 
-export const AuditFilters = z.object({
-  action: textFilter,
-  principal_id: textFilter,
-  resource_public_id: textFilter,
-  resource_srn: textFilter.describe('Prefix; % and _ are literal'),
-  status: statuses,
-})
-export type AuditFilters = z.output<typeof AuditFilters>
+export const filters = {
+  action: equals('action'),
+  principal_id: equals('principal_id'),
+  resource_public_id: equals('resource_public_id'),
+  resource_srn: filter(
+    textFilter.describe('Prefix of `resource_srn`; % and _ are literal'),
+    text => sql.fragment`t.resource_srn like ${prefix(text)}`,
+  ),
+  status: filter(
+    statuses.describe('One `status` or several, by repeating it'),
+    chosen => sql.fragment`t.status = any(${sql.array(chosen, 'int4')})`,
+  ),
+}
 
 const time = z
   .string()
@@ -81,10 +90,13 @@ const time = z
   .transform(value => parseTime(value) as Date)
   .optional()
 
-export const ExportFilters = AuditFilters.extend({ from: time, to: time })
+export const ExportQuery = filterSchema(filters).extend({
+  from: time.describe('Entries created at this time or later'),
+  to: time.describe('Entries created at this time or earlier'),
+})
 
 /** Entries are never changed; a lock on one is never taken. */
-export const auditEntry = kind({
+export const auditEntryKind = kind({
   name: 'audit_entry',
   plural: 'audit_entries',
   prefix: 'audit',
@@ -92,6 +104,3 @@ export const auditEntry = kind({
   counted: false,
   record: AuditEntry,
 })
-
-/** The entry with its keys in wire order. */
-export const presentEntry = (row: Entry): Entry => auditEntry.present(row) as Entry

@@ -1,49 +1,20 @@
 import { Readable } from 'node:stream'
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
-import { between, listTable, pageOf } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { filterConditions } from '../../core/api/filters.ts'
+import { between } from '../../core/api/lists.ts'
+import { type Context, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
 import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
-import {
-  AuditEntry,
-  AuditFilters,
-  auditEntry,
-  ExportFilters,
-  presentEntry,
-  Verification,
-  VerificationQuery,
-} from './model.ts'
-import { entriesAfter, filterConditions, GLOBAL_CHAIN } from './store.ts'
+import { AuditEntry, auditEntryKind, ExportQuery, filters, Verification, VerificationQuery } from './model.ts'
+import { entriesAfter, GLOBAL_CHAIN } from './store.ts'
 import { verifierOf } from './verify.ts'
 
 const tag = 'Audit'
 
 /** Entries without a project are for admins whose credential is bound to none. */
 const seesGlobal = (caller: Caller): boolean => isAdmin(caller) && caller.project_id === null
-
-const withoutGlobal = (caller: Caller): Fragment | null =>
-  seesGlobal(caller) ? null : sql.fragment`t.project_id is not null`
-
-const listEntries = operation({
-  id: 'listAuditEntries',
-  method: 'get',
-  path: '/audit-log',
-  summary: 'List who did what, newest first',
-  tag,
-  action: 'audit:ListAuditEntries',
-  lists: auditEntry,
-  query: AuditFilters,
-  pageSize: { default: 25, max: 200 },
-  answers: { 200: pageOf(AuditEntry) },
-  // Index audit_entries_project, or audit_entries_created over all projects.
-  run: context =>
-    listTable<Entry>(context, {
-      table: 'audit_entries',
-      where: [withoutGlobal(context.caller), filterConditions(context.query)],
-      present: presentEntry,
-    }),
-})
 
 const EXPORT_PAGE = 500
 
@@ -54,10 +25,10 @@ const EXPORT_PAGE = 500
 async function* exportChunks(db: Queryable, where: Fragment): AsyncGenerator<string> {
   let last: Entry | null = null
   for (;;) {
-    const entries: readonly Entry[] = await entriesAfter(db, where, last, EXPORT_PAGE)
-    if (entries.length > 0) yield `${entries.map(entry => JSON.stringify(presentEntry(entry))).join('\n')}\n`
-    if (entries.length < EXPORT_PAGE) return
-    last = entries[entries.length - 1]
+    const page: readonly Entry[] = await entriesAfter(db, where, last, EXPORT_PAGE)
+    if (page.length > 0) yield `${page.map(entry => JSON.stringify(auditEntryKind.present(entry))).join('\n')}\n`
+    if (page.length < EXPORT_PAGE) return
+    last = page[page.length - 1]
   }
 }
 
@@ -81,9 +52,9 @@ const exportEntries = operation({
   description: 'One JSON object a line. Entries made after the export began are not part of it.',
   tag,
   action: 'audit:ExportAuditEntries',
-  lists: auditEntry,
+  lists: auditEntryKind,
   paged: false,
-  query: ExportFilters,
+  query: ExportQuery,
   answers: { 200: AuditEntry },
   produces: 'application/x-ndjson',
   internal: true,
@@ -95,7 +66,7 @@ const exportEntries = operation({
     const where = all([
       context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }),
       between(sql.fragment`t.created_at`, { from: query.from ?? null, to }),
-      filterConditions(query),
+      ...filterConditions(filters, query),
     ])
     return streamed('application/x-ndjson', Readable.from(exportChunks(services.pool, where), { highWaterMark: 1 }), {
       'Content-Disposition': `attachment; filename="audit-log-${project}.ndjson"`,
@@ -112,7 +83,7 @@ const verify = operation({
     'Seals entries that are not sealed yet, then checks all of them, or those after position `after`. `checked` is the position reached: pass it as `after` to continue from there, in steps of `max_entries`, or to check only what is new. A position that no longer exists means that the end of the chain was cut off. One verification of a project runs at a time; callers that wait with the same parameters share the next one. Admins check the entries without a project by naming none. Entries removed by retention do not break the chain.',
   tag,
   action: 'audit:ListAuditEntries',
-  lists: auditEntry,
+  lists: auditEntryKind,
   paged: false,
   query: VerificationQuery,
   answers: { 200: Verification },
@@ -123,19 +94,25 @@ const verify = operation({
   },
 })
 
-const getEntry = itemOperation(auditEntry, {
-  id: 'getAuditEntry',
-  method: 'get',
-  path: '/audit-log/{entry_id}',
-  param: 'entry_id',
-  summary: 'Read an audit entry',
-  tag,
-  action: 'audit:GetAuditEntry',
-  answers: { 200: AuditEntry },
-  async run({ caller, resource }) {
-    if (resource.project_id === null && !seesGlobal(caller)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
-    return presentEntry(resource)
-  },
-})
+const entries = resource(auditEntryKind, { path: '/audit-log', tag, param: 'entry_id' })
 
-export const auditOperations: Operation[] = [listEntries, exportEntries, verify, getEntry]
+export const auditOperations: Operation[] = [
+  // Index audit_entries_project, or audit_entries_created over all projects.
+  entries.list({
+    summary: 'List who did what, newest first',
+    action: 'audit:ListAuditEntries',
+    pageSize: { default: 25, max: 200 },
+    filters,
+    where: ({ caller }) => [!seesGlobal(caller) && sql.fragment`t.project_id is not null`],
+  }),
+  exportEntries,
+  verify,
+  entries.get({
+    summary: 'Read an audit entry',
+    action: 'audit:GetAuditEntry',
+    async present({ caller, resource: entry }) {
+      if (entry.project_id === null && !seesGlobal(caller)) raise(auditEntryKind.notFound, { meta: { id: entry.id } })
+      return auditEntryKind.present(entry)
+    },
+  }),
+]

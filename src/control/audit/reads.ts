@@ -1,8 +1,8 @@
+import { Counter } from 'prom-client'
 import type { AuditEntry } from '../../core/api/audit.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { isProjectGone } from '../../core/db/sql.ts'
 import type { ReadAudit } from '../../core/invoke/hooks.ts'
-import { auditReadsDropped } from '../../core/process/metrics.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { readSwitches } from './store.ts'
@@ -15,6 +15,12 @@ const MAX_AGE_MS = 30_000
 const GATHER_MS = 100
 const BATCH = 500
 const RETRY_MS = 1000
+
+export const auditReadsDropped = new Counter({
+  name: 'muster_audit_reads_dropped_total',
+  help: 'Audit entries of reads dropped because the buffer was full',
+  registers: [],
+})
 
 /**
  * The audit of reads: which projects want it, known for at most 30 s, and a buffer of at most

@@ -6,7 +6,7 @@ import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
 import { every, handler } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
-import { auditEntry, presentEntry } from './model.ts'
+import { auditEntryKind } from './model.ts'
 import {
   chainHeads,
   GLOBAL_CHAIN,
@@ -41,7 +41,7 @@ const BUSY_MS = 50
 const LATE_MS = 120_000
 
 /** An entry as text that depends on its values only, whatever the order of the keys in its detail. */
-export const canonical = (entry: AuditEntry): string => JSON.stringify(sorted(presentEntry(entry)))
+export const canonical = (entry: AuditEntry): string => JSON.stringify(sorted(auditEntryKind.present(entry)))
 
 function sorted(value: unknown): unknown {
   if (typeof value !== 'object' || value === null) return value
@@ -62,15 +62,15 @@ const chainName = (entry: AuditEntry): string => entry.project_id ?? GLOBAL_CHAI
 type Scope = { chain?: string; floor: string | null }
 
 /**
- * Seals up to a page of entries under the locks of their chains. Returns how many, and the last one's id; `busy` when
- * somebody else seals one of the chains, whom nobody waits for with a connection in hand.
+ * Seals up to a page of entries under the locks of their chains. Returns how many, and the last one's id. Does
+ * not wait with a connection in hand: `busy` while another process seals one of the chains.
  */
 function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last: string | null; busy?: true }> {
   return inTransaction(pool, async db => {
     const chains = scope.chain ? [scope.chain] : await unsealedChains(db, scope.floor, PAGE)
     if (chains.length === 0) return { count: 0, last: null }
     if (!(await tryLockChains(db, chains))) return { count: 0, last: null, busy: true }
-    // Read under the locks: what another sealed meanwhile has its seal now.
+    // Read under the locks: entries that another process sealed meanwhile have their seals now.
     const entries = await unsealedEntries(db, chains, scope, PAGE)
     if (entries.length === 0) return { count: 0, last: null }
     const heads = new Map((await chainHeads(db, chains)).map(head => [head.chain, head]))
@@ -92,7 +92,7 @@ async function sealPages(
   stopping?: AbortSignal,
   inTurn: <T>(work: () => Promise<T>) => Promise<T> = work => work(),
 ): Promise<number> {
-  const begin = idFloor(auditEntry.prefix, new Date())
+  const begin = idFloor(auditEntryKind.prefix, new Date())
   let sealed = 0
   let { floor } = scope
   while (!stopping?.aborted) {
@@ -105,7 +105,7 @@ async function sealPages(
     if (last === null) break
     sealed += count
     floor = last
-    // What has come since the start is for the next time: where much is written, one never gets to an end of it.
+    // Entries that came since the start are left to the next pass, or a busy deployment would never finish one.
     if (last >= begin) break
   }
   return sealed
@@ -114,7 +114,7 @@ async function sealPages(
 /** Entries with smaller ids were sealed by the last pass over all chains; null before the first. */
 async function passFloor(pool: Pool): Promise<string | null> {
   const last = await lastPass(pool)
-  return last ? idFloor(auditEntry.prefix, new Date(new Date(last).getTime() - LATE_MS)) : null
+  return last ? idFloor(auditEntryKind.prefix, new Date(new Date(last).getTime() - LATE_MS)) : null
 }
 
 /**
@@ -129,7 +129,7 @@ export async function sealEntries(pool: Pool, options: { full: boolean; stopping
   return sealed
 }
 
-/** Seals what a chain has received since the last pass. Each statement, and each page, waits for its turn. */
+/** Seals the entries of a chain since the last pass. `inTurn` runs each statement and each page. */
 export async function sealChain(
   pool: Pool,
   chain: string,

@@ -6,19 +6,19 @@ import type { Verification } from './model.ts'
 import { hashOf, sealChain } from './seal.ts'
 import { holdVerification, releaseVerification, sealHash, sealsAfter } from './store.ts'
 
-/** Hashing a page of entries takes about 5 ms; other requests have their turn behind each. */
+/** Hashing a page of entries blocks the event loop for about 5 ms. */
 const PAGE = 250
 const LEASE_SECONDS = 15
 const RENEW_MS = 5000
 const RETRY_MS = 250
 
-/** What is checked: the seals of a chain behind a position, at most so many. */
-export type Asked = { chain: string; after: number; limit: number }
+/** What to check: at most `limit` seals of a chain after a position. */
+export type Range = { chain: string; after: number; limit: number }
 
 type InTurn = <T>(work: () => Promise<T>) => Promise<T>
 
-/** Runs works of the same key one after the other, in the order they came. */
-function oneByOne() {
+/** Runs tasks with the same key one after the other, first come, first served. */
+function serialByKey() {
   const last = new Map<string, Promise<unknown>>()
   return <T>(key: string, work: () => Promise<T>): Promise<T> => {
     const result = (last.get(key) ?? Promise.resolve()).then(work)
@@ -35,46 +35,46 @@ function oneByOne() {
 type Shared = { verification: Promise<Verification>; callers: Set<AbortSignal>; abandoned: AbortController }
 
 /**
- * Verifications of a process. A chain is verified once at a time in the whole deployment, and a process asks the database
- * for one page at a time, whatever it verifies: long chains take time, and no connections. Callers that ask for the same
- * while it is under way share the next verification, so each gets what holds at a time after it asked.
+ * Verifications of a process. One verification of a chain runs at a time in the whole deployment, and a process reads one
+ * page at a time for all of them, so that long chains take time but no connections. Callers with the same range that
+ * arrive while it is verified share the next verification: each result is of a time after its caller asked.
  */
 function openVerifier({ pool }: Services) {
-  const byChain = oneByOne()
-  const byPage = oneByOne()
+  const byChain = serialByKey()
+  const byPage = serialByKey()
   const inTurn: InTurn = work => byPage('', work)
   const waiting = new Map<string, Shared>()
 
-  function share(asked: Asked, key: string): Shared {
+  function share(range: Range, key: string): Shared {
     const abandoned = new AbortController()
-    const verification = byChain(asked.chain, () => {
+    const verification = byChain(range.chain, () => {
       if (waiting.get(key) === shared) waiting.delete(key)
-      return alone(asked, abandoned.signal)
+      return verifyAlone(range, abandoned.signal)
     })
     const shared = { verification, callers: new Set<AbortSignal>(), abandoned }
     return shared
   }
 
-  /** Verifies while no other process verifies the same chain. Throws the reason of `abandoned` when it aborts. */
-  async function alone(asked: Asked, abandoned: AbortSignal): Promise<Verification> {
+  /** Verifies under the lease of the chain. Throws the reason of `abandoned` when it aborts. */
+  async function verifyAlone(range: Range, abandoned: AbortSignal): Promise<Verification> {
     const holder = randomUUID()
-    const hold = () => inTurn(() => holdVerification(pool, asked.chain, holder, LEASE_SECONDS))
+    const hold = () => inTurn(() => holdVerification(pool, range.chain, holder, LEASE_SECONDS))
     for (;;) {
       abandoned.throwIfAborted()
       if (await hold()) break
       await pause(RETRY_MS)
     }
     try {
-      await sealChain(pool, asked.chain, abandoned, inTurn)
-      return await check(asked, abandoned, hold)
+      await sealChain(pool, range.chain, abandoned, inTurn)
+      return await check(range, abandoned, hold)
     } finally {
-      await inTurn(() => releaseVerification(pool, asked.chain, holder))
+      await inTurn(() => releaseVerification(pool, range.chain, holder))
     }
   }
 
-  /** Positions without a gap, every hash the one that its predecessor and its entry give, or its entry gone by retention. */
+  /** Valid: positions without a gap; every hash follows from its predecessor and its entry, unless retention removed that. */
   async function check(
-    { chain, after, limit }: Asked,
+    { chain, after, limit }: Range,
     abandoned: AbortSignal,
     renew: () => Promise<boolean>,
   ): Promise<Verification> {
@@ -87,8 +87,8 @@ function openVerifier({ pool }: Services) {
       const size = Math.min(PAGE, after + limit - checked)
       const seals = await inTurn(() => sealsAfter(pool, chain, checked, size))
       for (const seal of seals) {
-        const intact =
-          seal.position === checked + 1 && (seal.entry ? hashOf(previous, seal.entry).equals(seal.hash) : seal.pruned)
+        const unchanged = seal.id === null ? seal.pruned : hashOf(previous, seal).equals(seal.hash)
+        const intact = unchanged && seal.position === checked + 1
         checked++
         if (!intact) return { valid: false, checked, first_broken_id: seal.entry_id }
         previous = seal.hash
@@ -101,11 +101,11 @@ function openVerifier({ pool }: Services) {
     }
   }
 
-  return function verify(asked: Asked, closed: AbortSignal): Promise<Verification> {
-    const key = JSON.stringify(asked)
+  return function verify(range: Range, closed: AbortSignal): Promise<Verification> {
+    const key = JSON.stringify(range)
     let shared = waiting.get(key)
     if (!shared || shared.abandoned.signal.aborted) {
-      shared = share(asked, key)
+      shared = share(range, key)
       waiting.set(key, shared)
     }
     const { abandoned, callers, verification } = shared
@@ -121,7 +121,7 @@ function openVerifier({ pool }: Services) {
 }
 
 /**
- * Seals what a chain has received, then checks it. `chain` is a project id or `global`. A position that has no seal is
- * broken: the end of the chain is missing.
+ * Seals the new entries of a chain, then checks it. `chain` is a project id or `global`. A start position without a seal
+ * is not valid: the end of the chain is missing.
  */
 export const verifierOf = perProcess(openVerifier)

@@ -64,6 +64,7 @@ export function resource<Row extends KindRow, Event extends string>(
         filters?: F
         /** What the list shows of a record, all of it columns; default the whole record. */
         entry?: z.ZodObject
+        pageSize?: Operation['pageSize']
         where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
         order?: Fragment
       } = {},

@@ -54,12 +54,6 @@ export const codeCacheBytes = new Gauge({
   registers,
 })
 
-export const auditReadsDropped = new Counter({
-  name: 'muster_audit_reads_dropped_total',
-  help: 'Audit entries of reads dropped because the buffer was full',
-  registers,
-})
-
 type Depth = {
   queue: string
   waiting: number
