@@ -69,10 +69,21 @@ describe('conversations', () => {
       assert.equal((await other.key.post('/conversations', { actor_id: await actor() })).status, 400)
       for (const body of [{ status: 'expired' }, { session_id: 'sess_1' }, { name: '' }, { tags: { a: 1 } }])
         assert.equal((await app.key.post('/conversations', body)).status, 400, JSON.stringify(body))
-      for (const body of [{}, { actor_id: null }, { status: null }, { nonsense: 1 }])
+      for (const body of [{ actor_id: null }, { status: null }, { nonsense: 1 }])
         assert.equal((await app.key.patch(`/conversations/${id}`, body)).status, 400, JSON.stringify(body))
       assert.equal((await other.key.get(`/conversations/${id}`)).status, 404)
       assert.equal((await other.key.get(`/conversations/${id}/messages`)).status, 404)
+    })
+
+    it('stays as it is when a change names nothing', async () => {
+      const record = (await make({ name: 'same' })) as { id: string }
+      const changed = await app.key.patch(`/conversations/${record.id}`, {})
+      assert.deepEqual([changed.status, changed.body], [200, record])
+      const events = await app.key.get(`/events?resource_id=${record.id}`)
+      assert.deepEqual(
+        events.body.data.map(({ event }: { event: string }) => event),
+        ['conversations.created'],
+      )
     })
 
     it('is listed by author, owner, status, name and tags', async () => {

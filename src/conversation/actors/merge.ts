@@ -10,8 +10,8 @@ import { moveActor } from './store.ts'
 export const actorMoves = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor moves')
 
 /**
- * Gives everything of one actor to another of the same project and deletes it (conversation, 6.3, beyond).
- * Answers the record of the actor that stays. Raises ACTOR_NOT_FOUND, SINGLE_SESSION_CONFLICT, VALIDATION_FAILED.
+ * Gives everything of one actor to another of the same project and deletes it.
+ * Returns the record of the actor that stays. Raises ACTOR_NOT_FOUND, SINGLE_SESSION_CONFLICT, VALIDATION_FAILED.
  */
 export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow: Context['allow']): Promise<object> {
   if (intoId === source.id)

@@ -29,7 +29,7 @@ export const ActorInput = createBody('ActorInput', fields, ['name'])
 
 export const ActorPatch = patchBody('ActorPatch', {
   ...fields,
-  external_id: fields.external_id.unwrap(),
+  external_id: link.describe('Your id of the end user; once given it can be replaced, not taken away'),
   tags: TagInput.describe('Replaces the tags'),
 })
 

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
-import { record } from '../../core/api/record.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { eventSource } from '../../core/db/events.ts'
@@ -10,21 +10,25 @@ import { Name } from '../actors/model.ts'
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
 export const MESSAGE_ROLES = ['user', 'assistant'] as const
 
-const time = z.iso.datetime()
+const link = z.string().min(1).max(255)
+
+const fields = {
+  name: Name.nullable().describe('Name to show'),
+  status: z.enum(CONVERSATION_STATUSES).describe('A label for you: a closed conversation still takes messages'),
+  actor_id: link.nullable().describe('Owner; not the same as authorship'),
+}
 
 export const Conversation = record(
   'Conversation',
   {
-    name: z.string().nullable(),
-    status: z.enum(CONVERSATION_STATUSES),
-    actor_id: z.string().nullable().describe('Owner; not the same as authorship'),
+    ...fields,
     session_id: z.string().nullable().describe('The session it belongs to'),
     message_count: z.int(),
   },
   { tags: true },
 )
 
-/** A message; it has no id of its own and is named by its document (conversation, 8.1). */
+/** A message; it has no id of its own and is named by its document. */
 export const ConversationMessage = z
   .object({
     document_id: z.string(),
@@ -36,73 +40,78 @@ export const ConversationMessage = z
     position: z.int().describe('Order; changes when messages are inserted before it'),
     content: z.string().nullable().describe('Null when the content was purged'),
     metadata: MetadataBag.nullable().describe('Shown to the model'),
-    created_at: time,
+    created_at: z.iso.datetime(),
   })
   .meta({ id: 'ConversationMessage' })
 
-const link = z.string().min(1).max(255)
+export const ConversationInput = createBody(
+  'ConversationInput',
+  { ...fields, tags: TagInput.describe('Tags to carry') },
+  [],
+)
 
-export const ConversationInput = z
-  .strictObject({
-    project_id: z.string().optional(),
-    name: Name.nullish(),
-    status: z.enum(CONVERSATION_STATUSES).optional(),
-    actor_id: link.nullish(),
-    tags: TagInput.optional(),
-  })
-  .meta({ id: 'ConversationInput' })
+export const ConversationPatch = patchBody('ConversationPatch', {
+  name: fields.name,
+  status: fields.status,
+  tags: TagInput.describe('Replaces the tags'),
+})
 
-export const ConversationPatch = z
-  .strictObject({
-    name: Name.nullish(),
-    status: z.enum(CONVERSATION_STATUSES).optional(),
-    tags: TagInput.optional(),
-  })
-  .refine(patch => Object.values(patch).some(value => value !== undefined), 'must change at least one property')
-  .meta({ id: 'ConversationPatch' })
-
-/** Largest text of a message, in characters (conversation, 0.1). */
+/** Largest text of a message, in characters. */
 export const MessageText = z.string().min(1).max(262_144)
 
 /** What a message says; a body has exactly one of the two. */
 export const saidFields = {
-  message: MessageText.optional(),
+  message: MessageText.optional().describe('The text'),
   document_id: link.optional().describe('A document of the project whose text the message has, instead of message'),
 }
 export const saysOne = (body: { message?: string; document_id?: string }): boolean =>
   (body.message === undefined) !== (body.document_id === undefined)
 export const SAYS_ONE = 'exactly one of message and document_id is required'
 
+export const idempotencyKey = z
+  .string()
+  .min(1)
+  .max(255)
+  .optional()
+  .describe('A repeat with the same key in the same conversation gets the first message and adds none')
+
 export const MessageInput = z
   .strictObject({
     ...saidFields,
     // A system entry has a code of its own, so it is let through to be named.
-    role: z.enum([...MESSAGE_ROLES, 'system']),
-    actor_id: link.nullish(),
-    position: z.int().min(0).max(2_147_483_647).optional(),
-    metadata: MetadataBag.nullish(),
-    idempotency_key: z.string().min(1).max(255).optional(),
+    role: z.enum([...MESSAGE_ROLES, 'system']).describe('Whose side it is on; `system` is refused'),
+    actor_id: link.nullish().describe('The actor that wrote it'),
+    position: z
+      .int()
+      .min(0)
+      .max(2_147_483_647)
+      .optional()
+      .describe('Where to insert it, moving later ones up; default: at the end'),
+    metadata: MetadataBag.nullish().describe('Data of your own, shown to the model'),
+    idempotency_key: idempotencyKey,
   })
   .refine(saysOne, SAYS_ONE)
   .meta({ id: 'ConversationMessageInput' })
 
 export const MessagePatch = z
-  .strictObject({ metadata: MetadataBag.nullable() })
+  .strictObject({ metadata: MetadataBag.nullable().describe('Replaces the metadata; null clears it') })
   .meta({ id: 'ConversationMessagePatch' })
+
+/** What a request for a turn may say of it. */
+export const turnFields = {
+  model: z.string().min(1).max(255).nullish().describe("Model for this turn, instead of the agent's"),
+  stream: z.boolean().optional().describe('Answer with the event stream of the turn'),
+  tool_context: ToolContextInput.nullish().describe('Headers that tool calls of this turn carry'),
+}
 
 export const GenerateMessageInput = z
   .strictObject({
-    agent_id: link.nullish(),
+    agent_id: link.nullish().describe('Agent that answers'),
     actor_id: link.nullish().describe('Who speaks; without agent_id its linked agent answers'),
-    model: z.string().min(1).max(255).nullish(),
-    stream: z.boolean().optional(),
-    tool_context: ToolContextInput.nullish(),
+    ...turnFields,
   })
   .refine(input => input.agent_id != null || input.actor_id != null, 'agent_id or actor_id is required')
   .meta({ id: 'ConversationGenerateInput' })
-
-/** A row of conversations; its columns are the record. */
-export type ConversationRow = z.infer<typeof Conversation>
 
 /** A message with its text; its columns are the record. */
 export type MessageRow = z.infer<typeof ConversationMessage>
@@ -116,6 +125,8 @@ export const conversationKind = kind({
   events: ['created', 'updated', 'deleted'],
 })
 
+export type ConversationRow = z.output<typeof conversationKind.row>
+
 /** Messages have no id of their own: their events name their document. */
 export const messageEvents = eventSource({
   name: 'conversation_message',
@@ -127,18 +138,4 @@ export const messageEvents = eventSource({
     deleted: ['conversations.message.deleted'],
   },
   eventNotes: 'resource_id = document_id; generated adds agent_id, generation_id, trace_id',
-})
-
-/** The record of a message as every surface shows it. */
-export const presentMessage = (row: MessageRow): MessageRow => ({
-  document_id: row.document_id,
-  conversation_id: row.conversation_id,
-  role: row.role,
-  actor_id: row.actor_id,
-  agent_id: row.agent_id,
-  generation_id: row.generation_id,
-  position: row.position,
-  content: row.content,
-  metadata: row.metadata,
-  created_at: row.created_at,
 })

@@ -1,11 +1,12 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
+import { contains, equals, filter, oneOf, tagged } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
-import { anyOf, listTable, pageOf, tagCondition, tagFilter, textFilter } from '../../core/api/lists.ts'
-import { answer, type Context, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
-import { replacedTags, tagOperations } from '../../core/api/tags.ts'
-import { type Queryable, sql, substring } from '../../core/db/sql.ts'
+import { anyOf, pageOf, textFilter } from '../../core/api/lists.ts'
+import { answer, type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
 import { actorKind } from '../actors/model.ts'
 import { generate, openSession } from '../turns/generate.ts'
@@ -15,7 +16,6 @@ import { AcceptedTurn, TurnResult } from '../turns/result.ts'
 import { gone } from '../turns/source.ts'
 import {
   CONVERSATION_STATUSES,
-  Conversation,
   ConversationInput,
   ConversationMessage,
   ConversationPatch,
@@ -26,148 +26,21 @@ import {
   MessageInput,
   MessagePatch,
   type MessageRow,
-  presentMessage,
 } from './model.ts'
 import {
   appendMessage,
   findMessageByKey,
-  insertConversation,
   listMessages as listRows,
-  lockConversation,
   messagesAfter,
   removeConversation,
   removeMessage,
   saidBy,
-  setConversationTags,
   setMessageMetadata,
-  updateConversation as updateRow,
 } from './store.ts'
 
 const tag = 'Conversations'
 const path = '/conversations/{conversation_id}'
-
-/** The row under its lock. Raises RESOURCE_NOT_FOUND when it was deleted since it was found. */
-async function locked(tx: Queryable, id: string): Promise<ConversationRow> {
-  const row = await lockConversation(tx, id)
-  if (!row) raise(conversationKind.notFound, { meta: { id } })
-  return row
-}
-
-/** Raises ACTOR_NOT_FOUND unless the actor is one of the project's; it stays until the transaction ends. */
-async function checkActor(tx: Queryable, projectId: string, actorId: string | null | undefined) {
-  if (actorId != null && !(await actorKind.reference(tx, actorId, projectId)))
-    raise('ACTOR_NOT_FOUND', { meta: { id: actorId } })
-}
-
-const createConversation = operation({
-  id: 'createConversation',
-  method: 'post',
-  path: '/conversations',
-  summary: 'Create a conversation',
-  tag,
-  action: 'conversations:CreateConversation',
-  creates: conversationKind,
-  body: ConversationInput,
-  answers: { 201: Conversation },
-  raises: ['ACTOR_NOT_FOUND'],
-  async run({ body, project, tx }) {
-    const project_id = project as string
-    await checkActor(tx, project_id, body.actor_id)
-    const record = conversationKind.present(
-      await insertConversation(tx, {
-        project_id,
-        name: body.name ?? null,
-        status: body.status,
-        actor_id: body.actor_id ?? null,
-        session_id: null,
-        tags: body.tags ?? {},
-      }),
-    )
-    tx.emit(
-      conversationKind,
-      'created',
-      { id: (record as { id: string }).id, project_id: project_id },
-      { data: record },
-    )
-    return record
-  },
-})
-
-const listConversations = operation({
-  id: 'listConversations',
-  method: 'get',
-  path: '/conversations',
-  summary: 'List conversations',
-  tag,
-  action: 'conversations:ListConversations',
-  lists: conversationKind,
-  query: z.object({
-    actor_id: textFilter.describe('Authored at least one message in it'),
-    owner_actor_id: textFilter,
-    status: anyOf(CONVERSATION_STATUSES),
-    name: textFilter,
-    tags: tagFilter,
-  }),
-  answers: { 200: pageOf(Conversation) },
-  // conversations_project serves the order; conversations_actor, conversations_tags and conversation_messages_actor filters.
-  run: context => {
-    const { query } = context
-    return listTable<ConversationRow>(context, {
-      table: 'conversations',
-      tags: true,
-      where: [
-        query.actor_id !== undefined &&
-          sql.fragment`exists (select 1 from conversation_messages m
-            where m.actor_id = ${query.actor_id} and m.conversation_id = t.id)`,
-        query.owner_actor_id !== undefined && sql.fragment`t.actor_id = ${query.owner_actor_id}`,
-        query.status && sql.fragment`t.status = any(${sql.array([...query.status], 'text')})`,
-        query.name !== undefined && sql.fragment`t.name ilike ${substring(query.name)}`,
-        tagCondition(sql.fragment`t.tags`, query.tags),
-      ],
-      present: conversationKind.present,
-    })
-  },
-})
-
-const getConversation = itemOperation(conversationKind, {
-  id: 'getConversation',
-  method: 'get',
-  path,
-  summary: 'Read one conversation',
-  tag,
-  action: 'conversations:GetConversation',
-  answers: { 200: Conversation },
-  run: async ({ resource }) => conversationKind.present(resource),
-})
-
-const updateConversation = itemOperation(conversationKind, {
-  id: 'updateConversation',
-  method: 'patch',
-  path,
-  summary: 'Change a conversation',
-  tag,
-  action: 'conversations:UpdateConversation',
-  body: ConversationPatch,
-  answers: { 200: Conversation },
-  async run({ body, resource, tx, allowTags }) {
-    const stored = await locked(tx, resource.id)
-    const next = { ...stored }
-    if (body.name !== undefined) next.name = body.name
-    if (body.status !== undefined) next.status = body.status
-    if (body.tags !== undefined) {
-      next.tags = replacedTags(stored.tags, body.tags)
-      allowTags(next.tags)
-    }
-    const record = conversationKind.present(await updateRow(tx, next))
-    tx.emit(
-      conversationKind,
-      'updated',
-      { id: (record as { id: string }).id, project_id: stored.project_id },
-      { data: record },
-    )
-    return record
-  },
-})
+const conversations = resource(conversationKind, { path: '/conversations', tag })
 
 const deleteConversation = itemOperation(conversationKind, {
   id: 'deleteConversation',
@@ -179,7 +52,7 @@ const deleteConversation = itemOperation(conversationKind, {
   alsoActions: ['sessions:DeleteSession'],
   answers: { 204: null },
   async run({ resource, tx, services, allow }) {
-    const stored = await locked(tx, resource.id)
+    const stored = await conversationKind.lock(tx, resource.id)
     const session =
       stored.session_id === null ? null : ((await sessionHooks.only()?.load(tx, stored.session_id)) ?? null)
     if (session) allow('sessions:DeleteSession', { kind: kinds.get('session'), row: session.row })
@@ -193,6 +66,7 @@ const position = z
   .string()
   .regex(/^\d{1,9}$/, 'must be an integer of at least 0')
   .transform(Number)
+  .optional()
 
 const listMessages = itemOperation(conversationKind, {
   id: 'listConversationMessages',
@@ -203,10 +77,10 @@ const listMessages = itemOperation(conversationKind, {
   action: 'conversations:GetConversation',
   paged: true,
   query: z.object({
-    role: anyOf(MESSAGE_ROLES),
-    actor_id: textFilter,
-    after_position: position.optional(),
-    before_position: position.optional(),
+    role: anyOf(MESSAGE_ROLES).describe('One role or several, by repeating it'),
+    actor_id: textFilter.describe('Exact match of `actor_id`'),
+    after_position: position.describe('Only messages behind this position'),
+    before_position: position.describe('Only messages before this position'),
   }),
   answers: { 200: pageOf(ConversationMessage) },
   run: context => listRows(context, context.resource.id, context.query),
@@ -226,14 +100,14 @@ const addMessage = itemOperation(conversationKind, {
   async run({ allow, body, resource, tx }) {
     if (body.role === 'system') raise('SYSTEM_MESSAGE_NOT_ALLOWED')
     // Before the conversation's lock: the delete of an actor goes the other way round.
-    const authorless = body.actor_id != null && !(await actorKind.reference(tx, body.actor_id, resource.project_id))
-    const owner = await locked(tx, resource.id)
+    const unknown = body.actor_id != null && !(await actorKind.reference(tx, body.actor_id, resource.project_id))
+    const owner = await conversationKind.lock(tx, resource.id)
     const session = await openSession(tx, owner)
-    if (authorless) {
-      // A repeat gets the first message whatever its body says (8.3.5).
+    if (unknown) {
+      // A repeat gets the first message whatever its body says.
       const first =
         body.idempotency_key === undefined ? null : await findMessageByKey(tx, owner.id, body.idempotency_key)
-      if (first) return answer(200, presentMessage(first))
+      if (first) return answer(200, first)
       raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
     }
     const { message, created } = await appendMessage(tx, owner, {
@@ -259,12 +133,10 @@ const updateMessage = itemOperation(conversationKind, {
   body: MessagePatch,
   answers: { 200: ConversationMessage },
   raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
-  async run({ body, resource, params, tx }) {
-    const owner = await locked(tx, resource.id)
+  async run({ body, resource, params: { document_id: id }, tx }) {
+    const owner = await conversationKind.lock(tx, resource.id)
     await openSession(tx, owner)
-    const message = await setMessageMetadata(tx, owner.id, params.document_id, body.metadata)
-    if (!message) raise('RESOURCE_NOT_FOUND', { meta: { id: params.document_id } })
-    return presentMessage(message)
+    return (await setMessageMetadata(tx, owner.id, id, body.metadata)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
   },
 })
 
@@ -277,11 +149,10 @@ const deleteMessage = itemOperation(conversationKind, {
   action: 'conversations:UpdateConversation',
   answers: { 204: null },
   raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
-  async run({ resource, params, tx }) {
-    const owner = await locked(tx, resource.id)
+  async run({ resource, params: { document_id: id }, tx }) {
+    const owner = await conversationKind.lock(tx, resource.id)
     await openSession(tx, owner)
-    if (!(await removeMessage(tx, owner, params.document_id)))
-      raise('RESOURCE_NOT_FOUND', { meta: { id: params.document_id } })
+    if (!(await removeMessage(tx, owner, id))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   },
 })
 
@@ -302,72 +173,69 @@ async function* exportLines({ services, resource, recheck }: Context<unknown, un
       checkedAt = Date.now()
     }
     const rows: readonly MessageRow[] = await messagesAfter(services.pool, resource.id, after, EXPORT_PAGE)
-    if (rows.length > 0) yield `${rows.map(row => JSON.stringify(presentMessage(row))).join('\n')}\n`
+    if (rows.length > 0) yield `${rows.map(row => JSON.stringify(row)).join('\n')}\n`
     if (rows.length < EXPORT_PAGE) return
     after = rows[rows.length - 1].position
   }
 }
 
-const exportMessages = itemOperation(conversationKind, {
-  id: 'exportConversation',
-  method: 'get',
-  path: `${path}/export`,
-  summary: 'Export the messages in order, one JSON object a line',
-  tag,
-  action: 'conversations:GetConversation',
-  answers: { 200: null },
-  produces: 'application/x-ndjson',
-  run: async context => streamed('application/x-ndjson', Readable.from(exportLines(context), { objectMode: false })),
-})
-
-const generateMessage = itemOperation(conversationKind, {
-  id: 'generateConversationMessage',
-  method: 'post',
-  path: `${path}/generate`,
-  summary: 'Ask an agent for the next message: in the background, waited for, or streamed',
-  tag,
-  action: 'conversations:GenerateConversationMessage',
-  query: WaitQuery,
-  body: GenerateMessageInput,
-  answers: { 202: AcceptedTurn, 200: TurnResult },
-  produces: 'text/event-stream',
-  transaction: false,
-  raises: [
-    'AGENT_NOT_FOUND',
-    'ACTOR_NOT_FOUND',
-    'INVALID_TOOL_CONTEXT_KEY',
-    'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
-    'PROJECT_PAUSED',
-    'SESSION_CLOSED',
-    'SESSION_EXPIRED',
-    'GENERATION_ALREADY_IN_PROGRESS',
-    'AI_PROVIDER_NOT_FOUND',
-    'AI_PROVIDER_MISCONFIGURED',
-    'AI_PROVIDER_ERROR',
-    'OUTPUT_SCHEMA_VALIDATION_FAILED',
-    'GENERATION_FAILED',
-    'QUOTA_EXCEEDED',
-  ],
-  run: generate,
-})
-
 export const conversationOperations: Operation[] = [
-  createConversation,
-  listConversations,
-  getConversation,
-  updateConversation,
-  deleteConversation,
-  ...tagOperations(conversationKind, {
-    path,
-    tag,
-    read: 'conversations:GetConversation',
-    write: 'conversations:UpdateConversation',
-    setTags: (tx, row, tags) => setConversationTags(tx, row.id, tags),
+  conversations.create({ body: ConversationInput, raises: ['ACTOR_NOT_FOUND'] }),
+  // conversations_project serves the order; conversations_actor, conversations_tags and conversation_messages_actor filters.
+  conversations.list({
+    filters: {
+      actor_id: filter(
+        textFilter.describe('Conversations with a message of the actor'),
+        id => sql.fragment`exists (select 1 from conversation_messages m
+          where m.actor_id = ${id} and m.conversation_id = t.id)`,
+      ),
+      owner_actor_id: equals('actor_id'),
+      status: oneOf('status', CONVERSATION_STATUSES),
+      name: contains('name'),
+      tags: tagged,
+    },
   }),
+  conversations.get(),
+  conversations.update({ body: ConversationPatch }),
+  deleteConversation,
+  ...conversations.tags(),
   listMessages,
   addMessage,
   updateMessage,
   deleteMessage,
-  exportMessages,
-  generateMessage,
+  conversations.action('export', {
+    method: 'get',
+    summary: 'Export the messages in order, one JSON object a line',
+    action: 'conversations:GetConversation',
+    answers: { 200: null },
+    produces: 'application/x-ndjson',
+    run: async context => streamed('application/x-ndjson', Readable.from(exportLines(context), { objectMode: false })),
+  }),
+  conversations.action('generate', {
+    id: 'generateConversationMessage',
+    summary: 'Ask an agent for the next message: in the background, waited for, or streamed',
+    action: 'conversations:GenerateConversationMessage',
+    query: WaitQuery,
+    body: GenerateMessageInput,
+    answers: { 202: AcceptedTurn, 200: TurnResult },
+    produces: 'text/event-stream',
+    transaction: false,
+    raises: [
+      'AGENT_NOT_FOUND',
+      'ACTOR_NOT_FOUND',
+      'INVALID_TOOL_CONTEXT_KEY',
+      'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
+      'PROJECT_PAUSED',
+      'SESSION_CLOSED',
+      'SESSION_EXPIRED',
+      'GENERATION_ALREADY_IN_PROGRESS',
+      'AI_PROVIDER_NOT_FOUND',
+      'AI_PROVIDER_MISCONFIGURED',
+      'AI_PROVIDER_ERROR',
+      'OUTPUT_SCHEMA_VALIDATION_FAILED',
+      'GENERATION_FAILED',
+      'QUOTA_EXCEEDED',
+    ],
+    run: generate,
+  }),
 ]

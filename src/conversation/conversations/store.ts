@@ -5,26 +5,15 @@ import {
   messageTextJoin,
   messageTextParts,
 } from '../../content/documents/message.ts'
-import { DocumentRow, documentKind } from '../../content/documents/model.ts'
+import { documentKind } from '../../content/documents/model.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { page } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
-import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import {
-  Conversation,
-  ConversationMessage,
-  type ConversationRow,
-  conversationKind,
-  type MessageRow,
-  messageEvents,
-  presentMessage,
-} from './model.ts'
+import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 
-export type { ConversationRow, MessageRow } from './model.ts'
-
-const conversation = sql.type(Conversation)
 const message = sql.type(ConversationMessage)
 
 /** Columns of a message `m` with its text `x`. */
@@ -32,36 +21,9 @@ const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, m.
   m.position, x.content, m.metadata, m.created_at`
 const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 
-/** Inserts a conversation. Emits nothing: whoever makes it says so. */
-export const insertConversation = (
-  db: Queryable,
-  row: Pick<ConversationRow, 'project_id' | 'name' | 'actor_id' | 'session_id' | 'tags'> & {
-    id?: string
-    status?: ConversationRow['status']
-  },
-): Promise<ConversationRow> =>
-  db.one(conversation`
-    insert into conversations (id, project_id, name, status, actor_id, session_id, tags)
-    values (${row.id ?? newId('conv')}, ${row.project_id}, ${row.name}, ${row.status ?? 'open'}, ${row.actor_id},
-      ${row.session_id}, ${jsonb(row.tags)})
-    returning *`)
-
-/** The order lock: whoever writes messages or turns of a conversation holds it (conversation, 8.3.1 and 9). */
+/** The order lock: whoever writes messages or turns of a conversation holds it. */
 export const lockConversation = (tx: Queryable, id: string): Promise<ConversationRow | null> =>
-  tx.maybeOne(conversation`select * from conversations where id = ${id} for update`)
-
-export const updateConversation = (db: Queryable, row: ConversationRow): Promise<ConversationRow> =>
-  db.one(conversation`
-    update conversations set name = ${row.name}, status = ${row.status}, tags = ${jsonb(row.tags)}, updated_at = now()
-    where id = ${row.id} returning *`)
-
-export const setConversationTags = (
-  db: Queryable,
-  id: string,
-  tags: Record<string, string>,
-): Promise<ConversationRow> =>
-  db.one(conversation`
-    update conversations set tags = ${jsonb(tags)}, updated_at = now() where id = ${id} returning *`)
+  conversationKind.find(tx, id, true)
 
 /** What a message says: a text of its own, or that of a document which the caller may read. */
 export type Said = { content: string } | { document_id: string; allow: Context['allow'] }
@@ -83,7 +45,7 @@ export type MessageDraft = Said & {
 
 /**
  * Adds a message under lockConversation and emits conversation_messages.created. With an idempotency key that the
- * conversation has seen, gives the first message back and does nothing (conversation, 8.3.2 and 8.3.5).
+ * conversation has seen, gives the first message back and does nothing.
  * Raises for a document: RESOURCE_NOT_FOUND, FORBIDDEN, NAME_CONFLICT when the conversation has it already,
  * VALIDATION_FAILED when it has no text.
  */
@@ -98,22 +60,22 @@ export async function appendMessage(
   }
   const text = 'content' in draft ? draft.content : await takeText(tx, owner, draft)
   if (draft.position !== undefined) await makeRoom(tx, owner.id, draft.position)
-  const row = presentMessage({ ...(await insertMessage(tx, owner, draft, text)), content: text })
+  const row = { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
   return { message: row, created: true }
 }
 
-const NamedDocument = z.object({ ...DocumentRow.shape, content: z.string().nullable(), used: z.boolean() })
+const namedDocument = sql.type(documentKind.row.extend({ content: z.string().nullable(), used: z.boolean() }))
 
 /** A document of the conversation's project with its text, kept from being deleted; by the primary keys. */
 const shareDocument = (tx: Queryable, owner: ConversationRow, id: string) =>
-  tx.maybeOne(sql.type(NamedDocument)`
-    select t.*, case when t.status <> 'withdrawn' then x.content end as content,
+  tx.maybeOne(namedDocument`
+    select ${documentKind.columns}, case when t.status <> 'withdrawn' then x.content end as content,
       exists (select 1 from conversation_messages m where m.conversation_id = ${owner.id} and m.document_id = t.id) as used
     from documents t left join document_texts x on x.document_id = t.id
     where t.id = ${id} and t.project_id = ${owner.project_id} for key share of t`)
 
-/** The text of the document that a new message names (conversation, 8.3.4). */
+/** The text of the document that a new message names. */
 async function takeText(
   tx: Queryable,
   owner: ConversationRow,
@@ -144,7 +106,7 @@ export const findMessageByKey = (tx: Queryable, conversationId: string, key: str
  * seen moves along, so that its reply still lands behind it.
  */
 const makeRoom = (tx: Queryable, conversationId: string, position: number) =>
-  tx.query(sql.unsafe`
+  tx.query(statement`
     with taken as (
       select 1 from conversation_messages where conversation_id = ${conversationId} and position = ${position}
     ), seen as (
@@ -202,12 +164,7 @@ export type MessageFilter = {
 }
 
 /** A page of messages in order, with their texts; conversation_messages_position serves it. */
-export const listMessages = (
-  context: { db: Queryable; page: Page },
-  conversationId: string,
-  filter: MessageFilter,
-  present: (row: MessageRow) => unknown = presentMessage,
-) =>
+export const listMessages = (context: { db: Queryable; page: Page }, conversationId: string, filter: MessageFilter) =>
   page<MessageRow>(context, {
     columns: messageColumns,
     from: messageTables,
@@ -221,7 +178,7 @@ export const listMessages = (
       context.page.to && sql.fragment`m.created_at <= ${context.page.to.toISOString()}::timestamptz`,
     ],
     order: sql.fragment`m.position`,
-    present,
+    present: row => row,
   })
 
 /** The next messages behind a position, in order; conversation_messages_position serves it. */
@@ -261,13 +218,13 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
   const row = await findMessage(tx, owner.id, documentId)
   if (!row) return false
   const texts = await lockMessageTexts(tx, sql.fragment`select ${documentId}::text`)
-  await tx.query(sql.unsafe`
+  await tx.query(statement`
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
     )
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
-  tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: presentMessage(row) })
+  tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
   return true
 }
 
@@ -280,7 +237,7 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
     tx,
     sql.fragment`select m.document_id from conversation_messages m where m.conversation_id = ${owner.id}`,
   )
-  await tx.query(sql.unsafe`delete from conversations where id = ${owner.id}`)
+  await tx.query(statement`delete from conversations where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
   tx.emit(conversationKind, 'deleted', owner)
 }

@@ -1,13 +1,12 @@
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callOff, mailboxState } from '../turns/mailbox.ts'
+import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { lockSession } from './state.ts'
-import { findSession } from './store.ts'
 
-/** Aborts the running turn and cancels automatic turns that wait; turns that callers asked for stay (conversation, 10.8). */
+/** Aborts the running turn and cancels automatic turns that wait; turns that callers asked for stay. */
 export async function cancelSession(tx: Tx, services: Services, id: string): Promise<SessionRow> {
-  const session = await lockSession(tx, id)
+  const session = await sessionKind.lock(tx, id)
   const { running, queued } = await mailboxState(tx, session.conversation_id)
   const turns = [...(running ? [running] : []), ...queued.filter(turn => turn.kind === 'auto')]
   if (turns.length === 0) return session

@@ -4,12 +4,13 @@ import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { replacedTags } from '../../core/api/tags.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
+import { agentKind } from '../../execution/agents/model.ts'
 import { requireSole } from './create.ts'
 import { expireLocked } from './expire.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionPatch, SessionRow } from './model.ts'
-import { failureOf, lockSession } from './state.ts'
-import { lockPair, type SessionChange, shareAgent, updateSession } from './store.ts'
+import { failureOf } from './state.ts'
+import { lockPair, type SessionChange, updateSession } from './store.ts'
 import { cancelIdleAuto, clearTurns } from './turns.ts'
 
 type Patch = z.output<typeof SessionPatch>
@@ -23,7 +24,7 @@ function changed(session: SessionRow, patch: SessionChange): SessionChange {
 }
 
 /**
- * PATCH of a session (conversation, 10.3.7 and 10.3.8): settings, close, reopen. Closing clears the mailbox in the same
+ * PATCH of a session: settings, close, reopen. Closing clears the mailbox in the same
  * transaction, so that a reply which races it finds the session closed. A patch that changes nothing emits nothing.
  * @throws SESSION_EXPIRED for a status on an expired session, SINGLE_SESSION_CONFLICT for a reopen
  */
@@ -32,7 +33,7 @@ export async function changeSession(
 ): Promise<SessionRow> {
   const { tx, services, body, resource } = context
   if (body.status === 'open' && resource.actor_id) await lockPair(tx, resource.agent_id, resource.actor_id)
-  let session = await lockSession(tx, resource.id)
+  let session = await sessionKind.lock(tx, resource.id)
   if (session.status === 'expired') {
     if (body.status !== undefined) raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
     if (session.stored_status !== 'expired') session = (await expireLocked(tx, [session.id]))[0] ?? session
@@ -64,6 +65,6 @@ export async function changeSession(
 /** A reopened session counts for its agent's single_session_per_actor again. */
 async function requireReopenable(tx: Context['tx'], session: SessionRow): Promise<void> {
   if (session.actor_id === null) return
-  const agent = await shareAgent(tx, session.agent_id)
+  const agent = await agentKind.reference(tx, session.agent_id, session.project_id)
   if (agent?.single_session_per_actor) await requireSole(tx, session.agent_id, session.actor_id)
 }

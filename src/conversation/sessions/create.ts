@@ -7,33 +7,18 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import { type AgentRow, agentKind, findAgent } from '../../execution/agents/model.ts'
 import { actorKind } from '../actors/model.ts'
 import { obtainActor } from '../actors/obtain.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
-import { insertConversation } from '../conversations/store.ts'
 import { expireLocked } from './expire.ts'
-import { sessionKind } from './kind.ts'
+import { findSession, sessionKind } from './kind.ts'
 import type { SessionInput, SessionRow } from './model.ts'
-import {
-  agentProject,
-  findSession,
-  insertSession,
-  lockPair,
-  openSessionsOf,
-  type SessionAgent,
-  type SessionValues,
-  shareAgent,
-} from './store.ts'
+import { insertSession, lockPair, openSessionsOf, type SessionValues } from './store.ts'
 
-/**
- * The agent of a session of the project.
- * @throws AGENT_NOT_FOUND when there is none, or it is another project's
- */
-export async function sessionAgent(tx: Tx, projectId: string, agentId: string): Promise<SessionAgent> {
-  const agent = await shareAgent(tx, agentId)
-  if (agent?.project_id !== projectId) return raise('AGENT_NOT_FOUND', { meta: { id: agentId } })
-  return agent
-}
+/** The agent of a session, kept from being deleted. Raises AGENT_NOT_FOUND unless it is one of the project's. */
+export const sessionAgent = async (tx: Tx, projectId: string, id: string): Promise<AgentRow> =>
+  (await agentKind.reference(tx, id, projectId)) ?? raise('AGENT_NOT_FOUND', { meta: { id } })
 
 /**
  * The project of a session that names none: its agent's.
@@ -45,9 +30,9 @@ export async function projectOfAgent(
   caller: Caller,
 ): Promise<string | null> {
   if (typeof body.agent_id !== 'string') return null
-  const project = await agentProject(db, body.agent_id)
-  if (project === null || !sees(caller, project)) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
-  return project
+  const agent = await findAgent(db, body.agent_id)
+  if (!agent || !sees(caller, agent.project_id)) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
+  return agent.project_id
 }
 
 /**
@@ -73,14 +58,9 @@ export async function addSession(
   tx: Tx,
   values: NewSession,
 ): Promise<{ session: SessionRow; conversation: ConversationRow }> {
-  const id = newId('sess')
-  const conversation = await insertConversation(tx, {
-    project_id: values.project_id,
-    name: values.name,
-    actor_id: values.actor_id,
-    session_id: id,
-    tags: {},
-  })
+  const id = newId(sessionKind.prefix)
+  const { project_id, name, actor_id } = values
+  const conversation = await conversationKind.insert(tx, { project_id, name, actor_id, session_id: id })
   const session = await insertSession(tx, { ...values, id, conversation_id: conversation.id })
   return { session, conversation }
 }
@@ -90,8 +70,16 @@ export function emitCreated(tx: Tx, session: SessionRow, conversation: Conversat
   tx.emit(sessionKind, 'created', session)
 }
 
+/** Refuses an agent that is not one of the project; who may know of it gets to know what is wrong. */
+async function refuseAgent(db: Queryable, caller: Caller, id: string): Promise<never> {
+  const elsewhere = caller.project_id === null ? await findAgent(db, id) : null
+  if (elsewhere && sees(caller, elsewhere.project_id))
+    invalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'is not the project of the agent' })
+  return raise('AGENT_NOT_FOUND', { meta: { id } })
+}
+
 /**
- * POST /sessions (conversation, 10.3.1): the session and its conversation in one transaction.
+ * POST /sessions: the session and its conversation in one transaction.
  * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, INVALID_TOOL_CONTEXT_KEY, SINGLE_SESSION_CONFLICT; VALIDATION_FAILED for a
  * named project that is not the agent's
  */
@@ -104,10 +92,8 @@ export async function createSession(
   const { tx, services, body, caller } = context
   const project_id = context.project as string
   const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  const agent = await shareAgent(tx, body.agent_id)
-  if (agent && agent.project_id !== project_id && caller.project_id === null && sees(caller, agent.project_id))
-    invalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'is not the project of the agent' })
-  if (agent?.project_id !== project_id) return raise('AGENT_NOT_FOUND', { meta: { id: body.agent_id } })
+  const agent = await agentKind.reference(tx, body.agent_id, project_id)
+  if (!agent) return refuseAgent(tx, caller, body.agent_id)
   let actor_id = body.actor_id ?? null
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind, project_id })

@@ -5,7 +5,7 @@ import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { lockFree, overdueSessions, writeExpiry } from './store.ts'
+import { type Expiring, lockFree, overdueSessions, writeExpiry } from './store.ts'
 
 /**
  * Writes the expiry of overdue sessions down, with its event; the caller holds their conversations' locks. A session
@@ -25,9 +25,9 @@ const BATCH = 100
  */
 async function sweepExpired(services: Services, stop: AbortSignal): Promise<number> {
   let count = 0
-  let after: { id: string; expires_at: string } | null = null
+  let after: Expiring | null = null
   while (!stop.aborted) {
-    const found: readonly { id: string; expires_at: string }[] = await overdueSessions(services.pool, after, BATCH)
+    const found: readonly Expiring[] = await overdueSessions(services.pool, after, BATCH)
     if (found.length === 0) break
     after = found[found.length - 1]
     count += await services.write(async tx => {

@@ -3,14 +3,14 @@ import { invalid } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { addSession, emitCreated, sessionAgent } from './create.ts'
+import { sessionKind } from './kind.ts'
 import type { ForkInput, SessionRow } from './model.ts'
-import { lockSession } from './state.ts'
 import { copyMessages, hasMessageAt } from './store.ts'
 
 /**
- * Forks a session: a new one whose conversation holds the parent's messages up to a position, the same texts (conversation,
- * 10.6). The parent may have any status.
- * @param toolContext replaces the parent's when given; null is a bag that was cleared
+ * Forks a session: a new one whose conversation holds the parent's messages up to a position, the same texts.
+ * The parent may have any status.
+ * @param toolContext replaces the parent's when given; null clears it
  * @throws VALIDATION_FAILED without a message at the position, AGENT_NOT_FOUND for an agent outside the parent's project
  */
 export async function forkSession(
@@ -19,7 +19,7 @@ export async function forkSession(
   input: z.output<typeof ForkInput>,
   toolContext: ToolContext | null | undefined,
 ): Promise<SessionRow> {
-  const parent = await lockSession(tx, parentId)
+  const parent = await sessionKind.lock(tx, parentId)
   const agentId = input.agent_id ?? parent.agent_id
   if (agentId !== parent.agent_id) await sessionAgent(tx, parent.project_id, agentId)
   const until = input.fork_at_position ?? null

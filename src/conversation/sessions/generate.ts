@@ -6,7 +6,8 @@ import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
-import { callOff, cancelTurns, enqueueTurn, mailboxState, type TurnRow } from '../turns/mailbox.ts'
+import { callOff, cancelTurns, enqueueTurn, mailboxState } from '../turns/mailbox.ts'
+import type { TurnRow } from '../turns/store.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { INTERRUPTED, lockBoth, ROLLED_BACK, requireOpen } from './state.ts'
 import { countTakeover } from './store.ts'
@@ -18,7 +19,7 @@ type OnBusy = (typeof ON_BUSY)[number]
 const MAX_WAITING = 20
 
 /**
- * POST of a generate (conversation, 10.3.5 and 10.8). All that can refuse it is decided under the conversation's lock, so
+ * POST of a generate. All that can refuse it is decided under the conversation's lock, so
  * of any number of concurrent calls exactly one starts.
  * @throws SESSION_CLOSED, SESSION_EXPIRED, GENERATION_ALREADY_IN_PROGRESS with `meta { generation_id }`,
  * OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` what the turn failed with

@@ -3,13 +3,13 @@ import type { Tx } from '../../core/db/write.ts'
 import type { ActorRow } from '../actors/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import type { SessionHooks, SettledTurn } from '../turns/hooks.ts'
-import { sessionKind } from './kind.ts'
+import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 import { INTERRUPTED } from './state.ts'
-import { findSession, moveSessions, pairConflict, touchSession } from './store.ts'
+import { moveSessions, pairConflict, touchSession } from './store.ts'
 import { turnContext } from './turns.ts'
 
-/** Emits what happens to a turn, beside the events of the turn itself (conversation, 10.7). */
+/** Emits what happens to a turn, beside the events of the turn itself. */
 async function emitTurn(
   tx: Tx,
   verb: 'generation_started' | 'generation_completed' | 'generation_failed',
@@ -21,7 +21,7 @@ async function emitTurn(
   return session
 }
 
-/** Keeps what an interrupted turn had said, where its reply would be (conversation, 10.8). */
+/** Keeps what an interrupted turn had said, where its reply would be. */
 async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise<void> {
   const conversation = turn.partial ? await lockConversation(tx, session.conversation_id) : null
   if (!conversation || !turn.partial) return

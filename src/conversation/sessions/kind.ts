@@ -1,21 +1,36 @@
-import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { lockConversation, removeConversation } from '../conversations/store.ts'
-import { presentSession, type SessionRow } from './model.ts'
-import { findSession, sessionColumns } from './store.ts'
+import { Session, type SessionRow, sessionHidden } from './model.ts'
+
+/** Turns that wait or run (index conversation_turns_open). */
+const openTurns = sql.fragment`from conversation_turns q
+  where q.conversation_id = t.conversation_id and q.state in ('queued', 'running')`
+
+/** Past its time to live, with nothing that waits or runs, and not written down yet. */
+export const overdue = sql.fragment`t.status = 'open' and t.expires_at < now() and not exists (select 1 ${openTurns})`
+
+/** The status in force. */
+export const effectiveStatus = sql.fragment`case when ${overdue} then 'expired' else t.status end`
 
 export const sessionKind = kind({
   name: 'session',
   prefix: 'sess',
   table: 'sessions',
-  tags: true,
   references: [
     { kind: 'agent', column: 'agent_id', on_delete: 'follow' },
     { kind: 'actor', column: 'actor_id', on_delete: 'null' },
   ],
-  row: z.custom<SessionRow>(),
-  columns: sessionColumns,
+  record: Session,
+  hidden: sessionHidden,
+  computed: {
+    status: effectiveStatus,
+    generating_at: sql.fragment`(select q.started_at ${openTurns} and q.state = 'running')`,
+    queued_turns: sql.fragment`(select count(*) ${openTurns} and q.state = 'queued')`,
+    stored_status: sql.fragment`t.status`,
+    actor_external_id: sql.fragment`(select a.external_id from actors a where a.id = t.actor_id)`,
+  },
   events: [
     'created',
     'updated',
@@ -35,12 +50,22 @@ export const sessionKind = kind({
   },
   eventNotes: 'generation_* add generation_id, trace_id and, when they apply, required_action or error',
   find: findSession,
-  present: presentSession,
-  remove: removeRow,
+  remove: removeSession,
 })
 
+/**
+ * One session. Its lock is that of its conversation: whoever changes the one or the other holds it, so that a session's
+ * state, its messages and its mailbox move together.
+ */
+export async function findSession(db: Queryable, id: string, lock = false): Promise<SessionRow | null> {
+  if (lock)
+    await db.query(statement`
+      select from conversations c where c.id = (select s.conversation_id from sessions s where s.id = ${id}) for update`)
+  return db.maybeOne(sessionKind.sql`select ${sessionKind.columns} from sessions t where t.id = ${id}`)
+}
+
 /** Removes a session whose lock the caller holds and whose mailbox is empty, with its conversation. */
-export async function removeRow(tx: Tx, session: SessionRow): Promise<void> {
+async function removeSession(tx: Tx, session: SessionRow): Promise<void> {
   const conversation = await lockConversation(tx, session.conversation_id)
   // The session's row goes with the conversation's.
   if (conversation) await removeConversation(tx, conversation)

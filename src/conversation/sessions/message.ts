@@ -10,7 +10,7 @@ import { noteRequestedTurn, requestedTurn, touchSession } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
 /**
- * POST of a user message (conversation, 10.3.2 to 10.3.4). Stored at once whatever runs; with auto_generate it asks, in
+ * POST of a user message. Stored at once whatever runs; with auto_generate it asks, in
  * the same transaction, for one following turn that sees it. `wait` holds the answer of a message without delay until
  * that turn is over.
  * @throws SESSION_CLOSED, SESSION_EXPIRED; what refuses a document (appendMessage); with `wait` what the turn failed with

@@ -1,40 +1,59 @@
 import { z } from 'zod'
-import { TagBag, type Tags } from '../../core/api/record.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
-import { type ToolContext, ToolContextInput } from '../../core/api/tool-context.ts'
-import { SAYS_ONE, saidFields, saysOne } from '../conversations/model.ts'
+import { ToolContextInput } from '../../core/api/tool-context.ts'
+import { Name } from '../actors/model.ts'
+import { idempotencyKey, SAYS_ONE, saidFields, saysOne, turnFields } from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
 
-const time = z.iso.datetime()
+const name = Name.nullable().describe('Name to show')
+const settings = {
+  name,
+  auto_generate: z.boolean().describe('Every message asks for a turn'),
+  message_delay_seconds: z.int().min(0).max(3600).nullable().describe('Quiet time before an automatic turn starts'),
+  inactivity_ttl_seconds: z
+    .int()
+    .min(0)
+    .max(31_536_000)
+    .describe('The session expires after so long without a message; 0 is never'),
+  tool_context: ToolContextInput.nullable().describe('Headers that tool calls of its turns carry'),
+}
 
-/** A session as the wire shows it (conversation, 10.1). */
-export const Session = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    agent_id: z.string(),
+/** A session as the wire shows it. */
+export const Session = record(
+  'Session',
+  {
+    agent_id: z.string().describe('The agent that answers'),
     conversation_id: z.string(),
     status: z.enum(SESSION_STATUSES),
-    name: z.string().nullable(),
     actor_id: z.string().nullable().describe('The end user'),
-    tags: TagBag,
-    auto_generate: z.boolean().describe('Every message asks for a turn'),
-    message_delay_seconds: z.int().nullable().describe('Quiet time before an automatic turn starts'),
-    inactivity_ttl_seconds: z.int().describe('The session expires after so long without a message; 0 is never'),
+    ...settings,
     tool_context: z.record(z.string(), z.string()).nullable(),
-    last_activity_at: time.nullable().describe('Time of the last user message'),
-    generating_at: time.nullable().describe('Start of the running turn'),
+    last_activity_at: z.iso.datetime().nullable().describe('Time of the last user message'),
+    generating_at: z.iso.datetime().nullable().describe('Start of the running turn'),
     queued_turns: z.int(),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable(),
-    created_at: time,
-    updated_at: time,
-  })
-  .meta({ id: 'Session' })
+  },
+  { tags: true },
+)
 
-/** A message as the session routes show it (conversation, 10.1). */
+/** Columns that the wire does not show. */
+export const sessionHidden = {
+  /** As written; `open` beside a status of `expired` until somebody writes the expiry down. */
+  stored_status: z.enum(SESSION_STATUSES),
+  /** How often a turn was aborted in favour of another. */
+  takeovers: z.int(),
+  /** The name the end user has outside. */
+  actor_external_id: z.string().nullable(),
+}
+
+/** A row as `find` and lists read it: `status` is the one in force, expiry included. */
+export type SessionRow = z.output<typeof Session> & z.output<z.ZodObject<typeof sessionHidden>>
+
+/** A message as the session routes show it. */
 export const SessionMessage = z
   .object({
     role: z.enum(['user', 'assistant']),
@@ -44,7 +63,7 @@ export const SessionMessage = z
     model: z.string().nullable(),
     actor_id: z.string().nullable(),
     generation_id: z.string().nullable(),
-    created_at: time,
+    created_at: z.iso.datetime(),
   })
   .meta({ id: 'SessionMessage' })
 
@@ -55,60 +74,58 @@ export const SessionMessageStored = z
     content: z.string().nullable(),
     document_id: z.string(),
     position: z.int(),
-    created_at: time,
+    created_at: z.iso.datetime(),
     generation_id: z.string().nullable().describe('The turn that answers it'),
     reply: TurnResult.nullable().describe('The answer, when it was waited for'),
   })
   .meta({ id: 'SessionMessageStored' })
 
-const name = z.string().trim().min(1).max(255).nullable()
-const settings = {
-  name: name.optional(),
-  tags: TagInput.optional(),
-  auto_generate: z.boolean().optional(),
-  tool_context: ToolContextInput.nullable().optional(),
-  inactivity_ttl_seconds: z.int().min(0).max(31_536_000).optional(),
-  message_delay_seconds: z.int().min(0).max(3600).nullable().optional(),
-}
-
 const reference = z.string().min(1).max(255)
+const tags = TagInput.describe('Tags to carry')
 
-export const SessionInput = z
-  .strictObject({
-    project_id: z.string().optional(),
-    agent_id: reference,
-    actor_id: reference.nullable().optional(),
+export const SessionInput = createBody(
+  'SessionInput',
+  {
+    agent_id: reference.describe('The agent that answers'),
+    actor_id: reference.nullable().describe('The end user'),
     actor: z
-      .strictObject({ external_id: z.string().min(1).max(255), name: z.string().trim().min(1).max(255) })
-      .optional()
+      .strictObject({
+        external_id: reference.describe('Your id of the end user'),
+        name: Name.describe('Name of an actor that is made'),
+      })
       .describe('The end user, found by external_id or made'),
     ...settings,
-  })
-  .refine(input => !(input.actor && input.actor_id), {
-    path: ['actor'],
-    message: 'cannot be given together with actor_id',
-  })
-  .meta({ id: 'SessionInput' })
+    tags,
+  },
+  ['agent_id'],
+).refine(input => !(input.actor && input.actor_id), {
+  path: ['actor'],
+  message: 'cannot be given together with actor_id',
+})
 
-export const SessionPatch = z
-  .strictObject({ status: z.enum(['open', 'closed']).optional(), ...settings })
-  .meta({ id: 'SessionPatch' })
+export const SessionPatch = patchBody('SessionPatch', {
+  status: z.enum(['open', 'closed']).describe('`closed` ends its turns; `open` opens a closed session again'),
+  ...settings,
+  tags: TagInput.describe('Replaces the tags'),
+})
 
-export const ForkInput = z
-  .strictObject({
-    fork_at_position: z.int().min(0).max(2_147_483_647).optional(),
-    agent_id: reference.optional(),
-    name: name.optional(),
-    tags: TagInput.optional(),
-    tool_context: ToolContextInput.nullable().optional(),
-  })
-  .meta({ id: 'SessionForkInput' })
+export const ForkInput = patchBody('SessionForkInput', {
+  fork_at_position: z
+    .int()
+    .min(0)
+    .max(2_147_483_647)
+    .describe('Position of the last message to take along; default: all messages'),
+  agent_id: reference.describe('Another agent of the project to answer; default: the same'),
+  name,
+  tags,
+  tool_context: settings.tool_context,
+})
 
 export const SessionMessageInput = z
   .strictObject({
     ...saidFields,
-    tool_context: ToolContextInput.nullable().optional().describe('For the turn this message asks for'),
-    idempotency_key: z.string().min(1).max(255).optional(),
+    tool_context: turnFields.tool_context,
+    idempotency_key: idempotencyKey,
   })
   .refine(saysOne, SAYS_ONE)
   .meta({ id: 'SessionMessageInput' })
@@ -117,9 +134,7 @@ export const ON_BUSY = ['reject', 'queue', 'interrupt', 'rollback'] as const
 
 export const SessionGenerateInput = z
   .strictObject({
-    model: z.string().min(1).max(255).nullable().optional(),
-    tool_context: ToolContextInput.nullable().optional(),
-    stream: z.boolean().optional(),
+    ...turnFields,
     on_busy: z
       .enum(ON_BUSY)
       .optional()
@@ -130,54 +145,3 @@ export const SessionGenerateInput = z
   .meta({ id: 'SessionGenerateInput' })
 
 export type SessionStatus = (typeof SESSION_STATUSES)[number]
-
-/** A row as `find` and lists read it: `status` is the one in force, expiry included. */
-export type SessionRow = {
-  id: string
-  project_id: string
-  agent_id: string
-  conversation_id: string
-  status: SessionStatus
-  /** As written; `open` beside a status of `expired` until somebody writes the expiry down. */
-  stored_status: SessionStatus
-  name: string | null
-  actor_id: string | null
-  tags: Tags
-  auto_generate: boolean
-  message_delay_seconds: number | null
-  inactivity_ttl_seconds: number
-  tool_context: ToolContext | null
-  last_activity_at: string | null
-  generating_at: string | null
-  queued_turns: number
-  forked_from_session_id: string | null
-  forked_from_position: number | null
-  created_at: string
-  updated_at: string
-  /** Never on the wire: how often a turn was aborted in favour of another. */
-  takeovers: number
-  /** Never on the wire: the name the end user has outside. */
-  actor_external_id: string | null
-}
-
-export const presentSession = (row: SessionRow) => ({
-  id: row.id,
-  project_id: row.project_id,
-  agent_id: row.agent_id,
-  conversation_id: row.conversation_id,
-  status: row.status,
-  name: row.name,
-  actor_id: row.actor_id,
-  tags: row.tags,
-  auto_generate: row.auto_generate,
-  message_delay_seconds: row.message_delay_seconds,
-  inactivity_ttl_seconds: row.inactivity_ttl_seconds,
-  tool_context: row.tool_context,
-  last_activity_at: row.last_activity_at,
-  generating_at: row.generating_at,
-  queued_turns: row.queued_turns,
-  forked_from_session_id: row.forked_from_session_id,
-  forked_from_position: row.forked_from_position,
-  created_at: row.created_at,
-  updated_at: row.updated_at,
-})

@@ -1,11 +1,13 @@
 import { z } from 'zod'
+import { contains, equals, filter, tagged } from '../../core/api/filters.ts'
 import type { Kind } from '../../core/api/kind.ts'
-import { anyOf, between, listTable, page, pageOf, tagCondition, tagFilter, textFilter } from '../../core/api/lists.ts'
+import { anyOf, between, listTable, page, pageOf } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
-import { tagOperations } from '../../core/api/tags.ts'
+import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
-import { sql, substring } from '../../core/db/sql.ts'
+import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
+import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedTurn, TurnResult } from '../turns/result.ts'
 import { cancelSession } from './cancel.ts'
 import { changeSession } from './change.ts'
@@ -26,17 +28,12 @@ import {
   SessionPatch,
   type SessionRow,
 } from './model.ts'
-import { removeSession } from './remove.ts'
-import {
-  messageColumns,
-  messageTables,
-  type SessionMessageRow,
-  sessionColumns,
-  statusCondition,
-  updateSession,
-} from './store.ts'
+import { failureOf } from './state.ts'
+import { messageColumns, messageTables, statusCondition } from './store.ts'
 
 const tag = 'Sessions'
+const path = '/sessions/{session_id}'
+const sessions = resource(sessionKind, { path: '/sessions', tag })
 const anySession = sessionKind as unknown as Kind
 
 const create = operation({
@@ -55,56 +52,10 @@ const create = operation({
   run: async context => sessionKind.present(await createSession(context)),
 })
 
-const list = operation({
-  id: 'listSessions',
-  method: 'get',
-  path: '/sessions',
-  summary: 'List sessions',
-  tag,
-  action: 'sessions:ListSessions',
-  lists: sessionKind,
-  query: z.object({
-    agent_id: textFilter,
-    actor_id: textFilter,
-    status: anyOf(SESSION_STATUSES),
-    name: textFilter,
-    tags: tagFilter,
-  }),
-  answers: { 200: pageOf(Session) },
-  // sessions_project serves the order; sessions_agent, sessions_actor and sessions_tags their filters.
-  run: context => {
-    const { query } = context
-    return listTable<SessionRow>(context, {
-      table: 'sessions',
-      columns: sessionColumns,
-      tags: true,
-      where: [
-        query.agent_id !== undefined && sql.fragment`t.agent_id = ${query.agent_id}`,
-        query.actor_id !== undefined && sql.fragment`t.actor_id = ${query.actor_id}`,
-        query.name !== undefined && sql.fragment`t.name ilike ${substring(query.name)}`,
-        statusCondition(query.status),
-        tagCondition(sql.fragment`t.tags`, query.tags),
-      ],
-      present: sessionKind.present,
-    })
-  },
-})
-
-const read = itemOperation(sessionKind, {
-  id: 'getSession',
-  method: 'get',
-  path: '/sessions/{session_id}',
-  summary: 'Read one session',
-  tag,
-  action: 'sessions:GetSession',
-  answers: { 200: Session },
-  run: async ({ resource }) => sessionKind.present(resource),
-})
-
 const change = itemOperation(sessionKind, {
   id: 'updateSession',
   method: 'patch',
-  path: '/sessions/{session_id}',
+  path,
   summary: 'Change, close or reopen a session',
   description: 'Closing cancels the turns that wait and aborts the one that runs.',
   tag,
@@ -115,30 +66,19 @@ const change = itemOperation(sessionKind, {
   run: async context => sessionKind.present(await changeSession(context)),
 })
 
-const remove = itemOperation(sessionKind, {
-  id: 'deleteSession',
-  method: 'delete',
-  path: '/sessions/{session_id}',
-  summary: 'Delete a session with its conversation',
-  tag,
-  action: 'sessions:DeleteSession',
-  answers: { 204: null },
-  run: ({ tx, services, resource }) => removeSession(tx, services, resource.id),
-})
-
 const listMessages = itemOperation(sessionKind, {
   id: 'listSessionMessages',
   method: 'get',
-  path: '/sessions/{session_id}/messages',
+  path: `${path}/messages`,
   summary: 'List the messages of a session in order',
   tag,
   action: 'sessions:ListSessionMessages',
   paged: true,
-  query: z.object({ role: anyOf(['user', 'assistant']) }),
+  query: z.object({ role: anyOf(['user', 'assistant']).describe('One role or several, by repeating it') }),
   answers: { 200: pageOf(SessionMessage) },
   // conversation_messages_position serves the order.
   run: context =>
-    page<SessionMessageRow>(context, {
+    page<z.output<typeof SessionMessage>>(context, {
       columns: messageColumns,
       from: messageTables,
       where: [
@@ -151,101 +91,10 @@ const listMessages = itemOperation(sessionKind, {
     }),
 })
 
-const message = itemOperation(sessionKind, {
-  id: 'sendSessionMessage',
-  method: 'post',
-  path: '/sessions/{session_id}/messages',
-  summary: 'Store a message of the end user; with auto_generate, ask for a reply',
-  tag,
-  action: 'sessions:SendSessionMessage',
-  transaction: false,
-  query: WaitQuery,
-  alsoActions: ['documents:GetDocument'],
-  body: SessionMessageInput,
-  answers: { 201: SessionMessageStored, 200: SessionMessageStored },
-  raises: [
-    'AGENT_NOT_FOUND',
-    'AI_PROVIDER_ERROR',
-    'AI_PROVIDER_MISCONFIGURED',
-    'GENERATION_FAILED',
-    'INVALID_TOOL_CONTEXT_KEY',
-    'OUTPUT_SCHEMA_VALIDATION_FAILED',
-    'NAME_CONFLICT',
-    'PROJECT_PAUSED',
-    'SESSION_CLOSED',
-    'SESSION_EXPIRED',
-  ],
-  run: sendMessage,
-})
-
-const generateReply = itemOperation(sessionKind, {
-  id: 'generateSessionReply',
-  method: 'post',
-  path: '/sessions/{session_id}/generate',
-  summary: 'Let the agent answer',
-  tag,
-  action: 'sessions:SendSessionMessage',
-  transaction: false,
-  query: WaitQuery,
-  body: SessionGenerateInput,
-  bodyOptional: true,
-  answers: { 202: AcceptedTurn, 200: TurnResult },
-  produces: 'text/event-stream',
-  raises: [
-    'AGENT_NOT_FOUND',
-    'AI_PROVIDER_ERROR',
-    'AI_PROVIDER_MISCONFIGURED',
-    'GENERATION_ALREADY_IN_PROGRESS',
-    'GENERATION_FAILED',
-    'INVALID_TOOL_CONTEXT_KEY',
-    'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
-    'OUTPUT_SCHEMA_VALIDATION_FAILED',
-    'PROJECT_PAUSED',
-    'QUOTA_EXCEEDED',
-    'SESSION_CLOSED',
-    'SESSION_EXPIRED',
-  ],
-  run: generate,
-})
-
-const cancel = itemOperation(sessionKind, {
-  id: 'cancelSession',
-  method: 'post',
-  path: '/sessions/{session_id}/cancel',
-  summary: 'Abort the running turn of a session and cancel automatic ones that wait',
-  tag,
-  action: 'sessions:SendSessionMessage',
-  answers: { 200: Session },
-  run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
-})
-
-const fork = itemOperation(sessionKind, {
-  id: 'forkSession',
-  method: 'post',
-  path: '/sessions/{session_id}/fork',
-  summary: 'Open a session that starts with the messages of another',
-  tag,
-  action: 'sessions:GetSession',
-  alsoActions: ['sessions:CreateSession'],
-  body: ForkInput,
-  bodyOptional: true,
-  answers: { 201: Session },
-  raises: ['AGENT_NOT_FOUND', 'INVALID_TOOL_CONTEXT_KEY'],
-  async run({ tx, services, resource, body, allow }) {
-    const input = body ?? {}
-    allow('sessions:CreateSession', { kind: anySession, project_id: resource.project_id, tags: input.tags ?? {} })
-    const toolContext =
-      input.tool_context === undefined
-        ? undefined
-        : callerContext(input.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-    return sessionKind.present(await forkSession(tx, resource.id, input, toolContext))
-  },
-})
-
 const listForks = itemOperation(sessionKind, {
   id: 'listSessionForks',
   method: 'get',
-  path: '/sessions/{session_id}/forks',
+  path: `${path}/forks`,
   summary: 'List the sessions forked from one',
   tag,
   action: 'sessions:GetSession',
@@ -254,8 +103,8 @@ const listForks = itemOperation(sessionKind, {
   // sessions_forks serves the order.
   run: context =>
     listTable<SessionRow>(context, {
-      table: 'sessions',
-      columns: sessionColumns,
+      table: sessionKind.table,
+      columns: sessionKind.columns,
       tags: true,
       where: [sql.fragment`t.forked_from_session_id = ${context.resource.id}`],
       present: sessionKind.present,
@@ -264,22 +113,97 @@ const listForks = itemOperation(sessionKind, {
 
 export const sessionOperations: Operation[] = [
   create,
-  list,
-  read,
-  change,
-  remove,
-  listMessages,
-  message,
-  generateReply,
-  cancel,
-  fork,
-  listForks,
-  ...tagOperations(sessionKind, {
-    path: '/sessions/{session_id}',
-    tag,
-    read: 'sessions:GetSession',
-    write: 'sessions:UpdateSession',
-    event: 'tags_updated',
-    setTags: (tx, row, tags) => updateSession(tx, row.id, { tags }),
+  // sessions_project serves the order; sessions_agent, sessions_actor and sessions_tags their filters.
+  sessions.list({
+    filters: {
+      agent_id: equals('agent_id'),
+      actor_id: equals('actor_id'),
+      status: filter(anyOf(SESSION_STATUSES).describe('One status or several, by repeating it'), statusCondition),
+      name: contains('name'),
+      tags: tagged,
+    },
   }),
+  sessions.get(),
+  change,
+  sessions.remove({
+    summary: 'Delete a session with its conversation, messages and turns',
+    description: 'What waits or runs ends with RESOURCE_NOT_FOUND. Its end user, generations, traces and forks stay.',
+    check: ({ id, conversation_id }, { tx, services }) =>
+      clearMailbox(tx, services, { id: conversation_id }, failureOf('RESOURCE_NOT_FOUND', undefined, { id })),
+  }),
+  listMessages,
+  sessions.action('messages', {
+    id: 'sendSessionMessage',
+    summary: 'Store a message of the end user; with auto_generate, ask for a reply',
+    action: 'sessions:SendSessionMessage',
+    transaction: false,
+    query: WaitQuery,
+    alsoActions: ['documents:GetDocument'],
+    body: SessionMessageInput,
+    answers: { 201: SessionMessageStored, 200: SessionMessageStored },
+    raises: [
+      'AGENT_NOT_FOUND',
+      'AI_PROVIDER_ERROR',
+      'AI_PROVIDER_MISCONFIGURED',
+      'GENERATION_FAILED',
+      'INVALID_TOOL_CONTEXT_KEY',
+      'OUTPUT_SCHEMA_VALIDATION_FAILED',
+      'NAME_CONFLICT',
+      'PROJECT_PAUSED',
+      'SESSION_CLOSED',
+      'SESSION_EXPIRED',
+    ],
+    run: sendMessage,
+  }),
+  sessions.action('generate', {
+    id: 'generateSessionReply',
+    summary: 'Ask the agent for a reply: in the background, waited for, or streamed',
+    action: 'sessions:SendSessionMessage',
+    transaction: false,
+    query: WaitQuery,
+    body: SessionGenerateInput,
+    bodyOptional: true,
+    answers: { 202: AcceptedTurn, 200: TurnResult },
+    produces: 'text/event-stream',
+    raises: [
+      'AGENT_NOT_FOUND',
+      'AI_PROVIDER_ERROR',
+      'AI_PROVIDER_MISCONFIGURED',
+      'GENERATION_ALREADY_IN_PROGRESS',
+      'GENERATION_FAILED',
+      'INVALID_TOOL_CONTEXT_KEY',
+      'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
+      'OUTPUT_SCHEMA_VALIDATION_FAILED',
+      'PROJECT_PAUSED',
+      'QUOTA_EXCEEDED',
+      'SESSION_CLOSED',
+      'SESSION_EXPIRED',
+    ],
+    run: generate,
+  }),
+  sessions.action('cancel', {
+    summary: 'Abort the running turn of a session and cancel automatic ones that wait',
+    action: 'sessions:SendSessionMessage',
+    answers: { 200: Session },
+    run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
+  }),
+  sessions.action('fork', {
+    summary: 'Open a session that starts with the messages of another',
+    action: 'sessions:GetSession',
+    alsoActions: ['sessions:CreateSession'],
+    body: ForkInput,
+    bodyOptional: true,
+    answers: { 201: Session },
+    raises: ['AGENT_NOT_FOUND', 'INVALID_TOOL_CONTEXT_KEY'],
+    async run({ tx, services, resource: { id, project_id }, body: input = {}, allow }) {
+      allow('sessions:CreateSession', { kind: anySession, project_id, tags: input.tags ?? {} })
+      const toolContext =
+        input.tool_context === undefined
+          ? undefined
+          : callerContext(input.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+      return sessionKind.present(await forkSession(tx, id, input, toolContext))
+    },
+  }),
+  listForks,
+  ...sessions.tags({ event: 'tags_updated' }),
 ]

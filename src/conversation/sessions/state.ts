@@ -1,8 +1,9 @@
 import { AppError, type ErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { type ConversationRow, lockConversation } from '../conversations/store.ts'
+import type { ConversationRow } from '../conversations/model.ts'
+import { lockConversation } from '../conversations/store.ts'
+import { findSession } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { findSession } from './store.ts'
 
 /** What the turns end with that a session takes down with it. */
 export const failureOf = (code: ErrorCode, message?: string, meta?: Record<string, unknown>): RecordedFailure =>
@@ -21,13 +22,7 @@ export const ROLLED_BACK: RecordedFailure = {
   meta: { reason: 'rolled_back' },
 }
 
-/** The session under its lock. Raises RESOURCE_NOT_FOUND when it is gone. */
-export async function lockSession(tx: Tx, id: string): Promise<SessionRow> {
-  const session = await findSession(tx, id, true)
-  return session ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
-}
-
-/** The same with the conversation, in one statement less: a session keeps its conversation. */
+/** A session with its conversation under their lock, in one statement less than one after the other: a session keeps its conversation. */
 export async function lockBoth(
   tx: Tx,
   { id, conversation_id }: Pick<SessionRow, 'id' | 'conversation_id'>,

@@ -9,8 +9,8 @@ import { callOff, clearMailbox, mailboxState } from '../turns/mailbox.ts'
 import type { SessionRow } from './model.ts'
 
 /**
- * The bag of a turn: the session's, then the request's, then what the platform says about session and end user, which
- * no caller can say (conversation, 0.3).
+ * The tool context of a turn: the session's, then the request's, then what the platform says about session and end user, which
+ * no caller can say.
  */
 export function turnContext(session: SessionRow, sent: ToolContext | null | undefined): ToolContext {
   const said = {

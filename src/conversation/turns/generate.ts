@@ -5,12 +5,12 @@ import { callerContext, mergeContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { mailboxes } from '../../execution/generations/abort.ts'
+import type { Mailboxes } from '../../execution/generations/abort.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
 import { actorKind } from '../actors/model.ts'
-import type { GenerateMessageInput } from '../conversations/model.ts'
-import { type ConversationRow, lockConversation } from '../conversations/store.ts'
+import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
+import { lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
 import { callOff, enqueueTurn, mailboxState } from './mailbox.ts'
 import { speakerOf } from './store.ts'
@@ -19,8 +19,8 @@ type Body = z.output<typeof GenerateMessageInput>
 type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
 
 /**
- * Asks for a reply: checks all that can refuse it, puts the turn into the conversation's mailbox, and answers its ids,
- * its result or its stream (conversation, 8.4 and 0.4). A caller that goes away changes nothing.
+ * Asks for a reply: checks all that can refuse it, puts the turn into the conversation's mailbox, and returns its ids,
+ * its result or its stream. A caller that goes away changes nothing.
  * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED,
  * GENERATION_ALREADY_IN_PROGRESS; a failed turn that was waited for raises its own code
  */
@@ -78,7 +78,7 @@ async function ask(
 
 /**
  * Makes room for a turn of a session: refused while another runs or is due; an automatic one that still waits is
- * answered for by this one (10.3.5).
+ * answered for by this one.
  */
 async function takePlace(tx: Tx, services: Services, conversation: ConversationRow): Promise<void> {
   const { running, queued } = await mailboxState(tx, conversation.id)
@@ -91,8 +91,8 @@ async function takePlace(tx: Tx, services: Services, conversation: ConversationR
   )
 }
 
-// A failed turn that is run again takes its place in the mailbox as one asked for now, by the same speaker.
-mailboxes.retry = async (tx, services, failed, input) => {
+/** Runs a failed turn again: it takes its place in the mailbox as one asked for now, by the same speaker. */
+export const retryInMailbox: Mailboxes['retry'] = async (tx, services, failed, input) => {
   const conversation = await lockConversation(tx, failed.conversation_id as string)
   if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: failed.conversation_id } })
   const session = await openSession(tx, conversation)
@@ -109,7 +109,7 @@ mailboxes.retry = async (tx, services, failed, input) => {
   })
 }
 
-/** The agent that answers: the one named, or the one the actor is linked to (8.4). */
+/** The agent that answers: the one named, or the one the actor is linked to. */
 async function answering(tx: Tx, projectId: string, body: Body): Promise<string> {
   const actor = body.actor_id == null ? null : await actorKind.reference(tx, body.actor_id, projectId)
   if (body.actor_id != null && !actor) raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
@@ -129,7 +129,7 @@ async function admitSession(tx: Tx, conversation: ConversationRow, agentId: stri
   return session
 }
 
-/** The open session of a conversation, null when it belongs to none. Raises SESSION_CLOSED, SESSION_EXPIRED (8.3.8). */
+/** The open session of a conversation, null when it belongs to none. Raises SESSION_CLOSED, SESSION_EXPIRED. */
 export async function openSession(tx: Tx, conversation: ConversationRow) {
   if (conversation.session_id === null) return null
   const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null

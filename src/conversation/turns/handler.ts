@@ -11,7 +11,7 @@ import { cancelTurns, conversationQueue, wakeConversation } from './mailbox.ts'
 import { type Picked, promptOf, turnSource } from './source.ts'
 import { endTurns, nextTurn, setTurnState, type TurnState, wakeableConversations } from './store.ts'
 
-/** Looks for conversations with due turns and no message: the floor under the wake-ups. */
+/** Finds conversations with due turns and no message: the floor under the wake-ups. */
 export const conversationSweep = workQueue('conversation.sweep', {
   message: z.object({}),
   concern: 'generation',
@@ -29,8 +29,8 @@ const endOf: Record<string, Extract<TurnState, 'done' | 'failed'> | undefined> =
 /**
  * Takes the turn to run now: the one that runs already (its worker was lost), else the lowest due one. Its prompt is read
  * with the choice, so that a message either is in it or finds the turn running and asks for another. Null when nothing
- * is due; then a wake-up stands for the next one that waits for its time. Holding the conversation's lock to look is
- * what keeps wake-ups from being lost (conversation, 9.3.1).
+ * is due; then a wake-up is on its way for the next one that waits for its time. Because the choice is made under the
+ * conversation's lock, no wake-up is lost.
  */
 async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> {
   const conversation = await lockConversation(tx, conversationId)

@@ -4,7 +4,7 @@ import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import type { MessageRow } from '../conversations/store.ts'
+import type { MessageRow } from '../conversations/model.ts'
 
 /** What the mailbox needs to know of the session whose conversation it is. */
 export type SessionFacts = {
@@ -15,7 +15,7 @@ export type SessionFacts = {
   actor_id: string | null
   /** The status in force, expiry included. */
   status: 'open' | 'closed' | 'expired'
-  /** The stored bag and the keys that only the platform may say; a request's bag is laid over it. */
+  /** The stored keys and those that only the platform may say; keys of a request are laid over them. */
   tool_context: ToolContext | null
   /** The session as its kind finds it, for permission checks. */
   row: KindRow
@@ -34,8 +34,8 @@ export type SettledTurn = {
 }
 
 /**
- * What sessions add to the turns of their conversations. Sessions build on conversations, so they contribute it. All run under the conversation's row lock, save `load` outside of a transaction and
- * `started`.
+ * What sessions add to the turns of their conversations. Sessions build on conversations, so they contribute it. All run
+ * under the conversation's row lock, save `load` outside of a transaction and `started`.
  */
 export type SessionHooks = {
   load: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>

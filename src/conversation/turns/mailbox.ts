@@ -4,18 +4,17 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import { abortTurn, CANCELLED, mailboxes } from '../../execution/generations/abort.ts'
+import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/abort.ts'
 import { amendTurn } from '../../execution/generations/amend.ts'
 import { createTurn, type TurnInput } from '../../execution/generations/turn.ts'
-import { type ConversationRow, lockConversation } from '../conversations/store.ts'
+import type { ConversationRow } from '../conversations/model.ts'
+import { lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
 import { endTurns, insertTurnRow, moveTurn, openTurnOf, openTurns, type TurnRow } from './store.ts'
 
-export type { TurnRow } from './store.ts'
-
 /**
  * Wake-ups of conversations. A worker that dies costs a try, and one message may carry many turns, so the tries are
- * many; what a single turn may cost is bounded by its own attempts (execution, 9).
+ * many; what a single turn may cost is bounded by its own attempts.
  */
 export const conversationQueue = entityMailbox('conversation', {
   message: z.object({ conversation_id: z.string(), project_id: z.string() }),
@@ -93,7 +92,7 @@ export async function mailboxState(db: Queryable, conversationId: string): Promi
 
 /**
  * Asks for a turn that answers a message: the queued automatic one when there is one, which moves to the new time, takes
- * the new keys of tool_context and runs as the newest message's principal; else a new one (conversation, 9.2). Under
+ * the new keys of tool_context and runs as the newest message's principal; else a new one. Under
  * lockConversation.
  */
 export async function coalesceAuto(
@@ -149,7 +148,8 @@ export async function cancelTurns(
 export const callOff = (tx: Tx, services: Services, turns: readonly TurnRow[]): Promise<void> =>
   cancelTurns(tx, services, turns, CANCELLED, { stop_reason: 'cancelled' })
 
-mailboxes.end = async (tx, services, generation, failure, options) => {
+/** Ends a turn with its place in the mailbox; false when no mailbox holds it. */
+export const endInMailbox: Mailboxes['end'] = async (tx, services, generation, failure, options) => {
   const conversation = await lockConversation(tx, generation.conversation_id as string)
   const turn = conversation && (await openTurnOf(tx, generation.id))
   if (!turn) return false

@@ -1,13 +1,13 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
-import type { ConversationRow } from '../conversations/store.ts'
+import type { ConversationRow } from '../conversations/model.ts'
 import { type PromptFacts, promptFacts, type SeenMessage, seeMessages, type TurnRow } from './store.ts'
 
 export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
 
 /**
- * What a turn works on: the conversation as it stands now (conversation, 8.4.1 to 8.4.3). Notes on the turn how far it
+ * What a turn works on: the conversation as it stands now. Notes on the turn how far it
  * saw, so that the reply lands behind it. Under lockConversation.
  * @param listener the session's end user, or without a session the owner
  */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { ConversationMessage } from '../conversations/model.ts'
 
-/** What a caller that waits for a turn gets, and what ends its stream (conversation, 0.4). */
+/** What a caller that waits for a turn gets, and what ends its stream. */
 export const TurnResult = z
   .object({
     status: z.enum(['completed', 'requires_action']),

@@ -14,7 +14,7 @@ import { insertAgent, updateAgent } from './store.ts'
 
 const tag = 'Agents'
 
-/** The model binding has no default to fall back to, so a provider must be named (execution, 2.3). */
+/** The model binding has no default to fall back to, so a provider must be named. */
 type Draft = Omit<AgentConfig, 'ai_provider_id' | 'output_schema'> & {
   ai_provider_id: string | null
   output_schema?: unknown

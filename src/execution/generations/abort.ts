@@ -1,5 +1,6 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
@@ -14,13 +15,10 @@ type EndOptions = { stop_reason?: 'error' | 'cancelled'; force?: boolean }
 /** The end of a turn that somebody called off. */
 export const CANCELLED: RecordedFailure = { code: 'GENERATION_FAILED', message: 'cancelled' }
 
-/**
- * What conversations add to turns that wait in their mailboxes. They build on this area, so they register here instead
- * of being imported.
- */
-export const mailboxes: {
+/** What conversations add to turns that wait in their mailboxes. They build on this area, so they contribute it. */
+export type Mailboxes = {
   /** Ends a turn with its place in the mailbox; false when no mailbox holds it. */
-  end?: (
+  end: (
     tx: Tx,
     services: Services,
     generation: Pick<GenerationRow, 'id' | 'conversation_id'>,
@@ -28,19 +26,21 @@ export const mailboxes: {
     options: EndOptions,
   ) => Promise<boolean>
   /** Puts a turn that repeats a failed one into the failed one's mailbox. */
-  retry?: (
+  retry: (
     tx: Tx,
     services: Services,
     failed: GenerationRow,
     input: TurnInput,
   ) => Promise<{ generation_id: string; trace_id: string }>
-} = {}
+}
+
+export const mailboxes = extensionPoint<Mailboxes>('mailboxes of turns')
 
 /** Calls a turn off, whoever holds it: its generation ends as with `abortTurn`, and its place in a mailbox with it. */
 export async function cancelTurn(tx: Tx, services: Services, generation: GenerationRow): Promise<void> {
   const options = { stop_reason: 'cancelled' } as const
-  if (generation.conversation_id !== null && (await mailboxes.end?.(tx, services, generation, CANCELLED, options)))
-    return
+  const inMailbox = generation.conversation_id === null ? null : mailboxes.only()
+  if (await inMailbox?.end(tx, services, generation, CANCELLED, options)) return
   await abortTurn(tx, services, generation.id, CANCELLED, options)
 }
 

@@ -7,9 +7,11 @@ import { streamTurn } from './stream.ts'
 import { expectTurn, raiseFailure } from './wait.ts'
 
 /** `wait=true|false`; anything else is refused. */
-export const WaitQuery = z.object({ wait: booleanQuery.optional() })
+export const WaitQuery = z.object({
+  wait: booleanQuery.optional().describe('Answer at the end of the turn instead of at once'),
+})
 
-/** How a caller takes the answer of a turn (execution, 5.1; conversation, 0.4). */
+/** How a caller takes the answer of a turn. */
 export type TurnMode = 'background' | 'wait' | 'stream'
 
 /** The mode a request asks for. Raises VALIDATION_FAILED for a stream that is not to be waited for. */

@@ -12,7 +12,7 @@ import { findFiles } from './store.ts'
 /** What the files of a turn are sent as, by their ids, until `release` returns their memory. */
 export type Attachments = { files: ReadonlyMap<string, AttachedFile>; release(): void }
 
-/** Media types that callers may put into a message: models read them as images, audio and PDF (conversation, 0.2). */
+/** Media types that callers may put into a message: models read them as images, audio and PDF. */
 const READABLE = /^(image\/|audio\/|application\/pdf$)/
 
 /** The file parts of messages with the path of each. */

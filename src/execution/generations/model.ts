@@ -11,7 +11,7 @@ export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action',
 
 const time = z.iso.datetime()
 
-/** Tokens of a step, a turn, an aggregate (control, 4.6). `input_tokens` = uncached + cached + cache writes. */
+/** Tokens of a step, a turn, an aggregate. `input_tokens` = uncached + cached + cache writes. */
 export const UsageTotals = z
   .object({
     cost_usd: z.number().nullable(),
@@ -126,6 +126,9 @@ export const Trace = z
     updated_at: time,
   })
   .meta({ id: 'Trace' })
+
+/** What a turn is asked to end with. */
+export const AbortRequest = RecordedFailure.extend({ stop_reason: z.enum(['error', 'cancelled']) })
 
 export type GenerationStatus = (typeof GENERATION_STATUSES)[number]
 

@@ -22,7 +22,7 @@ export function stepMessages(step: StepRow): ModelMessage[] {
   ]
 }
 
-/** What a waiting caller of an agent gets (execution, 5.2). */
+/** What a waiting caller of an agent gets. */
 export function agentResult(generation: GenerationRow, steps: readonly StepRow[]) {
   const { output } = generation
   return {

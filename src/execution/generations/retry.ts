@@ -15,7 +15,7 @@ import { readSteps } from './trace-file.ts'
 import { createTurn, type TurnInput } from './turn.ts'
 
 /**
- * Runs a failed generation again as a new one that it initiated, in the same trace (execution, 5.6). The new one is given
+ * Runs a failed generation again as a new one that it initiated, in the same trace. The new one is given
  * what the failed one was, and its steps whose tool calls have results, so that none of them is repeated. A turn of a
  * conversation goes through its mailbox and sees the conversation as it stands then.
  * @throws GENERATION_CONTENT_UNAVAILABLE when the content was erased or never stored, GENERATION_ALREADY_IN_PROGRESS when
@@ -48,10 +48,10 @@ export async function retryGeneration(
         streamed: mode === 'stream',
         shape: failed.shape,
       }
-      const made =
-        mailboxes.retry && failed.conversation_id !== null
-          ? await mailboxes.retry(tx, services, failed, input)
-          : await createTurn(tx, services, input)
+      const inMailbox = failed.conversation_id === null ? null : mailboxes.only()
+      const made = inMailbox
+        ? await inMailbox.retry(tx, services, failed, input)
+        : await createTurn(tx, services, input)
       context.record(tx, madeStatus(mode))
       return { generation_id: made.generation_id, trace_id: made.trace_id }
     }),

@@ -109,7 +109,7 @@ async function messagesOf(context: Pick<Context<unknown, Body>, 'services' | 'al
   return body.prompt === undefined ? messages : [...messages, { role: 'user' as const, content: body.prompt }]
 }
 
-/** Checks the traces a request names (execution, 5.1). */
+/** Checks the traces a request names. */
 async function checkTraces({
   db,
   project,

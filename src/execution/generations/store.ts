@@ -654,7 +654,7 @@ export async function redactTraces(db: Queryable, ids: readonly string[], by: Re
 const CONTENT_FIELDS = ['metadata', 'error', 'output', 'input', 'required_action'] as const
 
 /**
- * The only rewrite an envelope ever sees: content fields of the record inside `data` become null (control, 6.2), in the
+ * The only rewrite an envelope ever sees: content fields of the record inside `data` become null, in the
  * event, in what is retained of events for their deliveries, and in every copy that a delivery holds. Indexes
  * events_resource, retained_envelopes_resource and webhook_deliveries_event.
  */

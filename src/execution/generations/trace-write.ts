@@ -51,7 +51,7 @@ async function draft(services: Services, trace: Journals): Promise<Draft> {
 const movedOf = ({ trace, steps }: Draft) => trace.settled.filter(({ redacted }) => redacted || steps !== null)
 
 /**
- * Moves settled steps of traces from the journal into their files (execution, 7.3): each file is written anew, from the
+ * Moves settled steps of traces from the journal into their files: each file is written anew, from the
  * one there was and the journal. A trace that changed meanwhile fails the call and is left as it was. Answers how many
  * files were written.
  */

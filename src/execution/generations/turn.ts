@@ -81,7 +81,7 @@ export type TurnInput = {
   permission?: { action: string; kind: string; id: string } | null
   source?: string | null
   streamed: boolean
-  /** Whose events its stream sends: section 5.3 here, or 0.5 of the conversation part. */
+  /** Whose events its stream sends: with the steps of a run of an agent, or without, as conversations do. */
   shape: 'agent' | 'conversation'
   /** Fails the turn when it is not at its end by then. */
   deadline_at?: string | null
@@ -215,7 +215,7 @@ export type TurnSource = {
 export type TurnRun = { signal: AbortSignal; stopping: AbortSignal; log: Logger; source?: TurnSource }
 
 /**
- * Claims a generation (attempt + 1) and runs it to its end (execution, 8 and 9). Answers `settled` when it is at its
+ * Claims a generation (attempt + 1) and runs it to its end. Answers `settled` when it is at its
  * end, `lost` when another process owns it, `handed_back` when the process is stopping and the turn goes on elsewhere,
  * `waiting` when its project is paused and it has not started.
  */
@@ -436,7 +436,7 @@ class Execution {
       code: 'GENERATION_FAILED',
       message: 'The turn took too long',
       meta: { reason: 'deadline' },
-      // A caller's own deadline ends the turn as its cancel would (5.6).
+      // A caller's own deadline ends the turn as its cancel would.
       stop_reason: own < segment ? 'cancelled' : 'error',
     })
     const timer = setTimeout(() => controller.abort(over), Math.max(0, Math.min(segment, own, 2 ** 31 - 1)))
@@ -498,7 +498,7 @@ class Execution {
     }
   }
 
-  /** Gives every call of a step its result. No tool is bound, so each names a tool that is not there; the model sees that (8.5). */
+  /** Gives every call of a step its result. No tool is bound, so each names a tool that is not there; the model sees that. */
   private settleCalls(step: StepRow, answer: ModelAnswer): void {
     step.tool_results = answer.tool_calls.map(call => ({
       tool_call_id: call.id,
@@ -553,7 +553,7 @@ class Execution {
     return this.settle({ status: 'completed', stop_reason: stop ?? answer.finish_reason, error: null, output }, step)
   }
 
-  /** The end of a chain of nested calls: a completed turn without a model call (execution, 5.1). */
+  /** The end of a chain of nested calls: a completed turn without a model call. */
   private guardDepth(): Promise<'settled'> {
     const { agent, loaded, work } = this
     const model = (work as Work).model ?? agent.model ?? loaded.provider?.default_model ?? ''

@@ -8,7 +8,7 @@ export type MisconfiguredReason =
   | 'config_key'
   | 'egress_blocked'
 
-/** A provider record that cannot be used as it stands (execution, 1.2.4). */
+/** A provider record that cannot be used as it stands. */
 export const misconfigured = (providerId: string | null, reason: MisconfiguredReason, message: string): AppError =>
   new AppError('AI_PROVIDER_MISCONFIGURED', {
     message,

@@ -1,4 +1,4 @@
-/** What the model is told when its vendor takes no schema (execution, 1.2, structured_outputs). */
+/** What the model is told when its vendor takes no schema. */
 export const schemaInstruction = (schema: object): string =>
   `Answer with one JSON value and nothing else. It must satisfy this JSON Schema:\n${JSON.stringify(schema)}`
 
