@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
@@ -23,41 +23,30 @@ export type ProviderType = (typeof PROVIDER_TYPES)[number]
 /** Per-type settings as stored: credential values read `***`. */
 export type ProviderConfig = Record<string, unknown>
 
-export const AiProvider = record('AiProvider', {
-  name: z.string(),
-  provider: z.enum(PROVIDER_TYPES),
-  default_model: z.string(),
-  secret_id: z.string().nullable(),
-  base_url: z.string().nullable(),
-  config: z.record(z.string(), z.unknown()).nullable(),
-})
-
-const name = z.string().trim().min(1).max(255)
-const model = z.string().min(1).max(255)
-
 const fields = {
-  name,
-  provider: z.enum(PROVIDER_TYPES),
-  default_model: model,
-  secret_id: z.string().min(1).max(255).nullable().optional(),
-  base_url: z.string().min(1).max(2048).nullable().optional(),
-  config: z.record(z.string(), z.unknown()).nullable().optional(),
+  name: z.string().trim().min(1).max(255).describe('Name to show'),
+  provider: z
+    .enum(PROVIDER_TYPES)
+    .describe('Vendor, or `gateway` and `custom` for endpoints that speak as OpenAI does'),
+  default_model: z.string().min(1).max(255).describe('Model for whoever names none'),
+  secret_id: z.string().min(1).max(255).nullable().describe('Secret of the project that holds the credential'),
+  base_url: z
+    .string()
+    .min(1)
+    .max(2048)
+    .nullable()
+    .describe("Address of the API instead of the vendor's own; required for gateway and custom"),
+  config: z
+    .record(z.string(), z.unknown())
+    .nullable()
+    .describe('Settings of the type, such as region, api_version or headers; credential values are shown as `***`'),
 }
 
-export const AiProviderInput = z
-  .strictObject({ project_id: z.string().optional(), ...fields })
-  .meta({ id: 'AiProviderInput' })
+export const AiProvider = record('AiProvider', fields)
 
-export const AiProviderPatch = z
-  .strictObject({
-    name: name.optional(),
-    provider: fields.provider.optional(),
-    default_model: model.optional(),
-    secret_id: fields.secret_id,
-    base_url: fields.base_url,
-    config: fields.config,
-  })
-  .meta({ id: 'AiProviderPatch' })
+export const AiProviderInput = createBody('AiProviderInput', fields, ['name', 'provider', 'default_model'])
+
+export const AiProviderPatch = patchBody('AiProviderPatch', fields)
 
 export const ProviderModel = z
   .object({
@@ -92,6 +81,8 @@ export const aiProviderKind = kind({
   record: AiProvider,
   hidden: {
     sealed_credentials: z.string().nullable(),
+    /** Every secret that a call needs. */
+    secret_ids: z.array(z.string()),
     /** Changes when the value of a secret that the provider names does. */
     secret_stamp: z.string().nullable(),
   },
