@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
 import { pruneEvents } from '../../src/control/events/retention.ts'
+import { deleteExpired, lockExpired } from '../../src/control/events/store.ts'
+import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -644,6 +646,38 @@ describe('generations', () => {
         const { payload: kept } = (await other.key.get(`/webhook-deliveries/${sent.id}`)).body
         assert.equal(kept.data.output, null)
         assert.equal(kept.data.id, old.id)
+      } finally {
+        await other.close()
+      }
+    })
+
+    it('erases what the retention of events moves at the same time', async () => {
+      const other = await startAgentApp({ workers: ['generation', 'delivery'] })
+      try {
+        const { pool, queues } = other.services
+        const hook = { name: 'w', url: 'http://127.0.0.1:9/', events: ['generations.completed'] }
+        const { id: webhook } = (await other.key.post('/webhooks', hook)).body
+        const { body } = await other.key.post(`/agents/${other.agentId}/generate?wait=true`, { prompt: 'moved text' })
+        const delivery = await eventually(
+          async () => (await other.key.get(`/webhook-deliveries?webhook_id=${webhook}`)).body.data[0],
+        )
+        await pool.query(sql.unsafe`update events set created_at = now() - interval '40 days'`)
+        let erased: Promise<{ status: number }> | undefined
+        await inTransaction(pool, async db => {
+          const ids = await lockExpired(db, new Date(Date.now() - 35 * 86_400_000), 1000)
+          erased = outsideTransaction(() => other.key.delete(`/generations/${body.id}/content`))
+          await eventually(async () => {
+            const { rows } = await queues.db.executeSql(
+              `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+            )
+            return rows.length > 0
+          })
+          await deleteExpired(db, ids)
+        })
+        assert.equal((await erased)?.status, 200)
+        const { payload } = (await other.key.get(`/webhook-deliveries/${delivery.id}`)).body
+        assert.equal(payload.data.id, body.id)
+        assert.equal(payload.data.output, null)
       } finally {
         await other.close()
       }

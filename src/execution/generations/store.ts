@@ -1,7 +1,7 @@
 import { type FileRow, fileColumns } from '../../content/files/model.ts'
 import type { Location } from '../../content/storage/storage.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type OneStatement, type Outbox, outboxParts } from '../../core/db/write.ts'
 import type { SendPart } from '../../core/jobs/queue.ts'
 import type { AgentRow } from '../agents/model.ts'
@@ -666,6 +666,8 @@ export async function redactEnvelopes(db: Queryable, resources: readonly string[
     select coalesce(jsonb_object_agg(n.key, n.value), '{}') from jsonb_each(${nulls}::jsonb) n where ${envelope}::jsonb -> 'data' ? n.key))::text`
   const theirs = sql.fragment`
     resource_id = any(${sql.array([...resources], 'text')}) and resource_type in ('generation', 'trace')`
+  // Waits for a retention that is moving them: a statement that began before would not see where they went.
+  await db.query(statement`select from events where ${theirs} order by id for no key update`)
   await db.query(sql.unsafe`
     with held as (
       select id from events where ${theirs} union all select event_id from retained_envelopes where ${theirs}),
