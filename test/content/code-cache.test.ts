@@ -71,6 +71,7 @@ describe('codes kept in the process', () => {
   /** As a process of its own with these settings. */
   const process = (env: Partial<Services['config']> = {}): Services => ({
     ...app.services,
+    state: new Map(),
     config: { ...app.config, ...env },
   })
 

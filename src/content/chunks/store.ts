@@ -1,6 +1,7 @@
+import { z } from 'zod'
 import { page } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import { hasVector, insertVectors, removeVectors, SOURCES } from '../vectors/store.ts'
 import type { ChunkDraft } from './model.ts'
@@ -38,7 +39,7 @@ export async function insertChunks(
   if (chunks.length === 0) return
   const { document_id, project_id } = owner
   const { space } = options
-  await db.query(sql.unsafe`
+  await db.query(statement`
     with placed as (
       update documents set space_id = ${space?.id ?? 0} where id = ${document_id} and space_id <> ${space?.id ?? 0}
     )
@@ -85,7 +86,7 @@ export const vectorRows = (
 /** Deletes the chunks of a document and their vectors; document_chunks_document finds them. */
 export async function removeChunks(db: Queryable, documentId: string): Promise<void> {
   await removeVectors(db, { container_id: documentId })
-  await db.query(sql.unsafe`delete from document_chunks where document_id = ${documentId}`)
+  await db.query(statement`delete from document_chunks where document_id = ${documentId}`)
 }
 
 type ListedChunk = {
@@ -116,26 +117,31 @@ export async function listChunks(context: Pick<Context, 'db' | 'page' | 'service
   })
 }
 
-export type BareChunk = {
-  id: string
-  document_id: string
-  chunk_index: number
-  content: string
-  context: string | null
-}
+const BareChunk = z.object({
+  id: z.string(),
+  document_id: z.string(),
+  chunk_index: z.int(),
+  content: z.string(),
+  context: z.string().nullable(),
+})
+export type BareChunk = z.output<typeof BareChunk>
+
+const bare = sql.type(BareChunk)
+const id = sql.type(z.object({ id: z.string() }))
+const found = sql.type(z.object({ config: z.unknown(), name: z.string() }))
 
 /**
  * Chunks of documents, from behind one on, in the order of document_chunks_document; with a space, only those that have
  * no vectors of it, which knowledge_vectors_ref finds.
  */
-export const chunksToEmbed = async (
+export const chunksToEmbed = (
   db: Queryable,
   without: Space | null,
   documentIds: readonly string[],
   after: Pick<BareChunk, 'document_id' | 'chunk_index'> | null,
   limit: number,
 ): Promise<readonly BareChunk[]> =>
-  (await db.any(sql.unsafe`
+  db.any(bare`
     select c.id, c.document_id, c.chunk_index, c.content, c.context from document_chunks c
     where c.document_id = any(${sql.array([...documentIds], 'text')})
       ${after === null ? sql.fragment`` : sql.fragment`and (c.document_id, c.chunk_index) > (${after.document_id}, ${after.chunk_index})`}
@@ -144,27 +150,23 @@ export const chunksToEmbed = async (
           ? sql.fragment``
           : sql.fragment`and not ${hasVector(SOURCES.document, sql.fragment`c.id`, without.id)}`
       }
-    order by c.document_id, c.chunk_index limit ${limit}`)) as readonly BareChunk[]
+    order by c.document_id, c.chunk_index limit ${limit}`)
 
 /** Which of some chunks are still there. */
 export const existingChunks = async (db: Queryable, ids: readonly string[]): Promise<ReadonlySet<string>> =>
-  new Set(
-    (await db.anyFirst(
-      sql.unsafe`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`,
-    )) as readonly string[],
-  )
+  new Set(await db.anyFirst(id`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`))
 
 /** The text search configuration that a name stands for in this database: itself, or `simple` where there is none such. */
 export const knownConfig = async (db: Queryable, name: string): Promise<string> =>
-  ((await db.one(sql.unsafe`${configNamed(name)}`)) as { name: string }).name
+  (await db.one(found`${configNamed(name)}`)).name
 
 /**
- * Makes the search words of up to `limit` chunks anew that another configuration made; answers how many.
+ * Makes the search words of up to `limit` chunks anew that another configuration made; returns how many.
  * document_chunks_config finds them; those that somebody is writing are left for the next time.
  */
 export const rebuildWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
   (
-    await db.query(sql.unsafe`
+    await db.query(statement`
       update document_chunks c set tsv = search_tsv(${config}::regconfig, c.content, c.project_id), tsv_config = ${config}
       from (
         select id from document_chunks where tsv_config < ${config} or tsv_config > ${config}

@@ -11,7 +11,7 @@ import { effectiveSettings, settingsOf } from '../chunks/settings.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { embedderOf } from '../embeddings/embedder.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
-import { lockFile, moveFile, setFileText } from '../files/store.ts'
+import { setFileText } from '../files/store.ts'
 import { isReserved, leafOf } from '../paths.ts'
 import { checkMetadata } from '../schemas/check.ts'
 import { nameIn, textSize } from './create.ts'
@@ -247,7 +247,7 @@ async function applyPlan(
     Object.assign(next, { content_type, size })
   }
   if (next.path !== row.path || next.filename !== row.filename)
-    tell(tx, await moveFile(tx, row.file_id, { path: next.path, filename: next.filename }))
+    tell(tx, await fileKind.update(tx, row.file_id, { path: next.path, filename: next.filename }))
   if (cut) {
     await removeChunks(tx, row.id)
     if (row.status === 'pending' || row.status === 'processing') await endAttempt(tx, row.id)
@@ -266,7 +266,7 @@ async function applyPlan(
 
 /** Makes a text the bytes of the document's file too. */
 async function rewriteFile(tx: Tx, row: DocumentRow, text: string): Promise<FileRow> {
-  const file = await lockFile(tx, row.file_id)
+  const file = await fileKind.find(tx, row.file_id, true)
   if (!file) throw new Error(`document ${row.id} without its file ${row.file_id}`)
   const sha256 = createHash('sha256').update(text).digest()
   const rewritten = await setFileText(tx, file, { size: Buffer.byteLength(text), sha256 })

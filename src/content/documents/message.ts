@@ -1,15 +1,17 @@
 import { createHash } from 'node:crypto'
+import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { fileKind } from '../files/model.ts'
 import { RESERVED } from '../paths.ts'
 import type { Author } from './model.ts'
 
 /**
  * Texts of conversation messages: documents of the kind `message`, each behind a file, which the conversations write
- * and delete themselves. They are ready at once, without chunks, and nothing is told of them (content, 5.1).
+ * and delete themselves. They are ready at once, without chunks, and emit no events.
  */
 
+const id = sql.type(z.object({ id: z.string() }))
 const platform: Author = { type: 'system', id: null }
 
 /** The ctes that write the text of a new message: file, document, version 1 and text. */
@@ -53,14 +55,12 @@ export const messageTextJoin: Fragment = sql.fragment`
 
 /** Locks those among documents that are texts of messages, in one order; answers their ids. By the primary key. */
 export const lockMessageTexts = (tx: Queryable, documentIds: Fragment): Promise<readonly string[]> =>
-  tx.anyFirst(sql.unsafe`
-    select d.id from documents d where d.id in (${documentIds}) and d.kind = 'message' order by d.id for update`) as Promise<
-    readonly string[]
-  >
+  tx.anyFirst(id`
+    select d.id from documents d where d.id in (${documentIds}) and d.kind = 'message' order by d.id for update`)
 
 /** Deletes texts of messages with their files, except those that a condition over `d.id` keeps. */
 export const deleteMessageTexts = (tx: Queryable, documentIds: readonly string[], kept: Fragment) =>
-  tx.query(sql.unsafe`
+  tx.query(statement`
     with gone as (
       delete from documents d where d.id = any(${sql.array([...documentIds], 'text')}) and d.kind = 'message' and not ${kept}
       returning d.file_id

@@ -1,17 +1,16 @@
 import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { record, TagBag } from '../../core/api/record.ts'
+import { projectField, record, TagBag } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { chunkFields, chunkRecord } from '../chunks/model.ts'
-import type { PageStarts } from '../chunks/pages.ts'
 import { MetadataBag } from '../metadata.ts'
 import { Filename, WritablePath } from '../paths.ts'
 
 export const DOCUMENT_STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
-/** A document as the wire shows it, in lists and events without its text (content, 5.1). */
+/** A document as the wire shows it, in lists and events without its text. */
 export const Document = record(
   'Document',
   {
@@ -41,13 +40,13 @@ const title = z.string().max(512)
 
 export const DocumentInput = z
   .strictObject({
-    project_id: z.string().optional(),
-    content: z.string(),
+    project_id: projectField,
+    content: z.string().describe('The whole text'),
     path: WritablePath.nullish().describe('Default: the filename, at the root'),
     filename: Filename.nullish().describe('Default: the last segment of the path, else the id with `.txt`'),
-    title: title.nullish(),
-    metadata: MetadataBag.nullish(),
-    tags: TagInput.optional(),
+    title: title.nullish().describe('Title, searched with the text'),
+    metadata: MetadataBag.nullish().describe('Data of your own, checked by the metadata schema of the path'),
+    tags: TagInput.optional().describe('Tags of the document'),
     ...chunkFields,
   })
   .meta({ id: 'DocumentInput' })
@@ -60,12 +59,12 @@ const expected_version = z
 
 export const DocumentPatch = z
   .strictObject({
-    content: z.string().optional(),
+    content: z.string().optional().describe('The new text, in place of the whole one'),
     append: z.string().optional().describe('Text to add at the end, instead of content'),
-    title: title.nullish(),
+    title: title.nullish().describe('null clears it'),
     path: WritablePath.nullish().describe('Moves the document with its file; null leaves them without a place'),
     metadata: MetadataBag.nullish().describe('null clears it'),
-    tags: TagInput.optional(),
+    tags: TagInput.optional().describe('Replaces the tags'),
     ...chunkFields,
     expected_version,
   })
@@ -77,7 +76,7 @@ export const DocumentPatch = z
 
 export const VersionPrecondition = z.strictObject({ expected_version }).meta({ id: 'VersionPrecondition' })
 
-/** How far the ingestion of a document is (content, 5.3). */
+/** How far the ingestion of a document is. */
 export const DocumentStatus = z
   .object({
     id: z.string(),
@@ -104,8 +103,11 @@ export const DocumentChunk = z
   })
   .meta({ id: 'DocumentChunk' })
 
+const pages = z.array(z.tuple([z.int().nullable(), z.int()])).nullable()
+
 /** A text as it is stored, with where its pages begin. */
-export type StoredText = { content: string; pages: PageStarts | null }
+export const StoredText = z.object({ content: z.string(), pages })
+export type StoredText = z.output<typeof StoredText>
 
 /** Who made a version: a principal, or the platform itself. */
 export const Author = z.object({ type: z.enum(['user', 'api_key', 'system']), id: z.string().nullable() })
@@ -113,7 +115,7 @@ export type Author = z.output<typeof Author>
 
 export const authorOf = (caller: Caller): Author => ({ type: caller.principal.type, id: caller.principal.id })
 
-/** What a document was, in lists without its text (content, 5.5). */
+/** What a document was, in lists without its text. */
 export const DocumentVersion = z
   .object({
     document_id: z.string(),
@@ -137,7 +139,7 @@ export const DocumentVersionWithContent = DocumentVersion.extend({ content: z.st
 export const DocumentVersionRow = z.object({
   ...DocumentVersionWithContent.shape,
   text_version: z.int().nullable(),
-  pages: z.array(z.tuple([z.int().nullable(), z.int()])).nullable(),
+  pages,
   created_at: z.string(),
 })
 export type DocumentVersionRow = z.output<typeof DocumentVersionRow>

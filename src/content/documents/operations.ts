@@ -9,7 +9,6 @@ import { sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { listChunks } from '../chunks/store.ts'
 import { atOrBelow, Directory } from '../paths.ts'
-import { stores } from '../storage/stores.ts'
 import { changeDocument, refuseReserved } from './change.ts'
 import { createDocument as create, pathOfCreate } from './create.ts'
 import { settled } from './hooks.ts'
@@ -31,7 +30,7 @@ import {
   VersionPrecondition,
 } from './model.ts'
 import { removeDocument } from './remove.ts'
-import { findDocumentByPath, findDocumentWithText, lockDocument, textOf } from './store.ts'
+import { findDocumentByPath, findDocumentWithText, textOf } from './store.ts'
 import { restoreVersion, setDocumentTags, versionOf, withdrawDocument as withdraw } from './versions.ts'
 
 const tag = 'Documents'
@@ -189,11 +188,10 @@ const deleteDocument = itemOperation(documentKind, {
   action: 'documents:DeleteDocument',
   answers: { 204: null },
   raises: ['VALIDATION_FAILED'],
-  async run({ resource, services, tx }) {
-    const row = await lockDocument(tx, resource.id)
-    if (!row) return raise(documentKind.notFound, { meta: { id: resource.id } })
+  async run({ resource, tx }) {
+    const row = await documentKind.lock(tx, resource.id)
     refuseReserved(row)
-    await removeDocument(tx, stores(services), row)
+    await removeDocument(tx, row)
   },
 })
 

@@ -1,9 +1,13 @@
+import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PageStarts } from '../chunks/pages.ts'
-import { type Author, DocumentRow, DocumentVersionRow, type StoredText } from './model.ts'
+import { type Author, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
 
-const document = sql.type(DocumentRow)
+const id = sql.type(z.object({ id: z.string() }))
+const withText = sql.type(DocumentRow.extend({ content: z.string().nullable() }))
+const text = sql.type(StoredText)
+const version = sql.type(DocumentVersionRow)
 
 /** What a document is made of; the rest has the table's defaults. */
 export type NewDocument = Pick<
@@ -34,10 +38,10 @@ export type NewDocument = Pick<
 export async function insertDocument(
   db: Queryable,
   row: NewDocument,
-  { text = null, created_by }: { text?: string | null; created_by: Author | null },
+  { text: content = null, created_by }: { text?: string | null; created_by: Author | null },
 ): Promise<DocumentRow> {
-  const textVersion = text === null ? null : 1
-  const made = await db.maybeOne(document`
+  const textVersion = content === null ? null : 1
+  const made = await db.maybeOne(documentKind.sql`
     with made as (
       insert into documents (id, project_id, file_id, kind, status, text_version, path, filename, content_type, size, title,
         metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, chunk_count, embedded_chunks, total_chunks,
@@ -50,7 +54,7 @@ export async function insertDocument(
       on conflict (file_id) do nothing
       returning *
     ), stored as (
-      insert into document_texts (document_id, content) select id, ${text}::text from made where ${text !== null}
+      insert into document_texts (document_id, content) select id, ${content}::text from made where ${content !== null}
     ), versioned as (
       insert into document_versions (document_id, version, title, path, metadata, tags, chunk_strategy, chunk_unit,
         chunk_size, chunk_overlap, text_version, created_by)
@@ -66,21 +70,20 @@ export async function insertDocument(
 
 /** The document that a file backs; by documents_file_id_key. */
 export const documentOfFile = (db: Queryable, fileId: string): Promise<string | null> =>
-  db.maybeOneFirst(sql.unsafe`select id from documents where file_id = ${fileId}`) as Promise<string | null>
+  db.maybeOneFirst(id`select id from documents where file_id = ${fileId}`)
 
 /** The document, with the lock that every write of it holds. */
-export const lockDocument = (db: Queryable, id: string): Promise<DocumentRow | null> =>
-  db.maybeOne(document`select * from documents where id = ${id} for update`)
+export const lockDocument = (db: Queryable, id: string): Promise<DocumentRow | null> => documentKind.find(db, id, true)
 
 /** The document with its text when it is ready; by the primary keys of both. */
 export const findDocumentWithText = (
   db: Queryable,
   id: string,
 ): Promise<(DocumentRow & { content: string | null }) | null> =>
-  db.maybeOne(sql.unsafe`
+  db.maybeOne(withText`
     select t.*, x.content from documents t
     left join document_texts x on x.document_id = t.id and t.status = 'ready'
-    where t.id = ${id}`) as Promise<(DocumentRow & { content: string | null }) | null>
+    where t.id = ${id}`)
 
 /** The document at an exact path, with its text when it is ready; by documents_path. */
 export const findDocumentByPath = (
@@ -88,12 +91,10 @@ export const findDocumentByPath = (
   projectId: string,
   path: string,
 ): Promise<(DocumentRow & { content: string | null }) | null> =>
-  db.maybeOne(sql.unsafe`
+  db.maybeOne(withText`
     select t.*, x.content from documents t
     left join document_texts x on x.document_id = t.id and t.status = 'ready'
-    where t.project_id = ${projectId} and t.path = ${path} and t.kind = 'document'`) as Promise<
-    (DocumentRow & { content: string | null }) | null
-  >
+    where t.project_id = ${projectId} and t.path = ${path} and t.kind = 'document'`)
 
 /**
  * Writes every column that changes in a document's life, out of its locked row; with `version` the state is archived as
@@ -104,7 +105,7 @@ export const updateDocument = (
   row: DocumentRow,
   version?: { tombstone?: boolean; created_by: Author | null },
 ): Promise<DocumentRow> =>
-  db.one(document`
+  db.one(documentKind.sql`
     with stored as (
       update documents set status = ${row.status}, version = ${row.version}, text_version = ${row.text_version},
         path = ${row.path}, filename = ${row.filename}, content_type = ${row.content_type}, size = ${row.size},
@@ -123,13 +124,9 @@ export const updateDocument = (
     )
     select * from stored`)
 
-export const deleteDocument = (db: Queryable, id: string) =>
-  db.query(sql.unsafe`delete from documents where id = ${id}`)
-
 /** The live text of a document, whatever its status; null when it has none. */
 export const textOf = (db: Queryable, id: string): Promise<StoredText | null> =>
-  db.maybeOne(sql.unsafe`
-    select content, pages from document_texts where document_id = ${id}`) as Promise<StoredText | null>
+  db.maybeOne(text`select content, pages from document_texts where document_id = ${id}`)
 
 /**
  * Makes a text the live one of a document; the text it replaces moves to the version that brought it, and the version
@@ -142,7 +139,7 @@ export const setDocumentText = (
   { content, pages }: StoredText,
   textVersion: number,
 ) =>
-  db.query(sql.unsafe`
+  db.query(statement`
     with replaced as (
       update document_versions v set content = t.content, pages = t.pages from document_texts t
       where t.document_id = ${before.id} and v.document_id = ${before.id} and v.version = ${before.text_version}
@@ -156,23 +153,21 @@ export const setDocumentText = (
 
 /** Says where the pages of the live text of a document begin. */
 export const setTextPages = (db: Queryable, id: string, pages: PageStarts | null) =>
-  db.query(sql.unsafe`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
+  db.query(statement`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
 
 /**
  * Gives the first text of an ingested document to the versions it had before, so that it counts as version 1's; the
  * row's `text_version` is to be 1 then. The chunk settings that the ingestion settled are theirs too.
  */
 export const fillVersions = (db: Queryable, row: DocumentRow) =>
-  db.query(sql.unsafe`
+  db.query(statement`
     update document_versions set text_version = 1, chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit},
       chunk_size = ${row.chunk_size}, chunk_overlap = ${row.chunk_overlap}
     where document_id = ${row.id} and text_version is null`)
 
 /** Ends the live attempt to ingest a document: whoever works on it finds itself superseded. */
 export const endAttempt = (db: Queryable, documentId: string) =>
-  db.query(sql.unsafe`delete from ingestion_attempts where document_id = ${documentId}`)
-
-const version = sql.type(DocumentVersionRow)
+  db.query(statement`delete from ingestion_attempts where document_id = ${documentId}`)
 
 /** One version with its text and its pages; by the primary key. A tombstone has none. */
 export const findVersion = (db: Queryable, documentId: string, number: number): Promise<DocumentVersionRow | null> =>

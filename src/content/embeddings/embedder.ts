@@ -1,5 +1,6 @@
 import { LRUCache } from 'lru-cache'
 import { AppError, raise } from '../../core/api/errors.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { batchedCalls, type Embedded } from './batches.ts'
 import { LOCAL_MODEL, localVectors } from './local.ts'
@@ -18,17 +19,8 @@ export type Embedder = {
   embedQuery(text: string, options: EmbedOptions): Promise<Float32Array>
 }
 
-const embedders = new WeakMap<Services, Embedder>()
-
 /** The embedder of a process: every caller shares its batches and its bound on calls in flight. */
-export function embedderOf(services: Services): Embedder {
-  let made = embedders.get(services)
-  if (!made) {
-    made = createEmbedder(services)
-    embedders.set(services, made)
-  }
-  return made
-}
+export const embedderOf = perProcess(createEmbedder)
 
 const CACHED_QUERIES = 1000
 const CACHED_MS = 10 * 60_000

@@ -1,18 +1,22 @@
-import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { z } from 'zod'
+import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { hasVector, SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 
 /** Statements that find documents whose chunks lack vectors, note what they were given, and what all of them follow. */
 
+const retrievalSettings = z.object({ space_id: z.int().nullable(), text_search_config: z.string() })
+const settings = sql.type(retrievalSettings)
+
 /** The settings that documents follow. */
-export type RetrievalSettings = { space_id: number | null; text_search_config: string }
+export type RetrievalSettings = z.output<typeof retrievalSettings>
 
 /** Makes settings those that documents follow; without a space, the one before stays. */
 export const chooseSettings = async (
   db: Queryable,
   { space_id, text_search_config }: RetrievalSettings,
 ): Promise<void> => {
-  await db.query(sql.unsafe`
+  await db.query(statement`
     insert into retrieval_settings (space_id, text_search_config) values (${space_id}, ${text_search_config})
     on conflict (singleton) do update set space_id = coalesce(excluded.space_id, retrieval_settings.space_id),
       text_search_config = excluded.text_search_config`)
@@ -20,32 +24,36 @@ export const chooseSettings = async (
 
 /** The settings that documents follow; null before any worker has started. */
 export const chosenSettings = (db: Queryable): Promise<RetrievalSettings | null> =>
-  db.maybeOne(
-    sql.unsafe`select space_id, text_search_config from retrieval_settings`,
-  ) as Promise<RetrievalSettings | null>
+  db.maybeOne(settings`select space_id, text_search_config from retrieval_settings`)
 
-export type Owner = { id: string; project_id: string }
+const Owner = z.object({ id: z.string(), project_id: z.string() })
+export type Owner = z.output<typeof Owner>
+
+const owner = sql.type(Owner)
+const waiting = sql.type(Owner.extend({ embed_since: z.string() }))
+const count = sql.type(z.object({ count: z.int() }))
+const id = sql.type(z.object({ id: z.string() }))
 
 /**
  * How many documents have chunks without vectors of the space, among those a condition over the alias `t` lets through;
  * documents_space counts them.
  */
-export const countOutside = async (db: Queryable, space: Space, visible: Fragment): Promise<number> =>
-  (await db.oneFirst(sql.unsafe`
+export const countOutside = (db: Queryable, space: Space, visible: Fragment): Promise<number> =>
+  db.oneFirst(count`
     select count(*) from documents t
-    where t.chunk_count > 0 and (t.space_id < ${space.id} or t.space_id > ${space.id}) and ${visible}`)) as number
+    where t.chunk_count > 0 and (t.space_id < ${space.id} or t.space_id > ${space.id}) and ${visible}`)
 
 /**
  * Documents of other spaces and of none, newest first, from below an id on; those that are waiting for vectors anyway
  * are left out. documents_space gives them in their order, one space after the other.
  */
-export const documentsOutside = async (
+export const documentsOutside = (
   db: Queryable,
   space: Space,
   below: string | null,
   limit: number,
 ): Promise<readonly Owner[]> =>
-  (await db.any(sql.unsafe`
+  db.any(owner`
     select d.id, d.project_id
     from (select s.id from embedding_spaces s where s.id <> ${space.id} union all select 0) o (id)
     cross join lateral (
@@ -54,32 +62,30 @@ export const documentsOutside = async (
         ${below === null ? sql.fragment`` : sql.fragment`and t.id < ${below}`}
       order by t.id desc limit ${limit}
     ) d
-    order by d.id desc limit ${limit}`)) as readonly Owner[]
+    order by d.id desc limit ${limit}`)
 
 /** Documents that wait for vectors, those that wait longest first, from behind one on; by documents_embed_since. */
-export const documentsWaiting = async (
+export const documentsWaiting = (
   db: Queryable,
   after: { embed_since: string; id: string } | null,
   limit: number,
 ): Promise<readonly (Owner & { embed_since: string })[]> =>
-  (await db.any(sql.unsafe`
+  db.any(waiting`
     select t.id, t.project_id, t.embed_since from documents t
     where t.embed_since is not null
       ${after === null ? sql.fragment`` : sql.fragment`and (t.embed_since, t.id) > (${after.embed_since}::timestamptz, ${after.id})`}
-    order by t.embed_since, t.id limit ${limit}`)) as readonly (Owner & { embed_since: string })[]
+    order by t.embed_since, t.id limit ${limit}`)
 
-/** Ends the wait of documents that began before a time; answers how many. */
+/** Ends the wait of documents that began before a time; returns how many. */
 export const endWaits = async (db: Queryable, before: Date): Promise<number> =>
   (
-    await db.query(sql.unsafe`
+    await db.query(statement`
       update documents set embed_since = null where embed_since < ${before.toISOString()}::timestamptz`)
   ).rowCount
 
 /** Takes the locks of documents, in one order everywhere. Who changes the chunks of a document holds its lock. */
 export const lockDocuments = async (tx: Queryable, ids: readonly string[]): Promise<void> => {
-  await tx.query(
-    sql.unsafe`select id from documents where id = any(${sql.array([...ids], 'text')}) order by id for update`,
-  )
+  await tx.query(id`select id from documents where id = any(${sql.array([...ids], 'text')}) order by id for update`)
 }
 
 /**
@@ -94,7 +100,7 @@ export async function settleDocuments(
   skipped: readonly string[],
   now: Date,
 ): Promise<void> {
-  await tx.query(sql.unsafe`
+  await tx.query(statement`
     with settled as (
       update documents d set space_id = ${space.id},
         embedded_chunks = (select count(distinct v.ref_id) from knowledge_vectors v

@@ -1,7 +1,5 @@
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { refuseDependents } from '../../core/api/dependents.ts'
-import { raise } from '../../core/api/errors.ts'
-import type { Kind } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -11,12 +9,12 @@ import { stores } from '../storage/stores.ts'
 import { mediaTypeOf } from './media-type.ts'
 import { type FileRow, fileKind } from './model.ts'
 import { placeOf, requireWritable } from './place.ts'
-import { deleteFileRow, lockFile, moveFile, setFileContent, setFileMetadata } from './store.ts'
+import { setFileContent } from './store.ts'
 import type { Upload } from './upload.ts'
 
 /** The row that a caller may change, under its lock. Raises RESOURCE_NOT_FOUND and VALIDATION_FAILED. */
 async function takeFile(tx: Tx, id: string): Promise<FileRow> {
-  const row = (await lockFile(tx, id)) ?? raise(fileKind.notFound, { meta: { id } })
+  const row = await fileKind.lock(tx, id)
   requireWritable(row)
   return row
 }
@@ -25,7 +23,7 @@ async function takeFile(tx: Tx, id: string): Promise<FileRow> {
 const refuseHeld = (tx: Tx, id: string): Promise<void> =>
   refuseDependents(tx, fileKind, id, { force: false, code: 'FILE_HAS_DEPENDENTS' })
 
-/** Changes metadata, directory and name of a file, as far as they are given (content, 2.3 rule 10). */
+/** Changes metadata, directory and name of a file, as far as they are given. */
 export async function changeFile(
   services: Services,
   tx: Tx,
@@ -40,7 +38,7 @@ export async function changeFile(
     prefix === undefined && filename === undefined ? null : placeOf(prefix ?? here, filename ?? stored.filename)
   const moved = place !== null && (place.path !== stored.path || place.filename !== stored.filename)
   if (moved) {
-    allow('files:UpdateFileMetadata', { kind: fileKind as unknown as Kind, row: { ...stored, ...place } })
+    allow('files:UpdateFileMetadata', { kind: fileKind, row: { ...stored, ...place } })
     await refuseHeld(tx, id)
   }
   if (metadata !== undefined || (moved && stored.metadata !== null))
@@ -50,14 +48,13 @@ export async function changeFile(
       path: place?.path ?? stored.path,
       metadata: metadata === undefined ? stored.metadata : metadata,
     })
-  let row = stored
-  if (moved) row = await moveFile(tx, id, place)
-  if (metadata !== undefined) row = await setFileMetadata(tx, id, metadata)
-  if (row !== stored) tx.emit(fileKind, 'updated', row)
+  if (!moved && metadata === undefined) return stored
+  const row = await fileKind.update(tx, id, { ...(moved ? place : {}), metadata })
+  tx.emit(fileKind, 'updated', row)
   return row
 }
 
-/** Gives a file its bytes, or others (content, 2.6). Raises FILE_HAS_DEPENDENTS, QUOTA_STORAGE_EXCEEDED. */
+/** Gives a file its bytes, or others. Raises FILE_HAS_DEPENDENTS, QUOTA_STORAGE_EXCEEDED. */
 export async function replaceContent(services: Services, tx: Tx, id: string, upload: Upload): Promise<FileRow> {
   const stored = await takeFile(tx, id)
   await refuseHeld(tx, id)
@@ -76,16 +73,9 @@ export async function replaceContent(services: Services, tx: Tx, id: string, upl
   return row
 }
 
-/**
- * Deletes a file that nothing refers to, with its bytes (content, 2.3 rule 11). Raises FILE_HAS_DEPENDENTS,
- * VALIDATION_FAILED for one of the platform's.
- */
-export async function removeFile(services: Services, tx: Tx, id: string): Promise<void> {
-  const stored = await lockFile(tx, id)
-  if (!stored) return raise(fileKind.notFound, { meta: { id } })
-  // First, so that who asks to delete a file of the platform is told whose it is.
-  await refuseHeld(tx, id)
-  requireWritable(stored)
-  await deleteFileRow(tx, stores(services), stored)
-  tx.emit(fileKind, 'deleted', stored)
+/** Refuses to delete a file that something refers to, or one of the platform's: FILE_HAS_DEPENDENTS, VALIDATION_FAILED. */
+export async function checkRemoval(tx: Tx, row: FileRow): Promise<void> {
+  // First, so that who asks to delete a file of the platform learns whose it is.
+  await refuseHeld(tx, row.id)
+  requireWritable(row)
 }

@@ -5,7 +5,7 @@ import type { Services } from '../../core/process/services.ts'
 import { checkMetadata } from '../schemas/check.ts'
 import { type Staged, stores } from '../storage/stores.ts'
 import { mediaTypeOf } from './media-type.ts'
-import { FileName, type FileRow, fileKind } from './model.ts'
+import { FileName, type FileRow } from './model.ts'
 import { placeOf } from './place.ts'
 import { insertFile } from './store.ts'
 import type { Upload } from './upload.ts'
@@ -21,10 +21,7 @@ export type Described = {
   tags?: Record<string, string>
 }
 
-/**
- * Inserts a file with its bytes, or without any, and tells an event. Raises as insertFile, checkStorage and
- * checkMetadata do.
- */
+/** Inserts a file with its bytes, or without any. Raises as insertFile, checkStorage and checkMetadata do. */
 export async function createFile(
   services: Services,
   tx: Tx,
@@ -48,7 +45,6 @@ export async function createFile(
     tags: file.tags ?? {},
   })
   if (content) await stores(services).commit(tx, content)
-  tx.emit(fileKind, 'created', row)
   return row
 }
 

@@ -1,15 +1,18 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
+import { raise } from '../../core/api/errors.ts'
+import { type Kind, kind, type Values } from '../../core/api/kind.ts'
+import { projectField, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { checkStorable } from '../../core/api/validate.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { MetadataBag } from '../metadata.ts'
 import { directoryOf, leafOf, WritableDirectory } from '../paths.ts'
+import { dropBytes } from '../storage/stores.ts'
 import { MediaType } from './media-type.ts'
 import { Upload } from './upload.ts'
 
-/** A file as the wire shows it (content, 2.1). */
+/** A file as the wire shows it. */
 export const File = record(
   'File',
   {
@@ -50,17 +53,33 @@ export const fileColumns: Fragment = sql.fragment`t.id, t.project_id, t.path, t.
   encode(t.sha256, 'hex') as sha256, t.storage, t.location, t.metadata, t.tags,
   (select d.id from documents d where d.file_id = t.id) as document_id, t.created_at, t.updated_at`
 
-export const fileKind = kind({
+/** Raises NAME_CONFLICT with `meta { path }`. */
+export const pathTaken = (path: string | null | undefined): never =>
+  raise('NAME_CONFLICT', { message: 'Another file of the project has this path', meta: { path } })
+
+/** Drops the stored bytes of a file; a text goes with its document. */
+export const dropContent = async (tx: Tx, { storage, location }: FileRow): Promise<void> => {
+  if (storage !== null && storage !== 'text') await dropBytes(tx, { storage, location: location as string })
+}
+
+export const fileKind: Kind<FileRow, 'created' | 'updated' | 'deleted'> = kind({
   name: 'file',
   prefix: 'file',
   table: 'files',
   tags: true,
   missing: 'FILE_NOT_FOUND',
+  record: File,
   row: FileRow,
   columns: fileColumns,
   events: ['created', 'updated', 'deleted'],
-  path: row => row.path,
-  present: row => ({
+  unique: { files_path: ({ path }: Values<FileRow>) => pathTaken(path) },
+  async remove(tx: Tx, row: FileRow) {
+    await dropContent(tx, row)
+    await fileKind.delete(tx, row.id)
+    tx.emit(fileKind, 'deleted', row)
+  },
+  path: (row: FileRow) => row.path,
+  present: (row: FileRow) => ({
     id: row.id,
     project_id: row.project_id,
     prefix: row.path === null ? null : directoryOf(row.path),
@@ -119,12 +138,15 @@ const Metadata = z.union([
 ])
 
 const target = {
-  project_id: z.string().optional(),
+  project_id: projectField,
   prefix: WritableDirectory.nullish().describe('Directory; default the root'),
-  filename: FileName.optional(),
-  content_type: MediaType.nullish(),
+  filename: FileName.optional().describe('Name of the file in its directory; of a path only the last segment counts'),
+  content_type: MediaType.nullish().describe('Media type; default what the upload, the name or the bytes say'),
 }
-const described = { metadata: Metadata.nullish(), tags: TagInput.optional() }
+const described = {
+  metadata: Metadata.nullish().describe('Data of your own, checked by the metadata schema of the path'),
+  tags: TagInput.optional().describe('Tags of the file'),
+}
 
 export const FileInput = z
   .strictObject({

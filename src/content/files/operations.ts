@@ -3,13 +3,16 @@ import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { referencesTo } from '../../core/api/dependents.ts'
+import type { ErrorCode } from '../../core/api/errors.ts'
+import { filter, tagged } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
-import { listTable, page, pageOf, pageOfArray, tagCondition, tagFilter, textFilter } from '../../core/api/lists.ts'
+import { page, pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
 import { tagOperations } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
 import { Directory, isReserved, listedBelow } from '../paths.ts'
-import { changeFile, removeFile, replaceContent } from './change.ts'
+import { changeFile, checkRemoval, replaceContent } from './change.ts'
 import { createFile, createUploaded } from './create.ts'
 import { download, downloadBase64, holdsDownloadToken } from './download.ts'
 import { essenceOf, mediaTypeOf } from './media-type.ts'
@@ -21,7 +24,6 @@ import {
   FileInput,
   FilePatch,
   type FileRow,
-  fileColumns,
   fileKind,
   TokenUpload,
   UploadForm,
@@ -31,82 +33,12 @@ import {
 } from './model.ts'
 import { requestedPath, requireWritable } from './place.ts'
 import { isForm, receiveBytes, receiveForm, receiveJson } from './receive.ts'
-import { setFileTags } from './store.ts'
 import { issueToken, receiveByToken, uploadByToken } from './tokens.ts'
 
 const tag = 'Files'
 const FORM = 'multipart/form-data'
 
-const present = (row: FileRow): object => fileKind.present(row)
-
-const FileFilter = z.object({
-  path_prefix: Directory.optional().describe('Files at or below this directory'),
-  content_type: textFilter.describe('Exact type; its parameters do not count'),
-  tags: tagFilter,
-})
-
-const listFiles = operation({
-  id: 'listFiles',
-  method: 'get',
-  path: '/files',
-  summary: 'List files',
-  tag,
-  action: 'files:GetFile',
-  lists: fileKind,
-  query: FileFilter,
-  answers: { 200: pageOf(File) },
-  // files_project serves the order, files_path a directory, files_tags tags.
-  run: context => {
-    const { path_prefix, content_type, tags } = context.query
-    return listTable<FileRow>(context, {
-      table: 'files',
-      columns: fileColumns,
-      path: true,
-      tags: true,
-      where: [
-        listedBelow(sql.fragment`t.path`, path_prefix),
-        // Texts of messages, which are below the reserved root, are in no list.
-        path_prefix !== undefined &&
-          isReserved(path_prefix) &&
-          sql.fragment`not exists (select 1 from documents d where d.file_id = t.id and d.kind = 'message')`,
-        content_type !== undefined &&
-          sql.fragment`lower(trim(split_part(t.content_type, ';', 1))) = ${essenceOf(content_type)}`,
-        tagCondition(sql.fragment`t.tags`, tags),
-      ],
-      present,
-    })
-  },
-})
-
-const createRecord = operation({
-  id: 'createFile',
-  method: 'post',
-  path: '/files',
-  summary: 'Create the record of a file without content',
-  tag,
-  action: 'files:CreateFile',
-  creates: fileKind,
-  pathOf: requestedPath,
-  body: FileInput,
-  answers: { 201: File },
-  raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED'],
-  async run({ body, project, services, tx }) {
-    const id = newId('file')
-    const filename = body.filename ?? body.name ?? id
-    const row = await createFile(services, tx, {
-      id,
-      project_id: project as string,
-      prefix: body.prefix,
-      filename,
-      content_type: await mediaTypeOf({ claimed: body.content_type, filename }),
-      size: body.size ?? null,
-      content: null,
-      metadata: body.metadata,
-      tags: body.tags,
-    })
-    return present(row)
-  },
-})
+const files = resource(fileKind, { path: '/files', tag })
 
 /** Reads an upload; a bound credential of a project that is full already is refused before. */
 const receiving =
@@ -117,40 +49,12 @@ const receiving =
     return read(request, { fileId: newId('file'), projectId: project, maxBytes: maxBytes(services.config) })
   }
 
-const uploadFile = operation({
-  id: 'uploadFile',
-  method: 'post',
-  path: '/files/upload',
-  summary: 'Upload a file',
-  tag,
-  action: 'files:UploadFile',
-  creates: fileKind,
-  pathOf: requestedPath,
-  consumes: [FORM],
-  receive: receiving(receiveForm, config => config.FILES_MAX_UPLOAD_BYTES),
-  body: UploadForm,
-  answers: { 201: File },
-  raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED', 'REQUEST_REJECTED', 'FILE_STORAGE_MISCONFIGURED'],
-  run: async ({ body, project, services, tx }) =>
-    present(await createUploaded(services, tx, project as string, body.file, body)),
-})
-
-const uploadFileBase64 = operation({
-  id: 'uploadFileBase64',
-  method: 'post',
-  path: '/files/upload/base64',
-  summary: 'Upload a file as base64 in JSON',
-  tag,
-  action: 'files:UploadFile',
-  creates: fileKind,
-  pathOf: requestedPath,
-  receive: receiving(receiveJson, config => config.FILES_INLINE_MAX_BYTES),
-  body: UploadJson,
-  answers: { 201: File },
-  raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED', 'REQUEST_REJECTED', 'FILE_STORAGE_MISCONFIGURED'],
-  run: async ({ body, project, services, tx }) =>
-    present(await createUploaded(services, tx, project as string, body.content, body)),
-})
+const uploadRaises: ErrorCode[] = [
+  'NAME_CONFLICT',
+  'QUOTA_STORAGE_EXCEEDED',
+  'REQUEST_REJECTED',
+  'FILE_STORAGE_MISCONFIGURED',
+]
 
 const createPresignedUrl = operation({
   id: 'createPresignedUrl',
@@ -165,49 +69,6 @@ const createPresignedUrl = operation({
   answers: { 201: UploadToken },
   secretAnswer: true,
   run: ({ body, project, services, tx, caller }) => issueToken(services, tx, caller, project as string, body),
-})
-
-const uploadFileWithToken = operation({
-  id: 'uploadFileWithToken',
-  method: 'post',
-  path: '/files/upload/{token}',
-  summary: 'Upload the file that a token was made for',
-  tag,
-  action: 'files:UploadFile',
-  gate: 'public',
-  creates: fileKind,
-  consumes: [FORM, 'application/json'],
-  receive: receiveByToken,
-  body: TokenUpload,
-  answers: { 201: File },
-  raises: [
-    'UPLOAD_TOKEN_NOT_FOUND',
-    'UPLOAD_TOKEN_USED',
-    'UPLOAD_TOKEN_EXPIRED',
-    'NAME_CONFLICT',
-    'QUOTA_STORAGE_EXCEEDED',
-    'REQUEST_REJECTED',
-    'FILE_STORAGE_MISCONFIGURED',
-    'RESOURCE_NOT_FOUND',
-    'IDEMPOTENCY_KEY_REUSED',
-    'IDEMPOTENCY_IN_PROGRESS',
-  ],
-  internal: true,
-  async run({ body, caller, params, services, tx, audit }) {
-    audit.detail.via = 'upload_token'
-    return present(await uploadByToken(services, tx, caller, params.token, body))
-  },
-})
-
-const getFile = itemOperation(fileKind, {
-  id: 'getFile',
-  method: 'get',
-  path: '/files/{file_id}',
-  summary: 'Read the record of one file',
-  tag,
-  action: 'files:GetFile',
-  answers: { 200: File },
-  run: async ({ resource }) => present(resource),
 })
 
 const downloadFile = itemOperation(fileKind, {
@@ -264,7 +125,8 @@ const replaceFileContent = itemOperation(fileKind, {
   body: ContentUpload,
   answers: { 200: File },
   raises: ['FILE_HAS_DEPENDENTS', 'QUOTA_STORAGE_EXCEEDED', 'REQUEST_REJECTED', 'FILE_STORAGE_MISCONFIGURED'],
-  run: async ({ resource, body, services, tx }) => present(await replaceContent(services, tx, resource.id, body.file)),
+  run: async ({ resource, body, services, tx }) =>
+    fileKind.present(await replaceContent(services, tx, resource.id, body.file)),
 })
 
 const updateFileMetadata = itemOperation(fileKind, {
@@ -278,19 +140,7 @@ const updateFileMetadata = itemOperation(fileKind, {
   answers: { 200: File },
   raises: ['NAME_CONFLICT', 'FILE_HAS_DEPENDENTS'],
   run: async ({ resource, body, services, tx, allow }) =>
-    present(await changeFile(services, tx, resource.id, body, allow)),
-})
-
-const deleteFile = itemOperation(fileKind, {
-  id: 'deleteFile',
-  method: 'delete',
-  path: '/files/{file_id}',
-  summary: 'Delete a file that nothing refers to',
-  tag,
-  action: 'files:DeleteFile',
-  answers: { 204: null },
-  raises: ['FILE_HAS_DEPENDENTS'],
-  run: ({ resource, services, tx }) => removeFile(services, tx, resource.id),
+    fileKind.present(await changeFile(services, tx, resource.id, body, allow)),
 })
 
 const listFileDependents = itemOperation(fileKind, {
@@ -317,27 +167,112 @@ const listFileDependents = itemOperation(fileKind, {
 })
 
 export const fileOperations: Operation[] = [
-  listFiles,
-  createRecord,
-  uploadFile,
-  uploadFileBase64,
+  // files_project serves the order, files_path a directory, files_tags tags.
+  files.list({
+    action: 'files:GetFile',
+    filters: {
+      path_prefix: filter(Directory.optional().describe('Files at or below this directory'), path =>
+        // Texts of messages, which are below the reserved root, are in no list.
+        isReserved(path)
+          ? sql.fragment`not exists (select 1 from documents d where d.file_id = t.id and d.kind = 'message')`
+          : null,
+      ),
+      content_type: filter(
+        textFilter.describe('Exact type; its parameters do not count'),
+        type => sql.fragment`lower(trim(split_part(t.content_type, ';', 1))) = ${essenceOf(type)}`,
+      ),
+      tags: tagged,
+    },
+    where: ({ query }) => [listedBelow(sql.fragment`t.path`, query.path_prefix)],
+  }),
+  files.create({
+    summary: 'Create the record of a file without content',
+    pathOf: requestedPath,
+    body: FileInput,
+    raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED'],
+    async make({ body, project, services, tx }) {
+      const id = newId('file')
+      const filename = body.filename ?? body.name ?? id
+      return createFile(services, tx, {
+        id,
+        project_id: project,
+        prefix: body.prefix,
+        filename,
+        content_type: await mediaTypeOf({ claimed: body.content_type, filename }),
+        size: body.size ?? null,
+        content: null,
+        metadata: body.metadata,
+        tags: body.tags,
+      })
+    },
+  }),
+  files.create({
+    id: 'uploadFile',
+    path: '/files/upload',
+    summary: 'Upload a file',
+    action: 'files:UploadFile',
+    pathOf: requestedPath,
+    consumes: [FORM],
+    receive: receiving(receiveForm, config => config.FILES_MAX_UPLOAD_BYTES),
+    body: UploadForm,
+    raises: uploadRaises,
+    make: ({ body, project, services, tx }) => createUploaded(services, tx, project, body.file, body),
+  }),
+  files.create({
+    id: 'uploadFileBase64',
+    path: '/files/upload/base64',
+    summary: 'Upload a file as base64 in JSON',
+    action: 'files:UploadFile',
+    pathOf: requestedPath,
+    receive: receiving(receiveJson, config => config.FILES_INLINE_MAX_BYTES),
+    body: UploadJson,
+    raises: uploadRaises,
+    make: ({ body, project, services, tx }) => createUploaded(services, tx, project, body.content, body),
+  }),
   createPresignedUrl,
-  uploadFileWithToken,
-  getFile,
+  files.create({
+    id: 'uploadFileWithToken',
+    path: '/files/upload/{token}',
+    summary: 'Upload the file that a token was made for',
+    action: 'files:UploadFile',
+    gate: 'public',
+    consumes: [FORM, 'application/json'],
+    receive: receiveByToken,
+    body: TokenUpload,
+    raises: [
+      ...uploadRaises,
+      'UPLOAD_TOKEN_NOT_FOUND',
+      'UPLOAD_TOKEN_USED',
+      'UPLOAD_TOKEN_EXPIRED',
+      'RESOURCE_NOT_FOUND',
+      'IDEMPOTENCY_KEY_REUSED',
+      'IDEMPOTENCY_IN_PROGRESS',
+    ],
+    internal: true,
+    make({ body, caller, params, services, tx, audit }) {
+      audit.detail.via = 'upload_token'
+      return uploadByToken(services, tx, caller, params.token, body)
+    },
+  }),
+  files.get({ summary: 'Read the record of a file' }),
   downloadFile,
   downloadFileBase64,
   replaceFileContent,
   updateFileMetadata,
-  deleteFile,
+  files.remove({
+    summary: 'Delete a file that nothing refers to',
+    raises: ['FILE_HAS_DEPENDENTS'],
+    check: (row, { tx }) => checkRemoval(tx, row),
+  }),
   listFileDependents,
   ...tagOperations(fileKind, {
     path: '/files/{file_id}',
     tag,
     read: 'files:GetFile',
     write: 'files:UpdateFileMetadata',
-    setTags: (tx, row, tags) => {
+    setTags(tx, row, tags) {
       requireWritable(row)
-      return setFileTags(tx, row.id, tags)
+      return fileKind.update(tx, row.id, { tags })
     },
   }),
 ]

@@ -22,7 +22,7 @@ const lastSegment = (name: unknown): string | null => {
 }
 
 /**
- * The path that an unchecked body asks for, by which policies are asked before the body is judged; null when it is none.
+ * The path that an unchecked body asks for, by which policies are asked before the body is validated; null when it is none.
  * A file that is named by its id alone gets a name here that no policy can know either.
  */
 export function requestedPath(body: Record<string, unknown>): string | null {

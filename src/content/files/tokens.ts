@@ -15,7 +15,7 @@ import { placeOf } from './place.ts'
 import { isForm, receiveForm, receiveJson } from './receive.ts'
 import { findUploadToken, insertUploadToken, type UploadTokenRow, useUploadToken } from './store.ts'
 
-/** Grants to upload one file without a credential (content, 4). */
+/** Grants to upload one file without a credential. */
 
 const ACTION = 'files:UploadFile'
 

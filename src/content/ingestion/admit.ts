@@ -12,7 +12,6 @@ import { refuseReserved, refuseWithdrawn } from '../documents/change.ts'
 import { authorOf, type DocumentRow, documentKind } from '../documents/model.ts'
 import { documentOfFile, insertDocument, lockDocument, updateDocument } from '../documents/store.ts'
 import { type FileRow, fileKind } from '../files/model.ts'
-import { lockFile, moveFile } from '../files/store.ts'
 import { filePath, isReserved, PathError, writablePath } from '../paths.ts'
 import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
@@ -83,7 +82,7 @@ export async function admitFile(
 ): Promise<DocumentRow> {
   const { services, tx, caller, allow } = admission
   const { project_id } = input
-  const file = await lockFile(tx, input.file_id)
+  const file = await fileKind.find(tx, input.file_id, true)
   if (!file || file.project_id !== project_id) raise('FILE_NOT_FOUND', { meta: { id: input.file_id } })
   const document_id = await documentOfFile(tx, file.id)
   // What backs a document already keeps its path.
@@ -132,7 +131,7 @@ async function move({ services, tx }: Admission, file: FileRow, path: string | n
       path,
       metadata: file.metadata,
     })
-  const moved = await moveFile(tx, file.id, { path, filename: file.filename })
+  const moved = await fileKind.update(tx, file.id, { path, filename: file.filename })
   tx.emit(fileKind, 'updated', moved)
 }
 

@@ -1,4 +1,6 @@
 import { module } from '../../core/api/module.ts'
+import { codeCacheBytes } from '../vectors/code-cache.ts'
+import { vectorSearches } from '../vectors/scan.ts'
 import { documentSource } from './documents.ts'
 import { knowledgeOperations } from './operations.ts'
 import { sources } from './sources.ts'
@@ -7,5 +9,6 @@ import { tellMissingTextSearch } from './text-search.ts'
 export default module('knowledge', {
   operations: knowledgeOperations,
   extensions: [sources.with(documentSource)],
+  metrics: [vectorSearches, codeCacheBytes],
   start: tellMissingTextSearch,
 })

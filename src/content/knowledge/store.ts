@@ -23,6 +23,10 @@ const hit = sql.type(
   }),
 )
 
+/** Beside what `set_config` returns. */
+const read = sql.type(z.object({ tree: z.string(), words: z.array(z.string()) }))
+const share = sql.type(z.object({ lexeme: z.string(), share: z.number() }))
+
 /**
  * Bounds the time of the transaction's statements and reads the query as PostgreSQL does: `asks` is false when no word is
  * left to look for, `exact` is true when it quotes or excludes something.
@@ -31,14 +35,11 @@ export async function readQuery(
   db: Queryable,
   { textSearch, query, timeoutMs }: { textSearch: string; query: string; timeoutMs: number },
 ): Promise<{ asks: boolean; exact: boolean; words: string[] }> {
-  const { tree, words } = (await db.one(sql.unsafe`
+  const { tree, words } = await db.one(read`
     select set_config('statement_timeout', ${String(timeoutMs)}, true), set_config('jit', 'off', true),
       set_config('plan_cache_mode', 'force_custom_plan', true),
       querytree(websearch_to_tsquery(${textSearch}::regconfig, ${query})) as tree,
-      to_json(tsvector_to_array(to_tsvector(${textSearch}::regconfig, ${query}))) as words`)) as {
-    tree: string
-    words: string[]
-  }
+      to_json(tsvector_to_array(to_tsvector(${textSearch}::regconfig, ${query}))) as words`)
   return { asks: tree !== '' && tree !== 'T', exact: /"|(^|\s)-/.test(query), words }
 }
 
@@ -97,14 +98,11 @@ export async function commonness(
   selection: Selection,
   words: readonly string[],
 ): Promise<Map<string, number>> {
-  const rows = (await db.any(sql.unsafe`
+  const rows = await db.any(share`
     with sample as materialized (${selection.source.sample(selection)})
     select u.lexeme, count(*)::float8 / greatest(100, (select count(*) from sample)) as share
     from sample s cross join lateral unnest(s.tsv) u
-    where u.lexeme = any(${sql.array([...words], 'text')}) group by u.lexeme`)) as readonly {
-    lexeme: string
-    share: number
-  }[]
+    where u.lexeme = any(${sql.array([...words], 'text')}) group by u.lexeme`)
   return new Map(rows.map(row => [row.lexeme, row.share]))
 }
 

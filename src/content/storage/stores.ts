@@ -5,6 +5,7 @@ import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { message, workQueue } from '../../core/jobs/queue.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { localBackend } from './local.ts'
 import { postgresBackend } from './postgres.ts'
@@ -23,7 +24,7 @@ export const deleteQueue = workQueue('file_blob_delete', {
   retry: { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
 })
 
-/** Bytes outside of the database whose project is gone (identity, 3.5). */
+/** Bytes outside of the database whose project is gone. */
 export const projectDeleteQueue = workQueue('storage.delete', {
   message: Locations,
   concern: 'ingestion',
@@ -59,8 +60,6 @@ export type Stores = {
   commit(tx: Tx, ...staged: Staged[]): Promise<void>
   /** Bytes, or some of them; null when they are lost. Raises FILE_STORAGE_MISCONFIGURED for a backend that is not set up. */
   read(location: Location, range?: ByteRange): Promise<Readable | null>
-  /** Drops bytes with the row that named them: blobs in the transaction, others by a message after it. */
-  drop(tx: Tx, location: Location): Promise<void>
   /** Drops bytes outside of any transaction; nothing when they are gone. Raises FILE_STORAGE_MISCONFIGURED. */
   remove(location: Location): Promise<void>
   /** Drops what was staged and never named. */
@@ -105,7 +104,7 @@ const MISCONFIGURED = new Set<unknown>([
   'CredentialsProviderError',
 ])
 
-/** Raises FILE_STORAGE_MISCONFIGURED for a failure that only the operator can mend; the cause is logged, not told. */
+/** Raises FILE_STORAGE_MISCONFIGURED for a failure that only the operator can fix; the cause is logged, not answered. */
 async function explained<T>(services: Services, storage: BackendName, work: () => Promise<T>): Promise<T> {
   try {
     return await work()
@@ -190,7 +189,6 @@ function openStores(services: Services): Stores {
     },
     read: (location, range) =>
       explained(services, location.storage, () => backend(location.storage).read(location.location, range)),
-    drop: dropBytes,
     remove: ({ storage, location }) => explained(services, storage, () => backend(storage).delete(location)),
     async abandon(place) {
       if (!(await isNamed(pool, place))) await backend(place.storage).abandon(place.location)
@@ -217,19 +215,10 @@ export async function dropAll(tx: Tx, locations: readonly Location[]): Promise<v
     tx.send(deleteQueue, { objects: objects.slice(at, at + OBJECTS_A_JOB) })
 }
 
-const made = new WeakMap<Services, Stores>()
-
 /** The stores of a process. */
-export function stores(services: Services): Stores {
-  let found = made.get(services)
-  if (!found) {
-    found = openStores(services)
-    made.set(services, found)
-  }
-  return found
-}
+export const stores = perProcess(openStores)
 
-/** Sends for the bytes of a project outside of the database, in the transaction that deletes it (identity, 3.5). */
+/** Sends for the bytes of a project outside of the database, in the transaction that deletes it. */
 export async function leaveProject(tx: Tx, projectId: string): Promise<void> {
   let after = ''
   for (;;) {

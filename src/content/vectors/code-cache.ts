@@ -1,8 +1,9 @@
 import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
+import { Gauge } from 'prom-client'
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { codeCacheBytes } from '../../core/process/metrics.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { codeBits, differences } from './codes.ts'
 import { type Coded, type CodeScope, nextCodes, openCodes, readNewCodes, type Seen } from './store.ts'
@@ -46,27 +47,25 @@ const MOST_NEW = 10_000
  */
 const SLICE = 8192
 
-const caches = new WeakMap<Services, Cache>()
+export const codeCacheBytes = new Gauge({
+  name: 'muster_code_cache_bytes',
+  help: 'Memory that the codes of kept projects take',
+  registers: [],
+})
 
-function cacheOf(services: Services): Cache {
-  const known = caches.get(services)
-  if (known) return known
-  const cache: Cache = {
-    codes: new LRUCache<string, Codes>({
-      maxSize: Math.max(1, services.config.KNOWLEDGE_CODE_CACHE_BYTES),
-      sizeCalculation: ({ ids, codes }) => ids.byteLength + codes.byteLength,
-      ttl: REMEMBERED_MS,
-      ttlAutopurge: true,
-      updateAgeOnGet: true,
-      onInsert: () => codeCacheBytes.set(cache.codes.calculatedSize),
-      disposeAfter: () => codeCacheBytes.set(cache.codes.calculatedSize),
-    }),
-    scanned: new LRUCache({ max: 1000, ttl: REMEMBERED_MS }),
-    reading: Promise.resolve(),
-  }
-  caches.set(services, cache)
-  return cache
-}
+const cacheOf = perProcess(({ config }): Cache => {
+  const measure = () => codeCacheBytes.set(codes.calculatedSize)
+  const codes: Cache['codes'] = new LRUCache({
+    maxSize: Math.max(1, config.KNOWLEDGE_CODE_CACHE_BYTES),
+    sizeCalculation: ({ ids, codes }) => ids.byteLength + codes.byteLength,
+    ttl: REMEMBERED_MS,
+    ttlAutopurge: true,
+    updateAgeOnGet: true,
+    onInsert: measure,
+    disposeAfter: measure,
+  })
+  return { codes, scanned: new LRUCache({ max: 1000, ttl: REMEMBERED_MS }), reading: Promise.resolve() }
+})
 
 const keyOf = ({ project, space, source }: CodeScope): string => `${project} ${space.id} ${source}`
 

@@ -1,11 +1,19 @@
+import { Counter } from 'prom-client'
+import { z } from 'zod'
 import { inTransaction } from '../../core/db/pool.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { vectorSearches } from '../../core/process/metrics.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Codes, dropCodes, followCodes, forget, idsOf, keptCodes, nearestCodes, noteScan } from './code-cache.ts'
 import { codeBytes, codeOf, estimates } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
 import { type Scan, type Stored, scanCodes, searchIndex, vectorsOfIds, visibleVectorsOfIds } from './store.ts'
+
+export const vectorSearches = new Counter({
+  name: 'muster_vector_searches_total',
+  help: 'Searches of one source by meaning, by where their candidates came from: memory, scan, index',
+  labelNames: ['by'],
+  registers: [],
+})
 
 /** A row and the cosine of its nearest segment. */
 export type Near = { ref_id: string; container_id: string; cosine: number }
@@ -23,7 +31,7 @@ const ESTIMATED = 2000
 const LEAST_READ = 100
 
 /**
- * The rows of one source that are nearest to a question (content, 9.2 and 9.3): codes by distance, the best of them by
+ * The rows of one source that are nearest to a question: codes by distance, the best of them by
  * estimate, the best of those by the cosines of their vectors. Sorted by cosine, then by id; every row once. Where the
  * scope holds no more rows than candidates the answer is exact.
  * @param scan.limit results that the caller wants; decides how many candidates are read
@@ -99,6 +107,9 @@ function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float3
   return [...rows.keys()].sort((left, right) => near[right] - near[left]).map(index => rows[index])
 }
 
+/** What `set_config` returns, under one name. */
+const settings = sql.type(z.object({ set_config: z.string() }))
+
 /**
  * Settings of one scan, gone with its transaction. Always a plan for the project at hand: a general one would suit the
  * average project. Rows are read from the index alone: the planner prices other scans by what they read, not by what they
@@ -112,7 +123,7 @@ async function prepare(db: Queryable, options: { timeoutMs: number; indexed: num
       ? sql.fragment``
       : sql.fragment`, set_config('hnsw.iterative_scan', 'relaxed_order', true),
           set_config('hnsw.ef_search', ${String(Math.min(1000, options.indexed))}, true)`
-  await db.query(sql.unsafe`
+  await db.query(settings`
     select set_config('statement_timeout', ${String(options.timeoutMs)}, true), set_config('jit', 'off', true),
       set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
       set_config('enable_bitmapscan', 'off', true), set_config('random_page_cost', '1', true),

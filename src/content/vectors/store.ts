@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, type Fragment, isOneOf, type Queryable, rawFragment, sql } from '../../core/db/sql.ts'
+import { all, type Fragment, isOneOf, type Queryable, rawFragment, sql, statement } from '../../core/db/sql.ts'
 import { isZero } from '../embeddings/local.ts'
 import { codeBits, codeOf } from './codes.ts'
 
@@ -37,7 +37,7 @@ export async function insertVectors(db: Queryable, rows: readonly NewVector[]): 
   const stored = rows.filter(row => !isZero(row.vector))
   if (stored.length === 0) return
   const column = <T>(value: (row: NewVector) => T) => stored.map(value)
-  await db.query(sql.unsafe`
+  await db.query(statement`
     insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
     select t.project_id, t.source, t.container_id, t.ref_id, t.segment, t.space_id, t.code::bit varying, decode(t.vec, 'base64')
     from unnest(${sql.array(
@@ -77,8 +77,8 @@ export async function removeVectors(
 ): Promise<void> {
   await db.query(
     'container_id' in of
-      ? sql.unsafe`delete from knowledge_vectors where container_id = ${of.container_id}`
-      : sql.unsafe`delete from knowledge_vectors where source = ${of.source} and ref_id = any(${sql.array([...of.ref_ids], 'text')})`,
+      ? statement`delete from knowledge_vectors where container_id = ${of.container_id}`
+      : statement`delete from knowledge_vectors where source = ${of.source} and ref_id = any(${sql.array([...of.ref_ids], 'text')})`,
   )
 }
 
@@ -112,7 +112,10 @@ const codeAsBytes = sql.fragment`substring(varbit_send(v.code) from 5)`
 /** Rows of a query over knowledge_vectors `v` as one value: as thousands of rows they would cost the driver more than the database. */
 const coded = sql.fragment`string_agg(v.id::text, ',') as ids, encode(string_agg(${codeAsBytes}, ''), 'base64') as codes`
 
-const codedOf = ({ ids, codes }: { ids: string | null; codes: string | null }): Coded => ({
+const Parts = z.object({ ids: z.string().nullable(), codes: z.string().nullable() })
+const parts = sql.type(Parts)
+
+const codedOf = ({ ids, codes }: z.output<typeof Parts>): Coded => ({
   ids: ids?.split(',') ?? [],
   codes: Buffer.from(codes ?? '', 'base64'),
 })
@@ -125,13 +128,13 @@ const codedOf = ({ ids, codes }: { ids: string | null; codes: string | null }): 
  */
 export async function scanCodes(db: Queryable, scan: Scan): Promise<Coded> {
   return codedOf(
-    (await db.one(sql.unsafe`
+    await db.one(parts`
       with near as materialized (
         select (bit_count(v.code # ${scan.code}::bit varying) << 44) | v.id as place from knowledge_vectors v
         where ${within(scan)} order by 1 limit ${scan.limit}
       )
       select ${coded} from knowledge_vectors v
-      where v.id = any(array(select place & ((1::bigint << 44) - 1) from near))`)) as Parameters<typeof codedOf>[0],
+      where v.id = any(array(select place & ((1::bigint << 44) - 1) from near))`),
   )
 }
 
@@ -142,7 +145,13 @@ export type CodeScope = { project: string; space: { id: number; dimensions: numb
  * What a read of codes could see, and of which run of which server: the numbers of transactions mean nothing on another one,
  * and after a crash those that had written nothing lasting are given out again.
  */
-export type Seen = { snapshot: string; server: string }
+const Seen = z.object({ snapshot: z.string(), server: z.string() })
+export type Seen = z.output<typeof Seen>
+
+const state = sql.type(Seen.extend({ count: z.int() }))
+const news = sql.type(Parts.extend(Seen.shape))
+const code = sql.type(z.object({ id: z.int(), code: z.string() }))
+const id = sql.type(z.object({ id: z.string() }))
 
 /** A crash that the server recovers from by itself does not start it anew, but it starts its statistics anew. */
 const seen = sql.fragment`
@@ -157,18 +166,18 @@ const inScope = ({ project, space, source }: CodeScope): Fragment =>
  * index-only scan of knowledge_vectors_scan, or through the table where the scope is a large part of it.
  */
 export async function openCodes(db: Queryable, scope: CodeScope): Promise<Seen & { count: number }> {
-  await db.query(sql.unsafe`set transaction isolation level repeatable read, read only`)
-  const state = await db.one(sql.unsafe`
+  await db.query(statement`set transaction isolation level repeatable read, read only`)
+  const opened = await db.one(state`
     select ${seen}, (select count(*) from knowledge_vectors v where ${inScope(scope)}) as count`)
-  await db.query(sql.unsafe`
+  await db.query(statement`
     declare codes no scroll cursor for
     select v.id, encode(${codeAsBytes}, 'base64') as code from knowledge_vectors v where ${inScope(scope)}`)
-  return state as Seen & { count: number }
+  return opened
 }
 
 /** Some thousand codes of the open cursor; none at its end. */
 export async function nextCodes(db: Queryable): Promise<Coded> {
-  const rows = (await db.any(sql.unsafe`fetch 1000 from codes`)) as readonly { id: number; code: string }[]
+  const rows = await db.any(code`fetch 1000 from codes`)
   return {
     ids: rows.map(row => String(row.id)),
     codes: Buffer.concat(rows.map(row => Buffer.from(row.code, 'base64'))),
@@ -187,7 +196,7 @@ export async function readNewCodes(
   { snapshot, limit }: { snapshot: string; limit: number },
 ): Promise<Coded & Seen> {
   const last = sql.fragment`${snapshot}::pg_snapshot`
-  const row = (await db.one(sql.unsafe`
+  const row = await db.one(news`
     select ${seen}, new.* from (
       select ${coded} from (
         select v.id, v.code from knowledge_vectors v
@@ -198,17 +207,16 @@ export async function readNewCodes(
         where ${inScope(scope)} and v.written_in = any(array(select pg_snapshot_xip(${last})))
         limit ${limit}
       ) v
-    ) new`)) as Seen & Parameters<typeof codedOf>[0]
+    ) new`)
   return { ...codedOf(row), snapshot: row.snapshot, server: row.server }
 }
 
 /** Nearest first by the HNSW index of the space (pgvector.ts); fewer when the index gave up before it had found enough. */
-export async function searchIndex(db: Queryable, scan: Scan): Promise<string[]> {
+export async function searchIndex(db: Queryable, scan: Scan): Promise<readonly string[]> {
   const bits = bitsOf(scan.space.dimensions)
-  const ids = await db.anyFirst(sql.unsafe`
+  return db.anyFirst(id`
     select v.id::text from knowledge_vectors v where ${within(scan)}
     order by v.code::${bits} <~> ${scan.code}::${bits} limit ${scan.limit}`)
-  return ids as string[]
 }
 
 /** The type of codes; the length of a type is no parameter. */

@@ -118,7 +118,7 @@ export function resource<Row extends KindRow, Event extends string>(
      */
     create<B extends z.ZodType>(
       said: Said &
-        Pick<Partial<Operation>, 'pathOf' | 'projectOf'> & {
+        Pick<Partial<Operation>, 'pathOf' | 'projectOf' | 'gate' | 'consumes' | 'receive'> & {
           body: B
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | Existing<Row>>

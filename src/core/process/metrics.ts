@@ -41,19 +41,6 @@ export const turns = new Counter({
   registers,
 })
 
-export const vectorSearches = new Counter({
-  name: 'muster_vector_searches_total',
-  help: 'Searches of one source by meaning, by where their candidates came from: memory, scan, index',
-  labelNames: ['by'],
-  registers,
-})
-
-export const codeCacheBytes = new Gauge({
-  name: 'muster_code_cache_bytes',
-  help: 'Memory that the codes of kept projects take',
-  registers,
-})
-
 type Depth = {
   queue: string
   waiting: number
