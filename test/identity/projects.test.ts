@@ -182,10 +182,28 @@ describe('projects', () => {
       assert.deepEqual(JSON.parse(events[1].envelope).data, cleared.body)
     })
 
-    it('refuses an empty patch, unknown fields and wrong values', async () => {
+    it('changes nothing without fields, and emits no event', async () => {
+      const { id } = await app.project()
+      const { body } = await app.admin.patch(`/projects/${id}`, { name: 'moved' })
+      const reply = await app.admin.patch(`/projects/${id}`, {})
+      assert.deepEqual([reply.status, reply.body], [200, body])
+      assert.equal((await eventsOf(id)).length, 1)
+    })
+
+    it('does not wait for those who write in the project', async () => {
+      const project = await app.project()
+      const path = `/projects/${project.id}`
+      const etag = (await app.admin.get(path)).headers.get('etag') ?? ''
+      await app.services.write(async tx => {
+        await tx.query(rawQuery('select 1 from projects where id = $1 for key share', [project.id]))
+        assert.equal((await app.admin.patch(path, { name: 'moved' }, { 'if-match': etag })).status, 200)
+        assert.equal((await app.admin.put(`${path}/tags`, { team: 'red' })).status, 200)
+      })
+    })
+
+    it('refuses unknown fields and wrong values', async () => {
       const { id } = await app.project()
       for (const body of [
-        {},
         { nope: 1 },
         { id: 'x' },
         { paused_at: null },

@@ -51,9 +51,9 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   row: z.ZodType<Row>
   /** Tag of statements that return rows of the kind. */
   sql: ReturnType<typeof sql.type<z.ZodType<Row>>>
-  /** Reads one row by id, in the shape `present` takes. `lock` takes the row's lock. */
+  /** Reads one row by id, in the shape `present` takes. `lock` takes the row's lock: FOR UPDATE unless the kind is `shared`. */
   find(db: Queryable, id: string, lock?: boolean): Promise<Row | null>
-  /** The row under its lock (FOR UPDATE). Raises `notFound` when it is gone. */
+  /** The row under its lock. Raises `notFound` when it is gone. */
   lock(db: Queryable, id: string): Promise<Row>
   /** A row of a project, kept from being deleted until the transaction ends (FOR KEY SHARE); null when there is none. */
   reference(db: Queryable, id: string, projectId: string | null): Promise<Row | null>
@@ -96,6 +96,11 @@ type Naming<Row extends KindRow, Event extends string> = {
   missing?: ErrorCode
   counted?: boolean
   fixedIds?: readonly string[]
+  /**
+   * Transactions refer to its rows all the time, as all that write in a project do. They would starve a FOR UPDATE, so its
+   * lock is FOR NO KEY UPDATE: against other changes, not against references.
+   */
+  shared?: boolean
   references?: readonly Reference[]
   events?: readonly Event[]
   eventNames?: EventSource<Row, Event>['eventNames']
@@ -159,6 +164,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
   const table = sql.identifier([declaration.table])
   const typed = sql.type(row)
   const encoders = row instanceof z.ZodObject ? encodersOf(row.shape) : {}
+  const forUpdate = declaration.shared ? sql.fragment`for no key update of t` : sql.fragment`for update of t`
   const touched = 'updated_at' in encoders ? [sql.fragment`updated_at = now()`] : []
   const given = (values: Values<any>) =>
     Object.entries(values).filter(([name, value]) => value !== undefined && name in encoders && !(name in computed))
@@ -198,9 +204,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
     find:
       declaration.find ??
       ((db, id, lock = false) =>
-        db.maybeOne(
-          typed`select ${columns} from ${table} t where t.id = ${id} ${lock ? sql.fragment`for update of t` : sql.fragment``}`,
-        )),
+        db.maybeOne(typed`select ${columns} from ${table} t where t.id = ${id} ${lock ? forUpdate : sql.fragment``}`)),
     async lock(db, id) {
       return (await made.find(db, id, true)) ?? raise(made.notFound, { meta: { id } })
     },

@@ -12,7 +12,10 @@ import { replacedTags, tagOperations } from './tags.ts'
 
 /** What of an operation may be said otherwise than it follows from the kind. */
 type Said = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
-  Pick<Partial<Operation>, 'description' | 'alsoActions' | 'bodyLimit' | 'internal' | 'secretAnswer'> & {
+  Pick<
+    Partial<Operation>,
+    'description' | 'alsoActions' | 'gate' | 'admit' | 'bodyLimit' | 'bodyOptional' | 'internal' | 'secretAnswer'
+  > & {
     raises?: ErrorCode[]
     answers?: Operation['answers']
   }
@@ -58,7 +61,10 @@ export function resource<Row extends KindRow, Event extends string>(
   const present = (row: Row): object => kind.present(row)
 
   return {
-    /** GET of the list: rows the caller may see, newest first unless `order` says otherwise. */
+    /**
+     * GET of the list: rows the caller may see, newest first unless `order` says otherwise. `visible` says which rows
+     * these are where policies do not.
+     */
     list<F extends Filters = Record<never, never>>(
       said: Said & {
         filters?: F
@@ -66,10 +72,11 @@ export function resource<Row extends KindRow, Event extends string>(
         entry?: z.ZodObject
         pageSize?: Operation['pageSize']
         where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
+        visible?: (context: Context<any>) => Fragment
         order?: Fragment
       } = {},
     ): Operation {
-      const { filters = {}, entry, where, order, ...more } = said
+      const { filters = {}, entry, where, visible, order, ...more } = said
       const names = Object.keys(entry?.shape ?? {})
       return operation({
         id: `list${nouns}`,
@@ -83,7 +90,7 @@ export function resource<Row extends KindRow, Event extends string>(
         answers: { 200: pageOf(entry ?? kind.record) },
         ...(more as object),
         run: context =>
-          listTable<Row>(context, {
+          listTable<Row>(visible ? { ...context, visible: () => visible(context) } : context, {
             table: kind.table,
             columns: entry ? selectList(names) : kind.columns,
             tags: kind.tags,

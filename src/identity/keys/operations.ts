@@ -10,7 +10,7 @@ import { permitted, projectBinding, sees, visibleRows } from '../../core/iam/acc
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
-import { project } from '../projects/model.ts'
+import { projectKind } from '../projects/model.ts'
 import {
   type KeyFields,
   KeyInput,
@@ -81,7 +81,7 @@ async function checkFields(
   const named = checked.project_id
   if (named && named !== stored?.project_id) {
     if (!sees(caller, named)) raise('FORBIDDEN', { meta: { action } })
-    if (!isIdOf(project, named) || !(await lockProject(tx, named))) {
+    if (!isIdOf(projectKind, named) || !(await lockProject(tx, named))) {
       if (isAdmin(caller)) raise('RESOURCE_NOT_FOUND', { meta: { id: named } })
       raise('FORBIDDEN', { meta: { action } })
     }

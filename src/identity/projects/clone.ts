@@ -1,5 +1,7 @@
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import { type ProjectRow, projectKind, settingNames } from './model.ts'
+import { lockAgainstInserts } from './store.ts'
 
 /** How one kind of configuration is copied into another project. */
 export type Cloneable = {
@@ -14,25 +16,33 @@ export type Cloneable = {
   copy(tx: Tx, from: string, to: string, ids: Map<string, string>): Promise<void>
 }
 
-/** Kinds of configuration that clones of a project can include; copied in the order of the modules, save for `after`. */
+/** Kinds of configuration that clones of a project can include; copied in the order of the modules, except where `after` says otherwise. */
 export const cloneables = extensionPoint<Cloneable>('cloneables')
 
 export const cloneableNames = (): string[] => cloneables.all().map(entry => entry.name)
 
-/** Copies what `include` names into a project. @returns the id of each copy by the id of its original */
-export async function copyConfiguration(
+/**
+ * Adds a project with the settings, the tags and the named configuration of another, whose configuration cannot change
+ * or grow meanwhile. Raises RESOURCE_NOT_FOUND.
+ * @returns the project, and the id of each copy by the id of its original
+ */
+export async function cloneProject(
   tx: Tx,
   from: string,
-  to: string,
+  name: string,
   include: readonly string[],
-): Promise<Record<string, string>> {
+): Promise<{ made: ProjectRow; ids: Record<string, string> }> {
+  await lockAgainstInserts(tx, from)
+  const { tags, ...original } = await projectKind.lock(tx, from)
+  const settings = Object.fromEntries(settingNames.map(setting => [setting, original[setting]]))
+  const made = await projectKind.insert(tx, { ...settings, tags, name })
   const ids = new Map<string, string>()
   const left = new Set(cloneables.all().filter(entry => include.includes(entry.name)))
   const copy = async (entry: Cloneable) => {
     if (!left.delete(entry)) return
     for (const other of [...left]) if (entry.after?.includes(other.name)) await copy(other)
-    await entry.copy(tx, from, to, ids)
+    await entry.copy(tx, from, made.id, ids)
   }
   for (const entry of [...left]) await copy(entry)
-  return Object.fromEntries(ids)
+  return { made, ids: Object.fromEntries(ids) }
 }

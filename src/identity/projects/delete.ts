@@ -6,18 +6,18 @@ import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
-import { type ProjectRow, project } from './model.ts'
-import { deferDelete, deleteProject, dueDeletes, unboundedStatements } from './store.ts'
+import { type ProjectRow, projectKind } from './model.ts'
+import { deferDelete, dueDeletes, lockAgainstInserts, unboundedStatements } from './store.ts'
 
 const DAY_MS = 86_400_000
 
-/** What a project leaves behind outside of its rows; whoever puts something there sends for it here, before they go. */
+/** Clears what a project leaves behind outside of its rows, such as stored bytes; called before the rows go. */
 export const projectLeavings = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project leavings')
 
 /**
  * Deletes a project. Without `force` only one that holds nothing that counts; with it, everything it holds goes by the
  * foreign keys on it. Raises PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`,
- * RESOURCE_NOT_FOUND (identity, 3.5).
+ * RESOURCE_NOT_FOUND.
  */
 export async function removeProject(tx: Tx, id: string, force: boolean): Promise<void> {
   if (force) {
@@ -25,14 +25,14 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
     await lockRowsOfProject(tx, id)
   }
   // Inserts hold the row FOR KEY SHARE by their foreign key: from here on they wait, and then find no project.
-  if (!(await project.find(tx, id, true))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  if (!(await lockAgainstInserts(tx, id))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   if (!force) {
     const dependents = await rowsOfProject(tx, id)
     if (Object.keys(dependents.counts).length > 0)
       raise('PROJECT_HAS_DEPENDENTS', { meta: { ...dependents, forcible: true } })
   }
-  for (const send of projectLeavings.all()) await send(tx, id)
-  await deleteProject(tx, id)
+  for (const clear of projectLeavings.all()) await clear(tx, id)
+  await projectKind.delete(tx, id)
   principalsChanged(tx, `project:${id}`)
 }
 
@@ -41,17 +41,16 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
  * Emits projects.paused when the project ran, else projects.updated.
  */
 export async function scheduleDelete(tx: Tx, services: Services, id: string, days: number): Promise<ProjectRow> {
-  const before = await project.find(tx, id, true)
-  if (!before) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  const before = await projectKind.lock(tx, id)
   const at = new Date(services.clock.now().getTime() + days * DAY_MS)
   const row = await deferDelete(tx, id, at, 'deletion scheduled')
-  tx.emit(project, before.paused_at === null ? 'paused' : 'updated', row)
+  tx.emit(projectKind, before.paused_at === null ? 'paused' : 'updated', row)
   return row
 }
 
 /**
  * Deletes the projects whose deferred delete is due, one transaction each, and leaves an audit entry without principal
- * for each. For a daily tick; a second sweep at the same time does no harm.
+ * for each. A second sweep at the same time does no harm.
  * @returns how many projects went
  */
 export async function sweepDeferredDeletes(services: Services): Promise<number> {
@@ -59,7 +58,7 @@ export async function sweepDeferredDeletes(services: Services): Promise<number> 
   let deleted = 0
   for (const id of await dueDeletes(services.pool, now)) {
     deleted += await services.write(async tx => {
-      const row = await project.find(tx, id, true)
+      const row = await projectKind.find(tx, id, true)
       if (!row?.delete_at || new Date(row.delete_at) > now) return 0
       await removeProject(tx, id, true)
       tx.audit({
@@ -68,7 +67,7 @@ export async function sweepDeferredDeletes(services: Services): Promise<number> 
         principal_type: null,
         principal_id: null,
         action: 'projects:DeleteProject',
-        resource_srn: srn(id, project.name, id),
+        resource_srn: srn(id, projectKind.name, id),
         resource_public_id: id,
         status: 204,
         request_id: null,

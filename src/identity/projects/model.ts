@@ -1,14 +1,14 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
-import type { Tags } from '../../core/api/record.ts'
-import { record } from '../../core/api/record.ts'
+import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
+const traceModes = z.enum(['full', 'none'])
 
-/** A project as the wire shows it (identity, 3.1). */
+/** A project as the wire shows it. */
 export const Project = record(
   'Project',
   {
@@ -21,51 +21,56 @@ export const Project = record(
     max_chain_generations: limit,
     audit_reads_enabled: z.boolean(),
     trace_content_retention_days: limit,
-    trace_content_mode: z.enum(['full', 'none']),
+    trace_content_mode: traceModes,
     paused_at: z.string().nullable(),
     pause_reason: z.string().nullable(),
     delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
   },
   { project: false, tags: true },
 )
-export type Project = z.output<typeof Project>
 
+/** What a create sets and a clone copies. */
 const settings = {
-  name: z.string().trim().min(1).max(255),
-  description: z.string().max(2000).nullable(),
-  max_run_depth: limit,
-  max_concurrent_runs: limit,
-  max_chain_generations: limit,
-  audit_reads_enabled: z.boolean(),
-  trace_content_retention_days: limit,
-  trace_content_mode: z.enum(['full', 'none']),
+  name: z.string().trim().min(1).max(255).describe('Name to show; need not be unique'),
+  description: z.string().max(2000).nullable().describe('What the project is for'),
+  max_run_depth: limit.describe(
+    'How deep runs of loops and sub-orchestrations may nest; null leaves the limit of the deployment',
+  ),
+  max_concurrent_runs: limit.describe('Orchestration runs at once; null for no limit of the project'),
+  max_chain_generations: limit.describe(
+    'Generations in one chain of continuations; the smallest of the limits that apply counts',
+  ),
+  audit_reads_enabled: z.boolean().describe('Also write reads to the audit log'),
+  trace_content_retention_days: limit.describe('Days that the content of traces is kept; null keeps it'),
+  trace_content_mode: traceModes.describe('Whether traces hold content at all'),
 }
 
-export const ProjectInput = z
-  .strictObject({ ...settings })
-  .partial()
-  .required({ name: true })
-  .meta({ id: 'ProjectInput' })
-export type ProjectInput = z.output<typeof ProjectInput>
+export const settingNames = Object.keys(settings) as (keyof typeof settings)[]
 
-export const ProjectPatch = z
-  .strictObject({
-    ...settings,
-    guardrail_ids: z.array(z.string().min(1).max(64)).max(20).nullable(),
-    default_model_route_id: z.string().min(1).max(64).nullable(),
-  })
-  .partial()
-  .refine(patch => Object.keys(patch).length > 0, 'must name at least one field')
-  .meta({ id: 'ProjectPatch' })
-export type ProjectPatch = z.output<typeof ProjectPatch>
+export const ProjectInput = z.strictObject(settings).partial().required({ name: true }).meta({ id: 'ProjectInput' })
 
-export const PauseInput = z.strictObject({ reason: z.string().max(256).nullable().optional() }).meta({
-  id: 'ProjectPauseInput',
+export const ProjectPatch = patchBody('ProjectPatch', {
+  ...settings,
+  guardrail_ids: z
+    .array(z.string().min(1).max(64))
+    .max(20)
+    .nullable()
+    .describe('Guardrails of every tool call in the project, in order; null for none'),
+  default_model_route_id: z
+    .string()
+    .min(1)
+    .max(64)
+    .nullable()
+    .describe('Model route of whatever names neither a route nor a provider'),
 })
+
+export const PauseInput = z
+  .strictObject({ reason: z.string().max(256).nullable().optional().describe('Shown to whoever is refused meanwhile') })
+  .meta({ id: 'ProjectPauseInput' })
 
 export const CloneInput = z
   .strictObject({
-    name: settings.name,
+    name: settings.name.describe('Name of the new project'),
     include: z.array(z.string().min(1).max(64)).max(50).default([]).describe('Kinds of configuration to copy'),
   })
   .meta({ id: 'ProjectCloneInput' })
@@ -86,7 +91,7 @@ export const ProjectSummary = z
 
 export const DeleteQuery = z
   .object({
-    force: booleanQuery.default(false),
+    force: booleanQuery.default(false).describe('Delete everything in the project too'),
     grace_days: z
       .string()
       .regex(/^\d{1,3}$/, 'must be an integer from 0 to 365')
@@ -97,16 +102,17 @@ export const DeleteQuery = z
   })
   .refine(query => query.force || !query.grace_days, { path: ['grace_days'], message: 'needs force=true' })
 
-export type ProjectRow = Project & { project_id: string; tags: Tags }
-
 /** Its own project, so that decisions about it fall under `srn:<id>:project:<id>`. */
-export const project = kind({
+export const projectKind = kind({
   name: 'project',
   prefix: 'proj',
   table: 'projects',
   counted: false,
+  shared: true,
   record: Project,
   hidden: { project_id: z.string() },
   computed: { project_id: sql.fragment`t.id` },
   events: ['updated', 'paused', 'resumed'],
 })
+
+export type ProjectRow = z.output<typeof projectKind.row>

@@ -3,8 +3,8 @@ import type { Tx } from '../../core/db/write.ts'
 import { lockPauseState } from './store.ts'
 
 /**
- * Admits work that is about to start in a project: call it in the transaction that inserts the work. Holds the project
- * row FOR SHARE to the end of the transaction, so that no start commits after a pause answered (identity, 3.4).
+ * Checks that work may start in a project: call it in the transaction that inserts the work. Holds the project row FOR
+ * SHARE until the transaction ends, so that no start commits after a pause answered.
  * Raises PROJECT_PAUSED with `meta { project_id, pause_reason }`, RESOURCE_NOT_FOUND when the project is gone.
  */
 export async function lockRunnable(tx: Tx, projectId: string): Promise<void> {
