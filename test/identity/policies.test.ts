@@ -1,10 +1,12 @@
 import assert from 'node:assert/strict'
 import { operations as declared } from '../../src/core/api/operation.ts'
+import { outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
 import { checkPolicyDocument } from '../../src/core/iam/policy.ts'
+import { attachPolicy } from '../../src/identity/policies/attach.ts'
 import { managedPolicies, syncManagedPolicies } from '../../src/identity/policies/managed.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 
 const allow = (action: string | string[], resource?: string | string[], condition?: object) => ({
   statement: [
@@ -122,6 +124,14 @@ describe('policies', () => {
       assert.equal((await app.admin.put(`/policies/${id}`, { name: 'x' })).status, 400)
     })
 
+    it('stay as they are when a PATCH names no field', async () => {
+      const { id } = await make(allow('*'), { name: 'still' })
+      const { body } = await app.admin.patch(`/policies/${id}`, { name: 'moved' })
+      const reply = await app.admin.patch(`/policies/${id}`, {})
+      assert.deepEqual([reply.status, reply.body], [200, body])
+      assert.equal((await app.admin.get(`/policies/${id}/versions`)).body.total, 2)
+    })
+
     it('honour If-Match', async () => {
       const { id } = await make()
       const tag = { 'if-match': (await app.admin.get(`/policies/${id}`)).headers.get('etag') as string }
@@ -234,6 +244,24 @@ describe('policies', () => {
         assert.equal((await app.admin.delete(`/users/${user.id}/policies/${id}`)).status, 204)
       assert.deepEqual((await app.admin.get(`/users/${user.id}`)).body.policy_ids, [b])
       assert.equal((await app.admin.post(`/users/${user.id}/policies/${MISSING}`)).status, 404)
+    })
+
+    it('made one by one at the same time are all there', async () => {
+      const [a, b] = [(await make()).id, (await make()).id]
+      const user = await app.user()
+      let second: Promise<Reply> | undefined
+      await app.services.write(async tx => {
+        await attachPolicy(tx, user.id, a)
+        second = app.admin.post(`/users/${user.id}/policies/${b}`)
+        await outsideTransaction(() =>
+          eventually(() =>
+            app.services.pool.exists(sql.unsafe`
+              select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+          ),
+        )
+      })
+      assert.equal((await second)?.status, 204)
+      assert.deepEqual((await app.admin.get(`/users/${user.id}`)).body.policy_ids, [a, b])
     })
 
     it('of an empty list leave a user with nothing', async () => {

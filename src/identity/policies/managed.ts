@@ -7,7 +7,7 @@ import { putManagedPolicy } from './store.ts'
 
 const MAX_ACTIONS = 100
 
-/** Modules whose every action somebody needs who only works with agents that others configured. */
+/** Modules whose every action is needed by those who only work with agents that others configured. */
 const RUNNER_MODULES = ['actors', 'chats', 'conversations', 'sessions', 'generations', 'chains', 'tasks']
 const RUNNER_ACTIONS = ['agents:CreateAgentGeneration', 'tools:CallTool', 'orchestrations:StartRun']
 
@@ -64,7 +64,7 @@ export const managedPolicies = (operations: readonly Operation[]): Managed[] => 
   },
 ]
 
-/** Brings the managed policies of a deployment up to date with its actions. For the boot of a process that serves them all. */
+/** Brings the managed policies of a deployment up to date with its actions, at the start of a web process. */
 export async function syncManagedPolicies(services: Services): Promise<void> {
   await services.write(async tx => {
     for (const policy of managedPolicies(operations.all())) {

@@ -14,7 +14,7 @@ export const PolicyDocumentSchema = z
     statement: z
       .array(
         z.object({
-          effect: z.enum(['Allow', 'Deny']),
+          effect: z.enum(['Allow', 'Deny']).describe('A Deny that matches wins over every Allow'),
           action: strings.describe('`*`, `<module>:*`, `<module>:<Action>`, `<module>:<Prefix>*` or an event pattern'),
           resource: strings.optional().describe('`*` or `srn:<project>:<type>:<id>`; absent is `*`'),
           condition: z
@@ -24,9 +24,10 @@ export const PolicyDocumentSchema = z
         }),
       )
       .min(1)
-      .max(100),
+      .max(100)
+      .describe('What is allowed or denied; what no statement allows is denied'),
   })
-  .meta({ id: 'PolicyDocument' })
+  .meta({ id: 'PolicyDocument', description: 'What a policy allows and denies' })
 
 export const Policy = record(
   'Policy',
@@ -39,7 +40,6 @@ export const Policy = record(
   },
   { project: false },
 )
-export type Policy = Omit<z.infer<typeof Policy>, 'document'> & { document: unknown }
 
 export const PolicyVersion = z
   .object({
@@ -52,27 +52,31 @@ export const PolicyVersion = z
     created_at: z.string(),
   })
   .meta({ id: 'PolicyVersion' })
-export type PolicyVersion = Omit<z.infer<typeof PolicyVersion>, 'document'> & { document: unknown }
+export type PolicyVersion = z.output<typeof PolicyVersion>
 
 export const PolicyAttachment = z.object({ type: z.string(), id: z.string() }).meta({ id: 'PolicyAttachment' })
 
-const name = z.string().max(255).nullable()
-const description = z.string().max(2000).nullable()
-// The engine's own check gives the codes of identity 5.2; a schema in front of it would hide them.
-const document = z.unknown().meta({ $ref: '#/$defs/PolicyDocument' })
+const fields = {
+  name: z.string().max(255).nullable().optional().describe('Name to show'),
+  description: z.string().max(2000).nullable().optional().describe('What the policy is for'),
+  // The check of the permission engine names what is wrong by codes of its own; a schema in front of it would hide them.
+  document: z.unknown().meta({ $ref: '#/$defs/PolicyDocument', description: 'What the policy allows and denies' }),
+}
 
-export const PolicyInput = z
-  .strictObject({ name: name.optional(), description: description.optional(), document })
-  .meta({ id: 'PolicyInput' })
+export const PolicyInput = z.strictObject(fields).meta({ id: 'PolicyInput' })
 export const PolicyPatch = z
-  .strictObject({ name: name.optional(), description: description.optional(), document: document.optional() })
+  .strictObject({ ...fields, document: fields.document.optional() })
   .meta({ id: 'PolicyPatch' })
 
 /** At most this many policies on one user. */
 export const MAX_USER_POLICIES = 50
 
 export const UserPoliciesInput = z
-  .strictObject({ policy_ids: z.array(z.string()).describe(`At most ${MAX_USER_POLICIES}; replaces the list`) })
+  .strictObject({
+    policy_ids: z
+      .array(z.string())
+      .describe(`Policies of the user in order, at most ${MAX_USER_POLICIES}; replaces the list`),
+  })
   .meta({ id: 'UserPoliciesInput' })
 
 /**
@@ -85,15 +89,10 @@ export function checkDocument(document: unknown, path = 'document'): PolicyDocum
   return document as PolicyDocument
 }
 
-/** Ids of the policies that ship with the deployment (identity, 5). */
+/** Ids of the policies that ship with the deployment. */
 export const managedIds = ['pol_managed_read_only', 'pol_managed_project_admin', 'pol_managed_agent_runner'] as const
 
-export type PolicyRow = Policy & { project_id: null }
-
-/** A policy as the wire shows it. */
-export const presentPolicy = ({ project_id: _, ...policy }: PolicyRow): Policy => policy
-
-export const policies = kind({
+export const policyKind = kind({
   name: 'policy',
   plural: 'policies',
   prefix: 'pol',
@@ -105,3 +104,5 @@ export const policies = kind({
   hidden: { project_id: z.null() },
   computed: { project_id: sql.fragment`null::text` },
 })
+
+export type PolicyRow = z.output<typeof policyKind.row>

@@ -2,12 +2,12 @@ import { module } from '../../core/api/module.ts'
 import { permissionOperations } from '../permissions.ts'
 import { policyErrors } from './errors.ts'
 import { syncManagedPolicies } from './managed.ts'
-import { policies } from './model.ts'
+import { policyKind } from './model.ts'
 import { policyOperations } from './operations.ts'
 
 export default module('policies', {
   errors: policyErrors,
-  kinds: [policies],
+  kinds: [policyKind],
   operations: [...policyOperations, ...permissionOperations],
   start: async (services, role) => (role === 'web' ? syncManagedPolicies(services) : undefined),
 })

@@ -1,36 +1,47 @@
 import { z } from 'zod'
 import { Comparison } from '../../core/api/compare.ts'
-import { raise } from '../../core/api/errors.ts'
+import { contains, filter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { pageOf, textFilter } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { sql } from '../../core/db/sql.ts'
 import { users } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
-import { changePolicy, comparePolicyVersions, removePolicy, restorePolicy, versionNumber } from './change.ts'
+import { changePolicy, comparePolicyVersions, fields, policyVersion, refuseHeld, versionNumber } from './change.ts'
 import {
   checkDocument,
   Policy,
   PolicyAttachment,
   PolicyInput,
   PolicyPatch,
-  type PolicyRow,
   PolicyVersion,
-  policies,
-  presentPolicy,
+  policyKind,
   UserPoliciesInput,
 } from './model.ts'
 import { Simulation, SimulationInput, simulate } from './simulate.ts'
-import {
-  findPolicyVersions,
-  insertPolicy,
-  listAttachments,
-  listPolicies,
-  listPolicyVersions,
-  listUserPolicies,
-} from './store.ts'
+import { insertPolicy, listAttachments, listPolicyVersions, listUserPolicies } from './store.ts'
 
-const tag = 'Policies'
+const policies = resource(policyKind, { path: '/policies', tag: 'Policies' })
+
+const byAdmins = { tag: 'Policies', gate: 'admin' } as const
+const reading = { ...byAdmins, method: 'get', action: 'policies:GetPolicy' } as const
+const attaching = { ...byAdmins, action: 'users:AttachUserPolicies', answers: { 204: null } } as const
+
+const change = (method: 'patch' | 'put', summary: string, body: typeof PolicyInput | typeof PolicyPatch) =>
+  policies.update({
+    method,
+    summary,
+    gate: 'admin',
+    body,
+    // The audit entry names the version that was made.
+    async write(_next, { stored, body, caller, tx, audit }) {
+      const changed = await changePolicy(tx, stored, body, caller.principal.id)
+      audit.detail.version = changed.version
+      return changed
+    },
+  })
 
 const versionQuery = z
   .string()
@@ -38,103 +49,44 @@ const versionQuery = z
   .transform(Number)
   .optional()
 
-/** Changes a policy; the entry in the audit log names the version it made. */
-async function change(
-  { resource, caller, tx, audit }: Pick<Context<unknown, unknown, PolicyRow>, 'resource' | 'caller' | 'tx' | 'audit'>,
-  body: Parameters<typeof changePolicy>[2],
-) {
-  const changed = await changePolicy(tx, resource.id, body, caller.principal.id)
-  audit.detail.version = changed.version
-  return presentPolicy(changed)
-}
-
 export const policyOperations: Operation[] = [
-  operation({
-    id: 'listPolicies',
-    method: 'get',
-    path: '/policies',
-    summary: 'List policies',
-    tag,
-    action: 'policies:ListPolicies',
+  policies.list({
     gate: 'admin',
-    lists: policies,
-    query: z.object({ user_id: textFilter, name: textFilter }),
-    answers: { 200: pageOf(Policy) },
-    run: ({ db, page, query }) => listPolicies(db, page, query),
-  }),
-  operation({
-    id: 'createPolicy',
-    method: 'post',
-    path: '/policies',
-    summary: 'Create a policy',
-    tag,
-    action: 'policies:CreatePolicy',
-    gate: 'admin',
-    creates: policies,
-    body: PolicyInput,
-    answers: { 201: Policy },
-    async run({ body, caller, tx }) {
-      const document = checkDocument(body.document)
-      const { name = null, description = null } = body
-      const by = caller.principal.id
-      return presentPolicy(await insertPolicy(tx, { id: newId('pol'), name, description, document, by }))
+    visible: () => sql.fragment`true`,
+    // The table is small and read as a whole.
+    filters: {
+      user_id: filter(
+        textFilter.describe('Policies attached to this user'),
+        id => sql.fragment`exists (select 1 from user_policies a where a.user_id = ${id} and a.policy_id = t.id)`,
+      ),
+      name: contains('name'),
     },
   }),
-  itemOperation(policies, {
-    id: 'getPolicy',
-    method: 'get',
-    path: '/policies/{policy_id}',
-    summary: 'Read a policy',
-    tag,
-    action: 'policies:GetPolicy',
-    gate: 'admin',
-    answers: { 200: Policy },
-    run: async ({ resource }) => presentPolicy(resource),
-  }),
-  itemOperation(policies, {
-    id: 'replacePolicy',
-    method: 'put',
-    path: '/policies/{policy_id}',
-    summary: 'Replace the document of a policy',
-    tag,
-    action: 'policies:UpdatePolicy',
+  policies.create({
     gate: 'admin',
     body: PolicyInput,
-    answers: { 200: Policy },
-    run: context => change(context, context.body),
+    make({ body: { name = null, description = null, document }, caller, tx }) {
+      const policy = { id: newId(policyKind.prefix), name, description, document: checkDocument(document) }
+      return insertPolicy(tx, { ...policy, by: caller.principal.id })
+    },
   }),
-  itemOperation(policies, {
-    id: 'updatePolicy',
-    method: 'patch',
-    path: '/policies/{policy_id}',
-    summary: 'Change a policy',
-    tag,
-    action: 'policies:UpdatePolicy',
-    gate: 'admin',
-    body: PolicyPatch,
-    answers: { 200: Policy },
-    run: context => change(context, context.body),
-  }),
-  itemOperation(policies, {
+  policies.get({ gate: 'admin' }),
+  change('put', 'Replace the document of a policy', PolicyInput),
+  change('patch', 'Change a policy', PolicyPatch),
+  itemOperation(policyKind, {
+    ...reading,
     id: 'listPolicyVersions',
-    method: 'get',
     path: '/policies/{policy_id}/versions',
     summary: 'List the versions of a policy, newest first',
-    tag,
-    action: 'policies:GetPolicy',
-    gate: 'admin',
     paged: true,
     answers: { 200: pageOf(PolicyVersion) },
     run: ({ resource, db, page }) => listPolicyVersions(db, page, resource.id),
   }),
-  itemOperation(policies, {
+  itemOperation(policyKind, {
+    ...reading,
     id: 'comparePolicyVersions',
-    method: 'get',
     path: '/policies/{policy_id}/versions/compare',
     summary: 'Compare two versions of a policy',
-    tag,
-    action: 'policies:GetPolicy',
-    gate: 'admin',
     query: z.object({
       from: versionQuery.describe('Default: the version before the current one'),
       to: versionQuery.describe('Default: the current version'),
@@ -145,44 +97,35 @@ export const policyOperations: Operation[] = [
       return comparePolicyVersions(db, resource.id, from, to)
     },
   }),
-  itemOperation(policies, {
+  itemOperation(policyKind, {
+    ...reading,
     id: 'getPolicyVersion',
-    method: 'get',
     path: '/policies/{policy_id}/versions/{version}',
     summary: 'Read a version of a policy',
-    tag,
-    action: 'policies:GetPolicy',
-    gate: 'admin',
     answers: { 200: PolicyVersion },
-    async run({ resource, params, db }) {
-      const number = versionNumber(params.version)
-      const [version] = await findPolicyVersions(db, resource.id, [number])
-      return version ?? raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id, version: number } })
-    },
+    run: ({ resource, params, db }) => policyVersion(db, resource.id, versionNumber(params.version)),
   }),
-  itemOperation(policies, {
+  policies.action('restore', {
     id: 'restorePolicyVersion',
-    method: 'post',
     path: '/policies/{policy_id}/versions/{version}/restore',
     summary: 'Write an earlier version of a policy as the next one',
-    tag,
+    description: 'Its document must still be one that could be written today.',
     action: 'policies:UpdatePolicy',
     gate: 'admin',
     answers: { 200: Policy },
-    async run({ resource, params, caller, tx, audit }) {
-      const restored = await restorePolicy(tx, resource.id, versionNumber(params.version), caller.principal.id)
+    async run({ resource: { id }, params, caller, tx, audit }) {
+      const version = await policyVersion(tx, id, versionNumber(params.version))
+      const stored = await policyKind.lock(tx, id)
+      const restored = await changePolicy(tx, stored, fields(version), caller.principal.id)
       audit.detail.version = restored.version
-      return presentPolicy(restored)
+      return policyKind.present(restored)
     },
   }),
-  itemOperation(policies, {
+  itemOperation(policyKind, {
+    ...reading,
     id: 'listPolicyAttachments',
-    method: 'get',
     path: '/policies/{policy_id}/attachments',
     summary: 'List what a policy is attached to',
-    tag,
-    action: 'policies:GetPolicy',
-    gate: 'admin',
     paged: true,
     timed: false,
     answers: { 200: pageOf(PolicyAttachment) },
@@ -192,35 +135,29 @@ export const policyOperations: Operation[] = [
     id: 'simulatePolicies',
     method: 'post',
     path: '/policies/simulate',
-    summary: 'Tell how a request of a user or key would be decided',
-    tag,
+    summary: 'Explain how a request of a user or key would be decided',
+    tag: 'Policies',
     action: 'policies:GetPolicy',
     gate: 'owner',
-    about: policies,
+    about: policyKind,
     transaction: false,
     body: SimulationInput,
     answers: { 200: Simulation },
     raises: ['FORBIDDEN', 'RESOURCE_NOT_FOUND'],
     run: ({ services, caller, body }) => simulate(services, caller, body),
   }),
-  itemOperation(policies, {
-    id: 'deletePolicy',
-    method: 'delete',
-    path: '/policies/{policy_id}',
+  policies.remove({
     summary: 'Delete a policy that is attached to nothing',
-    tag,
-    action: 'policies:DeletePolicy',
     gate: 'admin',
-    answers: { 204: null },
     raises: ['POLICY_HAS_DEPENDENTS'],
-    run: ({ resource, tx }) => removePolicy(tx, resource.id),
+    check: (row, { tx }) => refuseHeld(tx, row),
   }),
   itemOperation(users, {
     id: 'listUserPolicies',
     method: 'get',
     path: '/users/{user_id}/policies',
     summary: 'List the policies of a user',
-    tag,
+    tag: 'Policies',
     action: 'users:GetUser',
     gate: 'owner',
     admit: ownOrAdmin('users:GetUser'),
@@ -230,38 +167,29 @@ export const policyOperations: Operation[] = [
     run: ({ resource, db, page }) => listUserPolicies(db, page, resource.id),
   }),
   itemOperation(users, {
+    ...attaching,
     id: 'setUserPolicies',
     method: 'put',
     path: '/users/{user_id}/policies',
     summary: 'Replace the policies of a user',
-    tag,
-    action: 'users:AttachUserPolicies',
-    gate: 'admin',
     body: UserPoliciesInput,
-    answers: { 204: null },
     raises: ['POLICY_NOT_FOUND'],
     run: ({ resource, body, tx }) => setUserPolicies(tx, resource.id, body.policy_ids),
   }),
   itemOperation(users, {
+    ...attaching,
     id: 'attachUserPolicy',
     method: 'post',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Attach a policy to a user',
-    tag,
-    action: 'users:AttachUserPolicies',
-    gate: 'admin',
-    answers: { 204: null },
     run: ({ resource, params, tx }) => attachPolicy(tx, resource.id, params.policy_id),
   }),
   itemOperation(users, {
+    ...attaching,
     id: 'detachUserPolicy',
     method: 'delete',
     path: '/users/{user_id}/policies/{policy_id}',
     summary: 'Detach a policy from a user',
-    tag,
-    action: 'users:AttachUserPolicies',
-    gate: 'admin',
-    answers: { 204: null },
     run: ({ resource, params, tx }) => detachPolicy(tx, resource.id, params.policy_id),
   }),
 ]

@@ -13,9 +13,9 @@ import { resolveSubject } from '../principals.ts'
 
 export const SimulationInput = z
   .strictObject({
-    user_id: z.string().optional(),
-    key_id: z.string().optional(),
-    action: z.string().min(1).max(200),
+    user_id: z.string().optional().describe('Decide for this user, signed in; give this or key_id'),
+    key_id: z.string().optional().describe('Decide for this project key; give this or user_id'),
+    action: z.string().min(1).max(200).describe('Action asked for, `<module>:<Action>`'),
     resource: z.string().min(1).max(2048).describe('`srn:<project>:<type>:<id>`'),
     tags: z.record(z.string().max(128), z.string().max(256)).optional().describe('Tags of the resource'),
   })
@@ -52,7 +52,7 @@ function gateOf(action: string): string {
 }
 
 /**
- * Tells how a request of a user (with a user token) or of a key would be decided, and which statement of which policy
+ * Explains how a request of a user (with a user token) or of a key would be decided, and which statement of which policy
  * decides in each layer. Users may ask about themselves and their keys. Raises FORBIDDEN, RESOURCE_NOT_FOUND,
  * VALIDATION_FAILED.
  */

@@ -1,14 +1,15 @@
+import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
 import { between, page } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
-import { jsonb, type Queryable, sql, substring } from '../../core/db/sql.ts'
-import { type PolicyRow, type PolicyVersion, policies, presentPolicy } from './model.ts'
+import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
 
-type Fields = { name: string | null; description: string | null; document: unknown }
+type Fields = Pick<PolicyRow, 'name' | 'description' | 'document'>
 
-/** Makes a policy and its first version. */
+/** Adds a policy with its first version, in one statement. */
 export const insertPolicy = (db: Queryable, policy: Fields & { id: string; by: string }): Promise<PolicyRow> =>
-  db.one(sql.unsafe`
+  db.one(policyKind.sql`
     with t as (
       insert into policies (id, name, description, document)
       values (${policy.id}, ${policy.name}, ${policy.description}, ${jsonb(policy.document)})
@@ -17,11 +18,11 @@ export const insertPolicy = (db: Queryable, policy: Fields & { id: string; by: s
       insert into policy_versions (policy_id, version, name, description, document, created_by)
       select id, version, name, description, document, ${policy.by}::text from t
     )
-    select ${policies.columns} from t`) as Promise<PolicyRow>
+    select ${policyKind.columns} from t`)
 
 /** Writes a policy as its next version. The caller holds the row's lock. */
 export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: string }): Promise<PolicyRow> =>
-  db.one(sql.unsafe`
+  db.one(policyKind.sql`
     with t as (
       update policies set name = ${policy.name}, description = ${policy.description}, document = ${jsonb(policy.document)},
         version = version + 1, updated_at = now()
@@ -31,51 +32,30 @@ export const updatePolicy = (db: Queryable, id: string, policy: Fields & { by: s
       insert into policy_versions (policy_id, version, name, description, document, created_by)
       select id, version, name, description, document, ${policy.by}::text from t
     )
-    select ${policies.columns} from t`) as Promise<PolicyRow>
-
-export const deletePolicy = (db: Queryable, id: string) => db.query(sql.unsafe`delete from policies where id = ${id}`)
-
-/** The page of policies, filtered by holder and part of the name. The table is small and read as a whole. */
-export const listPolicies = (db: Queryable, bounds: Page, filter: { user_id?: string; name?: string }) =>
-  page<PolicyRow>(
-    { db, page: bounds },
-    {
-      columns: policies.columns,
-      from: sql.fragment`policies t`,
-      where: [
-        filter.user_id !== undefined &&
-          sql.fragment`exists (select 1 from user_policies a where a.user_id = ${filter.user_id} and a.policy_id = t.id)`,
-        filter.name !== undefined && sql.fragment`t.name ilike ${substring(filter.name)}`,
-        between(sql.fragment`t.created_at`, bounds),
-      ],
-      order: sql.fragment`t.created_at desc, t.id desc`,
-      present: presentPolicy,
-    },
-  )
+    select ${policyKind.columns} from t`)
 
 /** The page of a user's policies in attach order. Primary key of user_policies. */
 export const listUserPolicies = (db: Queryable, bounds: Page, userId: string) =>
   page<PolicyRow>(
     { db, page: bounds },
     {
-      columns: policies.columns,
+      columns: policyKind.columns,
       from: sql.fragment`user_policies a join policies t on t.id = a.policy_id`,
       where: [sql.fragment`a.user_id = ${userId}`],
       order: sql.fragment`a.position, t.id`,
-      present: presentPolicy,
+      present: policyKind.present,
     },
   )
 
-/** Those of the ids that name a policy; they cannot go before the transaction ends. */
-export const lockExistingPolicies = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(sql.unsafe`
-    select id from policies where id = any(${sql.array([...ids], 'text')}) order by id for key share`) as Promise<
-    readonly string[]
-  >
+const policyId = sql.type(z.object({ policy_id: z.string() }))
+
+/** Ids of a user's policies in attach order. Primary key of user_policies. */
+export const attachedPolicies = (db: Queryable, userId: string): Promise<readonly string[]> =>
+  db.anyFirst(policyId`select policy_id from user_policies where user_id = ${userId} order by position`)
 
 /** Replaces the policies of a user. The caller holds the user's row lock. */
 export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: readonly string[]) =>
-  db.query(sql.unsafe`
+  db.query(statement`
     with wanted as (
       select policy_id, position from unnest(${sql.array([...policyIds], 'text')}) with ordinality as w (policy_id, position)
     ), removed as (
@@ -90,7 +70,7 @@ export const replaceUserPolicies = (db: Queryable, userId: string, policyIds: re
 type Attachment = { type: string; id: string }
 
 const attachments = (policyId: string) => {
-  const named = referencesTo(policies, policyId)
+  const named = referencesTo(policyKind, policyId)
   return sql.fragment`(
     select 'user' as type, user_id as id from user_policies where policy_id = ${policyId}
     union all select 'project_key', key_id from project_key_policies where policy_id = ${policyId}
@@ -111,15 +91,12 @@ export const listAttachments = (db: Queryable, bounds: Page, policyId: string) =
     },
   )
 
+const holders = sql.type(z.object({ type: z.string(), count: z.int(), ids: z.array(z.string()) }))
+
 /** How many hold a policy by kind of holder, and the ids of at most five of each. */
-export const policyHolders = (
-  db: Queryable,
-  policyId: string,
-): Promise<readonly { type: string; count: number; ids: string[] }[]> =>
-  db.any(sql.unsafe`
-    select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids from ${attachments(policyId)} group by type`) as Promise<
-    readonly { type: string; count: number; ids: string[] }[]
-  >
+export const policyHolders = (db: Queryable, policyId: string) =>
+  db.any(holders`
+    select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids from ${attachments(policyId)} group by type`)
 
 const versionColumns = sql.fragment`t.policy_id, t.version, t.name, t.description, t.document, t.created_by, t.created_at`
 
@@ -136,21 +113,21 @@ export const listPolicyVersions = (db: Queryable, bounds: Page, policyId: string
     },
   )
 
+const version = sql.type(PolicyVersion)
+
 /** Those of the numbered versions that exist. Primary key of policy_versions. */
 export const findPolicyVersions = (
   db: Queryable,
   policyId: string,
   versions: readonly number[],
 ): Promise<readonly PolicyVersion[]> =>
-  db.any(sql.unsafe`
+  db.any(version`
     select ${versionColumns} from policy_versions t
-    where t.policy_id = ${policyId} and t.version = any(${sql.array([...versions], 'int4')})`) as Promise<
-    readonly PolicyVersion[]
-  >
+    where t.policy_id = ${policyId} and t.version = any(${sql.array([...versions], 'int4')})`)
 
 /** Writes a managed policy where it is missing or differs; null when it is as it should be. */
 export const putManagedPolicy = (db: Queryable, policy: Fields & { id: string }): Promise<PolicyRow | null> =>
-  db.maybeOne(sql.unsafe`
+  db.maybeOne(policyKind.sql`
     with t as (
       insert into policies as kept (id, name, description, document, managed)
       values (${policy.id}, ${policy.name}, ${policy.description}, ${jsonb(policy.document)}, true)
@@ -164,4 +141,4 @@ export const putManagedPolicy = (db: Queryable, policy: Fields & { id: string })
       insert into policy_versions (policy_id, version, name, description, document)
       select id, version, name, description, document from t
     )
-    select ${policies.columns} from t`) as Promise<PolicyRow | null>
+    select ${policyKind.columns} from t`)
