@@ -1,8 +1,8 @@
-import { createSecretKey, type KeyObject, randomUUID } from 'node:crypto'
+import { randomUUID } from 'node:crypto'
 import { type JWTPayload, jwtVerify, SignJWT } from 'jose'
 import type { Services } from '../core/process/services.ts'
 
-/** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing (identity, 1.1). */
+/** What a token is for. Every consumer accepts its own kind only, so one replayed elsewhere is worth nothing. */
 export type TokenKind = 'user' | 'oauth' | 'run' | 'download' | 'upload' | 'ingestion'
 
 export type Signed = { token: string; expires_at: string }
@@ -10,20 +10,7 @@ export type Claims = JWTPayload & { sub: string; exp: number; iat: number }
 
 type Signer = Pick<Services, 'config' | 'clock'>
 
-const keyOf = (secret: string): KeyObject => createSecretKey(Buffer.from(secret, 'utf8'))
-const keys = new WeakMap<Services['config'], { current: KeyObject; previous: KeyObject | null }>()
-
-function keysOf(config: Services['config']) {
-  let found = keys.get(config)
-  if (!found) {
-    found = {
-      current: keyOf(config.JWT_SECRET),
-      previous: config.JWT_SECRET_PREVIOUS ? keyOf(config.JWT_SECRET_PREVIOUS) : null,
-    }
-    keys.set(config, found)
-  }
-  return found
-}
+const keyOf = (secret: string): Uint8Array => Buffer.from(secret, 'utf8')
 
 /** Signs a token of a kind for a subject with further claims; it lives `ttlSeconds` from now. */
 export async function signToken(
@@ -40,16 +27,16 @@ export async function signToken(
     .setIssuedAt(issued)
     .setExpirationTime(issued + ttlSeconds)
     .setJti(randomUUID())
-    .sign(keysOf(config).current)
+    .sign(keyOf(config.JWT_SECRET))
   return { token, expires_at: new Date((issued + ttlSeconds) * 1000).toISOString() }
 }
 
 /** The claims of a token of this kind, or null when it is of another, expired, or not signed by one of our secrets. */
 export async function verifyToken({ config, clock }: Signer, kind: TokenKind, token: string): Promise<Claims | null> {
-  const { current, previous } = keysOf(config)
-  for (const key of previous ? [current, previous] : [current]) {
+  for (const secret of [config.JWT_SECRET, config.JWT_SECRET_PREVIOUS]) {
+    if (!secret) continue
     try {
-      const { payload } = await jwtVerify(token, key, {
+      const { payload } = await jwtVerify(token, keyOf(secret), {
         algorithms: ['HS256'],
         currentDate: clock.now(),
         requiredClaims: ['sub', 'exp', 'iat'],

@@ -300,10 +300,20 @@ describe('project keys', () => {
       assert.equal((await mine.get(`/projects/${a.id}`)).status, 200)
     })
 
+    it('changes nothing without fields, and emits no event', async () => {
+      const project = await app.project()
+      const { id } = (await app.admin.post('/project-keys', { project_id: project.id })).body
+      const { body } = await app.admin.patch(`/project-keys/${id}`, { name: 'moved' })
+      for (const method of ['patch', 'put'] as const) {
+        const reply = await app.admin[method](`/project-keys/${id}`, {})
+        assert.deepEqual([reply.status, reply.body], [200, body])
+      }
+      assert.equal((await rows('select 1 from events where resource_id = $1', [id])).length, 2)
+    })
+
     it('refuses what create refuses', async () => {
       const { body } = await app.admin.post('/project-keys', {})
       const path = `/project-keys/${body.id}`
-      assert.equal((await app.admin.patch(path, {})).status, 400)
       assert.equal((await app.admin.patch(path, { user_id: 'x' })).status, 400)
       assert.equal((await app.admin.patch(path, { expires_at: '2001-01-01T00:00:00Z' })).status, 400)
       assert.equal((await app.admin.patch(path, { policy_ids: ['pol_x'] })).body.error.code, 'POLICY_NOT_FOUND')

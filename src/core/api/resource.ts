@@ -1,11 +1,20 @@
 import type { z } from 'zod'
 import type { Fragment } from '../db/sql.ts'
+import type { Caller } from '../iam/caller.ts'
 import { refuseDependents, removeRow } from './dependents.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
 import { type Kind, type KindRow, picked, selectList, type Values } from './kind.ts'
 import { booleanQuery, listTable, pageOf } from './lists.ts'
-import { answer, type Common, type Context, itemOperation, type Operation, operation } from './operation.ts'
+import {
+  answer,
+  type Common,
+  type Context,
+  itemOperation,
+  type Operation,
+  operation,
+  type Verdict,
+} from './operation.ts'
 import type { Tags } from './record.ts'
 import { requireReferences } from './references.ts'
 import { replacedTags, tagOperations } from './tags.ts'
@@ -19,6 +28,9 @@ type Said = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
     raises?: ErrorCode[]
     answers?: Operation['answers']
   }
+
+/** The same of an operation on one row, which may be its owner's. */
+type SaidOfOne<Row> = Said & { decide?: (caller: Caller, row: Row) => Verdict }
 
 type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>, B, R>
 
@@ -103,7 +115,9 @@ export function resource<Row extends KindRow, Event extends string>(
     },
 
     /** GET of one. `present` shows it with more than its record. */
-    get(said: Said & { present?: (context: QueryContext<undefined, Row>) => Promise<object> } = {}): Operation {
+    get(
+      said: SaidOfOne<Row> & { present?: (context: QueryContext<undefined, Row>) => Promise<object> } = {},
+    ): Operation {
       const { present: shown, ...more } = said
       return itemOperation(kind, {
         id: `get${noun}`,
@@ -167,7 +181,7 @@ export function resource<Row extends KindRow, Event extends string>(
      * `quiet` one that leaves the row as it was.
      */
     update<B extends z.ZodType>(
-      said: Said & {
+      said: SaidOfOne<Row> & {
         body: B
         method?: 'patch' | 'put'
         quiet?: boolean
@@ -229,7 +243,7 @@ export function resource<Row extends KindRow, Event extends string>(
      * `force=true` deletes that too.
      */
     remove(
-      said: Said & {
+      said: SaidOfOne<Row> & {
         check?: (row: Row, context: QueryContext<undefined, Row>) => Promise<void> | void
         dependents?: ErrorCode
         removed?: (row: Row, context: QueryContext<undefined, Row>) => Promise<void> | void
@@ -290,6 +304,7 @@ export function resource<Row extends KindRow, Event extends string>(
       said: Partial<Common<Q, B>> &
         Pick<Common<Q, B>, 'summary' | 'answers'> & {
           find?: Kind<Row>['find']
+          decide?: (caller: Caller, row: Row) => Verdict
           run(
             context: Context<
               Q extends z.ZodType ? z.output<Q> : Record<string, never>,

@@ -5,7 +5,7 @@ import { parseTime } from '../../core/api/lists.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 
-/** A project key as the wire shows it (identity, 4.1). */
+/** A project key as the wire shows it. */
 export const ProjectKey = record(
   'ProjectKey',
   {
@@ -21,7 +21,6 @@ export const ProjectKey = record(
   },
   { project: false },
 )
-export type ProjectKey = z.output<typeof ProjectKey>
 
 /** The answer of create and rotate, the only ones that hold the key. */
 export const ProjectKeyWithSecret = ProjectKey.extend({
@@ -29,28 +28,37 @@ export const ProjectKeyWithSecret = ProjectKey.extend({
   key: z.string().describe('Same as secret'),
 }).meta({ id: 'ProjectKeyWithSecret' })
 
-const time = z.string().refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
+export const KeyUsage = z
+  .object({
+    days: z.array(z.object({ date: z.string(), requests: z.int() })),
+    last_action: z.object({ action: z.string(), status: z.int(), at: z.string() }).nullable(),
+    last_used_at: z.string().nullable(),
+  })
+  .meta({ id: 'ProjectKeyUsage' })
+
+const MAX_POLICIES = 20
+
+export const isoTime = z.string().refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
 const address = z
   .string()
   .max(64)
   .refine(value => ipaddr.isValidCIDR(value) || ipaddr.isValid(value), 'must be an IP address or a CIDR range')
 const project = z.string().min(1).max(64).nullable()
-const MAX_POLICIES = 20
 const policies = z
   .array(z.string().min(1).max(64))
   .transform(ids => [...new Set(ids)])
   .refine(ids => ids.length <= MAX_POLICIES, `must name at most ${MAX_POLICIES} policies`)
 
 const fields = {
-  name: z.string().trim().min(1).max(255).nullable(),
+  name: z.string().trim().min(1).max(255).nullable().describe('Name to show'),
   project_id: project.describe('Binds the key; null leaves it unscoped'),
   policy_ids: policies.describe(`Boundary policies, at most ${MAX_POLICIES}; none leaves the key its owner's rights`),
   allowed_ips: z.array(address).max(50).nullable().describe('Addresses and ranges the key may be used from'),
-  expires_at: time.nullable(),
+  expires_at: isoTime.nullable().describe('When the key ends; null for never'),
   projectPublicId: project.describe('Same as project_id'),
   projectId: project.describe('Same as project_id'),
   policyIds: policies.describe('Same as policy_ids'),
-  expiresAt: time.nullable().describe('Same as expires_at'),
+  expiresAt: isoTime.nullable().describe('Same as expires_at'),
 }
 
 const spellings = [
@@ -64,7 +72,7 @@ type Spelled = Partial<{ [K in keyof typeof fields]: z.output<(typeof fields)[K]
 
 export type KeyFields = Pick<Spelled, 'name' | 'project_id' | 'policy_ids' | 'allowed_ips' | 'expires_at'>
 
-/** Folds the camelCase spellings; two spellings of one field must agree (identity, 4.3). */
+/** Folds the camelCase spellings; two spellings of one field must agree. */
 function fold(body: Spelled, context: z.core.$RefinementCtx): KeyFields {
   const folded: Record<string, unknown> = { ...body }
   for (const [alias, name] of spellings) {
@@ -78,22 +86,19 @@ function fold(body: Spelled, context: z.core.$RefinementCtx): KeyFields {
   return folded as KeyFields
 }
 
-export const KeyInput = z.strictObject(fields).partial().transform(fold).meta({ id: 'ProjectKeyInput' })
+const body = z.strictObject(fields).partial().transform(fold)
 
-export const KeyPatch = z
-  .strictObject(fields)
-  .partial()
-  .refine(patch => Object.keys(patch).length > 0, 'must name at least one field')
-  .transform(fold)
-  .meta({ id: 'ProjectKeyPatch' })
+export const KeyInput = body.meta({ id: 'ProjectKeyInput' })
+
+export const KeyPatch = body.meta({ id: 'ProjectKeyPatch' })
 
 export const RotateInput = z
-  .strictObject({ grace_seconds: z.int().min(0).max(604_800).default(0) })
+  .strictObject({
+    grace_seconds: z.int().min(0).max(604_800).default(0).describe('How long the old string works on, in seconds'),
+  })
   .meta({ id: 'ProjectKeyRotateInput' })
 
-export type KeyRow = ProjectKey
-
-export const projectKey = kind({
+export const projectKeyKind = kind({
   name: 'project_key',
   prefix: 'key',
   table: 'project_keys',
@@ -109,3 +114,5 @@ export const projectKey = kind({
   events: ['created', 'updated', 'deleted'],
   eventNotes: 'the key string is never present',
 })
+
+export type KeyRow = z.output<typeof projectKeyKind.row>

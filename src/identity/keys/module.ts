@@ -1,8 +1,8 @@
 import { module } from '../../core/api/module.ts'
-import { projectKey } from './model.ts'
+import { projectKeyKind } from './model.ts'
 import { keyOperations } from './operations.ts'
 
 export default module('keys', {
-  kinds: [projectKey],
+  kinds: [projectKeyKind],
   operations: keyOperations,
 })

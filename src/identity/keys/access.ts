@@ -1,0 +1,43 @@
+import type { Verdict } from '../../core/api/operation.ts'
+import { type Fragment, sql } from '../../core/db/sql.ts'
+import { permitted, visibleRows } from '../../core/iam/access.ts'
+import { type Caller, isAdmin } from '../../core/iam/caller.ts'
+import { type KeyRow, projectKeyKind } from './model.ts'
+
+/** Who may know, read and change a key: its owner and admins with a user token; a key or grant of its owner reads. */
+
+/** As whom the caller reaches a key: a user, or a credential of its owner; null when it may not know of the key. */
+function reachedAs(caller: Caller, row: KeyRow): 'user' | 'credential' | null {
+  if (caller.credential.type === 'user') return row.user_id === caller.user.id || isAdmin(caller) ? 'user' : null
+  const reachable = caller.project_id === null || caller.project_id === row.project_id
+  return row.user_id === caller.user.id && reachable ? 'credential' : null
+}
+
+export const mayRead =
+  (action: string) =>
+  (caller: Caller, row: KeyRow): Verdict => {
+    const as = reachedAs(caller, row)
+    if (as === null) return 'hide'
+    return as === 'user' || permitted(caller, action, { kind: projectKeyKind, row }) ? 'allow' : 'forbid'
+  }
+
+export const mayChange = (caller: Caller, row: KeyRow): Verdict => {
+  const as = reachedAs(caller, row)
+  return as === null ? 'hide' : as === 'user' ? 'allow' : 'forbid'
+}
+
+/** A key may rotate itself. */
+export const mayRotate = (caller: Caller, row: KeyRow): Verdict =>
+  caller.credential.type === 'api_key' && caller.credential.id === row.id ? 'allow' : mayChange(caller, row)
+
+/** The keys that a list shows: a user's own, an admin's all; a credential's what its policies permit of its owner's. */
+export function visibleKeys(caller: Caller): Fragment {
+  const own = sql.fragment`t.user_id = ${caller.user.id}`
+  if (caller.credential.type === 'user') return isAdmin(caller) ? sql.fragment`true` : own
+  const permitted = visibleRows(
+    caller,
+    { action: 'project-keys:ListProjectKeys', type: projectKeyKind.name, project: caller.project_id },
+    { project: sql.fragment`coalesce(t.project_id, '*')`, id: sql.fragment`t.id` },
+  )
+  return sql.fragment`${own} and ${permitted}`
+}
