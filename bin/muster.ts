@@ -10,7 +10,7 @@ try {
 } catch (error) {
   if (error instanceof CommanderError) process.exit(error.exitCode === 0 ? 0 : 2)
   note(`muster: ${describe(error)}`)
-  if (error instanceof CommandError && error.mend) note(error.mend)
+  if (error instanceof CommandError && error.fix) note(error.fix)
   if (error instanceof ConfigError) note('muster settings lists every setting; muster doctor checks them all.')
   process.exit(1)
 }

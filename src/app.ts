@@ -18,7 +18,7 @@ export type App = {
 
 /** Puts the modules together into the HTTP application of one process. */
 export function createApp(services: Services): App {
-  // Says at the start what would fail at the first upload.
+  // Fails at the start rather than at the first upload.
   stores(services)
   let draining = false
   const http = createHttp(services, operations.all(), app =>

@@ -18,7 +18,7 @@ const PROVIDER = 'model double'
 
 /**
  * Makes the first admin when there is no user. The sign-in is kept in `file` until it has been shown, so that a start
- * that is killed in between locks nobody out; null when there is nothing to show.
+ * that is killed in between leaves no one locked out; null when there is nothing to show.
  */
 export async function firstSignIn(pool: Pool, url: string, file: string, config: Config): Promise<SignIn | null> {
   const kept = fs.existsSync(file) ? (JSON.parse(fs.readFileSync(file, 'utf8')) as SignIn) : null

@@ -23,8 +23,8 @@ export async function examineContent(config: Config): Promise<Check[]> {
     services = await openServices(config, { log: silentLog(), role: 'cli' })
   } catch (error) {
     if (!(error instanceof ConfigError)) throw error
-    const mend = 'Correct the variable; muster settings says what it means.'
-    return [{ name: 'configuration', status: 'fail', detail: error.message, mend }]
+    const fix = 'Correct the variable; muster settings says what it means.'
+    return [{ name: 'configuration', status: 'fail', detail: error.message, fix }]
   }
   try {
     const [storage, embeddings, textSearch, vectorIndex] = await Promise.all([
@@ -43,7 +43,7 @@ async function examineStorage(services: Services): Promise<Check> {
   const name = 'file storage'
   const { FILES_S3_BUCKET, FILES_STORAGE_DIR, FILES_STORAGE_PROVIDER: provider } = services.config
   const problem = stores(services).problem()
-  if (problem) return { name, status: 'fail', detail: problem, mend: 'Set it; muster settings says what it means.' }
+  if (problem) return { name, status: 'fail', detail: problem, fix: 'Set it; muster settings says what it means.' }
   if (provider === 'local') {
     const directory = FILES_STORAGE_DIR as string
     try {
@@ -54,7 +54,7 @@ async function examineStorage(services: Services): Promise<Check> {
         name,
         status: 'fail',
         detail: `files cannot be kept in ${directory}: ${describe(error)}`,
-        mend: 'Make or mount it where every process sees it, writable for the user they run as.',
+        fix: 'Make or mount it where every process sees it, writable for the user they run as.',
       }
     }
     return { name, status: 'ok', detail: `in ${directory}` }
@@ -67,13 +67,13 @@ async function examineStorage(services: Services): Promise<Check> {
       name,
       status: 'fail',
       detail: `the bucket ${FILES_S3_BUCKET} does not take files: ${describe(error)}`,
-      mend: 'Check FILES_S3_*, the AWS credentials, and that they may put, get and delete objects.',
+      fix: 'Check FILES_S3_*, the AWS credentials, and that they may put, get and delete objects.',
     }
   }
   return { name, status: 'ok', detail: `in the bucket ${FILES_S3_BUCKET}` }
 }
 
-/** Puts an object and deletes it: rights to look into a bucket say nothing about those. */
+/** Puts an object and deletes it: the right to list a bucket says nothing about those. */
 async function trialObject(services: Services): Promise<void> {
   const target = { projectId: 'doctor', fileId: crypto.randomUUID(), maxBytes: 1 }
   const staged = await stores(services).stage(Readable.from([Buffer.from('x')]), target)
@@ -94,7 +94,7 @@ async function examineEmbeddings(services: Services): Promise<Check> {
       name,
       status: 'warn',
       detail: `${half || 'no model is set'}: searches go by words alone`,
-      mend: 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL in every process.',
+      fix: 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL in every process.',
     }
   }
   const { provider, model, dimensions } = embedder.model
@@ -111,7 +111,7 @@ async function examineEmbeddings(services: Services): Promise<Check> {
       name,
       status: 'fail',
       detail: [`${provider} ${model}: ${(error as Error).message}`, failure?.detail].filter(Boolean).join(': '),
-      mend:
+      fix:
         failure?.class === 'dimensions'
           ? `Set EMBEDDING_DIMENSIONS, now ${dimensions}, to the length that the model gives.`
           : 'Check EMBEDDING_PROVIDER, EMBEDDING_MODEL, EMBEDDING_BASE_URL and the credentials, and that it runs.',
@@ -128,7 +128,7 @@ async function examineTextSearch(services: Services): Promise<Check> {
     name,
     status: 'fail',
     detail: `the database has no configuration ${wanted}: searches go by meaning alone`,
-    mend: 'Set KNOWLEDGE_TEXT_SEARCH_CONFIG to one of those that select cfgname from pg_ts_config lists, or create it.',
+    fix: 'Set KNOWLEDGE_TEXT_SEARCH_CONFIG to one of those that select cfgname from pg_ts_config lists, or create it.',
   }
 }
 
@@ -140,8 +140,8 @@ async function examineVectorIndex(services: Services): Promise<Check[]> {
     await requireVectorIndex(services)
   } catch (error) {
     if (!(error instanceof ConfigError)) throw error
-    const mend = 'Install it (create extension vector) as an administrator of the server, or set it to auto.'
-    return [{ name, status: 'fail', detail: error.message, mend }]
+    const fix = 'Install it (create extension vector) as an administrator of the server, or set it to auto.'
+    return [{ name, status: 'fail', detail: error.message, fix }]
   }
   return [{ name, status: 'ok', detail: 'pgvector is there' }]
 }

@@ -31,9 +31,9 @@ export async function doctor({ data, json }: { data: string; json?: boolean }): 
   if (json) printJson({ ok: !failed, checks })
   else {
     const width = Math.max(...checks.map(({ name }) => name.length))
-    for (const { name, status, detail, mend } of checks) {
+    for (const { name, status, detail, fix } of checks) {
       print(`${status.padEnd(4)}  ${name.padEnd(width)}  ${detail}`)
-      if (mend) print(`${' '.repeat(width + 8)}${mend}`)
+      if (fix) print(`${' '.repeat(width + 8)}${fix}`)
     }
   }
   if (failed) process.exitCode = 1
@@ -48,7 +48,7 @@ async function examine(env: Environment): Promise<Check[]> {
           name: 'configuration',
           status: 'fail',
           detail: message,
-          mend: 'Correct the variable; muster settings says what it means.',
+          fix: 'Correct the variable; muster settings says what it means.',
         }))
   if (!config) return checks
   const broken = new Set(problems.map(({ variable }) => variable))
@@ -63,7 +63,7 @@ async function examine(env: Environment): Promise<Check[]> {
       name: 'database',
       status: 'fail',
       detail: `${address} does not answer: ${describe(error)}`,
-      mend: 'Start it, or correct DATABASE_URL; muster up brings a database of its own.',
+      fix: 'Start it, or correct DATABASE_URL; muster up brings a database of its own.',
     })
     return checks
   }
@@ -114,7 +114,7 @@ const baseUrl = (config: Config): Check =>
         name: 'base url',
         status: 'warn',
         detail: `not set: links point at ${config.BASE_URL}`,
-        mend: 'Set BASE_URL to the address your callers use.',
+        fix: 'Set BASE_URL to the address your callers use.',
       }
 
 async function examineServer(pool: Pool, address: string): Promise<Check[]> {
@@ -125,8 +125,8 @@ async function examineServer(pool: Pool, address: string): Promise<Check[]> {
   const skew = (asked + Date.now()) / 2 - now_ms
   if (number >= OLDEST_SERVER)
     return [{ name: 'database', status: 'ok', detail: `PostgreSQL ${version} at ${address}` }, clock(skew)]
-  const mend = 'Upgrade the server to PostgreSQL 15 or later.'
-  return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, mend }, clock(skew)]
+  const fix = 'Upgrade the server to PostgreSQL 15 or later.'
+  return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, fix }, clock(skew)]
 }
 
 async function missingMigrations(pool: Pool): Promise<Check> {
@@ -138,13 +138,13 @@ async function missingMigrations(pool: Pool): Promise<Check> {
     name: 'migrations',
     status: 'fail',
     detail: `${missing.length} are missing: ${named}`,
-    mend: 'Run muster migrate.',
+    fix: 'Run muster migrate.',
   }
 }
 
 async function examineUsers(pool: Pool): Promise<Check> {
   if (await anyUser(pool)) return { name: 'users', status: 'ok', detail: 'there is at least one' }
-  return { name: 'users', status: 'warn', detail: 'there is none', mend: 'Run muster bootstrap.' }
+  return { name: 'users', status: 'warn', detail: 'there is none', fix: 'Run muster bootstrap.' }
 }
 
 function clock(skewMs: number): Check {
@@ -158,7 +158,7 @@ function clock(skewMs: number): Check {
     name: 'clock',
     status: size < SKEW_FAIL_MS ? 'warn' : 'fail',
     detail,
-    mend: 'Keep both machines on network time: leases, tokens and retries compare the two clocks.',
+    fix: 'Keep both machines on network time: leases, tokens and retries compare the two clocks.',
   }
 }
 
@@ -169,7 +169,7 @@ async function examineQueues(config: Config, pool: Pool, env: Environment): Prom
     .flatMap(({ name }) => [name, deadName(name)])
     .filter(name => !present.has(name))
   if (missing.length > 0)
-    return [{ name: 'queues', status: 'fail', detail: `missing: ${missing.join(', ')}`, mend: 'Run muster migrate.' }]
+    return [{ name: 'queues', status: 'fail', detail: `missing: ${missing.join(', ')}`, fix: 'Run muster migrate.' }]
   const log = commandLog(env)
   const queues = await openQueues({ databaseUrl: config.DATABASE_URL, connections: 1, log })
   try {
@@ -189,7 +189,7 @@ async function examineQueues(config: Config, pool: Pool, env: Environment): Prom
         name: 'dead letters',
         status: 'warn',
         detail: dead.map(each => `${each.queue} ${each.dead}`).join(', '),
-        mend: 'muster reprocess dead-letters list shows them, replay sends them again.',
+        fix: 'muster reprocess dead-letters list shows them, replay sends them again.',
       })
     return checks
   } finally {
@@ -201,7 +201,7 @@ const lateQueue = ({ queue, waiting, oldest_seconds }: QueueStats): Check => ({
   name: 'queues',
   status: 'warn',
   detail: `${queue}: ${waiting} waiting, the oldest for ${Math.round(oldest_seconds)} s`,
-  mend: `Start a worker for it, or more: npm run worker ${declared.get(queue).concern}`.trimEnd(),
+  fix: `Start a worker for it, or more: npm run worker ${declared.get(queue).concern}`.trimEnd(),
 })
 
 async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {
@@ -214,7 +214,7 @@ async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {
       name: 'workers',
       status: 'fail',
       detail: `no worker lives that runs ${uncovered.join(', ')}`,
-      mend: `Start one: npm run worker${uncovered.length === WORKER_KINDS.length ? '' : ` ${uncovered.join(' ')}`}`,
+      fix: `Start one: npm run worker${uncovered.length === WORKER_KINDS.length ? '' : ` ${uncovered.join(' ')}`}`,
     })
   else {
     const oldest = Math.max(...fresh.map(({ age_ms }) => age_ms))
@@ -227,7 +227,7 @@ async function examineWorkers(config: Config, pool: Pool): Promise<Check[]> {
       name: 'workers',
       status: 'warn',
       detail: `no heartbeat lately from ${silent.map(({ instance_id }) => instance_id).join(', ')}`,
-      mend: 'They were killed, hang, or have lost the database; their rows go after a week.',
+      fix: 'They were killed, hang, or have lost the database; their rows go after a week.',
     })
   return checks
 }
@@ -244,7 +244,7 @@ async function examineKeys(config: Config, pool: Pool): Promise<Check[]> {
       name: 'encryption key',
       status: 'warn',
       detail: 'the development key is in use; it is public',
-      mend: 'Set SECRETS_ENCRYPTION_KEY (openssl rand -hex 32) and run muster secrets reencrypt.',
+      fix: 'Set SECRETS_ENCRYPTION_KEY (openssl rand -hex 32) and run muster secrets reencrypt.',
     })
   if (total('unknown') > 0)
     checks.push({
@@ -253,14 +253,14 @@ async function examineKeys(config: Config, pool: Pool): Promise<Check[]> {
       detail: `${total('unknown')} values were sealed under a key that is not configured: ${[
         ...new Set(counts.filter(({ state }) => state === 'unknown').map(({ key_id }) => key_id)),
       ].join(', ')}`,
-      mend: 'Put the key that sealed them into SECRETS_ENCRYPTION_KEY_PREVIOUS, then run muster secrets reencrypt.',
+      fix: 'Put the key that sealed them into SECRETS_ENCRYPTION_KEY_PREVIOUS, then run muster secrets reencrypt.',
     })
   if (total('previous') > 0)
     checks.push({
       name: 'encryption key',
       status: 'warn',
       detail: `${total('previous')} values are still sealed under a previous key`,
-      mend: 'Run muster secrets reencrypt, then take the key out of SECRETS_ENCRYPTION_KEY_PREVIOUS.',
+      fix: 'Run muster secrets reencrypt, then take the key out of SECRETS_ENCRYPTION_KEY_PREVIOUS.',
     })
   if (checks.length === 0)
     checks.push({ name: 'encryption key', status: 'ok', detail: `seals all of ${total('current')} values` })

@@ -1,14 +1,14 @@
-/** A command that cannot do what it was asked. `mend` says what to do about it. */
+/** A command that cannot do what it was asked. `fix` says what to do about it. */
 export class CommandError extends Error {
-  readonly mend?: string
-  constructor(message: string, mend?: string) {
+  readonly fix?: string
+  constructor(message: string, fix?: string) {
     super(message)
-    this.mend = mend
+    this.fix = fix
   }
 }
 
-/** What `muster doctor` found out about one thing, and what mends it. */
-export type Check = { name: string; status: 'ok' | 'warn' | 'fail'; detail: string; mend?: string }
+/** What `muster doctor` found out about one thing, and how to fix it. */
+export type Check = { name: string; status: 'ok' | 'warn' | 'fail'; detail: string; fix?: string }
 
 /** Prints a line of a result on stdout. */
 export const print = (text = ''): void => void process.stdout.write(`${text}\n`)

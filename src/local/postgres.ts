@@ -126,7 +126,7 @@ async function stop(dir: string, mode: 'fast' | 'immediate'): Promise<void> {
 const stopCommand = (dir: string, mode: string): Command =>
   command('pg_ctl', serverOwner(dir), dir, ['stop', `--pgdata=${dir}`, `--mode=${mode}`, `--timeout=${STOP_SECONDS}`])
 
-/** The absolute path without symbolic links, as the system tells a process's working directory. */
+/** The absolute path without symbolic links, as the system reports a process's working directory. */
 function canonical(dir: string): string {
   fs.mkdirSync(dir, { recursive: true })
   return fs.realpathSync(dir)
@@ -196,7 +196,7 @@ async function running(dir: string, options: EmbeddedOptions, owner: Owner | und
     }
     if (starts === 5 || (starts && !PASSING.test(serverLog(dir)))) break
     if (starts++) await sleep(200 * starts)
-    // A pid reused by a stranger looks like a running server to PostgreSQL, which would refuse to start.
+    // PostgreSQL takes a pid reused by another program for a running server and would refuse to start.
     if (postmaster && exists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
     await run(...(await startCommand(dir, options, owner))).catch(error => {
       failure = error.message

@@ -21,7 +21,7 @@ import { startS3 } from '../support/s3.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 
-type Check = { name: string; status: string; detail: string; mend?: string }
+type Check = { name: string; status: string; detail: string; fix?: string }
 
 describe('muster', function () {
   this.timeout(60_000)
@@ -100,7 +100,7 @@ describe('muster', function () {
       const { ok, of } = await diagnosis(env)
       assert.equal(ok, false)
       assert.equal(of('migrations')[0].status, 'fail')
-      assert.match(of('migrations')[0].mend as string, /muster migrate/)
+      assert.match(of('migrations')[0].fix as string, /muster migrate/)
       assert.equal((await diagnosis(env)).of('migrations')[0].detail, of('migrations')[0].detail)
     })
 
@@ -217,8 +217,8 @@ describe('muster', function () {
     it('says where files cannot be kept', async () => {
       const storage = async (env: Record<string, string>) => {
         const { of } = await diagnosis(env)
-        const [{ status, detail, mend }] = of('file storage')
-        assert.equal(mend !== undefined, status !== 'ok')
+        const [{ status, detail, fix }] = of('file storage')
+        assert.equal(fix !== undefined, status !== 'ok')
         return `${status} ${detail}`
       }
       const dir = fs.mkdtempSync(path.join(tmpdir(), 'muster-doctor-'))
@@ -261,7 +261,7 @@ describe('muster', function () {
         const ill = await diagnosis(env)
         assert.equal(ill.of('file storage')[0].status, 'fail')
         assert.match(ill.of('file storage')[0].detail, /does not take files: .*AccessDenied/)
-        assert.match(ill.of('file storage')[0].mend as string, /FILES_S3_\*/)
+        assert.match(ill.of('file storage')[0].fix as string, /FILES_S3_\*/)
       } finally {
         await s3.close()
       }
@@ -285,7 +285,7 @@ describe('muster', function () {
         assert.equal(server.calls.length, 1)
         const other = await embeddings({ ...env, EMBEDDING_DIMENSIONS: '64' })
         assert.equal(other.status, 'fail')
-        assert.match(other.mend as string, /EMBEDDING_DIMENSIONS, now 64/)
+        assert.match(other.fix as string, /EMBEDDING_DIMENSIONS, now 64/)
         server.behave = () => ({ status: 401, body: { error: { message: 'no such key' } } })
         const denied = await embeddings(env)
         assert.equal(denied.status, 'fail')

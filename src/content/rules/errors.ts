@@ -6,7 +6,7 @@ export const ruleErrors = {
     description:
       'Ingestion converter failed, or deferred asynchronously where not allowed (agent converters always; tool converters under wait=true)',
     message: 'The converter failed',
-    hint: 'meta.cause says what the converter ended with; mend it or its rule, then repeat with POST /documents/{document_id}/ingest.',
+    hint: 'meta.cause says what the converter ended with; fix it or its rule, then repeat with POST /documents/{document_id}/ingest.',
   },
   CONVERTER_OUTPUT_INVALID: {
     status: 422,

@@ -92,7 +92,7 @@ export async function dependentsOf(
  * Clears the way for the delete of a row whose lock the caller holds: raises `code` with
  * `meta { counts, sample_ids, forcible }` while something holds it; with `force`, deletes what may go with it, and in
  * any case what follows it, innermost first, each through its kind's `remove`. Rows that go are locked before they are
- * judged, so that nothing can come to refer to them in between.
+ * checked, so that nothing can come to refer to them in between.
  */
 export async function refuseDependents(
   tx: Tx,

@@ -20,5 +20,5 @@ export const metadataBag = (kib: number, depth: number) =>
     .refine(bag => depthOf(bag) <= depth, `must be at most ${depth} levels deep`)
     .meta({ type: 'object', additionalProperties: {} })
 
-/** The bag of turns, messages and memories. */
+/** Metadata of turns, messages and memories. */
 export const MetadataBag = metadataBag(16, 8)

@@ -20,7 +20,7 @@ export type Module = {
   /** What emits events without being a kind. */
   eventSources?: readonly EventSource<any, any>[]
   operations?: readonly Operation[]
-  /** Who handles which queue; a queue exists because somebody handles it. */
+  /** Handlers of queues; a queue exists because it has a handler. */
   handlers?: readonly Handler[]
   schedules?: readonly Schedule[]
   sweeps?: readonly Sweep[]

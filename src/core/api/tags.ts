@@ -12,7 +12,7 @@ const RESERVED = 'system.'
 const key = z.string().min(1).max(128)
 const value = z.string().max(256)
 
-/** Reports what is wrong with a bag that a caller wrote: reserved keys and too many of them. */
+/** Reports what is wrong with tags that a caller wrote: reserved keys and too many of them. */
 function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx): void {
   for (const name of Object.keys(bag)) {
     if (name.startsWith(RESERVED))
@@ -33,13 +33,13 @@ export const TagInput = z.record(key, value).superRefine(checkBag).meta({ id: 'T
 /** Tags to merge; null removes a key. */
 export const TagPatch = z.record(key, value.nullable()).superRefine(checkBag).meta({ id: 'TagPatch' })
 
-/** The bag that a PUT leaves: the one sent, and what the platform wrote. */
+/** The tags after a PUT: those sent, and what the platform wrote. */
 export const replacedTags = (stored: Tags, sent: Tags): Tags => ({
   ...Object.fromEntries(Object.entries(stored).filter(([name]) => name.startsWith(RESERVED))),
   ...sent,
 })
 
-/** The bag that a PATCH leaves. Raises VALIDATION_FAILED when it would hold too many keys. */
+/** The tags after a PATCH. Raises VALIDATION_FAILED when there would be too many keys. */
 export function mergedTags(stored: Tags, sent: Record<string, string | null>): Tags {
   const merged = Object.fromEntries(
     Object.entries({ ...stored, ...sent }).filter((entry): entry is [string, string] => entry[1] !== null),
@@ -56,7 +56,7 @@ export function mergedTags(stored: Tags, sent: Record<string, string | null>): T
  * @param declaration.param path parameter that holds the id; default `<kind>_id`
  * @param declaration.read action of the GET
  * @param declaration.write action of the PUT and the PATCH
- * @param declaration.setTags stores the bag a caller sent and returns the row as `kind.find` does
+ * @param declaration.setTags stores the tags a caller sent and returns the row as `kind.find` does
  * @param declaration.event default `updated`; null emits nothing
  * @param declaration.onChange what else follows from a change, in the same transaction
  */

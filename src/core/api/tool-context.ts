@@ -13,7 +13,7 @@ const RESERVED = new Set(['sessionid', 'actorid', 'actorexternalid', 'calling_pr
 
 const KEY = /^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/
 
-/** A bag that a caller sends. Its keys are judged by `callerContext`, because they have an error code of their own. */
+/** A tool context that a caller sends. `callerContext` checks its keys, because they have an error code of their own. */
 export const ToolContextInput = z
   .record(
     z.string(),
@@ -30,7 +30,7 @@ export const ToolContextInput = z
   .meta({ id: 'ToolContext' })
 
 /**
- * A caller's bag without reserved keys; null stays null.
+ * A caller's tool context without reserved keys; null stays null.
  * @param prefix of the context headers (TOOL_CONTEXT_HEADER_PREFIX), for the report of a clash
  * @throws INVALID_TOOL_CONTEXT_KEY for keys outside the grammar of header names and for keys that are equal ignoring case
  */
@@ -49,7 +49,7 @@ export function callerContext(bag: ToolContext | null | undefined, prefix: strin
   return Object.fromEntries(Object.entries(bag).filter(([key]) => !RESERVED.has(key.toLowerCase())))
 }
 
-/** Layers of one bag, later ones win. Keys are headers, so one that differs only in case replaces the earlier. */
+/** Layers of one tool context, later ones win. Keys are headers, so one that differs only in case replaces the earlier. */
 export function mergeContext(...layers: (ToolContext | null | undefined)[]): ToolContext {
   const merged = new Map<string, [string, string]>()
   for (const layer of layers)

@@ -69,7 +69,7 @@ function bounded({ origin, inclusive, exact }: Bound, bound: unknown, [at, beyon
   return `must have ${exact ? 'exactly' : at} ${bound} ${bound === 1 ? unit.slice(0, -1) : unit}`
 }
 
-/** The words of this house for what zod refuses; a message of a schema's own goes before them. */
+/** Messages for what zod refuses; a schema's own message takes precedence. */
 const wordings: { [Code in Issue['code']]: (issue: Raw<Code>) => string } = {
   invalid_type: ({ expected }) =>
     expected === 'never' ? 'must be left out' : `must be ${TYPES[expected] ?? expected}`,

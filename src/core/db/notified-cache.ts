@@ -98,8 +98,8 @@ export class NotifiedCache<V extends {}> {
 }
 
 /**
- * Says that a key of a channel's caches changes in this transaction: other processes hear of it at the commit, this
- * one forgets it before the answer goes out.
+ * Announces that a key of a channel's caches changes in this transaction: other processes drop it at the commit, this
+ * one before the answer goes out.
  */
 export function announce(tx: Pick<Tx, 'notify' | 'afterCommit'>, channel: string, key: string): void {
   tx.notify(channel, key)

@@ -7,7 +7,7 @@ export type Unlisten = (() => void) & { ready: Promise<void> }
 export type Notifications = {
   /**
    * Calls `handler` with the payload of every notification on `channel`. What is notified while the connection is down
-   * is lost: `onReconnect` is called after each reconnect so that the caller can look for itself.
+   * is lost: `onReconnect` is called after each reconnect so that the caller can read what it missed.
    */
   listen(channel: string, handler: (payload: string) => void, options?: { onReconnect?: () => void }): Unlisten
   /** False while the connection is down. */
@@ -57,7 +57,7 @@ export async function openNotifications(options: {
     if (client !== target) return
     client = undefined
     clearTimeout(timer)
-    // A half-open connection never answers a polite end.
+    // A half-open connection never answers an orderly end.
     destroy(target)
     if (closed) return
     log.warn({ err: error }, 'notifications down')
@@ -132,16 +132,16 @@ export async function openNotifications(options: {
     }, heartbeatMs)
   }
 
-  let told: Promise<unknown> = Promise.resolve()
+  let lastSent: Promise<unknown> = Promise.resolve()
   /** One statement at a time, in the order of the calls. */
-  const tell = (statement: 'listen' | 'unlisten', channel: string): Promise<void> => {
-    const telling = told.then(async () => {
+  const send = (statement: 'listen' | 'unlisten', channel: string): Promise<void> => {
+    const sending = lastSent.then(async () => {
       const target = client
       // While the connection is down the reconnect listens to whatever is subscribed then.
       await target?.query(`${statement} ${pg.escapeIdentifier(channel)}`).catch(error => drop(target, error))
     })
-    told = telling
-    return telling
+    lastSent = sending
+    return sending
   }
 
   await connect()
@@ -149,14 +149,14 @@ export async function openNotifications(options: {
   return {
     listen(channel, handler, more = {}) {
       const subscription: Subscription = { handler, onReconnect: more.onReconnect }
-      const entry = channels.get(channel) ?? { subscriptions: new Set<Subscription>(), ready: tell('listen', channel) }
+      const entry = channels.get(channel) ?? { subscriptions: new Set<Subscription>(), ready: send('listen', channel) }
       entry.subscriptions.add(subscription)
       channels.set(channel, entry)
       const end = () => {
         if (!entry.subscriptions.delete(subscription) || entry.subscriptions.size > 0) return
         if (channels.get(channel) !== entry) return
         channels.delete(channel)
-        void tell('unlisten', channel)
+        void send('unlisten', channel)
       }
       return Object.assign(end, { ready: entry.ready })
     },
@@ -184,7 +184,7 @@ export async function openNotifications(options: {
   }
 }
 
-/** Cuts the socket: `end` waits for the server, which a lost connection never hears from. */
+/** Cuts the socket: `end` waits for the server, which never answers on a lost connection. */
 function destroy(client: pg.Client): void {
   client.on('error', () => {})
   const { connection } = client as unknown as { connection?: { stream?: { destroy(): void } } }

@@ -3,7 +3,7 @@ import pg from 'pg'
 /**
  * Changes to the client of pg that hold for every client of a process that imports this file.
  *
- * Results are collected young. Asked for a promise, pg gives a query its callback after the query was made, and all that
+ * Keeps query results out of the old heap. Asked for a promise, pg gives a query its callback after the query was made, and all that
  * such a query answers survives every collection of the young heap: in Node 24 results then stay until a full collection,
  * and nine in ten full collections of a process that searched were due to it. With a callback that is there from the start
  * they are collected; test/core/db.test.ts measures it.

@@ -22,8 +22,8 @@ export type SilenceWatch = {
 type Waiting = { since: number; giveUp: (error: Error) => void }
 
 /**
- * Tells a busy server from a silent one: a host that has gone, a process that hangs, connections that a firewall has
- * dropped or that nobody accepts. Neither ends what waits for it. While something waits long, the listening connection is
+ * Distinguishes a silent server from a busy one: a host that has gone, a process that hangs, connections that a firewall has
+ * dropped or that no server accepts. Neither ends what waits for it. While something waits long, the listening connection is
  * asked for `select 1`; when that stays unanswered too, connections that wait are cut and what waits for one is given up,
  * so that requests fail within five seconds instead of minutes, and further ones at once until the server answers again.
  */
@@ -54,7 +54,7 @@ export function watchForSilence(options: {
     clearInterval(timer)
     timer = undefined
   }
-  const look = () => {
+  const check = () => {
     // What has waited longest comes first.
     const [oldest] = waiting
     if (!oldest && !silent) return stop()
@@ -67,7 +67,7 @@ export function watchForSilence(options: {
       return new Promise((resolve, reject) => {
         const entry: Waiting = { since: performance.now(), giveUp: reject }
         waiting.add(entry)
-        timer ??= setInterval(look, PERIOD_MS).unref()
+        timer ??= setInterval(check, PERIOD_MS).unref()
         const done = () => {
           waiting.delete(entry)
         }
@@ -80,7 +80,7 @@ export function watchForSilence(options: {
 
 const isSuspect = (since: number): boolean => performance.now() - since > SUSPECT_MS
 
-/** Cuts the socket: a polite end waits for the server. */
+/** Cuts the socket: an orderly end waits for the server. */
 function cut(client: pg.Client): void {
   const { connection } = client as unknown as { connection?: { stream?: { destroy(error: Error): void } } }
   connection?.stream?.destroy(new DatabaseSilentError())

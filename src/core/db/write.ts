@@ -7,8 +7,8 @@ import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
 
 /**
  * Dispatch of events. An event row whose `dispatched_at` is null is the work; the statement that writes it notifies
- * this channel, so that a dispatcher looks at once, and a sweep looks every few seconds. There is no message per event:
- * an ordinary write saves a round trip, and one look takes many events.
+ * this channel, so that a dispatcher reads it at once, and a sweep searches every few seconds. There is no message per event:
+ * an ordinary write saves a round trip, and one read takes many events.
  */
 export const DISPATCH_CHANNEL = 'muster_events'
 
@@ -40,7 +40,7 @@ export type Outgoing = {
   ): void
   /** Sends a message to an actor; it exists when the transaction commits. */
   send<M extends object>(queue: Queue<M>, message: M, options?: { startAfter?: Date; priority?: number }): void
-  /** Tells every process listening on a channel, after the commit. */
+  /** Notifies every process that listens on a channel, after the commit. */
   notify(channel: string, payload: string): void
   /** Adds an audit entry. The request pipeline adds its own. */
   audit(entry: AuditEntry): void
@@ -163,24 +163,24 @@ export function outboxParts(
     )
   }
   const woken = sends.map(({ notified }) => sql.fragment` + (select count(*) from ${sql.identifier([notified])})`)
-  const told =
+  const notified =
     notifications.length > 0
       ? sql.fragment`(select count(pg_notify(channel, payload)) from ${sql.unnest(
           notifications.map(item => [item.channel, item.payload]),
           ['text', 'text'],
         )} as n (channel, payload) where ${guard})`
       : sql.fragment`0`
-  const select = sql.fragment`select ${told}${woken.length > 0 ? sql.join(woken, sql.fragment``) : sql.fragment``} as sent`
+  const select = sql.fragment`select ${notified}${woken.length > 0 ? sql.join(woken, sql.fragment``) : sql.fragment``} as sent`
   return { ctes, select }
 }
 
-const sent = sql.type(z.strictObject({ sent: z.int() }))
+const sending = sql.type(z.strictObject({ sent: z.int() }))
 
 async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<void> {
   if (outbox.events.length + outbox.entries.length + outbox.notifications.length + sends.length === 0) return
   const { ctes, select } = outboxParts(outbox, undefined, sends)
   const head = ctes.length > 0 ? sql.fragment`with ${sql.join(ctes, sql.fragment`, `)}` : sql.fragment``
-  await db.query(sent`${head} ${select}`)
+  await db.query(sending`${head} ${select}`)
 }
 
 /** Makes the writer of a process. */
@@ -276,8 +276,8 @@ export function createWriter(options: {
       const follows = outboxParts(outbox, guard, sends ?? [])
       // Untyped: the columns are the caller's.
       const statement = sql.unsafe`
-        with ${sql.join([...ctes, ...follows.ctes, sql.fragment`told as (${follows.select})`], sql.fragment`, `)}
-        select ${columns}, (${guard}) as held, (select sent from told) as told`
+        with ${sql.join([...ctes, ...follows.ctes, sql.fragment`outbox_sent as (${follows.select})`], sql.fragment`, `)}
+        select ${columns}, (${guard}) as held, (select sent from outbox_sent) as sent`
       const row = (
         sends !== null
           ? await pool.one(statement)

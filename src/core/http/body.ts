@@ -4,7 +4,7 @@ import { AppError, invalid } from '../api/errors.ts'
 
 /** What a request without a valid credential may send at most, in bytes. */
 export const UNKNOWN_BODY_BYTES = 64 * 1024
-/** How long a client has to read the answer to a body that nobody reads. */
+/** How long a client has to read the answer to a body that is not read. */
 const LINGER_MS = 1000
 
 const MAX_DEPTH = 64
@@ -75,7 +75,7 @@ const parser = (limit: number): RequestHandler =>
     },
   })
 
-/** Refuses a body that nobody with a credential has sent: 413 where it declares more than such a body may have. */
+/** Refuses a body that came without a credential: 413 where it declares more than such a body may have. */
 export function unauthorizedBody(req: IncomingMessage): AppError {
   return declaredLength(req) > UNKNOWN_BODY_BYTES ? tooLarge() : new AppError('UNAUTHORIZED')
 }

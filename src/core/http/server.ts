@@ -23,7 +23,7 @@ const LINGER_MS = 1000
 
 const REQUEST_ID = /^[\x21-\x7e]{1,128}$/
 
-/** The request's own id when the client sent a sane one that is no credential, else a new one. */
+/** The request's own id when the client sent a usable one that is no credential, else a new one. */
 export function requestIdOf(req: IncomingMessage): string {
   const sent = req.headers['x-request-id']
   return typeof sent === 'string' && REQUEST_ID.test(sent) && withoutCredentials(sent) === sent ? sent : randomUUID()
@@ -94,7 +94,7 @@ export function boundBody(req: IncomingMessage, { totalMs, idleMs }: { totalMs: 
   const started = performance.now()
   let read = socket.bytesRead
   const timer = setInterval(() => {
-    // What has come is waited for by nobody; a full buffer is a pause of ours.
+    // Nothing waits for what has arrived; a full buffer is a pause of ours.
     const paused = socket.bytesRead === read && req.readableLength === 0
     read = socket.bytesRead
     if (!req.complete && !paused && performance.now() - started <= totalMs) return

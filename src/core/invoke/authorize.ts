@@ -121,7 +121,7 @@ async function authorizeList(inv: Invocation, caller: Caller, action: string, ki
   audit.resource_srn = kind ? targetName({ kind, project_id: project }) : null
 }
 
-/** Tags that the body would set. The body of a tag route is the bag itself. */
+/** Tags that the body would set. The body of a tag route is the tags themselves. */
 function bodyTags({ operation, body }: Invocation): Record<string, string> | undefined {
   const tags = operation.path.endsWith('/tags') ? body : (body as { tags?: unknown } | undefined)?.tags
   if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return undefined

@@ -73,7 +73,7 @@ export function namedProject({ operation, call, body }: Invocation): string | un
 }
 
 /**
- * A bound credential stays in its project, whatever it may do there: judged before its rights, and noted under its own
+ * A bound credential stays in its project, whatever it may do there: checked before its rights, and recorded under its own
  * project. Raises API_KEY_PROJECT_SCOPE.
  */
 export function keepToProject(inv: Invocation, caller: Caller): void {

@@ -10,8 +10,8 @@ import { HandBack, type JobContext } from './handler.ts'
  * that was paused past its lease writes nothing. A message only wakes a worker; a sweep finds what no message led to.
  *
  * The table has the entity's id as primary key (an entity has one attempt, a newer one takes its place), `id`, `state`
- * (`queued`, `running`, and states of its own), `due_at` (when somebody has to look: the next try of a queued attempt, the
- * end of a running one's lease), `claims`, `losses` (claims whose worker was not heard of until its lease was over),
+ * (`queued`, `running`, and states of its own), `due_at` (when something has to happen: the next try of a queued attempt, the
+ * end of a running one's lease), `claims`, `losses` (claims whose worker was silent until its lease was over),
  * `failures`, `heartbeat_at`, and an index on `due_at`.
  */
 
@@ -24,7 +24,7 @@ export type Claimed = Named & { claims: number; failures: number }
 /** What an attempt may take, in milliseconds: silence of its worker, waiting for one. */
 export type Limits = { silenceMs: number; queueMs: number }
 
-/** An attempt that somebody has to look at. */
+/** An attempt that needs a worker, or has taken too long. */
 export type Due = Named & { project_id: string; due_at: string; stalled: boolean }
 
 /** Another worker or a caller has the entity now: write nothing, leave. */
@@ -50,7 +50,7 @@ export type Attempts<Row> = {
   end(db: Queryable, claim: Claimed): Promise<boolean>
   /** Ends an attempt that no live worker holds; false when one does, or it is superseded. */
   endIdle(db: Queryable, named: Named): Promise<boolean>
-  /** Whether the attempt of an entity has taken too long, null when there is none; a look before any lock is taken. */
+  /** Whether the attempt of an entity has taken too long, null when there is none. Asked before any lock is taken. */
   isStalled(db: Queryable, entity: string, limits: Limits): Promise<boolean | null>
   /** Ends the attempt of an entity, whose lock the caller holds, if it has taken too long; its id and state. */
   endStalled(db: Queryable, entity: string, limits: Limits): Promise<{ id: string; state: string } | null>
@@ -67,7 +67,7 @@ export type Attempts<Row> = {
  * @param declaration.row columns that a claim reads beside its own
  * @param declaration.owner table of the entities, which have a `project_id`
  * @param declaration.waits states of its own that end when `due_at` has passed
- * @param declaration.maxLosses workers that may be lost before nobody tries again
+ * @param declaration.maxLosses workers that may be lost before the attempt is not tried again
  */
 export function attempts<S extends z.ZodRawShape>(declaration: {
   table: string

@@ -505,7 +505,7 @@ export class QueueLoop {
     }
   }
 
-  /** Messages whose worker was not heard of for a lease: another try now, or the end of their tries. */
+  /** Messages whose worker was silent for a whole lease: another try now, or the end of their tries. */
   async #takeOverExpired(): Promise<void> {
     let taken: Claim[]
     try {

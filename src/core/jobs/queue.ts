@@ -23,7 +23,7 @@ export type Queue<M extends object> = {
   key?: (message: M) => string
   project?: (message: M) => string | undefined
   retry: Retry
-  /** A message whose handler has not been heard of for so long is given to another worker. */
+  /** A message whose handler was silent for this long is given to another worker. */
   leaseSeconds: number
   /** Which worker process handles it (WORKER_KINDS). */
   concern: string
@@ -116,7 +116,7 @@ export type DeadLetter = {
 
 /**
  * pg-boss's own insert into one queue as ctes of a `with`. `before` and `after` enclose the parameter, a json array of
- * jobs as text; `notified` is the cte to select from at the end, without which nobody is woken.
+ * jobs as text; `notified` is the cte to select from at the end, without which no worker is woken.
  */
 export type SendPart = { before: string; jobs: string; after: string; notified: string }
 

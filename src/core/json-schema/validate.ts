@@ -73,7 +73,7 @@ const CODE_WEIGHT = 16
 /** Most memory for what is kept compiled. */
 const MAX_WEIGHT = 64 * 1024 * 1024
 
-/** Schemas that are kept compiled. Where there is no room, the project that takes most of it loses what it used least lately. */
+/** Schemas that are kept compiled. When they are full, the project that takes most space loses its least recently used one. */
 export class CompiledSchemas {
   /** Used least lately first. */
   readonly #kept = new Map<string, Compiled>()

@@ -1,4 +1,4 @@
-/** The Accept-Encoding of requests: lists of models and vectors shrink a lot, and gzip is what every server knows. */
+/** The Accept-Encoding of requests: lists of models and vectors compress well, and every server supports gzip. */
 export const ACCEPT_ENCODING = 'gzip'
 
 /** Limit of a stream of events, as a multiple of the limit of one event. */

@@ -42,7 +42,7 @@ function redacted(object: Record<string, unknown>, depth = 0): Record<string, un
   return out
 }
 
-/** What a credential looks like that comes where none belongs: in a path, in a message. */
+/** The form of credentials, to hide those that turn up where none belongs: in a path, in a message. */
 const CREDENTIAL = /\b(sk[_-]|whsec_|ort_|upt_|eyJ)[\w.-]{8,}/g
 
 export const withoutCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')

@@ -53,7 +53,7 @@ type Depth = {
 let readDepths: () => Promise<Depth[]> = async () => []
 let reading: Promise<Depth[]> | undefined
 
-/** Says where the queue gauges come from: read once per scrape. A failing read leaves them out of that scrape. */
+/** Sets the source of the queue gauges: read once per scrape. A failing read leaves them out of that scrape. */
 export function reportQueues(read: () => Promise<Depth[]>): void {
   readDepths = read
 }

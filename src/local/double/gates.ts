@@ -72,7 +72,7 @@ export function createGates() {
       return [...gates].map(([name, gate]) => state(name, gate))
     },
 
-    /** Lets the requests of a lane go on and forgets the gates that only this lane names. */
+    /** Releases the requests of a lane and deletes the gates that only this lane names. */
     drop(lane: string): void {
       for (const [name, gate] of gates) {
         release(gate, lane)
@@ -80,7 +80,7 @@ export function createGates() {
       }
     },
 
-    /** Releases and forgets all gates. */
+    /** Releases and deletes all gates. */
     reset(): void {
       const all = [...gates.values()]
       gates.clear()

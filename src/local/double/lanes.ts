@@ -4,7 +4,7 @@ import type { Kind, ModelRequest } from './request.ts'
 import type { Reply, Script } from './script.ts'
 import { ruleId } from './script.ts'
 
-/** A lane: its script and its counters. `scripted` tells a lane someone wrote from one that a request brought up. */
+/** A lane: its script and its counters. `scripted` distinguishes a lane that was written from one that a request created. */
 export type Lane = {
   name: string
   scripted: boolean
@@ -53,12 +53,12 @@ export function createLanes(gates: Gates) {
       return lanes.get(name)
     },
 
-    /** Tells whether a lane of that name has a script. */
+    /** Returns whether a lane of that name has a script. */
     scripted(name: string): boolean {
       return lanes.get(name)?.scripted === true
     },
 
-    /** Forgets a lane. Tells whether there was one. */
+    /** Deletes a lane. Returns whether there was one. */
     drop(name: string): boolean {
       return lanes.delete(name)
     },

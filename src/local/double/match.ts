@@ -1,7 +1,7 @@
 import type { Message, ModelRequest } from './request.ts'
 import type { Match, TextCondition } from './script.ts'
 
-/** Tells whether a request fulfils every key of a rule's `when`; no `when` takes every chat request. */
+/** Returns whether a request fulfils every key of a rule's `when`; no `when` takes every chat request. */
 export function matches(when: Match | undefined, request: ModelRequest): boolean {
   const asked = when ?? {}
   if ((asked.kind ?? 'chat') !== request.kind) return false
@@ -23,7 +23,7 @@ export function matches(when: Match | undefined, request: ModelRequest): boolean
   )
 }
 
-/** Tells whether a text fulfils a condition; of an object all given keys must hold. */
+/** Returns whether a text fulfils a condition; of an object all given keys must hold. */
 export function textMatches(condition: TextCondition, text: string): boolean {
   if (typeof condition === 'string') return text.includes(condition)
   return (
@@ -33,7 +33,7 @@ export function textMatches(condition: TextCondition, text: string): boolean {
   )
 }
 
-/** Tells whether a text equals a pattern in which each `*` stands for any characters. */
+/** Returns whether a text equals a pattern in which each `*` stands for any characters. */
 export function globMatches(pattern: string, text: string): boolean {
   const parts = pattern.split('*')
   if (parts.length === 1) return pattern === text

@@ -40,7 +40,7 @@ export type ModelRequest = {
 /** A parsed JSON object. */
 export type JsonObject = Record<string, unknown>
 
-/** Tells an object from every other JSON value. */
+/** Whether a JSON value is an object. */
 export function isObject(value: unknown): value is JsonObject {
   return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
