@@ -1,20 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
-import { firstChars } from '../api/text.ts'
 import { inTenancy } from '../db/tenancy.ts'
-import { attempts as attemptsTotal, leasesLost } from '../process/metrics.ts'
+import { leasesLost } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { type Claim, claim, expired, handBack, retry } from './claims.ts'
+import { type Claim, claim, handBack } from './claims.ts'
 import { HandBack, type Handler, type JobContext } from './handler.ts'
 import { message as buildMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
-
-type Outcome = 'done' | 'retry' | 'dead' | 'handed_back'
+import { type HeldClaim, Settlement } from './settlement.ts'
 
 /** One claimed message in this process. */
-type Attempt = Claim & {
-  startedAt: number
-  /** When the lease was last renewed for certain, by this process's clock. */
-  heldSince: number
+type Attempt = HeldClaim & {
   /** `running`: in the handler; `settling`: being recorded; `over`: recorded, given back or lost. */
   state: 'running' | 'settling' | 'over'
   abort: AbortController
@@ -39,6 +34,7 @@ export class QueueLoop {
   readonly #handler: Handler
   readonly #queue: Queue<any>
   readonly #queues: Queues
+  readonly #settlement: Settlement
   readonly #log: Logger
   readonly #stopping: AbortSignal
   readonly #slots: number
@@ -55,8 +51,6 @@ export class QueueLoop {
   readonly #heldByProject = new Map<string, number>()
   #busy = 0
   #unsettled = 0
-  #completions: { attempt: Attempt; done: (settled: boolean) => void }[] = []
-  #completing = false
   #woken = false
   #wake: (() => void) | undefined
   #nextDue = Number.POSITIVE_INFINITY
@@ -83,6 +77,7 @@ export class QueueLoop {
     const leaseSeconds = handler.leaseSeconds?.(services.config) ?? handler.queue.leaseSeconds
     this.#queue = { ...handler.queue, leaseSeconds }
     this.#queues = services.queues
+    this.#settlement = new Settlement(this.#services, handler, this.#queue)
     this.#log = services.log
     this.#stopping = options.stopping
     this.#slots = options.slots
@@ -104,7 +99,9 @@ export class QueueLoop {
     const third = (this.#queue.leaseSeconds * 1000) / 3
     this.#timers = [
       repeat(third, () => this.#renew()),
-      repeat(Math.min(Math.max(third, 200), 5000), () => this.#takeOverExpired()),
+      repeat(Math.min(Math.max(third, 200), 5000), async () => {
+        if (await this.#settlement.takeOverExpired()) this.wake()
+      }),
     ]
   }
 
@@ -334,46 +331,13 @@ export class QueueLoop {
     attempt.state = 'settling'
     const duration = performance.now() - attempt.startedAt
     this.#unsettled += 1
-    this.#completions.push({
-      attempt,
-      done: settled => {
-        this.#unsettled -= 1
-        if (attempt.state === 'over') return
-        if (settled) this.#report(attempt, 'done', duration)
-        else this.#lost(attempt)
-        this.#over(attempt)
-      },
+    this.#settlement.complete(attempt, settled => {
+      this.#unsettled -= 1
+      if (attempt.state === 'over') return
+      if (settled) this.#settlement.reportDone(attempt, duration)
+      else this.#lost(attempt)
+      this.#over(attempt)
     })
-    if (!this.#completing) void this.#complete()
-  }
-
-  /** One statement at a time; what finishes meanwhile goes with the next. */
-  async #complete(): Promise<void> {
-    this.#completing = true
-    // Handlers that finish in the same turn of the event loop share the first statement too.
-    await new Promise(resolve => setImmediate(resolve))
-    let failures = 0
-    while (this.#completions.length > 0) {
-      const batch = this.#completions.splice(0, 1000)
-      try {
-        const answer = await this.#queues.boss.complete(
-          this.#queue.name,
-          batch.map(({ attempt }) => ({ id: attempt.id, retryCount: attempt.retryCount })),
-        )
-        const settled = new Set((answer as { settled?: string[] }).settled)
-        for (const { attempt, done } of batch) done(settled.has(attempt.id))
-        failures = 0
-      } catch (error) {
-        failures += 1
-        if (failures === 1) this.#log.error({ err: error, queue: this.#queue.name }, 'completion not recorded yet')
-        for (const item of batch) {
-          if (this.#leaseOver(item.attempt)) item.done(false)
-          else this.#completions.push(item)
-        }
-        await sleep(Math.min(50 * 2 ** failures, 2000))
-      }
-    }
-    this.#completing = false
   }
 
   async #failed(attempt: Attempt, error: unknown, delay: number | undefined): Promise<void> {
@@ -388,80 +352,18 @@ export class QueueLoop {
     // The lease was lost: whoever took the message over has recorded this attempt.
     if (attempt.abort.signal.aborted) return this.#over(attempt)
     attempt.state = 'settling'
-    const duration = performance.now() - attempt.startedAt
-    await this.#settleFailure(attempt, error, delay, duration)
+    const { lost, dueInMs } = await this.#settlement.fail(attempt, error, delay)
+    if (lost) this.#lost(attempt)
+    if (dueInMs !== undefined) {
+      this.#dueAt(performance.now() + dueInMs + 1)
+      this.wake()
+    }
     this.#over(attempt)
   }
 
-  async #settleFailure(attempt: Attempt, error: unknown, delay: number | undefined, duration: number): Promise<void> {
-    const output = describe(error)
-    if (attempt.retryCount < attempt.retryLimit) {
-      const next = delay ?? this.#retryDelay(attempt.retryCount)
-      const answer = await this.#persist(attempt, () => retry(this.#queues.db, this.#queue, attempt, next, output))
-      if (answer === 'lost' || answer === undefined) return this.#lost(attempt)
-      this.#dueAt(performance.now() + next + 1)
-      this.wake()
-      return this.#report(attempt, 'retry', duration, { err: error, next_ms: Math.round(next) })
-    }
-    if (!(await this.#exhausted(attempt, error))) return
-    const answer = await this.#persist(attempt, () => this.#deadLetter(attempt, output))
-    if (!answer) return this.#lost(attempt)
-    this.#report(attempt, 'dead', duration, { err: error })
-  }
-
-  /** Returns false when the failure could not be recorded: the lease runs out and another worker records it. */
-  async #exhausted(attempt: Claim, error: unknown): Promise<boolean> {
-    try {
-      await this.#handler.onExhausted?.(this.#parse(attempt), error, this.#services)
-      return true
-    } catch (failure) {
-      this.#log.error({ err: failure, queue: this.#queue.name, job: attempt.id }, 'exhausted message not recorded')
-      return false
-    }
-  }
-
-  async #deadLetter(attempt: Claim, output: object): Promise<boolean> {
-    const { id, retryCount } = attempt
-    const answer = await this.#queues.boss.fail(this.#queue.name, { id, retryCount }, output)
-    return ((answer as { affected?: number }).affected ?? 0) > 0
-  }
-
-  /** Runs a statement until it succeeds or the lease is over; undefined then. */
-  async #persist<T>(attempt: Attempt, work: () => Promise<T>): Promise<T | undefined> {
-    for (let failures = 1; ; failures++) {
-      try {
-        return await work()
-      } catch (error) {
-        if (failures === 1)
-          this.#log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'failure not recorded yet')
-        if (this.#leaseOver(attempt)) return undefined
-        await sleep(Math.min(50 * 2 ** failures, 2000))
-      }
-    }
-  }
-
-  /** Delay of pg-boss's rule: doubles with each retry, with as much jitter as the doubled delay. */
-  #retryDelay(retryCount: number): number {
-    const { delaySeconds, backoff, maxDelaySeconds } = this.#queue.retry
-    if (!backoff) return delaySeconds * 1000
-    const seconds = Math.max(delaySeconds, 1) * 2 ** Math.min(16, retryCount) * (1 + Math.random())
-    return Math.min(seconds, maxDelaySeconds ?? Number.POSITIVE_INFINITY) * 1000
-  }
-
   async #giveBack(attempts: Attempt[], delayMs = 0): Promise<number> {
-    let ids = new Set<string>()
-    try {
-      ids = new Set(await handBack(this.#queues.db, this.#queue, attempts, delayMs, wakeChannel))
-    } catch (error) {
-      // Their leases run out instead.
-      this.#log.error({ err: error, queue: this.#queue.name }, 'messages not given back')
-    }
-    for (const attempt of attempts) {
-      if (ids.has(attempt.id)) {
-        this.#report(attempt, 'handed_back', performance.now() - attempt.startedAt, { next_ms: delayMs })
-      }
-      this.#over(attempt)
-    }
+    const ids = await this.#settlement.giveBack(attempts, delayMs)
+    for (const attempt of attempts) this.#over(attempt)
     return ids.size
   }
 
@@ -470,10 +372,6 @@ export class QueueLoop {
     if (this.#held.get(attempt.id) === attempt) this.#held.delete(attempt.id)
     // The entity's next wake-up may have waited for this one; nothing else announces it.
     if (this.#queue.policy === 'stately' || this.#stopping.aborted || this.#wantsSlot) this.wake()
-  }
-
-  #leaseOver(attempt: Attempt): boolean {
-    return performance.now() - attempt.heldSince > this.#queue.leaseSeconds * 1000
   }
 
   #lost(attempt: Attempt): void {
@@ -499,68 +397,15 @@ export class QueueLoop {
     }
     for (const attempt of held) {
       if (renewed?.has(attempt.id)) attempt.heldSince = asked
-      else if (attempt.state === 'running' && !attempt.abort.signal.aborted && (renewed || this.#leaseOver(attempt))) {
+      else if (
+        attempt.state === 'running' &&
+        !attempt.abort.signal.aborted &&
+        (renewed || this.#settlement.leaseOver(attempt))
+      ) {
         this.#lost(attempt)
       }
     }
   }
-
-  /** Messages whose worker was silent for a whole lease: another try now, or the end of their tries. */
-  async #takeOverExpired(): Promise<void> {
-    let taken: Claim[]
-    try {
-      taken = await expired(this.#queues.db, this.#queue)
-    } catch {
-      return
-    }
-    const error = new Error('lease expired')
-    for (const message of taken) {
-      try {
-        if (message.retryCount < message.retryLimit) {
-          const answer = await retry(this.#queues.db, this.#queue, message, 0, describe(error))
-          if (answer !== 'lost') this.#report(message, 'retry', undefined, { reason: 'lease_expired', next_ms: 0 })
-          this.wake()
-        } else {
-          await this.#exhausted(message, error)
-          const dead = await this.#deadLetter(message, describe(error))
-          if (dead) this.#report(message, 'dead', undefined, { reason: 'lease_expired' })
-        }
-      } catch (failure) {
-        this.#log.error({ err: failure, queue: this.#queue.name, job: message.id }, 'expired message not taken over')
-      }
-    }
-  }
-
-  /** The one line of an attempt. */
-  #report(attempt: Claim, outcome: Outcome, duration: number | undefined, more: object = {}): void {
-    attemptsTotal.inc({ queue: this.#queue.name, outcome })
-    const line = {
-      queue: this.#queue.name,
-      job: attempt.id,
-      message: idsOf(attempt.data),
-      attempt: attempt.retryCount + 1,
-      outcome,
-      ...(duration === undefined ? {} : { duration_ms: Math.round(duration) }),
-      ...more,
-    }
-    if (outcome === 'retry' || outcome === 'dead') this.#log.warn(line, 'attempt')
-    else this.#log.info(line, 'attempt')
-  }
-}
-
-function idsOf(data: object): Record<string, string> {
-  const ids: Record<string, string> = {}
-  for (const [name, value] of Object.entries(data)) {
-    if (typeof value === 'string' && (name === 'id' || name.endsWith('_id'))) ids[name] = value
-  }
-  return ids
-}
-
-/** What is stored of an error: enough to understand a dead letter, bounded, without what jsonb cannot hold. */
-function describe(error: unknown): object {
-  const { name, code, message } = Object(error) as { name?: string; code?: unknown; message?: string }
-  const text = firstChars(String(message ?? error), 2000)
-  return { name, code, message: text.replaceAll('\0', '\ufffd').toWellFormed() }
 }
 
 /** Calls `work` every `ms`, never twice at once. */
