@@ -1,22 +1,20 @@
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Queryable, statement } from '../../core/db/sql.ts'
 
-const deleted = ({ rowCount }: { rowCount: number }): number => rowCount
+/** Deletes stored idempotency answers older than a time (index idempotency_keys_created). Returns how many. */
+export const deleteIdempotencyKeys = async (db: Queryable, before: Date): Promise<number> =>
+  (await db.query(statement`delete from idempotency_keys where created_at < ${before.toISOString()}::timestamptz`))
+    .rowCount
 
-/** Deletes kept answers older than a time (index idempotency_keys_created). */
-export const deleteIdempotencyKeys = (db: Queryable, before: Date): Promise<number> =>
-  db
-    .query(sql.unsafe`delete from idempotency_keys where created_at < ${before.toISOString()}::timestamptz`)
-    .then(deleted)
-
-/** Deletes failed logins whose count began before a time and that lock nobody out any more. */
-export const deleteLoginFailures = (db: Queryable, before: Date, now: Date): Promise<number> =>
-  db
-    .query(sql.unsafe`
+/** Deletes failed logins whose count began before a time and that no longer lock a name. Returns how many. */
+export const deleteLoginFailures = async (db: Queryable, before: Date, now: Date): Promise<number> =>
+  (
+    await db.query(statement`
       delete from login_failures
       where first_failed_at < ${before.toISOString()}::timestamptz
         and (locked_until is null or locked_until < ${now.toISOString()}::timestamptz)`)
-    .then(deleted)
+  ).rowCount
 
-/** Deletes the signs of life of workers not heard of since a time. */
-export const deleteHeartbeats = (db: Queryable, before: Date): Promise<number> =>
-  db.query(sql.unsafe`delete from worker_heartbeats where beat_at < ${before.toISOString()}::timestamptz`).then(deleted)
+/** Deletes the heartbeats of workers that sent none since a time. Returns how many. */
+export const deleteHeartbeats = async (db: Queryable, before: Date): Promise<number> =>
+  (await db.query(statement`delete from worker_heartbeats where beat_at < ${before.toISOString()}::timestamptz`))
+    .rowCount

@@ -10,7 +10,7 @@ export type Footprint = (projectId: Fragment) => { bytes: Fragment; chunks?: Fra
 /** What modules add to the footprint of projects. */
 export const footprints = extensionPoint<Footprint>('footprints')
 
-/** Sizes that callers declare may add up to more than any column or number holds; counters end here (conventions, 1). */
+/** Sizes that callers declare may add up to more than any column or number holds; sums are cut off here. */
 const LARGEST = Number.MAX_SAFE_INTEGER
 
 /** A select of one row, the sums of all parts for a project: `bytes` and `chunk_count`. */

@@ -16,9 +16,9 @@ export const snapshotQueue = entityMailbox('storage.snapshot', {
 const PAGE = 500
 
 /**
- * Measures what projects store (control, 4.3): one statement and one transaction a project, so that none waits for
+ * Measures what projects store: one statement and one transaction a project, so that none waits for
  * another. A project that cannot be measured is skipped; it has no snapshot of the day and is taken up by the next pass
- * over the missing ones. Answers how many were measured and how many were not.
+ * over the missing ones. Returns how many were measured and how many were not.
  */
 export async function snapshotProjects(
   services: Services,
@@ -64,7 +64,7 @@ const snapshotProject = (services: Services, projectId: string, day: string): Pr
     ])
   })
 
-/** What is billed for a day; nothing is not (control, 4.2). */
+/** What is billed for a day; zero quantities are left out. */
 const componentsOf = ({ bytes, chunk_count }: Snapshot) =>
   [
     { component: 'gb_day', quantity: bytes / 1e9, unit: 'gb_day', billable: true },

@@ -1,7 +1,7 @@
 import type { Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 
-/** One billable occurrence as its part measured it (control, 4.1); it is priced and stored by usage metering. */
+/** One billable use as the module that caused it measured it; usage metering prices and stores it. */
 export type UsageDraft = {
   /** A repeat with the same key writes nothing. */
   idempotency_key: string
@@ -16,10 +16,10 @@ export type UsageDraft = {
 /** Writes usage within the work's own transaction. */
 export type Meter = (db: Queryable, drafts: UsageDraft[]) => Promise<void>
 
-/** Who stores usage. */
+/** Modules that store usage. */
 export const meters = extensionPoint<Meter>('meters')
 
-/** Hands usage to metering; nothing without any. A metering error is the caller's to log: it never fails the work. */
+/** Passes usage to metering, if a module does any. The caller logs a metering error, which never fails its work. */
 export async function recordUsage(db: Queryable, drafts: UsageDraft[]): Promise<void> {
   if (drafts.length > 0) for (const made of meters.all()) await made(db, drafts)
 }

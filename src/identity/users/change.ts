@@ -4,7 +4,7 @@ import type { Tx } from '../../core/db/write.ts'
 import type { Clock } from '../../core/process/clock.ts'
 import { principalsChanged } from '../principals.ts'
 import { type Role, type UserRow, users } from './model.ts'
-import { deleteUser, lockAdmins, updateUser } from './store.ts'
+import { lockAdmins, updateUser } from './store.ts'
 
 /** Raises LAST_ADMIN_REQUIRED when nobody but this user is an admin who can sign in. */
 function needAnotherAdmin(admins: readonly string[], id: string): void {
@@ -23,8 +23,7 @@ export async function changeUser(
 ): Promise<UserRow> {
   // The admins first, in their order: whoever waits here holds no other lock.
   const admins = change.role === 'user' || change.disabled ? await lockAdmins(tx) : null
-  const user = await users.find(tx, id, true)
-  if (!user) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  const user = await users.lock(tx, id)
   if (admins) needAnotherAdmin(admins, id)
   const username = change.username ?? user.username
   const role = change.role ?? user.role
@@ -48,9 +47,8 @@ export async function changeUser(
 /** Deletes a user with keys and attachments. Raises LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND. */
 export async function removeUser(tx: Tx, id: string): Promise<void> {
   const admins = await lockAdmins(tx)
-  const user = await users.find(tx, id, true)
-  if (!user) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  await users.lock(tx, id)
   needAnotherAdmin(admins, id)
-  await deleteUser(tx, id)
+  await users.delete(tx, id)
   principalsChanged(tx, `user:${id}`)
 }

@@ -1,9 +1,12 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
+import { contains, filter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { sql } from '../../core/db/sql.ts'
 import { adminGate } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { principalsChanged } from '../principals.ts'
@@ -15,22 +18,22 @@ import {
   Me,
   OwnPasswordInput,
   PasswordInput,
-  presentUser,
   roles,
   SignedIn,
   Token,
   User,
   UserInput,
   UserPatch,
-  type UserRow,
   users,
 } from './model.ts'
 import { hashPassword } from './passwords.ts'
 import { OwnPermission, ownPermissions } from './permissions.ts'
 import { checkOwnPassword, signIn, userToken } from './sign-in.ts'
-import { changePassword, endTokens, forgetFailures, insertUser, listUsers, setPassword } from './store.ts'
+import { changePassword, endTokens, forgetFailures, insertUser, setPassword } from './store.ts'
 
 const tag = 'Users'
+
+const all = resource(users, { path: '/users', tag })
 
 /** Admits the user of an id and admins; anyone else is refused whatever the id. Raises FORBIDDEN. */
 export function ownOrAdmin(action: string) {
@@ -58,7 +61,7 @@ export const userOperations: Operation[] = [
     body: Credentials,
     answers: { 201: User },
     raises: ['BOOTSTRAP_ALREADY_COMPLETED'],
-    run: async ({ body, services, request }) => presentUser(await bootstrapAdmin(services, body, request)),
+    run: async ({ body, services, request }) => users.present(await bootstrapAdmin(services, body, request)),
   }),
   operation({
     id: 'loginUser',
@@ -85,7 +88,7 @@ export const userOperations: Operation[] = [
       const user = await users.find(db, caller.user.id)
       if (!user) return raise('UNAUTHORIZED')
       const { type, id, expires_at, scopes } = caller.credential
-      return { ...presentUser(user), credential: { type, id, project_id: caller.project_id, expires_at, scopes } }
+      return { ...users.present(user), credential: { type, id, project_id: caller.project_id, expires_at, scopes } }
     },
   }),
   operation({
@@ -97,7 +100,7 @@ export const userOperations: Operation[] = [
     gate: 'any',
     paged: true,
     timed: false,
-    query: z.object({ project_id: textFilter }),
+    query: z.object({ project_id: textFilter.describe('Project to look at; default all, or that of the credential') }),
     answers: { 200: pageOf(OwnPermission) },
     raises: ['API_KEY_PROJECT_SCOPE', 'RESOURCE_NOT_FOUND'],
     run: async ({ db, caller, query, page }) => pageOfArray(await ownPermissions(db, caller, query.project_id), page),
@@ -150,18 +153,14 @@ export const userOperations: Operation[] = [
       principalsChanged(tx, `user:${caller.user.id}`)
     },
   }),
-  operation({
-    id: 'listUsers',
-    method: 'get',
-    path: '/users',
-    summary: 'List users',
-    tag,
-    action: 'users:ListUsers',
+  // The table is small and read as a whole.
+  all.list({
     gate: 'admin',
-    lists: users,
-    query: z.object({ username: textFilter, role: z.enum(roles).optional() }),
-    answers: { 200: pageOf(User) },
-    run: ({ db, page, query }) => listUsers(db, page, query),
+    visible: () => sql.fragment`true`,
+    filters: {
+      username: contains('username'),
+      role: filter(z.enum(roles).optional().describe('Exact match of `role`'), role => sql.fragment`t.role = ${role}`),
+    },
   }),
   operation({
     id: 'createUser',
@@ -183,21 +182,10 @@ export const userOperations: Operation[] = [
       const { username, role } = body
       const made = await insertUser(tx, { id: newId('user'), username, role, password_hash })
       if (!made) return raise('NAME_CONFLICT', { meta: { username } })
-      return presentUser(made)
+      return users.present(made)
     },
   }),
-  itemOperation(users, {
-    id: 'getUser',
-    method: 'get',
-    path: '/users/{user_id}',
-    summary: 'Read a user',
-    tag,
-    action: 'users:GetUser',
-    gate: 'owner',
-    admit: ownOrAdmin('users:GetUser'),
-    answers: { 200: User },
-    run: async ({ resource }) => presentUser(resource),
-  }),
+  all.get({ gate: 'owner', admit: ownOrAdmin('users:GetUser') }),
   itemOperation(users, {
     id: 'updateUser',
     method: 'patch',
@@ -211,7 +199,7 @@ export const userOperations: Operation[] = [
     answers: { 200: User },
     raises: ['NAME_CONFLICT', 'LAST_ADMIN_REQUIRED'],
     run: async ({ resource, body, tx, services }) =>
-      presentUser(await changeUser(tx, services.clock, resource.id, body)),
+      users.present(await changeUser(tx, services.clock, resource.id, body)),
   }),
   itemOperation(users, {
     id: 'deleteUser',
@@ -241,9 +229,10 @@ export const userOperations: Operation[] = [
       return hashPassword(body.new_password)
     },
     async run({ resource, prepared: hash, tx }) {
-      if ((await setPassword(tx, resource.id, hash)) === null) gone(resource)
+      const { id } = resource
+      if (!(await setPassword(tx, id, hash))) raise(users.notFound, { meta: { id } })
       await forgetFailures(tx, resource.username)
-      principalsChanged(tx, `user:${resource.id}`)
+      principalsChanged(tx, `user:${id}`)
     },
   }),
   itemOperation(users, {
@@ -261,7 +250,3 @@ export const userOperations: Operation[] = [
     },
   }),
 ]
-
-function gone({ id }: UserRow): never {
-  return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-}

@@ -1,68 +1,54 @@
-import { between, page } from '../../core/api/lists.ts'
-import type { Page } from '../../core/api/operation.ts'
-import { type Fragment, type Queryable, sql, substring } from '../../core/db/sql.ts'
-import { presentUser, type Role, type UserRow, users } from './model.ts'
+import { z } from 'zod'
+import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Role, roles, type UserRow, users } from './model.ts'
 
-export type SignInRow = {
-  id: string
-  username: string
-  role: Role
-  password_hash: string
-  token_version: number
-  disabled_at: string | null
-}
+const SignInRow = z.object({
+  id: z.string(),
+  username: z.string(),
+  role: z.enum(roles),
+  password_hash: z.string(),
+  token_version: z.int(),
+  disabled_at: z.string().nullable(),
+})
+export type SignInRow = z.output<typeof SignInRow>
+
+const TokenVersion = z.object({ token_version: z.int() })
 
 /** Holds off every other bootstrap until the transaction ends. */
 export const lockBootstrap = (db: Queryable) =>
-  db.query(sql.unsafe`select pg_advisory_xact_lock(hashtext('muster.bootstrap'))`)
+  db.query(
+    sql.type(z.object({ locked: z.string() }))`select pg_advisory_xact_lock(hashtext('muster.bootstrap')) as locked`,
+  )
 
-export const anyUser = (db: Queryable): Promise<boolean> => db.exists(sql.unsafe`select 1 from users`)
+export const anyUser = (db: Queryable): Promise<boolean> =>
+  db.exists(sql.type(z.object({ exists: z.boolean() }))`select 1 from users`)
 
 /** Makes a user; null when the name is taken. Index users_username. */
 export const insertUser = (
   db: Queryable,
   user: { id: string; username: string; role: Role; password_hash: string },
 ): Promise<UserRow | null> =>
-  db.maybeOne(sql.unsafe`
+  db.maybeOne(users.sql`
     insert into users as t (id, username, role, password_hash)
     values (${user.id}, ${user.username}, ${user.role}, ${user.password_hash})
     on conflict do nothing
-    returning ${users.columns}`) as Promise<UserRow | null>
+    returning ${users.columns}`)
 
-/** The page of users, filtered by part of the name and by role. The table is small and read as a whole. */
-export const listUsers = (db: Queryable, bounds: Page, filter: { username?: string; role?: Role }) =>
-  page<UserRow>(
-    { db, page: bounds },
-    {
-      columns: users.columns,
-      from: sql.fragment`users t`,
-      where: [
-        filter.username !== undefined && sql.fragment`t.username ilike ${substring(filter.username)}`,
-        filter.role !== undefined && sql.fragment`t.role = ${filter.role}`,
-        between(sql.fragment`t.created_at`, bounds),
-      ],
-      order: sql.fragment`t.created_at desc, t.id desc`,
-      present: presentUser,
-    },
-  )
+/** What a password is compared with: the user and the lockout of the name, in lower case. */
+const PasswordFacts = z.object({ name: z.string(), user: SignInRow, locked: z.boolean() })
+export type PasswordFacts = z.output<typeof PasswordFacts>
 
-/** What signing in compares, with the lockout of the name in lower case; the name need not be anyone's. */
-export const signInFacts = (
-  db: Queryable,
-  username: string,
-  now: Date,
-): Promise<{ name: string; user: SignInRow | null; locked: boolean }> =>
-  db.one(sql.unsafe`
+const SignInFacts = PasswordFacts.extend({ user: SignInRow.nullable() })
+
+/** What a sign-in compares; no user has to have the name. */
+export const signInFacts = (db: Queryable, username: string, now: Date): Promise<z.output<typeof SignInFacts>> =>
+  db.one(sql.type(SignInFacts)`
     select name.key as name, to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
     from (values (lower(${username}::text))) as name (key)
     left join lateral (
       select id, username, role, password_hash, token_version, disabled_at from users where lower(username) = name.key
     ) u on true
-    left join login_failures f on f.username = name.key`) as Promise<{
-    name: string
-    user: SignInRow | null
-    locked: boolean
-  }>
+    left join login_failures f on f.username = name.key`)
 
 /** Whether the name of a user, alias `u`, is not locked. */
 const unlocked = (now: Date): Fragment => sql.fragment`not exists (
@@ -79,7 +65,7 @@ export const noteSignIn = async (
   now: Date,
   newHash: string | null,
 ): Promise<boolean> =>
-  (await db.maybeOneFirst(sql.unsafe`
+  (await db.maybeOneFirst(sql.type(z.object({ noted: z.int() }))`
     with noted as (
       update users u set last_login_at = ${now.toISOString()}::timestamptz, password_hash = coalesce(${newHash}::text, password_hash)
       where u.id = ${user.id} and u.token_version = ${user.token_version} and u.disabled_at is null and ${unlocked(now)}
@@ -87,11 +73,11 @@ export const noteSignIn = async (
     ), forgotten as (
       delete from login_failures where username in (select username from noted)
     )
-    select 1 from noted`)) !== null
+    select 1 as noted from noted`)) !== null
 
 /** Ends the lockout of a user's name. */
 export const forgetFailures = (db: Queryable, username: string) =>
-  db.query(sql.unsafe`delete from login_failures where username = lower(${username}::text)`)
+  db.query(statement`delete from login_failures where username = lower(${username}::text)`)
 
 /**
  * Counts a failure: the tenth in a row inside the window locks the name, given in lower case. Failures older than the
@@ -105,7 +91,7 @@ export const countFailure = (
 ): Promise<number> => {
   const now = sql.fragment`${rule.now.toISOString()}::timestamptz`
   const window = sql.fragment`make_interval(secs => ${rule.windowSeconds})`
-  return db.oneFirst(sql.unsafe`
+  return db.oneFirst(sql.type(z.object({ failures: z.int() }))`
     with stale as (
       delete from login_failures where username in (
         select username from login_failures
@@ -121,25 +107,26 @@ export const countFailure = (
       locked_until = case
         when f.first_failed_at >= ${now} - ${window} and f.failures + 1 >= ${rule.limit} then ${now} + ${window}
       end
-    returning failures`) as Promise<number>
+    returning failures`)
 }
 
-/** Attempts that are audited together. */
-export type Refused = {
-  action: string
-  /** In lower case; empty for names that nobody has. */
-  username: string
-  user_id: string | null
-  attempts: number
-  /** Time of the first. */
-  since: string
-  /** Address of the last. */
-  ip: string | null
-}
+/**
+ * Attempts that are audited together. `username` is in lower case, and empty for names that nobody has; `since` is the
+ * time of the first, `ip` the address of the last.
+ */
+const Refused = z.object({
+  action: z.string(),
+  username: z.string(),
+  user_id: z.string().nullable(),
+  attempts: z.int(),
+  since: z.string(),
+  ip: z.string().nullable(),
+})
+export type Refused = z.output<typeof Refused>
 
 /** Adds attempts to those that no entry counts yet. In the order of the key everywhere: no deadlock. */
 export const addRefused = (db: Queryable, refused: readonly Refused[]): Promise<unknown> =>
-  db.query(sql.unsafe`
+  db.query(statement`
     insert into refused_attempts as r (action, username, user_id, attempts, since, ip)
     select * from ${sql.unnest(
       refused.map(({ action, username, user_id, attempts, since, ip }) => [
@@ -156,15 +143,15 @@ export const addRefused = (db: Queryable, refused: readonly Refused[]): Promise<
       since = case when r.attempts = 0 then excluded.since else r.since end, ip = excluded.ip`)
 
 /**
- * Takes attempts whose name had no entry for so long, and forgets names that had none since. Rows that another process
- * is at are left to it.
+ * Takes the attempts of names whose last entry is `everyMs` old, and deletes names without attempts since. Skips rows
+ * that another process holds.
  */
 export const takeRefused = (
   db: Queryable,
   rule: { now: Date; everyMs: number; limit: number },
 ): Promise<readonly Refused[]> => {
   const before = new Date(rule.now.getTime() - rule.everyMs).toISOString()
-  return db.any(sql.unsafe`
+  return db.any(sql.type(Refused)`
     with due as (
       select * from refused_attempts where audited_at is null or audited_at <= ${before}::timestamptz
       limit ${rule.limit} for update skip locked
@@ -175,18 +162,16 @@ export const takeRefused = (
       delete from refused_attempts r using due
       where r.action = due.action and r.username = due.username and due.attempts = 0
     )
-    select action, username, user_id, attempts, since, ip from due where attempts > 0`) as Promise<readonly Refused[]>
+    select action, username, user_id, attempts, since, ip from due where attempts > 0`)
 }
 
-/** Locks every admin, so that two of them cannot leave at once. In id order: no deadlock. Answers those that may sign in. */
+const Admin = SignInRow.pick({ id: true, disabled_at: true })
+
+/** Locks every admin, so that two of them cannot leave at once. In id order: no deadlock. Returns those that may sign in. */
 export const lockAdmins = async (db: Queryable): Promise<string[]> =>
-  (
-    (await db.any(
-      sql.unsafe`select id, disabled_at from users where role = 'admin' order by id for update`,
-    )) as readonly { id: string; disabled_at: string | null }[]
-  )
-    .filter(admin => admin.disabled_at === null)
-    .map(admin => admin.id)
+  (await db.any(sql.type(Admin)`select id, disabled_at from users where role = 'admin' order by id for update`))
+    .filter(({ disabled_at }) => disabled_at === null)
+    .map(({ id }) => id)
 
 /** Writes name, role and the disabled mark. `endTokens` ends the sessions of before. */
 export const updateUser = (
@@ -194,28 +179,18 @@ export const updateUser = (
   id: string,
   user: { username: string; role: Role; disabled_at: string | null; endTokens: boolean },
 ): Promise<UserRow> =>
-  db.one(sql.unsafe`
+  db.one(users.sql`
     update users t set username = ${user.username}, role = ${user.role}, disabled_at = ${user.disabled_at}::timestamptz,
       token_version = token_version + ${user.endTokens ? 1 : 0}, updated_at = now()
     where t.id = ${id}
-    returning ${users.columns}`) as Promise<UserRow>
+    returning ${users.columns}`)
 
-export const deleteUser = (db: Queryable, id: string) => db.query(sql.unsafe`delete from users where id = ${id}`)
-
-/** What a change of the own password compares, with the lockout of the user's name; null when the user is gone. */
-export const passwordFacts = (
-  db: Queryable,
-  id: string,
-  now: Date,
-): Promise<{ name: string; user: SignInRow; locked: boolean } | null> =>
-  db.maybeOne(sql.unsafe`
+/** What a change of the own password compares; null when the user is gone. */
+export const passwordFacts = (db: Queryable, id: string, now: Date): Promise<PasswordFacts | null> =>
+  db.maybeOne(sql.type(PasswordFacts)`
     select lower(u.username) as name, to_jsonb(u) as user, coalesce(f.locked_until > ${now.toISOString()}::timestamptz, false) as locked
     from (select id, username, role, password_hash, token_version, disabled_at from users where id = ${id}) u
-    left join login_failures f on f.username = lower(u.username)`) as Promise<{
-    name: string
-    user: SignInRow
-    locked: boolean
-  } | null>
+    left join login_failures f on f.username = lower(u.username)`)
 
 /**
  * Sets the new password of a user who proved the old one, ends the tokens of before and forgets failed sign-ins. Null
@@ -227,7 +202,7 @@ export const changePassword = (
   hash: string,
   now: Date,
 ): Promise<number | null> =>
-  db.maybeOneFirst(sql.unsafe`
+  db.maybeOneFirst(sql.type(TokenVersion)`
     with changed as (
       update users u set password_hash = ${hash}, token_version = token_version + 1, updated_at = now()
       where u.id = ${user.id} and u.token_version = ${user.token_version} and ${unlocked(now)}
@@ -235,14 +210,15 @@ export const changePassword = (
     ), forgotten as (
       delete from login_failures where username in (select username from changed)
     )
-    select token_version from changed`) as Promise<number | null>
+    select token_version from changed`)
 
-/** Sets a password and ends the tokens of before; null when the user is gone. */
-export const setPassword = (db: Queryable, id: string, hash: string): Promise<number | null> =>
-  db.maybeOneFirst(sql.unsafe`
-    update users set password_hash = ${hash}, token_version = token_version + 1, updated_at = now()
-    where id = ${id} returning token_version`) as Promise<number | null>
+/** Sets a password and ends the tokens of before; false when the user is gone. */
+export const setPassword = async (db: Queryable, id: string, hash: string): Promise<boolean> =>
+  (
+    await db.query(statement`
+      update users set password_hash = ${hash}, token_version = token_version + 1, updated_at = now() where id = ${id}`)
+  ).rowCount > 0
 
 /** Ends every token of a user. */
-export const endTokens = (db: Queryable, id: string) =>
-  db.query(sql.unsafe`update users set token_version = token_version + 1, updated_at = now() where id = ${id}`)
+export const endTokens = (db: Queryable, id: string): Promise<unknown> =>
+  db.query(statement`update users set token_version = token_version + 1, updated_at = now() where id = ${id}`)
