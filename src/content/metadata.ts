@@ -1,4 +1,4 @@
 import { metadataBag } from '../core/api/metadata.ts'
 
-/** Metadata of files, documents and ingestion rules (content, 1.2). */
+/** Metadata of files, documents and ingestion rules. */
 export const MetadataBag = metadataBag(64, 16)

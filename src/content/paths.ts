@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type Fragment, prefix, sql } from '../core/db/sql.ts'
 
-/** One key space of paths for the files of a project, and so for its documents (content, 1.1). */
+/** One key space of paths for the files of a project, and so for its documents. */
 
 /** Below it only the platform writes. */
 export const RESERVED = '/.system'
@@ -89,7 +89,7 @@ export const WritablePath = checked(text => {
 /** A directory to write to, as a caller spells it; parses to its one spelling. */
 export const WritableDirectory = checked(text => writablePath(normalizePath(text))).meta({ type: 'string' })
 
-/** A directory or an exact path to look below; parses to its one spelling. */
+/** A directory or an exact path to search below; parses to its one spelling. */
 export const Directory = checked(normalizePath).meta({ type: 'string' })
 
 /** Rows at or below a normalized directory; served by a btree on a column with collation C. */
@@ -102,7 +102,7 @@ export const atOrBelow = (column: Fragment, directory: string): Fragment =>
 export const outsideReserved = (column: Fragment): Fragment =>
   sql.fragment`(${column} is null or not starts_with(${column}, '/.system/'))`
 
-/** The rows that a list shows below the directory asked for: the reserved ones only when it is among them (content, P6). */
+/** The rows that a list shows below the directory asked for: the reserved ones only when it is among them. */
 export const listedBelow = (column: Fragment, directory: string | undefined): Fragment =>
   directory !== undefined && isReserved(directory)
     ? atOrBelow(column, directory)

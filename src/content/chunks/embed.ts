@@ -18,7 +18,7 @@ const MAX_SEGMENTS = 64
 
 /**
  * The windows in which a text is embedded: `maxChars` characters each, 200 of them shared with the one before, at most 64
- * (content, 9.1). No character is cut in two.
+ *. No character is cut in two.
  */
 export function segmentsOf(text: string, maxChars: number): string[] {
   const segments: string[] = []

@@ -6,7 +6,7 @@ export const CHUNK_UNITS = ['characters', 'tokens'] as const
 /** Text of a source in the order it is read; `number` is its page, null for sources without pages. */
 export type Page = { number: number | null; text: string }
 
-/** How a text is cut; unit, size and overlap are null unless the strategy takes them (content, 5.4 rule 5). */
+/** How a text is cut; unit, size and overlap are null unless the strategy takes them. */
 export type ChunkSettings = {
   chunk_strategy: (typeof CHUNK_STRATEGIES)[number]
   chunk_unit: (typeof CHUNK_UNITS)[number] | null

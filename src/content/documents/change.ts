@@ -82,7 +82,7 @@ export function refuseWithdrawn(row: Pick<DocumentRow, 'status'>): void {
     invalid({ code: 'INVALID_STATE', path: '', message: 'the document is withdrawn; restore a version first' })
 }
 
-/** Raises VERSION_CONFLICT when the caller expected another version (content, 1.5). */
+/** Raises VERSION_CONFLICT when the caller expected another version. */
 export function requireVersion(row: Pick<DocumentRow, 'version'>, expected_version: number | undefined): void {
   if (expected_version !== undefined && expected_version !== row.version)
     raise('VERSION_CONFLICT', { meta: { current_version: row.version, expected_version } })
@@ -185,7 +185,7 @@ async function planChange(db: Tx, services: Services, row: DocumentRow, wanted: 
   }
 }
 
-/** Moves a document; its name follows where it was the path's last segment (content, 5.4 rule 3). */
+/** Moves a document; its name follows where it was the path's last segment. */
 function move(next: DocumentRow, path: string | null): void {
   if (path !== null && next.path !== null && next.filename === leafOf(next.path)) next.filename = nameIn(path)
   next.path = path
@@ -224,7 +224,7 @@ async function checkChange(
     await checkMetadata(services, tx, { project_id, resource_type: 'document', path, metadata })
 }
 
-/** Writes what was planned; equal state writes nothing and tells nothing. */
+/** Writes what was planned; equal state writes nothing and emits no event. */
 async function applyPlan(
   tx: Tx,
   services: Services,

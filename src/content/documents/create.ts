@@ -99,7 +99,7 @@ export function nameIn(path: string): string {
   return name
 }
 
-/** Where a new document goes and what it is called (content, 5.4 rule 2). */
+/** Where a new document goes and what it is called. */
 function placeOf({ path, filename }: { path?: string | null; filename?: string | null }, id: string) {
   if (path != null) return { path, filename: filename ?? nameIn(path) }
   const name = filename ?? `${id}.txt`

@@ -6,7 +6,7 @@ import type { DocumentRow } from './model.ts'
 export const stalledIngestion =
   extensionPoint<(services: Services, row: DocumentRow) => Promise<DocumentRow>>('stalled ingestion')
 
-/** A document that is about to be shown: never one that waits for an ingestion nobody works on (content, 5.4 rule 9). */
+/** A document that is about to be shown: never one that waits for an ingestion nobody works on. */
 export const settled = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
   row.status === 'pending' || row.status === 'processing'
     ? ((await stalledIngestion.only()?.(services, row)) ?? row)

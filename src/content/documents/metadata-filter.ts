@@ -3,7 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import { checkStorable } from '../../core/api/validate.ts'
 import { all, type Fragment, sql } from '../../core/db/sql.ts'
 
-/** What documents are found by in their metadata (content, 1.3): the same in lists and in searches. */
+/** What documents are found by in their metadata: the same in lists and in searches. */
 
 const MAX_FIELDS = 20
 const MAX_VALUES = 100

@@ -2,8 +2,10 @@ import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { etagOf, namesTag } from '../../core/api/etag.ts'
-import { anyOf, between, booleanQuery, listTable, page, pageOf, tagCondition, tagFilter } from '../../core/api/lists.ts'
+import { filter, oneOf, tagged } from '../../core/api/filters.ts'
+import { between, booleanQuery, page, pageOf } from '../../core/api/lists.ts'
 import { answer, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
 import { replacedTags, tagOperations } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -34,6 +36,7 @@ import { findDocumentByPath, findDocumentWithText, textOf } from './store.ts'
 import { restoreVersion, setDocumentTags, versionOf, withdrawDocument as withdraw } from './versions.ts'
 
 const tag = 'Documents'
+const documents = resource(documentKind, { path: '/documents', tag })
 
 /** JSON may spell a character of the text with three times its bytes; the rest is metadata and tags. */
 const bodyLimit = (config: Config): number => 3 * config.DOCUMENT_CONTENT_MAX_BYTES + 262_144
@@ -53,45 +56,6 @@ const createDocument = operation({
   raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED'],
   transaction: false,
   run: async context => documentKind.present(await create(context)),
-})
-
-const DocumentFilter = z.object({
-  path_prefix: Directory.optional().describe('Documents at or below this directory'),
-  status: anyOf(DOCUMENT_STATUSES),
-  include_withdrawn: booleanQuery.optional().describe('Withdrawn documents too; default false'),
-  metadata: metadataQuery.optional(),
-  tags: tagFilter,
-})
-
-const listDocuments = operation({
-  id: 'listDocuments',
-  method: 'get',
-  path: '/documents',
-  summary: 'List documents',
-  tag,
-  action: 'documents:ListDocuments',
-  lists: documentKind,
-  query: DocumentFilter,
-  answers: { 200: pageOf(Document) },
-  // documents_project serves the order; documents_path, documents_tags and documents_metadata their filters.
-  run: context => {
-    const { include_withdrawn, metadata, path_prefix, status, tags } = context.query
-    return listTable<DocumentRow>(context, {
-      table: 'documents',
-      path: true,
-      tags: true,
-      where: [
-        sql.fragment`t.kind = 'document'`,
-        status
-          ? sql.fragment`t.status = any(${sql.array(status, 'text')})`
-          : !include_withdrawn && sql.fragment`t.status <> 'withdrawn'`,
-        path_prefix !== undefined && atOrBelow(sql.fragment`t.path`, path_prefix),
-        metadata && metadataCondition(sql.fragment`t.metadata`, metadata),
-        tagCondition(sql.fragment`t.tags`, tags),
-      ],
-      present: documentKind.present,
-    })
-  },
 })
 
 type RowWithText = DocumentRow & { content: string | null }
@@ -134,7 +98,7 @@ const getDocumentByPath = operation({
   action: 'documents:GetDocument',
   lists: documentKind,
   paged: false,
-  query: z.object({ path: Directory }),
+  query: z.object({ path: Directory.describe('Exact path of the document') }),
   answers: { 200: DocumentWithContent },
   raises: ['RESOURCE_NOT_FOUND'],
   async run({ allow, db, project, query, services }) {
@@ -210,7 +174,7 @@ const getDocumentStatus = itemOperation(documentKind, {
   },
 })
 
-/** Percent of the chunks that are there (content, 5.3). */
+/** Percent of the chunks that are there. */
 function progressOf({ status, chunk_count, total_chunks }: DocumentRow): number | null {
   if (status === 'ready') return 100
   if (status === 'pending') return 0
@@ -307,7 +271,22 @@ const withdrawDocument = itemOperation(documentKind, {
 
 export const documentOperations: Operation[] = [
   createDocument,
-  listDocuments,
+  // documents_project serves the order; documents_path, documents_tags and documents_metadata their filters.
+  documents.list({
+    filters: {
+      path_prefix: filter(Directory.optional().describe('Documents at or below this directory'), path =>
+        atOrBelow(sql.fragment`t.path`, path),
+      ),
+      status: oneOf('status', DOCUMENT_STATUSES),
+      include_withdrawn: filter(booleanQuery.optional().describe('Withdrawn documents too; default false'), () => null),
+      metadata: filter(metadataQuery.optional(), wanted => metadataCondition(sql.fragment`t.metadata`, wanted)),
+      tags: tagged,
+    },
+    where: ({ query }) => [
+      sql.fragment`t.kind = 'document'`,
+      !query.status && !query.include_withdrawn && sql.fragment`t.status <> 'withdrawn'`,
+    ],
+  }),
   getDocumentByPath,
   getDocument,
   updateDocument,

@@ -49,7 +49,7 @@ export async function restoreVersion(
 
 /**
  * Takes a document out of lists and searches: chunks and vectors go, a tombstone is appended. A withdrawn one stays as
- * it is and nothing is told.
+ * it is, without an event.
  */
 export async function withdrawDocument(
   tx: Tx,

@@ -52,7 +52,7 @@ export function batchedCalls(
   let scheduled = false
   const complain = complaints(services, model)
 
-  const pump = (client: ProviderModel) => {
+  const sendNext = (client: ProviderModel) => {
     const size = Math.min(config.EMBEDDING_BATCH_SIZE, client.largestCall)
     while (inFlight < config.EMBEDDING_CONCURRENCY) {
       const batch = nextBatch([questions, ordinary, background], size)
@@ -60,7 +60,7 @@ export function batchedCalls(
       inFlight++
       void embedBatch(client, batch, Math.max(...batch.map(triesOf))).finally(() => {
         inFlight--
-        pump(client)
+        sendNext(client)
       })
     }
   }
@@ -117,12 +117,12 @@ export function batchedCalls(
       const asked = options.purpose.kind === 'search'
       const lane = asked ? questions : options.background ? background : ordinary
       for (const [index, text] of texts.entries()) lane.push({ text, index, request })
-      if (asked || lane.length >= config.EMBEDDING_BATCH_SIZE) pump(client)
+      if (asked || lane.length >= config.EMBEDDING_BATCH_SIZE) sendNext(client)
       else if (!scheduled) {
         scheduled = true
         setTimeout(() => {
           scheduled = false
-          pump(client)
+          sendNext(client)
         }, WINDOW_MS)
       }
     })
@@ -181,15 +181,15 @@ function settle({ index, request }: Text, vector: Float32Array | null, failure: 
 function everybodyGone(batch: readonly Text[]): { signal: AbortSignal; stop: () => void } {
   const all = new AbortController()
   const waits = [...new Set(batch.map(({ request }) => request.gone))]
-  const look = () => {
+  const check = () => {
     if (waits.every(gone => gone.aborted)) all.abort()
   }
-  for (const gone of waits) gone.addEventListener('abort', look)
-  look()
+  for (const gone of waits) gone.addEventListener('abort', check)
+  check()
   return {
     signal: all.signal,
     stop: () => {
-      for (const gone of waits) gone.removeEventListener('abort', look)
+      for (const gone of waits) gone.removeEventListener('abort', check)
     },
   }
 }

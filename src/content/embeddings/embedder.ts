@@ -69,7 +69,7 @@ const local =
     return { vectors, failure: failureOf('timeout') }
   }
 
-/** What a caller is told: the provider belongs to the deployment, so what it said stays in the log. */
+/** What a caller may know: the provider belongs to the deployment, so its own message stays in the log. */
 function providerError(failure: CallFailure | null): AppError {
   const { class: reason = 'unreachable', status = null } = failure ?? {}
   const said: Record<CallFailure['class'], string> = {

@@ -2,7 +2,7 @@ import { hash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 
 /**
- * The built-in embedder: no model, no network, the same vector on every host (content, 8.2). It knows words, parts of
+ * The built-in embedder: no model, no network, the same vector on every host. It knows words, parts of
  * words and word pairs, not meanings. Changing anything here changes every vector: that needs another model name.
  */
 export const LOCAL_MODEL = 'local-hash-v1'

@@ -18,7 +18,7 @@ export const missingQueue = entityMailbox('embeddings.missing', {
 const DAY_MS = 24 * 60 * 60 * 1000
 const DOCUMENTS = 50
 
-/** Tries every document that waits for vectors once; after a day none is tried any more (content, 6.4.7). */
+/** Tries every document that waits for vectors once; after a day none is tried any more. */
 export async function embedMissing(
   services: Services,
   { signal, stopping, log }: Pick<JobContext, 'signal' | 'stopping' | 'log'>,

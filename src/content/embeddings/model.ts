@@ -32,8 +32,8 @@ const Text = z.string().min(1).max(MAX_TEXT_CHARACTERS)
 
 export const EmbeddingsInput = z
   .strictObject({
-    input: Text.optional(),
-    inputs: z.array(Text).min(1).max(MAX_TEXTS).optional(),
+    input: Text.optional().describe('One text'),
+    inputs: z.array(Text).min(1).max(MAX_TEXTS).optional().describe('Several texts'),
     project_id: z.string().optional().describe('Whom the tokens are metered to; without it nobody'),
   })
   .refine(({ input, inputs }) => input !== undefined || inputs !== undefined, {

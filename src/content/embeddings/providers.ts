@@ -29,7 +29,7 @@ export type CallFailure = {
   retry_after_ms: number | null
 }
 
-/** A failure that no answer told of. */
+/** A failure without an answer. */
 export const failureOf = (name: CallFailure['class']): CallFailure => ({
   class: name,
   status: null,

@@ -7,7 +7,7 @@ import type { EmbeddingModel, EmbedOptions } from './model.ts'
 type Metered = { text: string; options: Pick<EmbedOptions, 'project_id' | 'purpose'> }
 
 /**
- * Meters one call of the provider (content, 8.4). What goes wrong is logged: usage never fails the work.
+ * Meters one call of the provider. What goes wrong is logged: usage never fails the work.
  * @param tokens as the provider reported them; null when it did not
  */
 export function meterCall(

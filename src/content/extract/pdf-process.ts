@@ -91,7 +91,7 @@ async function read(request: PdfRequest): Promise<void> {
   answer({ end: { ...outcome, reusable: process.memoryUsage.rss() < maxMemoryBytes / 2 } })
 }
 
-// The reader leaves promises behind that fail with the document they belonged to; its outcome has been told.
+// The reader leaves promises behind that fail with the document they belonged to; its outcome has been reported.
 process.on('unhandledRejection', () => {})
 process.on('disconnect', () => process.exit())
 

@@ -44,7 +44,7 @@ const told = (type: string | null | undefined): type is string =>
   !!type && essenceOf(type) !== UNKNOWN && MEDIA_TYPE.test(type) && type.length <= 255
 
 /**
- * The media type of a file (content, 2.3 rule 2): what the caller says, what its part or header says, what was known of
+ * The media type of a file: what the caller says, what its part or header says, what was known of
  * it before, what the extension says, what the first bytes say.
  */
 export async function mediaTypeOf(known: {

@@ -265,9 +265,9 @@ export async function receiveBytes(request: Receiving, destination: Destination)
   return intake.reading(() =>
     readThrough(req, source, async () => {
       const type = req.headers['content-type'] ?? null
-      // What clients send that were told nothing says nothing.
-      const told = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
-      const file = await intake.take(source, { filename: null, type: told ? type : null })
+      // The default of clients that were given no type says nothing about the file.
+      const meant = type !== null && essenceOf(type) !== 'application/x-www-form-urlencoded'
+      const file = await intake.take(source, { filename: null, type: meant ? type : null })
       return { body: { file }, discard: intake.discard }
     }),
   )

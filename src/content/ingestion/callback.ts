@@ -17,7 +17,12 @@ const CallbackInput = z
   .object({
     text: z.string().optional().describe('The whole text, as one page'),
     pages: z
-      .array(z.object({ text: z.string(), page_number: z.int().optional() }))
+      .array(
+        z.object({
+          text: z.string().describe('Text of the page'),
+          page_number: z.int().optional().describe('Its number in the file'),
+        }),
+      )
       .optional()
       .describe('A page without a number has that of its place'),
     status: z.literal('failed').optional().describe('The file could not be converted'),
@@ -67,7 +72,7 @@ async function attemptOf({ services, query, params }: Pick<Receiving, 'services'
   return claims.attempt_id
 }
 
-/** Nothing of the body is read for who has no token, or for a document that is gone (content, 7.6). */
+/** Nothing of the body is read for who has no token, or for a document that is gone. */
 async function receive(request: Receiving) {
   await attemptOf(request)
   const { services, params, req } = request

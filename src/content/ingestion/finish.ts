@@ -8,7 +8,7 @@ import { type Claim, versionSettings } from './store.ts'
 
 /**
  * Makes a document ready with the text that its chunks were cut from. The first text it gets counts as that of version
- * 1; a later one makes a version when it, or how it is cut, is another (content, 5.5.2). The caller holds the document's
+ * 1; a later one makes a version when it, or how it is cut, is another. The caller holds the document's
  * lock and has ended the attempt.
  * @param document the locked row with the settings and counts of its new chunks
  */

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { projectField } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { chunkFields } from '../chunks/model.ts'
 import { MetadataBag } from '../metadata.ts'
@@ -6,12 +7,14 @@ import { WritableDirectory } from '../paths.ts'
 
 export const IngestInput = z
   .strictObject({
-    project_id: z.string().optional(),
-    file_id: z.string().min(1).max(255),
+    project_id: projectField,
+    file_id: z.string().min(1).max(255).describe('File to make a document of; one file backs one document'),
     path_prefix: WritableDirectory.nullish().describe('Directory that the file moves to; without it the file stays'),
     title: z.string().max(512).nullish().describe("Default: the file's name"),
-    tags: TagInput.optional(),
-    metadata: MetadataBag.nullable().optional(),
+    tags: TagInput.optional().describe('Tags of the document'),
+    metadata: MetadataBag.nullable()
+      .optional()
+      .describe('Data of your own, checked by the metadata schema of the path'),
     ...chunkFields,
   })
   .meta({ id: 'IngestInput' })

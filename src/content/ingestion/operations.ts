@@ -50,7 +50,7 @@ async function pathOf(body: Record<string, unknown>, db: Queryable, project: str
 }
 
 /**
- * Answers 202 with the admitted document, or waits for its end: 201 once it has settled, however it did (content, 6.2).
+ * Answers 202 with the admitted document, or waits for its end: 201 once it has settled, however it did.
  * @param admit makes the attempt; what it raises refuses the request
  */
 async function answerIngestion(

@@ -30,7 +30,7 @@ const hasText = (pages: Page[]): boolean => pages.some(page => /\S/.test(page.te
 
 /**
  * The text of a document's file in pages: what a converter has posted, the file's own text, or what the converter of
- * its rule makes of it (content, 7.3.4). Rules are looked at as they stand now. Text that a document holds itself is its
+ * its rule makes of it. Rules apply as they stand now. Text that a document holds itself is its
  * source as it is. Raises what reading the file raises, and Superseded when a callback was faster than the answer.
  */
 export async function readSource(

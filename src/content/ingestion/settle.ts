@@ -45,13 +45,13 @@ const TIMEOUTS: Record<string, RecordedFailure> = {
 }
 
 /**
- * Ends the ingestion of a document that has taken too long (content, 6.3). Of this, a callback and a worker that comes
+ * Ends the ingestion of a document that has taken too long. Of this, a callback and a worker that comes
  * late, one wins. Answers false while the ingestion is under way: true means that the document's row is to be read again.
  */
 export async function settleStalled(services: Services, documentId: string): Promise<boolean> {
   const limits = limitsOf(services)
   const found = await ingestions.isStalled(services.pool, documentId, limits)
-  // Without an attempt, whoever settled it was faster than this look.
+  // Without an attempt, somebody else has settled it meanwhile.
   if (!found) return found === null
   await services.write(async tx => {
     const document = await lockDocument(tx, documentId)

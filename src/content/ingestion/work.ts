@@ -15,7 +15,7 @@ import { settleFailed } from './settle.ts'
 import { awaitCallback, type Claim, ingestions } from './store.ts'
 import { writeChunks } from './write.ts'
 
-/** Failures that another try would end in again (content, 6.3). */
+/** Failures that another try would end in again. */
 const NAMED: readonly string[] = [
   'CONVERTER_FAILED',
   'CONVERTER_OUTPUT_INVALID',

@@ -13,7 +13,7 @@ import { finish } from './finish.ts'
 
 import { type Claim, countChunks, ingestions, setTotals, type Totals } from './store.ts'
 
-/** Chunks that are embedded and written together (content, 6.4.6). */
+/** Chunks that are embedded and written together. */
 const BATCH = 64
 
 /**

@@ -10,7 +10,7 @@ export type Fused = {
 const DAY_MS = 24 * 60 * 60_000
 
 /**
- * Reciprocal rank fusion of the two channels (content, 10.3): every channel that ranked a row gives it 1 / (k + rank), and
+ * Reciprocal rank fusion of the two channels: every channel that ranked a row gives it 1 / (k + rank), and
  * rows whose age counts lose half of it every half-life. Ties go to the row that more channels found, then to the better
  * lexical rank: an exact word beats a likeness. Rows are sorted, best first.
  * @param channels rows, best first, each once

@@ -9,7 +9,7 @@ const SOME_WORDS = 8
 const WORDS_WEIGHED = 64
 /**
  * Words are taken, the rarest first, for as long as they stand in so many of the sampled rows together: a word that half the
- * project holds tells nothing and is found in half the project.
+ * project holds says nothing and is found in half the project.
  */
 const SHARE = 0.1
 /**
@@ -25,7 +25,7 @@ const WEAK = 0.4
 const DASHES = /(?<!\S)-+(?!\S)|-(?:[\s!&|()<]*-){2,}/g
 
 /**
- * The lexical channel over one source (content, 9.5 and 10.7), best rows first. Rows that hold all words of the query come
+ * The lexical channel over one source, best rows first. Rows that hold all words of the query come
  * first, among them those that hold them in this order, then by how close the words are to each other. When they are fewer
  * than `wanted`, rows that hold some of the rarest words follow, unless the query quotes or excludes something: that is
  * how a caller says exactly what is wanted.

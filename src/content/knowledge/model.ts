@@ -17,38 +17,50 @@ const share = z.number().min(0).max(1)
 /** What of a search decides which rows it sees, beside what the caller may see. */
 const selectors = ['document_ids', 'document_paths', 'metadata', 'memory_store_ids', 'tags'] as const
 
-/** A search as a caller asks for it (content, 10.1). */
+/** A search as a caller asks for it. */
 export const SearchInput = z
   .strictObject({
     project_id: z
       .string()
       .optional()
       .describe('Default: the project of the key; for users every project they may search'),
-    query: z.string().max(MAX_QUERY).optional(),
+    query: z
+      .string()
+      .max(MAX_QUERY)
+      .optional()
+      .describe('What to search for, in words; quotes and a leading minus work as in web searches'),
     limit: z
       .int()
       .min(1)
       .transform(limit => Math.min(limit, MAX_LIMIT))
       .default(10)
       .describe(`A larger value than ${MAX_LIMIT} is taken as ${MAX_LIMIT}`),
-    document_ids: several(500).optional(),
+    document_ids: several(500).optional().describe('Only these documents'),
     document_paths: several(50).pipe(z.array(Directory)).optional().describe('Directories, or exact paths'),
     metadata: MetadataFilter.optional(),
-    memory_store_ids: several(50).optional(),
-    tags: z.record(z.string().min(1).max(128), z.string().max(256)).optional(),
-    include_documents: z.boolean().default(true),
-    include_memories: z.boolean().default(true),
+    memory_store_ids: several(50).optional().describe('Only memories of these stores'),
+    tags: z
+      .record(z.string().min(1).max(128), z.string().max(256))
+      .optional()
+      .describe('Only rows that carry all of these tags'),
+    include_documents: z.boolean().default(true).describe('Search documents'),
+    include_memories: z.boolean().default(true).describe('Search memories'),
     min_similarity: share.optional().describe('Least cosine of a row that its meaning alone has found'),
     min_score: share.optional().describe('The same as min_similarity'),
-    rrf_k: z.number().gt(0).max(1000).optional(),
+    rrf_k: z
+      .number()
+      .gt(0)
+      .max(1000)
+      .optional()
+      .describe('Constant of the rank fusion: the larger, the less the first ranks count; default KNOWLEDGE_RRF_K'),
     recency_half_life_days: z.number().min(0).max(36_500).optional().describe('For memories; 0 is off'),
-    max_chunks_per_document: z.int().min(1).max(100).optional(),
+    max_chunks_per_document: z.int().min(1).max(100).optional().describe('Most rows of one document'),
     neighbors: z.int().min(0).max(3).optional().describe('Chunks before and after each chunk that come with it'),
     rerank: z
       .strictObject({
-        tool_id: z.string().min(1).max(200),
-        action: z.string().max(200).nullish(),
-        top_n: z.int().min(1).max(MAX_LIMIT).default(20),
+        tool_id: z.string().min(1).max(200).describe('Tool that is called with the query and the rows'),
+        action: z.string().max(200).nullish().describe('Operation of the tool; mcp and platform tools need one'),
+        top_n: z.int().min(1).max(MAX_LIMIT).default(20).describe('Rows that are ordered anew'),
       })
       .optional()
       .describe('A tool that orders the first rows anew; needs one project'),
@@ -121,7 +133,7 @@ export type Result = z.output<typeof Result>
 
 const CHANNELS = ['vector', 'lexical', 'rerank'] as const
 
-/** What a search answers (content, 10.5). */
+/** What a search answers. */
 export const SearchAnswer = z
   .object({
     results: z.array(Result),

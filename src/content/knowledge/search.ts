@@ -17,7 +17,7 @@ export type Purpose = {
 }
 
 /**
- * Searches what the caller may search (content, 10). Permissions and filters are part of every statement that finds rows:
+ * Searches what the caller may search. Permissions and filters are part of every statement that finds rows:
  * hidden rows take no place, and their words and vectors change no order.
  *
  * Both channels run at the same time, each over all sources; one that could not be asked is in `degraded_channels`.

@@ -57,10 +57,10 @@ export type Source = {
   changedAt?(db: Queryable, ids: readonly string[]): Promise<Map<string, Date>>
 }
 
-/** The kinds of rows that searches look through. */
+/** The kinds of rows that searches cover. */
 export const sources = extensionPoint<Source>('search sources')
 
-/** Which sources a request asks (content, 10.2), with what it may see of them. */
+/** Which sources a request asks, with what it may see of them. */
 export function selectionsOf(scope: Scope, request: SearchInput): Selection[] {
   const ranks = !!request.query || isGiven(request.tags)
   const documents = isGiven(request.document_ids) || isGiven(request.document_paths) || isGiven(request.metadata)

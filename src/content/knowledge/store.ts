@@ -29,7 +29,7 @@ const share = sql.type(z.object({ lexeme: z.string(), share: z.number() }))
 
 /**
  * Bounds the time of the transaction's statements and reads the query as PostgreSQL does: `asks` is false when no word is
- * left to look for, `exact` is true when it quotes or excludes something.
+ * left to search for, `exact` is true when it quotes or excludes something.
  */
 export async function readQuery(
   db: Queryable,

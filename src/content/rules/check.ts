@@ -39,7 +39,7 @@ function refuse(problems: Problem[]): void {
 
 const wrong = (path: string, message: string): Problem => ({ code: 'INVALID_VALUE', path, message })
 
-/** What is wrong with a rule as far as it can be told without its converter. */
+/** What is wrong with a rule as far as that is known without its converter. */
 function problemsOf(rule: IngestionRulePatch): Problem[] {
   const problems: Problem[] = []
   const { content_type_glob, tool_id, agent_id, preset_parameters, action, file_delivery } = rule

@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream'
 import type { Tx } from '../../core/db/write.ts'
 
-/** Where bytes can live (content, 3). */
+/** Where bytes can live. */
 export const BACKENDS = ['postgres', 'local', 's3'] as const
 export type BackendName = (typeof BACKENDS)[number]
 

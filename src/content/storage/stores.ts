@@ -17,7 +17,7 @@ const Locations = z.object({
   objects: z.array(z.object({ storage: z.enum(BACKENDS), location: z.string() })),
 })
 
-/** Bytes outside of the database whose file is gone (content, 2.3 rule 11). */
+/** Bytes outside of the database whose file is gone. */
 export const deleteQueue = workQueue('file_blob_delete', {
   message: Locations,
   concern: 'ingestion',

@@ -13,7 +13,7 @@ const CHUNKS = 500
 
 /**
  * Deletes blobs that were staged an hour ago and never committed, and committed ones whose files went with their
- * project (content, 3.2 rule 4), a few chunks at a time. Ends early when the worker stops. Answers how many went.
+ * project, a few chunks at a time. Ends early when the worker stops. Returns how many went.
  */
 export async function sweepBlobs({ pool, clock }: Services, stopping: AbortSignal): Promise<number> {
   const before = new Date(clock.now().getTime() - STAGED_FOR_MS)

@@ -187,7 +187,7 @@ export async function nextCodes(db: Queryable): Promise<Coded> {
 /**
  * The codes that transactions wrote which `snapshot` could not see, at most `limit`: of those that began later, and of those
  * that were under way. Two ranges of knowledge_vectors_scan, so that a transaction that stays open for hours does not make
- * every look read what others have written since (50,000 rows: 15 ms, this way 0.05). Rows whose transactions have numbers
+ * every read cover what others have written since (50,000 rows: 15 ms, this way 0.05). Rows whose transactions have numbers
  * that this server has not given yet were restored from another one; they are not new.
  */
 export async function readNewCodes(
