@@ -67,7 +67,8 @@ describe('vectors with pgvector', function () {
       }),
       log: createLog({ level: 'silent' }),
       pool,
-    }) as Services
+      state: new Map(),
+    }) as Pick<Services, 'config' | 'log' | 'pool' | 'state'> as Services
   const near = async (by: Services, project: string, vector: Float32Array) => {
     statements.length = 0
     return nearestTo(by, { project, space: (await currentSpace(by)) as Space }, vector)
