@@ -96,6 +96,12 @@ const settings = {
     '120000',
     'Longest pause of a client in the middle of sending a body or reading an answer.',
   ),
+  HTTP_KEEP_ALIVE_MS: setting(
+    'process',
+    integer(1000),
+    '65000',
+    'How long an idle connection is kept; above the idle time after which the proxies in front close theirs.',
+  ),
   STREAM_PING_INTERVAL_MS: setting(
     'process',
     integer(10),

@@ -31,6 +31,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     docsBaseUrl: config.DOCS_BASE_URL,
     log,
     requestTimeoutMs: Math.max(config.HTTP_BODY_TIMEOUT_MS, config.UPLOAD_TIMEOUT_MS),
+    keepAliveMs: config.HTTP_KEEP_ALIVE_MS,
   })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises'
 import { localVector } from '../../src/content/embeddings/local.ts'
 
 /**
@@ -32,6 +33,19 @@ export function seeded(seed: number): Random {
   }
 }
 
+/**
+ * So many rows, with turns of the event loop in between: making a corpus takes minutes on a slow machine, and connections
+ * that are kept alive have to be closed by the client before the server closes them.
+ */
+async function manyOf<T>(count: number, make: (index: number) => T): Promise<T[]> {
+  const made: T[] = []
+  for (let index = 0; index < count; index++) {
+    if (index % 100 === 99) await setImmediate()
+    made.push(make(index))
+  }
+  return made
+}
+
 const normalized = (values: Float64Array): Float32Array => {
   const length = Math.sqrt(values.reduce((sum, value) => sum + value * value, 0))
   return Float32Array.from(values, value => value / length)
@@ -41,12 +55,12 @@ const normalized = (values: Float64Array): Float32Array => {
  * Rows around the centres of topics, some close to them and some far, in a space whose coordinates count as `scale` says,
  * moved by `offset`.
  */
-function topical(
+async function topical(
   name: string,
   options: { rows: number; questions: number; dimensions: number; topics: number; seed: number },
   scale: (coordinate: number) => number,
   offset: number,
-): Corpus {
+): Promise<Corpus> {
   const { rows, questions, dimensions, topics, seed } = options
   const random = seeded(seed)
   const scales = Float64Array.from({ length: dimensions }, (_, index) => scale(index))
@@ -61,26 +75,27 @@ function topical(
       values[index] = mean[index] + centre[index] + spread * scales[index] * random.normal()
     return normalized(values)
   }
-  return { name, rows: Array.from({ length: rows }, row), questions: Array.from({ length: questions }, row) }
+  return { name, rows: await manyOf(rows, row), questions: await manyOf(questions, row) }
 }
 
 type Size = { rows: number; questions: number; dimensions: number }
 
 /** Every coordinate counts the same. */
-export const isotropic = (size: Size): Corpus => topical('isotropic', { ...size, topics: 1000, seed: 1 }, () => 1, 0)
+export const isotropic = (size: Size): Promise<Corpus> =>
+  topical('isotropic', { ...size, topics: 1000, seed: 1 }, () => 1, 0)
 
 /** Few coordinates hold nearly everything, and every row points into the same half, as those of language models do. */
-export const anisotropic = (size: Size): Corpus =>
+export const anisotropic = (size: Size): Promise<Corpus> =>
   topical('anisotropic', { ...size, topics: 1000, seed: 2 }, index => 1 / (index + 1), 1)
 
 /** Nothing is near anything: rows and questions are scattered evenly. No index finds much here, and nobody asks for it. */
-export const structureless = (size: Size): Corpus => {
+export const structureless = async (size: Size): Promise<Corpus> => {
   const random = seeded(3)
   const row = () => normalized(Float64Array.from({ length: size.dimensions }, random.normal))
   return {
     name: 'structureless',
-    rows: Array.from({ length: size.rows }, row),
-    questions: Array.from({ length: size.questions }, row),
+    rows: await manyOf(size.rows, row),
+    questions: await manyOf(size.questions, row),
   }
 }
 
@@ -102,7 +117,7 @@ function vocabulary(random: Random, words: number): string[] {
  * Texts of about 120 words as the local embedder hashes them: some 800 of the features, so few coordinates of a short
  * question are not zero. Words follow Zipf's law; three in ten belong to the text's topic.
  */
-export function sparse(size: Size): Corpus {
+export async function sparse(size: Size): Promise<Corpus> {
   const random = seeded(4)
   const words = vocabulary(random, 20_000)
   const topics = Array.from({ length: 2000 }, () =>
@@ -115,13 +130,13 @@ export function sparse(size: Size): Corpus {
       random.uniform() < 0.3 ? topic[Math.floor(random.uniform() * topic.length)] : common(),
     ).join(' ')
   }
-  const texts = Array.from({ length: size.rows }, () => text(80 + Math.floor(random.uniform() * 80)))
-  const questionTexts = Array.from({ length: size.questions }, () => text(12))
+  const texts = await manyOf(size.rows, () => text(80 + Math.floor(random.uniform() * 80)))
+  const questionTexts = await manyOf(size.questions, () => text(12))
   return {
     name: 'sparse hashed',
     texts,
     questionTexts,
-    rows: texts.map(each => localVector(each, size.dimensions)),
+    rows: await manyOf(texts.length, index => localVector(texts[index], size.dimensions)),
     questions: questionTexts.map(each => localVector(each, size.dimensions)),
   }
 }

@@ -48,7 +48,7 @@ export async function run(): Promise<Row[]> {
     const size = { rows: ROWS, questions: QUESTIONS, dimensions: DIMENSIONS }
     const recalls: number[] = []
     for (const make of [isotropic, anisotropic, structureless]) {
-      const corpus = make(size)
+      const corpus = await make(size)
       const project = await app.project()
       await loadVectors(services, space, project.id, corpus)
       const recall = await recallOf(services, space, project.id, corpus)
@@ -56,7 +56,7 @@ export async function run(): Promise<Row[]> {
       rows.push(recallRow(corpus.name, recall, make === structureless ? undefined : '>= 0.95'))
       await services.pool.query(sql.unsafe`truncate knowledge_vectors`)
     }
-    const texts = sparse(size)
+    const texts = await sparse(size)
     const projects: { count: number; id: string; token: string }[] = []
     for (const count of [1000, 10_000, ROWS]) {
       const project = await app.project()

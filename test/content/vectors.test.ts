@@ -6,7 +6,7 @@ import { cosine } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { seeded } from '../bench/knowledge-corpora.ts'
+import { anisotropic, isotropic, seeded, sparse, structureless } from '../bench/knowledge-corpora.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { nearestTo, unit, vectorOf } from './vectors-support.ts'
 
@@ -302,4 +302,21 @@ describe('fusion of rankings', () => {
       ['c', 'b', 'a'],
     )
   })
+})
+
+describe('corpora of benchmarks', () => {
+  for (const make of [isotropic, anisotropic, structureless, sparse]) {
+    it(`leave the event loop turns while they are made: ${make.name}`, async () => {
+      let turns = 0
+      const count = () => {
+        turns++
+        turn = setImmediate(count)
+      }
+      let turn = setImmediate(count)
+      const { rows } = await make({ rows: 1000, questions: 10, dimensions: 16 })
+      clearImmediate(turn)
+      assert.equal(rows.length, 1000)
+      assert.ok(turns >= 9, `${turns} turns`)
+    })
+  }
 })

@@ -33,15 +33,16 @@ export function requestIdOf(req: IncomingMessage): string {
  * A server whose own refusals (bad request line, bad method, headers over size, a request that never ends) are
  * REQUEST_REJECTED in the error shape, each with a request id and a log line.
  * @param options.requestTimeoutMs the longest that any request may take to arrive; default five minutes
+ * @param options.keepAliveMs how long an idle connection is kept; answers name it in `Keep-Alive`
  */
 export function openServer(
   listener: RequestListener,
-  options: { docsBaseUrl: string; log: Logger; requestTimeoutMs?: number },
+  options: { docsBaseUrl: string; log: Logger; requestTimeoutMs?: number; keepAliveMs?: number },
 ): Server {
-  const { docsBaseUrl, log, requestTimeoutMs = 300_000 } = options
+  const { docsBaseUrl, log, requestTimeoutMs = 300_000, keepAliveMs = 65_000 } = options
   // Without a Host header a request is as good as with one: nothing here depends on it.
   const server = createServer({ requireHostHeader: false }, listener)
-  server.keepAliveTimeout = 65_000
+  server.keepAliveTimeout = keepAliveMs
   server.headersTimeout = 66_000
   server.requestTimeout = requestTimeoutMs
 
