@@ -5,7 +5,7 @@ const EVERY_MS = 60_000
 const FLUSH_MS = 1000
 
 /**
- * Gathers which keys were used and writes them together a second later, so that no request waits for it. A key is
+ * Collects which keys were used and writes them together a second later, so that no request waits for it. A key is
  * written at most once a minute.
  */
 export function keyUseLog(

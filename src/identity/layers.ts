@@ -2,17 +2,17 @@ import { LRUCache } from 'lru-cache'
 import type { Layer } from '../core/iam/decide.ts'
 import { type CompiledDocument, compileDocument } from '../core/iam/policy.ts'
 import type { Logger } from '../core/process/log.ts'
-import type { AttachedPolicy } from './store.ts'
+import type { AttachedPolicy } from './principal-store.ts'
 
 const LOG_EVERY_MS = 60_000
 
-// A document never changes under one id, version and time, so what was compiled stays right for ever.
+// A document never changes under one id, version and time, so a compiled one never goes stale.
 const compiled = new LRUCache<string, CompiledDocument>({ max: 5000 })
 const complaints = new LRUCache<string, true>({ max: 1000, ttl: LOG_EVERY_MS })
 
 /**
- * Makes a layer of attached policies. A document that no longer parses denies everything in its layer and is
- * logged once a minute (identity, 6.8).
+ * Makes a layer of attached policies. A document that no longer parses denies everything in its layer and is logged once
+ * a minute.
  */
 export function layerOf(kind: Layer['kind'], policies: readonly AttachedPolicy[], log: Logger): Layer {
   const documents = policies.map(({ id, version, updated_at, document }) => {

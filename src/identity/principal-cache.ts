@@ -72,16 +72,16 @@ export class PrincipalCache<V extends { sources: Source[] }> {
 
 const caches = new Set<PrincipalCache<never>>()
 
-/** Joins a cache to those that `principalsChanged` drops from; the answer takes it out again. */
+/** Adds a cache to those that `principalsChanged` drops from. @returns what takes it out again */
 export function registerCache(cache: PrincipalCache<never>): () => void {
   caches.add(cache)
   return () => caches.delete(cache)
 }
 
 /**
- * Says that what credentials are resolved from changes in this transaction: a user (name, role, password, disabled,
+ * Announces that what credentials are resolved from changes in this transaction: a user (name, role, password, disabled,
  * attachments), a key (binding, policies, rotation, delete), a policy (document) or a project (its bound keys go with
- * it). Other processes hear of it at the commit, this one drops its entries before the answer goes out.
+ * it). Other processes are notified at the commit, this one drops its entries before the answer goes out.
  */
 export function principalsChanged(tx: Pick<Tx, 'notify' | 'afterCommit'>, ...sources: Source[]): void {
   for (const source of sources) tx.notify(principalChannel, source)

@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto'
 import ipaddr from 'ipaddr.js'
 import { isIdOf } from '../core/api/kind.ts'
 import type { Caller, PrincipalRecord } from '../core/iam/caller.ts'
@@ -6,6 +5,7 @@ import type { Layer } from '../core/iam/decide.ts'
 import { perProcess } from '../core/process/per-process.ts'
 import type { Services } from '../core/process/services.ts'
 import { keyUseLog } from './key-use.ts'
+import { hashKey } from './keys/secret.ts'
 import { layerOf } from './layers.ts'
 import { PrincipalCache, principalChannel, registerCache, type Source } from './principal-cache.ts'
 import {
@@ -15,7 +15,7 @@ import {
   type PrincipalKey,
   type PrincipalUser,
   userPrincipal,
-} from './store.ts'
+} from './principal-store.ts'
 import { verifyToken } from './tokens.ts'
 import { users } from './users/model.ts'
 
@@ -23,17 +23,21 @@ export { principalsChanged } from './principal-cache.ts'
 
 type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
 
+/** The key of a principal; `string_expires_at` is the end of the grace of a rotated string, null for the current one. */
+type Key = Omit<PrincipalKey, 'policies' | 'allowed_ips'> & {
+  string_expires_at: string | null
+  networks: Network[] | null
+}
+
 type Principal = {
   user: Omit<PrincipalUser, 'policies'>
-  key: (Omit<PrincipalKey, 'policies' | 'allowed_ips'> & { networks: Network[] | null }) | null
+  key: Key | null
   layers: Layer[]
   sources: Source[]
 }
 
-/** Longer strings are no key of ours; they are refused without a look at the database. */
+/** Other strings are no key of ours; they are refused without a query. */
 const KEY = /^sk_[0-9A-Za-z]{20,100}$/
-
-const hashOf = (key: string): Buffer => createHash('sha256').update(key).digest()
 
 function network(text: string): Network[] {
   try {
@@ -50,9 +54,9 @@ function comesFrom(networks: Network[], ip: string | null): boolean {
   return networks.some(([range, bits]) => range.kind() === address.kind() && address.match(range as never, bits))
 }
 
-/** Puts together what a row says: the layers of identity 6.4 and what the principal depends on. */
+/** The layers that decide for a user or key, and what they were read from. */
 function principalOf(
-  row: { user: PrincipalUser; key?: Omit<PrincipalKey, 'string_expires_at'>; string_expires_at?: string | null },
+  row: { user: PrincipalUser; key?: PrincipalKey; string_expires_at?: string | null },
   log: Services['log'],
 ): Principal {
   const { policies, ...user } = row.user
@@ -108,32 +112,39 @@ function openResolver(services: Services): Resolver {
   }
 }
 
-/** Which keys were used, written down now and then. */
+/** Collects which keys this process used. */
 const keyUses = perProcess(
   services => keyUseLog((ids, now) => noteKeyUse(services.pool, ids, now), services),
   uses => uses.close(),
 )
 
+const callerOf = (
+  { user, layers }: Pick<Principal, 'user' | 'layers'>,
+  as: Omit<Caller, 'user' | 'layers'>,
+): Caller => ({
+  user: { id: user.id, username: user.username, role: user.role },
+  layers,
+  ...as,
+})
+
 async function callerByKey(services: Services, token: string, ip: string | null): Promise<Caller | null> {
   const { pool, clock, log } = services
-  const hash = hashOf(token)
+  const hash = hashKey(token)
   const found = await resolverOf(services).resolve(`key ${hash.toString('base64url')}`, async () => {
     const row = await keyPrincipalByHash(pool, hash)
     return row && principalOf(row, log)
   })
   if (!found?.key) return null
-  const { user, key, layers } = found
+  const { user, key } = found
   const now = clock.now()
   if (user.disabled_at !== null || past(key.expires_at, now) || past(key.string_expires_at, now)) return null
   if (key.networks && !comesFrom(key.networks, ip)) return null
   keyUses(services).note(key.id)
-  return {
-    user: { id: user.id, username: user.username, role: user.role },
+  return callerOf(found, {
     credential: { type: 'api_key', id: key.id, expires_at: wire(key.expires_at), scopes: null },
     principal: { type: 'api_key', id: key.id },
     project_id: key.project_id,
-    layers,
-  }
+  })
 }
 
 async function callerByToken(services: Services, token: string): Promise<Caller | null> {
@@ -145,15 +156,13 @@ async function callerByToken(services: Services, token: string): Promise<Caller 
     return row && principalOf(row, log)
   })
   if (!found) return null
-  const { user, layers } = found
+  const { user } = found
   if (user.disabled_at !== null || claims.ver !== user.token_version) return null
-  return {
-    user: { id: user.id, username: user.username, role: user.role },
+  return callerOf(found, {
     credential: { type: 'user', id: user.id, expires_at: new Date(claims.exp * 1000).toISOString(), scopes: null },
     principal: { type: 'user', id: user.id },
     project_id: null,
-    layers,
-  }
+  })
 }
 
 /** Resolves a bearer token to its caller; null is 401 whatever the reason. */
@@ -165,10 +174,10 @@ export function authenticate(services: Services, token: string, { ip }: { ip: st
 const wire = (time: string | null): string | null => time && new Date(time).toISOString()
 
 /**
- * The caller of work that was started earlier and is driven now: who started it, with the rights of this moment, bound
- * to the work's project (identity, 1.3). Null when the user or key is gone, disabled, expired or no longer reaches the
- * project, and for work started through a grant or a trigger that is not known. From the process's cache when it is
- * there: a change binds as soon as it is announced.
+ * The caller of work that was started earlier and runs now: who started it, with the rights of this moment, bound to the
+ * work's project. Null when the user or key is gone, disabled, expired or no longer reaches the project, and for work
+ * started through a grant or a trigger that is not known. Read from the process's cache when it is there: a change binds
+ * as soon as it is announced.
  */
 export async function callerForPrincipal(
   services: Services,
@@ -183,18 +192,16 @@ export async function callerForPrincipal(
     return row && principalOf(row, log)
   })
   if (!found) return null
-  const { user, key, layers } = found
+  const { user, key } = found
   if (user.disabled_at !== null) return null
   if (key && (past(key.expires_at, clock.now()) || (key.project_id !== null && key.project_id !== projectId)))
     return null
-  return {
-    user: { id: user.id, username: user.username, role: user.role },
+  return callerOf(found, {
     credential: { type: 'run', id: run?.work_id ?? record.id, expires_at: wire(key?.expires_at ?? null), scopes: null },
     principal: { type: record.type, id: record.id },
     project_id: projectId,
-    layers,
     run,
-  }
+  })
 }
 
 /**
@@ -205,24 +212,23 @@ export async function resolveSubject(
   { pool, log }: Pick<Services, 'pool' | 'log'>,
   subject: { user_id?: string; key_id?: string },
 ): Promise<{ caller: Caller; layerIds: string[]; policyIds: string[][] } | null> {
-  const row: { user: PrincipalUser; key?: Omit<PrincipalKey, 'string_expires_at'> } | null =
+  const row: { user: PrincipalUser; key?: PrincipalKey } | null =
     subject.key_id !== undefined
       ? await keyPrincipal(pool, subject.key_id)
       : await userPrincipal(pool, subject.user_id as string)
   if (!row) return null
-  const { user, layers } = principalOf(row, log)
-  const { key } = row
+  const principal = principalOf(row, log)
+  const { user, key } = row
+  const { layers } = principal
   const type = key ? 'api_key' : 'user'
   const id = key?.id ?? user.id
   return {
-    caller: {
-      user: { id: user.id, username: user.username, role: user.role },
+    caller: callerOf(principal, {
       credential: { type, id, expires_at: wire(key?.expires_at ?? null), scopes: null },
       principal: { type, id },
       project_id: key?.project_id ?? null,
-      layers,
-    },
+    }),
     layerIds: layers.map(({ kind }) => (kind === 'key' ? id : user.id)),
-    policyIds: layers.map(({ kind }) => (kind === 'key' && key ? key : row.user).policies.map(policy => policy.id)),
+    policyIds: layers.map(({ kind }) => (kind === 'key' && key ? key : user).policies.map(policy => policy.id)),
   }
 }

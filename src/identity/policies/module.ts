@@ -1,9 +1,9 @@
 import { module } from '../../core/api/module.ts'
-import { permissionOperations } from '../permissions.ts'
 import { policyErrors } from './errors.ts'
 import { syncManagedPolicies } from './managed.ts'
 import { policyKind } from './model.ts'
 import { policyOperations } from './operations.ts'
+import { permissionOperations } from './permissions.ts'
 
 export default module('policies', {
   errors: policyErrors,

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { pageOf, pageOfArray } from '../core/api/lists.ts'
-import { type Operation, operation, operations } from '../core/api/operation.ts'
-import { actionCatalogue } from '../core/iam/catalogue.ts'
+import { pageOf, pageOfArray } from '../../core/api/lists.ts'
+import { type Operation, operation, operations } from '../../core/api/operation.ts'
+import { actionCatalogue } from '../../core/iam/catalogue.ts'
 
 const PermissionModule = z
   .object({

@@ -1,0 +1,71 @@
+import { z } from 'zod'
+import { type Queryable, sql, statement } from '../core/db/sql.ts'
+
+/** A policy as an attachment names it, in attach order. */
+const AttachedPolicy = z.object({ id: z.string(), version: z.int(), updated_at: z.string(), document: z.unknown() })
+export type AttachedPolicy = z.output<typeof AttachedPolicy>
+
+const PrincipalUser = z.object({
+  id: z.string(),
+  username: z.string(),
+  role: z.enum(['admin', 'user']),
+  token_version: z.int(),
+  disabled_at: z.string().nullable(),
+  policies: z.array(AttachedPolicy),
+})
+export type PrincipalUser = z.output<typeof PrincipalUser>
+
+const PrincipalKey = z.object({
+  id: z.string(),
+  project_id: z.string().nullable(),
+  expires_at: z.string().nullable(),
+  allowed_ips: z.array(z.string()).nullable(),
+  policies: z.array(AttachedPolicy),
+})
+export type PrincipalKey = z.output<typeof PrincipalKey>
+
+const attached = sql.fragment`coalesce(jsonb_agg(jsonb_build_object('id', p.id, 'version', p.version, 'updated_at', p.updated_at, 'document', p.document)
+  order by a.position), '[]')`
+
+const userRecord = sql.fragment`jsonb_build_object('id', u.id, 'username', u.username, 'role', u.role, 'token_version', u.token_version,
+  'disabled_at', u.disabled_at, 'policies', (
+    select ${attached} from user_policies a join policies p on p.id = a.policy_id where a.user_id = u.id))`
+
+const keyRecord = sql.fragment`jsonb_build_object('id', k.id, 'project_id', k.project_id, 'expires_at', k.expires_at,
+  'allowed_ips', k.allowed_ips, 'policies', (
+    select ${attached} from project_key_policies a join policies p on p.id = a.policy_id where a.key_id = k.id))`
+
+const user = sql.type(z.object({ user: PrincipalUser }))
+
+/** A user with attachments and their documents. Primary key. */
+export const userPrincipal = (db: Queryable, id: string) =>
+  db.maybeOne(user`select ${userRecord} as user from users u where u.id = ${id}`)
+
+const KeyAndOwner = z.object({ key: PrincipalKey, user: PrincipalUser })
+const keyAndOwner = sql.type(KeyAndOwner)
+
+/** A key with its owner, both with their documents. Primary key. */
+export const keyPrincipal = (db: Queryable, id: string) =>
+  db.maybeOne(keyAndOwner`
+    select ${keyRecord} as key, ${userRecord} as user from project_keys k join users u on u.id = k.user_id where k.id = ${id}`)
+
+const byString = sql.type(KeyAndOwner.extend({ string_expires_at: z.string().nullable() }))
+
+/**
+ * The same by the hash of a key string, current or in its grace, whose end is `string_expires_at`. Unique index on
+ * key_hash, index project_keys_previous.
+ */
+export const keyPrincipalByHash = (db: Queryable, hash: Buffer) =>
+  db.maybeOne(byString`
+    select ${keyRecord} as key, ${userRecord} as user,
+      case when k.key_hash = ${sql.binary(hash)} then null else coalesce(k.previous_key_expires_at, '-infinity') end::text as string_expires_at
+    from project_keys k join users u on u.id = k.user_id
+    where k.key_hash = ${sql.binary(hash)} or k.previous_key_hash = ${sql.binary(hash)}
+    order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
+
+/** Writes down the use of keys, at most once a minute each whatever the number of processes. */
+export const noteKeyUse = (db: Queryable, ids: string[], now: Date) =>
+  db.query(statement`
+    update project_keys set last_used_at = ${now.toISOString()}::timestamptz
+    where id = any(${sql.array(ids, 'text')})
+      and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
