@@ -549,7 +549,7 @@ describe('the event gate', () => {
     assert.equal(gate(allow('*'), deny('files:*')), true)
   })
 
-  it('looks at the resource and its tags', () => {
+  it('compares the resource and its tags', () => {
     assert.equal(gate(allow('*', 'srn:P:files:*')), true)
     assert.equal(gate(allow('*', 'srn:Q:*:*')), false)
     assert.equal(gate(allow('*', '*', { StringEquals: { 'svc:ResourceTag/team': 'red' } })), true)

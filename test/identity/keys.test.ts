@@ -169,7 +169,7 @@ describe('project keys', () => {
       assert.equal((await mine.post('/secrets', { project_id: a.id, name: 's', value: 'v' })).status, 201)
     })
 
-    it('judges a key by the rights its owner has now', async () => {
+    it('gives a key the rights that its owner has now', async () => {
       const { id, key } = await app.project()
       const secret = (await key.post('/secrets', { name: 's', value: 'v' })).body.id
       const owner = await app.user(undefined, [allow('secrets:*', `srn:${id}:*:*`)])

@@ -2,9 +2,10 @@ import assert from 'node:assert/strict'
 import { operations as declared } from '../../src/core/api/operation.ts'
 import { outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import type { Tx } from '../../src/core/db/write.ts'
 import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
 import { checkPolicyDocument } from '../../src/core/iam/policy.ts'
-import { attachPolicy } from '../../src/identity/policies/attach.ts'
+import { attachPolicy, detachPolicy } from '../../src/identity/policies/attach.ts'
 import { managedPolicies, syncManagedPolicies } from '../../src/identity/policies/managed.ts'
 import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 
@@ -246,22 +247,26 @@ describe('policies', () => {
       assert.equal((await app.admin.post(`/users/${user.id}/policies/${MISSING}`)).status, 404)
     })
 
-    it('made one by one at the same time are all there', async () => {
-      const [a, b] = [(await make()).id, (await make()).id]
+    it('changed one by one at the same time are neither lost nor brought back', async () => {
+      const [a, b, c] = [(await make()).id, (await make()).id, (await make()).id]
       const user = await app.user()
-      let second: Promise<Reply> | undefined
-      await app.services.write(async tx => {
-        await attachPolicy(tx, user.id, a)
-        second = app.admin.post(`/users/${user.id}/policies/${b}`)
-        await outsideTransaction(() =>
-          eventually(() =>
-            app.services.pool.exists(sql.unsafe`
-              select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
-          ),
-        )
-      })
-      assert.equal((await second)?.status, 204)
-      assert.deepEqual((await app.admin.get(`/users/${user.id}`)).body.policy_ids, [a, b])
+      const attachMeanwhile = async (id: string, change: (tx: Tx) => Promise<void>): Promise<string[]> => {
+        let attached: Promise<Reply> | undefined
+        await app.services.write(async tx => {
+          await change(tx)
+          attached = app.admin.post(`/users/${user.id}/policies/${id}`)
+          await outsideTransaction(() =>
+            eventually(() =>
+              app.services.pool.exists(sql.unsafe`
+                select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+            ),
+          )
+        })
+        assert.equal((await attached)?.status, 204)
+        return (await app.admin.get(`/users/${user.id}`)).body.policy_ids
+      }
+      assert.deepEqual(await attachMeanwhile(b, tx => attachPolicy(tx, user.id, a)), [a, b])
+      assert.deepEqual(await attachMeanwhile(c, tx => detachPolicy(tx, user.id, a)), [b, c])
     })
 
     it('of an empty list leave a user with nothing', async () => {
@@ -408,7 +413,7 @@ describe('policies', () => {
   })
 
   describe('simulation', () => {
-    it('tells which statement of which policy decides in each layer', async () => {
+    it('names the statement and the policy that decide in each layer', async () => {
       const project = await app.project()
       const user = await app.user()
       const first = await make(allow('actors:*', `srn:${project.id}:actor:*`))

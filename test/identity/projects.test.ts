@@ -249,7 +249,7 @@ describe('projects', () => {
   })
 
   describe('pause', () => {
-    it('keeps the first reason and tells once', async () => {
+    it('keeps the first reason and emits one event', async () => {
       const { id } = await app.project()
       const first = await app.admin.post(`/projects/${id}/pause`, { reason: 'one' })
       assert.equal(first.status, 200)

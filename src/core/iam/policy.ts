@@ -7,7 +7,7 @@ import { canonicalActions, canonicalType, type KnownActions, splitName } from '.
  * accepted and what is matched cannot drift apart.
  */
 
-/** What a document may name. A function that takes one never looks anything up elsewhere. */
+/** What a document may name; functions that take one read nothing else. */
 export type Catalogue = KnownActions & {
   /** resource types, singular snake_case */
   types: Set<string>
@@ -106,7 +106,7 @@ export function checkPolicyDocument(document: unknown, catalogue: Catalogue, pat
  * Compiles a stored document. Names that the catalogue no longer has simply never match; an unknown condition operator or
  * key makes an Allow not match and a Deny match; a document that does not parse is `valid: false`. Size limits are an
  * authoring matter and not applied.
- * @param catalogue only used to tell which module an `agents:<Name>` alias means, see canonicalActions
+ * @param catalogue decides which module an `agents:<Name>` alias means, see canonicalActions
  */
 export function compileDocument(document: unknown, catalogue?: KnownActions): CompiledDocument {
   const reader = new Reader(null, catalogue)

@@ -65,7 +65,9 @@ export const ProjectPatch = patchBody('ProjectPatch', {
 })
 
 export const PauseInput = z
-  .strictObject({ reason: z.string().max(256).nullable().optional().describe('Shown to whoever is refused meanwhile') })
+  .strictObject({
+    reason: z.string().max(256).nullable().optional().describe('Shown to callers that are refused meanwhile'),
+  })
   .meta({ id: 'ProjectPauseInput' })
 
 export const CloneInput = z
