@@ -49,7 +49,12 @@ const pageParameters = ({ default: size, max }: Operation['pageSize']): Json[] =
     schema: { type: 'integer', minimum: 1, default: size },
     description: `Page size; a larger value than ${max} is taken as ${max}.`,
   },
-  { name: 'offset', in: 'query', schema: { type: 'integer', minimum: 0, default: 0 } },
+  {
+    name: 'offset',
+    in: 'query',
+    schema: { type: 'integer', minimum: 0, default: 0 },
+    description: 'Entries to leave out before the page begins.',
+  },
 ]
 
 const timeParameters: Json[] = [
