@@ -17,7 +17,7 @@ import {
   userPrincipal,
 } from './principal-store.ts'
 import { verifyToken } from './tokens.ts'
-import { users } from './users/model.ts'
+import { userKind } from './users/model.ts'
 
 export { principalsChanged } from './principal-cache.ts'
 
@@ -150,7 +150,7 @@ async function callerByKey(services: Services, token: string, ip: string | null)
 async function callerByToken(services: Services, token: string): Promise<Caller | null> {
   const { pool, log } = services
   const claims = await verifyToken(services, 'user', token)
-  if (!claims || !isIdOf(users, claims.sub)) return null
+  if (!claims || !isIdOf(userKind, claims.sub)) return null
   const found = await resolverOf(services).resolve(`user ${claims.sub}`, async () => {
     const row = await userPrincipal(pool, claims.sub)
     return row && principalOf(row, log)

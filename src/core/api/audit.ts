@@ -25,7 +25,7 @@ export type AuditDraft = {
   resource_public_id: string | null
   additional_checks: { action: string; resource: string; allowed: boolean }[]
   detail: Record<string, unknown>
-  /** The operation counts the request among others and has them audited together: it leaves no entry of its own. */
+  /** The operation counts the request and audits it together with others: it gets no entry of its own. */
   counted?: boolean
 }
 

@@ -2,7 +2,7 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { requireAll } from '../../core/api/references.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { principalsChanged } from '../principals.ts'
-import { users } from '../users/model.ts'
+import { userKind } from '../users/model.ts'
 import { MAX_USER_POLICIES, policyKind } from './model.ts'
 import { attachedPolicies, replaceUserPolicies } from './store.ts'
 
@@ -19,7 +19,7 @@ function refuseTooMany(policyIds: readonly string[]): void {
 
 /** Replaces the policies of a user, in the order given. Raises POLICY_NOT_FOUND, VALIDATION_FAILED. */
 export async function setUserPolicies(tx: Tx, userId: string, ids: readonly string[]): Promise<void> {
-  await users.lock(tx, userId)
+  await userKind.lock(tx, userId)
   const wanted = [...new Set(ids)]
   refuseTooMany(wanted)
   await requireAll(tx, policyKind, null, wanted)
@@ -52,6 +52,6 @@ export async function detachPolicy(tx: Tx, userId: string, policyId: string): Pr
  * them as they were when it began.
  */
 async function lockAttached(tx: Tx, userId: string): Promise<readonly string[]> {
-  await users.lock(tx, userId)
+  await userKind.lock(tx, userId)
   return attachedPolicies(tx, userId)
 }

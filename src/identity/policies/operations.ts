@@ -6,7 +6,7 @@ import { pageOf, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { users } from '../users/model.ts'
+import { userKind } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
 import { changePolicy, comparePolicyVersions, fields, policyVersion, refuseHeld, versionNumber } from './change.ts'
@@ -152,7 +152,7 @@ export const policyOperations: Operation[] = [
     raises: ['POLICY_HAS_DEPENDENTS'],
     check: (row, { tx }) => refuseHeld(tx, row),
   }),
-  itemOperation(users, {
+  itemOperation(userKind, {
     id: 'listUserPolicies',
     method: 'get',
     path: '/users/{user_id}/policies',
@@ -166,7 +166,7 @@ export const policyOperations: Operation[] = [
     answers: { 200: pageOf(Policy) },
     run: ({ resource, db, page }) => listUserPolicies(db, page, resource.id),
   }),
-  itemOperation(users, {
+  itemOperation(userKind, {
     ...attaching,
     id: 'setUserPolicies',
     method: 'put',
@@ -176,7 +176,7 @@ export const policyOperations: Operation[] = [
     raises: ['POLICY_NOT_FOUND'],
     run: ({ resource, body, tx }) => setUserPolicies(tx, resource.id, body.policy_ids),
   }),
-  itemOperation(users, {
+  itemOperation(userKind, {
     ...attaching,
     id: 'attachUserPolicy',
     method: 'post',
@@ -184,7 +184,7 @@ export const policyOperations: Operation[] = [
     summary: 'Attach a policy to a user',
     run: ({ resource, params, tx }) => attachPolicy(tx, resource.id, params.policy_id),
   }),
-  itemOperation(users, {
+  itemOperation(userKind, {
     ...attaching,
     id: 'detachUserPolicy',
     method: 'delete',

@@ -3,7 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Clock } from '../../core/process/clock.ts'
 import { principalsChanged } from '../principals.ts'
-import { type Role, type UserRow, users } from './model.ts'
+import { type Role, type UserRow, userKind } from './model.ts'
 import { lockAdmins, updateUser } from './store.ts'
 
 /** Raises LAST_ADMIN_REQUIRED when nobody but this user is an admin who can sign in. */
@@ -23,7 +23,7 @@ export async function changeUser(
 ): Promise<UserRow> {
   // The admins first, in their order: whoever waits here holds no other lock.
   const admins = change.role === 'user' || change.disabled ? await lockAdmins(tx) : null
-  const user = await users.lock(tx, id)
+  const user = await userKind.lock(tx, id)
   if (admins) needAnotherAdmin(admins, id)
   const username = change.username ?? user.username
   const role = change.role ?? user.role
@@ -47,8 +47,8 @@ export async function changeUser(
 /** Deletes a user with keys and attachments. Raises LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND. */
 export async function removeUser(tx: Tx, id: string): Promise<void> {
   const admins = await lockAdmins(tx)
-  await users.lock(tx, id)
+  await userKind.lock(tx, id)
   needAnotherAdmin(admins, id)
-  await users.delete(tx, id)
+  await userKind.delete(tx, id)
   principalsChanged(tx, `user:${id}`)
 }

@@ -89,7 +89,7 @@ export function checkNewPassword(text: string, minLength: number, path: string):
     invalid({ code: 'TOO_SMALL', path, message: `must be at least ${minLength} characters` })
 }
 
-export const users = kind({
+export const userKind = kind({
   name: 'user',
   prefix: 'user',
   table: 'users',
@@ -101,4 +101,4 @@ export const users = kind({
     policy_ids: sql.fragment`array(select a.policy_id from user_policies a where a.user_id = t.id order by a.position)`,
   },
 })
-export type UserRow = z.output<typeof users.row>
+export type UserRow = z.output<typeof userKind.row>

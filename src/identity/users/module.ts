@@ -3,13 +3,13 @@ import { authentication } from '../../core/invoke/hooks.ts'
 import { authenticate } from '../principals.ts'
 import { bootstrapFromSettings } from './bootstrap.ts'
 import { userErrors } from './errors.ts'
-import { users } from './model.ts'
+import { userKind } from './model.ts'
 import { userOperations } from './operations.ts'
 import { sweepRefused } from './refused.ts'
 
 export default module('users', {
   errors: userErrors,
-  kinds: [users],
+  kinds: [userKind],
   extensions: [authentication.with(authenticate)],
   operations: userOperations,
   sweeps: [{ name: 'refused attempts', when: '43 * * * *', run: sweepRefused }],

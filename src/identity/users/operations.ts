@@ -24,7 +24,7 @@ import {
   User,
   UserInput,
   UserPatch,
-  users,
+  userKind,
 } from './model.ts'
 import { hashPassword } from './passwords.ts'
 import { OwnPermission, ownPermissions } from './permissions.ts'
@@ -33,13 +33,13 @@ import { changePassword, endTokens, forgetFailures, insertUser, setPassword } fr
 
 const tag = 'Users'
 
-const all = resource(users, { path: '/users', tag })
+const users = resource(userKind, { path: '/users', tag })
 
 /** Admits the user of an id and admins; anyone else is refused whatever the id. Raises FORBIDDEN. */
 export function ownOrAdmin(action: string) {
   return (caller: Caller, params: Record<string, string>): void => {
     const row = { id: params.user_id, project_id: null }
-    if (caller.user.id !== params.user_id && !adminGate(caller, action, { kind: users as never, row }))
+    if (caller.user.id !== params.user_id && !adminGate(caller, action, { kind: userKind as never, row }))
       raise('FORBIDDEN', { meta: { action } })
   }
 }
@@ -61,7 +61,7 @@ export const userOperations: Operation[] = [
     body: Credentials,
     answers: { 201: User },
     raises: ['BOOTSTRAP_ALREADY_COMPLETED'],
-    run: async ({ body, services, request }) => users.present(await bootstrapAdmin(services, body, request)),
+    run: async ({ body, services, request }) => userKind.present(await bootstrapAdmin(services, body, request)),
   }),
   operation({
     id: 'loginUser',
@@ -85,10 +85,10 @@ export const userOperations: Operation[] = [
     gate: 'any',
     answers: { 200: Me },
     async run({ caller, db }) {
-      const user = await users.find(db, caller.user.id)
+      const user = await userKind.find(db, caller.user.id)
       if (!user) return raise('UNAUTHORIZED')
       const { type, id, expires_at, scopes } = caller.credential
-      return { ...users.present(user), credential: { type, id, project_id: caller.project_id, expires_at, scopes } }
+      return { ...userKind.present(user), credential: { type, id, project_id: caller.project_id, expires_at, scopes } }
     },
   }),
   operation({
@@ -115,7 +115,7 @@ export const userOperations: Operation[] = [
     tag,
     action: 'users:ChangeOwnPassword',
     gate: 'owner',
-    about: users,
+    about: userKind,
     admit: userTokenOnly('users:ChangeOwnPassword'),
     body: OwnPasswordInput,
     answers: { 200: Token },
@@ -123,7 +123,7 @@ export const userOperations: Operation[] = [
     raises: ['UNAUTHORIZED'],
     async prepare(context) {
       const { audit, body, caller, services } = context
-      audit.resource_srn = srn(null, users.name, caller.user.id)
+      audit.resource_srn = srn(null, userKind.name, caller.user.id)
       audit.resource_public_id = caller.user.id
       checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
       return checkOwnPassword(context, body)
@@ -143,18 +143,18 @@ export const userOperations: Operation[] = [
     tag,
     action: 'users:ChangeOwnPassword',
     gate: 'owner',
-    about: users,
+    about: userKind,
     admit: userTokenOnly('users:ChangeOwnPassword'),
     answers: { 204: null },
     async run({ caller, tx, audit }) {
-      audit.resource_srn = srn(null, users.name, caller.user.id)
+      audit.resource_srn = srn(null, userKind.name, caller.user.id)
       audit.resource_public_id = caller.user.id
       await endTokens(tx, caller.user.id)
       principalsChanged(tx, `user:${caller.user.id}`)
     },
   }),
   // The table is small and read as a whole.
-  all.list({
+  users.list({
     gate: 'admin',
     visible: () => sql.fragment`true`,
     filters: {
@@ -170,7 +170,7 @@ export const userOperations: Operation[] = [
     tag,
     action: 'users:CreateUser',
     gate: 'admin',
-    creates: users,
+    creates: userKind,
     body: UserInput,
     answers: { 201: User },
     raises: ['NAME_CONFLICT'],
@@ -182,11 +182,11 @@ export const userOperations: Operation[] = [
       const { username, role } = body
       const made = await insertUser(tx, { id: newId('user'), username, role, password_hash })
       if (!made) return raise('NAME_CONFLICT', { meta: { username } })
-      return users.present(made)
+      return userKind.present(made)
     },
   }),
-  all.get({ gate: 'owner', admit: ownOrAdmin('users:GetUser') }),
-  itemOperation(users, {
+  users.get({ gate: 'owner', admit: ownOrAdmin('users:GetUser') }),
+  itemOperation(userKind, {
     id: 'updateUser',
     method: 'patch',
     path: '/users/{user_id}',
@@ -199,9 +199,9 @@ export const userOperations: Operation[] = [
     answers: { 200: User },
     raises: ['NAME_CONFLICT', 'LAST_ADMIN_REQUIRED'],
     run: async ({ resource, body, tx, services }) =>
-      users.present(await changeUser(tx, services.clock, resource.id, body)),
+      userKind.present(await changeUser(tx, services.clock, resource.id, body)),
   }),
-  itemOperation(users, {
+  itemOperation(userKind, {
     id: 'deleteUser',
     method: 'delete',
     path: '/users/{user_id}',
@@ -213,7 +213,7 @@ export const userOperations: Operation[] = [
     raises: ['LAST_ADMIN_REQUIRED'],
     run: ({ resource, tx }) => removeUser(tx, resource.id),
   }),
-  itemOperation(users, {
+  itemOperation(userKind, {
     id: 'resetUserPassword',
     method: 'put',
     path: '/users/{user_id}/password',
@@ -230,12 +230,12 @@ export const userOperations: Operation[] = [
     },
     async run({ resource, prepared: hash, tx }) {
       const { id } = resource
-      if (!(await setPassword(tx, id, hash))) raise(users.notFound, { meta: { id } })
+      if (!(await setPassword(tx, id, hash))) raise(userKind.notFound, { meta: { id } })
       await forgetFailures(tx, resource.username)
       principalsChanged(tx, `user:${id}`)
     },
   }),
-  itemOperation(users, {
+  itemOperation(userKind, {
     id: 'revokeUserTokens',
     method: 'post',
     path: '/users/{user_id}/revoke-tokens',

@@ -3,46 +3,46 @@ import type { Services } from '../../core/process/services.ts'
 import { refusedEntry } from './entries.ts'
 import { addRefused, type Refused, takeRefused } from './store.ts'
 
-const GATHER_MS = 1000
+const COLLECT_MS = 1000
 const MINUTE_MS = 60_000
 const BATCH = 500
 
-/** Names nobody has whose refused sign-ins are audited as theirs, in a minute and a process. */
+/** Unknown names whose refused sign-ins are audited by name, per minute and process. */
 const NAMES_A_MINUTE = 20
 
 type Attempt = Omit<Refused, 'attempts' | 'since'>
 
 /**
- * Refused sign-ins that cost their sender nothing, or that name nobody. They are gathered for a second, added up in the
- * database, and audited there as one entry a minute for each name, in any number of processes. A process that is killed
- * takes its last second with it.
+ * Refused sign-ins that cost their sender nothing, or whose name is unknown. A process collects them for a second and
+ * adds them up in the database, where each name gets one audit entry a minute, in any number of processes. A process that
+ * is killed loses its last second.
  */
 function openRefusedAttempts(services: Services) {
   const { clock, log } = services
-  const gathered = new Map<string, Refused>()
-  const strangers = { minute: 0, names: new Set<string>() }
+  const collected = new Map<string, Refused>()
+  const unknown = { minute: 0, names: new Set<string>() }
   let timer: NodeJS.Timeout | undefined
   let wakeAt = Number.POSITIVE_INFINITY
   let writing = Promise.resolve()
 
-  function gather(attempt: Refused): void {
+  function collect(attempt: Refused): void {
     const key = `${attempt.action} ${attempt.username}`
-    const { attempts = 0, since = attempt.since } = gathered.get(key) ?? {}
-    gathered.set(key, { ...attempt, attempts: attempts + attempt.attempts, since })
+    const { attempts = 0, since = attempt.since } = collected.get(key) ?? {}
+    collected.set(key, { ...attempt, attempts: attempts + attempt.attempts, since })
   }
 
   async function write(): Promise<void> {
-    const batch = [...gathered.values()]
-    gathered.clear()
+    const batch = [...collected.values()]
+    collected.clear()
     try {
       const audited = await auditRefused(services, batch)
-      if (audited === BATCH) wake(GATHER_MS)
-      // What this minute holds back is written then.
-      else if (batch.length > 0) wake(MINUTE_MS + GATHER_MS)
+      if (audited === BATCH) wake(COLLECT_MS)
+      // Attempts whose name had an entry in this minute are due in the next.
+      else if (batch.length > 0) wake(MINUTE_MS + COLLECT_MS)
     } catch (error) {
       log.error({ err: error }, 'refused sign-ins not written')
-      for (const attempt of batch) gather(attempt)
-      wake(GATHER_MS)
+      for (const attempt of batch) collect(attempt)
+      wake(COLLECT_MS)
     }
   }
 
@@ -58,16 +58,16 @@ function openRefusedAttempts(services: Services) {
   }
 
   return {
-    /** Whether attempts for a name that nobody has are audited as those of this name. */
-    admitsStranger(username: string): boolean {
+    /** Whether attempts on an unknown name are audited by this name. */
+    auditsByName(username: string): boolean {
       const minute = Math.floor(clock.now().getTime() / MINUTE_MS)
-      if (strangers.minute !== minute) Object.assign(strangers, { minute, names: new Set() })
-      if (strangers.names.size < NAMES_A_MINUTE) strangers.names.add(username)
-      return strangers.names.has(username)
+      if (unknown.minute !== minute) Object.assign(unknown, { minute, names: new Set() })
+      if (unknown.names.size < NAMES_A_MINUTE) unknown.names.add(username)
+      return unknown.names.has(username)
     },
     count(attempt: Attempt): void {
-      gather({ ...attempt, attempts: 1, since: clock.now().toISOString() })
-      wake(GATHER_MS)
+      collect({ ...attempt, attempts: 1, since: clock.now().toISOString() })
+      wake(COLLECT_MS)
     },
     async close(): Promise<void> {
       clearTimeout(timer)
@@ -80,7 +80,7 @@ function openRefusedAttempts(services: Services) {
 
 export const refusedAttempts = perProcess(openRefusedAttempts, refused => refused.close())
 
-/** Adds attempts up and writes entries that are due, whoever gathered them. Returns how many entries, at most BATCH. */
+/** Adds up attempts and writes due entries, also of other processes. Returns how many entries, at most BATCH. */
 const auditRefused = (services: Services, attempts: Refused[]): Promise<number> =>
   services.write(async tx => {
     if (attempts.length > 0) await addRefused(tx, attempts)
@@ -89,7 +89,7 @@ const auditRefused = (services: Services, attempts: Refused[]): Promise<number> 
     return due.length
   })
 
-/** Writes what processes that were killed left to be audited. Returns how many entries. */
+/** Writes the entries that killed processes left due. Returns how many. */
 export async function sweepRefused(services: Services, stopping: AbortSignal): Promise<number> {
   let audited = 0
   let last = BATCH

@@ -29,7 +29,7 @@ export async function signIn(
   const { pool, clock } = services
   const { name, user, locked } = await signInFacts(pool, credentials.username, clock.now())
   const refused = refusedAttempts(services)
-  const named = user !== null || refused.admitsStranger(name)
+  const named = user !== null || refused.auditsByName(name)
   if (!locked) {
     const { matches, outdated } = await verifyPassword(credentials.password, user?.password_hash ?? null)
     if (user && matches && user.disabled_at === null) {

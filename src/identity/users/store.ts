@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { type Role, roles, type UserRow, users } from './model.ts'
+import { type Role, roles, type UserRow, userKind } from './model.ts'
 
 const SignInRow = z.object({
   id: z.string(),
@@ -28,11 +28,11 @@ export const insertUser = (
   db: Queryable,
   user: { id: string; username: string; role: Role; password_hash: string },
 ): Promise<UserRow | null> =>
-  db.maybeOne(users.sql`
+  db.maybeOne(userKind.sql`
     insert into users as t (id, username, role, password_hash)
     values (${user.id}, ${user.username}, ${user.role}, ${user.password_hash})
     on conflict do nothing
-    returning ${users.columns}`)
+    returning ${userKind.columns}`)
 
 /** What a password is compared with: the user and the lockout of the name, in lower case. */
 const PasswordFacts = z.object({ name: z.string(), user: SignInRow, locked: z.boolean() })
@@ -179,11 +179,11 @@ export const updateUser = (
   id: string,
   user: { username: string; role: Role; disabled_at: string | null; endTokens: boolean },
 ): Promise<UserRow> =>
-  db.one(users.sql`
+  db.one(userKind.sql`
     update users t set username = ${user.username}, role = ${user.role}, disabled_at = ${user.disabled_at}::timestamptz,
       token_version = token_version + ${user.endTokens ? 1 : 0}, updated_at = now()
     where t.id = ${id}
-    returning ${users.columns}`)
+    returning ${userKind.columns}`)
 
 /** What a change of the own password compares; null when the user is gone. */
 export const passwordFacts = (db: Queryable, id: string, now: Date): Promise<PasswordFacts | null> =>
