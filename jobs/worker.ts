@@ -75,8 +75,7 @@ export async function startWorker(
     stop: () => {
       stopping ??= (async () => {
         draining = true
-        await workers.stop(config.SHUTDOWN_GRACE_MS)
-        await Promise.all(running.map(part => part?.close()))
+        await Promise.all([workers.stop(config.SHUTDOWN_GRACE_MS), ...running.map(part => part?.close())])
         await closeServer(server, 1000)
         await services.pool
           .query(sql.unsafe`delete from worker_heartbeats where instance_id = ${instance}`)

@@ -1,4 +1,5 @@
 import { LRUCache } from 'lru-cache'
+import { outsideTenancy } from '../core/db/tenancy.ts'
 import type { Services } from '../core/process/services.ts'
 
 const EVERY_MS = 60_000
@@ -35,7 +36,7 @@ export function keyUseLog(
       if (noted.has(id)) return
       noted.set(id, true)
       used.add(id)
-      timer ??= setTimeout(flush, FLUSH_MS).unref()
+      timer ??= setTimeout(() => outsideTenancy(flush), FLUSH_MS).unref()
     },
     async close() {
       clearTimeout(timer)

@@ -177,9 +177,14 @@ describe('a POST with an Idempotency-Key', () => {
       sql.unsafe`update idempotency_keys set created_at = now() - interval '16 minutes' where key = 'lost'`,
     )
     const second = project.key.post('/actors', { name: 'lost' }, withKey('lost'))
+    const claimedAt = async () => Date.parse((await stored('lost'))[0].created_at)
+    await eventually(async () => (await claimedAt()) > Date.now() - 60_000)
     await held.release()
     const [one, two] = await Promise.all([first, second])
     assert.deepEqual([one.status, two.status], [201, 201])
+    // The one that was taken for lost no longer has a say.
+    const again = await project.key.post('/actors', { name: 'lost' }, withKey('lost'))
+    assert.deepEqual([again.body.id, replayed(again)], [two.body.id, 'true'])
   })
 
   it('takes keys of 1 to 255 visible ASCII characters only', async () => {

@@ -122,6 +122,24 @@ describe('invoke', () => {
     )
   })
 
+  it('has its transaction run again where a schema of a caller has to be compiled first', async () => {
+    let runs = 0
+    const schemas = await app.services.write(async tx => {
+      runs++
+      const made = []
+      for (let n = 0; n < 12; n++) {
+        const schema = { type: 'object', properties: { [`field${n}`]: { type: 'string' } } }
+        const path_prefix = `/schemas/${n}`
+        const body = { project_id: project.id, resource_type: 'file', path_prefix, schema }
+        made.push(await call(tx, admin, 'createMetadataSchema', { body, requestId: 'rerun' }))
+      }
+      return made
+    })
+    assert.ok(runs > 1, `${runs} runs`)
+    assert.equal((await project.key.get('/metadata-schemas')).body.total, schemas.length)
+    assert.equal((await entries('rerun')).length, schemas.length)
+  })
+
   it('needs no transaction around it', async () => {
     const actor = await call(undefined, limited, 'createActor', { body: { project_id: project.id, name: 'alone' } })
     assert.equal((await call(undefined, limited, 'getActor', { params: { actor_id: actor.id } })).name, 'alone')

@@ -2,6 +2,7 @@ import { Counter } from 'prom-client'
 import type { AuditEntry } from '../../core/api/audit.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { isProjectGone } from '../../core/db/sql.ts'
+import { outsideTenancy } from '../../core/db/tenancy.ts'
 import type { ReadAudit } from '../../core/invoke/hooks.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -70,7 +71,7 @@ export function openReadAudit(services: Services): ReadAudit & { close(): Promis
     if (closed || timer || writing) return
     timer = setTimeout(() => {
       timer = undefined
-      writing = writeSome()
+      writing = outsideTenancy(writeSome)
       void writing.then(stored => {
         writing = null
         if (buffer.length > 0) flushLater(stored ? (buffer.length < BATCH ? GATHER_MS : 0) : RETRY_MS)

@@ -1,17 +1,21 @@
 import { z } from 'zod'
-import { jsonb, type Queryable, sql, statement } from '../db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../db/sql.ts'
+import type { Services } from '../process/services.ts'
 import { sealedColumn } from '../secrets/sealed.ts'
 import type { SecretBox } from '../secrets/secretbox.ts'
 import { raise } from './errors.ts'
 
-export type IdempotencyClaim = { credential_id: string; project_id: string | null; path: string; key: string }
+export type IdempotencyKey = { credential_id: string; project_id: string | null; path: string; key: string }
+
+/** A request's right to give the answer of a key; `created_at` tells it from a later request's. */
+export type IdempotencyClaim = IdempotencyKey & { created_at: string }
 
 /** The answer that a first request got. */
 export type Kept = { status: number; body: unknown; headers: Record<string, string>; project_id: string | null }
 
 type Claimed = { kind: 'claimed'; claim: IdempotencyClaim } | { kind: 'replay'; answer: Kept }
 
-const claiming = sql.type(z.strictObject({ claimed: z.int() }))
+const claiming = sql.type(z.strictObject({ created_at: z.string() }))
 
 const keeping = sql.type(
   z.strictObject({
@@ -24,30 +28,33 @@ const keeping = sql.type(
   }),
 )
 
-/** A first request that neither ended nor gave up within this time was lost with its process. */
+/** A first request that neither ended nor gave up within this time, or twice the longest wait, was lost with its process. */
 const LOST_AFTER_SECONDS = 900
 
 /**
- * Claims an Idempotency-Key for a request: the first request goes on, a repeat gets the kept answer. Raises IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first runs.
+ * Claims an Idempotency-Key for a request: the first request goes on, a repeat gets the kept answer. Raises
+ * IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first runs.
  */
 export async function claimIdempotency(
   db: Queryable,
-  secrets: SecretBox,
-  request: IdempotencyClaim & { request: string },
+  { secrets, config }: Pick<Services, 'secrets' | 'config'>,
+  request: IdempotencyKey & { request: string },
 ): Promise<Claimed> {
   const { credential_id, project_id, path, key } = request
+  const lostAfter = Math.max(LOST_AFTER_SECONDS, 2 * config.SYNC_WAIT_SECONDS)
   // Keyed: a request may hold a secret value, which a plain hash would let anyone with the table guess at.
   const hash = secrets.fingerprint(request.request)
-  const claim = { credential_id, project_id, path, key }
   const claimed = await db.maybeOne(claiming`
     insert into idempotency_keys (credential_id, path, key, project_id, request_hash)
     values (${credential_id}, ${path}, ${key}, ${project_id}, ${hash})
     on conflict (credential_id, path, key) do update
-      set request_hash = excluded.request_hash, project_id = excluded.project_id, status = null, body = null, sealed_body = null, headers = null, created_at = now()
+      set request_hash = excluded.request_hash, project_id = excluded.project_id, status = null, body = null,
+        sealed_body = null, headers = null, created_at = now()
       where idempotency_keys.created_at < now() - interval '24 hours'
-        or (idempotency_keys.status is null and idempotency_keys.created_at < now() - make_interval(secs => ${LOST_AFTER_SECONDS}))
-    returning 1 as claimed`)
-  if (claimed) return { kind: 'claimed', claim }
+        or (idempotency_keys.status is null
+          and idempotency_keys.created_at < now() - make_interval(secs => ${lostAfter}))
+    returning created_at`)
+  if (claimed) return { kind: 'claimed', claim: { credential_id, project_id, path, key, ...claimed } }
   const kept = await keptAnswer(db, secrets, request)
   return kept ? { kind: 'replay', answer: kept } : raise('IDEMPOTENCY_IN_PROGRESS')
 }
@@ -59,7 +66,7 @@ export async function claimIdempotency(
 export async function keptAnswer(
   db: Queryable,
   secrets: SecretBox,
-  request: Omit<IdempotencyClaim, 'project_id'> & { request: string },
+  request: Omit<IdempotencyKey, 'project_id'> & { request: string },
 ): Promise<Kept | null> {
   const { credential_id, path, key } = request
   const kept = await db.maybeOne(keeping`
@@ -77,7 +84,7 @@ export async function keptAnswer(
   return { status: kept.status, body, headers: kept.headers ?? {}, project_id: kept.project_id }
 }
 
-const sealFor = (claim: IdempotencyClaim) => ({
+const sealFor = (claim: IdempotencyKey) => ({
   kind: 'idempotency',
   id: `${claim.credential_id}:${claim.path}:${claim.key}`,
   project_id: claim.project_id ?? '*',
@@ -91,7 +98,11 @@ export const keptAnswers = sealedColumn({
   id: sql.fragment`(credential_id || ':' || path || ':' || key)`,
 })
 
-/** Keeps the answer for repeats; an answer that holds a secret is sealed. */
+const isClaimed = ({ credential_id, path, key, created_at }: IdempotencyClaim): Fragment => sql.fragment`
+  credential_id = ${credential_id} and path = ${path} and key = ${key} and created_at = ${created_at}::timestamptz
+    and status is null`
+
+/** Keeps the answer for repeats; an answer that holds a secret is sealed. Nothing when the claim was lost. */
 export async function keepAnswer(
   db: Queryable,
   secrets: SecretBox,
@@ -102,13 +113,12 @@ export async function keepAnswer(
   if (given.status >= 500) return releaseIdempotency(db, claim)
   const sealed = secret && given.status < 300 ? secrets.seal(JSON.stringify(given.body ?? null), sealFor(claim)) : null
   await db.query(statement`
-    update idempotency_keys set status = ${given.status}, body = ${sealed ? jsonb(null) : jsonb(given.body)}, sealed_body = ${sealed}, headers = ${jsonb(given.headers)}
-    where credential_id = ${claim.credential_id} and path = ${claim.path} and key = ${claim.key}`)
+    update idempotency_keys set status = ${given.status}, body = ${sealed ? jsonb(null) : jsonb(given.body)},
+      sealed_body = ${sealed}, headers = ${jsonb(given.headers)}
+    where ${isClaimed(claim)}`)
 }
 
-/** Forgets a claim: the next request with the key is a first one. */
+/** Gives a claim up: the next request with the key is a first one. */
 export async function releaseIdempotency(db: Queryable, claim: IdempotencyClaim): Promise<void> {
-  await db.query(
-    statement`delete from idempotency_keys where credential_id = ${claim.credential_id} and path = ${claim.path} and key = ${claim.key} and status is null`,
-  )
+  await db.query(statement`delete from idempotency_keys where ${isClaimed(claim)}`)
 }

@@ -10,7 +10,7 @@ const directory = fileURLToPath(new URL('../../../sql', import.meta.url))
 const MIGRATION_LOCK = 7_310_542_201
 
 /**
- * Brings a database to the state of sql/ and of the declared queues; every queue must have been imported before.
+ * Brings a database to the state of sql/ and of the queues that the loaded modules handle.
  * Several processes may call it at once: one works, the others wait.
  * @param options.lockTimeoutMs how long to wait for the lock before giving up.
  * @param options.jobRetentionDays how long finished messages are kept, default 7.

@@ -194,8 +194,11 @@ export class RunFirst extends Error {
   }
 }
 
-/** Times that a transaction is run; what is read again may need other work first. */
-const MAX_RUNS = 10
+/** Times that a transaction is run: each run may find one more piece of work to be done first. */
+const MAX_RUNS = 200
+
+/** Whether an error asks for its transaction to be run again, once it is rolled back. */
+export const asksForRerun = (error: unknown): boolean => error instanceof RunFirst || planIsStale(error)
 
 /**
  * Runs `work` in one transaction. An error rolls back and is thrown on; the connection survives it (Slonik
@@ -206,10 +209,9 @@ export async function inTransaction<T>(pool: Pool, work: (connection: Transactio
     try {
       return await transaction(pool, work)
     } catch (error) {
-      if (runs === MAX_RUNS) throw error
+      // After a stale plan the statements have new names.
+      if (runs === MAX_RUNS || !asksForRerun(error)) throw error
       if (error instanceof RunFirst) await error.work()
-      // Rolled back, and the statements have new names: the transaction is run again.
-      else if (!planIsStale(error)) throw error
     }
   }
 }

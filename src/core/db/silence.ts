@@ -12,14 +12,14 @@ const PERIOD_MS = 250
 
 export type SilenceWatch = {
   /**
-   * Does work that needs the database: refuses it while the server is known to be silent, gives it up when the server
-   * falls silent before the work has begun to hold a connection.
+   * Does work that needs the database: refuses it while the server is known to be silent, and gives it up when the server
+   * falls silent before the work holds a connection. Work that holds one fails with the statement that is cut off.
    */
   run<T>(work: (begun: () => void) => Promise<T>): Promise<T>
   close(): void
 }
 
-type Waiting = { since: number; giveUp: (error: Error) => void }
+type Work = { since: number; holds: boolean; giveUp: (error: Error) => void }
 
 /**
  * Distinguishes a silent server from a busy one: a host that has gone, a process that hangs, connections that a firewall has
@@ -33,7 +33,7 @@ export function watchForSilence(options: {
   log: Logger
 }): SilenceWatch {
   const { databaseUrl, notifications, log } = options
-  const waiting = new Set<Waiting>()
+  const running = new Set<Work>()
   let silent = false
   let probing = false
 
@@ -46,7 +46,8 @@ export function watchForSilence(options: {
     silent = !answers
     if (!silent) return
     for (const { client, since } of pendingStatements()) if (isSuspect(since)) cut(client)
-    for (const { since, giveUp } of [...waiting]) if (isSuspect(since)) giveUp(new DatabaseSilentError())
+    for (const { since, holds, giveUp } of [...running])
+      if (!holds && isSuspect(since)) giveUp(new DatabaseSilentError())
   }
 
   let timer: NodeJS.Timeout | undefined
@@ -54,24 +55,29 @@ export function watchForSilence(options: {
     clearInterval(timer)
     timer = undefined
   }
+  const somethingWaits = (): boolean => {
+    for (const { since, holds } of running) if (!holds && isSuspect(since)) return true
+    for (const { since } of pendingStatements()) if (isSuspect(since)) return true
+    return false
+  }
   const check = () => {
-    // What has waited longest comes first.
-    const [oldest] = waiting
-    if (!oldest && !silent) return stop()
-    if (!probing && (silent || isSuspect(oldest.since))) void probe()
+    if (running.size === 0 && !silent) return stop()
+    if (!probing && (silent || somethingWaits())) void probe()
   }
 
   return {
     run(work) {
       if (silent) return Promise.reject(new DatabaseSilentError())
       return new Promise((resolve, reject) => {
-        const entry: Waiting = { since: performance.now(), giveUp: reject }
-        waiting.add(entry)
+        const entry: Work = { since: performance.now(), holds: false, giveUp: reject }
+        running.add(entry)
         timer ??= setInterval(check, PERIOD_MS).unref()
-        const done = () => {
-          waiting.delete(entry)
+        const begun = () => {
+          entry.holds = true
         }
-        work(done).then(resolve, reject).finally(done)
+        work(begun)
+          .then(resolve, reject)
+          .finally(() => running.delete(entry))
       })
     },
     close: stop,

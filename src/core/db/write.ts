@@ -38,7 +38,7 @@ export type Outgoing = {
     row: EventRow,
     more: EventData & { data: object },
   ): void
-  /** Sends a message to an actor; it exists when the transaction commits. */
+  /** Sends a message to the handler of a queue; it exists when the transaction commits. */
   send<M extends object>(queue: Queue<M>, message: M, options?: { startAfter?: Date; priority?: number }): void
   /** Notifies every process that listens on a channel, after the commit. */
   notify(channel: string, payload: string): void

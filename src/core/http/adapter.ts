@@ -6,6 +6,7 @@ import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
 import { AppError, errorBody, raise } from '../api/errors.ts'
 import type { Answer, Operation } from '../api/operation.ts'
+import { inTenancy } from '../db/tenancy.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Call } from '../invoke/call.ts'
 import { authentication, requestCounting } from '../invoke/hooks.ts'
@@ -244,7 +245,12 @@ export function createHttp(
         const identify = await readBody(req, res)
         invocation = openInvocation(services, operation, callOf(req, res, identify))
         const given = await carryOut(invocation)
-        if (given.stream && req.method !== 'HEAD') return sendStream(req, res, given, operation, invocation.caller)
+        if (given.stream && req.method !== 'HEAD') {
+          // What a stream reads counts as its project's work; it is not given up for having to wait.
+          const tenancy = { ...invocation.tenancy, patienceMs: Number.POSITIVE_INFINITY }
+          const { caller } = invocation
+          return inTenancy(tenancy, () => sendStream(req, res, given, operation, caller))
+        }
         given.stream?.destroy()
         if (given.contentType) res.setHeader('Content-Type', given.contentType)
         for (const [name, value] of Object.entries(given.headers ?? {})) res.setHeader(name, value)

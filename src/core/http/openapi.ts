@@ -27,13 +27,7 @@ function moveRefs(value: Json): Json {
     if (typeof node !== 'object' || node === null) return node
     const out: Json = {}
     for (const [key, item] of Object.entries(node)) {
-      if (
-        key === 'id' &&
-        typeof item === 'string' &&
-        'type' in node &&
-        !('properties' in node && (node as Json).properties === item)
-      )
-        continue
+      if (key === 'id' && typeof item === 'string' && 'type' in node) continue
       out[key] =
         key === '$ref' && typeof item === 'string' ? item.replace('#/$defs/', '#/components/schemas/') : walk(item)
     }

@@ -1,6 +1,7 @@
 import { AppError } from '../api/errors.ts'
 import type { Kind } from '../api/kind.ts'
 import type { Answer, Operation, Received } from '../api/operation.ts'
+import { asksForRerun } from '../db/pool.ts'
 import { isProjectGone, isReferenceLost } from '../db/sql.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import { targetName } from '../iam/access.ts'
@@ -31,6 +32,8 @@ async function guarded(inv: Invocation): Promise<Answer> {
   try {
     return await steps(inv)
   } catch (error) {
+    // The caller's transaction is run again, and this call with it.
+    if (inv.call.tx && asksForRerun(error)) throw error
     const refused = await refusal(inv, error)
     await recordRefusal(inv, refused)
     throw refused

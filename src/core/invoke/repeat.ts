@@ -39,7 +39,7 @@ export async function claim(inv: Invocation): Promise<Kept | null> {
       path: 'Idempotency-Key',
       message: 'must be 1 to 255 visible ASCII characters',
     })
-  const claimed = await claimIdempotency(inv.db, inv.services.secrets, request)
+  const claimed = await claimIdempotency(inv.db, inv.services, request)
   if (claimed.kind === 'replay') return claimed.answer
   inv.idempotency = claimed.claim
   return null

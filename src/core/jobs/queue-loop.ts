@@ -258,7 +258,8 @@ export class QueueLoop {
   async #handleOne(attempt: Attempt): Promise<void> {
     const { context, delay } = this.#context(attempt, attempt.abort.signal)
     try {
-      const tenancy = { tenant: attempt.project, patienceMs: Number.POSITIVE_INFINITY }
+      const tenant = attempt.project === NO_PROJECT ? null : attempt.project
+      const tenancy = { tenant, patienceMs: Number.POSITIVE_INFINITY }
       await inTenancy(tenancy, () => this.#handler.handle(this.#parse(attempt), context))
     } catch (error) {
       return this.#failed(attempt, error, delay())

@@ -5,8 +5,7 @@ import type { z } from 'zod'
 import { declarations } from '../declarations.ts'
 
 /**
- * Queues: what can be sent, and sending it. Importing a declaration starts nothing; jobs/ says who handles a queue
- * (worker.ts). pg-boss stores, retries, dead-letters and deletes; its schema is `pgboss`.
+ * Queues: what can be sent, and sending it. Handlers (handler.ts) say who handles a queue. pg-boss stores, retries, dead-letters and deletes; its schema is `pgboss`.
  */
 
 /**
