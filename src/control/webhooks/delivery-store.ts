@@ -198,9 +198,8 @@ const grantRow = sql.type(
  * Claims due deliveries and the slots to send them, for many webhooks in one conditional update. Rows and slots that
  * someone else is taking are skipped, never waited for, and checked in their latest version, so that two workers never
  * get the same one. Without a slot nothing is claimed; the leases of the slots held are renewed, and those that ran out
- * are no longer in the result.
+ * are no longer in the result. Claims count up by two: sql/0014_delivery_envelopes.sql says what a step of one means.
  */
-// Claims count up by two: sql/0014_delivery_envelopes.sql says what one does.
 export async function claimDue(
   db: Queryable,
   holder: string,
@@ -286,9 +285,9 @@ export type Settlement = {
 }
 
 /**
- * Records outcomes, ends the row of failures of webhooks that answered well, and releases slots, in one statement.
+ * Records outcomes, resets the failure count of webhooks that answered well, and releases slots, in one statement.
  * Each outcome is guarded by its claim: a worker that was paused past its lease changes nothing, and neither
- * does the same outcome written twice because the first answer was lost. Returns the deliveries it recorded.
+ * does the same outcome written twice because the first result was lost. Returns the deliveries it recorded.
  */
 export async function settle(
   db: Queryable,
@@ -337,7 +336,7 @@ export async function settle(
 }
 
 /**
- * Counts failures in a row, by webhook. Returns the active webhooks with at least `limit` of them, the first at `since`
+ * Counts consecutive failures, by webhook. Returns the active webhooks with at least `limit` of them, the first at `since`
  * or before.
  */
 export async function countFailures(

@@ -8,9 +8,9 @@ const FAILURES = 100
 const FAILING_MS = 24 * 60 * 60 * 1000
 
 /**
- * Counts deliveries that failed in a row and switches off webhooks that fail for too long. A success has ended the row
+ * Counts consecutive failed deliveries and switches off webhooks that fail for too long. A success has reset the count
  * already when it was recorded.
- * @param ended deliveries with what their attempt came to, in the order they ended
+ * @param ended deliveries with the outcome of their attempt, in the order they ended
  */
 export async function recordFailures(
   services: Services,
