@@ -1,7 +1,8 @@
 import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
 import dns from 'node:dns'
-import { access, mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import { access, appendFile, mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
@@ -32,6 +33,17 @@ const jobs = (app: TestApp, queue: string) =>
   rowsOf(app)('select data, start_after > now() as later, state from pgboss.job where name = $1 order by created_on', [
     queue,
   ])
+
+/** What a server sends for one request until it closes the connection. */
+const everythingOf = (url: string, path: string, token: string): Promise<Buffer> =>
+  new Promise((resolve, reject) => {
+    const pieces: Buffer[] = []
+    const socket = net.connect(Number(new URL(url).port), '127.0.0.1')
+    socket.on('data', piece => pieces.push(piece))
+    socket.on('close', () => resolve(Buffer.concat(pieces)))
+    socket.on('error', reject)
+    socket.write(`GET ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer ${token}\r\n\r\n`)
+  })
 
 /** Every file below a directory. */
 const below = async (directory: string): Promise<string[]> =>
@@ -264,6 +276,22 @@ describe('storage in a directory', () => {
     assert.deepEqual([got.status, JSON.parse(got.bytes.toString()).error.code], [404, 'RESOURCE_NOT_FOUND'])
     assert.equal((await key.delete(`/files/${made.id}`)).status, 204)
     await eventually(async () => (await jobs(app, deleteQueue.name)).every(({ state }) => state === 'completed'))
+  })
+
+  it('never sends more than the bytes that were stored, whatever the file has become', async () => {
+    for (const [name, size] of Object.entries({ small: 10, large: 600_000 })) {
+      const made = await upload(app.url, key, { bytes: randomBytes(size), name })
+      assert.equal(made.status, 201)
+      await appendFile(path.join(directory, project, made.body.id), 'HTTP/1.1 200 Smuggled')
+      for (const what of ['download', 'download/base64']) {
+        const answer = await everythingOf(app.url, `/api/v1/files/${made.body.id}/${what}`, key.token as string)
+        const head = answer.indexOf('\r\n\r\n') + 4
+        const promised = Number(/\r\ncontent-length: (\d+)/i.exec(answer.subarray(0, head).toString())?.[1])
+        const whole = answer.subarray(0, 12).toString() === 'HTTP/1.1 200' && answer.length >= head + promised
+        assert.equal(whole, false, `${name} ${what}: ${answer.length - head} of ${promised} bytes`)
+        assert.equal(answer.includes('Smuggled'), false, `${name} ${what}`)
+      }
+    }
   })
 
   it('removes the objects of a deleted project', async () => {

@@ -1,4 +1,4 @@
-import { Readable } from 'node:stream'
+import { pipeline, Readable, Transform } from 'node:stream'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ByteRange } from '../storage/storage.ts'
@@ -21,13 +21,32 @@ async function* slices(services: Services, file: FileRow, first: Buffer, { start
 }
 
 /**
+ * The bytes of a store, which breaks off when there are more than so many: they would be read as the next answer of the
+ * connection.
+ */
+function atMost(bytes: number, source: Readable): Readable {
+  let left = bytes
+  const bound = new Transform({
+    transform(piece: Buffer, _encoding, done) {
+      left -= piece.length
+      if (left < 0) done(new Error('the store has more bytes than it was given'))
+      else done(null, piece)
+    },
+  })
+  // The reader of the bound meets every error of the source.
+  return pipeline(source, bound, () => {})
+}
+
+/**
  * The bytes of a file wherever they are, or some of them. Null when there are none: a record without content, or bytes
  * that its backend has lost. No connection is held while the reader is slow. Raises FILE_STORAGE_MISCONFIGURED.
  */
 export async function openFile(services: Services, file: FileRow, range?: ByteRange): Promise<Readable | null> {
   if (file.storage === null || file.size === null) return null
-  if (file.storage !== 'text')
-    return stores(services).read({ storage: file.storage, location: file.location as string }, range)
+  if (file.storage !== 'text') {
+    const stream = await stores(services).read({ storage: file.storage, location: file.location as string }, range)
+    return stream && atMost(range ? range.end + 1 - range.start : file.size, stream)
+  }
   const part = range ?? { start: 0, end: file.size - 1 }
   const first = await textSlice(services.pool, file, part.start, Math.min(SLICE_BYTES, part.end + 1 - part.start))
   return first && Readable.from(slices(services, file, first, part), { objectMode: false, highWaterMark: SLICE_BYTES })
@@ -56,7 +75,6 @@ export async function* filePieces(services: Services, file: FileRow): AsyncGener
   try {
     for await (const piece of stream) {
       size += piece.length
-      if (size > (file.size as number)) break
       yield piece as Buffer
     }
   } catch (error) {
