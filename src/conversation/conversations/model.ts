@@ -94,7 +94,7 @@ export const MessageInput = z
   .meta({ id: 'ConversationMessageInput' })
 
 export const MessagePatch = z
-  .strictObject({ metadata: MetadataBag.nullable().describe('Replaces the metadata; null clears it') })
+  .strictObject({ metadata: MetadataBag.nullish().describe('Replaces the metadata; null clears it') })
   .meta({ id: 'ConversationMessagePatch' })
 
 /** What a request for a turn may say of it. */

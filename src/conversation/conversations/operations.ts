@@ -29,6 +29,7 @@ import {
 } from './model.ts'
 import {
   appendMessage,
+  findMessage,
   findMessageByKey,
   listMessages as listRows,
   messagesAfter,
@@ -136,7 +137,10 @@ const updateMessage = itemOperation(conversationKind, {
   async run({ body, resource, params: { document_id: id }, tx }) {
     const owner = await conversationKind.lock(tx, resource.id)
     await openSession(tx, owner)
-    return (await setMessageMetadata(tx, owner.id, id, body.metadata)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
+    const message = await (body.metadata === undefined
+      ? findMessage(tx, owner.id, id)
+      : setMessageMetadata(tx, owner.id, id, body.metadata))
+    return message ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
   },
 })
 

@@ -192,7 +192,7 @@ export const messagesAfter = (
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.position > ${position} order by m.position limit ${limit}`)
 
-const findMessage = (db: Queryable, conversationId: string, documentId: string): Promise<MessageRow | null> =>
+export const findMessage = (db: Queryable, conversationId: string, documentId: string): Promise<MessageRow | null> =>
   db.maybeOne(message`
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.document_id = ${documentId}`)

@@ -1,6 +1,6 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import type { TurnSource } from '../../execution/generations/turn.ts'
+import type { TurnSource } from '../../execution/generations/source.ts'
 import { actorKind } from '../actors/model.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'

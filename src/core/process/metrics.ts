@@ -34,13 +34,6 @@ export const leasesLost = new Counter({
   registers,
 })
 
-export const turns = new Counter({
-  name: 'muster_turns_total',
-  help: 'Agent turns by outcome',
-  labelNames: ['outcome'],
-  registers,
-})
-
 type Depth = {
   queue: string
   waiting: number

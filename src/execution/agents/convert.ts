@@ -2,8 +2,8 @@ import type { AgentConverter, Conversion } from '../../content/rules/convert.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from '../generations/abort.ts'
+import { createTurn } from '../generations/create.ts'
 import { generationKind } from '../generations/model.ts'
-import { createTurn } from '../generations/turn.ts'
 import { type EndedTurn, waitForTurn } from '../generations/wait.ts'
 
 const INSTRUCTION =

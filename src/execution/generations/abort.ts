@@ -2,12 +2,14 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
+import { settleTurn } from './attempt-store.ts'
+import type { TurnInput } from './create.ts'
+import { lastFrame } from './frame-store.ts'
 import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
 import { type GenerationRow, generationKind, storable } from './model.ts'
-import { findPendingWork, lastFrame, lockGeneration, requestAbort, settleTurn } from './store.ts'
+import { findPendingWork, requestAbort } from './store.ts'
 import { traceWrite } from './trace-write.ts'
-import type { TurnInput } from './turn.ts'
 import { openWork } from './work.ts'
 
 type EndOptions = { stop_reason?: 'error' | 'cancelled'; force?: boolean }
@@ -56,7 +58,7 @@ export async function abortTurn(
   failure: RecordedFailure,
   options: EndOptions = {},
 ): Promise<'failed' | 'requested' | 'terminal'> {
-  const generation = await lockGeneration(tx, generationId)
+  const generation = await generationKind.find(tx, generationId, true)
   if (!generation || generation.status === 'completed' || generation.status === 'failed') return 'terminal'
   const stop_reason = options.stop_reason ?? 'error'
   if (generation.status === 'in_progress' && !options.force) {

@@ -1,13 +1,13 @@
 import { mergeContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { TurnInput } from './create.ts'
 import { amendGeneration, findPendingWork } from './store.ts'
-import type { TurnInput } from './turn.ts'
 import { openWork, sealWork } from './work.ts'
 
 /**
  * Changes a turn that has not started: who it runs as, and further keys of its tool_context (new keys win). The caller
- * holds what keeps the turn from starting meanwhile. Answers false when it has started or ended.
+ * holds what keeps the turn from starting meanwhile. Returns false when it has started or ended.
  */
 export async function amendTurn(
   tx: Tx,

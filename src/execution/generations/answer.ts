@@ -25,10 +25,10 @@ export function turnMode(stream: boolean | undefined, wait: boolean | undefined)
 export const madeStatus = (mode: TurnMode): number => (mode === 'background' ? 202 : 200)
 
 /**
- * Makes a turn and answers for it in the caller's mode: its ids, its end, or its event stream. A caller that waits longer
+ * Makes a turn and answers in the caller's mode: its ids, its end, or its event stream. A caller that waits longer
  * than SYNC_WAIT_SECONDS gets the ids; one that goes away changes nothing. Raises what `make` raises, and the code of a
  * failed turn that was waited for.
- * @param make makes the turn with the generation id given and answers what tells a background caller of it
+ * @param make makes the turn with the generation id given and returns the ids that a background caller gets
  */
 export async function answerTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,

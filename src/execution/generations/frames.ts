@@ -1,7 +1,7 @@
 import type { Services } from '../../core/process/services.ts'
+import { appendFrames, type Frame } from './frame-store.ts'
 import { TURN_CHANNEL, TurnLost } from './live.ts'
 import type { GenerationRow } from './model.ts'
-import { appendFrames, type Frame } from './store.ts'
 
 /** Pieces are written together at this pace; the first one goes out at once. */
 const BATCH_MS = 30
@@ -38,6 +38,10 @@ export function readFrame(
   const opened = services.secrets.open(frame.data, sealedFor(generation, frame.seq))
   return opened.ok ? opened.value : '{}'
 }
+
+/** What the first event of a turn says. */
+export const startedOf = ({ id: generation_id, trace_id, agent_version, shape }: GenerationRow) =>
+  shape === 'agent' ? { generation_id, trace_id, agent_version } : { generation_id, trace_id }
 
 export const deltaOf = (content: string) => ({ choices: [{ index: 0, delta: { content } }] })
 

@@ -5,9 +5,12 @@ import { type Background, every, HandBack, handler } from '../../core/jobs/handl
 import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from './abort.ts'
-import { dropOldFrames, idleTurns, unwrittenTraces } from './store.ts'
+import { generationRun } from './create.ts'
+import { dropOldFrames } from './frame-store.ts'
+import { idleTurns } from './store.ts'
+import { unwrittenTraces } from './trace-store.ts'
 import { GATHER_MS, TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
-import { executeTurn, generationRun } from './turn.ts'
+import { executeTurn } from './turn.ts'
 
 const generationSweep = workQueue('generation-sweep', {
   message: z.object({}),
@@ -16,7 +19,7 @@ const generationSweep = workQueue('generation-sweep', {
   leaseSeconds: 60,
 })
 
-/** Who runs turns outside a conversation, writes their traces, and looks for those whose wake-up is missing. */
+/** Who runs turns outside a conversation, writes their traces, and finds those whose wake-up is missing. */
 export const generationHandlers = [
   handler(
     generationRun,
@@ -67,8 +70,8 @@ export const sdkLoading: Background = {
 const UNWRITTEN_SECONDS = 1800
 
 /**
- * The floor under wake-ups: turns that nobody has touched for a lease and a sweep are looked at again, and steps that did
- * not get into their file; old frames go.
+ * The floor under wake-ups: turns that nobody has touched for a lease and a sweep are run again, steps that did not get
+ * into their file are written again, and old frames go.
  */
 async function sweepTurns(services: Services): Promise<void> {
   const { pool, queues, config } = services

@@ -1,14 +1,15 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { disturbed } from './store.ts'
 
-/** Tells web processes about frames and ends: `<generation id> frames` or `<generation id> settled`. */
+/** Notifies web processes of frames and ends: `<generation id> frames` or `<generation id> settled`. */
 export const TURN_CHANNEL = 'muster_turns'
-/** Tells executors that an abort was asked for: the generation id. */
+/** Notifies executors of abort requests: the generation id. */
 export const ABORT_CHANNEL = 'muster_turn_aborts'
 
-/** How often an executor looks for aborts and lost turns that no notification told it about. */
-const LOOK_MS = 2000
+/** How often an executor checks for aborts and lost turns whose notification it missed. */
+const CHECK_MS = 2000
 
 /** Why a running attempt was ended from outside. */
 export class TurnAborted extends Error {
@@ -31,27 +32,18 @@ export type LiveTurns = {
   watch(generationId: string, listener: (what: 'frames' | 'settled' | 'reconnected') => void): () => void
 }
 
-const instances = new WeakMap<Services, LiveTurns>()
-
 /** The live turns of a process. */
-export function liveTurns(services: Services): LiveTurns {
-  let live = instances.get(services)
-  if (!live) {
-    live = open(services)
-    instances.set(services, live)
-  }
-  return live
-}
+export const liveTurns = perProcess(open)
 
 function open(services: Services): LiveTurns {
   const running = new Map<string, Running>()
   const watchers = new Map<string, Set<(what: 'frames' | 'settled' | 'reconnected') => void>>()
   let timer: NodeJS.Timeout | undefined
-  let looking = false
+  let checking = false
 
-  const look = async () => {
-    if (running.size === 0 || looking) return
-    looking = true
+  const check = async () => {
+    if (running.size === 0 || checking) return
+    checking = true
     try {
       const rows = await disturbed(
         services.pool,
@@ -64,13 +56,13 @@ function open(services: Services): LiveTurns {
         else if (row.abort) entry.controller.abort(new TurnAborted(row.abort))
       }
     } catch (error) {
-      services.log.warn({ err: error }, 'running turns could not be looked at')
+      services.log.warn({ err: error }, 'running turns could not be checked')
     } finally {
-      looking = false
+      checking = false
     }
   }
   services.notifications.listen(ABORT_CHANNEL, id => {
-    if (running.has(id)) void look()
+    if (running.has(id)) void check()
   })
   services.notifications.listen(
     TURN_CHANNEL,
@@ -89,7 +81,7 @@ function open(services: Services): LiveTurns {
     run(generationId, attempt, controller) {
       const entry = { attempt, controller }
       running.set(generationId, entry)
-      timer ??= setInterval(() => void look(), LOOK_MS).unref()
+      timer ??= setInterval(() => void check(), CHECK_MS).unref()
       return () => {
         if (running.get(generationId) === entry) running.delete(generationId)
         if (running.size === 0) {

@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
+import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
 
@@ -60,36 +60,30 @@ const redaction = {
 }
 
 /** A generation as lists show it; the single read adds output and required_action. */
-export const GenerationListed = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    agent_id: z.string(),
-    trace_id: z.string(),
-    agent_version: z.int().nullable(),
-    initiator_generation_id: z.string().nullable(),
-    chain_id: z.string().nullable(),
-    conversation_id: z.string().nullable(),
-    session_id: z.string().nullable(),
-    actor_id: z.string().nullable(),
-    started_by_principal_type: z.string().nullable(),
-    started_by_principal_id: z.string().nullable(),
-    status: z.enum(GENERATION_STATUSES),
-    stop_reason: z.string().nullable(),
-    error: RecordedFailure.nullable(),
-    usage: UsageTotals.nullable(),
-    step_count: z.int(),
-    action_id: z.string().nullable(),
-    source: z.string().nullable(),
-    metadata: z.record(z.string(), z.unknown()).nullable(),
-    ...redaction,
-    started_at: time.nullable(),
-    completed_at: time.nullable(),
-    last_activity_at: time.nullable(),
-    created_at: time,
-    updated_at: time,
-  })
-  .meta({ id: 'GenerationListed' })
+export const GenerationListed = record('GenerationListed', {
+  agent_id: z.string(),
+  trace_id: z.string(),
+  agent_version: z.int().nullable(),
+  initiator_generation_id: z.string().nullable(),
+  chain_id: z.string().nullable(),
+  conversation_id: z.string().nullable(),
+  session_id: z.string().nullable(),
+  actor_id: z.string().nullable(),
+  started_by_principal_type: z.string().nullable(),
+  started_by_principal_id: z.string().nullable(),
+  status: z.enum(GENERATION_STATUSES),
+  stop_reason: z.string().nullable(),
+  error: RecordedFailure.nullable(),
+  usage: UsageTotals.nullable(),
+  step_count: z.int(),
+  action_id: z.string().nullable(),
+  source: z.string().nullable(),
+  metadata: z.record(z.string(), z.unknown()).nullable(),
+  ...redaction,
+  started_at: time.nullable(),
+  completed_at: time.nullable(),
+  last_activity_at: time.nullable(),
+})
 
 export const Output = z.object({
   model: z.string(),
@@ -98,116 +92,55 @@ export const Output = z.object({
   object: z.unknown(),
 })
 
-export const Generation = z
-  .object({
-    ...GenerationListed.shape,
-    output: Output.nullable(),
-    required_action: z.record(z.string(), z.unknown()).nullable(),
-  })
-  .meta({ id: 'Generation' })
+export const Generation = GenerationListed.extend({
+  output: Output.nullable(),
+  required_action: z.record(z.string(), z.unknown()).nullable(),
+}).meta({ id: 'Generation' })
 
-export const RetryInput = z.strictObject({ stream: z.boolean().optional() }).meta({ id: 'RetryInput' })
+export const RetryInput = z
+  .strictObject({ stream: z.boolean().optional().describe('Answer with the event stream of the turn') })
+  .meta({ id: 'RetryInput' })
 
-export const GenerationPatch = z.strictObject({ metadata: MetadataBag }).meta({ id: 'GenerationPatch' })
+export const GenerationPatch = z
+  .strictObject({ metadata: MetadataBag.optional().describe('Keys to merge into the metadata') })
+  .meta({ id: 'GenerationPatch' })
 
-export const Trace = z
-  .object({
-    id: z.string(),
-    project_id: z.string(),
-    agent_id: z.string(),
-    file_id: z.string().nullable(),
-    step_count: z.int(),
-    parent_trace_id: z.string().nullable(),
-    root_trace_id: z.string().nullable(),
-    error: RecordedFailure.nullable(),
-    notes: z.array(z.record(z.string(), z.unknown())),
-    ...redaction,
-    created_at: time,
-    updated_at: time,
-  })
-  .meta({ id: 'Trace' })
+export const Trace = record('Trace', {
+  agent_id: z.string(),
+  file_id: z.string().nullable().describe('The file of its settled steps'),
+  step_count: z.int(),
+  parent_trace_id: z.string().nullable(),
+  root_trace_id: z.string().nullable(),
+  error: RecordedFailure.nullable(),
+  notes: z.array(z.record(z.string(), z.unknown())),
+  ...redaction,
+})
+export type TraceRow = z.output<typeof Trace>
 
 /** What a turn is asked to end with. */
 export const AbortRequest = RecordedFailure.extend({ stop_reason: z.enum(['error', 'cancelled']) })
 
-export type GenerationStatus = (typeof GENERATION_STATUSES)[number]
-
-export type GenerationOutput = { model: string; content: string; finish_reason: string; object: unknown }
-
-export type GenerationRow = {
-  id: string
-  project_id: string
-  agent_id: string
-  trace_id: string
-  agent_version: number | null
-  initiator_generation_id: string | null
-  chain_id: string | null
-  conversation_id: string | null
-  session_id: string | null
-  actor_id: string | null
-  started_by_principal_type: string | null
-  started_by_principal_id: string | null
-  status: GenerationStatus
-  stop_reason: string | null
-  error: RecordedFailure | null
-  output: GenerationOutput | null
-  input: ModelMessage[] | null
-  required_action: Record<string, unknown> | null
-  usage: Usage | null
-  step_count: number
-  action_id: string | null
-  source: string | null
-  metadata: Record<string, unknown> | null
-  content_redacted_at: string | null
-  content_redacted_by_principal_type: string | null
-  content_redacted_by_principal_id: string | null
-  started_at: string | null
-  completed_at: string | null
-  last_activity_at: string | null
-  created_at: string
-  updated_at: string
-  authority: PrincipalRecord
-  permission: { action: string; kind: string; id: string } | null
-  attempt: number
-  lost_attempts: number
-  handed_back: boolean
-  abort: (RecordedFailure & { stop_reason: 'error' | 'cancelled' }) | null
-  streamed: boolean
-  shape: 'agent' | 'conversation'
-  content_mode: 'full' | 'none'
-  deadline_at: string | null
-}
-
-export type TraceRow = {
-  id: string
-  project_id: string
-  agent_id: string
-  file_id: string | null
-  step_count: number
-  parent_trace_id: string | null
-  root_trace_id: string | null
-  error: RecordedFailure | null
-  notes: Record<string, unknown>[]
-  content_redacted_at: string | null
-  content_redacted_by_principal_type: string | null
-  content_redacted_by_principal_id: string | null
-  created_at: string
-  updated_at: string
-}
-
 /** One settled step of a turn, as the journal keeps it. */
-export type StepRow = {
-  n: number
-  text: string | null
-  finish_reason: string | null
-  model: string | null
-  ai_provider_id: string | null
-  tool_calls: { id: string; tool_name: string; args: unknown }[]
-  tool_results: { tool_call_id: string; tool_name: string; result: unknown; error: RecordedFailure | null }[]
-  usage: Usage | null
-  started_at: string
-  completed_at: string
-}
+export const StepRow = z.object({
+  n: z.int(),
+  text: z.string().nullable(),
+  finish_reason: z.string().nullable(),
+  model: z.string().nullable(),
+  ai_provider_id: z.string().nullable(),
+  tool_calls: z.array(z.object({ id: z.string(), tool_name: z.string(), args: z.unknown() })),
+  tool_results: z.array(
+    z.object({
+      tool_call_id: z.string(),
+      tool_name: z.string(),
+      result: z.unknown(),
+      error: RecordedFailure.nullable(),
+    }),
+  ),
+  usage: UsageTotals.nullable(),
+  started_at: z.string(),
+  completed_at: z.string(),
+})
+export type StepRow = z.output<typeof StepRow>
 
 /** What a turn works on until its end; sealed at rest. */
 export type Work = {
@@ -224,42 +157,45 @@ export type Work = {
   notes: Record<string, unknown>
 }
 
-export const listedGeneration = (row: GenerationRow) => ({
-  id: row.id,
-  project_id: row.project_id,
-  agent_id: row.agent_id,
-  trace_id: row.trace_id,
-  agent_version: row.agent_version,
-  initiator_generation_id: row.initiator_generation_id,
-  chain_id: row.chain_id,
-  conversation_id: row.conversation_id,
-  session_id: row.session_id,
-  actor_id: row.actor_id,
-  started_by_principal_type: row.started_by_principal_type,
-  started_by_principal_id: row.started_by_principal_id,
-  status: row.status,
-  stop_reason: row.stop_reason,
-  error: row.error,
-  usage: row.usage,
-  step_count: row.step_count,
-  action_id: row.action_id,
-  source: row.source,
-  metadata: row.metadata,
-  content_redacted_at: row.content_redacted_at,
-  content_redacted_by_principal_type: row.content_redacted_by_principal_type,
-  content_redacted_by_principal_id: row.content_redacted_by_principal_id,
-  started_at: row.started_at,
-  completed_at: row.completed_at,
-  last_activity_at: row.last_activity_at,
-  created_at: row.created_at,
-  updated_at: row.updated_at,
+export const generationKind = kind({
+  name: 'generation',
+  prefix: 'gen',
+  table: 'generations',
+  notFound: 'GENERATION_NOT_FOUND',
+  missing: 'GENERATION_NOT_FOUND',
+  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
+  record: Generation,
+  hidden: {
+    input: z.array(z.custom<ModelMessage>()).nullable(),
+    /** Whom the turn runs as. */
+    authority: z.object({
+      type: z.enum(['user', 'api_key']),
+      id: z.string(),
+      via: z.object({ type: z.enum(['oauth_grant', 'trigger']), id: z.string() }).nullable(),
+    }),
+    /** What is asked again when the turn starts. */
+    permission: z.object({ action: z.string(), kind: z.string(), id: z.string() }).nullable(),
+    /** Fence: every write of an attempt carries its number. */
+    attempt: z.int(),
+    /** Attempts lost since the last settled step. */
+    lost_attempts: z.int(),
+    handed_back: z.boolean(),
+    abort: AbortRequest.nullable(),
+    streamed: z.boolean(),
+    shape: z.enum(['agent', 'conversation']),
+    content_mode: z.enum(['full', 'none']),
+    deadline_at: time.nullable(),
+  },
+  events: ['started', 'requires_action', 'completed', 'failed', 'content_purged'],
+  eventAliases: {
+    requires_action: ['agents.generation.requires_action'],
+    completed: ['agents.generation.completed'],
+    failed: ['agents.generation.failed'],
+  },
+  eventNotes: 'failed carries error, requires_action carries required_action',
 })
 
-export const presentGeneration = (row: GenerationRow) => ({
-  ...listedGeneration(row),
-  output: row.output,
-  required_action: row.required_action,
-})
+export type GenerationRow = z.output<typeof generationKind.row>
 
 /** A settled generation as its content mode lets it be stored: with `none` a skeleton, stamped as never kept. */
 export function storable(row: GenerationRow, now: string): GenerationRow {
@@ -276,43 +212,7 @@ export function storable(row: GenerationRow, now: string): GenerationRow {
   }
 }
 
-export const presentTrace = (row: TraceRow) => ({
-  id: row.id,
-  project_id: row.project_id,
-  agent_id: row.agent_id,
-  // What is left in storage of a trace that keeps no content any more goes with its purge.
-  file_id: row.content_redacted_at === null ? row.file_id : null,
-  step_count: row.step_count,
-  parent_trace_id: row.parent_trace_id,
-  root_trace_id: row.root_trace_id,
-  error: row.error,
-  notes: row.notes,
-  content_redacted_at: row.content_redacted_at,
-  content_redacted_by_principal_type: row.content_redacted_by_principal_type,
-  content_redacted_by_principal_id: row.content_redacted_by_principal_id,
-  created_at: row.created_at,
-  updated_at: row.updated_at,
-})
-
-export const generationKind = kind({
-  name: 'generation',
-  prefix: 'gen',
-  table: 'generations',
-  notFound: 'GENERATION_NOT_FOUND',
-  missing: 'GENERATION_NOT_FOUND',
-  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
-  row: z.custom<GenerationRow>(),
-  present: presentGeneration,
-  events: ['started', 'requires_action', 'completed', 'failed', 'content_purged'],
-  eventAliases: {
-    requires_action: ['agents.generation.requires_action'],
-    completed: ['agents.generation.completed'],
-    failed: ['agents.generation.failed'],
-  },
-  eventNotes: 'failed carries error, requires_action carries required_action',
-})
-
-/** The bags and frames of turns that are not at their end outlive a change of the encryption key. */
+/** The working state of turns that are not at their end outlives a change of the encryption key. */
 export const sealedWork = ['generation_work', 'generation_work_unlogged'].map(table =>
   sealedColumn({
     table,

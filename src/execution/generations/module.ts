@@ -4,6 +4,7 @@ import { generationHandlers, generationSchedules, sdkLoading } from './handler.t
 import { generationKind, sealedWork } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
 import { traceKind } from './trace-kind.ts'
+import { turnsTotal } from './turn.ts'
 
 export default module('generations', {
   errors: generationErrors,
@@ -13,4 +14,5 @@ export default module('generations', {
   schedules: generationSchedules,
   background: [sdkLoading],
   sealedColumns: sealedWork,
+  metrics: [turnsTotal],
 })

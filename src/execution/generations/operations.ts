@@ -1,7 +1,10 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { anyOf, booleanQuery, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { equals, filter, oneOf } from '../../core/api/filters.ts'
+import { picked } from '../../core/api/kind.ts'
+import { booleanQuery } from '../../core/api/lists.ts'
+import { type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
 import { parse } from '../../core/api/validate.ts'
 import { sql } from '../../core/db/sql.ts'
 import { cancelTurn } from './abort.ts'
@@ -13,9 +16,6 @@ import {
   GenerationPatch,
   type GenerationRow,
   generationKind,
-  listedGeneration,
-  presentGeneration,
-  presentTrace,
   RetryInput,
   Trace,
   type TraceRow,
@@ -23,78 +23,16 @@ import {
 import { purgeGeneration, purgeTrace } from './purge.ts'
 import { retryGeneration } from './retry.ts'
 import { Accepted, GenerateResult, generateOperation } from './run.ts'
-import { findTrace, findTree, generationsOf, lockGeneration, mergeMetadata } from './store.ts'
+import { generationsOf, mergeMetadata } from './store.ts'
 import { lastEventId, streamTurn } from './stream.ts'
 import { readSteps } from './trace-file.ts'
 import { traceKind } from './trace-kind.ts'
+import { findTrace, findTree } from './trace-store.ts'
 
 const TREE_LIMIT = 1000
 
-const idFilters = [
-  'agent_id',
-  'trace_id',
-  'session_id',
-  'conversation_id',
-  'actor_id',
-  'initiator_generation_id',
-  'chain_id',
-  'action_id',
-  'source',
-] as const
-
-const listGenerations = operation({
-  id: 'listGenerations',
-  method: 'get',
-  path: '/generations',
-  summary: 'List generations, newest first',
-  tag: 'Generations',
-  action: 'generations:ListGenerations',
-  lists: generationKind,
-  query: z.object({
-    status: anyOf(GENERATION_STATUSES),
-    agent_version: z
-      .string()
-      .regex(/^\d{1,9}$/, 'must be a version number')
-      .transform(Number)
-      .optional(),
-    agent_id: textFilter,
-    trace_id: textFilter,
-    session_id: textFilter,
-    conversation_id: textFilter,
-    actor_id: textFilter,
-    initiator_generation_id: textFilter,
-    chain_id: textFilter,
-    action_id: textFilter,
-    source: textFilter,
-  }),
-  answers: { 200: pageOf(GenerationListed) },
-  async run(context) {
-    const { query } = context
-    return listTable<GenerationRow>(context, {
-      table: 'generations',
-      // Each id has an index ending in created_at; without one generations_project serves.
-      where: [
-        query.status && sql.fragment`t.status = any(${sql.array(query.status, 'text')})`,
-        query.agent_version !== undefined && sql.fragment`t.agent_version = ${query.agent_version}`,
-        ...idFilters.map(
-          name => query[name] !== undefined && sql.fragment`${sql.identifier(['t', name])} = ${query[name] as string}`,
-        ),
-      ],
-      present: listedGeneration,
-    })
-  },
-})
-
-const getGeneration = itemOperation(generationKind, {
-  id: 'getGeneration',
-  method: 'get',
-  path: '/generations/{generation_id}',
-  summary: 'Read a generation',
-  tag: 'Generations',
-  action: 'generations:GetGeneration',
-  answers: { 200: Generation },
-  run: async ({ resource }) => presentGeneration(resource),
-})
+const generations = resource(generationKind, { path: '/generations', tag: 'Generations' })
+const traces = resource(traceKind, { path: '/traces', tag: 'Traces' })
 
 const TranscriptStep = z.object({
   index: z.int(),
@@ -181,21 +119,6 @@ const getTranscript = itemOperation(generationKind, {
   },
 })
 
-const streamGeneration = itemOperation(generationKind, {
-  id: 'streamGeneration',
-  method: 'get',
-  path: '/generations/{generation_id}/stream',
-  summary: 'Attach to the event stream of a turn; Last-Event-ID goes on where a connection broke',
-  tag: 'Generations',
-  action: 'generations:GetGeneration',
-  answers: { 200: null },
-  produces: 'text/event-stream',
-  run: async context => {
-    const after = lastEventId(context.request.headers['last-event-id'])
-    return streamed('text/event-stream', streamTurn(context, context.resource, after), { 'Cache-Control': 'no-store' })
-  },
-})
-
 const updateGeneration = itemOperation(generationKind, {
   id: 'updateGeneration',
   method: 'patch',
@@ -206,27 +129,13 @@ const updateGeneration = itemOperation(generationKind, {
   body: GenerationPatch,
   answers: { 200: Generation },
   raises: ['GENERATION_CONTENT_UNAVAILABLE'],
-  async run({ tx, body, resource }) {
-    const row = await lockGeneration(tx, resource.id)
-    if (!row) raise('GENERATION_NOT_FOUND', { meta: { id: resource.id } })
+  async run({ tx, body: { metadata }, resource }) {
+    const row = await generationKind.lock(tx, resource.id)
+    if (metadata === undefined) return generationKind.present(row)
     if (row.content_redacted_at || row.content_mode === 'none') raise('GENERATION_CONTENT_UNAVAILABLE')
-    // The bag as it will stand is bounded too, or it would grow patch by patch.
-    parse(GenerationPatch, { metadata: { ...row.metadata, ...body.metadata } })
-    return presentGeneration(await mergeMetadata(tx, resource.id, body.metadata))
-  },
-})
-
-const cancelGeneration = itemOperation(generationKind, {
-  id: 'cancelGeneration',
-  method: 'post',
-  path: '/generations/{generation_id}/cancel',
-  summary: 'End a turn that is not at its end',
-  tag: 'Generations',
-  action: 'generations:CancelGeneration',
-  answers: { 200: Generation },
-  async run({ tx, services, resource }) {
-    await cancelTurn(tx, services, resource)
-    return presentGeneration((await generationKind.find(tx, resource.id)) ?? resource)
+    // The metadata as it will stand is bounded too, or it would grow patch by patch.
+    parse(GenerationPatch, { metadata: { ...row.metadata, ...metadata } })
+    return generationKind.present(await mergeMetadata(tx, resource.id, metadata))
   },
 })
 
@@ -269,68 +178,27 @@ const retryOperation = itemOperation(runOfAgent, {
   run: retryGeneration,
 })
 
-const purgeGenerationContent = itemOperation(generationKind, {
-  id: 'purgeGenerationContent',
-  method: 'delete',
-  path: '/generations/{generation_id}/content',
-  summary: 'Erase the content of a generation; its skeleton stays',
-  tag: 'Generations',
-  action: 'generations:PurgeGenerationContent',
-  answers: { 200: Generation },
-  raises: ['GENERATION_ALREADY_IN_PROGRESS'],
-  run: async ({ tx, caller, resource }) => presentGeneration(await purgeGeneration(tx, resource.id, caller.principal)),
-})
-
-const listTraces = operation({
-  id: 'listTraces',
-  method: 'get',
-  path: '/traces',
-  summary: 'List traces, newest first',
-  tag: 'Traces',
-  action: 'traces:ListTraces',
-  lists: traceKind,
-  query: z.object({ agent_id: textFilter, root_trace_id: textFilter, roots_only: booleanQuery.optional() }),
-  answers: { 200: pageOf(Trace) },
-  run: async context =>
-    listTable<TraceRow>(context, {
-      table: 'traces',
-      // Indexes traces_agent, traces_root, traces_project.
-      where: [
-        context.query.agent_id !== undefined && sql.fragment`t.agent_id = ${context.query.agent_id}`,
-        context.query.root_trace_id !== undefined && sql.fragment`t.root_trace_id = ${context.query.root_trace_id}`,
-        context.query.roots_only === true && sql.fragment`t.parent_trace_id is null`,
-      ],
-      present: presentTrace,
-    }),
-})
-
-const getTrace = itemOperation(traceKind, {
-  id: 'getTrace',
-  method: 'get',
-  path: '/traces/{trace_id}',
-  summary: 'Read a trace',
-  tag: 'Traces',
-  action: 'traces:GetTrace',
-  answers: { 200: Trace },
-  run: async ({ resource }) => presentTrace(resource),
-})
-
 type Node = Record<string, unknown> & { children: Node[] }
 
 const TraceNode = z
   .looseObject({ ...Trace.shape, children: z.array(z.record(z.string(), z.unknown())) })
   .meta({ id: 'TraceNode' })
 
+const TreeQuery = z.object({
+  include: z.enum(['generations']).optional().describe('What each node shows besides its trace'),
+})
+
 /** The tree of a trace: whichever node is asked for, the whole of it from the root. */
-async function tree(context: Context<{ include?: string }, undefined, TraceRow>): Promise<Node> {
+async function tree(context: Context<z.output<typeof TreeQuery>, undefined, TraceRow>): Promise<Node> {
   const { db, resource, query } = context
   const rows = await findTree(db, resource.root_trace_id ?? resource.id, TREE_LIMIT)
   const shown = rows.slice(0, TREE_LIMIT)
-  const nodes = new Map<string, Node>(shown.map(row => [row.id, { ...presentTrace(row), children: [] }]))
+  const nodes = new Map<string, Node>(shown.map(row => [row.id, { ...traceKind.present(row), children: [] }]))
   if (query.include === 'generations') {
     context.allow('generations:ListGenerations', { kind: generationKind, project_id: resource.project_id })
-    const generations = Map.groupBy(await generationsOf(db, [...nodes.keys()]), row => row.trace_id)
-    for (const [id, node] of nodes) node.generations = (generations.get(id) ?? []).map(listedGeneration)
+    const shown = Object.keys(GenerationListed.shape)
+    const listed = Map.groupBy(await generationsOf(db, [...nodes.keys()]), row => row.trace_id)
+    for (const [id, node] of nodes) node.generations = (listed.get(id) ?? []).map(row => picked(row, shown))
   }
   for (const row of shown)
     if (row.parent_trace_id) nodes.get(row.parent_trace_id)?.children.push(nodes.get(row.id) as Node)
@@ -339,41 +207,101 @@ async function tree(context: Context<{ include?: string }, undefined, TraceRow>)
   return root
 }
 
-const getTraceTree = itemOperation(traceKind, {
-  id: 'getTraceTree',
-  method: 'get',
-  path: '/traces/{trace_id}/tree',
-  summary: 'Read the whole tree a trace belongs to',
-  tag: 'Traces',
-  action: 'traces:GetTraceTree',
-  alsoActions: ['generations:ListGenerations'],
-  query: z.object({ include: z.enum(['generations']).optional() }),
-  answers: { 200: TraceNode },
-  run: context => tree(context),
-})
-
-const purgeTraceContent = itemOperation(traceKind, {
-  id: 'purgeTraceContent',
-  method: 'delete',
-  path: '/traces/{trace_id}/content',
-  summary: 'Erase the content of a trace, its descendants and their generations; skeletons stay',
-  tag: 'Traces',
-  action: 'traces:PurgeTraceContent',
-  answers: { 200: Trace },
-  raises: ['GENERATION_ALREADY_IN_PROGRESS'],
-  run: async ({ tx, caller, resource }) => presentTrace(await purgeTrace(tx, resource.id, caller.principal)),
-})
-
 export const generationOperations: Operation[] = [
   generateOperation,
-  listGenerations,
-  getGeneration,
+  // Each id has an index ending in created_at; without one generations_project serves.
+  generations.list({
+    summary: 'List generations, newest first',
+    entry: GenerationListed,
+    filters: {
+      status: oneOf('status', GENERATION_STATUSES),
+      agent_version: filter(
+        z
+          .string()
+          .regex(/^\d{1,9}$/, 'must be a version number')
+          .transform(Number)
+          .optional()
+          .describe('Version of the agent that answered'),
+        version => sql.fragment`t.agent_version = ${version}`,
+      ),
+      agent_id: equals('agent_id'),
+      trace_id: equals('trace_id'),
+      session_id: equals('session_id'),
+      conversation_id: equals('conversation_id'),
+      actor_id: equals('actor_id'),
+      initiator_generation_id: equals('initiator_generation_id'),
+      chain_id: equals('chain_id'),
+      action_id: equals('action_id'),
+      source: equals('source'),
+    },
+  }),
+  generations.get(),
   getTranscript,
-  streamGeneration,
+  generations.action('stream', {
+    method: 'get',
+    summary: 'Attach to the event stream of a turn; Last-Event-ID goes on where a connection broke',
+    action: 'generations:GetGeneration',
+    answers: { 200: null },
+    produces: 'text/event-stream',
+    run: async context => {
+      const after = lastEventId(context.request.headers['last-event-id'])
+      return streamed('text/event-stream', streamTurn(context, context.resource, after), {
+        'Cache-Control': 'no-store',
+      })
+    },
+  }),
   updateGeneration,
-  cancelGeneration,
+  generations.action('cancel', {
+    summary: 'End a turn that is not at its end',
+    answers: { 200: Generation },
+    async run({ tx, services, resource }) {
+      await cancelTurn(tx, services, resource)
+      return generationKind.present((await generationKind.find(tx, resource.id)) ?? resource)
+    },
+  }),
   retryOperation,
-  purgeGenerationContent,
+  generations.action('content', {
+    id: 'purgeGenerationContent',
+    method: 'delete',
+    summary: 'Erase the content of a generation; its skeleton stays',
+    action: 'generations:PurgeGenerationContent',
+    answers: { 200: Generation },
+    raises: ['GENERATION_ALREADY_IN_PROGRESS'],
+    run: async ({ tx, caller, resource }) =>
+      generationKind.present(await purgeGeneration(tx, resource.id, caller.principal)),
+  }),
 ]
 
-export const traceOperations: Operation[] = [listTraces, getTrace, getTraceTree, purgeTraceContent]
+export const traceOperations: Operation[] = [
+  // Indexes traces_agent, traces_root, traces_project.
+  traces.list({
+    summary: 'List traces, newest first',
+    filters: {
+      agent_id: equals('agent_id'),
+      root_trace_id: equals('root_trace_id'),
+      roots_only: filter(booleanQuery.optional().describe('Only traces without a parent'), only =>
+        only ? sql.fragment`t.parent_trace_id is null` : null,
+      ),
+    },
+  }),
+  traces.get(),
+  traces.action('tree', {
+    id: 'getTraceTree',
+    method: 'get',
+    summary: 'Read the whole tree a trace belongs to',
+    action: 'traces:GetTraceTree',
+    alsoActions: ['generations:ListGenerations'],
+    query: TreeQuery,
+    answers: { 200: TraceNode },
+    run: context => tree(context),
+  }),
+  traces.action('content', {
+    id: 'purgeTraceContent',
+    method: 'delete',
+    summary: 'Erase the content of a trace, its descendants and their generations; skeletons stay',
+    action: 'traces:PurgeTraceContent',
+    answers: { 200: Trace },
+    raises: ['GENERATION_ALREADY_IN_PROGRESS'],
+    run: async ({ tx, caller, resource }) => traceKind.present(await purgeTrace(tx, resource.id, caller.principal)),
+  }),
+]

@@ -2,17 +2,10 @@ import { dropAll } from '../../content/storage/stores.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
-import {
-  findTrace,
-  generationsOf,
-  lockGeneration,
-  lockSubtree,
-  redactEnvelopes,
-  redactGenerations,
-  redactTraces,
-  takeTraceFiles,
-} from './store.ts'
+import { redactEnvelopes, redactGenerations, redactTraces } from './purge-store.ts'
+import { generationsOf } from './store.ts'
 import { traceKind } from './trace-kind.ts'
+import { findTrace, lockSubtree, takeTraceFiles } from './trace-store.ts'
 
 type By = { type: string; id: string }
 
@@ -24,8 +17,7 @@ const busy = (generations: readonly GenerationRow[]) =>
  * turn ends failed with GENERATION_CONTENT_UNAVAILABLE. Raises GENERATION_ALREADY_IN_PROGRESS while it runs or waits.
  */
 export async function purgeGeneration(tx: Tx, id: string, by: By): Promise<GenerationRow> {
-  const row = await lockGeneration(tx, id)
-  if (!row) raise('GENERATION_NOT_FOUND', { meta: { id } })
+  const row = await generationKind.lock(tx, id)
   if (busy([row]).length > 0) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: id } })
   const [redacted] = await redactGenerations(tx, [id], by)
   if (!redacted) return row

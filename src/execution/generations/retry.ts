@@ -7,12 +7,11 @@ import type { ModelMessage } from '../providers/exchange.ts'
 import { mailboxes } from './abort.ts'
 import { admitTurn } from './admit.ts'
 import { answerTurn, madeStatus, turnMode } from './answer.ts'
+import { createTurn, type TurnInput } from './create.ts'
 import { admitFiles } from './files.ts'
-import type { GenerationRow, RetryInput, StepRow } from './model.ts'
+import { type GenerationRow, generationKind, type RetryInput, type StepRow } from './model.ts'
 import { stepMessages } from './result.ts'
-import { lockGeneration } from './store.ts'
 import { readSteps } from './trace-file.ts'
-import { createTurn, type TurnInput } from './turn.ts'
 
 /**
  * Runs a failed generation again as a new one that it initiated, in the same trace. The new one is given
@@ -60,8 +59,7 @@ export async function retryGeneration(
 
 /** The generation under its lock, when it can be run again: it had ended when its steps were read. */
 async function requireRetryable(tx: Tx, { id, status }: GenerationRow): Promise<GenerationRow> {
-  const row = await lockGeneration(tx, id)
-  if (!row) return raise('GENERATION_NOT_FOUND', { meta: { id } })
+  const row = await generationKind.lock(tx, id)
   if (row.status === 'completed')
     invalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'only a failed generation can be run again' })
   if (row.status !== 'failed' || status !== 'failed')

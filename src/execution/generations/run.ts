@@ -3,33 +3,37 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { type Context, itemOperation } from '../../core/api/operation.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
-import { type AgentRow, agentKind } from '../agents/model.ts'
-import type { ProviderRow } from '../providers/model.ts'
+import { agentKind } from '../agents/model.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
+import { createTurnAtOnce } from './create.ts'
+import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { type SentMessage, withDocuments } from './documents.ts'
 import { admitFiles } from './files.ts'
 import { UsageTotals } from './model.ts'
-import { findRunnableAgent, findTrace } from './store.ts'
-import { createTurnAtOnce } from './turn.ts'
+import { findTrace } from './trace-store.ts'
 
 const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
 
 const text = z.string().min(1).max(262_144)
 
 const id = z.string().min(1).max(255)
+const type = <const T extends string>(value: T) => z.literal(value).describe('What it is')
 
-const Document = z.strictObject({ type: z.literal('document'), document_id: id })
+const Document = z.strictObject({
+  type: type('document'),
+  document_id: id.describe('Document of the project whose text it is'),
+})
 
 const Part = z.discriminatedUnion('type', [
-  z.strictObject({ type: z.literal('text'), text }),
-  z.strictObject({ type: z.literal('file'), file_id: id }),
+  z.strictObject({ type: type('text'), text: text.describe('The text') }),
+  z.strictObject({ type: type('file'), file_id: id.describe('Image, sound or PDF of the project') }),
   Document,
 ])
 
 const Message = z
   .strictObject({
     // A system entry has a code of its own, so it is let through to be named.
-    role: z.enum(['user', 'assistant', 'system']),
+    role: z.enum(['user', 'assistant', 'system']).describe('Whose side it is on; `system` is refused'),
     content: z
       .union([text, Document, z.array(Part).min(1).max(32)])
       .describe(
@@ -43,16 +47,16 @@ const Message = z
 
 const GenerateInput = z
   .strictObject({
-    messages: z.array(Message).min(1).max(500).optional(),
-    prompt: z.string().min(1).max(262_144).optional(),
-    stream: z.boolean().optional(),
-    metadata: MetadataBag.nullable().optional(),
-    action_id: z.string().min(1).max(255).optional(),
-    trace_id: z.string().min(1).optional(),
-    parent_trace_id: z.string().min(1).optional(),
-    root_trace_id: z.string().min(1).optional(),
-    max_call_depth: z.int().min(0).optional(),
-    timeout_seconds: z.int().min(1).max(3600).optional(),
+    messages: z.array(Message).min(1).max(500).optional().describe('What was said so far, oldest first'),
+    prompt: text.optional().describe('Appended as the last message of the user'),
+    stream: z.boolean().optional().describe('Answer with the event stream of the turn'),
+    metadata: MetadataBag.nullish().describe('Data of your own, kept on the generation'),
+    action_id: id.optional().describe('Label of your own on the generation'),
+    trace_id: z.string().min(1).optional().describe('Trace of the project to group the turn under'),
+    parent_trace_id: z.string().min(1).optional().describe('Trace that the new trace is a child of'),
+    root_trace_id: z.string().min(1).optional().describe('Root of the parent trace'),
+    max_call_depth: z.int().min(0).optional().describe('Calls of agents that may nest below this one'),
+    timeout_seconds: z.int().min(1).max(3600).optional().describe('The turn fails when it has not ended by then'),
   })
   .meta({ id: 'GenerateInput' })
 
@@ -164,7 +168,7 @@ export const generateOperation = itemOperation(agentKind, {
   transaction: false,
   async run(context) {
     const { body, query, services, caller } = context
-    const agent = context.resource as AgentRow & { provider: ProviderRow | null }
+    const agent = context.resource as RunnableAgent
     checkMessages(body)
     const mode = turnMode(body.stream, query.wait)
     if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')

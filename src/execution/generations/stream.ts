@@ -1,11 +1,11 @@
 import { Readable } from 'node:stream'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { deltaOf, readFrame } from './frames.ts'
+import { framesAfter } from './frame-store.ts'
+import { deltaOf, readFrame, startedOf } from './frames.ts'
 import { liveTurns } from './live.ts'
 import type { GenerationRow } from './model.ts'
 import { generationKind } from './model.ts'
-import { framesAfter } from './store.ts'
 import { type EndedTurn, readEnd } from './wait.ts'
 
 /** The record and the frames are read after every notification, and at least this often. */
@@ -73,10 +73,10 @@ async function* follow(
       if (quiet || !row.streamed) {
         const ended = await readEnd(services, generationId)
         if (ended) {
-          // The last frames may have come between the two looks.
+          // The last frames may have come between the two reads.
           const rest = row.streamed ? await framesAfter(services.pool, generationId, seq) : []
           for (const frame of rest) yield message(frame.seq, frame.event, readFrame(services, row, frame))
-          if (rest.length === 0) yield* told(ended, seq)
+          if (rest.length === 0) yield* endOf(ended, seq)
           return
         }
       }
@@ -108,13 +108,8 @@ async function refusalOf(recheck: () => Promise<void>): Promise<RecordedFailure 
   }
 }
 
-const startedOf = (row: GenerationRow) => {
-  const { id: generation_id, trace_id, agent_version } = row
-  return row.shape === 'agent' ? { generation_id, trace_id, agent_version } : { generation_id, trace_id }
-}
-
 /** The end of a turn out of its record; its text comes as one piece when no piece of it was ever written. */
-function* told(ended: EndedTurn, seq: number): Generator<string> {
+function* endOf(ended: EndedTurn, seq: number): Generator<string> {
   let next = seq
   if (ended.failure) {
     yield message(next + 1, 'error', JSON.stringify(ended.failure))

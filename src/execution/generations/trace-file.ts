@@ -4,7 +4,7 @@ import type { FileRow } from '../../content/files/model.ts'
 import { RESERVED } from '../../content/paths.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GenerationRow, StepRow } from './model.ts'
-import { findJournal } from './store.ts'
+import { findJournal } from './trace-store.ts'
 
 /** A settled step as the steps file of its trace has it: the form of a transcript, and whose step it is. */
 export type FileStep = Omit<StepRow, 'n'> & { generation_id: string; index: number }
@@ -32,12 +32,12 @@ export async function stepsOfFile(services: Services, file: FileRow): Promise<Fi
   }
 }
 
-/** How often a file that is written anew while it is read is looked for again. */
-const LOOKS = 5
+/** How often a file is read that is written anew meanwhile. */
+const READS = 5
 
 /**
  * The steps of a generation, wherever they are: in the journal, or once it has settled in the file of its trace. Bytes
- * that the storage has lost are reported and answered as no steps.
+ * that the storage has lost are logged and give no steps.
  * @throws FILE_STORAGE_MISCONFIGURED
  */
 export async function readSteps(
@@ -45,10 +45,10 @@ export async function readSteps(
   generation: Pick<GenerationRow, 'id' | 'trace_id'>,
 ): Promise<StepRow[]> {
   let gone: string | null = null
-  for (let look = 1; ; look++) {
+  for (let read = 1; ; read++) {
     const { steps, file } = await findJournal(services.pool, generation)
     if (steps.length > 0 || !file) return steps
-    const failure = file.location === gone || look === LOOKS
+    const failure = file.location === gone || read === READS
     try {
       const found = await stepsOfFile(services, file)
       if (found)

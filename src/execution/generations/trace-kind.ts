@@ -1,8 +1,7 @@
-import { z } from 'zod'
 import { dropAll } from '../../content/storage/stores.ts'
 import { kind } from '../../core/api/kind.ts'
-import { presentTrace, type TraceRow } from './model.ts'
-import { deleteTraces, takeTraceFiles } from './store.ts'
+import { Trace } from './model.ts'
+import { deleteTraces, takeTraceFiles } from './trace-store.ts'
 
 export const traceKind = kind({
   name: 'trace',
@@ -12,8 +11,9 @@ export const traceKind = kind({
     { kind: 'agent', column: 'agent_id', on_delete: 'force' },
     { kind: 'file', column: 'file_id', on_delete: 'block' },
   ],
-  row: z.custom<TraceRow>(),
-  present: presentTrace,
+  record: Trace,
+  // What is left in storage of a trace that keeps no content any more goes with its purge.
+  present: row => ({ ...row, file_id: row.content_redacted_at === null ? row.file_id : null }),
   events: ['content_purged'],
   async removeAll(tx, ids) {
     await dropAll(tx, await takeTraceFiles(tx, ids))

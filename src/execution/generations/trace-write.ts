@@ -7,9 +7,16 @@ import { newId } from '../../core/api/ids.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
-import { awaitSettling, dropJournal, type Journals, lockTraceFiles, readJournals, setTraceFiles } from './store.ts'
 import type { FileStep } from './trace-file.ts'
 import { encodeSteps, stepsOfFile, toFileStep, traceFilePath } from './trace-file.ts'
+import {
+  awaitSettling,
+  dropJournal,
+  type Journals,
+  lockTraceFiles,
+  readJournals,
+  setTraceFiles,
+} from './trace-store.ts'
 
 /** Traces with settled steps in the journal, which go into their files. */
 export const traceWrite = entityMailbox('trace-write', {
@@ -52,7 +59,7 @@ const movedOf = ({ trace, steps }: Draft) => trace.settled.filter(({ redacted })
 
 /**
  * Moves settled steps of traces from the journal into their files: each file is written anew, from the
- * one there was and the journal. A trace that changed meanwhile fails the call and is left as it was. Answers how many
+ * one there was and the journal. A trace that changed meanwhile fails the call and is left as it was. Returns how many
  * files were written.
  */
 export async function writeTraces(services: Services, traceIds: readonly string[]): Promise<number> {

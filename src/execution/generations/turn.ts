@@ -1,221 +1,40 @@
-import { z } from 'zod'
+import { Counter } from 'prom-client'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
-import { newId } from '../../core/api/ids.ts'
-import { kinds } from '../../core/api/kind.ts'
 import { makeEvent } from '../../core/db/events.ts'
-import { isDatabaseLost, type Queryable } from '../../core/db/sql.ts'
-import type { Outgoing, Tx } from '../../core/db/write.ts'
-import { permitted } from '../../core/iam/access.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { entityMailbox, message } from '../../core/jobs/queue.ts'
+import { isDatabaseLost } from '../../core/db/sql.ts'
+import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
-import type { Logger } from '../../core/process/log.ts'
-import { turns as turnsCounted } from '../../core/process/metrics.ts'
 import type { Services } from '../../core/process/services.ts'
-import { callerForPrincipal } from '../../identity/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { callModel } from '../providers/call.ts'
-import type { ModelAnswer, ModelMessage } from '../providers/exchange.ts'
-import type { ProviderRow } from '../providers/model.ts'
-import { modelClient } from '../providers/models.ts'
+import type { ModelAnswer } from '../providers/exchange.ts'
+import { claimTurn, handBackTurn, journalStep, type LoadedTurn, loadTurn, settleTurn } from './attempt-store.ts'
 import { type Attachments, attachFiles, readFiles } from './files.ts'
-import { FrameWriter } from './frames.ts'
+import { addFrame } from './frame-store.ts'
+import { FrameWriter, startedOf } from './frames.ts'
 import { liveTurns, TURN_CHANNEL, TurnAborted, TurnLost } from './live.ts'
-import { type GenerationRow, generationKind, type StepRow, storable, sumUsage, totalsOf, type Work } from './model.ts'
+import { type GenerationRow, generationKind, type StepRow, storable, sumUsage, type Work } from './model.ts'
 import { readObject } from './output.ts'
+import { prepareTurn } from './prepare.ts'
 import { agentResult, stepMessages } from './result.ts'
-import {
-  addFrame,
-  claimTurn,
-  handBackTurn,
-  insertTurn,
-  journalStep,
-  type LoadedTurn,
-  loadTurn,
-  type NewTurn,
-  newTurnParts,
-  type ProjectFound,
-  settleTurn,
-} from './store.ts'
+import type { TurnOutcome, TurnRun } from './source.ts'
+import { historyOf, stepOf, storedStep } from './steps.ts'
 import { traceWrite } from './trace-write.ts'
-import { openWork, sealWork } from './work.ts'
+import { sealWork } from './work.ts'
 
-/** Wake-ups of turns outside a conversation; the truth is the generation's row. */
-export const generationRun = entityMailbox('generation-run', {
-  message: z.object({ generation_id: z.string(), project_id: z.string() }),
-  key: message => message.generation_id,
-  project: message => message.project_id,
-  concern: 'generation',
-  retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
-  leaseSeconds: 60,
+export const turnsTotal = new Counter({
+  name: 'muster_turns_total',
+  help: 'Agent turns by outcome',
+  labelNames: ['outcome'],
+  registers: [],
 })
 
 const LOST_ATTEMPTS_MAX = 3
 const DEFAULT_MAX_STEPS = 20
 const DEPTH_GUARD_TEXT = 'The largest depth of nested calls is reached; this agent was not asked.'
 
-export type TurnInput = {
-  project_id: string
-  agent_id: string
-  /** Null: the turn's source prepares them when it starts. */
-  messages: ModelMessage[] | null
-  /** Steps of an earlier turn that this one goes on from; they follow the messages. */
-  settled?: ModelMessage[]
-  system_extra?: string[]
-  model?: string | null
-  tool_context?: Record<string, string> | null
-  /** Calls that may nest below this one. */
-  depth?: number
-  metadata?: Record<string, unknown> | null
-  action_id?: string | null
-  /** An existing trace to group under. */
-  trace_id?: string | null
-  parent_trace_id?: string | null
-  root_trace_id?: string | null
-  initiator_generation_id?: string | null
-  conversation_id?: string | null
-  session_id?: string | null
-  actor_id?: string | null
-  authority: PrincipalRecord
-  /** Asked again when the turn starts; default the right to run the agent. */
-  permission?: { action: string; kind: string; id: string } | null
-  source?: string | null
-  streamed: boolean
-  /** Whose events its stream sends: with the steps of a run of an agent, or without, as conversations do. */
-  shape: 'agent' | 'conversation'
-  /** Fails the turn when it is not at its end by then. */
-  deadline_at?: string | null
-  /** Drawn before by a caller that already listens. */
-  generation_id?: string
-}
-
-/** The row of a new turn, with its sealed bag. */
-function newTurn(services: Services, input: TurnInput): NewTurn {
-  const id = input.generation_id ?? newId('gen')
-  const settled = input.settled ?? []
-  const work: Work = {
-    messages: input.messages && [...input.messages, ...settled],
-    settled,
-    system_extra: input.system_extra ?? [],
-    model: input.model ?? null,
-    tool_context: input.tool_context ?? null,
-    depth: input.depth ?? services.config.AGENT_MAX_CALL_DEPTH,
-    notes: {},
-  }
-  const shown = input.authority.via === null
-  return {
-    id,
-    project_id: input.project_id,
-    agent_id: input.agent_id,
-    trace_id: input.trace_id ?? newId('trace'),
-    newTrace: !input.trace_id,
-    parent_trace_id: input.parent_trace_id ?? null,
-    root_trace_id: input.root_trace_id ?? null,
-    conversation_id: input.conversation_id ?? null,
-    session_id: input.session_id ?? null,
-    actor_id: input.actor_id ?? null,
-    initiator_generation_id: input.initiator_generation_id ?? null,
-    started_by_principal_type: shown ? input.authority.type : null,
-    started_by_principal_id: shown ? input.authority.id : null,
-    action_id: input.action_id ?? null,
-    source: input.source ?? null,
-    metadata: input.metadata ?? null,
-    authority: input.authority,
-    permission: input.permission ?? { action: 'agents:CreateAgentGeneration', kind: 'agent', id: input.agent_id },
-    streamed: input.streamed,
-    shape: input.shape,
-    deadline_at: input.deadline_at ?? null,
-    created_at: new Date().toISOString(),
-    sealedWork: sealWork(services, { id, project_id: input.project_id }, work),
-  }
-}
-
-/** Raises what a turn's project refuses. */
-function checkProject(found: ProjectFound, projectId: string): void {
-  if (!found.project_id) raise('RESOURCE_NOT_FOUND', { meta: { id: projectId } })
-  if (found.paused_at) raise('PROJECT_PAUSED', { meta: { project_id: projectId, pause_reason: found.pause_reason } })
-}
-
-/** Raises AI_PROVIDER_NOT_FOUND and AI_PROVIDER_MISCONFIGURED: a provider that could not be called. */
-async function checkProvider(services: Services, provider: ProviderRow | null, db?: Queryable): Promise<void> {
-  if (!provider) raise('AI_PROVIDER_NOT_FOUND')
-  await modelClient(services, provider, db)
-}
-
 /**
- * Writes a pending generation with its trace inside the caller's transaction; turns outside a conversation get their
- * wake-up too. Raises PROJECT_PAUSED, RESOURCE_NOT_FOUND (project gone) and AI_PROVIDER_MISCONFIGURED, upon which the
- * caller's transaction must not commit.
- */
-export async function createTurn(
-  tx: Tx,
-  services: Services,
-  input: TurnInput,
-): Promise<{ generation_id: string; trace_id: string }> {
-  const turn = newTurn(services, input)
-  const found = await insertTurn(tx, turn)
-  checkProject(found, input.project_id)
-  await checkProvider(services, found.provider, tx)
-  if (!input.conversation_id) tx.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
-  return { generation_id: turn.id, trace_id: turn.trace_id }
-}
-
-/**
- * The same as a change of its own, in one round trip: the turn, its wake-up and what `note` adds (the audit entry of
- * the request). `provider` is the agent's, read with the agent.
- */
-export async function createTurnAtOnce(
-  services: Services,
-  input: TurnInput,
-  provider: ProviderRow | null,
-  note: (outgoing: Outgoing) => void,
-): Promise<{ generation_id: string; trace_id: string }> {
-  await checkProvider(services, provider)
-  const turn = newTurn(services, input)
-  const found = await services.writeOne<ProjectFound>(outgoing => {
-    outgoing.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
-    note(outgoing)
-    return newTurnParts(turn)
-  })
-  checkProject(found, input.project_id)
-  return { generation_id: turn.id, trace_id: turn.trace_id }
-}
-
-export type TurnOutcome = {
-  status: 'completed' | 'failed'
-  content: string | null
-  /** Text of the step that was under way when the turn was aborted, as far as it was streamed. */
-  partial: string | null
-  model: string | null
-  error: RecordedFailure | null
-  /** What `prepare` noted. */
-  notes: Record<string, unknown>
-}
-
-/** What a turn's surface adds to it. */
-export type TurnSource = {
-  /** Read once, at the first claim; a resumed turn sees what it gave. `refuse` fails the turn before it starts. */
-  prepare?(
-    db: Queryable,
-    generation: GenerationRow,
-  ): Promise<
-    { messages: ModelMessage[]; system_extra: string[]; notes?: Record<string, unknown> } | { refuse: RecordedFailure }
-  >
-  /** Inside the claim's transaction, first attempt only. */
-  started?(tx: Tx, generation: GenerationRow): Promise<void>
-  /**
-   * First in the settle transaction, before the generation's row is taken: takes what `settle` needs, in the order in
-   * which an abort takes it. A failure it answers ends a turn that would have completed.
-   */
-  lock?(tx: Tx, generation: GenerationRow): Promise<(RecordedFailure & { stop_reason?: 'error' | 'cancelled' }) | null>
-  /** Inside the settle transaction. `result` is what a waiting caller and the last frame get instead of the agent's result. */
-  settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
-}
-
-export type TurnRun = { signal: AbortSignal; stopping: AbortSignal; log: Logger; source?: TurnSource }
-
-/**
- * Claims a generation (attempt + 1) and runs it to its end. Answers `settled` when it is at its
+ * Claims a generation (attempt + 1) and runs it to its end. Returns `settled` when it is at its
  * end, `lost` when another process owns it, `handed_back` when the process is stopping and the turn goes on elsewhere,
  * `waiting` when its project is paused and it has not started.
  */
@@ -268,8 +87,9 @@ class Execution {
     this.run.signal.addEventListener('abort', leave, { once: true })
     let ended: (() => void) | null = null
     try {
-      const refusal = await this.prepare()
-      // Refused before it started: no claim, so that a crash here leaves nothing but the next look.
+      const { work, refusal } = await prepareTurn(this.services, this.loaded, this.run.source)
+      this.work = work
+      // Refused before it started: no claim, so that a crash here leaves nothing behind.
       if (refusal) return await this.fail(refusal)
       await this.claim()
       ended = liveTurns(this.services).run(this.generation.id, this.generation.attempt, controller)
@@ -300,47 +120,7 @@ class Execution {
     }
   }
 
-  /** What must hold before the turn starts, and what it works on; a refusal fails it without steps or usage. */
-  private async prepare(): Promise<RecordedFailure | null> {
-    const { generation, loaded, services } = this
-    if (loaded.sealedWork === null)
-      return { code: 'GENERATION_CONTENT_UNAVAILABLE', message: 'The working state of the turn is gone' }
-    this.work = openWork(services, generation, loaded.sealedWork)
-    if (!this.work)
-      return { code: 'SECRET_NOT_DECRYPTABLE', message: 'The working state of the turn cannot be decrypted' }
-    if (generation.status !== 'pending') return null
-    if (generation.abort)
-      return {
-        code: generation.abort.code,
-        message: generation.abort.message,
-        ...(generation.abort.meta ? { meta: generation.abort.meta } : {}),
-      }
-    const caller = await callerForPrincipal(services, generation.authority, generation.project_id)
-    if (!caller || !(await this.stillAllowed(caller))) return { code: 'FORBIDDEN', message: 'Forbidden' }
-    if (this.work.messages !== null || !this.run.source?.prepare) return null
-    const prepared = await this.run.source.prepare(services.pool, generation)
-    if ('refuse' in prepared) return prepared.refuse
-    this.work = {
-      ...this.work,
-      messages: [...prepared.messages, ...this.work.settled],
-      system_extra: [...this.work.system_extra, ...prepared.system_extra],
-      notes: prepared.notes ?? {},
-    }
-    return null
-  }
-
-  private async stillAllowed(caller: Parameters<typeof permitted>[0]): Promise<boolean> {
-    const { permission } = this.generation
-    if (!permission || caller.layers.length === 0) return true
-    const kind = kinds.get(permission.kind)
-    const row =
-      kind.name === 'agent'
-        ? { id: permission.id, project_id: this.generation.project_id }
-        : await kind.find(this.services.pool, permission.id)
-    return row !== null && permitted(caller, permission.action, { kind, row })
-  }
-
-  /** Takes the turn. On a resume, tells listeners that the interrupted step's text is void. Raises TurnLost. */
+  /** Takes the turn. On a resume, a frame says that the interrupted step's text is void. Raises TurnLost. */
   private async claim(): Promise<void> {
     const { generation: before, services, run, loaded } = this
     const now = new Date().toISOString()
@@ -359,7 +139,7 @@ class Execution {
     }
     this.frames = new FrameWriter(services, after, loaded.lastFrame)
     const frames = []
-    if (after.streamed && first) frames.push(this.frames.next('started', this.startedFrame(after)))
+    if (after.streamed && first) frames.push(this.frames.next('started', startedOf(after)))
     if (after.streamed && !first && loaded.lastFrame > 0)
       frames.push(this.frames.next('step_restarted', { step: this.steps.length + 1 }))
     const claim = {
@@ -390,11 +170,6 @@ class Execution {
     this.generation = after
   }
 
-  private startedFrame(generation: GenerationRow): object {
-    const { id: generation_id, trace_id, agent_version } = generation
-    return generation.shape === 'agent' ? { generation_id, trace_id, agent_version } : { generation_id, trace_id }
-  }
-
   private event(verb: 'started' | 'completed' | 'failed', row: GenerationRow) {
     return makeEvent(generationKind, verb, row, {}, this.services.config.EVENT_DATA_MAX_BYTES)
   }
@@ -414,9 +189,8 @@ class Execution {
         const answer = await this.callModel(controller.signal)
         await fault(services, 'after_model')
         controller.signal.throwIfAborted()
-        const step = this.stepOf(answer, startedAt)
+        const step = stepOf(answer, this.steps.length + 1, startedAt)
         if (answer.tool_calls.length === 0) return await this.complete(answer, step)
-        this.settleCalls(step, answer)
         if (step.n >= maxSteps) return await this.complete(answer, step, 'max_steps')
         await this.journal(step)
       }
@@ -449,7 +223,7 @@ class Execution {
     const system = [agent.instructions ?? '', ...(work as Work).system_extra]
       .map(part => part.trim())
       .filter(part => part !== '')
-    const history = this.history()
+    const history = historyOf((work as Work).messages ?? [], agent.max_context_messages)
     this.files ??= await readFiles(services, generation.project_id, history, signal)
     return callModel(services, loaded.provider, (work as Work).model ?? agent.model ?? loaded.provider.default_model, {
       system: system.length > 0 ? system.join('\n\n') : null,
@@ -473,47 +247,20 @@ class Execution {
     this.frames.text(text)
   }
 
-  /** The turn's messages, the newest ones when the agent bounds them; a tool message left alone by the cut goes too. */
-  private history(): ModelMessage[] {
-    const messages = (this.work as Work).messages ?? []
-    const { max_context_messages } = this.agent
-    if (max_context_messages === null || messages.length <= max_context_messages) return messages
-    const kept = messages.slice(-max_context_messages)
-    while (kept[0]?.role === 'tool') kept.shift()
-    return kept
-  }
-
-  private stepOf(answer: ModelAnswer, startedAt: string): StepRow {
-    return {
-      n: this.steps.length + 1,
-      text: answer.text,
-      finish_reason: answer.finish_reason,
-      model: answer.model,
-      ai_provider_id: answer.ai_provider_id,
-      tool_calls: answer.tool_calls.map(({ id, tool_name, args }) => ({ id, tool_name, args })),
-      tool_results: [],
-      usage: answer.usage ? totalsOf(answer.usage) : null,
-      started_at: startedAt,
-      completed_at: new Date().toISOString(),
-    }
-  }
-
-  /** Gives every call of a step its result. No tool is bound, so each names a tool that is not there; the model sees that. */
-  private settleCalls(step: StepRow, answer: ModelAnswer): void {
-    step.tool_results = answer.tool_calls.map(call => ({
-      tool_call_id: call.id,
-      tool_name: call.tool_name,
-      result: null,
-      error: { code: 'TOOL_NOT_FOUND', message: `There is no tool ${call.tool_name}` },
-    }))
-  }
-
   /** Keeps a settled step, so that another worker could go on from it. Raises TurnLost. */
   private async journal(step: StepRow): Promise<void> {
     const frames = await this.frames.drain()
     if (this.generation.streamed && this.generation.shape === 'agent')
       frames.push(this.frames.next('step', { step: step.n, finish_reason: step.finish_reason, usage: step.usage }))
-    if (!(await journalStep(this.services.pool, this.generation, this.stored(step), frames, TURN_CHANNEL)))
+    if (
+      !(await journalStep(
+        this.services.pool,
+        this.generation,
+        storedStep(step, this.generation.content_mode),
+        frames,
+        TURN_CHANNEL,
+      ))
+    )
       throw new TurnLost()
     this.steps.push(step)
     this.generation = {
@@ -522,11 +269,6 @@ class Execution {
       lost_attempts: 0,
       last_activity_at: step.completed_at,
     }
-  }
-
-  /** In content mode `none` the journal keeps counters and usage. */
-  private stored(step: StepRow): StepRow {
-    return this.generation.content_mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [] }
   }
 
   private async complete(answer: ModelAnswer, step: StepRow, stop?: 'max_steps'): Promise<'settled'> {
@@ -579,7 +321,7 @@ class Execution {
     }
   }
 
-  /** Ends the turn: record, journal, bag, frames and events in one transaction guarded by the attempt. Raises TurnLost. */
+  /** Ends the turn: record, journal, working state, frames and events in one transaction guarded by the attempt. Raises TurnLost. */
   private async settle(
     end: Pick<GenerationRow, 'status' | 'stop_reason' | 'error' | 'output'>,
     step: StepRow | null,
@@ -608,7 +350,11 @@ class Execution {
       end.status === 'completed'
         ? this.frames.next('completed', result ?? agentResult(shown, steps))
         : this.frames.next('error', shown.error as object)
-    const settlement = { generation: this.generation, after, step: step ? this.stored(step) : null }
+    const settlement = {
+      generation: this.generation,
+      after,
+      step: step ? storedStep(step, this.generation.content_mode) : null,
+    }
     const moves =
       steps.length > 0 ? [message(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })] : []
     let owned: boolean
@@ -650,7 +396,7 @@ class Execution {
     if (!owned) throw new TurnLost()
     this.generation = after
     await fault(services, 'after_settle')
-    turnsCounted.inc({ outcome: end.status })
+    turnsTotal.inc({ outcome: end.status })
     this.report(end.status === 'completed' ? 'completed' : 'failed', end.error)
     return 'settled'
   }

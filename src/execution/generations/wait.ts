@@ -14,13 +14,13 @@ export type EndedTurn = GenerationRow & { result: object | null; failure: Record
 const POLL_MS = 2000
 
 /**
- * Listens for the end of a turn before it exists, so that nothing is missed and nothing is asked twice. `wait` answers
+ * Listens for the end of a turn before it exists, so that nothing is missed and nothing is read twice. `wait` returns
  * null when SYNC_WAIT_SECONDS ran out or the client went away; the turn goes on either way.
  */
 export function expectTurn(
   services: Services,
   generationId: string,
-): { wait(closed: AbortSignal, lookNow?: boolean): Promise<EndedTurn | null>; cancel(): void } {
+): { wait(closed: AbortSignal, now?: boolean): Promise<EndedTurn | null>; cancel(): void } {
   let settled = false
   let wake = () => {}
   const end = liveTurns(services).watch(generationId, what => {
@@ -30,14 +30,14 @@ export function expectTurn(
   })
   return {
     cancel: end,
-    async wait(closed, lookNow = false) {
+    async wait(closed, now = false) {
       const deadline = Date.now() + services.config.SYNC_WAIT_SECONDS * 1000
       const left = () => wake()
       closed.addEventListener('abort', left, { once: true })
       try {
-        let look = lookNow
+        let read = now
         for (;;) {
-          if (look || settled) {
+          if (read || settled) {
             settled = false
             const ended = await readEnd(services, generationId)
             if (ended) return ended
@@ -53,7 +53,7 @@ export function expectTurn(
               }
             })
           }
-          look = true
+          read = true
         }
       } finally {
         closed.removeEventListener('abort', left)

@@ -1,6 +1,7 @@
 import type { LanguageModel } from 'ai'
 import type { Queryable } from '../../core/db/sql.ts'
 import { boundedFetch } from '../../core/net/bounded.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfigured } from './misconfigured.ts'
@@ -29,7 +30,7 @@ const CLIENT_LIFE_MS = 60_000
 
 type Entry = { key: string; client: Promise<ModelClient>; built: boolean }
 
-const caches = new WeakMap<Services, Map<string, Entry>>()
+const clients = perProcess(() => new Map<string, Entry>())
 
 /**
  * The client of a provider row, kept while neither the row nor a secret it names changes, at most 60 s.
@@ -38,11 +39,7 @@ const caches = new WeakMap<Services, Map<string, Entry>>()
  *   burst of turns wait for each other
  */
 export function modelClient(services: Services, row: ProviderRow, db: Queryable = services.pool): Promise<ModelClient> {
-  let cache = caches.get(services)
-  if (!cache) {
-    cache = new Map()
-    caches.set(services, cache)
-  }
+  const cache = clients(services)
   const key = `${row.updated_at} ${row.secret_stamp}`
   const known = cache.get(row.id)
   // A transaction takes what is there, but does not wait for a client that somebody else opens: who does may be waiting

@@ -1,4 +1,4 @@
-/** What the model is told when its vendor takes no schema. */
+/** What the instructions say when the vendor takes no schema. */
 export const schemaInstruction = (schema: object): string =>
   `Answer with one JSON value and nothing else. It must satisfy this JSON Schema:\n${JSON.stringify(schema)}`
 

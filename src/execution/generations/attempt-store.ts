@@ -1,0 +1,211 @@
+import { z } from 'zod'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Outbox, outboxParts } from '../../core/db/write.ts'
+import type { SendPart } from '../../core/jobs/queue.ts'
+import type { AgentRow } from '../agents/model.ts'
+import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
+import { type Frame, frameRows } from './frame-store.ts'
+import { type GenerationRow, generationKind, StepRow } from './model.ts'
+import { workTable } from './store.ts'
+import { wireStep } from './trace-store.ts'
+
+/** Everything an executor needs of a turn. What is of other kinds comes as jsonb, its times in the form of that. */
+const LoadedTurn = z.object({
+  ...generationKind.row.shape,
+  loaded_agent: z.custom<AgentRow>(),
+  loaded_provider: z.custom<ProviderRow>().nullable(),
+  loaded_paused: z.boolean(),
+  loaded_work: z.string().nullable(),
+  loaded_steps: z.array(StepRow),
+  loaded_frame: z.int(),
+})
+const loadedTurn = sql.type(LoadedTurn)
+
+/** The same, by parts. */
+export type LoadedTurn = {
+  generation: GenerationRow
+  agent: AgentRow
+  provider: ProviderRow | null
+  paused: boolean
+  sealedWork: string | null
+  steps: StepRow[]
+  lastFrame: number
+}
+
+/** A turn as it is to be started or resumed, in one round trip; null when the generation is gone. */
+export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | null> {
+  const row = await db.maybeOne(loadedTurn`
+    select ${generationKind.columns},
+      to_jsonb(a) as loaded_agent,
+      to_jsonb(pr) as loaded_provider,
+      p.paused_at is not null as loaded_paused,
+      coalesce(w.sealed, wu.sealed) as loaded_work,
+      coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
+      coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame
+    from generations t
+    join agents a on a.id = t.agent_id
+    join projects p on p.id = t.project_id
+    left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
+    left join generation_work w on w.generation_id = t.id
+    left join generation_work_unlogged wu on wu.generation_id = t.id
+    where t.id = ${id}`)
+  if (!row) return null
+  const { loaded_agent, loaded_provider, loaded_paused, loaded_work, loaded_steps, loaded_frame, ...generation } = row
+  return {
+    generation,
+    agent: loaded_agent,
+    provider: loaded_provider,
+    paused: loaded_paused,
+    sealedWork: loaded_work,
+    steps: loaded_steps.map(wireStep),
+    lastFrame: loaded_frame,
+  }
+}
+
+const owned = sql.type(z.object({ owned: z.int() }))
+
+/**
+ * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it. The
+ * prepared state, the first frame and the outbox ride in the same statement. Returns whether it was taken.
+ */
+export async function claimTurn(
+  db: Queryable,
+  claim: {
+    generation: GenerationRow
+    attempt: number
+    lostAttempts: number
+    startedAt: string
+    agentVersion: number
+    now: string
+    sealedWork: string | null
+    frames: Frame[]
+    outbox: Outbox
+  },
+): Promise<boolean> {
+  const { generation } = claim
+  const guard = sql.fragment`exists (select 1 from claimed)`
+  const { ctes, select } = outboxParts(claim.outbox, guard)
+  const parts = [
+    sql.fragment`claimed as (
+      update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false,
+        started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress')
+      returning id)`,
+    ...(claim.sealedWork === null
+      ? []
+      : [
+          sql.fragment`prepared as (
+            update ${workTable(generation.content_mode)} set sealed = ${claim.sealedWork} where generation_id = ${generation.id} and ${guard})`,
+        ]),
+    ...(claim.frames.length === 0
+      ? []
+      : [sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`]),
+    ...ctes,
+  ]
+  return (
+    (await db.oneFirst(owned`
+    with ${sql.join(parts, sql.fragment`, `)}, told as (${select})
+    select (select count(*) from claimed)::int + 0 * (select sent from told)::int as owned`)) === 1
+  )
+}
+
+const stepInsert = (generationId: string, step: StepRow, guard: Fragment): Fragment => sql.fragment`
+  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, started_at, completed_at)
+  select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${jsonb(step.tool_calls)},
+    ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
+  where ${guard}
+  on conflict do nothing`
+
+/** Journals a settled step of a turn that goes on. Returns false when the attempt no longer owns the turn. */
+export async function journalStep(
+  db: Queryable,
+  generation: GenerationRow,
+  step: StepRow,
+  frames: Frame[],
+  channel: string,
+): Promise<boolean> {
+  const guard = sql.fragment`exists (select 1 from owned)`
+  return (
+    (await db.oneFirst(owned`
+    with owned as (
+        update generations set step_count = step_count + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at}
+        where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id),
+      counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
+      journalled as (${stepInsert(generation.id, step, guard)}),
+      added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
+    select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned from owned`)) ===
+    1
+  )
+}
+
+/** Stamps a trace as one that keeps no content, unless it has a turn whose content is kept. By generations_trace. */
+const stamped = (row: GenerationRow): Fragment => {
+  const kept = sql.fragment`exists (
+    select 1 from generations g where g.trace_id = traces.id and g.content_mode = 'full')`
+  const columns = [
+    'content_redacted_at',
+    'content_redacted_by_principal_type',
+    'content_redacted_by_principal_id',
+  ] as const
+  return sql.fragment`${sql.join(
+    columns.map(name => {
+      const column = sql.identifier([name])
+      return sql.fragment`, ${column} = case when ${kept} then ${column} else coalesce(${column}, ${row[name]}) end`
+    }),
+    sql.fragment``,
+  )}`
+}
+
+export type Settlement = {
+  generation: GenerationRow
+  /** The record as it stands afterwards. */
+  after: GenerationRow
+  step: StepRow | null
+  frames: Frame[]
+  outbox: Outbox
+  sends?: SendPart[]
+}
+
+/**
+ * Ends an attempt in one statement: the record, its trace, the last step, the working state, the last frames, events and
+ * notifications. Guarded by the attempt; returns false when another process owns the turn.
+ */
+export async function settleTurn(db: Queryable, settlement: Settlement): Promise<boolean> {
+  const { generation, after, step } = settlement
+  const guard = sql.fragment`exists (select 1 from settled)`
+  // Behind the lock of the trace, which those who are woken take too.
+  const { ctes, select } = outboxParts(settlement.outbox, sql.fragment`exists (select 1 from traced)`, settlement.sends)
+  const parts = [
+    sql.fragment`settled as (
+      update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${jsonb(after.error)}, output = ${jsonb(after.output)},
+        input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, step_count = ${after.step_count}, completed_at = ${after.completed_at},
+        last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
+        content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
+        content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress')
+      returning id)`,
+    sql.fragment`traced as (
+      update traces set step_count = step_count + ${step ? 1 : 0}, updated_at = ${after.updated_at}
+        ${after.error ? sql.fragment`, error = ${jsonb(after.error)}` : sql.fragment``}
+        ${after.content_redacted_at ? stamped(after) : sql.fragment``}
+      where id = ${generation.trace_id} and ${guard} returning id)`,
+    sql.fragment`emptied as (delete from ${workTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
+    ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
+    ...(settlement.frames.length > 0
+      ? [sql.fragment`last_frames as (${frameRows(generation.id, settlement.frames, guard)})`]
+      : []),
+    ...ctes,
+  ]
+  return (
+    (await db.oneFirst(owned`
+    with ${sql.join(parts, sql.fragment`, `)}, told as (${select})
+    select (select count(*) from settled)::int + 0 * (select sent from told)::int as owned`)) === 1
+  )
+}
+
+/** Gives a running turn back without counting the attempt as lost. */
+export async function handBackTurn(db: Queryable, generation: GenerationRow): Promise<void> {
+  await db.query(
+    statement`update generations set handed_back = true where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress'`,
+  )
+}

@@ -1,0 +1,56 @@
+import { z } from 'zod'
+import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+
+const Frame = z.object({ seq: z.int(), event: z.string(), data: z.string() })
+/** One event of a turn's stream as the table has it. */
+export type Frame = z.output<typeof Frame>
+const frame = sql.type(Frame)
+const told = sql.type(z.object({ told: z.int() }))
+const last = sql.type(z.object({ seq: z.int() }))
+
+/** The insert of frames where a condition holds. */
+export const frameRows = (generationId: string, frames: Frame[], guard: Fragment): Fragment => sql.fragment`
+  insert into stream_frames (generation_id, seq, event, data)
+  select ${generationId}, f.seq, f.event, f.data
+  from ${sql.unnest(
+    frames.map(frame => [frame.seq, frame.event, frame.data]),
+    ['int4', 'text', 'text'],
+  )} as f (seq, event, data) where ${guard}
+  on conflict do nothing`
+
+/** Appends frames of a running attempt and notifies the listeners. Returns false when the attempt no longer owns the turn. */
+export async function appendFrames(
+  db: Queryable,
+  generationId: string,
+  attempt: number,
+  frames: Frame[],
+  channel: string,
+): Promise<boolean> {
+  return (
+    (await db.oneFirst(told`
+    with owned as (select 1 from generations where id = ${generationId} and attempt = ${attempt} and status = 'in_progress'),
+      added as (${frameRows(generationId, frames, sql.fragment`exists (select 1 from owned)`)})
+    select count(pg_notify(${channel}, ${`${generationId} frames`}))::int as told from owned`)) === 1
+  )
+}
+
+/** Writes one frame of a turn that the same transaction settled. */
+export async function addFrame(db: Queryable, generationId: string, added: Frame): Promise<void> {
+  await db.query(statement`${frameRows(generationId, [added], sql.fragment`true`)}`)
+}
+
+/** Number of the last frame of a turn; 0 before the first. */
+export const lastFrame = (db: Queryable, id: string): Promise<number> =>
+  db.oneFirst(last`select coalesce(max(seq), 0) as seq from stream_frames where generation_id = ${id}`)
+
+/** Frames after a position, in order. */
+export const framesAfter = (db: Queryable, id: string, after: number): Promise<readonly Frame[]> =>
+  db.any(frame`
+    select seq, event, data from stream_frames where generation_id = ${id} and seq > ${after} order by seq limit 1000`)
+
+/** Drops frames of turns that ended more than ten minutes ago. */
+export async function dropOldFrames(db: Queryable): Promise<void> {
+  await db.query(statement`
+    delete from stream_frames f using generations g
+    where g.id = f.generation_id and f.created_at < now() - interval '10 minutes' and g.status in ('completed', 'failed') and g.completed_at < now() - interval '10 minutes'`)
+}

@@ -1,0 +1,53 @@
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import { permitted } from '../../core/iam/access.ts'
+import type { Services } from '../../core/process/services.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import type { LoadedTurn } from './attempt-store.ts'
+import type { GenerationRow, Work } from './model.ts'
+import type { TurnSource } from './source.ts'
+import { openWork } from './work.ts'
+
+/**
+ * What a turn works on, and what refuses it before it starts: a refusal fails it without steps or usage. A turn that has
+ * started is not asked again.
+ */
+export async function prepareTurn(
+  services: Services,
+  { generation, sealedWork }: LoadedTurn,
+  source: TurnSource | undefined,
+): Promise<{ work: Work | null; refusal: RecordedFailure | null }> {
+  const refused = (work: Work | null, code: string, message: string) => ({ work, refusal: { code, message } })
+  if (sealedWork === null)
+    return refused(null, 'GENERATION_CONTENT_UNAVAILABLE', 'The working state of the turn is gone')
+  const work = openWork(services, generation, sealedWork)
+  if (!work) return refused(null, 'SECRET_NOT_DECRYPTABLE', 'The working state of the turn cannot be decrypted')
+  if (generation.status !== 'pending') return { work, refusal: null }
+  if (generation.abort) {
+    const { stop_reason: _, ...refusal } = generation.abort
+    return { work, refusal }
+  }
+  if (!(await mayStart(services, generation))) return refused(work, 'FORBIDDEN', 'Forbidden')
+  if (work.messages !== null || !source?.prepare) return { work, refusal: null }
+  const prepared = await source.prepare(services.pool, generation)
+  if ('refuse' in prepared) return { work, refusal: prepared.refuse }
+  return {
+    work: {
+      ...work,
+      messages: [...prepared.messages, ...work.settled],
+      system_extra: [...work.system_extra, ...prepared.system_extra],
+      notes: prepared.notes ?? {},
+    },
+    refusal: null,
+  }
+}
+
+/** Whether whom the turn runs as still has the permission that it was made with. */
+async function mayStart(services: Services, { authority, permission, project_id }: GenerationRow): Promise<boolean> {
+  const caller = await callerForPrincipal(services, authority, project_id)
+  if (!caller) return false
+  if (!permission || caller.layers.length === 0) return true
+  const kind = kinds.get(permission.kind)
+  const row = kind.name === 'agent' ? { id: permission.id, project_id } : await kind.find(services.pool, permission.id)
+  return row !== null && permitted(caller, permission.action, { kind, row })
+}

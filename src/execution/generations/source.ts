@@ -1,0 +1,39 @@
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Logger } from '../../core/process/log.ts'
+import type { ModelMessage } from '../providers/exchange.ts'
+import type { GenerationRow } from './model.ts'
+
+export type TurnOutcome = {
+  status: 'completed' | 'failed'
+  content: string | null
+  /** Text of the step that was under way when the turn was aborted, as far as it was streamed. */
+  partial: string | null
+  model: string | null
+  error: RecordedFailure | null
+  /** What `prepare` noted. */
+  notes: Record<string, unknown>
+}
+
+/** What a turn's surface adds to it. */
+export type TurnSource = {
+  /** Read once, at the first claim; a resumed turn sees what it gave. `refuse` fails the turn before it starts. */
+  prepare?(
+    db: Queryable,
+    generation: GenerationRow,
+  ): Promise<
+    { messages: ModelMessage[]; system_extra: string[]; notes?: Record<string, unknown> } | { refuse: RecordedFailure }
+  >
+  /** Inside the claim's transaction, first attempt only. */
+  started?(tx: Tx, generation: GenerationRow): Promise<void>
+  /**
+   * First in the settle transaction, before the generation's row is taken: takes what `settle` needs, in the order in
+   * which an abort takes it. A failure it answers ends a turn that would have completed.
+   */
+  lock?(tx: Tx, generation: GenerationRow): Promise<(RecordedFailure & { stop_reason?: 'error' | 'cancelled' }) | null>
+  /** Inside the settle transaction. `result` is what a waiting caller and the last frame get instead of the agent's result. */
+  settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
+}
+
+export type TurnRun = { signal: AbortSignal; stopping: AbortSignal; log: Logger; source?: TurnSource }
