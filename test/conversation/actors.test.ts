@@ -27,7 +27,7 @@ describe('actors', () => {
   after(() => app.close())
 
   describe('create', () => {
-    it('answers the record, tells an event with it and leaves an audit entry', async () => {
+    it('answers the record, emits an event with it and leaves an audit entry', async () => {
       const made = await make({ external_id: 'u-1', instructions: 'Be brief', agent_id: app.agentId })
       assert.match(made.id, /^actor_[0-9a-z]{26}$/)
       const { id, created_at, updated_at, ...rest } = made
@@ -198,7 +198,7 @@ describe('actors', () => {
   })
 
   describe('update', () => {
-    it('writes what is given, clears what is null and tells it', async () => {
+    it('writes what is given, clears what is null and emits it', async () => {
       const made = await make({ instructions: 'a', metadata: { plan: 'free' } })
       const changed = await app.key.patch(`/actors/${made.id}`, {
         name: ' Bea ',
@@ -227,7 +227,7 @@ describe('actors', () => {
       assert.equal((await app.key.patch(`/actors/${made.id}`, { agent_id: '' })).status, 400)
     })
 
-    it('judges the two links on the record as it would stand', async () => {
+    it('validates the two links on the record as it would stand', async () => {
       const made = await make({ agent_id: app.agentId })
       const refused = await app.key.patch(`/actors/${made.id}`, { chat_id: 'chat_1' })
       assert.deepEqual([refused.status, refused.body.error.code], [400, 'AGENT_AND_CHAT_EXCLUSIVE'])

@@ -132,7 +132,7 @@ describe('conversations', () => {
   })
 
   describe('messages', () => {
-    it('a message is stored with its text, counted, and told as the record', async () => {
+    it('a message is stored with its text and counted, and its event has the record', async () => {
       const { id } = await make()
       const author = await actor()
       const stored = await say(id, 'hello', { actor_id: author, metadata: { lang: 'en' } })

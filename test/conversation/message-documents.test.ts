@@ -78,7 +78,7 @@ describe('documents of messages', function () {
       assert.deepEqual([status.status, status.progress, status.total_chunks], ['ready', 100, 0])
     })
 
-    it('are told of by the events of the message only', async () => {
+    it('are in the events of the message only', async () => {
       const id = await conversation()
       const { document_id } = await say(id, 'quiet')
       const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
@@ -287,7 +287,7 @@ describe('documents of messages', function () {
       expectStatus(await post(await conversation(), { document_id }), 201)
     })
 
-    it('are told of once by an idempotency key, whatever becomes of them', async () => {
+    it('are stored once by an idempotency key, whatever becomes of them', async () => {
       const { id: document_id } = await document()
       const id = await conversation()
       const body = { document_id, idempotency_key: 'once' }

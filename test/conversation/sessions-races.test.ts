@@ -223,7 +223,7 @@ describe('sessions under concurrency', function () {
     }
   })
 
-  it('the sweep writes an expiry down and tells of it once, with several workers at it', async () => {
+  it('the sweep writes an expiry down and emits it once, with several workers at it', async () => {
     const other = await startProcess('worker', app.databaseUrl, { SESSION_SWEEP_SECONDS: '1' }, ['generation'])
     try {
       const sessions = await Promise.all(times(5, () => app.session({ inactivity_ttl_seconds: 1 })))

@@ -230,7 +230,7 @@ describe('sessions', () => {
       assert.equal((await read(session)).generating_at, null)
     })
 
-    it('a stream starts, tells the text and completes after the reply is stored', async () => {
+    it('a stream starts, brings the text and completes after the reply is stored', async () => {
       const { agentId } = await app.scripted([{ reply: { text: 'one two three' } }])
       const session = await app.session({ agent_id: agentId })
       await app.say(session, 'hello')
@@ -293,7 +293,7 @@ describe('sessions', () => {
       expectRefusal(await user.get(`/sessions/${session.id}`), 403, 'FORBIDDEN')
     })
 
-    it('the tool_context of a request is judged like a stored one and changes nothing that is stored', async () => {
+    it('the tool_context of a request is validated like a stored one and changes nothing that is stored', async () => {
       const session = await app.session({ tool_context: { tenantId: 'stored' } })
       await app.say(session, 'hello', { tool_context: { tenantId: 'sent' } })
       expectStatus(
@@ -393,7 +393,7 @@ describe('sessions', () => {
   })
 
   describe('changes', () => {
-    it('a patch changes what it names; one that changes nothing leaves the record and tells nobody', async () => {
+    it('a patch changes what it names; one that changes nothing leaves the record and emits nothing', async () => {
       const session = await app.session({ name: 'first', tags: { a: '1' } })
       const changed = expectStatus(
         await patch(session, { name: null, tags: { b: '2' }, tool_context: { x: 'y' } }),

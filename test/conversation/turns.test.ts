@@ -74,7 +74,7 @@ describe('turns of a conversation', function () {
   after(() => app.close())
 
   describe('what refuses a request', () => {
-    it('is told before anything is written', async () => {
+    it('is answered before anything is written', async () => {
       const id = await t.conversation()
       const other = await app.agent()
       const unlinked = (await app.key.post('/actors', { name: 'a' })).body.id
@@ -259,7 +259,7 @@ describe('turns of a conversation', function () {
       ])
     })
 
-    it('is told who speaks, whose instructions come before those of the owner', async () => {
+    it('reads who speaks, whose instructions come before those of the owner', async () => {
       const agent_id = await t.scripted('speaks', [{ reply: { text: 'Arr' } }], { instructions: 'Help.' })
       const pirate = (await app.key.post('/actors', { name: 'Hook', instructions: 'A pirate.', agent_id })).body.id
       const owner = (await app.key.post('/actors', { name: 'Ann', instructions: 'A doctor.' })).body.id

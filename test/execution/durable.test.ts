@@ -249,7 +249,7 @@ describe('durable turns', function () {
     assert.equal(all.at(-1)?.event, 'completed')
   })
 
-  it('a stream tells when the text of a step is void because its worker was lost', async () => {
+  it('a stream says when the text of a step is void because its worker was lost', async () => {
     await double.put('void', {
       rules: [
         { when: { call: 1 }, reply: { text: 'never to be seen whole', gate: 'void-gate', gate_after: 2 } },

@@ -301,7 +301,7 @@ describe('generations', () => {
       assert.ok((await app.key.get(`/generations/${bad.body.error.meta.generation_id}`)).body.usage.output_tokens > 0)
     })
 
-    it('an answer that the output schema cannot judge in time is refused', async () => {
+    it('an answer that the output schema cannot be validated against in time is refused', async () => {
       const schema = { properties: { a: { type: 'string', pattern: '^(?=a)(a+)+$' } } }
       await double.put('slow-shape', { rules: [{ reply: { text: JSON.stringify({ a: `${'a'.repeat(100)}!` }) } }] })
       const agent = await app.agent({ model: 'slow-shape/m', output_schema: schema })
@@ -440,7 +440,7 @@ describe('generations', () => {
       assert.deepEqual(again, [...first, ...rest])
     })
 
-    it('tells a turn that was not streamed from its record', async () => {
+    it('replays a turn that was not streamed from its record', async () => {
       const { body } = await generate({ prompt: 'plain' })
       const messages = await readStream(await openStream(app, `/generations/${body.id}/stream`))
       assert.deepEqual(events(messages), ['started', 'delta', 'completed'])

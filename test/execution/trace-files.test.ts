@@ -150,7 +150,7 @@ describe('steps files of traces', function () {
     }
   })
 
-  it('are told to who asks for the end of a turn whose frames are gone', async () => {
+  it('are in the result of a turn whose frames are gone', async () => {
     const agent = await t.twoSteps('frames')
     const { id, trace_id, output } = await t.turn({ prompt: 'go' }, agent)
     await t.written(trace_id)
@@ -254,7 +254,7 @@ describe('steps files of traces', function () {
     await reads
   })
 
-  it('take in the steps of a turn that is settling while they are looked for', async () => {
+  it('take in the steps of a turn that is settling while they are read', async () => {
     const first = await t.turn({ prompt: 'a' })
     const { file_id } = await t.written(first.trace_id)
     const settling = new pg.Client({ connectionString: app.databaseUrl })
