@@ -165,7 +165,8 @@ export async function openNotifications(options: {
       if (!client) return false
       let timer: NodeJS.Timeout | undefined
       const late = new Promise<boolean>(resolve => {
-        timer = setTimeout(() => resolve(false), timeoutMs)
+        // An answer that came while this process was kept from the processor is read first.
+        timer = setTimeout(() => setImmediate(() => setImmediate(() => resolve(false))), timeoutMs)
       })
       const answered = client.query('select 1').then(
         () => true,

@@ -6,8 +6,8 @@ import { DatabaseSilentError } from './sql.ts'
 
 /** What waits for the database so long is looked into. */
 const SUSPECT_MS = 1000
-/** A server that does not answer `select 1` in this time is silent. */
-const PROBE_MS = 2000
+/** A server that does not answer `select 1` in this time, twice in a row, is silent. */
+const PROBE_MS = 1750
 const PERIOD_MS = 250
 
 export type SilenceWatch = {
@@ -39,7 +39,8 @@ export function watchForSilence(options: {
 
   const probe = async () => {
     probing = true
-    const answers = notifications.healthy() ? await notifications.ping(PROBE_MS) : await canConnect(databaseUrl)
+    const ask = () => (notifications.healthy() ? notifications.ping(PROBE_MS) : canConnect(databaseUrl))
+    const answers = (await ask()) || (await ask())
     probing = false
     if (answers && silent) log.info('the database answers again')
     if (!answers && !silent) log.error('the database does not answer')
