@@ -60,7 +60,6 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
     owner: 'content/vectors',
     also: { 'content/embeddings': 'vectors that nothing refers to go with the space' },
   },
-  login_failures: { owner: 'identity/users', also: { 'control/retention': 'retention of an earlier area' } },
   project_keys: { owner: 'identity/keys', also: { identity: 'use of keys is noted in batches' } },
   retained_envelopes: {
     owner: 'control/events',

@@ -431,6 +431,8 @@ describe('users', () => {
     it('keep tokens when nothing changes', async () => {
       const gina = await app.user('gina')
       assert.equal((await app.admin.patch(`/users/${gina.id}`, { username: 'gina', role: 'user' })).status, 200)
+      const before = (await gina.get('/users/me')).body.updated_at
+      assert.deepEqual((await app.admin.patch(`/users/${gina.id}`, {})).body.updated_at, before)
       assert.equal((await gina.get('/users/me')).status, 200)
     })
 

@@ -1,8 +1,7 @@
 import type { Services } from '../../core/process/services.ts'
-import { deleteHeartbeats, deleteIdempotencyKeys, deleteLoginFailures } from './store.ts'
+import { deleteHeartbeats, deleteIdempotencyKeys } from './store.ts'
 
 const DAY_MS = 86_400_000
-const LOGIN_FAILURE_DAYS = 1
 const HEARTBEAT_DAYS = 7
 
 const ago = ({ clock }: Pick<Services, 'clock'>, days: number): Date => new Date(clock.now().getTime() - days * DAY_MS)
@@ -10,10 +9,6 @@ const ago = ({ clock }: Pick<Services, 'clock'>, days: number): Date => new Date
 /** Deletes stored idempotency answers older than 24 h. Returns how many. */
 export const pruneIdempotencyKeys = (services: Services): Promise<number> =>
   deleteIdempotencyKeys(services.pool, ago(services, 1))
-
-/** Deletes failed logins that no longer lock anybody out. Returns how many. */
-export const pruneLoginFailures = (services: Services): Promise<number> =>
-  deleteLoginFailures(services.pool, ago(services, LOGIN_FAILURE_DAYS), services.clock.now())
 
 /** Deletes heartbeats of worker processes that ended a week ago. Returns how many. */
 export const pruneHeartbeats = (services: Services): Promise<number> =>

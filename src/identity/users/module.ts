@@ -6,12 +6,16 @@ import { userErrors } from './errors.ts'
 import { userKind } from './model.ts'
 import { userOperations } from './operations.ts'
 import { sweepRefused } from './refused.ts'
+import { pruneFailures } from './sign-in.ts'
 
 export default module('users', {
   errors: userErrors,
   kinds: [userKind],
   extensions: [authentication.with(authenticate)],
   operations: userOperations,
-  sweeps: [{ name: 'refused attempts', when: '43 * * * *', run: sweepRefused }],
+  sweeps: [
+    { name: 'refused attempts', when: '43 * * * *', run: sweepRefused },
+    { name: 'login failures', when: '13 3 * * *', run: pruneFailures },
+  ],
   start: async (services, role) => (role === 'web' ? bootstrapFromSettings(services) : undefined),
 })

@@ -6,7 +6,7 @@ import { signToken } from '../tokens.ts'
 import { signInEntry } from './entries.ts'
 import { hashPassword, verifyPassword } from './passwords.ts'
 import { refusedAttempts } from './refused.ts'
-import { countFailure, noteSignIn, passwordFacts, type SignInRow, signInFacts } from './store.ts'
+import { countFailure, deleteFailures, noteSignIn, passwordFacts, type SignInRow, signInFacts } from './store.ts'
 
 const TOKEN_TTL_SECONDS = 7 * 24 * 3600
 const LOCKOUT = { limit: 10, windowSeconds: 15 * 60 }
@@ -78,4 +78,12 @@ export async function checkOwnPassword(
   audit.counted = true
   refusedAttempts(services).count({ action: audit.action, username: name, user_id: user.id, ip: request.ip })
   return raise('UNAUTHORIZED')
+}
+
+const FAILURES_KEPT_MS = 24 * 3_600_000
+
+/** Deletes failed sign-ins of yesterday that no longer lock a name. Returns how many. */
+export function pruneFailures({ clock, pool }: Pick<Services, 'clock' | 'pool'>): Promise<number> {
+  const now = clock.now()
+  return deleteFailures(pool, new Date(now.getTime() - FAILURES_KEPT_MS), now)
 }

@@ -79,6 +79,15 @@ export const noteSignIn = async (
 export const forgetFailures = (db: Queryable, username: string) =>
   db.query(statement`delete from login_failures where username = lower(${username}::text)`)
 
+/** Deletes failures whose count began before a time and that no longer lock a name. Returns how many. */
+export const deleteFailures = async (db: Queryable, before: Date, now: Date): Promise<number> =>
+  (
+    await db.query(statement`
+      delete from login_failures
+      where first_failed_at < ${before.toISOString()}::timestamptz
+        and (locked_until is null or locked_until < ${now.toISOString()}::timestamptz)`)
+  ).rowCount
+
 /**
  * Counts a failure: the tenth in a row inside the window locks the name, given in lower case. Failures older than the
  * window start anew, and a few stale rows of other names go with each call, so that guessed names do not pile up.
