@@ -8,7 +8,16 @@ import { sweeps } from '../../src/core/jobs/sweeps.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { bootstrapFromSettings } from '../../src/identity/users/bootstrap.ts'
 import { hashPassword } from '../../src/identity/users/passwords.ts'
-import { ADMIN, type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
+import {
+  ADMIN,
+  type Client,
+  cheapPasswords,
+  client,
+  eventually,
+  realPasswords,
+  startApp,
+  type TestApp,
+} from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 
 const PASSWORD = 'a fine password'
@@ -26,6 +35,7 @@ describe('users', () => {
     app = await startApp({ clock })
   })
   after(() => app.close())
+  afterEach(cheapPasswords)
 
   const login = (username: string, password = PASSWORD) => app.anonymous.post('/users/login', { username, password })
   const make = async (username: string, more: object = {}) =>
@@ -127,6 +137,7 @@ describe('users', () => {
     })
 
     it('rewrites a hash with older parameters', async () => {
+      realPasswords()
       const user = await make('oldhash')
       const salt = Buffer.from('0123456789abcdef')
       const key = scryptSync(PASSWORD, salt, 32, { N: 1024, r: 8, p: 1 })
@@ -640,6 +651,7 @@ describe('users', () => {
     })
 
     it('are stored as scrypt PHC strings with a salt each', async () => {
+      realPasswords()
       await make('salt1')
       await make('salt2')
       const hashes = (await app.services.pool.anyFirst(

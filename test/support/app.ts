@@ -1,15 +1,23 @@
+import assert from 'node:assert/strict'
 import type { AddressInfo } from 'node:net'
+import { z } from 'zod'
 import { type App, createApp } from '../../src/app.ts'
 import { type Config, loadConfig } from '../../src/config.ts'
 import { loadModules, workOf } from '../../src/core/api/module.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { openServer } from '../../src/core/http/server.ts'
 import { startWorkers } from '../../src/core/jobs/worker.ts'
 import type { Clock } from '../../src/core/process/clock.ts'
 import { createLog } from '../../src/core/process/log.ts'
 import { type OpenServices, openServices } from '../../src/core/process/open-services.ts'
+import { bootstrapAdmin } from '../../src/identity/users/bootstrap.ts'
+import { COST } from '../../src/identity/users/passwords.ts'
+import { userToken } from '../../src/identity/users/sign-in.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from './environment.ts'
-import { cloneTemplate } from './postgres.ts'
+import { ADMIN, cloneTemplate } from './postgres.ts'
+
+export { ADMIN }
 
 loadModules(modules)
 
@@ -47,6 +55,8 @@ export type TestApp = {
 
 let counter = 0
 
+const Account = z.strictObject({ id: z.string(), role: z.enum(['admin', 'user']), token_version: z.number() })
+
 /** A client for a base URL. Paths are relative to /api/v1 unless they start with `//`. */
 export function client(url: string, token: string | null): Client {
   const send = async (
@@ -80,7 +90,21 @@ export function client(url: string, token: string | null): Client {
   }
 }
 
-export const ADMIN = { username: 'admin', password: 'correct horse battery' }
+/** log2 of the N of scrypt in tests that are not about passwords: 0.1 ms a hash in place of 100. */
+const CHEAP_LN = 5
+const REAL_LN = COST.ln
+
+/** Hashes passwords at next to no cost from now on: the state in which tests start. */
+export function cheapPasswords(): void {
+  COST.ln = CHEAP_LN
+}
+
+/** Hashes passwords at the cost of production until `cheapPasswords` is called. */
+export function realPasswords(): void {
+  COST.ln = REAL_LN
+}
+
+cheapPasswords()
 
 /**
  * The real application on a database of its own, in this process. `workers` names the concerns that run beside it;
@@ -94,7 +118,9 @@ export async function startApp(
     databaseUrl?: string
   } = {},
 ): Promise<TestApp> {
-  const database = options.databaseUrl ? { url: options.databaseUrl, drop: async () => {} } : await cloneTemplate()
+  const database = options.databaseUrl
+    ? { url: options.databaseUrl, drop: async () => {} }
+    : await cloneTemplate({ admin: true })
   const config = loadConfig({ ...testEnvironment(database.url), ...options.env })
   const logs: string[] = []
   const log = createLog({ level: config.LOG_LEVEL, destination: { write: (line: string) => void logs.push(line) } })
@@ -112,10 +138,15 @@ export async function startApp(
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
   const stopWorkers = await startInside(services, options.workers ?? [])
   const anonymous = client(url, null)
-  const signIn = async (username: string, password: string) =>
-    client(url, (await anonymous.post('/users/login', { username, password })).body.token)
-  await anonymous.post('/users/bootstrap', ADMIN)
-  const admin = await signIn(ADMIN.username, ADMIN.password)
+  const find = (username: string) =>
+    services.pool.maybeOne(sql.type(Account)`select id, role, token_version from users where username = ${username}`)
+  /** As a sign-in does, without its hash of a password. */
+  const signIn = async (username: string) => {
+    const user = (await find(username)) ?? assert.fail(`no user ${username}`)
+    return client(url, (await userToken(services, user)).token)
+  }
+  if (!(await find(ADMIN.username))) await bootstrapAdmin(services, ADMIN)
+  const admin = await signIn(ADMIN.username)
   return {
     url,
     databaseUrl: database.url,
@@ -136,7 +167,7 @@ export async function startApp(
       const ids = []
       for (const document of policies) ids.push((await admin.post('/policies', { document })).body.id)
       if (ids.length > 0) await admin.put(`/users/${made.body.id}/policies`, { policy_ids: ids })
-      return { ...(await signIn(username, 'a fine password')), id: made.body.id }
+      return { ...(await signIn(username)), id: made.body.id }
     },
     async close() {
       await stopWorkers()

@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
 import { type EmbeddedServer, startEmbedded, stopEmbedded } from '../../src/local/postgres.ts'
+import { testEnvironment } from './environment.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 const SERVER_DIR = 'muster-test-'
@@ -25,13 +26,15 @@ export function serverUrl(): Promise<string> {
 }
 
 /** Starts an embedded server without durability in a temporary directory, and ends those that killed runs left. */
-export async function startServer(): Promise<EmbeddedServer> {
+export async function startServer(): Promise<EmbeddedServer & { pid: number }> {
   for (const name of fs.readdirSync(tmpdir())) {
     if (!name.startsWith(SERVER_DIR) || runs(Number.parseInt(name.slice(SERVER_DIR.length), 10))) continue
     await stopEmbedded(path.join(tmpdir(), name))
     fs.rmSync(path.join(tmpdir(), name), { recursive: true, force: true })
   }
-  return startEmbedded({ dir: path.join(tmpdir(), `${SERVER_DIR}${process.pid}`), ephemeral: true })
+  const dir = path.join(tmpdir(), `${SERVER_DIR}${process.pid}`)
+  const started = await startEmbedded({ dir, ephemeral: true })
+  return { ...started, pid: Number.parseInt(fs.readFileSync(path.join(dir, 'postmaster.pid'), 'utf8'), 10) }
 }
 
 /** A free port below those that systems give to outgoing connections, so that nothing takes it before it is used. */
@@ -68,21 +71,27 @@ export async function dropDatabase(name: string): Promise<void> {
   })
 }
 
+/** The admin of databases that are cloned with one. */
+export const ADMIN = { username: 'admin', password: 'correct horse battery' }
+
 /**
  * A migrated database of one's own: every test file takes one in `before` and drops it in `after`. It has the queues of every
- * module.
+ * module, and with `admin` the first user, ADMIN.
  */
-export async function cloneTemplate(): Promise<{ url: string; drop(): Promise<void> }> {
+export async function cloneTemplate(
+  options: { admin?: boolean } = {},
+): Promise<{ url: string; drop(): Promise<void> }> {
   const name = databaseName()
-  const url = await createDatabase(name, await migratedTemplate())
+  const templates = await migratedTemplates()
+  const url = await createDatabase(name, options.admin ? templates.admin : templates.empty)
   return { url, drop: () => dropDatabase(name) }
 }
 
 /**
- * The name of the migrated template database, created when the server does not have it. Its name carries what it was
- * made of, so that a server which outlives a change of the migrations never hands out a stale copy.
+ * The names of the migrated template databases, created when the server does not have them. The names carry what they
+ * were made of, so that a server which outlives a change of the migrations never hands out a stale copy.
  */
-async function migratedTemplate(): Promise<string> {
+async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
   // Imported late: the test command takes its server from here and must run when the application does not load.
   const { migrate } = await import('../../src/core/db/migrate.ts')
   const { queues } = await import('../../src/core/jobs/queue.ts')
@@ -93,21 +102,36 @@ async function migratedTemplate(): Promise<string> {
     .all()
     .map(({ name, policy, retry }) => JSON.stringify([name, policy, retry]))
     .sort()
-  const name = `muster_template_${templateHash(declared)}`
+  const empty = `muster_template_${templateHash(declared)}`
+  const admin = `${empty}_admin`
   await administer(async client => {
     // Test processes start at once: one builds, the others wait here. The lock ends with the connection.
     await client.query(`select pg_advisory_lock(hashtext('muster_template'))`)
-    const found = await client.query('select 1 from pg_database where datname = $1', [name])
-    if (found.rowCount) return
-    const building = `${name}_building`
-    await client.query(`drop database if exists "${building}" with (force)`)
-    await client.query(`create database "${building}" template template0`)
-    await migrate(await databaseUrl(building))
-    await client.query(`alter database "${building}" rename to "${name}"`)
-    // A database with connections cannot be copied.
-    await client.query(`alter database "${name}" with allow_connections false`)
+    const build = async (name: string, from: string, fill: (url: string) => Promise<unknown>) => {
+      const found = await client.query('select 1 from pg_database where datname = $1', [name])
+      if (found.rowCount) return
+      const building = `${name}_building`
+      await client.query(`drop database if exists "${building}" with (force)`)
+      await client.query(`create database "${building}" template "${from}"`)
+      await fill(await databaseUrl(building))
+      await client.query(`alter database "${building}" rename to "${name}"`)
+      // A database with connections cannot be copied.
+      await client.query(`alter database "${name}" with allow_connections false`)
+    }
+    await build(empty, 'template0', url => migrate(url))
+    await build(admin, empty, makeAdmin)
   })
-  return name
+  return { empty, admin }
+}
+
+async function makeAdmin(url: string): Promise<void> {
+  const { openServices } = await import('../../src/core/process/open-services.ts')
+  const { silentLog } = await import('../../src/core/process/log.ts')
+  const { loadConfig } = await import('../../src/config.ts')
+  const { bootstrapAdmin } = await import('../../src/identity/users/bootstrap.ts')
+  const services = await openServices(loadConfig(testEnvironment(url)), { log: silentLog(), role: 'cli' })
+  await bootstrapAdmin(services, ADMIN)
+  await services.close()
 }
 
 function templateHash(declarations: string[]): string {
@@ -115,7 +139,8 @@ function templateHash(declarations: string[]): string {
   const sql = path.join(root, 'sql')
   const migrations = fs.readdirSync(sql).filter(file => file.endsWith('.sql'))
   for (const file of migrations.sort()) hash.update(`${file}\0`).update(fs.readFileSync(path.join(sql, file)))
-  for (const file of ['db/migrate.ts', 'jobs/queue.ts']) hash.update(fs.readFileSync(path.join(root, 'src/core', file)))
+  for (const file of ['core/db/migrate.ts', 'core/jobs/queue.ts', 'identity/users/bootstrap.ts'])
+    hash.update(fs.readFileSync(path.join(root, 'src', file)))
   hash.update(createRequire(import.meta.url)('pg-boss/package.json').version)
   return hash.digest('hex').slice(0, 16)
 }
