@@ -27,10 +27,10 @@ describe('sessions under concurrency', function () {
   const read = async (session: Json) => expectStatus(await app.key.get(`/sessions/${session.id}`), 200)
   const patch = (session: Json, body: Json) => app.key.patch(`/sessions/${session.id}`, body)
   /** A session with one message whose first turn is held at a gate. */
-  const held = async (gate: string, fields: Json = {}, reply: Json = {}) => {
+  const held = async (gate: string, fields: Json = {}, reply: Json = {}, next: Json = {}) => {
     const { agentId, requests } = await app.scripted([
       { when: { call: 1 }, reply: { text: 'one two three', gate, ...reply } },
-      { reply: { text: 'again' } },
+      { reply: { text: 'again', ...next } },
     ])
     const session = await app.session({ agent_id: agentId, ...fields })
     return { session, requests }
@@ -192,11 +192,14 @@ describe('sessions under concurrency', function () {
   it('of ten concurrent interrupts exactly one takes the place of the running turn', async () => {
     for (const [round, on_busy] of times(6, n => [n, n % 2 ? 'interrupt' : 'rollback'] as const)) {
       const gate = `take-${round}`
-      const { session, requests } = await held(gate, {}, { gate_after: 2 })
+      const { session, requests } = await held(gate, {}, { gate_after: 2 }, { gate: `${gate}-next` })
       await app.say(session, 'hello')
       const { stream, text } = await app.streamed(session)
       await eventually(() => text() === 'one two ', { what: 'the text so far' })
-      const replies = await Promise.all(times(10, () => app.generate(session, '?wait=true', { on_busy })))
+      const asked = times(10, () => app.generate(session, '?wait=true', { on_busy }))
+      await nineAnswered(asked)
+      await app.openGate(`${gate}-next`)
+      const replies = await Promise.all(asked)
       assert.deepEqual(statuses(replies), [200, ...times(9, () => 409)], on_busy)
       for (const reply of replies.filter(each => each.status === 409))
         expectRefusal(reply, 409, 'GENERATION_ALREADY_IN_PROGRESS')

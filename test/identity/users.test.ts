@@ -170,6 +170,7 @@ describe('users', () => {
     })
 
     it('leaves threads to other requests, however many passwords wait to be hashed', async () => {
+      realPasswords()
       const olga = await app.user('olga-busy')
       let done = 0
       const sent = Array.from({ length: 40 }, (_, at) => hashPassword(`password ${at}`).then(() => done++))
@@ -622,6 +623,7 @@ describe('users', () => {
     }
 
     it('are hashed and compared while no transaction waits', async () => {
+      realPasswords()
       const pia = await app.user('pia')
       const new_password = 'quite another one'
       const credentials = { username: 'hashed-outside', password: PASSWORD }
@@ -637,6 +639,7 @@ describe('users', () => {
     })
 
     it('reset while the old one is compared stay as they were reset', async () => {
+      realPasswords()
       const vera = await app.user('vera')
       const reset = await hashPassword('set in between')
       const others = Promise.all(Array.from({ length: 12 }, () => hashPassword(PASSWORD)))

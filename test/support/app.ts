@@ -3,7 +3,7 @@ import type { AddressInfo } from 'node:net'
 import { z } from 'zod'
 import { type App, createApp } from '../../src/app.ts'
 import { type Config, loadConfig } from '../../src/config.ts'
-import { loadModules, workOf } from '../../src/core/api/module.ts'
+import { loadedModules, loadModules, workOf } from '../../src/core/api/module.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { openServer } from '../../src/core/http/server.ts'
 import { startWorkers } from '../../src/core/jobs/worker.ts'
@@ -16,6 +16,7 @@ import { userToken } from '../../src/identity/users/sign-in.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from './environment.ts'
 import { ADMIN, cloneTemplate } from './postgres.ts'
+import { startProcess, type TestProcess } from './processes.ts'
 
 export { ADMIN }
 
@@ -46,10 +47,12 @@ export type TestApp = {
   project(name?: string): Promise<{ id: string; key: Client; keyId: string }>
   /** A user without policies, signed in. */
   user(username?: string, policies?: object[]): Promise<Client & { id: string }>
-  /** Lines the process logged. */
+  /** Lines that this process and its worker process logged. */
   logs: string[]
-  /** Statements the process sent. */
+  /** Statements that this process sent. */
   statements: string[]
+  /** The worker process; null without workers and when they run in this process. */
+  worker: TestProcess | null
   close(): Promise<void>
 }
 
@@ -107,13 +110,15 @@ export function realPasswords(): void {
 cheapPasswords()
 
 /**
- * The real application on a database of its own, in this process. `workers` names the concerns that run beside it;
- * `env` overrides settings.
+ * The real application on a database of its own, in this process. `workers` names the concerns that run beside it, in a
+ * worker process of their own with the same settings. `inProcess` runs them in this process, for tests that count their
+ * statements or call into them; a clock or a module of the test that is loaded implies it. `env` overrides settings.
  */
 export async function startApp(
   options: {
     env?: Record<string, string>
     workers?: ('delivery' | 'ingestion' | 'generation' | 'snapshot')[]
+    inProcess?: boolean
     clock?: Clock
     databaseUrl?: string
   } = {},
@@ -125,9 +130,22 @@ export async function startApp(
   const logs: string[] = []
   const log = createLog({ level: config.LOG_LEVEL, destination: { write: (line: string) => void logs.push(line) } })
   const statements: string[] = []
+  const concerns = options.workers ?? []
+  const inside =
+    options.inProcess ||
+    options.clock !== undefined ||
+    loadedModules().length > modules.length ||
+    process.env.TEST_IN_PROCESS === 'true'
+  const starting =
+    concerns.length === 0 || inside
+      ? null
+      : startProcess('worker', database.url, { SHUTDOWN_GRACE_MS: '5000', ...options.env }, concerns, [], line =>
+          logs.push(`${line}\n`),
+        )
+  starting?.catch(() => {})
   const services = await openServices(config, {
     log,
-    role: 'worker',
+    role: inside ? 'worker' : 'web',
     clock: options.clock,
     strict: true,
     onRoundTrip: text => void statements.push(text),
@@ -136,7 +154,8 @@ export async function startApp(
   const server = openServer(app.http, { docsBaseUrl: config.DOCS_BASE_URL, log })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
-  const stopWorkers = await startInside(services, options.workers ?? [])
+  const worker = await starting
+  const stopWorkers = worker ? () => worker.kill('SIGTERM') : await startInside(services, inside ? concerns : [])
   const anonymous = client(url, null)
   const find = (username: string) =>
     services.pool.maybeOne(sql.type(Account)`select id, role, token_version from users where username = ${username}`)
@@ -156,6 +175,7 @@ export async function startApp(
     anonymous,
     logs,
     statements,
+    worker,
     as: token => client(url, token),
     async project(name = `project ${++counter}`) {
       const made = await admin.post('/projects', { name })

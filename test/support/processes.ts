@@ -15,21 +15,31 @@ export type TestProcess = {
   kill(signal?: NodeJS.Signals): Promise<{ code: number | null; signal: NodeJS.Signals | null }>
 }
 
-/** Starts a real web or worker process on a test's database and waits until it is ready; `flags` are those of node. */
+/**
+ * Starts a real web or worker process on a test's database and waits until it is ready; `flags` are those of node,
+ * `onLine` gets what the process prints.
+ */
 export async function startProcess(
   kind: 'web' | 'worker',
   databaseUrl: string,
   env: Record<string, string> = {},
   args: string[] = [],
   flags: readonly string[] = [],
+  onLine: (line: string) => void = () => {},
 ): Promise<TestProcess> {
+  const { PATH, HOME, NODE_COMPILE_CACHE } = process.env
+  const own = { PATH, HOME, ...(NODE_COMPILE_CACHE ? { NODE_COMPILE_CACHE } : {}) }
   const script = kind === 'web' ? 'src/web.ts' : 'jobs/worker.ts'
   const child = spawn(process.execPath, [...flags, script, ...args], {
     cwd: root,
-    env: { PATH: process.env.PATH, HOME: process.env.HOME, ...testEnvironment(databaseUrl), ...env },
+    env: { ...own, ...testEnvironment(databaseUrl), ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
   const output: string[] = []
+  // A test process that ends early leaves none behind.
+  const end = () => child.kill('SIGKILL')
+  process.once('exit', end)
+  child.once('exit', () => process.off('exit', end))
   const exited = new Promise<{ code: number | null; signal: NodeJS.Signals | null }>(resolve =>
     child.once('exit', (code, signal) => resolve({ code, signal })),
   )
@@ -41,6 +51,7 @@ export async function startProcess(
       rest = lines.pop() as string
       for (const line of lines) {
         output.push(line)
+        onLine(line)
         const found = /"(?:port|health_port)":(\d+)/.exec(line)
         if (found && line.includes('is ready')) resolve(Number(found[1]))
       }
