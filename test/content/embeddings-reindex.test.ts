@@ -66,7 +66,9 @@ describe('embedding anew', () => {
     const { app, key } = await next(local(64))
     await eventually(async () => (await pendingOf(key)) === 0)
     assert.deepEqual(await counts(app), { vectors: 7, spaces: 1, bytes: 256, embedded: 7 })
-    assert.ok(app.logs.some(line => line.includes('documents were embedded anew') && line.includes('"pending":0')))
+    await eventually(() =>
+      app.logs.some(line => line.includes('documents were embedded anew') && line.includes('"pending":0')),
+    )
   })
 
   it('replaces the vectors of another model, and says what is left until then', async () => {

@@ -414,6 +414,8 @@ describe('storage in a bucket', () => {
         FILES_S3_ENDPOINT: s3.url,
         FILES_S3_FORCE_PATH_STYLE: 'true',
         FILES_S3_KEY_PREFIX: 'own files/ü/',
+        AWS_ACCESS_KEY_ID: s3.accessKeyId,
+        AWS_SECRET_ACCESS_KEY: s3.secretAccessKey,
       },
       workers: ['ingestion'],
     })

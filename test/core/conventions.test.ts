@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
-import { newId } from '../../src/core/api/ids.ts'
 import { outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { type Described, describedOperations } from '../support/fuzz.ts'
+import { populate } from '../support/populate.ts'
 
 type Json = Record<string, any>
 
@@ -13,76 +13,6 @@ const ID = /^[a-z]+(_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
 const expectRefusal = (reply: Reply, status: number, code: string, what = ''): Json => {
   assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], `${what} ${JSON.stringify(reply.body)}`)
   return reply.body.error
-}
-
-/** Makes one of everything in a project; answers the value of every path parameter. */
-async function populate(app: TestApp): Promise<Record<string, string>> {
-  const { id: project_id, keyId: key_id } = await app.project()
-  const make = async (path: string, body: object = {}): Promise<Json> => {
-    const made = await app.admin.post(path, body)
-    assert.ok(made.status < 300, `${path} ${JSON.stringify(made.body)}`)
-    return made.body
-  }
-  const user = await make('/users', { username: `one-of-everything-${newId('x')}`, password: 'a fine password' })
-  const policy = await make('/policies', {
-    document: { statement: [{ effect: 'Allow', action: ['actors:*'], resource: ['*'] }] },
-  })
-  const secret = await make('/secrets', { project_id, name: 'secret', value: 'value' })
-  const quota = await make('/quotas', {
-    project_id,
-    scope: 'project',
-    metric: 'tokens',
-    window: 'rolling_1h',
-    limit: 1e9,
-    mode: 'monitor',
-  })
-  const webhook = await make('/webhooks', { project_id, name: 'hook', url: 'http://127.0.0.1:9/', events: ['none.*'] })
-  const delivery = await make(`/webhooks/${webhook.id}/test`)
-  const provider = await make('/ai-providers', {
-    project_id,
-    name: 'provider',
-    provider: 'custom',
-    default_model: 'm',
-    base_url: 'http://127.0.0.1:9/v1',
-  })
-  const agent = await make('/agents', { project_id, name: 'agent', ai_provider_id: provider.id })
-  const rule = await make('/ingestion-rules', { project_id, content_type_glob: 'image/*', agent_id: agent.id })
-  const file = await make('/files', { project_id, filename: 'file' })
-  const document = await make('/documents', { project_id, content: 'text' })
-  const schema = { resource_type: 'file', path_prefix: '/', schema: { type: 'object' } }
-  const declared = await make('/metadata-schemas', { project_id, ...schema })
-  const turn = await make(`/agents/${agent.id}/generate?wait=false`, { prompt: 'hello' })
-  const actor = await make('/actors', { project_id, name: 'actor' })
-  const conversation = await make('/conversations', { project_id, name: 'conversation' })
-  const message = await make(`/conversations/${conversation.id}/messages`, { role: 'user', message: 'hello' })
-  const session = await make('/sessions', { project_id, agent_id: agent.id })
-  const entries = await app.admin.get(`/audit-log?project_id=${project_id}`)
-  const events = await app.admin.get(`/events?project_id=${project_id}`)
-  return {
-    project_id,
-    key_id,
-    user_id: user.id,
-    policy_id: policy.id,
-    version: '1',
-    secret_id: secret.id,
-    quota_id: quota.id,
-    webhook_id: webhook.id,
-    delivery_id: delivery.id,
-    ai_provider_id: provider.id,
-    agent_id: agent.id,
-    ingestion_rule_id: rule.id,
-    file_id: file.id,
-    metadata_schema_id: declared.id,
-    generation_id: turn.id ?? turn.generation_id,
-    trace_id: turn.trace_id,
-    actor_id: actor.id,
-    conversation_id: conversation.id,
-    message_document_id: message.document_id,
-    document_id: document.id,
-    session_id: session.id,
-    entry_id: entries.body.data[0].id,
-    event_id: events.body.data[0].id,
-  }
 }
 
 /** The path of an operation with real ids, relative to /api/v1. */

@@ -525,7 +525,7 @@ describe('ingestion that nobody works on', function () {
     const young = await accepted()
     await loseMessages()
     await age(web, id, 'due_at', 3601)
-    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    const worker = await startApp({ workers: ['ingestion'], inProcess: true, databaseUrl: web.databaseUrl })
     await sweep(worker)
     assert.equal(await statusInRow(id), 'failed')
     const { body } = await key.get(`/documents/${id}`)

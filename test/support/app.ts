@@ -34,6 +34,8 @@ export type Client = {
   delete(path: string, headers?: Record<string, string>): Promise<Reply>
 }
 
+export type TestProject = { id: string; key: Client; keyId: string }
+
 export type TestApp = {
   url: string
   databaseUrl: string
@@ -43,8 +45,8 @@ export type TestApp = {
   admin: Client
   anonymous: Client
   as(token: string | null): Client
-  /** A project made by the admin, and a bound key of it without policies. */
-  project(name?: string): Promise<{ id: string; key: Client; keyId: string }>
+  /** A project made by the admin, and a bound key of it whose only policy allows these actions, else all, in it. */
+  project(actions?: readonly string[], name?: string): Promise<TestProject>
   /** A user without policies, signed in. */
   user(username?: string, policies?: object[]): Promise<Client & { id: string }>
   /** Lines that this process and its worker process logged. */
@@ -164,6 +166,14 @@ export async function startApp(
     const user = (await find(username)) ?? assert.fail(`no user ${username}`)
     return client(url, (await userToken(services, user)).token)
   }
+  const project: TestApp['project'] = async (actions = ['*'], name = `project ${++counter}`) => {
+    const { id } = (await admin.post('/projects', { name })).body
+    const statement = [{ effect: 'Allow', action: actions, resource: [`srn:${id}:*:*`] }]
+    const policy = await admin.post('/policies', { document: { statement } })
+    assert.equal(policy.status, 201, JSON.stringify(policy.body))
+    const key = await admin.post('/project-keys', { project_id: id, policy_ids: [policy.body.id] })
+    return { id, key: client(url, key.body.secret), keyId: key.body.id }
+  }
   if (!(await find(ADMIN.username))) await bootstrapAdmin(services, ADMIN)
   const admin = await signIn(ADMIN.username)
   return {
@@ -177,11 +187,7 @@ export async function startApp(
     statements,
     worker,
     as: token => client(url, token),
-    async project(name = `project ${++counter}`) {
-      const made = await admin.post('/projects', { name })
-      const key = await admin.post('/project-keys', { project_id: made.body.id })
-      return { id: made.body.id, key: client(url, key.body.secret), keyId: key.body.id }
-    },
+    project,
     async user(username = `user${++counter}`, policies = []) {
       const made = await admin.post('/users', { username, password: 'a fine password' })
       const ids = []

@@ -1,4 +1,6 @@
 import { deflateSync, gzipSync } from 'node:zlib'
+import { type Kind, kinds } from '../../src/core/api/kind.ts'
+import { operations } from '../../src/core/api/operation.ts'
 
 type Json = Record<string, any>
 
@@ -50,36 +52,32 @@ export type FuzzRequest = { method: string; path: string; headers: Record<string
 
 const MISSING = '0123456789abcdefghjkmnpqrs'
 
-/** Which kind of id a property or a path parameter holds, by its name. */
-const KIND_OF: Record<string, string> = {
-  user_id: 'user',
-  project_id: 'proj',
-  key_id: 'key',
-  policy_id: 'pol',
-  policy_ids: 'pol',
-  secret_id: 'sec',
-  quota_id: 'quota',
-  entry_id: 'audit',
-  event_id: 'evt',
-  webhook_id: 'wh',
-  webhook_ids: 'wh',
-  delivery_id: 'whd',
-  generation_id: 'gen',
-  trace_id: 'trace',
-  actor_id: 'actor',
-  into_actor_id: 'actor',
-  conversation_id: 'conv',
-  document_id: 'doc',
-  session_id: 'sess',
-  agent_id: 'agent',
-  ai_provider_id: 'aip',
-  file_id: 'file',
-  ingestion_rule_id: 'igr',
-  rule_id: 'igr',
-  metadata_schema_id: 'mdschema',
-  schema_id: 'mdschema',
-  token: 'upt',
-  scope_ref: 'key',
+/** Values that are named like those of no kind: upload tokens, and the key that a quota may be of. */
+const prefixes = new Map<string, string | null>([
+  ['token', 'upt'],
+  ['scope_ref', 'key'],
+])
+
+/** The prefix of the ids that a property or a path parameter of this name holds; null for other values. */
+function prefixOf(name: string): string | null {
+  let prefix = prefixes.get(name)
+  if (prefix === undefined) {
+    prefix = kindOf(name)?.prefix ?? null
+    prefixes.set(name, prefix)
+  }
+  return prefix
+}
+
+/** `agent_id` and `agent_ids` name agents, so do `into_agent_id` and the short forms that routes use (`rule_id`). */
+function kindOf(name: string): Kind | null | undefined {
+  const item = operations.all().find(({ param }) => param === name)
+  if (item) return item.kind
+  const id = name.replace(/_ids$/, '_id')
+  const all = kinds.all().map(kind => ({ kind, own: `${kind.name}_id` }))
+  const found =
+    all.find(({ own }) => own === id) ??
+    all.find(({ own }) => id.endsWith('_id') && (id.endsWith(`_${own}`) || own.endsWith(`_${id}`)))
+  return found?.kind
 }
 
 const longText = 'x'.repeat(20_000)
@@ -186,13 +184,16 @@ function anyId(random: Random, ids: Ids): string {
 
 /** An id for a name such as `agent_id`: of its kind and real more often than not. */
 function idFor(random: Random, ids: Ids, name: string): string {
-  const kind = KIND_OF[name] ?? 'proj'
+  const kind = prefixOf(name) ?? 'proj'
   const roll = random.next()
   if (roll < 0.7 && ids.own[kind]?.length) return random.pick(ids.own[kind])
   if (roll < 0.8 && ids.foreign[kind]?.length) return random.pick(ids.foreign[kind])
   if (roll < 0.9) return `${kind}_${MISSING}`
   return anyId(random, ids)
 }
+
+/** Depth from which samples have only what is required. */
+const REQUIRED_ONLY = 6
 
 /** A value that the schema accepts as far as a schema can say. */
 export function sample(schema: Json, name: string, random: Random, ids: Ids, document: Json, depth = 0): unknown {
@@ -240,9 +241,9 @@ export function sample(schema: Json, name: string, random: Random, ids: Ids, doc
       const out: Json = {}
       const required = new Set((schema.required ?? []) as string[])
       for (const [key, property] of Object.entries((schema.properties ?? {}) as Record<string, Json>))
-        if (required.has(key) || (depth < 6 && random.chance(key === 'project_id' ? 0.85 : 0.3)))
+        if (required.has(key) || (depth < REQUIRED_ONLY && random.chance(key === 'project_id' ? 0.85 : 0.3)))
           out[key] = sample(property, key, random, ids, document, depth + 1)
-      if (!schema.properties && typeof schema.additionalProperties === 'object' && depth < 6)
+      if (!schema.properties && typeof schema.additionalProperties === 'object' && depth < REQUIRED_ONLY)
         for (let count = random.int(3); count > 0; count--)
           out[`key${count}`] = sample(schema.additionalProperties, 'value', random, ids, document, depth + 1)
       return out
@@ -253,7 +254,7 @@ export function sample(schema: Json, name: string, random: Random, ids: Ids, doc
 }
 
 function sampleText(schema: Json, name: string, random: Random, ids: Ids): string {
-  if (name in KIND_OF) return idFor(random, ids, name)
+  if (prefixOf(name)) return idFor(random, ids, name)
   if (name === 'version') return '1'
   if (schema.contentEncoding === 'base64') return fileBytes(random).toString('base64')
   if (name.endsWith('url')) return random.pick(['http://127.0.0.1:9/hook', 'http://nowhere.invalid/x'])
@@ -368,6 +369,13 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     path_prefix: `/docs/${random.int(1e6)}`,
     schema: { type: 'object', properties: { team: { type: 'string' } } },
   }),
+  createAiProvider: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `provider ${random.int(1e6)}`,
+    provider: 'custom',
+    default_model: 'm',
+    base_url: 'http://127.0.0.1:9/v1',
+  }),
   createAgent: (random, ids) => ({ project_id: random.pick(ids.own.proj), ai_provider_id: random.pick(ids.own.aip) }),
   createAgentGeneration: random => ({ prompt: 'hello', ...(random.chance(0.3) ? { stream: true } : {}) }),
   generateConversationMessage: (random, ids) => ({ agent_id: random.pick(ids.own.agent) }),
@@ -376,6 +384,14 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   generateSessionReply: () => ({ on_busy: 'queue' }),
   mergeActor: (random, ids) => ({ into_actor_id: random.pick(ids.own.actor) }),
   updateConversationMessage: () => ({ metadata: { seen: true } }),
+}
+
+/** The body of a create that should be accepted: an example where there is one, else what its schema asks for. */
+export function createBody({ id, operation }: Described, random: Random, ids: Ids, document: Json): Json {
+  const schema = operation.requestBody.content['application/json'].schema as Json
+  const { properties } = schema.$ref ? document.components.schemas[schema.$ref.split('/').at(-1)] : schema
+  const body = (examples[id]?.(random, ids) ?? sample(schema, '', random, ids, document, REQUIRED_ONLY)) as Json
+  return properties?.project_id && ids.own.proj ? { project_id: ids.own.proj[0], ...body } : body
 }
 
 const TOO_DEEP = 100_000
@@ -585,7 +601,7 @@ function pathOf({ method, path }: Described, random: Random, ids: Ids, clean: bo
     if (name === 'conversation_id' && conversation && path.includes('{document_id}')) return conversation
     if (name === 'version') return String(random.int(clean ? 2 : 5))
     // What is deleted is gone for the requests that follow.
-    const own = ids.own[KIND_OF[name]]
+    const own = ids.own[prefixOf(name) ?? '']
     if (clean && own?.length && (method !== 'DELETE' || random.chance(0.3))) return random.pick(own)
     return segmentFor(name, random, ids)
   })

@@ -16,7 +16,24 @@ const LIMIT_MS = 45 * 60_000
 const SLOWEST = 20
 
 /** Files that take longest, in this order before all others: started last, one would keep a core idle at the end. */
-const FIRST = ['test/core/fuzz.test.ts']
+const FIRST = [
+  'test/core/fuzz.test.ts',
+  'test/jobs/ingestion.test.ts',
+  'test/jobs/delivery.test.ts',
+  'test/bin/muster.test.ts',
+  'test/execution/trace-files.test.ts',
+  'test/execution/durable.test.ts',
+  'test/conversation/turns.test.ts',
+  'test/content/reprocess.test.ts',
+  'test/content/ingestion.test.ts',
+  'test/content/embeddings-reindex.test.ts',
+  'test/content/extract.test.ts',
+  'test/execution/generations.test.ts',
+  'test/conversation/sessions-races.test.ts',
+  'test/core/queue.test.ts',
+  'test/bin/processes.test.ts',
+  'test/bin/up.test.ts',
+]
 
 const bin = path.join(root, 'node_modules/.bin')
 const env: NodeJS.ProcessEnv = { ...process.env, PATH: `${bin}${path.delimiter}${process.env.PATH}` }
