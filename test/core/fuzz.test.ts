@@ -146,7 +146,7 @@ async function populated(
 ): Promise<{ projectId: string; ids: Record<string, string[]>; messages: [string, string][] }> {
   const ids: Record<string, string[]> = {}
   const messages: [string, string][] = []
-  const { id: projectId } = await app.project(['*'], name)
+  const { id: projectId } = await app.project(name)
   const make = async (path: string, body: object) => {
     const made = await app.admin.post(path, body)
     assert.ok(made.status < 300, `${path} ${JSON.stringify(made.body)}`)

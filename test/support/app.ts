@@ -45,8 +45,10 @@ export type TestApp = {
   admin: Client
   anonymous: Client
   as(token: string | null): Client
-  /** A project made by the admin, and a bound key of it whose only policy allows these actions, else all, in it. */
-  project(actions?: readonly string[], name?: string): Promise<TestProject>
+  /** A project made by the admin, and a bound key of it with a policy that allows everything in it. */
+  project(name?: string): Promise<TestProject>
+  /** A project made by the admin, and a bound key of it with a policy that allows exactly these actions in it. */
+  projectWith(actions: readonly string[], name?: string): Promise<TestProject>
   /** A user without policies, signed in. */
   user(username?: string, policies?: object[]): Promise<Client & { id: string }>
   /** Lines that this process and its worker process logged. */
@@ -166,7 +168,7 @@ export async function startApp(
     const user = (await find(username)) ?? assert.fail(`no user ${username}`)
     return client(url, (await userToken(services, user)).token)
   }
-  const project: TestApp['project'] = async (actions = ['*'], name = `project ${++counter}`) => {
+  const projectWith: TestApp['projectWith'] = async (actions, name = `project ${++counter}`) => {
     const { id } = (await admin.post('/projects', { name })).body
     const statement = [{ effect: 'Allow', action: actions, resource: [`srn:${id}:*:*`] }]
     const policy = await admin.post('/policies', { document: { statement } })
@@ -187,7 +189,8 @@ export async function startApp(
     statements,
     worker,
     as: token => client(url, token),
-    project,
+    project: name => projectWith(['*'], name),
+    projectWith,
     async user(username = `user${++counter}`, policies = []) {
       const made = await admin.post('/users', { username, password: 'a fine password' })
       const ids = []
