@@ -22,7 +22,7 @@ describe('actors', () => {
   const conversation = async () => (await app.key.post('/conversations', {})).body.id as string
 
   before(async () => {
-    app = await startAgentApp({ workers: [] })
+    app = await startAgentApp({ workers: [], actions: ['actors:*', 'agents:*', 'conversations:*'] })
   })
   after(() => app.close())
 

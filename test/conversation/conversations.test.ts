@@ -25,7 +25,7 @@ describe('conversations', () => {
     )
 
   before(async () => {
-    app = await startAgentApp({ workers: [] })
+    app = await startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*'] })
   })
   after(() => app.close())
 

@@ -16,7 +16,12 @@ describe('documents of messages', function () {
   let app: SessionApp
 
   before(async () => {
-    app = await startSessionApp({ env: { PROVIDER_MAX_RETRIES: '0' } })
+    app = await startSessionApp({
+      actions: ['conversations', 'documents', 'events', 'files', 'generations', 'knowledge', 'quotas', 'sessions'].map(
+        module => `${module}:*`,
+      ),
+      env: { PROVIDER_MAX_RETRIES: '0' },
+    })
   })
   after(() => app.close())
 

@@ -6,6 +6,8 @@ import { contents, expectRefusal, expectStatus, roles, type SessionApp, startSes
 
 type Json = Record<string, any>
 
+const ACTIONS = ['actors:*', 'agents:*', 'conversations:*', 'events:*', 'generations:*', 'sessions:*']
+
 const times = <T>(n: number, make: (index: number) => T): T[] => [...Array(n).keys()].map(make)
 const statuses = (replies: Reply[]) => replies.map(reply => reply.status).sort()
 
@@ -20,7 +22,7 @@ describe('sessions under concurrency', function () {
   this.timeout(60_000)
   let app: SessionApp
   before(async () => {
-    app = await startSessionApp({ env: { SESSION_SWEEP_SECONDS: '1' } })
+    app = await startSessionApp({ actions: ACTIONS, env: { SESSION_SWEEP_SECONDS: '1' } })
   })
   after(() => app.close())
 
@@ -267,7 +269,7 @@ describe('sessions over several processes', function () {
   let processes: TestProcess[] = []
   const env = { CONVERSATION_SWEEP_SECONDS: '1', GENERATION_LEASE_SECONDS: '2' }
   before(async () => {
-    app = await startSessionApp({ workers: [], env })
+    app = await startSessionApp({ workers: [], actions: ACTIONS, env })
   })
   afterEach(async () => {
     await Promise.all(processes.map(each => each.kill()))

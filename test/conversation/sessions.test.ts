@@ -5,10 +5,12 @@ import { contents, expectRefusal, expectStatus, roles, type SessionApp, startSes
 
 type Json = Record<string, any>
 
+const ACTIONS = ['actors:*', 'agents:*', 'conversations:*', 'events:*', 'generations:*', 'sessions:*']
+
 describe('sessions', () => {
   let app: SessionApp
   before(async () => {
-    app = await startSessionApp({ env: { SYNC_WAIT_SECONDS: '5' } })
+    app = await startSessionApp({ actions: ACTIONS, env: { SYNC_WAIT_SECONDS: '5' } })
   })
   after(() => app.close())
 

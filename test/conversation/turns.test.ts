@@ -8,6 +8,17 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
+const ACTIONS = [
+  'actors',
+  'agents',
+  'ai-providers',
+  'conversations',
+  'generations',
+  'projects',
+  'secrets',
+  'sessions',
+].map(module => `${module}:*`)
+
 /** What a test does with conversations of an application. */
 function kit(app: AgentApp) {
   const double = client(app.double)
@@ -67,6 +78,7 @@ describe('turns of a conversation', function () {
 
   before(async () => {
     app = await startAgentApp({
+      actions: ACTIONS,
       env: { CONVERSATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0', SYNC_WAIT_SECONDS: '5' },
     })
     t = kit(app)
@@ -604,7 +616,7 @@ describe('turns of a conversation over processes', function () {
   }
 
   beforeEach(async () => {
-    app = await startAgentApp({ workers: [] })
+    app = await startAgentApp({ workers: [], actions: ACTIONS })
     t = kit(app)
   })
   afterEach(async () => {
@@ -618,7 +630,7 @@ describe('turns of a conversation over processes', function () {
 
   it('turns that start together do not wait for each other to leave the pool', async () => {
     // Each holds one connection of the two that a project may have: a second one would never come.
-    const small = await startAgentApp({ workers: [], env: THREE_CONNECTIONS })
+    const small = await startAgentApp({ workers: [], actions: ACTIONS, env: THREE_CONNECTIONS })
     try {
       const secret = await small.key.post('/secrets', { name: 'key', value: 'vendor-key' })
       const rounds = Array.from({ length: 6 }, async () => {
@@ -643,7 +655,7 @@ describe('turns of a conversation over processes', function () {
   })
 
   it('turns that start together do not wait for a provider that another request opens', async () => {
-    const small = await startAgentApp({ workers: [], env: THREE_CONNECTIONS })
+    const small = await startAgentApp({ workers: [], actions: ACTIONS, env: THREE_CONNECTIONS })
     const beside = await openPool({ databaseUrl: small.databaseUrl, connections: 2 })
     const waiting = (count: number) =>
       eventually(async () => {
