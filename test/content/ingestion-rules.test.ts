@@ -3,6 +3,7 @@ import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import type { Reply } from '../support/app.ts'
+import { processorMs } from '../support/event-loop.ts'
 import { startTools, type TestTools } from '../support/tools.ts'
 
 describe('ingestion rules', () => {
@@ -543,12 +544,13 @@ describe('ingestion rules', () => {
       const own = tools.add(id)
       const content_type_glob = `${'*a'.repeat(120)}/b`
       assert.equal((await other.post('/ingestion-rules', { content_type_glob, tool_id: own })).status, 201)
-      const started = performance.now()
-      const { status, body } = await other.post('/ingestion-rules/resolve', {
-        content_type: `${'a'.repeat(250)}/c`,
+      const took = await processorMs(async () => {
+        const { status, body } = await other.post('/ingestion-rules/resolve', {
+          content_type: `${'a'.repeat(250)}/c`,
+        })
+        assert.deepEqual([status, body], [200, { rule_id: null, native: false }])
       })
-      assert.deepEqual([status, body], [200, { rule_id: null, native: false }])
-      assert.ok(performance.now() - started < 10_000)
+      assert.ok(took < 1000, `${took} ms`)
     })
 
     it('answers however many ask at once', async () => {

@@ -16,6 +16,7 @@ import {
   type PolicyStatement,
 } from '../../src/core/iam/policy.ts'
 import { listPossible, listProjects, rowFilter } from '../../src/core/iam/row-filter.ts'
+import { processorMs } from '../support/event-loop.ts'
 import { serverUrl } from '../support/postgres.ts'
 
 const facts: PrincipalFacts = { principal_id: 'user_1', principal_type: 'user', credential_type: 'user' }
@@ -320,10 +321,9 @@ describe('globs', () => {
     it(`${JSON.stringify(pattern)} ${expected ? 'matches' : 'does not match'} ${JSON.stringify(value)}`, () =>
       assert.equal(globMatches(compileGlob(pattern), value), expected))
 
-  it('answers a hostile pattern at once', () => {
-    const started = performance.now()
-    assert.equal(globMatches(compileGlob(`/${'*a'.repeat(500)}b`), `/${'a'.repeat(1000)}`), false)
-    assert.ok(performance.now() - started < 5000)
+  it('answers a hostile pattern at once', async () => {
+    const match = () => assert.equal(globMatches(compileGlob(`/${'*a'.repeat(500)}b`), `/${'a'.repeat(1000)}`), false)
+    assert.ok((await processorMs(match)) < 1000)
   })
 })
 

@@ -1,3 +1,11 @@
+/** Processor time that this thread uses for something, in milliseconds; what else the machine does is not in it. */
+export async function processorMs(work: () => unknown): Promise<number> {
+  const before = process.threadCpuUsage()
+  await work()
+  const { user, system } = process.threadCpuUsage(before)
+  return (user + system) / 1000
+}
+
 /**
  * The longest turn of the event loop while something is done, in milliseconds of processor time that this thread used:
  * what other programs use does not count, nor do the threads that compile and collect garbage beside it.
