@@ -234,6 +234,16 @@ describe('the audit log', () => {
       assert.equal((await project.key.get(`/audit-log/${entry.id}`)).status, 404)
     })
 
+    it('answers a limited caller for a global entry as for one that does not exist', async () => {
+      await app.admin.post('/users', { username: 'leaves-a-global-entry', password: 'a fine password' })
+      const { data } = (await app.admin.get('/audit-log?action=users:CreateUser&limit=1')).body
+      const { key } = await app.projectWith(['audit:*'])
+      const answers = await Promise.all(
+        [data[0].id, 'audit_00000000000000000000000000'].map(id => key.get(`/audit-log/${id}`)),
+      )
+      for (const { status, body } of answers) assert.deepEqual([status, body.error.code], [404, 'RESOURCE_NOT_FOUND'])
+    })
+
     it('shows a bound key its project only, and answers 404 for entries of others', async () => {
       const [mine, other] = [await app.project(), await app.project()]
       await quota(other.id)

@@ -155,11 +155,19 @@ async function databaseUrl(name: string): Promise<string> {
   return url.href
 }
 
-async function administer<T>(work: (client: pg.Client) => Promise<T>): Promise<T> {
+type Administrator = { query(text: string, values?: unknown[]): Promise<pg.QueryResult> }
+
+async function administer<T>(work: (client: Administrator) => Promise<T>): Promise<T> {
   const client = new pg.Client({ connectionString: await serverUrl(), connectionTimeoutMillis: 10_000 })
   await client.connect()
   try {
-    return await work(client)
+    // With a callback of its own a statement is not watched for silence: copying a database may take long.
+    return await work({
+      query: (text, values = []) =>
+        new Promise((resolve, reject) => {
+          client.query(text, values, (error, result) => (error ? reject(error) : resolve(result)))
+        }),
+    })
   } finally {
     await client.end()
   }

@@ -1,6 +1,6 @@
 import { Readable } from 'node:stream'
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { invalid } from '../../core/api/errors.ts'
 import { filterConditions } from '../../core/api/filters.ts'
 import { between } from '../../core/api/lists.ts'
 import { type Context, type Operation, operation, streamed } from '../../core/api/operation.ts'
@@ -110,9 +110,5 @@ export const auditOperations: Operation[] = [
   entries.get({
     summary: 'Read an audit entry',
     action: 'audit:GetAuditEntry',
-    async present({ caller, resource: entry }) {
-      if (entry.project_id === null && !seesGlobal(caller)) raise(auditEntryKind.notFound, { meta: { id: entry.id } })
-      return auditEntryKind.present(entry)
-    },
   }),
 ]

@@ -5,7 +5,7 @@ import type { Operation } from '../api/operation.ts'
 import { storable } from '../api/validate.ts'
 import { identifying } from '../db/sql.ts'
 import { projectBinding, sees, targetName } from '../iam/access.ts'
-import type { Caller } from '../iam/caller.ts'
+import { type Caller, isAdmin } from '../iam/caller.ts'
 import type { Invocation } from './invocation.ts'
 
 /** Step: who calls, which row and which project a call is about. */
@@ -58,8 +58,13 @@ function noteItem(inv: Invocation, row: KindRow): void {
   inv.audit.resource_srn = targetName({ kind: inv.operation.kind as Kind, row })
 }
 
-/** Owners know what is theirs whatever their policies say of its project. */
-function mayKnow({ operation: { gate, decide } }: Invocation, caller: Caller, row: KindRow): boolean {
+/**
+ * Owners know what is theirs whatever their policies say of its project. A row without a project of a kind that has
+ * projects is the deployment's: for admins with an unbound credential.
+ */
+function mayKnow({ operation: { gate, decide, kind } }: Invocation, caller: Caller, row: KindRow): boolean {
+  if (gate === 'policy' && row.project_id === null && !kind?.global)
+    return isAdmin(caller) && caller.project_id === null
   return gate === 'owner' && decide ? decide(caller, row) !== 'hide' : sees(caller, row.project_id)
 }
 
