@@ -25,7 +25,7 @@ describe('conversations', () => {
     )
 
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*'] })
+    app = await startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*', 'events:ListEvents'] })
   })
   after(() => app.close())
 
