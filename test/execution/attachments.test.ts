@@ -14,7 +14,11 @@ describe('files in messages', () => {
   let double: ReturnType<typeof client>
 
   before(async () => {
-    app = await startAgentApp({ inProcess: true, env: { FILES_INLINE_MAX_BYTES: '4096' } })
+    app = await startAgentApp({
+      actions: ['agents:*', 'files:*', 'generations:*', 'traces:*'],
+      inProcess: true,
+      env: { FILES_INLINE_MAX_BYTES: '4096' },
+    })
     double = client(app.double)
   })
   after(() => app?.close())

@@ -35,7 +35,7 @@ describe('durable turns', function () {
     )
 
   beforeEach(async () => {
-    app = await startAgentApp({ workers: [] })
+    app = await startAgentApp({ workers: [], actions: ['agents:*', 'events:*', 'generations:*', 'traces:*'] })
     double = client(app.double)
   })
   afterEach(async () => {
