@@ -12,6 +12,7 @@ import type { Row } from './rows.ts'
  * run. Usage: node test/bench/http.ts [seconds a case, default 6]
  */
 const CONNECTIONS = 16
+const PROJECTS = 4
 /** As in package.json: a small young generation and a heap that grows in small steps keep a process small under load. */
 const NODE_FLAGS = ['--max-semi-space-size=8', '--heap-growing-percent=30']
 const root = path.resolve(import.meta.dirname, '../..')
@@ -46,8 +47,10 @@ export async function memory(child: ChildProcess): Promise<number> {
   return Math.round(Number(/VmRSS:\s+(\d+)/.exec(status)?.[1]) / 1024)
 }
 
+type Sent = { method?: 'GET' | 'POST'; headers?: Record<string, string>; body?: string }
+
 async function rate(
-  options: { url: string; method?: 'GET' | 'POST'; headers?: Record<string, string>; body?: string },
+  options: { url: string; requests?: (Sent & { path: string })[] } & Sent,
   seconds: number,
   expect: number,
 ): Promise<number> {
@@ -64,27 +67,45 @@ async function rate(
 export async function run(seconds = 6): Promise<Row[]> {
   const app = await startApp()
   const env = { ...testEnvironment(app.databaseUrl), LOG_LEVEL: 'warn', DATABASE_POOL_MAX: '20' }
-  const plain = await app.project()
-  const limited = await app.project()
-  for (const project of [plain, limited]) {
+  // Keys without policies: what policies cost is measured by itself.
+  const unlimited = async () => {
+    const project = await app.project()
+    const { body } = await app.admin.post('/project-keys', { project_id: project.id })
+    return { id: project.id, key: app.as(body.secret), keyId: body.id as string }
+  }
+  // Several projects, as a deployment has them: one alone holds at most a third of the connections of a process.
+  const projects = await Promise.all(Array.from({ length: PROJECTS }, unlimited))
+  const quotaed = await Promise.all(Array.from({ length: PROJECTS }, unlimited))
+  const [[plain], [limited]] = [projects, quotaed]
+  for (const project of [...projects, ...quotaed]) {
     for (let n = 0; n < 60; n++) await project.key.post('/actors', { name: `actor ${n}`, external_id: `e${n}` })
   }
-  await app.admin.post('/quotas', {
-    project_id: limited.id,
-    scope: 'project',
-    metric: 'requests',
-    window: 'rolling_24h',
-    limit: 1_000_000_000,
-  })
+  for (const { id } of quotaed)
+    await app.admin.post('/quotas', {
+      project_id: id,
+      scope: 'project',
+      metric: 'requests',
+      window: 'rolling_24h',
+      limit: 1_000_000_000,
+    })
   const actorOf = async (project: typeof plain) => (await project.key.get('/actors?limit=1')).body.data[0].id as string
-  const [free, counted] = [await actorOf(plain), await actorOf(limited)]
-  const trips = await roundTrips(app, plain, limited, free, counted)
+  const free = await Promise.all(projects.map(actorOf))
+  const counted = await Promise.all(quotaed.map(actorOf))
+  const trips = await roundTrips(app, plain, limited, free[0], counted[0])
 
   // LOG_LEVEL error would hide the line that tells the port.
   const web = await start('src/web.ts', { ...env, LOG_LEVEL: 'info' })
   const floor = await start('test/bench/floor.ts', env)
   web.child.stdout?.resume()
-  const bearer = (key: { token: string | null }) => ({ authorization: `Bearer ${key.token}` })
+  /** The same request to each project in turn. */
+  const each = (of: typeof projects, path: (index: number) => string, more: Sent = {}) => ({
+    url: web.url,
+    requests: of.map(({ key }, index) => ({
+      ...more,
+      path: `/api/v1${path(index)}`,
+      headers: { ...more.headers, authorization: `Bearer ${key.token}` },
+    })),
+  })
   const rows: Row[] = []
   const compare = async (
     what: string,
@@ -111,21 +132,36 @@ export async function run(seconds = 6): Promise<Row[]> {
       'GET one actor, no quota',
       0.55,
       trips.get,
-      () => rate({ url: `${web.url}/api/v1/actors/${free}`, headers: bearer(plain.key) }, half, 200),
-      get(free),
+      () =>
+        rate(
+          each(projects, n => `/actors/${free[n]}`),
+          half,
+          200,
+        ),
+      get(free[0]),
     )
     await compare(
       'GET one actor, requests quota in force',
       0.45,
       trips.getCounted,
-      () => rate({ url: `${web.url}/api/v1/actors/${counted}`, headers: bearer(limited.key) }, half, 200),
-      get(counted),
+      () =>
+        rate(
+          each(quotaed, n => `/actors/${counted[n]}`),
+          half,
+          200,
+        ),
+      get(counted[0]),
     )
     await compare(
       'list of 50 actors',
       0.35,
       trips.list,
-      () => rate({ url: `${web.url}/api/v1/actors?limit=50`, headers: bearer(plain.key) }, half, 200),
+      () =>
+        rate(
+          each(projects, () => '/actors?limit=50'),
+          half,
+          200,
+        ),
       () => rate({ url: `${floor.url}/actors?project_id=${plain.id}` }, half, 200),
     )
     const json = { 'content-type': 'application/json' }
@@ -135,12 +171,7 @@ export async function run(seconds = 6): Promise<Row[]> {
       trips.create,
       () =>
         rate(
-          {
-            url: `${web.url}/api/v1/actors`,
-            method: 'POST',
-            headers: { ...json, ...bearer(plain.key) },
-            body: JSON.stringify({ name: 'made' }),
-          },
+          each(projects, () => '/actors', { method: 'POST', headers: json, body: JSON.stringify({ name: 'made' }) }),
           half,
           201,
         ),

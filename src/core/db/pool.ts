@@ -12,7 +12,7 @@ import type { Executor } from '../jobs/queue.ts'
 import { createPreparer, METHODS, planIsStale } from './prepare.ts'
 import type { SilenceWatch } from './silence.ts'
 import { type Queryable, rawQuery } from './sql.ts'
-import { TenantGate } from './tenancy.ts'
+import { TenantGate, tenancyNow } from './tenancy.ts'
 
 export type Pool = DatabasePool
 
@@ -95,24 +95,31 @@ function noting(pool: Pool): Pool {
 function guarded(pool: Pool, { perTenant, silence }: PoolOptions): Pool {
   if (!silence || perTenant === undefined) return pool
   const gate = new TenantGate(perTenant)
+  // On the path of every statement: without a promise where there is nothing to wait for.
+  const run = (work: (begun: () => void) => Promise<unknown>): Promise<unknown> => {
+    const tenancy = tenancyNow()
+    if (!tenancy) return silence.run(work)
+    const { tenant } = tenancy
+    const leave = () => gate.leave(tenant)
+    const turn = gate.enter(tenancy)
+    return turn ? turn.then(() => silence.run(work, leave)) : silence.run(work, leave)
+  }
   const guards = Object.create(pool) as Pool
   for (const method of METHODS) {
     const send = pool[method].bind(pool) as (query: unknown) => Promise<unknown>
-    Object.assign(guards, { [method]: (query: unknown) => gate.run(() => silence.run(() => send(query))) })
+    Object.assign(guards, { [method]: (query: unknown) => run(() => send(query)) })
   }
   for (const method of ['connect', 'transaction'] as const) {
     const open = pool[method].bind(pool) as (work: unknown, ...more: unknown[]) => Promise<unknown>
     // Work that has its connection is not given up under its hands: its statements are.
     const openGuarded = (work: (connection: unknown) => Promise<unknown>, ...more: unknown[]) =>
-      gate.run(() =>
-        silence.run(begun =>
-          open(
-            (connection: unknown) => {
-              begun()
-              return work(connection)
-            },
-            ...more,
-          ),
+      run(begun =>
+        open(
+          (connection: unknown) => {
+            begun()
+            return work(connection)
+          },
+          ...more,
         ),
       )
     Object.assign(guards, { [method]: openGuarded })

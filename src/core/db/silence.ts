@@ -13,9 +13,10 @@ const PERIOD_MS = 250
 export type SilenceWatch = {
   /**
    * Does work that needs the database: refuses it while the server is known to be silent, and gives it up when the server
-   * falls silent before the work holds a connection. Work that holds one fails with the statement that is cut off.
+   * falls silent before the work holds a connection. Work that holds one fails with the statement that is cut off. `ended`
+   * is called once before the result is passed on.
    */
-  run<T>(work: (begun: () => void) => Promise<T>): Promise<T>
+  run<T>(work: (begun: () => void) => Promise<T>, ended?: () => void): Promise<T>
   close(): void
 }
 
@@ -67,18 +68,29 @@ export function watchForSilence(options: {
   }
 
   return {
-    run(work) {
-      if (silent) return Promise.reject(new DatabaseSilentError())
+    run(work, ended) {
+      if (silent) {
+        ended?.()
+        return Promise.reject(new DatabaseSilentError())
+      }
       return new Promise((resolve, reject) => {
-        const entry: Work = { since: performance.now(), holds: false, giveUp: reject }
+        const end = () => {
+          if (running.delete(entry)) ended?.()
+        }
+        const fail = (error: Error) => {
+          end()
+          reject(error)
+        }
+        const entry: Work = { since: performance.now(), holds: false, giveUp: fail }
         running.add(entry)
         timer ??= setInterval(check, PERIOD_MS).unref()
         const begun = () => {
           entry.holds = true
         }
-        work(begun)
-          .then(resolve, reject)
-          .finally(() => running.delete(entry))
+        work(begun).then(value => {
+          end()
+          resolve(value)
+        }, fail)
       })
     },
     close: stop,

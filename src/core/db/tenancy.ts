@@ -14,10 +14,18 @@ const current = new AsyncLocalStorage<Tenancy | undefined>()
 /** Runs work for a tenant; what it learns of the tenant later is written into the tenancy. */
 export const inTenancy = <T>(tenancy: Tenancy, work: () => T): T => current.run(tenancy, work)
 
+/** The tenancy of this async context, once its tenant is known. */
+export function tenancyNow(): (Tenancy & { tenant: string }) | undefined {
+  const tenancy = current.getStore()
+  return tenancy?.tenant ? (tenancy as Tenancy & { tenant: string }) : undefined
+}
+
 /** Runs work that tenants share, such as a batch of what several have asked for. */
 export const outsideTenancy = <T>(work: () => T): T => current.run(undefined, work)
 
-type Waiting = { resolve(): void; reject(error: unknown): void; timer: NodeJS.Timeout | undefined }
+type Waiting = { resolve(): void; reject(error: unknown): void; until: number }
+
+const EXPIRY_PERIOD_MS = 250
 
 /**
  * Bounds what one tenant holds of something that all share. What is beyond its part waits in turn, and lets others of
@@ -27,49 +35,33 @@ export class TenantGate {
   readonly #max: number
   readonly #held = new Map<string, number>()
   readonly #waiting = new Map<string, Waiting[]>()
+  #expiry: NodeJS.Timeout | undefined
 
   constructor(max: number) {
     this.#max = max
   }
 
-  /** Runs work that takes one of the tenant's places. Raises SERVICE_NOT_READY when it waited too long for one. */
-  async run<T>(work: () => Promise<T>): Promise<T> {
-    const tenancy = current.getStore()
-    if (!tenancy?.tenant) return work()
-    const { tenant } = tenancy
+  /**
+   * Takes one of the places of the tenant that this async context works for: undefined where there is a free one, else a
+   * promise of one, which is rejected with SERVICE_NOT_READY when its patience ends. `leave` gives the place back.
+   */
+  enter({ tenant, patienceMs }: Tenancy & { tenant: string }): Promise<void> | undefined {
     const held = this.#held.get(tenant) ?? 0
-    if (held < this.#max) this.#held.set(tenant, held + 1)
-    else await this.#turn(tenant, tenancy.patienceMs)
-    try {
-      return await work()
-    } finally {
-      this.#leave(tenant)
+    if (held < this.#max) {
+      this.#held.set(tenant, held + 1)
+      return
     }
-  }
-
-  #turn(tenant: string, patienceMs: number): Promise<void> {
     return new Promise((resolve, reject) => {
-      const queue = this.#waiting.get(tenant) ?? []
-      const waiting: Waiting = { resolve, reject, timer: undefined }
-      if (Number.isFinite(patienceMs))
-        waiting.timer = setTimeout(() => {
-          queue.splice(queue.indexOf(waiting), 1)
-          reject(
-            new AppError('SERVICE_NOT_READY', {
-              meta: { checks: { database: 'busy with other requests of the project' } },
-              headers: { 'Retry-After': '1' },
-            }),
-          )
-        }, patienceMs)
-      this.#waiting.set(tenant, queue)
-      queue.push(waiting)
+      const waiting = this.#waiting.get(tenant) ?? []
+      waiting.push({ resolve, reject, until: performance.now() + patienceMs })
+      this.#waiting.set(tenant, waiting)
+      this.#expiry ??= outsideTenancy(() => setInterval(() => this.#expire(), EXPIRY_PERIOD_MS))
     })
   }
 
-  #leave(tenant: string): void {
+  leave(tenant: string): void {
     const next = this.#waiting.get(tenant)?.shift()
     if (next) {
-      clearTimeout(next.timer)
       next.resolve()
       return
     }
@@ -78,4 +70,24 @@ export class TenantGate {
     if (held > 0) this.#held.set(tenant, held)
     else this.#held.delete(tenant)
   }
+
+  #expire(): void {
+    const now = performance.now()
+    let some = false
+    for (const [tenant, waiting] of this.#waiting) {
+      const kept = waiting.filter(({ until }) => until > now)
+      this.#waiting.set(tenant, kept)
+      if (kept.length > 0) some = true
+      for (const { reject, until } of waiting) if (until <= now) reject(busy())
+    }
+    if (some) return
+    clearInterval(this.#expiry)
+    this.#expiry = undefined
+  }
 }
+
+const busy = () =>
+  new AppError('SERVICE_NOT_READY', {
+    meta: { checks: { database: 'busy with other requests of the project' } },
+    headers: { 'Retry-After': '1' },
+  })
