@@ -87,4 +87,29 @@ describe('shares of something that a process has', () => {
     await release('b')
     assert.deepEqual(order, ['a', 'b', 'd'])
   })
+
+  it('refuse the last of the project of which most wait, where too many wait', async () => {
+    const full = new Error('full')
+    const { order, take, release } = using(new Shares(1, { most: 3, full: () => full }))
+    void take('a')
+    void take('a')
+    void take('a')
+    const last = take('a')
+    const quiet = take('b')
+    await assert.rejects(last, full)
+    const another = take('c')
+    void another.catch(() => {})
+    await release('a')
+    await quiet
+    assert.deepEqual(order, ['a', 'b'])
+    for (const project of ['b', 'c', 'a']) await release(project)
+    assert.deepEqual(order, ['a', 'b', 'c', 'a'])
+  })
+
+  it('refuse who comes where no project has more that wait', async () => {
+    const full = new Error('full')
+    const { take } = using(new Shares(1, { most: 2, full: () => full }))
+    for (const project of ['a', 'b', 'c']) void take(project)
+    await assert.rejects(take('d'), full)
+  })
 })

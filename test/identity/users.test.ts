@@ -7,7 +7,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { sweeps } from '../../src/core/jobs/sweeps.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { bootstrapFromSettings } from '../../src/identity/users/bootstrap.ts'
-import { hashPassword } from '../../src/identity/users/passwords.ts'
+import { hashPassword, type Sender } from '../../src/identity/users/passwords.ts'
 import {
   ADMIN,
   type Client,
@@ -173,7 +173,9 @@ describe('users', () => {
       realPasswords()
       const olga = await app.user('olga-busy')
       let done = 0
-      const sent = Array.from({ length: 40 }, (_, at) => hashPassword(`password ${at}`).then(() => done++))
+      const sent = Array.from({ length: 40 }, (_, at) =>
+        hashPassword(app.services, `password ${at}`, { ip: '192.0.2.1' }).then(() => done++),
+      )
       assert.equal((await olga.get('/users/me')).status, 200)
       const before = done
       await Promise.all(sent)
@@ -602,9 +604,11 @@ describe('users', () => {
     })
 
     /** Sends a request whose hash waits behind others; whether a transaction stayed open while three of them ran. */
-    async function opensTransaction(send: () => Promise<{ status: number }>): Promise<boolean> {
+    async function opensTransaction(sender: Sender, send: () => Promise<{ status: number }>): Promise<boolean> {
       let done = 0
-      const others = Promise.all(Array.from({ length: 12 }, () => hashPassword(PASSWORD).then(() => done++)))
+      const others = Promise.all(
+        Array.from({ length: 12 }, () => hashPassword(app.services, PASSWORD, sender).then(() => done++)),
+      )
       const reply = send()
       const seen = new Map<string, number>()
       let open = false
@@ -627,13 +631,14 @@ describe('users', () => {
       const pia = await app.user('pia')
       const new_password = 'quite another one'
       const credentials = { username: 'hashed-outside', password: PASSWORD }
-      for (const send of [
-        () => pia.put('/users/me/password', { current_password: PASSWORD, new_password }),
-        () => app.admin.put(`/users/${pia.id}/password`, { new_password }),
-        () => app.admin.post('/users', credentials, { 'idempotency-key': 'hashed-outside' }),
-        () => login('pia', new_password),
-      ])
-        assert.equal(await opensTransaction(send), false, send.toString())
+      const admin = { user: (await app.admin.get('/users/me')).body.id }
+      for (const [sender, send] of [
+        [{ user: pia.id }, () => pia.put('/users/me/password', { current_password: PASSWORD, new_password })],
+        [admin, () => app.admin.put(`/users/${pia.id}/password`, { new_password })],
+        [admin, () => app.admin.post('/users', credentials, { 'idempotency-key': 'hashed-outside' })],
+        [{ ip: '127.0.0.1' }, () => login('pia', new_password)],
+      ] as const)
+        assert.equal(await opensTransaction(sender, send), false, send.toString())
       const again = await app.admin.post('/users', credentials, { 'idempotency-key': 'hashed-outside' })
       assert.deepEqual([again.status, again.headers.get('idempotency-replayed')], [201, 'true'])
     })
@@ -641,8 +646,9 @@ describe('users', () => {
     it('reset while the old one is compared stay as they were reset', async () => {
       realPasswords()
       const vera = await app.user('vera')
-      const reset = await hashPassword('set in between')
-      const others = Promise.all(Array.from({ length: 12 }, () => hashPassword(PASSWORD)))
+      const sender = { user: vera.id }
+      const reset = await hashPassword(app.services, 'set in between', sender)
+      const others = Promise.all(Array.from({ length: 12 }, () => hashPassword(app.services, PASSWORD, sender)))
       const from = app.statements.length
       const change = vera.put('/users/me/password', { current_password: PASSWORD, new_password: 'too late for this' })
       await eventually(() => app.statements.slice(from).some(text => text.includes('password_hash')), { every: 1 })
@@ -651,6 +657,55 @@ describe('users', () => {
       await others
       assert.equal((await change).status, 401)
       assert.equal((await login('vera', 'set in between')).status, 200)
+    })
+
+    it('wait behind at most a hundred others, and those of signed-in users behind no flood of sign-ins', async () => {
+      realPasswords()
+      const rita = await app.user('rita-flooded')
+      let done = 0
+      const flood = Array.from({ length: 130 }, (_, at) => login(`flood ${at}`).finally(() => done++))
+      const change = rita.put('/users/me/password', { current_password: PASSWORD, new_password: 'quite another one' })
+      const before = await change.then(reply => {
+        assert.equal(reply.status, 200)
+        return done
+      })
+      const replies = await Promise.all(flood)
+      assert.ok(before < 100, `${before} of the flood were answered first`)
+      const refused = replies.filter(reply => reply.status !== 401)
+      assert.ok(refused.length >= 20, `${refused.length} refused`)
+      for (const { status, body, headers } of refused) {
+        assert.deepEqual(
+          [status, body.error.code, body.error.meta],
+          [503, 'SERVICE_NOT_READY', { checks: { passwords: 'busy' } }],
+        )
+        assert.equal(headers.get('retry-after'), '5')
+      }
+    })
+
+    it('are not hashed for clients that have left the queue', async () => {
+      realPasswords()
+      const leaving = new AbortController()
+      const left = Array.from({ length: 60 }, (_, at) =>
+        fetch(`${app.url}/api/v1/users/login`, {
+          method: 'POST',
+          headers: { 'content-type': 'application/json' },
+          body: JSON.stringify({ username: `leaving ${at}`, password: PASSWORD }),
+          signal: leaving.signal,
+        }).catch(() => {}),
+      )
+      const counted = async () =>
+        Number(
+          await app.services.pool.oneFirst(
+            sql.unsafe`select count(*) from login_failures where username like 'leaving %'`,
+          ),
+        )
+      await eventually(async () => (await counted()) > 0, { every: 1 })
+      leaving.abort()
+      await Promise.all(left)
+      // Behind what has not left.
+      assert.equal((await login('behind those who left')).status, 401)
+      const compared = await counted()
+      assert.ok(compared < 50, `${compared} were compared`)
     })
 
     it('are stored as scrypt PHC strings with a salt each', async () => {

@@ -1,5 +1,8 @@
 /** Who waits for a part of something. */
-type Waiter = { project: string; amount: number; begin: () => void }
+type Waiter = { project: string; amount: number; begin: () => void; refuse: (error: Error) => void }
+
+/** How many may wait, and the error of whom is refused because more do. */
+type Queue = { most: number; full: () => Error }
 
 /**
  * Gives out a bounded amount of something in this process, such as memory, to projects in turn: the project that holds
@@ -12,32 +15,38 @@ export class Shares {
   /** When each project that holds something or waits had its last turn. */
   readonly #turns = new Map<string, number>()
   #turn = 0
+  readonly #queue: Queue | null
 
-  constructor(total: number) {
+  constructor(total: number, queue: Queue | null = null) {
     this.#free = total
+    this.#queue = queue
   }
 
   /**
    * Waits for a part, and gives what returns it. It must not be more than there is in all.
-   * @throws the reason of `signal` when that aborts first
+   * @throws the reason of `signal` when that aborts first; the error of a full queue, as the last of the project of which
+   *   most wait
    */
   async take(project: string, amount: number, signal?: AbortSignal): Promise<() => void> {
     signal?.throwIfAborted()
     await new Promise<void>((resolve, reject) => {
-      const leave = () => {
+      const refuse = (error: Error) => {
+        signal?.removeEventListener('abort', leave)
         this.#waiting = this.#waiting.filter(other => other !== waiter)
         // What waited behind it may fit.
         this.#next()
-        reject(signal?.reason)
+        reject(error)
       }
+      const leave = () => refuse(signal?.reason)
       const begin = () => {
         signal?.removeEventListener('abort', leave)
         resolve()
       }
-      const waiter: Waiter = { project, amount, begin }
+      const waiter: Waiter = { project, amount, begin, refuse }
       signal?.addEventListener('abort', leave, { once: true })
       this.#waiting.push(waiter)
       this.#next()
+      if (this.#queue && this.#waiting.length > this.#queue.most) this.#last().refuse(this.#queue.full())
     })
     let returned = false
     return () => {
@@ -72,6 +81,15 @@ export class Shares {
     for (const project of this.#turns.keys())
       if (!this.#held.has(project) && !this.#waiting.some(waiter => waiter.project === project))
         this.#turns.delete(project)
+  }
+
+  /** Who came last of the project of which most wait. */
+  #last(): Waiter {
+    let last = this.#waiting[this.#waiting.length - 1]
+    const count = Map.groupBy(this.#waiting, ({ project }) => project)
+    const crowd = (waiter: Waiter) => count.get(waiter.project)?.length ?? 0
+    for (const waiter of this.#waiting.toReversed()) if (crowd(waiter) > crowd(last)) last = waiter
+    return last
   }
 
   #compare(one: string, other: string): number {

@@ -20,7 +20,7 @@ export async function bootstrapAdmin(
   const { username, password } = parse(Credentials, credentials)
   checkNewPassword(password, services.config.PASSWORD_MIN_LENGTH, 'password')
   if (await anyUser(services.pool)) raise('BOOTSTRAP_ALREADY_COMPLETED')
-  const password_hash = await hashPassword(password)
+  const password_hash = await hashPassword(services, password, request ?? { ip: null })
   return services.write(async tx => {
     await lockBootstrap(tx)
     if (await anyUser(tx)) raise('BOOTSTRAP_ALREADY_COMPLETED')

@@ -174,9 +174,9 @@ export const userOperations: Operation[] = [
     body: UserInput,
     answers: { 201: User },
     raises: ['NAME_CONFLICT'],
-    prepare({ body, services }) {
+    prepare({ body, caller, request, services }) {
       checkNewPassword(body.password, services.config.PASSWORD_MIN_LENGTH, 'password')
-      return hashPassword(body.password)
+      return hashPassword(services, body.password, { user: caller.user.id, closed: request.closed })
     },
     async run({ body, prepared: password_hash, tx }) {
       const { username, role } = body
@@ -224,9 +224,9 @@ export const userOperations: Operation[] = [
     gate: 'admin',
     body: PasswordInput,
     answers: { 204: null },
-    prepare({ body, services }) {
+    prepare({ body, caller, request, services }) {
       checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
-      return hashPassword(body.new_password)
+      return hashPassword(services, body.new_password, { user: caller.user.id, closed: request.closed })
     },
     async run({ resource, prepared: hash, tx }) {
       const { id } = resource

@@ -1,4 +1,9 @@
 import { randomBytes, type ScryptOptions, scrypt, timingSafeEqual } from 'node:crypto'
+import ipaddr from 'ipaddr.js'
+import { AppError } from '../../core/api/errors.ts'
+import { perProcess } from '../../core/process/per-process.ts'
+import type { Services } from '../../core/process/services.ts'
+import { Shares } from '../../core/process/shares.ts'
 
 /** Parameters of scrypt for new hashes: 32 MiB and some 100 ms. Only tests write them. */
 export const COST = { ln: 15, r: 8, p: 1 }
@@ -13,29 +18,68 @@ const base64 = (bytes: Buffer): string => bytes.toString('base64').replace(/=+$/
  * Hashes that run at once in a process. Its four threads (UV_THREADPOOL_SIZE) also verify tokens, resolve names and read
  * files: with all of them hashing, a burst of sign-ins would hold up every other request.
  */
-const AT_ONCE = 2
-let running = 0
-const waiting: (() => void)[] = []
+const SIGN_INS_AT_ONCE = 2
+/** Those of users who are signed in have a thread of their own: no flood of sign-ins is before them. */
+const SIGNED_IN_AT_ONCE = 1
+/** Hashes that wait; at 60 ms each, the last sign-in of 100 waits for 3 s. */
+const MAX_WAITING = 100
 
-async function derive(password: string, salt: Buffer, cost: typeof COST, length: number): Promise<Buffer> {
-  const options: ScryptOptions = { N: 2 ** cost.ln, r: cost.r, p: cost.p, maxmem: 256 * 2 ** cost.ln * cost.r }
-  if (running < AT_ONCE) running++
-  else await new Promise<void>(resolve => waiting.push(resolve))
-  try {
-    return await new Promise((resolve, reject) =>
-      scrypt(password, salt, length, options, (error, key) => (error ? reject(error) : resolve(key))),
-    )
-  } finally {
-    const next = waiting.shift()
-    if (next) next()
-    else running--
-  }
+const queue = {
+  most: MAX_WAITING,
+  full: () =>
+    new AppError('SERVICE_NOT_READY', {
+      message: 'Too many passwords are waiting to be checked',
+      meta: { checks: { passwords: 'busy' } },
+      headers: { 'Retry-After': '5' },
+    }),
 }
 
-/** Hashes a password with scrypt and a fresh salt; returns a PHC string that names its parameters. */
-export async function hashPassword(password: string): Promise<string> {
+const threads = perProcess(() => ({
+  signIns: new Shares(SIGN_INS_AT_ONCE, queue),
+  signedIn: new Shares(SIGNED_IN_AT_ONCE, queue),
+}))
+
+/** Whose request hashes a password: a user who is signed in, or an address. `closed` ends its wait. */
+export type Sender = ({ user: string } | { ip: string | null }) & { closed?: AbortSignal }
+
+/** What takes turns at signing in. Of IPv6 the network of 64 bits: who has one of its addresses has all. */
+function addressOf(ip: string | null): string {
+  if (ip === null || !ipaddr.isValid(ip)) return ''
+  const address = ipaddr.process(ip)
+  return address.kind() === 'ipv4' ? address.toString() : address.toByteArray().slice(0, 8).join('.')
+}
+
+async function derive(
+  services: Pick<Services, 'state'>,
+  password: string,
+  { salt, cost, length }: { salt: Buffer; cost: typeof COST; length: number },
+  sender: Sender,
+): Promise<Buffer> {
+  const options: ScryptOptions = { N: 2 ** cost.ln, r: cost.r, p: cost.p, maxmem: 256 * 2 ** cost.ln * cost.r }
+  const { signIns, signedIn } = threads(services)
+  const [turns, key] = 'user' in sender ? [signedIn, sender.user] : [signIns, addressOf(sender.ip)]
+  return turns.use(
+    key,
+    1,
+    sender.closed,
+    () =>
+      new Promise((resolve, reject) =>
+        scrypt(password, salt, length, options, (error, key) => (error ? reject(error) : resolve(key))),
+      ),
+  )
+}
+
+/**
+ * Hashes a password with scrypt and a fresh salt; returns a PHC string that names its parameters. Raises
+ * SERVICE_NOT_READY where too many wait.
+ */
+export async function hashPassword(
+  services: Pick<Services, 'state'>,
+  password: string,
+  sender: Sender,
+): Promise<string> {
   const salt = randomBytes(SALT_BYTES)
-  const key = await derive(password, salt, COST, KEY_BYTES)
+  const key = await derive(services, password, { salt, cost: COST, length: KEY_BYTES }, sender)
   return `$scrypt$ln=${COST.ln},r=${COST.r},p=${COST.p}$${base64(salt)}$${base64(key)}`
 }
 
@@ -45,17 +89,21 @@ const nobody = () =>
 
 /**
  * Compares a password with a PHC string, in the time the string's parameters cost; null stands for a user that does
- * not exist and never matches. `outdated` asks for a new hash with today's parameters.
+ * not exist and never matches. `outdated` asks for a new hash with today's parameters. Raises SERVICE_NOT_READY where too
+ * many wait.
  */
 export async function verifyPassword(
+  services: Pick<Services, 'state'>,
   password: string,
   phc: string | null,
+  sender: Sender,
 ): Promise<{ matches: boolean; outdated: boolean }> {
   const parts = PHC.exec(phc ?? nobody())
   if (!parts) return { matches: false, outdated: false }
   const cost = { ln: Number(parts[1]), r: Number(parts[2]), p: Number(parts[3]) }
   const expected = Buffer.from(parts[5], 'base64')
-  const key = await derive(password, Buffer.from(parts[4], 'base64'), cost, expected.length)
+  const salt = Buffer.from(parts[4], 'base64')
+  const key = await derive(services, password, { salt, cost, length: expected.length }, sender)
   const matches = timingSafeEqual(key, expected) && phc !== null
   return { matches, outdated: cost.ln < COST.ln || cost.r < COST.r || cost.p < COST.p }
 }

@@ -31,9 +31,14 @@ export async function signIn(
   const refused = refusedAttempts(services)
   const named = user !== null || refused.auditsByName(name)
   if (!locked) {
-    const { matches, outdated } = await verifyPassword(credentials.password, user?.password_hash ?? null)
+    const { matches, outdated } = await verifyPassword(
+      services,
+      credentials.password,
+      user?.password_hash ?? null,
+      request,
+    )
     if (user && matches && user.disabled_at === null) {
-      const newHash = outdated ? await hashPassword(credentials.password) : null
+      const newHash = outdated ? await hashPassword(services, credentials.password, request) : null
       const noted = await services.write(async tx => {
         const still = await noteSignIn(tx, user, clock.now(), newHash)
         if (still) tx.audit(signInEntry('users:Login', 200, credentials.username, user.id, request))
@@ -69,9 +74,10 @@ export async function checkOwnPassword(
   const facts = await passwordFacts(db, caller.user.id, clock.now())
   if (!facts) return raise('UNAUTHORIZED')
   const { name, user, locked } = facts
+  const sender = { user: user.id, closed: request.closed }
   if (!locked) {
-    const { matches } = await verifyPassword(given.current_password, user.password_hash)
-    if (matches) return { user, hash: await hashPassword(given.new_password) }
+    const { matches } = await verifyPassword(services, given.current_password, user.password_hash, sender)
+    if (matches) return { user, hash: await hashPassword(services, given.new_password, sender) }
     const failures = await countFailure(db, name, { now: clock.now(), ...LOCKOUT })
     if (failures <= LOCKOUT.limit) return raise('UNAUTHORIZED')
   }
