@@ -7,7 +7,7 @@ import { idFloor, newId } from '../../src/core/api/ids.ts'
 import { workOf } from '../../src/core/api/module.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
-import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
+import { sweepQueue, sweeps } from '../../src/core/jobs/sweeps.ts'
 import { type Clock, systemClock } from '../../src/core/process/clock.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
@@ -789,6 +789,27 @@ describe('the audit log', () => {
         } finally {
           await keeping.close()
         }
+      }
+    })
+
+    it('of kept answers and failed logins deletes in batches, until the worker stops', async () => {
+      const { pool } = app.services
+      await pool.query(sql.unsafe`
+        insert into idempotency_keys (credential_id, path, key, request_hash, created_at)
+        select 'many', '/', n, '', now() - interval '3 days' from generate_series(1, 10001) n`)
+      await pool.query(sql.unsafe`
+        insert into login_failures (username, failures, first_failed_at)
+        select 'many ' || n, 1, now() - interval '3 days' from generate_series(1, 10001) n`)
+      for (const [name, table] of [
+        ['idempotency keys', 'idempotency_keys'],
+        ['login failures', 'login_failures'],
+      ]) {
+        const deletes = () => app.statements.filter(text => text.includes(`delete from ${table}`)).length
+        const { run } = sweeps.get(name)
+        assert.equal(await run(app.services, AbortSignal.abort()), 0)
+        const before = deletes()
+        assert.ok((await run(app.services, new AbortController().signal)) >= 10001)
+        assert.ok(deletes() - before >= 3, name)
       }
     })
 

@@ -444,6 +444,36 @@ describe('projects', () => {
   })
 
   describe('deferred delete', () => {
+    const sweep = (stopping = new AbortController().signal) => sweepDeferredDeletes(app.services, stopping)
+
+    it('of a project that fails keeps no other project', async () => {
+      const ids = []
+      for (let count = 0; count < 3; count++) {
+        const { id } = await app.project()
+        await app.admin.delete(`/projects/${id}?force=true&grace_days=1`)
+        clock.advance(1000)
+        ids.push(id)
+      }
+      const [stuck, ...others] = ids
+      await rows(
+        `create function refuse_delete() returns trigger language plpgsql as $$ begin raise exception 'stuck'; end $$`,
+      )
+      await rows(`create trigger refuse_delete before delete on projects for each row when (old.id = '${stuck}')
+        execute function refuse_delete()`)
+      clock.advance(2 * DAY)
+      try {
+        assert.equal(await sweep(AbortSignal.abort()), 0)
+        assert.equal(await sweep(), 2)
+        for (const id of others) assert.equal((await app.admin.get(`/projects/${id}`)).status, 404)
+        assert.equal((await app.admin.get(`/projects/${stuck}`)).status, 200)
+        const line = app.logs.find(text => text.includes('deferred delete of a project failed') && text.includes(stuck))
+        assert.match(line ?? '', /stuck/)
+      } finally {
+        await rows('drop function refuse_delete() cascade')
+      }
+      assert.equal(await sweep(), 1)
+    })
+
     it('pauses now and deletes on its day', async () => {
       const { id, key } = await app.project()
       await key.post('/secrets', { name: 's', value: 'v' })
@@ -451,9 +481,9 @@ describe('projects', () => {
       const waiting = (await app.admin.get(`/projects/${id}`)).body
       assert.ok(waiting.paused_at)
       assert.equal(waiting.delete_at, new Date(clock.now().getTime() + 2 * DAY).toISOString())
-      assert.equal(await sweepDeferredDeletes(app.services), 0)
+      assert.equal(await sweep(), 0)
       clock.advance(2 * DAY)
-      const swept = await Promise.all([sweepDeferredDeletes(app.services), sweepDeferredDeletes(app.services)])
+      const swept = await Promise.all([sweep(), sweep()])
       assert.equal(swept[0] + swept[1], 1)
       assert.equal((await app.admin.get(`/projects/${id}`)).status, 404)
       const [entry] = await rows(
@@ -470,7 +500,7 @@ describe('projects', () => {
       await app.admin.delete(`/projects/${id}?force=true&grace_days=1`)
       assert.equal((await app.admin.post(`/projects/${id}/resume`)).body.delete_at, null)
       clock.advance(2 * DAY)
-      assert.equal(await sweepDeferredDeletes(app.services), 0)
+      assert.equal(await sweep(), 0)
       assert.equal((await app.admin.get(`/projects/${id}`)).status, 200)
     })
 

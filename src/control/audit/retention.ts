@@ -1,12 +1,12 @@
 import { inTransaction } from '../../core/db/pool.ts'
+import { inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { deleteEntries } from './store.ts'
 
 const DAY_MS = 86_400_000
-const BATCH = 5000
 
 /**
- * Deletes entries older than AUDIT_RETENTION_DAYS (0 = none), one transaction per 5000, unless the sweep is disabled.
+ * Deletes entries older than AUDIT_RETENTION_DAYS (0 = none), a batch per transaction, unless the sweep is disabled.
  * Returns how many.
  */
 export async function pruneAudit(
@@ -15,10 +15,5 @@ export async function pruneAudit(
 ): Promise<number> {
   if (config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED) return 0
   const before = new Date(clock.now().getTime() - config.AUDIT_RETENTION_DAYS * DAY_MS)
-  let deleted = 0
-  for (;;) {
-    const count = await inTransaction(pool, tx => deleteEntries(tx, before, BATCH))
-    deleted += count
-    if (count < BATCH || stopping?.aborted) return deleted
-  }
+  return inBatches(limit => inTransaction(pool, tx => deleteEntries(tx, before, limit)), stopping)
 }

@@ -15,6 +15,26 @@ export type Sweep = {
 
 export const sweeps = declarations<Sweep>('sweep', ({ name }) => name)
 
+/** Rows that a sweep deletes in one transaction. */
+const BATCH = 5000
+
+/**
+ * Deletes up to a number of rows again and again, until fewer are left or the worker stops. Returns how many went.
+ * @param remove deletes at most `limit` rows in a transaction of its own, and returns how many
+ */
+export async function inBatches(
+  remove: (limit: number) => Promise<number>,
+  stopping: AbortSignal | undefined,
+): Promise<number> {
+  let removed = 0
+  while (!stopping?.aborted) {
+    const count = await remove(BATCH)
+    removed += count
+    if (count < BATCH) break
+  }
+  return removed
+}
+
 export const sweepQueue = workQueue('retention.sweep', {
   message: z.object({ sweep: z.string() }),
   concern: 'snapshot',

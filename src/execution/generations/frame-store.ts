@@ -48,9 +48,13 @@ export const framesAfter = (db: Queryable, id: string, after: number): Promise<r
   db.any(frame`
     select seq, event, data from stream_frames where generation_id = ${id} and seq > ${after} order by seq limit 1000`)
 
-/** Drops frames of turns that ended more than ten minutes ago. */
-export async function dropOldFrames(db: Queryable): Promise<void> {
-  await db.query(statement`
-    delete from stream_frames f using generations g
-    where g.id = f.generation_id and f.created_at < now() - interval '10 minutes' and g.status in ('completed', 'failed') and g.completed_at < now() - interval '10 minutes'`)
-}
+/** Deletes frames of turns that ended ten minutes ago, up to a number (index stream_frames_created). Returns how many. */
+export const deleteOldFrames = async (db: Queryable, limit: number): Promise<number> =>
+  (
+    await db.query(statement`
+      delete from stream_frames where ctid = any (array(
+        select f.ctid from stream_frames f join generations g on g.id = f.generation_id
+        where f.created_at < now() - interval '10 minutes' and g.status in ('completed', 'failed')
+          and g.completed_at < now() - interval '10 minutes'
+        order by f.created_at limit ${limit}))`)
+  ).rowCount

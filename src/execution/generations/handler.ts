@@ -3,10 +3,11 @@ import { z } from 'zod'
 import { stores } from '../../content/storage/stores.ts'
 import { type Background, every, HandBack, handler } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
+import { inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from './abort.ts'
 import { generationRun } from './create.ts'
-import { dropOldFrames } from './frame-store.ts'
+import { deleteOldFrames } from './frame-store.ts'
 import { idleTurns } from './store.ts'
 import { unwrittenTraces } from './trace-store.ts'
 import { GATHER_MS, TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
@@ -49,7 +50,7 @@ export const generationHandlers = [
     // The journal has the steps until then, so nobody waits for this.
     if (messages.length < TRACES_AT_ONCE) await sleep(GATHER_MS, undefined, { signal: stopping }).catch(() => {})
   }),
-  handler(generationSweep, { concurrency: 1 }, (_message, { services }) => sweepTurns(services)),
+  handler(generationSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepTurns(services, stopping)),
 ]
 
 export const generationSchedules = [
@@ -73,14 +74,14 @@ const UNWRITTEN_SECONDS = 1800
  * The floor under wake-ups: turns that nobody has touched for a lease and a sweep are run again, steps that did not get
  * into their file are written again, and old frames go.
  */
-async function sweepTurns(services: Services): Promise<void> {
+async function sweepTurns(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, queues, config } = services
   const idle = await idleTurns(pool, Math.min(config.GENERATION_SWEEP_SECONDS, config.GENERATION_LEASE_SECONDS))
   if (idle.length > 0)
     await queues.send(
       idle.map(({ id, project_id }) => ({ queue: generationRun, data: { generation_id: id, project_id } })),
     )
-  await dropOldFrames(pool)
+  await inBatches(limit => deleteOldFrames(pool, limit), stopping)
   // Without a place for bytes a message would only fail; the journal keeps the steps.
   const unwritten = stores(services).problem() ? [] : await unwrittenTraces(pool, UNWRITTEN_SECONDS, 1000)
   if (unwritten.length > 0) await queues.send(unwritten.map(data => ({ queue: traceWrite, data })))

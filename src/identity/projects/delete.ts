@@ -2,6 +2,7 @@ import { lockRowsOfProject, rowsOfProject } from '../../core/api/dependents.ts'
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
+import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -50,34 +51,45 @@ export async function scheduleDelete(tx: Tx, services: Services, id: string, day
 
 /**
  * Deletes the projects whose deferred delete is due, one transaction each, and leaves an audit entry without principal
- * for each. A second sweep at the same time does no harm.
+ * for each. One that fails is logged, left to the next sweep, and keeps none of the others. A second sweep at the same
+ * time does no harm.
  * @returns how many projects went
  */
-export async function sweepDeferredDeletes(services: Services): Promise<number> {
+export async function sweepDeferredDeletes(services: Services, stopping: AbortSignal): Promise<number> {
   const now = services.clock.now()
   let deleted = 0
   for (const id of await dueDeletes(services.pool, now)) {
-    deleted += await services.write(async tx => {
-      const row = await projectKind.find(tx, id, true)
-      if (!row?.delete_at || new Date(row.delete_at) > now) return 0
-      await removeProject(tx, id, true)
-      tx.audit({
-        id: newId('audit'),
-        project_id: null,
-        principal_type: null,
-        principal_id: null,
-        action: 'projects:DeleteProject',
-        resource_srn: srn(id, projectKind.name, id),
-        resource_public_id: id,
-        status: 204,
-        request_id: null,
-        ip: null,
-        user_agent: null,
-        detail: { deferred: true, delete_at: row.delete_at },
-        created_at: now.toISOString(),
-      })
-      return 1
-    })
+    if (stopping.aborted) break
+    try {
+      if (await deleteWhenDue(services, id, now)) deleted++
+    } catch (error) {
+      if (isDatabaseLost(error)) throw error
+      services.log.error({ err: error, project_id: id }, 'deferred delete of a project failed')
+    }
   }
   return deleted
 }
+
+/** Deletes a project unless it has been resumed meanwhile, or is gone. Returns whether it went. */
+const deleteWhenDue = (services: Services, id: string, now: Date): Promise<boolean> =>
+  services.write(async tx => {
+    const row = await projectKind.find(tx, id, true)
+    if (!row?.delete_at || new Date(row.delete_at) > now) return false
+    await removeProject(tx, id, true)
+    tx.audit({
+      id: newId('audit'),
+      project_id: null,
+      principal_type: null,
+      principal_id: null,
+      action: 'projects:DeleteProject',
+      resource_srn: srn(id, projectKind.name, id),
+      resource_public_id: id,
+      status: 204,
+      request_id: null,
+      ip: null,
+      user_agent: null,
+      detail: { deferred: true, delete_at: row.delete_at },
+      created_at: now.toISOString(),
+    })
+    return true
+  })

@@ -1,6 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
+import { inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../tokens.ts'
 import { signInEntry } from './entries.ts'
@@ -89,7 +90,11 @@ export async function checkOwnPassword(
 const FAILURES_KEPT_MS = 24 * 3_600_000
 
 /** Deletes failed sign-ins of yesterday that no longer lock a name. Returns how many. */
-export function pruneFailures({ clock, pool }: Pick<Services, 'clock' | 'pool'>): Promise<number> {
+export function pruneFailures(
+  { clock, pool }: Pick<Services, 'clock' | 'pool'>,
+  stopping: AbortSignal,
+): Promise<number> {
   const now = clock.now()
-  return deleteFailures(pool, new Date(now.getTime() - FAILURES_KEPT_MS), now)
+  const before = new Date(now.getTime() - FAILURES_KEPT_MS)
+  return inBatches(limit => deleteFailures(pool, { before, now, limit }), stopping)
 }

@@ -79,13 +79,21 @@ export const noteSignIn = async (
 export const forgetFailures = (db: Queryable, username: string) =>
   db.query(statement`delete from login_failures where username = lower(${username}::text)`)
 
-/** Deletes failures whose count began before a time and that no longer lock a name. Returns how many. */
-export const deleteFailures = async (db: Queryable, before: Date, now: Date): Promise<number> =>
+/**
+ * Deletes failures whose count began before a time and that no longer lock a name, up to a number. No index serves it: the
+ * table is read once a batch, and holds what a day of guessed names leaves. Returns how many went.
+ */
+export const deleteFailures = async (
+  db: Queryable,
+  { before, now, limit }: { before: Date; now: Date; limit: number },
+): Promise<number> =>
   (
     await db.query(statement`
-      delete from login_failures
-      where first_failed_at < ${before.toISOString()}::timestamptz
-        and (locked_until is null or locked_until < ${now.toISOString()}::timestamptz)`)
+      delete from login_failures where username in (
+        select username from login_failures
+        where first_failed_at < ${before.toISOString()}::timestamptz
+          and (locked_until is null or locked_until < ${now.toISOString()}::timestamptz)
+        limit ${limit} for update skip locked)`)
   ).rowCount
 
 /**
