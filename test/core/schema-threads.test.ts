@@ -246,6 +246,15 @@ describe('threads for schemas', () => {
     assert.equal(new Set(ids.map(each => (each as unknown as { threadId: number }).threadId)).size, 3)
   })
 
+  it('are not ready for a project that has all it may have, though one is idle', async () => {
+    open({ stuckMs: 500 })
+    await Promise.all([run('1', 'proj_a'), run('1', 'proj_b')])
+    const stuck = run('hang', 'proj_a')
+    assert.equal(threads.isReady({ project: 'proj_b', key: '1' }), true)
+    assert.equal(threads.isReady({ project: 'proj_a', key: '1' }), false)
+    await stuck
+  })
+
   it('are closed to a project that has used up its time, until some of it has come back', async () => {
     open({ waitMs: 200 })
     // Said to have taken 5.2 seconds: 0.8 seconds until there is some time again.

@@ -76,7 +76,12 @@ export class SchemaThreads {
 
   /** Whether a value would be checked at once against a schema that is compiled already. */
   isReady({ project, key }: Pick<SchemaJob, 'project' | 'key'>): boolean {
-    return this.#waiting.size === 0 && this.#leftTo(project) > 0 && (this.#idle(key)?.known.has(key) ?? false)
+    return (
+      this.#waiting.size === 0 &&
+      !this.#isFull(project) &&
+      this.#leftTo(project) > 0 &&
+      (this.#idle(key)?.known.has(key) ?? false)
+    )
   }
 
   /**
@@ -134,12 +139,17 @@ export class SchemaThreads {
     return idle.find(({ known }) => key !== undefined && known.has(key)) ?? idle[0]
   }
 
+  /** Whether a project has all the threads that one may have. */
+  #isFull(project: string): boolean {
+    const most = Math.max(1, this.#most - 1)
+    return this.#threads.filter(({ job }) => job?.ask.project === project).length >= most
+  }
+
   /** Takes the next job out of its queue. */
   #next(): Job | null {
-    const most = Math.max(1, this.#most - 1)
     let first: { project: string; left: number } | null = null
     for (const project of this.#waiting.keys()) {
-      if (this.#threads.filter(({ job }) => job?.ask.project === project).length >= most) continue
+      if (this.#isFull(project)) continue
       const left = this.#leftTo(project)
       if (!first || left > first.left) first = { project, left }
     }
