@@ -289,6 +289,12 @@ const settings = {
     'false',
     'The bucket goes into the path instead of the host name.',
   ),
+  FILES_S3_IDLE_TIMEOUT_MS: setting(
+    'content',
+    integer(100),
+    '30000',
+    'Longest silence of the store within a request; the request is then made again, three times in all. A download whose client reads nothing for as long ends too.',
+  ),
   FILES_MAX_UPLOAD_BYTES: setting('content', integer(1), '104857600', 'Largest file; above it REQUEST_REJECTED 413.'),
   // Bytes that were staged an hour ago count as lost.
   UPLOAD_TIMEOUT_MS: setting(

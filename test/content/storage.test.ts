@@ -2,10 +2,12 @@ import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
 import dns from 'node:dns'
 import { access, appendFile, mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
-import net from 'node:net'
+import http from 'node:http'
+import net, { type AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
+import { s3Backend } from '../../src/content/storage/s3.ts'
 import { deleteQueue, projectDeleteQueue, stagedQueue, stores } from '../../src/content/storage/stores.ts'
 import { sweepBlobs, sweepQueue } from '../../src/content/storage/sweep.ts'
 import { newId } from '../../src/core/api/ids.ts'
@@ -528,6 +530,30 @@ describe('storage in a bucket', () => {
     assert.ok(!s3.objects.has(location))
     assert.deepEqual([...s3.uploads.keys()], ['other'])
     s3.uploads.clear()
+  })
+
+  it('gives up on a store that falls silent', async () => {
+    const stall = http.createServer((req, res) => {
+      // Of a GET it sends the start.
+      if (req.method === 'GET') res.writeHead(200, { 'content-length': '3' }).write('a')
+    })
+    await new Promise<void>(resolve => stall.listen(0, '127.0.0.1', resolve))
+    const backend = s3Backend(
+      {
+        ...app.config,
+        FILES_S3_ENDPOINT: `http://127.0.0.1:${(stall.address() as AddressInfo).port}`,
+        FILES_S3_IDLE_TIMEOUT_MS: 200,
+      },
+      'files',
+    )
+    try {
+      await assert.rejects(backend.write(Readable.from([Buffer.from('abc')]), 'key'), { name: 'TimeoutError' })
+      const stream = await backend.read('key')
+      await assert.rejects(stream?.toArray() ?? Promise.resolve(), { name: 'TimeoutError' })
+    } finally {
+      stall.closeAllConnections()
+      stall.close()
+    }
   })
 
   it('says that it is set up wrongly when the store refuses its bucket or its credentials', async () => {

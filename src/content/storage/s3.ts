@@ -24,7 +24,10 @@ export function s3Backend(config: Config, bucket: string): Backend {
         // Stores other than Amazon's know nothing of the newer checksums.
         requestChecksumCalculation: 'WHEN_REQUIRED',
         responseChecksumValidation: 'WHEN_REQUIRED',
-        requestHandler: { connectionTimeout: CONNECT_TIMEOUT_MS },
+        requestHandler: {
+          connectionTimeout: CONNECT_TIMEOUT_MS,
+          socketTimeout: config.FILES_S3_IDLE_TIMEOUT_MS,
+        },
       }),
     }))
     return opened
