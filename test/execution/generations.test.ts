@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { pruneEvents } from '../../src/control/events/retention.ts'
 import { deleteExpired, lockExpired } from '../../src/control/events/store.ts'
 import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { schemaChecks } from '../../src/core/json-schema/checks.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
@@ -311,6 +313,39 @@ describe('generations', () => {
         body.error.meta.problems.map(({ code }: { code: string }) => code),
         ['TIMEOUT'],
       )
+    })
+
+    it('an answer is kept until a thread has time to check it', async () => {
+      await double.put('kept', { rules: [{ reply: { text: '{"a":1}' } }] })
+      const agent = await app.agent({ model: 'kept/m', output_schema: { required: ['a'] } })
+      // Checks that take 50 ms each; a project may have a thousand waiting.
+      const $defs: Record<string, object> = { d40: { type: 'string' } }
+      for (let index = 0; index < 40; index++) {
+        const next = { $ref: `#/$defs/d${index + 1}` }
+        $defs[`d${index}`] = { allOf: [next, next] }
+      }
+      const slow = {
+        project: app.projectId,
+        text: JSON.stringify({ $ref: '#/$defs/d0', $defs }),
+        rules: { strict: false },
+      }
+      const ended = new AbortController()
+      const { signal } = ended
+      const checks = schemaChecks(app.services)
+      const flood = Array.from({ length: 1010 }, () => checks.problems(slow, [{}], { signal }).catch(() => {}))
+      try {
+        const { body } = await generate({ prompt: 'x' }, '?wait=false', agent)
+        const status = async () => (await app.key.get(`/generations/${body.generation_id}`)).body.status
+        await eventually(async () => (await status()) !== 'pending')
+        await sleep(2000)
+        ended.abort()
+        await eventually(async () => (await status()) === 'completed')
+        const trace = (await app.key.get(`/generations/${body.generation_id}`)).body
+        assert.deepEqual(trace.output.object, { a: 1 })
+      } finally {
+        ended.abort()
+        await Promise.all(flood)
+      }
     })
 
     it('an answer that opens a fence and goes on with empty lines is refused without holding the worker', async () => {

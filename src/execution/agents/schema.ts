@@ -24,15 +24,16 @@ export async function checkOutputSchema(
 
 /**
  * Where a value breaks a schema: nothing when it satisfies it.
- * @throws INVALID_OUTPUT_SCHEMA, SERVICE_NOT_READY
+ * @throws INVALID_OUTPUT_SCHEMA, SERVICE_NOT_READY, and the reason of `signal`
  */
 export async function outputProblems(
   services: Services,
   projectId: string,
   schema: unknown,
   value: unknown,
+  signal?: AbortSignal,
 ): Promise<Problem[]> {
-  const [problems] = await refusing(schemaChecks(services).problems(schemaOf(projectId, schema), [value]))
+  const [problems] = await refusing(schemaChecks(services).problems(schemaOf(projectId, schema), [value], { signal }))
   return problems.map(({ keyword, pointer, message }) => ({
     code: keyword.replace(/[A-Z]/g, letter => `_${letter}`).toUpperCase(),
     path: pointer

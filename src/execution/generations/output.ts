@@ -1,4 +1,5 @@
-import type { Problem } from '../../core/api/errors.ts'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { AppError, type Problem } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../agents/schema.ts'
 import { storableValue } from '../providers/storable.ts'
@@ -13,12 +14,18 @@ function withoutFence(text: string): string {
   return trimmed.slice(first.length, -FENCE.length).trim()
 }
 
-/** The final answer as the object its schema asks for. Raises as outputProblems does. */
+/** Pause before a check is asked for again that no thread had time for. */
+const RETRY_MS = 1000
+
+/**
+ * The final answer as the object its schema asks for. The answer is paid for: where no thread has time to check it, it
+ * waits until `signal` aborts.
+ * @throws INVALID_OUTPUT_SCHEMA, and what ends a wait by `signal`
+ */
 export async function readObject(
   services: Services,
   projectId: string,
-  text: string,
-  schema: object,
+  { text, schema, signal }: { text: string; schema: object; signal: AbortSignal },
 ): Promise<{ ok: true; object: unknown } | { ok: false; problems: Problem[] }> {
   let value: unknown
   try {
@@ -26,6 +33,13 @@ export async function readObject(
   } catch {
     return { ok: false, problems: [{ code: 'NOT_JSON', path: '', message: 'the answer is not JSON' }] }
   }
-  const problems = await outputProblems(services, projectId, schema, value)
-  return problems.length === 0 ? { ok: true, object: value } : { ok: false, problems }
+  for (;;) {
+    try {
+      const problems = await outputProblems(services, projectId, schema, value, signal)
+      return problems.length === 0 ? { ok: true, object: value } : { ok: false, problems }
+    } catch (error) {
+      if (!(error instanceof AppError && error.code === 'SERVICE_NOT_READY')) throw error
+      await sleep(RETRY_MS, undefined, { signal })
+    }
+  }
 }

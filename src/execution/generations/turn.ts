@@ -190,8 +190,8 @@ class Execution {
         await fault(services, 'after_model')
         controller.signal.throwIfAborted()
         const step = stepOf(answer, this.steps.length + 1, startedAt)
-        if (answer.tool_calls.length === 0) return await this.complete(answer, step)
-        if (step.n >= maxSteps) return await this.complete(answer, step, 'max_steps')
+        if (answer.tool_calls.length === 0) return await this.complete(answer, step, controller.signal)
+        if (step.n >= maxSteps) return await this.complete(answer, step, controller.signal, 'max_steps')
         await this.journal(step)
       }
     } finally {
@@ -271,7 +271,12 @@ class Execution {
     }
   }
 
-  private async complete(answer: ModelAnswer, step: StepRow, stop?: 'max_steps'): Promise<'settled'> {
+  private async complete(
+    answer: ModelAnswer,
+    step: StepRow,
+    signal: AbortSignal,
+    stop?: 'max_steps',
+  ): Promise<'settled'> {
     const { agent } = this
     let object: unknown = null
     if (agent.output_schema) {
@@ -280,7 +285,7 @@ class Execution {
             ok: false as const,
             problems: [{ code: 'NO_ANSWER', path: '', message: 'the turn ended at max_steps without an answer' }],
           }
-        : await readObject(this.services, agent.project_id, answer.text, agent.output_schema)
+        : await readObject(this.services, agent.project_id, { text: answer.text, schema: agent.output_schema, signal })
       if (!read.ok) {
         const failure = {
           code: 'OUTPUT_SCHEMA_VALIDATION_FAILED',
