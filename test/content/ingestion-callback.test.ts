@@ -102,6 +102,13 @@ describe('conversion of files', () => {
     assert.equal(await failure({ body: { pages: [] } }), 'FILE_PARSE_FAILED')
   })
 
+  it('bounds the depth of what is posted before it is parsed', async () => {
+    const { id, token } = await deferred()
+    const reply = await post(id, token, `{"pages":${'['.repeat(40_000)}${']'.repeat(40_000)}}`)
+    assert.deepEqual([reply.status, reply.body.error.meta.problems?.[0].code], [400, 'TOO_DEEP'])
+    assert.equal((await post(id, token, { text: 'whole' })).status, 204)
+  })
+
   it('hands a tool every key of its presets', async () => {
     const preset_parameters = JSON.parse('{ "Some_Key": 1, "__proto__": { "a": 1 } }')
     await key.post('/ingestion-rules', { tool_id: tool, content_type_glob: 'audio/preset', preset_parameters })

@@ -89,6 +89,19 @@ describe('uploads as base64 in JSON, read as they arrive', () => {
       }
   })
 
+  it('bounds depth and number of what is beside the content before it is parsed', async () => {
+    const nested = `${'{"a":'.repeat(65)}1${'}'.repeat(65)}`
+    for (const [fields, problem] of [
+      [`"metadata":${nested}`, 'TOO_DEEP'],
+      [`"tags":[${'1,'.repeat(100_000)}1]`, 'TOO_MANY_VALUES'],
+    ]) {
+      const { status, body } = await send(`{"content":"eA==",${fields}}`)
+      assert.deepEqual([status, body.error?.meta?.problems?.[0].code], [400, problem])
+    }
+    const text = await send(JSON.stringify({ content: 'eA==', metadata: nested }))
+    assert.deepEqual([text.status, text.body.error?.code], [400, 'VALIDATION_FAILED'])
+  })
+
   it('takes keys that objects inherit as plain keys', async () => {
     const metadata = '{"__proto__":{"polluted":true},"constructor":{"prototype":1},"n":-1.5e3}'
     const made = await send(`{"metadata":${metadata},"content":"eA=="}`, 3)

@@ -316,8 +316,9 @@ describe('generations', () => {
     })
 
     it('an answer is kept until a thread has time to check it', async () => {
-      await double.put('kept', { rules: [{ reply: { text: '{"a":1}' } }] })
-      const agent = await app.agent({ model: 'kept/m', output_schema: { required: ['a'] } })
+      const inside = await startAgentApp({ inProcess: true })
+      await client(inside.double).put('kept', { rules: [{ reply: { text: '{"a":1}' } }] })
+      const agent = await inside.agent({ model: 'kept/m', output_schema: { required: ['a'] } })
       // Checks that take 50 ms each; a project may have a thousand waiting.
       const $defs: Record<string, object> = { d40: { type: 'string' } }
       for (let index = 0; index < 40; index++) {
@@ -325,26 +326,27 @@ describe('generations', () => {
         $defs[`d${index}`] = { allOf: [next, next] }
       }
       const slow = {
-        project: app.projectId,
+        project: inside.projectId,
         text: JSON.stringify({ $ref: '#/$defs/d0', $defs }),
         rules: { strict: false },
       }
       const ended = new AbortController()
       const { signal } = ended
-      const checks = schemaChecks(app.services)
+      const checks = schemaChecks(inside.services)
       const flood = Array.from({ length: 1010 }, () => checks.problems(slow, [{}], { signal }).catch(() => {}))
       try {
-        const { body } = await generate({ prompt: 'x' }, '?wait=false', agent)
-        const status = async () => (await app.key.get(`/generations/${body.generation_id}`)).body.status
+        const { body } = await inside.key.post(`/agents/${agent}/generate?wait=false`, { prompt: 'x' })
+        const status = async () => (await inside.key.get(`/generations/${body.generation_id}`)).body.status
         await eventually(async () => (await status()) !== 'pending')
         await sleep(2000)
         ended.abort()
         await eventually(async () => (await status()) === 'completed')
-        const trace = (await app.key.get(`/generations/${body.generation_id}`)).body
+        const trace = (await inside.key.get(`/generations/${body.generation_id}`)).body
         assert.deepEqual(trace.output.object, { a: 1 })
       } finally {
         ended.abort()
         await Promise.all(flood)
+        await inside.close()
       }
     })
 

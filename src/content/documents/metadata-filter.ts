@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { checkStorable } from '../../core/api/validate.ts'
 import { all, type Fragment, sql } from '../../core/db/sql.ts'
+import { parseJson } from '../../core/http/body.ts'
 
 /** What documents are found by in their metadata: the same in lists and in searches. */
 
@@ -68,7 +69,7 @@ export const metadataQuery = z
   .transform(text => {
     let filter: unknown
     try {
-      filter = JSON.parse(text)
+      filter = parseJson(text)
     } catch {
       return refuse('must be JSON')
     }

@@ -3,6 +3,7 @@ import { getManyValues, isMany, none } from 'stream-chain/core'
 import { jsonParser, type parser } from 'stream-json/core/parser.js'
 import { stringer } from 'stream-json/core/stringer.js'
 import { AppError, invalid } from '../../core/api/errors.ts'
+import { parseJson } from '../../core/http/body.ts'
 
 type Token = parser.Token
 
@@ -69,9 +70,9 @@ export class JsonBody {
     }
   }
 
-  /** The body with an empty string for the text that was given; undefined when there was none. */
+  /** The body with an empty string for the text that was given; undefined when there was none. Raises VALIDATION_FAILED. */
   value(): unknown {
-    return this.#bytes === 0 ? undefined : JSON.parse(this.#rest)
+    return this.#bytes === 0 ? undefined : parseJson(this.#rest)
   }
 
   /** Reads on until there are tokens; false at the end of the body. @throws Error for what is no JSON */

@@ -6,6 +6,7 @@ import { TagInput } from '../../core/api/tags.ts'
 import { checkStorable } from '../../core/api/validate.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { parseJson } from '../../core/http/body.ts'
 import { MetadataBag } from '../metadata.ts'
 import { directoryOf, leafOf, WritableDirectory } from '../paths.ts'
 import { dropBytes } from '../storage/stores.ts'
@@ -125,7 +126,7 @@ const Metadata = z.union([
     .string()
     .transform((text, context): unknown => {
       try {
-        const value: unknown = JSON.parse(text)
+        const value: unknown = parseJson(text)
         const problem = checkStorable(value)
         if (!problem) return value
         context.addIssue({ code: 'custom', message: problem.message })

@@ -6,6 +6,7 @@ import type { Request, Response } from 'express'
 import multer from 'multer'
 import { AppError, invalid, raise } from '../../core/api/errors.ts'
 import type { Received, Receiving } from '../../core/api/operation.ts'
+import { parseJson } from '../../core/http/body.ts'
 import { type Staged, stores, tooLarge } from '../storage/stores.ts'
 import { decodeBase64, JsonBody } from './json-body.ts'
 import { essenceOf } from './media-type.ts'
@@ -138,8 +139,9 @@ function jsonField(fields: Record<string, unknown>, name: string): void {
   const text = fields[name]
   if (typeof text !== 'string') return
   try {
-    fields[name] = JSON.parse(text)
-  } catch {
+    fields[name] = parseJson(text)
+  } catch (error) {
+    if (error instanceof AppError) throw error
     invalid({ code: 'MALFORMED', path: name, message: 'must be JSON text' })
   }
 }

@@ -1,10 +1,11 @@
 import type { IncomingMessage } from 'node:http'
-import express, { type Request, type Response } from 'express'
+import type { Request, Response } from 'express'
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { operation, type Receiving } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { refusedByLayer } from '../../core/http/adapter.ts'
+import { jsonReader } from '../../core/http/body.ts'
 import { verifyToken } from '../../identity/tokens.ts'
 import { documentKind } from '../documents/model.ts'
 import { lockDocument } from '../documents/store.ts'
@@ -31,15 +32,16 @@ const CallbackInput = z
   .meta({ id: 'IngestionCallbackInput' })
 type CallbackInput = z.output<typeof CallbackInput>
 
-/** The JSON of a body of at most `maxBytes`. Raises CONVERTER_OUTPUT_INVALID for what is none, REQUEST_REJECTED 413. */
+/**
+ * The JSON of a body of at most `maxBytes`. Raises CONVERTER_OUTPUT_INVALID for what is none, REQUEST_REJECTED 413,
+ * VALIDATION_FAILED for what is nested too deep or holds too many values.
+ */
 async function jsonOf(req: IncomingMessage, maxBytes: number): Promise<unknown> {
-  await new Promise<void>((resolve, reject) =>
-    express.json({ limit: maxBytes, type: () => true, strict: false })(
-      req as Request,
-      {} as Response,
-      (error?: unknown) => (error ? reject(refused(error)) : resolve()),
-    ),
-  )
+  try {
+    await jsonReader(maxBytes)(req as Request, {} as Response)
+  } catch (error) {
+    throw refused(error)
+  }
   return (req as Request).body
 }
 

@@ -41,6 +41,12 @@ export function boundJson(bytes: Uint8Array): void {
   }
 }
 
+/** The value of JSON text that came within a body or a query. Raises VALIDATION_FAILED as boundJson; throws for what is no JSON. */
+export function parseJson(text: string): unknown {
+  boundJson(Buffer.from(text))
+  return JSON.parse(text)
+}
+
 /** Reads the JSON body of a request into `req.body`. Rejects with what is wrong with it. */
 export type JsonReader = (req: Request, res: Response) => Promise<void>
 
