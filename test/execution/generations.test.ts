@@ -333,7 +333,9 @@ describe('generations', () => {
       const ended = new AbortController()
       const { signal } = ended
       const checks = schemaChecks(inside.services)
-      const flood = Array.from({ length: 1010 }, () => checks.problems(slow, [{}], { signal }).catch(() => {}))
+      const flood = Array.from({ length: 1010 }, async () => {
+        while (!signal.aborted) await checks.problems(slow, [{}], { signal }).catch(() => sleep(5))
+      })
       try {
         const { body } = await inside.key.post(`/agents/${agent}/generate?wait=false`, { prompt: 'x' })
         const status = async () => (await inside.key.get(`/generations/${body.generation_id}`)).body.status
