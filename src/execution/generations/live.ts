@@ -1,4 +1,5 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { outsideTenancy } from '../../core/db/tenancy.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { disturbed } from './store.ts'
@@ -81,7 +82,8 @@ function open(services: Services): LiveTurns {
     run(generationId, attempt, controller) {
       const entry = { attempt, controller }
       running.set(generationId, entry)
-      timer ??= setInterval(() => void check(), CHECK_MS).unref()
+      // Of all running turns, whichever started it.
+      timer ??= outsideTenancy(() => setInterval(() => void check(), CHECK_MS)).unref()
       return () => {
         if (running.get(generationId) === entry) running.delete(generationId)
         if (running.size === 0) {
