@@ -37,6 +37,23 @@ describe('invoke', () => {
     (await app.services.pool.any(sql.unsafe`
       select action, status, project_id, detail from audit_entries where request_id = ${requestId} order by id`)) as any[]
 
+  it('keeps a precondition that came over another surface, of operations that check it themselves too', async () => {
+    const made = await project.key.post('/documents', { title: 'a', content: 'text' })
+    assert.equal(made.status, 201, JSON.stringify(made.body))
+    const document_id = made.body.id
+    const params = { document_id }
+    const read = await project.key.get(`/documents/${document_id}`)
+    const ifMatch = read.headers.get('etag') as string
+    const stale = { params, ifMatch: 'W/"stale"' }
+    const refused = (id: string, input: Omit<Input, 'tx'>) =>
+      assert.rejects(call(undefined, admin, id, input), { code: 'PRECONDITION_FAILED' })
+    await refused('updateDocument', { ...stale, body: { title: 'b' } })
+    await refused('withdrawDocument', { ...stale, body: {} })
+    await refused('restoreDocumentVersion', { ...stale, params: { ...params, version: '1' }, body: {} })
+    const changed = await call(undefined, admin, 'updateDocument', { params, ifMatch, body: { title: 'b' } })
+    assert.equal(changed.title, 'b')
+  })
+
   it('makes ten operations one transaction: all of it is there, or nothing', async () => {
     const project_id = project.id
     const work = async (tx: Tx, requestId: string) => {

@@ -94,7 +94,7 @@ export function requireVersion(row: Pick<DocumentRow, 'version'>, expected_versi
  * meanwhile they are made again. Writes without a precondition all apply, one after the other, each with its own version.
  */
 export async function changeDocument(
-  context: Pick<Context, 'services' | 'caller' | 'audit' | 'request' | 'allow' | 'allowTags' | 'record'> & {
+  context: Pick<Context, 'services' | 'caller' | 'audit' | 'ifMatch' | 'allow' | 'allowTags' | 'record'> & {
     resource: DocumentRow
   },
   wanted: Wanted,
@@ -111,7 +111,7 @@ export async function changeDocument(
       if (!row) return raise(documentKind.notFound, { meta: { id: resource.id } })
       refuseReserved(row)
       requireVersion(row, wanted.expected_version)
-      requireTag(row, context.request.headers['if-match'])
+      requireTag(row, context.ifMatch)
       if (!wanted.restores) refuseWithdrawn(row)
       const plan = await planChange(tx, services, row, wanted)
       if (plan.next.path !== row.path) context.allow(audit.action, { kind: documentKind, row: plan.next })

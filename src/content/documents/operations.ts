@@ -259,11 +259,11 @@ const withdrawDocument = itemOperation(documentKind, {
   bodyOptional: true,
   answers: { 200: Document },
   raises: ['VERSION_CONFLICT', 'PRECONDITION_FAILED'],
-  run: async ({ body, caller, request, resource, tx }) =>
+  run: async ({ body, caller, ifMatch, resource, tx }) =>
     documentKind.present(
       await withdraw(tx, resource.id, {
         expected_version: body?.expected_version,
-        etag: request.headers['if-match'],
+        etag: ifMatch,
         created_by: authorOf(caller),
       }),
     ),

@@ -100,6 +100,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   services: Services
   audit: AuditDraft
   request: RequestFacts
+  /** The tag that the row must still have, of whatever surface; the pipeline checks it where it can. */
+  ifMatch: string | undefined
   /** Asks again, for what goes on after its answer began: raises what the call would be refused with now. */
   recheck(): Promise<void>
   /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */

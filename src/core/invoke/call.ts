@@ -55,9 +55,10 @@ export function callAs(
     signal?: AbortSignal
     requestId?: string
     idempotencyKey?: string
+    ifMatch?: string
   } = {},
 ): Call {
-  const { params = {}, query = {}, body, tx, signal = never, requestId = newId('req'), idempotencyKey } = input
+  const { params = {}, query = {}, body, tx, signal = never, requestId = newId('req'), idempotencyKey, ifMatch } = input
   return {
     surface,
     identify: async () => caller,
@@ -66,6 +67,7 @@ export function callAs(
     body,
     tx,
     idempotencyKey,
+    ifMatch,
     path: JSON.stringify(params),
     request: { id: requestId, receivedAt: new Date(), ip: null, userAgent: null, headers: {}, closed: signal },
   }

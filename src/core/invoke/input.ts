@@ -76,6 +76,7 @@ export function contextOf(
     services,
     audit,
     request: call.request,
+    ifMatch: call.ifMatch,
     recheck,
     allow: (action, target) => {
       if (!check(action, target)) raise('FORBIDDEN', { meta: { action } })
