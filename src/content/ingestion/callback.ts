@@ -3,13 +3,14 @@ import type { Request, Response } from 'express'
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { operation, type Receiving } from '../../core/api/operation.ts'
+import { storableText } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { refusedByLayer } from '../../core/http/adapter.ts'
 import { jsonReader } from '../../core/http/body.ts'
 import { verifyToken } from '../../identity/tokens.ts'
 import { documentKind } from '../documents/model.ts'
 import { lockDocument } from '../documents/store.ts'
-import { parsePages, storableText } from '../rules/pages.ts'
+import { parsePages } from '../rules/pages.ts'
 import { ingestionQueue } from './queue.ts'
 import { settleFailed } from './settle.ts'
 import { deliverPages, endOpen } from './store.ts'
@@ -56,7 +57,7 @@ function resultOf(body: unknown, mostPages: number): CallbackInput {
   const { text, pages, status, message } = (body ?? {}) as Record<string, unknown>
   if (status === 'failed') {
     if (typeof message !== 'string') raise('CONVERTER_OUTPUT_INVALID', { message: 'message: must be a string' })
-    return { status, message: storableText(message) }
+    return { status, message: storableText(message, '') }
   }
   if (status !== undefined && text === undefined && pages === undefined)
     raise('CONVERTER_OUTPUT_INVALID', { message: 'status: only `failed` settles an attempt' })

@@ -1,11 +1,11 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { storableText } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Limits } from '../../core/jobs/attempt.ts'
 import type { Services } from '../../core/process/services.ts'
 import { removeChunks } from '../chunks/store.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
 import { lockDocument, updateDocument } from '../documents/store.ts'
-import { storableText } from '../rules/pages.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
 import { ingestions } from './store.ts'
 
@@ -17,7 +17,7 @@ const MAX_MESSAGE = 2000
  */
 export async function settleFailed(tx: Tx, document: DocumentRow, failure: RecordedFailure): Promise<DocumentRow> {
   // A thrown message may quote what no text can hold.
-  const error = { ...failure, message: storableText(failure.message.slice(0, MAX_MESSAGE)) }
+  const error = { ...failure, message: storableText(failure.message.slice(0, MAX_MESSAGE), '') }
   await removeChunks(tx, document.id)
   const failed = await updateDocument(tx, {
     ...document,

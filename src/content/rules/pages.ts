@@ -1,11 +1,9 @@
 import { raise } from '../../core/api/errors.ts'
+import { storableText } from '../../core/api/text.ts'
 import type { Page } from '../chunks/model.ts'
 
 /** The largest page number that a column holds. */
 const MAX_PAGE = 2_147_483_647
-
-/** A text without the characters that the database cannot hold. */
-export const storableText = (text: string): string => text.replaceAll('\0', '').toWellFormed()
 
 const wrong = (path: string, message: string): never =>
   raise('CONVERTER_OUTPUT_INVALID', { message: `${path}: ${message}`, meta: { path } })
@@ -15,14 +13,16 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
 
 /**
  * What a converter answered, or posted later, as pages: a string is page 1, `{ pages: [{ text, page_number }] }` the
- * pages in their order. A page without a number has that of its place; blank pages are dropped, so there may be none
- *. Characters that no text can hold are dropped or replaced.
+ * pages in their order. A page without a number has that of its place; blank pages are dropped, so there may be none.
+ * Characters that no text can hold are dropped or replaced.
  * @param mostPages what no file has more of
  * @throws CONVERTER_OUTPUT_INVALID for anything else, with `meta.path`
  */
 export function parsePages(value: unknown, mostPages: number): Page[] {
   const pages = typeof value === 'string' ? [{ number: 1, text: value }] : pagesIn(value, mostPages)
-  return pages.map(({ number, text }) => ({ number, text: storableText(text) })).filter(({ text }) => /\S/.test(text))
+  return pages
+    .map(({ number, text }) => ({ number, text: storableText(text, '') }))
+    .filter(({ text }) => /\S/.test(text))
 }
 
 function pagesIn(value: unknown, mostPages: number): { number: number; text: string }[] {

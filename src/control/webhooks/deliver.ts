@@ -1,5 +1,5 @@
 import { createHmac } from 'node:crypto'
-import { firstBytes } from '../../core/api/text.ts'
+import { firstBytes, storableText } from '../../core/api/text.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
@@ -126,7 +126,7 @@ function outcomeOf(outcome: EgressOutcome, attempts: number, signal: AbortSignal
     return returned
   const answered =
     outcome.kind === 'answer'
-      ? { status_code: outcome.status, response_body: storableText(outcome.body) }
+      ? { status_code: outcome.status, response_body: storableText(firstBytes(outcome.body, ANSWER_BYTES)) }
       : { status_code: outcome.status ?? null, response_body: oneLine(`${outcome.reason}: ${outcome.message}`) }
   if (outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300)
     return { decision: 'done', status: 'completed', counted: true, retry_ms: null, ...answered }
@@ -135,8 +135,4 @@ function outcomeOf(outcome: EgressOutcome, attempts: number, signal: AbortSignal
     : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...answered }
 }
 
-/** An answer's first bytes as text that the database can hold. */
-const storableText = (body: Buffer): string => firstBytes(body, ANSWER_BYTES).replaceAll('\0', '\ufffd')
-
-const oneLine = (text: string): string =>
-  firstBytes(text.replaceAll('\0', '\ufffd').replace(/\s*[\r\n]+\s*/g, ' '), ANSWER_BYTES)
+const oneLine = (text: string): string => firstBytes(storableText(text).replace(/\s*[\r\n]+\s*/g, ' '), ANSWER_BYTES)

@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { firstChars } from '../api/text.ts'
+import { firstChars, storableText } from '../api/text.ts'
 import { attempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, expired, handBack, retry } from './claims.ts'
@@ -220,5 +220,5 @@ function idsOf(data: object): Record<string, string> {
 function describe(error: unknown): object {
   const { name, code, message } = Object(error) as { name?: string; code?: unknown; message?: string }
   const text = firstChars(String(message ?? error), 2000)
-  return { name, code, message: text.replaceAll('\0', '\ufffd').toWellFormed() }
+  return { name, code, message: storableText(text) }
 }

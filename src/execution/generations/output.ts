@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError, type Problem } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/text.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../agents/schema.ts'
-import { storableValue } from '../providers/storable.ts'
 
 const FENCE = '```'
 

@@ -8,12 +8,12 @@ import {
   streamText,
   type ToolSet,
 } from 'ai'
+import { storableText, storableValue } from '../../core/api/text.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './exchange.ts'
 import { failureOf, isOwnFault, type ModelFailure } from './failure.ts'
 import type { ProviderRow } from './model.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'
-import { storableText, storableValue } from './storable.ts'
 import { schemaInstruction, strictFits } from './structured.ts'
 
 export { retryDelay } from './failure.ts'

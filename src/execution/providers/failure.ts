@@ -12,11 +12,10 @@ import {
   UnsupportedFunctionalityError,
 } from 'ai'
 import { AppError, type ErrorCode } from '../../core/api/errors.ts'
-import { firstBytes, firstChars } from '../../core/api/text.ts'
+import { firstBytes, firstChars, storableText } from '../../core/api/text.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
 import { misconfigured } from './misconfigured.ts'
-import { storableText } from './storable.ts'
 
 /** Why a call failed; null is deterministic and never repeated. */
 export type FailureClass = 'rate_limited' | 'timeout' | 'provider_error' | null
