@@ -49,7 +49,7 @@ export async function tokenRuler(text: string): Promise<TokenRuler> {
  * Counts in tokens of the text as a whole. A token may end within a character; its place is then in front of that
  * character. Tokens are made as far as somebody asks and let go once they lie far behind.
  */
-export class TokenRuler implements Ruler {
+class TokenRuler implements Ruler {
   readonly text: string
   readonly #tokenizer: Tokenizer
   readonly #pieces: RegExp

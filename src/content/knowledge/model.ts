@@ -118,7 +118,7 @@ export const DocumentResult = z
   .meta({ id: 'KnowledgeDocumentResult' })
 export type DocumentResult = z.output<typeof DocumentResult>
 
-export const MemoryResult = z
+const MemoryResult = z
   .object({
     source_type: z.literal('memory'),
     ...common,

@@ -28,7 +28,7 @@ import {
  */
 
 /** Wakes the sealing worker; one message at a time in the whole deployment. */
-export const sealQueue = entityMailbox('audit.seal', {
+const sealQueue = entityMailbox('audit.seal', {
   message: z.object({ full: z.boolean() }),
   key: message => (message.full ? 'full' : 'tick'),
   concern: 'snapshot',

@@ -76,7 +76,7 @@ function summed(sets: readonly { kind: Kind }[], measured: readonly Measured[]) 
 }
 
 /** What refers to a row, out of the `references` of every kind, in one statement. `held`: it keeps the row, save by force. */
-export async function dependentsOf(
+async function dependentsOf(
   db: Queryable,
   target: Pick<Kind, 'name'>,
   id: string,

@@ -31,7 +31,7 @@ function checkBag(bag: Record<string, unknown>, context: z.core.$RefinementCtx):
 export const TagInput = z.record(key, value).superRefine(checkBag).meta({ id: 'TagInput' })
 
 /** Tags to merge; null removes a key. */
-export const TagPatch = z.record(key, value.nullable()).superRefine(checkBag).meta({ id: 'TagPatch' })
+const TagPatch = z.record(key, value.nullable()).superRefine(checkBag).meta({ id: 'TagPatch' })
 
 /** The tags after a PUT: those sent, and what the platform wrote. */
 export const replacedTags = (stored: Tags, sent: Tags): Tags => ({
@@ -40,7 +40,7 @@ export const replacedTags = (stored: Tags, sent: Tags): Tags => ({
 })
 
 /** The tags after a PATCH. Raises VALIDATION_FAILED when there would be too many keys. */
-export function mergedTags(stored: Tags, sent: Record<string, string | null>): Tags {
+function mergedTags(stored: Tags, sent: Record<string, string | null>): Tags {
   const merged = Object.fromEntries(
     Object.entries({ ...stored, ...sent }).filter((entry): entry is [string, string] => entry[1] !== null),
   )

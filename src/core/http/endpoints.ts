@@ -11,7 +11,7 @@ import { allOk, type Checks, readiness } from './health.ts'
 import { openApiDocument } from './openapi.ts'
 import { errorPage, permissionPage, referencePage } from './pages.ts'
 
-export const migrationCount = migrationNames().length
+const migrationCount = migrationNames().length
 
 /** Mounts what is served outside /api/v1: descriptions, reference pages, health, metrics. */
 export function mountDocuments(

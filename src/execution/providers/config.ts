@@ -10,7 +10,7 @@ const SECRET_TOKEN = /\{\{secret:sec_[A-Za-z0-9]+\}\}/g
 const UNSENDABLE = new Set(['host', 'content-length', 'transfer-encoding'])
 
 /** One DNS label: what becomes part of a host name may hold nothing else. */
-export const isLabel = (text: string): boolean => /^[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?$/.test(text)
+const isLabel = (text: string): boolean => /^[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?$/.test(text)
 
 /** The known keys of a config, in either spelling, with the credentials put back. */
 export type Settings = {
@@ -63,7 +63,7 @@ export function checkCredential(provider: Writable, ambientCredentials: boolean)
     throw misconfigured(null, 'no_credential', `A ${provider.provider} provider needs a secret or config.api_key here`)
 }
 
-export const isCloud = (type: ProviderType): boolean => type === 'bedrock' || type === 'vertex'
+const isCloud = (type: ProviderType): boolean => type === 'bedrock' || type === 'vertex'
 
 function baseUrlProblems({ provider, base_url: given }: Writable): Problem[] {
   const problem = (message: string, code = 'INVALID_VALUE'): Problem[] => [{ code, path: 'base_url', message }]

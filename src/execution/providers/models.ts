@@ -61,7 +61,7 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
 globalThis.AI_SDK_LOG_WARNINGS = false
 
 /** Builds the client of a resolved provider. Vendor packages are loaded when first needed. */
-export async function buildClient(access: Access): Promise<ModelClient> {
+async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
   return {
     type,

@@ -9,7 +9,7 @@ import { checkPolicyDocument, type PolicyDocument } from '../../core/iam/policy.
 
 const strings = z.array(z.string().min(1)).min(1).max(100)
 
-export const PolicyDocumentSchema = z
+const PolicyDocumentSchema = z
   .object({
     statement: z
       .array(

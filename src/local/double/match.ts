@@ -24,7 +24,7 @@ export function matches(when: Match | undefined, request: ModelRequest): boolean
 }
 
 /** Returns whether a text fulfils a condition; of an object all given keys must hold. */
-export function textMatches(condition: TextCondition, text: string): boolean {
+function textMatches(condition: TextCondition, text: string): boolean {
   if (typeof condition === 'string') return text.includes(condition)
   return (
     (condition.equals === undefined || text === condition.equals) &&

@@ -54,7 +54,7 @@ export function compose(reply: Reply, request: ModelRequest, callId: CallId, lit
 }
 
 /** Cuts a text into pieces of `count` words; spaces stay with the word before them. */
-export function wordPieces(text: string, count: number): string[] {
+function wordPieces(text: string, count: number): string[] {
   if (text === '') return []
   if (text.trim() === '') return [text]
   const words = text.match(/\s*\S+\s*/g) ?? []
