@@ -82,7 +82,7 @@ describe('schemas of a hostile project', function () {
       }
       assert.ok(refused.length < 30, `${refused.length} of 40 of the other project's were answered first`)
       const first = await eventually(() => refused[0])
-      assert.match(first.body.error.message, /takes longer than 50 ms to judge/)
+      assert.match(first.body.error.message, /takes longer than 50 ms to check/)
       await web.kill()
       await flood
     } finally {

@@ -10,7 +10,7 @@ function timeOf(id: string): number {
   return Number([...text].reduce((value, digit) => value * 32n + BigInt(ALPHABET.indexOf(digit)), 0n) >> 80n)
 }
 
-/** Kinds with their prefixes (conventions, 9; identity, 7). A kind of its own for each, and each for one kind. */
+/** Kinds with their prefixes. A kind of its own for each, and each for one kind. */
 const PREFIXES: Record<string, string> = {
   user: 'user',
   project: 'proj',

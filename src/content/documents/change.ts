@@ -31,7 +31,7 @@ export type Wanted = {
   title?: string | null
   path?: string | null
   metadata?: Record<string, unknown> | null
-  /** The bag that the stored one becomes. */
+  /** The tags that the stored ones become. */
   tags?: (stored: Tags) => Tags
   settings?: PartialSettings
   /** The whole text, or what is added to its end. */

@@ -119,7 +119,7 @@ export const FileName = z
   })
   .meta({ type: 'string' })
 
-/** A bag, or JSON text of one, for clients that have only fields of text. */
+/** An object, or JSON text of one, for clients that have only fields of text. */
 const Metadata = z.union([
   MetadataBag,
   z

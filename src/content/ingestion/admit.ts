@@ -73,8 +73,8 @@ async function start({ tx, caller, wait }: Admission, document: DocumentRow, set
 }
 
 /**
- * Makes a document of a file, for a worker to fill. The checks are in the order of content 6.1, under the lock of the
- * file's row, which its delete takes too. The place that the document gets must be one that the caller may ingest to.
+ * Makes a document of a file, for a worker to fill. The checks are made under the lock of the file's row,
+ * which its delete takes too. The place that the document gets must be one that the caller may ingest to.
  */
 export async function admitFile(
   admission: Admission & Pick<Context, 'allow'>,

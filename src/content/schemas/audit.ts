@@ -15,7 +15,7 @@ const READ = { document: 'documents:GetDocument', file: 'files:GetFile' } as con
 
 /**
  * The first stored resources, in the order of their paths, that a declaration would refuse now; without metadata they
- * are checked as an empty bag. Resources that the caller may not read are passed over. It stops at `limit` of them, after
+ * are checked as an empty object. Resources that the caller may not read are passed over. It stops at `limit` of them, after
  * ten seconds, and when the client leaves.
  */
 export async function auditSchema(
@@ -35,8 +35,8 @@ export async function auditSchema(
       const seen = rows.slice(at, at + PART).filter(row => allowed(READ[schema.resource_type], { kind, row }))
       let errors: (string | null)[]
       try {
-        const bags = seen.map(({ metadata }) => metadata)
-        errors = await violations(services, schema, bags, signal)
+        const given = seen.map(({ metadata }) => metadata)
+        errors = await violations(services, schema, given, signal)
       } catch (error) {
         if (!signal.aborted) throw error
         return { data, scanned }

@@ -9,7 +9,7 @@ const MAX_MESSAGE = 2000
 
 type Metadata = Record<string, unknown> | null | undefined
 
-/** A write to check: what would be stored under a normalized path; null metadata counts as an empty bag. */
+/** A write to check: what would be stored under a normalized path; null metadata counts as an empty object. */
 export type MetadataWrite = {
   project_id: string
   resource_type: ResourceType
@@ -51,7 +51,7 @@ function prefixesOf(path: string): string[] {
   return prefixes
 }
 
-/** What is wrong with a bag under a declaration, in one sentence; null when nothing is. */
+/** What is wrong with metadata under a declaration, in one sentence; null when nothing is. */
 function violation(schema: MetadataSchemaRow, problems: readonly SchemaProblem[]): string | null {
   if (problems.length === 0) return null
   const details = problems.map(({ pointer, message }) => `${pointer || '(root)'} ${message}`).join('; ')
@@ -65,21 +65,21 @@ async function unlessUnusable<T>(find: Promise<T>, otherwise: (problem: SchemaPr
     return await find
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
-    return otherwise({ keyword: '$schema', pointer: '', message: `cannot be judged: the schema ${error.message}` })
+    return otherwise({ keyword: '$schema', pointer: '', message: `cannot be checked: the schema ${error.message}` })
   }
 }
 
 /**
- * What is wrong with each of some bags under a declaration; null where nothing is.
+ * What is wrong with each of some values under a declaration; null where nothing is.
  * @throws SERVICE_NOT_READY, and the reason of `signal`
  */
 export async function violations(
   services: Services,
   schema: MetadataSchemaRow,
-  bags: readonly Metadata[],
+  given: readonly Metadata[],
   signal?: AbortSignal,
 ): Promise<(string | null)[]> {
-  const values = bags.map(bag => bag ?? {})
+  const values = given.map(metadata => metadata ?? {})
   const problems = await unlessUnusable(
     schemaChecks(services).problems(schemaOf(schema), values, { signal }),
     problem => values.map(() => [problem]),

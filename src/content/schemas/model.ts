@@ -51,13 +51,13 @@ export const MetadataSchemaPatch = patchBody('MetadataSchemaPatch', {
   schema: fields.schema,
 })
 
-/** A bag to check as a write at a path would be. */
+/** Metadata to check as a write at a path would be. */
 export const MetadataCheck = z
   .strictObject({
     project_id: projectField,
     path: Directory.describe('Where the resource would be'),
     resource_type: z.enum(RESOURCE_TYPES).default('document').describe('What would have the metadata'),
-    metadata: MetadataBag.nullish().describe('null is checked as an empty bag'),
+    metadata: MetadataBag.nullish().describe('null is checked as an empty object'),
   })
   .meta({ id: 'MetadataCheck' })
 

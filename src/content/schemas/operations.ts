@@ -62,7 +62,7 @@ export const metadataSchemaOperations: Operation[] = [
   schemas.action('audit', {
     summary: 'Find stored resources that a metadata schema would refuse',
     description:
-      'In the order of their paths; a resource without metadata is checked as an empty bag. Ends after ten seconds; ' +
+      'In the order of their paths; a resource without metadata is checked as an empty object. Ends after ten seconds; ' +
       '`scanned` is the number of resources checked.',
     action: 'metadata-schemas:GetMetadataSchema',
     alsoActions: ['documents:GetDocument', 'files:GetFile'],

@@ -42,8 +42,8 @@ const REMEMBERED_MS = 600_000
 /** Places for new rows at most: one search may have to take them all in. */
 const MOST_NEW = 10_000
 /**
- * Codes that are compared before others get their turn, other requests and the search by words beside this one; not quite
- * a millisecond.
+ * Codes that are compared before yielding to the event loop, for other requests and the search by words beside this one:
+ * not quite a millisecond.
  */
 const SLICE = 8192
 

@@ -168,7 +168,7 @@ export type Operation = {
   bodyLimit?: (config: Config) => number
   /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
   pass?: (request: Pick<Receiving, 'params' | 'query' | 'services'>) => Promise<boolean>
-  /** Resolves the project of a create out of the raw body when it follows from a referenced id (conversation part, head). */
+  /** Resolves the project of a create out of the raw body when it follows from a referenced id. */
   projectOf?: (body: Record<string, unknown>, db: Queryable, caller: Caller) => Promise<string | null>
   /** The decision of the owner gate, before the body is read. Without it `run` decides. */
   decide?: (caller: Caller, row: KindRow | undefined) => Verdict

@@ -19,8 +19,8 @@ import type { Tags } from './record.ts'
 import { requireReferences } from './references.ts'
 import { replacedTags, tagOperations } from './tags.ts'
 
-/** What of an operation may be said otherwise than it follows from the kind. */
-type Said = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
+/** What an operation may declare otherwise than it follows from the kind. */
+type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
   Pick<
     Partial<Operation>,
     'description' | 'alsoActions' | 'gate' | 'admit' | 'bodyLimit' | 'bodyOptional' | 'internal' | 'secretAnswer'
@@ -30,7 +30,7 @@ type Said = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
   }
 
 /** The same of an operation on one row, which may be its owner's. */
-type SaidOfOne<Row> = Said & { decide?: (caller: Caller, row: Row) => Verdict }
+type ItemOverrides<Row> = Overrides & { decide?: (caller: Caller, row: Row) => Verdict }
 
 type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>, B, R>
 
@@ -78,7 +78,7 @@ export function resource<Row extends KindRow, Event extends string>(
      * these are where policies do not.
      */
     list<F extends Filters = Record<never, never>>(
-      said: Said & {
+      overrides: Overrides & {
         filters?: F
         /** What the list shows of a record, all of it columns; default the whole record. */
         entry?: z.ZodObject
@@ -88,7 +88,7 @@ export function resource<Row extends KindRow, Event extends string>(
         order?: Fragment
       } = {},
     ): Operation {
-      const { filters = {}, entry, where, visible, order, ...more } = said
+      const { filters = {}, entry, where, visible, order, ...more } = overrides
       const names = Object.keys(entry?.shape ?? {})
       return operation({
         id: `list${nouns}`,
@@ -116,9 +116,9 @@ export function resource<Row extends KindRow, Event extends string>(
 
     /** GET of one. `present` shows it with more than its record. */
     get(
-      said: SaidOfOne<Row> & { present?: (context: QueryContext<undefined, Row>) => Promise<object> } = {},
+      overrides: ItemOverrides<Row> & { present?: (context: QueryContext<undefined, Row>) => Promise<object> } = {},
     ): Operation {
-      const { present: shown, ...more } = said
+      const { present: shown, ...more } = overrides
       return itemOperation(kind, {
         id: `get${noun}`,
         method: 'get',
@@ -138,7 +138,7 @@ export function resource<Row extends KindRow, Event extends string>(
      * event of a new row is emitted here.
      */
     create<B extends z.ZodType>(
-      said: Said &
+      overrides: Overrides &
         Pick<Partial<Operation>, 'pathOf' | 'projectOf' | 'gate' | 'consumes' | 'receive'> & {
           body: B
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
@@ -147,7 +147,7 @@ export function resource<Row extends KindRow, Event extends string>(
           show?: (row: Row, context: QueryContext<z.output<B>>) => object
         },
     ): Operation {
-      const { body, check, make, show, ...more } = said
+      const { body, check, make, show, ...more } = overrides
       return operation({
         id: `create${noun}`,
         method: 'post',
@@ -181,7 +181,7 @@ export function resource<Row extends KindRow, Event extends string>(
      * `quiet` one that leaves the row as it was.
      */
     update<B extends z.ZodType>(
-      said: SaidOfOne<Row> & {
+      overrides: ItemOverrides<Row> & {
         body: B
         method?: 'patch' | 'put'
         quiet?: boolean
@@ -197,7 +197,7 @@ export function resource<Row extends KindRow, Event extends string>(
         changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
       },
     ): Operation {
-      const { body, method = 'patch', quiet = false, check, change, write, changed, ...more } = said
+      const { body, method = 'patch', quiet = false, check, change, write, changed, ...more } = overrides
       return itemOperation(kind, {
         id: `${method === 'put' ? 'replace' : 'update'}${noun}`,
         method,
@@ -243,13 +243,13 @@ export function resource<Row extends KindRow, Event extends string>(
      * `force=true` deletes that too.
      */
     remove(
-      said: SaidOfOne<Row> & {
+      overrides: ItemOverrides<Row> & {
         check?: (row: Row, context: QueryContext<undefined, Row>) => Promise<void> | void
         dependents?: ErrorCode
         removed?: (row: Row, context: QueryContext<undefined, Row>) => Promise<void> | void
       } = {},
     ): Operation {
-      const { check, dependents, removed, raises = [], ...more } = said
+      const { check, dependents, removed, raises = [], ...more } = overrides
       return itemOperation(kind, {
         id: `delete${noun}`,
         method: 'delete',
@@ -278,13 +278,13 @@ export function resource<Row extends KindRow, Event extends string>(
 
     /** GET, PUT and PATCH of the tags; by default they are a column. */
     tags(
-      said: {
+      overrides: {
         set?: (tx: Context['tx'], row: Row, tags: Tags) => Promise<Row>
         event?: Event | null
         onChange?: (tx: Context['tx'], row: Row) => void | Promise<void>
       } = {},
     ): Operation[] {
-      const { set, event, onChange } = said
+      const { set, event, onChange } = overrides
       return tagOperations(kind, {
         path: item,
         param,
@@ -301,7 +301,7 @@ export function resource<Row extends KindRow, Event extends string>(
     /** POST to `<item>/<name>`: what else can be done with one. */
     action<Q extends z.ZodType | undefined = undefined, B extends z.ZodType | undefined = undefined>(
       name: string,
-      said: Partial<Common<Q, B>> &
+      overrides: Partial<Common<Q, B>> &
         Pick<Common<Q, B>, 'summary' | 'answers'> & {
           find?: Kind<Row>['find']
           decide?: (caller: Caller, row: Row) => Verdict
@@ -322,7 +322,7 @@ export function resource<Row extends KindRow, Event extends string>(
         param,
         tag,
         action: `${module}:${pascal(verb)}${noun}`,
-        ...said,
+        ...overrides,
       } as never)
     },
   }

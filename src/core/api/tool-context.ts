@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { raise } from './errors.ts'
 
-/** Keys and values that tool calls carry as request headers (tools, 1.3; conversation, 0.3). */
+/** Keys and values that tool calls carry as request headers. */
 export type ToolContext = Record<string, string>
 
 const MAX_KEYS = 64

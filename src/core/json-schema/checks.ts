@@ -131,7 +131,7 @@ export class SchemaChecks {
       throw new SchemaError(refused)
     }
     if ('broke' in outcome)
-      return [[outcome.broke === 'time' ? timedOut() : unchecked('memory', 'takes too much memory to judge')]]
+      return [[outcome.broke === 'time' ? timedOut() : unchecked('memory', 'takes too much memory to check')]]
     const { problems, checkMs } = outcome as Extract<SchemaOutcome, { problems: unknown }>
     // One slow value counts for some time.
     const known = this.#schemas.get(key)

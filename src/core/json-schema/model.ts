@@ -21,4 +21,4 @@ export const CHECK_MS = 50
 /** The problem of a value for which there is no verdict. */
 export const unchecked = (keyword: string, message: string): SchemaProblem => ({ keyword, pointer: '', message })
 
-export const timedOut = (): SchemaProblem => unchecked('timeout', `takes longer than ${CHECK_MS} ms to judge`)
+export const timedOut = (): SchemaProblem => unchecked('timeout', `takes longer than ${CHECK_MS} ms to check`)

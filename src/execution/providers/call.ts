@@ -9,7 +9,7 @@ import { modelClient } from './models.ts'
 const attempts = () => import('./attempt.ts')
 
 /**
- * One answered model call, retried PROVIDER_MAX_RETRIES times on the classes of execution 2.4; a stream only before its
+ * One answered model call, retried PROVIDER_MAX_RETRIES times where another try may succeed; a stream only before its
  * first content. Raises AI_PROVIDER_ERROR, AI_PROVIDER_MISCONFIGURED and SECRET_NOT_FOUND with secrets masked. An abort of
  * the caller's signal is thrown as that signal's reason.
  */
