@@ -6,6 +6,7 @@ import { deleteExpired, lockExpired } from '../../src/control/events/store.ts'
 import { inTransaction, outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { schemaChecks } from '../../src/core/json-schema/checks.ts'
+import { deleteOldFrames } from '../../src/execution/generations/frame-store.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
@@ -477,6 +478,25 @@ describe('generations', () => {
       assert.equal(pieces.join(''), 'one two three four')
       const again = await readStream(await openStream(app, `/generations/${id}/stream`))
       assert.deepEqual(again, [...first, ...rest])
+    })
+
+    it('keeps its frames for ten minutes after the end, and deletes them in batches', async () => {
+      const { pool } = app.services
+      const ids = []
+      for (const prompt of ['one', 'two']) {
+        const { body } = await generate({ prompt })
+        ids.push(body.id)
+        await pool.query(sql.unsafe`
+          insert into stream_frames (generation_id, seq, event, data, created_at)
+          select ${body.id}, n, 'text', '{}', now() - interval '11 minutes' from generate_series(101, 105) n`)
+      }
+      await pool.query(sql.unsafe`
+        update generations set completed_at = now() - interval '11 minutes' where id = ${ids[0]}`)
+      const old = (id: string) =>
+        pool.oneFirst(sql.unsafe`select count(*)::int from stream_frames where generation_id = ${id} and seq > 100`)
+      assert.ok((await deleteOldFrames(pool, 3)) <= 3)
+      await deleteOldFrames(pool, 3)
+      assert.deepEqual([await old(ids[0]), await old(ids[1])], [0, 5])
     })
 
     it('replays a turn that was not streamed from its record', async () => {

@@ -30,7 +30,10 @@ const PendingWork = generationKind.row
   .extend({ sealed: z.string() })
 const pendingWork = sql.type(PendingWork)
 
-/** A turn that has not started, with its sealed working state; null when there is none. Its row is locked. */
+/**
+ * A turn that has not started, with its sealed working state; null when there is none. Its row is locked. Where that waits,
+ * the working state is the one of before: callers hold a lock already that every change of it takes.
+ */
 export const findPendingWork = (db: Queryable, id: string): Promise<z.output<typeof PendingWork> | null> =>
   db.maybeOne(pendingWork`
     select g.id, g.project_id, g.content_mode, g.permission, coalesce(w.sealed, wu.sealed) as sealed
