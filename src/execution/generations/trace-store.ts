@@ -70,15 +70,19 @@ export async function readJournals(db: Queryable, traceIds: readonly string[]): 
 
 const location = sql.type(z.object({ id: z.string(), location: z.string().nullable() }))
 
-/** Where the files of traces are that keep their content, under the locks of the traces; null without a file. */
+/**
+ * Where the files of traces are that keep their content, under the locks of the traces; null without a file. The statement
+ * that locks would show files as they were before it waited.
+ */
 export async function lockTraceFiles(
   db: Queryable,
   traceIds: readonly string[],
 ): Promise<ReadonlyMap<string, string | null>> {
+  const ids = sql.array([...traceIds], 'text')
+  await db.query(statement`select from traces where id = any(${ids}) order by id for update`)
   const rows = await db.any(location`
-    select tr.id, (select f.location from files f where f.id = tr.file_id) as location
-    from traces tr where tr.id = any(${sql.array([...traceIds], 'text')}) and tr.content_redacted_at is null
-    order by tr.id for update`)
+    select tr.id, f.location from traces tr left join files f on f.id = tr.file_id
+    where tr.id = any(${ids}) and tr.content_redacted_at is null`)
   return new Map(rows.map(({ id, location }) => [id, location]))
 }
 
