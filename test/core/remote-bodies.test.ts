@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -74,6 +76,25 @@ describe('small remote bodies that unpack to a gigabyte', function () {
         fits(grown, `${coding}, ${framing}`)
       }
     assert.deepEqual([...new Set(bombs.asked)], ['gzip'])
+  })
+
+  it('do not hold up a web process with millions of values in an answer', async () => {
+    const many = createServer((_request, response) => {
+      response.setHeader('content-type', 'application/json')
+      response.end(`{"choices":[${'{},'.repeat(4_500_000)}{}]}`)
+    })
+    await new Promise<void>(resolve => many.listen(0, '127.0.0.1', resolve))
+    try {
+      const web = await start('web')
+      const id = await provider(`http://127.0.0.1:${(many.address() as AddressInfo).port}/v1`)
+      const grown = await growth(web, async () => {
+        const checked = await client(web.url, key.token).post(`/ai-providers/${id}/check`)
+        assert.equal(checked.body.error?.code, 'AI_PROVIDER_ERROR', JSON.stringify(checked.body))
+      })
+      fits(grown, 'millions of values')
+    } finally {
+      many.close()
+    }
   })
 
   it('do not fill a web process that asks a token endpoint', async () => {

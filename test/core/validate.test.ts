@@ -18,6 +18,19 @@ function problem(schema: z.ZodType, value: unknown): string {
 }
 
 describe('what is wrong with a value', () => {
+  it('is listed up to a hundred times', () => {
+    const unknown = Object.fromEntries(Array.from({ length: 5000 }, (_, n) => [`key ${n}`, n]))
+    const wrong = Array.from({ length: 5000 }, () => 'no number')
+    for (const [schema, value] of [
+      [z.strictObject({}), unknown],
+      [z.array(z.number()), wrong],
+    ] as const)
+      assert.throws(
+        () => parse(schema as z.ZodType, value),
+        error => error instanceof AppError && (error.meta as { problems: Problem[] }).problems.length === 100,
+      )
+  })
+
   const Shape = z.discriminatedUnion('type', [
     z.strictObject({ type: z.literal('text'), text: z.string() }),
     z.strictObject({ type: z.literal('file'), file_id: z.string() }),

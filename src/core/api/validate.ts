@@ -11,17 +11,20 @@ export function wirePath(path: readonly PropertyKey[], prefix = ''): string {
 
 type Issue = z.core.$ZodIssue
 
+/** Problems that an answer lists: a body of 44 KB can have thousands. */
+const MAX_PROBLEMS = 100
+
 const absentAt = (value: unknown, path: readonly PropertyKey[]): boolean =>
   path.reduce((node, key) => (node as Record<PropertyKey, unknown> | null | undefined)?.[key], value) === undefined
 
 /** What zod reports for a value that is not there, depending on what should be there. */
 const OF_ABSENT: readonly string[] = ['invalid_type', 'invalid_value', 'invalid_union']
 
-/** A zod error as the wire's problems; a refused key is named by its own path. `value` is what was parsed. */
+/** A zod error as the wire's problems, at most 100; a refused key is named by its own path. `value` is what was parsed. */
 export function problemsOf(issues: readonly Issue[], value: unknown, prefix = ''): Problem[] {
-  return issues.flatMap((issue): Problem[] => {
+  const problems = issues.slice(0, MAX_PROBLEMS).flatMap((issue): Problem[] => {
     if (issue.code === 'unrecognized_keys') {
-      return issue.keys.map(key => ({
+      return issue.keys.slice(0, MAX_PROBLEMS).map(key => ({
         code: 'UNKNOWN_PROPERTY',
         path: wirePath([...issue.path, key], prefix),
         message: 'is not a known property',
@@ -34,6 +37,7 @@ export function problemsOf(issues: readonly Issue[], value: unknown, prefix = ''
       return [{ code: 'REQUIRED', path, message: 'is required' }]
     return [{ code: issue.code.toUpperCase(), path, message: issue.message }]
   })
+  return problems.slice(0, MAX_PROBLEMS)
 }
 
 const TYPES: Record<string, string> = {

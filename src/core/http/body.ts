@@ -8,7 +8,7 @@ export const UNKNOWN_BODY_BYTES = 64 * 1024
 const LINGER_MS = 1000
 
 const MAX_DEPTH = 64
-const MAX_VALUES = 100_000
+const MAX_VALUES = 50_000
 
 const QUOTE = 0x22
 const BACKSLASH = 0x5c
@@ -17,7 +17,7 @@ const OPENING = [0x5b, 0x7b]
 const CLOSING = [0x5d, 0x7d]
 
 /**
- * Bounds what JSON may cost before it is parsed: at most 64 levels and 100,000 values. Reads the bytes once; 10 MB take
+ * Bounds what JSON may cost before it is parsed: at most 64 levels and 50,000 values. Reads the bytes once; 10 MB take
  * about 20 ms. Raises VALIDATION_FAILED.
  */
 export function boundJson(bytes: Uint8Array): void {
