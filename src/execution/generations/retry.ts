@@ -31,8 +31,6 @@ export async function retryGeneration(
     services.write(async tx => {
       const agent = await admitTurn(tx, resource)
       const failed = await requireRetryable(tx, resource)
-      // What was asked then is sent, and answered, again: only for who may read it.
-      context.allow('generations:GetGeneration', { kind: generationKind, row: failed })
       await admitFiles(tx, context, failed.project_id, failed.input ?? [])
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       const input: TurnInput = {
