@@ -813,6 +813,31 @@ describe('fetch', () => {
     await assert.rejects(read('/json'), /more than 250 bytes/)
   })
 
+  it('bounds the values of an answer, and of each event of a stream', async () => {
+    const values = (count: number) => `[${Array.from({ length: count - 1 }, () => '1').join(',')}]`
+    const stream = Array.from({ length: 9 }, () => `data: ${values(25)}\n\n`)
+    const { url } = await serve(async (request, response) => {
+      if (request.url === '/stream') response.setHeader('content-type', 'text/event-stream')
+      const pieces: Record<string, string[]> = {
+        '/stream': stream,
+        '/untyped': stream,
+        '/event': [`data: ${values(25)}\n`, `data: ${values(25)}\n\n`],
+        '/json': [`{"lists":[${values(25)},\n\n`, `${values(25)}]}`],
+        '/small': [values(30)],
+      }
+      for (const piece of pieces[request.url]) {
+        response.write(piece.slice(0, -2))
+        await sleep(1)
+        response.write(piece.slice(-2))
+      }
+      response.end()
+    })
+    const read = async (path: string) => (await client().fetch(url + path, { maxValues: 30 })).text()
+    for (const path of ['/stream', '/untyped']) assert.equal(await read(path), stream.join(''))
+    assert.equal(await read('/small'), values(30))
+    for (const path of ['/event', '/json']) await assert.rejects(read(path), /more than 30 values/)
+  })
+
   it('answers a redirect as it is', async () => {
     const { url, requests } = await serve((_r, response) => response.writeHead(302, { location: '/x' }).end('moved'))
     const response = await client().fetch(url, { redirect: 'follow' })

@@ -6,7 +6,7 @@ import { isIP } from 'node:net'
 import { domainToASCII } from 'node:url'
 import ipaddr from 'ipaddr.js'
 import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
-import { ACCEPT_ENCODING, limitBody } from './bounded.ts'
+import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './bounded.ts'
 import { type LookupOptions, type Resolve, sharedLookups } from './resolver.ts'
 
 export type EgressOptions = {
@@ -68,8 +68,8 @@ export type EgressOutcome =
   | { kind: 'blocked'; url: string; address: string | null; reason: string }
   | { kind: 'failed'; reason: EgressFailure; message: string; status?: number }
 
-/** `tenant`: the project on whose behalf it is sent; `maxBytes`: of the decoded body, default 16 MiB. */
-export type EgressFetchInit = RequestInit & { tenant?: string; maxBytes?: number }
+/** `tenant`: the project on whose behalf it is sent; `maxBytes` is 16 MiB by default. */
+export type EgressFetchInit = RequestInit & Partial<BodyLimits> & { tenant?: string }
 
 export type Egress = {
   /** One request with redirects followed by hand. Never throws for what the network or the receiver does. */
@@ -270,7 +270,7 @@ export function createEgress(options: EgressOptions): Egress {
 
   async function egressFetch(
     input: string | URL | Request,
-    { tenant, maxBytes = DEFAULT_FETCH_BYTES, ...init }: EgressFetchInit = {},
+    { tenant, maxBytes = DEFAULT_FETCH_BYTES, maxValues, ...init }: EgressFetchInit = {},
   ): Promise<Response> {
     const given: RequestInit =
       input instanceof Request
@@ -308,7 +308,7 @@ export function createEgress(options: EgressOptions): Egress {
           redirect: 'manual',
           dispatcher: pool.get(DEFAULT_CONNECT_TIMEOUT_MS),
         })
-        return limitBody(response as unknown as Response, maxBytes)
+        return limitBody(response as unknown as Response, { maxBytes, maxValues })
       } catch (error) {
         const refused = error instanceof Error && isConnectError(error.cause)
         if (refused) pool.penalize()
