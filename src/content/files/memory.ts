@@ -1,5 +1,5 @@
 import type { Config } from '../../config.ts'
-import { AppError } from '../../core/api/errors.ts'
+import { type AppError, notReady } from '../../core/api/errors.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { Shares } from '../../core/process/shares.ts'
@@ -42,8 +42,7 @@ export async function takeMemory(
 }
 
 const busy = (): AppError =>
-  new AppError('SERVICE_NOT_READY', {
-    message: 'There was no memory to read the file in (FILES_MEMORY_BYTES)',
-    meta: { checks: { files: 'busy' } },
-    headers: { 'Retry-After': '5' },
-  })
+  notReady(
+    { files: 'busy' },
+    { message: 'There was no memory to read the file in (FILES_MEMORY_BYTES)', retryAfterSeconds: 5 },
+  )

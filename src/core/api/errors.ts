@@ -169,6 +169,17 @@ export function raise(code: ErrorCode, options: ConstructorParameters<typeof App
   throw new AppError(code, options)
 }
 
+/** SERVICE_NOT_READY: what is not ready, by check, and when to try again. */
+export const notReady = (
+  checks: Record<string, string>,
+  { retryAfterSeconds, ...more }: { retryAfterSeconds?: number; message?: string; cause?: unknown } = {},
+): AppError =>
+  new AppError('SERVICE_NOT_READY', {
+    ...more,
+    meta: { checks },
+    ...(retryAfterSeconds === undefined ? {} : { headers: { 'Retry-After': String(retryAfterSeconds) } }),
+  })
+
 /** Raises VALIDATION_FAILED with its problems; the message names the first. */
 export function invalid(problems: Problem | Problem[]): never {
   const items = Array.isArray(problems) ? problems : [problems]

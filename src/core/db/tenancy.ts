@@ -1,5 +1,5 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
-import { AppError } from '../api/errors.ts'
+import { notReady } from '../api/errors.ts'
 
 /** Whose work the process does in an async context. */
 export type Tenancy = {
@@ -86,8 +86,4 @@ export class TenantGate {
   }
 }
 
-const busy = () =>
-  new AppError('SERVICE_NOT_READY', {
-    meta: { checks: { database: 'busy with other requests of the project' } },
-    headers: { 'Retry-After': '1' },
-  })
+const busy = () => notReady({ database: 'busy with other requests of the project' }, { retryAfterSeconds: 1 })

@@ -1,7 +1,7 @@
 import { createHash, timingSafeEqual } from 'node:crypto'
 import type { Express, Request, Response } from 'express'
 import { stringify } from 'yaml'
-import { AppError, errorBody, errorDocument } from '../api/errors.ts'
+import { AppError, errorBody, errorDocument, notReady } from '../api/errors.ts'
 import { etagOf, namesTag } from '../api/etag.ts'
 import type { Operation } from '../api/operation.ts'
 import { migrationNames } from '../db/migrate.ts'
@@ -65,7 +65,7 @@ export function mountHealth(
   app.get('/readyz', (_req: Request, res: Response) => {
     const ready = (checks: Checks) => {
       if (allOk(checks)) return void res.json({ status: 'ok', checks })
-      const error = new AppError('SERVICE_NOT_READY', { meta: { checks } })
+      const error = notReady(checks)
       res.status(error.status).json(errorBody(error, config.DOCS_BASE_URL))
     }
     if (state.draining()) return ready({ process: 'shutting down' })

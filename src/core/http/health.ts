@@ -1,6 +1,6 @@
 import type { RequestListener, Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { AppError, errorBody } from '../api/errors.ts'
+import { errorBody, notReady } from '../api/errors.ts'
 import { counting } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import { requestIdOf } from './server.ts'
@@ -65,7 +65,7 @@ export function createGate(handler: RequestListener, docsBaseUrl: string) {
   const listener: RequestListener = (req, res) => {
     if (HEALTH_PATH.test(req.url ?? '')) return handler(req, res)
     if (drained) {
-      const error = new AppError('SERVICE_NOT_READY', { meta: { checks: { process: 'shutting down' } } })
+      const error = notReady({ process: 'shutting down' })
       res.writeHead(error.status, {
         'Content-Type': 'application/json; charset=utf-8',
         'X-Request-Id': requestIdOf(req),

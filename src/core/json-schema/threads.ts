@@ -1,6 +1,6 @@
 import { Worker } from 'node:worker_threads'
 import { LRUCache } from 'lru-cache'
-import { AppError } from '../api/errors.ts'
+import { type AppError, notReady } from '../api/errors.ts'
 import type { Logger } from '../process/log.ts'
 import type { SchemaAnswer, SchemaJob } from './thread.ts'
 
@@ -44,8 +44,7 @@ type Thread = {
   known: LRUCache<string, true>
 }
 
-const busy = (message: string): AppError =>
-  new AppError('SERVICE_NOT_READY', { message, meta: { checks: { schemas: 'busy' } }, headers: { 'Retry-After': '5' } })
+const busy = (message: string): AppError => notReady({ schemas: 'busy' }, { message, retryAfterSeconds: 5 })
 
 /**
  * The threads of a process that compile and run schemas of callers. Each project has a queue, and the one that has most

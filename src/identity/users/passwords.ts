@@ -1,6 +1,6 @@
 import { randomBytes, type ScryptOptions, scrypt, timingSafeEqual } from 'node:crypto'
 import ipaddr from 'ipaddr.js'
-import { AppError } from '../../core/api/errors.ts'
+import { notReady } from '../../core/api/errors.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { Shares } from '../../core/process/shares.ts'
@@ -11,6 +11,9 @@ const SALT_BYTES = 16
 const KEY_BYTES = 32
 
 const PHC = /^\$scrypt\$ln=(\d{1,2}),r=(\d{1,3}),p=(\d{1,3})\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)$/
+
+const phcOf = (salt: Buffer, key: Buffer): string =>
+  `$scrypt$ln=${COST.ln},r=${COST.r},p=${COST.p}$${base64(salt)}$${base64(key)}`
 
 const base64 = (bytes: Buffer): string => bytes.toString('base64').replace(/=+$/, '')
 
@@ -27,11 +30,7 @@ const MAX_WAITING = 100
 const queue = {
   most: MAX_WAITING,
   full: () =>
-    new AppError('SERVICE_NOT_READY', {
-      message: 'Too many passwords are waiting to be checked',
-      meta: { checks: { passwords: 'busy' } },
-      headers: { 'Retry-After': '5' },
-    }),
+    notReady({ passwords: 'busy' }, { message: 'Too many passwords are waiting to be checked', retryAfterSeconds: 5 }),
 }
 
 const threads = perProcess(() => ({
@@ -80,12 +79,11 @@ export async function hashPassword(
 ): Promise<string> {
   const salt = randomBytes(SALT_BYTES)
   const key = await derive(services, password, { salt, cost: COST, length: KEY_BYTES }, sender)
-  return `$scrypt$ln=${COST.ln},r=${COST.r},p=${COST.p}$${base64(salt)}$${base64(key)}`
+  return phcOf(salt, key)
 }
 
 // Compared with when there is no user, so that an unknown name costs what a wrong password costs.
-const nobody = () =>
-  `$scrypt$ln=${COST.ln},r=${COST.r},p=${COST.p}$${base64(Buffer.alloc(SALT_BYTES))}$${base64(Buffer.alloc(KEY_BYTES))}`
+const nobody = () => phcOf(Buffer.alloc(SALT_BYTES), Buffer.alloc(KEY_BYTES))
 
 /**
  * Compares a password with a PHC string, in the time the string's parameters cost; null stands for a user that does
