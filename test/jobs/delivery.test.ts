@@ -366,23 +366,6 @@ describe('delivery', () => {
       update webhook_deliveries set status = 'queued', next_attempt_at = now() where webhook_id = ${id}`)
     await eventually(() => receiver.requests.length === 2)
   })
-})
-
-describe('delivery to many', () => {
-  let app: TestApp
-  let receiver: Receiver
-  let use: ReturnType<typeof using>
-
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-    use = using(app)
-  })
-  after(async () => await app?.close())
-  beforeEach(async () => {
-    receiver = await startReceiver()
-    use.project = (await app.project()).id
-  })
-  afterEach(async () => await receiver.close())
 
   it('of one project leaves room for others, and for each of its webhooks in turn', async () => {
     const share = 125

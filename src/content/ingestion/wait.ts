@@ -13,9 +13,9 @@ export const isSettled = ({ status }: DocumentRow): boolean => status !== 'pendi
  * the time ran out or the client went away; null when it was deleted. The ingestion goes on either way.
  */
 export const expectSettled = (services: Services, documentId: string) =>
-  expectEnd<DocumentRow | null>(services, {
-    channel: SETTLED_CHANNEL,
-    concerns: id => id === documentId,
+  expectEnd<DocumentRow | null>({
+    subscribe: notice =>
+      services.notifications.listen(SETTLED_CHANNEL, id => id === documentId && notice(), { onReconnect: notice }),
     read: () => documentKind.find(services.pool, documentId),
     isOver: document => !document || isSettled(document),
     pollMs: POLL_MS,

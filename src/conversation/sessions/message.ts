@@ -1,7 +1,7 @@
 import type { z } from 'zod'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
-import { raiseFailure, waitForTurn } from '../../execution/generations/wait.ts'
+import { expectTurn, raiseFailure } from '../../execution/generations/wait.ts'
 import { appendMessage, saidBy } from '../conversations/store.ts'
 import { coalesceAuto } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
@@ -53,7 +53,7 @@ export async function sendMessage(
   })
   let reply: object | null = null
   if (query.wait && generation_id !== null && !delayed) {
-    const ended = await waitForTurn(services, generation_id, { closed: request.closed })
+    const ended = await expectTurn(services, generation_id).wait({ closed: request.closed })
     if (ended?.failure) raiseFailure(ended)
     reply = ended?.result ?? null
   }

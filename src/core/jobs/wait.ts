@@ -1,42 +1,38 @@
-import type { Services } from '../process/services.ts'
-
 /**
- * Listens for the end of something before it begins, so that nothing is missed. `wait` reads it after each notification
- * that `concerns` it, and at least every `pollMs`, until `isOver` or until the time or the caller is gone; it gives what it
- * read last. Nothing is held open in the database meanwhile.
+ * Listens for the end of something before it begins, so that nothing is missed. `wait` reads it after each notice of
+ * `subscribe`, which returns how to unsubscribe, and at least every `pollMs`, until `isOver` or until the time or the caller
+ * is gone; it gives what it read last. `known` is what is known of it without reading. Nothing is held open in the database
+ * meanwhile.
  */
-export function expectEnd<T>(
-  services: Pick<Services, 'notifications'>,
-  options: {
-    channel: string
-    concerns: (payload: string) => boolean
-    read: () => Promise<T>
-    isOver: (value: T) => boolean
-    pollMs: number
-  },
-): { wait(options: { closed: AbortSignal; withinMs: number }): Promise<T>; cancel(): void } {
-  const { channel, concerns, read, isOver, pollMs } = options
+export function expectEnd<T extends object | null>(options: {
+  subscribe: (notice: () => void) => () => void
+  read: () => Promise<T>
+  isOver: (value: T) => boolean
+  pollMs: number
+}): { wait(options: { closed: AbortSignal; withinMs: number; known?: T }): Promise<T>; cancel(): void } {
+  const { subscribe, read, isOver, pollMs } = options
   let notified = false
   let wake = () => {}
-  const notice = () => {
+  const cancel = subscribe(() => {
     notified = true
     wake()
-  }
-  const unlisten = services.notifications.listen(channel, payload => concerns(payload) && notice(), {
-    onReconnect: notice,
   })
   return {
-    cancel: unlisten,
-    async wait({ closed, withinMs }) {
+    cancel,
+    async wait({ closed, withinMs, known }) {
       const deadline = Date.now() + withinMs
       const leave = () => wake()
       closed.addEventListener('abort', leave, { once: true })
       try {
+        let value = known === undefined || notified ? undefined : known
         for (;;) {
-          notified = false
-          const value = await read()
+          if (value === undefined) {
+            notified = false
+            value = await read()
+          }
           const rest = deadline - Date.now()
           if (isOver(value) || rest <= 0 || closed.aborted) return value
+          value = undefined
           if (notified) continue
           await new Promise<void>(resolve => {
             const timer = setTimeout(resolve, Math.min(pollMs, rest))
@@ -48,7 +44,7 @@ export function expectEnd<T>(
         }
       } finally {
         closed.removeEventListener('abort', leave)
-        unlisten()
+        cancel()
       }
     },
   }

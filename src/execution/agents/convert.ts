@@ -4,7 +4,7 @@ import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from '../generations/abort.ts'
 import { createTurn } from '../generations/create.ts'
 import { generationKind } from '../generations/model.ts'
-import { type EndedTurn, waitForTurn } from '../generations/wait.ts'
+import { type EndedTurn, expectTurn } from '../generations/wait.ts'
 
 const INSTRUCTION =
   'Extract all text of the attached file verbatim. Answer with plain text only, and with nothing else.'
@@ -60,7 +60,7 @@ async function endOf(services: Services, id: string, signal: AbortSignal): Promi
   const late = AbortSignal.timeout(services.config.CONVERTER_TIMEOUT_MS)
   const closed = AbortSignal.any([signal, late])
   for (;;) {
-    const ended = await waitForTurn(services, id, { closed })
+    const ended = await expectTurn(services, id).wait({ closed })
     if (ended) return ended
     signal.throwIfAborted()
     if (late.aborted)

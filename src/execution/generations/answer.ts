@@ -49,7 +49,7 @@ export async function answerTurn(
   if (mode === 'stream')
     return streamed('text/event-stream', streamTurn(context, { id: generationId }, 0), { 'Cache-Control': 'no-store' })
   const accepted = answer(202, { status: 'accepted', ...made })
-  const ended = await expected?.wait(request.closed)
+  const ended = await expected?.wait({ closed: request.closed, running: true })
   if (!ended) return accepted
   if (ended.failure) raiseFailure(ended)
   const done = answer(200, ended.result)

@@ -1,4 +1,5 @@
 import { AppError, isErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { expectEnd } from '../../core/jobs/wait.ts'
 import type { Services } from '../../core/process/services.ts'
 import { readFrame } from './frames.ts'
 import { liveTurns } from './live.ts'
@@ -14,62 +15,22 @@ export type EndedTurn = GenerationRow & { result: object | null; failure: Record
 const POLL_MS = 2000
 
 /**
- * Listens for the end of a turn before it exists, so that nothing is missed and nothing is read twice. `wait` returns
- * null when SYNC_WAIT_SECONDS ran out or the client went away; the turn goes on either way.
+ * Listens for the end of a turn before it exists. `wait` returns null when SYNC_WAIT_SECONDS ran out or the client went
+ * away; the turn goes on either way. `running`: the caller knows that it runs, so that nothing is read before a notice.
  */
-export function expectTurn(
-  services: Services,
-  generationId: string,
-): { wait(closed: AbortSignal, now?: boolean): Promise<EndedTurn | null>; cancel(): void } {
-  let settled = false
-  let wake = () => {}
-  const end = liveTurns(services).watch(generationId, what => {
-    if (what === 'frames') return
-    settled = true
-    wake()
+export function expectTurn(services: Services, generationId: string) {
+  const { wait, cancel } = expectEnd<EndedTurn | null>({
+    subscribe: notice => liveTurns(services).watch(generationId, what => what !== 'frames' && notice()),
+    read: () => readEnd(services, generationId),
+    isOver: ended => ended !== null,
+    pollMs: POLL_MS,
   })
+  const withinMs = services.config.SYNC_WAIT_SECONDS * 1000
   return {
-    cancel: end,
-    async wait(closed, now = false) {
-      const deadline = Date.now() + services.config.SYNC_WAIT_SECONDS * 1000
-      const left = () => wake()
-      closed.addEventListener('abort', left, { once: true })
-      try {
-        let read = now
-        for (;;) {
-          if (read || settled) {
-            settled = false
-            const ended = await readEnd(services, generationId)
-            if (ended) return ended
-          }
-          const rest = deadline - Date.now()
-          if (rest <= 0 || closed.aborted) return null
-          if (!settled) {
-            await new Promise<void>(resolve => {
-              const timer = setTimeout(resolve, Math.min(POLL_MS, rest))
-              wake = () => {
-                clearTimeout(timer)
-                resolve()
-              }
-            })
-          }
-          read = true
-        }
-      } finally {
-        closed.removeEventListener('abort', left)
-        end()
-      }
-    },
+    cancel,
+    wait: ({ closed, running }: { closed: AbortSignal; running?: true }): Promise<EndedTurn | null> =>
+      wait({ closed, withinMs, known: running && null }),
   }
-}
-
-/** Waits for the end of a turn that may already be over. */
-export async function waitForTurn(
-  services: Services,
-  generationId: string,
-  options: { closed: AbortSignal },
-): Promise<EndedTurn | null> {
-  return expectTurn(services, generationId).wait(options.closed, true)
 }
 
 /** The end of a turn as its callers see it; null while it runs. */
