@@ -11,7 +11,7 @@ import './pg-client.ts'
 import type { Executor } from '../jobs/queue.ts'
 import { createPreparer, METHODS, planIsStale } from './prepare.ts'
 import type { SilenceWatch } from './silence.ts'
-import { type Queryable, rawQuery } from './sql.ts'
+import { DatabaseSilentError, type Queryable, rawQuery } from './sql.ts'
 import { TenantGate, tenancyNow } from './tenancy.ts'
 
 export type Pool = DatabasePool
@@ -92,17 +92,27 @@ function noting(pool: Pool): Pool {
 }
 
 /** The pool with what stands before its connections: a tenant's part of them, and a server that may be silent. */
-function guarded(pool: Pool, { perTenant, silence }: PoolOptions): Pool {
+function guarded(pool: Pool, { connections, perTenant, silence }: PoolOptions): Pool {
   if (!silence || perTenant === undefined) return pool
   const gate = new TenantGate(perTenant)
-  // On the path of every statement: without a promise where there is nothing to wait for.
+  let running = 0
+  // On the path of every statement, so that nothing is put around the promise of one that has a connection at once.
+  const start = (work: (begun: () => void) => Promise<unknown>, tenant?: string): Promise<unknown> => {
+    const outcome = running < connections ? work(() => {}) : silence.waiting(work)
+    running++
+    const ended = () => {
+      running--
+      if (tenant !== undefined) gate.leave(tenant)
+    }
+    outcome.then(ended, ended)
+    return outcome
+  }
   const run = (work: (begun: () => void) => Promise<unknown>): Promise<unknown> => {
+    if (silence.isSilent()) return Promise.reject(new DatabaseSilentError())
     const tenancy = tenancyNow()
-    if (!tenancy) return silence.run(work)
-    const { tenant } = tenancy
-    const leave = () => gate.leave(tenant)
+    if (!tenancy) return start(work)
     const turn = gate.enter(tenancy)
-    return turn ? turn.then(() => silence.run(work, leave)) : silence.run(work, leave)
+    return turn ? turn.then(() => start(work, tenancy.tenant)) : start(work, tenancy.tenant)
   }
   const guards = Object.create(pool) as Pool
   for (const method of METHODS) {

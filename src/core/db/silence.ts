@@ -11,12 +11,13 @@ const PROBE_MS = 1750
 const PERIOD_MS = 250
 
 export type SilenceWatch = {
+  /** Whether the server is known not to answer. */
+  isSilent(): boolean
   /**
-   * Does work that needs the database: refuses it while the server is known to be silent, and gives it up when the server
-   * falls silent before the work holds a connection. Work that holds one fails with the statement that is cut off. `ended`
-   * is called once before the result is passed on.
+   * The outcome of work that waits for a connection, given up when the server falls silent before `begun` is called: work
+   * that holds a connection fails with the statement that is cut off.
    */
-  run<T>(work: (begun: () => void) => Promise<T>, ended?: () => void): Promise<T>
+  waiting<T>(work: (begun: () => void) => Promise<T>): Promise<T>
   close(): void
 }
 
@@ -34,7 +35,7 @@ export function watchForSilence(options: {
   log: Logger
 }): SilenceWatch {
   const { databaseUrl, notifications, log } = options
-  const running = new Set<Work>()
+  const waiting = new Set<Work>()
   let silent = false
   let probing = false
 
@@ -48,52 +49,32 @@ export function watchForSilence(options: {
     silent = !answers
     if (!silent) return
     for (const { client, since } of pendingStatements()) if (isSuspect(since)) cut(client)
-    for (const { since, holds, giveUp } of [...running])
-      if (!holds && isSuspect(since)) giveUp(new DatabaseSilentError())
+    for (const { since, holds, giveUp } of waiting) if (!holds && isSuspect(since)) giveUp(new DatabaseSilentError())
   }
 
-  let timer: NodeJS.Timeout | undefined
-  const stop = () => {
-    clearInterval(timer)
-    timer = undefined
-  }
   const somethingWaits = (): boolean => {
-    for (const { since, holds } of running) if (!holds && isSuspect(since)) return true
+    for (const { since, holds } of waiting) if (!holds && isSuspect(since)) return true
     for (const { since } of pendingStatements()) if (isSuspect(since)) return true
     return false
   }
-  const check = () => {
-    if (running.size === 0 && !silent) return stop()
+  const timer = setInterval(() => {
     if (!probing && (silent || somethingWaits())) void probe()
-  }
+  }, PERIOD_MS).unref()
 
   return {
-    run(work, ended) {
-      if (silent) {
-        ended?.()
-        return Promise.reject(new DatabaseSilentError())
-      }
+    isSilent: () => silent,
+    waiting(work) {
       return new Promise((resolve, reject) => {
-        const end = () => {
-          if (running.delete(entry)) ended?.()
-        }
-        const fail = (error: Error) => {
-          end()
-          reject(error)
-        }
-        const entry: Work = { since: performance.now(), holds: false, giveUp: fail }
-        running.add(entry)
-        timer ??= setInterval(check, PERIOD_MS).unref()
-        const begun = () => {
+        const entry: Work = { since: performance.now(), holds: false, giveUp: reject }
+        waiting.add(entry)
+        work(() => {
           entry.holds = true
-        }
-        work(begun).then(value => {
-          end()
-          resolve(value)
-        }, fail)
+        })
+          .then(resolve, reject)
+          .finally(() => waiting.delete(entry))
       })
     },
-    close: stop,
+    close: () => clearInterval(timer),
   }
 }
 
