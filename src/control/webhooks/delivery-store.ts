@@ -51,6 +51,10 @@ const nextUndispatched = (limit: number): Fragment => sql.fragment`
   ) e
   limit ${limit}`
 
+/** Whether a project has a webhook that may want its events. By webhooks_project. */
+export const hasActiveWebhook = (project: Fragment): Fragment => sql.fragment`
+  exists (select from webhooks w where w.project_id = ${project} and w.active)`
+
 const seen = sql.type(z.object({ seen: z.int(), left: z.array(z.string()) }))
 
 /**
@@ -63,7 +67,7 @@ export async function markWithoutSubscribers(db: Queryable, limit: number): Prom
       select n.*, row_number() over () as place from (${nextUndispatched(limit)}) n
     ), passed as (
       update events e set dispatched_at = now() from picked p
-      where e.id = p.id and not exists (select from webhooks w where w.project_id = p.project_id and w.active)
+      where e.id = p.id and not ${hasActiveWebhook(sql.fragment`p.project_id`)}
       returning e.id
     )
     select (select count(*)::int from picked) as seen,

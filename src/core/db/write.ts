@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import type { AuditEntry } from '../api/audit.ts'
+import { extensionPoint } from '../declarations.ts'
 import { type Message, type Queue, type Queues, type SendPart, workQueue } from '../jobs/queue.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
@@ -11,6 +12,12 @@ import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
  * an ordinary write saves a round trip, and one read takes many events.
  */
 export const DISPATCH_CHANNEL = 'muster_events'
+
+/**
+ * Conditions under which somebody may want the events of a project. An event that nobody can want counts as dispatched
+ * when it is written: to have it looked at and marked costs as much again as to write it.
+ */
+export const eventConsumers = extensionPoint<(project: Fragment) => Fragment>('event consumers')
 
 /** An event whose dispatch failed goes on alone, with the retries and the dead letters of a queue. */
 export const dispatchQueue = workQueue('event.dispatch', {
@@ -114,14 +121,14 @@ export function outboxParts(
   guard: Fragment = sql.fragment`true`,
   sends: SendPart[] = [],
 ): { ctes: Fragment[]; select: Fragment } {
-  const { events, entries } = outbox
-  const notifications =
-    events.length > 0 ? [...outbox.notifications, { channel: DISPATCH_CHANNEL, payload: '' }] : outbox.notifications
+  const { events, entries, notifications } = outbox
   const ctes: Fragment[] = []
   if (events.length > 0) {
+    const wanted = eventConsumers.all().map(condition => condition(sql.fragment`e.project_id`))
+    const isWanted = wanted.length > 0 ? sql.join(wanted, sql.fragment` or `) : sql.fragment`false`
     ctes.push(sql.fragment`outbox_events as (
-      insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at)
-      select * from ${sql.unnest(
+      insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at, dispatched_at)
+      select e.*, case when ${isWanted} then null else now() end from ${sql.unnest(
         events.map(event => [
           event.id,
           event.project_id,
@@ -132,7 +139,8 @@ export function outboxParts(
           event.created_at,
         ]),
         ['text', 'text', 'text', 'text', 'text', 'text', 'timestamptz'],
-      )} where ${guard})`)
+      )} as e (id, project_id, name, resource_type, resource_id, envelope, created_at) where ${guard}
+      returning dispatched_at)`)
   }
   if (entries.length > 0) {
     ctes.push(sql.fragment`outbox_entries as (
@@ -163,6 +171,9 @@ export function outboxParts(
     )
   }
   const woken = sends.map(({ notified }) => sql.fragment` + (select count(*) from ${sql.identifier([notified])})`)
+  if (events.length > 0)
+    woken.push(sql.fragment` + (select count(pg_notify(${DISPATCH_CHANNEL}, '')) from (
+      select from outbox_events where dispatched_at is null limit 1) e)`)
   const notified =
     notifications.length > 0
       ? sql.fragment`(select count(pg_notify(channel, payload)) from ${sql.unnest(

@@ -1,8 +1,9 @@
 import type { Executor, Queue } from './queue.ts'
 
 /**
- * The statements on pg-boss's table that its public face lacks. Completing, dead-lettering and heartbeats are pg-boss's
- * own. They name the columns and indexes of pg-boss 12.35 (schema 37); test/core/queue.test.ts fails when they change.
+ * The statements on pg-boss's table that its public face lacks or does not prepare. Dead-lettering and heartbeats are
+ * pg-boss's own. They name the columns and indexes of pg-boss 12.35 (schema 37); test/core/queue.test.ts fails when they
+ * change.
  */
 
 /** A message as claimed. `retryCount` names the attempt: what settles it is guarded by the pair. */
@@ -163,6 +164,26 @@ export async function claim(db: Executor, queue: Queue<any>, request: ClaimReque
 }
 
 const UNIQUE_VIOLATION = '23505'
+
+// As pg-boss completes, but prepared: to plan it takes longer than to run it.
+const completeSql = `
+  update pgboss.job_common j set state = 'completed', completed_on = now()
+  from unnest($2::uuid[], $3::int[]) as a (id, retry_count)
+  where j.name = $1 and j.id = a.id and j.retry_count = a.retry_count and j.state = 'active'
+  returning j.id`
+
+const completion = prepared('complete', completeSql)
+
+/** Completes attempts. Returns the ids of those that were still ours. */
+export async function complete(
+  db: Executor,
+  queue: Queue<any>,
+  attempts: { id: string; retryCount: number }[],
+): Promise<Set<string>> {
+  const values = [queue.name, attempts.map(({ id }) => id), attempts.map(({ retryCount }) => retryCount)]
+  const { rows } = await db.executeSql(completion(), values)
+  return new Set(rows.map(row => row.id as string))
+}
 
 /**
  * Has an attempt tried again in `delayMs`. `error` is stored with the message. Returns `kept` when the message waits for

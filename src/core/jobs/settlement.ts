@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { firstChars, storableText } from '../api/text.ts'
 import { attempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { type Claim, expired, handBack, retry } from './claims.ts'
+import { type Claim, complete, expired, handBack, retry } from './claims.ts'
 import type { Handler } from './handler.ts'
 import { type Queue, wakeChannel } from './queue.ts'
 
@@ -49,11 +49,11 @@ export class Settlement {
     while (this.#completions.length > 0) {
       const batch = this.#completions.splice(0, 1000)
       try {
-        const result = await queues.boss.complete(
-          this.#queue.name,
-          batch.map(({ attempt }) => ({ id: attempt.id, retryCount: attempt.retryCount })),
+        const settled = await complete(
+          queues.db,
+          this.#queue,
+          batch.map(({ attempt }) => attempt),
         )
-        const settled = new Set((result as { settled?: string[] }).settled)
         for (const { attempt, done } of batch) done(settled.has(attempt.id))
         failures = 0
       } catch (error) {

@@ -1,4 +1,5 @@
 import type { LanguageModel } from 'ai'
+import { LRUCache } from 'lru-cache'
 import type { Queryable } from '../../core/db/sql.ts'
 import { boundedFetch } from '../../core/net/bounded.ts'
 import { perProcess } from '../../core/process/per-process.ts'
@@ -27,6 +28,8 @@ export type ModelClient = {
 }
 
 const CLIENT_LIFE_MS = 60_000
+/** Models of a client that are kept; callers may name any. */
+const MODELS_KEPT = 20
 
 type Entry = { key: string; client: Promise<ModelClient>; built: boolean }
 
@@ -63,12 +66,16 @@ globalThis.AI_SDK_LOG_WARNINGS = false
 /** Builds the client of a resolved provider. Vendor packages are loaded when first needed. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
+  const { model, ...built } = await builders[type](access)
+  // The SDK makes a validator for each model: 0.5 ms.
+  const models = new LRUCache<string, LanguageModelV4>({ max: MODELS_KEPT, memoMethod: model })
   return {
     type,
     structuredOutputs: settings.structured_outputs,
     smallestAnswer: type === 'openai' || type === 'azure' || type === 'xai' ? 16 : 1,
     secrets: access.secrets,
-    ...(await builders[type](access)),
+    model: id => models.memo(id),
+    ...built,
   }
 }
 
