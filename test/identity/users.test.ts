@@ -293,7 +293,7 @@ describe('users', () => {
 
     it('count guesses that were sent before the lock and came after it', async () => {
       await make('stormed')
-      const guesses = Array.from({ length: 25 }, (_, at) => login('stormed', at === 24 ? PASSWORD : `guess ${at}`))
+      const guesses = Array.from({ length: 25 }, (_, at) => login('stormed', `guess ${at}`))
       await Promise.all(guesses)
       await gathered('stormed', 15)
       assert.equal((await refused(app, 'stormed')).filter(entry => !entry.detail.count).length, 10)
