@@ -119,7 +119,7 @@ export const turnsWithoutMessage = (
     )
     select t.id, t.project_id, t.conversation_id, t.status
     from generations t join projects p on p.id = t.project_id and p.paused_at is null
-    where ${all([
+    where t.completed_at is null and ${all([
       filter.status === null
         ? sql.fragment`t.status in ('pending', 'in_progress')`
         : sql.fragment`t.status = ${filter.status}`,

@@ -126,20 +126,13 @@ export function outboxParts(
   if (events.length > 0) {
     const wanted = eventConsumers.all().map(condition => condition(sql.fragment`e.project_id`))
     const isWanted = wanted.length > 0 ? sql.join(wanted, sql.fragment` or `) : sql.fragment`false`
+    // As json, because of an array PostgreSQL expects another number of rows each time and plans anew.
     ctes.push(sql.fragment`outbox_events as (
       insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at, dispatched_at)
-      select e.*, case when ${isWanted} then null else now() end from ${sql.unnest(
-        events.map(event => [
-          event.id,
-          event.project_id,
-          event.name,
-          event.resource_type,
-          event.resource_id,
-          event.envelope,
-          event.created_at,
-        ]),
-        ['text', 'text', 'text', 'text', 'text', 'text', 'timestamptz'],
-      )} as e (id, project_id, name, resource_type, resource_id, envelope, created_at) where ${guard}
+      select e.*, case when ${isWanted} then null else now() end
+      from json_to_recordset(${JSON.stringify(events)}::json) as e (id text, project_id text, name text, resource_type text,
+        resource_id text, envelope text, created_at timestamptz)
+      where ${guard}
       returning dispatched_at)`)
   }
   if (entries.length > 0) {

@@ -165,23 +165,28 @@ export async function claim(db: Executor, queue: Queue<any>, request: ClaimReque
 
 const UNIQUE_VIOLATION = '23505'
 
+/** An attempt at a message. */
+type Attempt = Pick<Claim, 'id' | 'retryCount'>
+
+const attemptValues = (attempts: Attempt[]) => [
+  attempts.map(({ id }) => id),
+  attempts.map(({ id, retryCount }) => `${id}:${retryCount}`),
+]
+
+const isAttempt = (job: string, pairs: string) =>
+  `(${job}.id::text || ':' || ${job}.retry_count) = any (${pairs}::text[])`
+
 // As pg-boss completes, but prepared: to plan it takes longer than to run it.
 const completeSql = `
   update pgboss.job_common j set state = 'completed', completed_on = now()
-  from unnest($2::uuid[], $3::int[]) as a (id, retry_count)
-  where j.name = $1 and j.id = a.id and j.retry_count = a.retry_count and j.state = 'active'
+  where j.name = $1 and j.id = any ($2::uuid[]) and j.state = 'active' and ${isAttempt('j', '$3')}
   returning j.id`
 
 const completion = prepared('complete', completeSql)
 
 /** Completes attempts. Returns the ids of those that were still ours. */
-export async function complete(
-  db: Executor,
-  queue: Queue<any>,
-  attempts: { id: string; retryCount: number }[],
-): Promise<Set<string>> {
-  const values = [queue.name, attempts.map(({ id }) => id), attempts.map(({ retryCount }) => retryCount)]
-  const { rows } = await db.executeSql(completion(), values)
+export async function complete(db: Executor, queue: Queue<any>, attempts: Attempt[]): Promise<Set<string>> {
+  const { rows } = await db.executeSql(completion(), [queue.name, ...attemptValues(attempts)])
   return new Set(rows.map(row => row.id as string))
 }
 
@@ -192,7 +197,7 @@ export async function complete(
 export async function retry(
   db: Executor,
   queue: Queue<any>,
-  attempt: { id: string; retryCount: number },
+  attempt: Attempt,
   delayMs: number,
   error: object,
 ): Promise<'kept' | 'merged' | 'lost'> {
@@ -230,7 +235,7 @@ const handBackSql = `
       where other.name = $1 and other.policy = 'stately' and other.state = 'created'
         and coalesce(other.singleton_key, '') = coalesce(me.singleton_key, '')) as waits) w
     where me.name = $1 and j.name = $1 and j.id = me.id and me.id = any ($4::uuid[])
-      and me.state = 'active' and j.state = 'active' and (j.id::text || ':' || j.retry_count) = any ($2::text[])
+      and me.state = 'active' and j.state = 'active' and ${isAttempt('j', '$2')}
     returning j.id
   )
   select back.id, pg_notify($5, $1) from back`
@@ -242,12 +247,11 @@ const handBackSql = `
 export async function handBack(
   db: Executor,
   queue: Queue<any>,
-  attempts: { id: string; retryCount: number }[],
+  attempts: Attempt[],
   delayMs: number,
   channel: string,
 ): Promise<string[]> {
-  const pairs = attempts.map(({ id, retryCount }) => `${id}:${retryCount}`)
-  const ids = attempts.map(({ id }) => id)
+  const [ids, pairs] = attemptValues(attempts)
   for (let tries = 0; ; tries++) {
     try {
       const { rows } = await db.executeSql(handBackSql, [queue.name, pairs, delayMs, ids, channel])

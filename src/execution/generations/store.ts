@@ -91,7 +91,7 @@ const idle = sql.type(z.object({ id: z.string(), project_id: z.string() }))
 export const idleTurns = (db: Queryable, idleSeconds: number) =>
   db.any(idle`
     select g.id, g.project_id from generations g join projects p on p.id = g.project_id
-    where g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
+    where g.completed_at is null and g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
       and g.updated_at < now() - make_interval(secs => ${idleSeconds})
     order by g.updated_at limit 1000`)
 
