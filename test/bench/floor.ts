@@ -51,6 +51,26 @@ app.post('/actors', async (req, res) => {
   res.status(201).json(row)
 })
 
+// A turn: a row before the model is asked, the answer in the row afterwards. Streamed, the model's bytes go on as they come.
+app.post('/turns', async (req, res) => {
+  const id = newId('actor')
+  const { project_id: project, prompt, stream } = req.body as { project_id: string; prompt: string; stream?: boolean }
+  await pool.query(sql.unsafe`insert into actors (id, project_id, name) values (${id}, ${project}, ${prompt})`)
+  const answer = await fetch(`${process.env.MODEL_URL}/chat/completions`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ model: 'double-1', messages: [{ role: 'user', content: prompt }], stream }),
+  })
+  if (stream) {
+    await pipeline(answer.body as ReadableStream, res)
+    return
+  }
+  const { choices } = (await answer.json()) as { choices: { message: { content: string } }[] }
+  const { content } = choices[0].message
+  await pool.query(sql.unsafe`update actors set name = ${content} where id = ${id}`)
+  res.json({ id, content })
+})
+
 const CHUNK_BYTES = 262_144
 
 app.post('/null', async (req, res) => {

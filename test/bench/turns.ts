@@ -1,127 +1,250 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 import autocannon from 'autocannon'
+import pg from 'pg'
 import { startDouble } from '../../src/local/double/server.ts'
-import { startAgentApp } from '../execution/fixtures.ts'
-import { openStream } from '../execution/streams.ts'
+import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { countStatements, memory, start } from './http.ts'
+import { databaseTime, percentile, processorTime, rounded, tableBytes, walBytes } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Waited and streamed turns with web and worker in two processes and a double that answers at once.
- * Usage: node test/bench/turns.ts [seconds, default 8]
+ * Waited and streamed turns with web and worker in two processes and a double that answers at once, beside Express with
+ * two writes and one request to the double. Usage: node test/bench/turns.ts [seconds, default 8]
  */
 const CALLERS = 16
+const WARM_UP = 200
+const TURNS = 300
+const STREAMS = 60
 
-const percentile = (times: number[], share: number) =>
-  Number([...times].sort((a, b) => a - b)[Math.floor(times.length * share)].toFixed(1))
+type Target = { url: string; path: string; token: string; body: object }
 
 export async function run(seconds = 8): Promise<Row[]> {
-  const app = await startAgentApp()
-  const rows: Row[] = []
-  const trips = await roundTrips(app)
-  await app.close()
-
-  const idle = await startAgentApp({ workers: [] })
+  const rows = await statements()
+  const app = await startAgentApp({ workers: [] })
   const double = await startDouble({})
+  const db = new pg.Client({ connectionString: app.databaseUrl })
+  await db.connect()
   const env = {
-    ...testEnvironment(idle.databaseUrl),
+    ...testEnvironment(app.databaseUrl),
     LOG_LEVEL: 'info',
     WORKER_CONCURRENCY: '32',
     DATABASE_POOL_MAX: '20',
+    MODEL_URL: `${double.url}/v1`,
   }
   const web = await start('src/web.ts', env)
   const worker = await start('jobs/worker.ts', env, ['generation'])
-  web.child.stdout?.resume()
-  worker.child.stdout?.resume()
-  const key = client(web.url, idle.key.token)
-  const ask = async () => {
-    const started = performance.now()
-    const { status } = await key.post(`/agents/${idle.agentId}/generate?wait=true`, { prompt: 'hello' })
-    if (status !== 200) throw new Error(`a turn answered ${status}`)
-    return performance.now() - started
+  const floor = await start('test/bench/floor.ts', env)
+  for (const { child } of [web, worker, floor]) child.stdout?.resume()
+  const agent: Target = {
+    url: web.url,
+    path: `/api/v1/agents/${app.agentId}/generate`,
+    token: app.key.token as string,
+    body: { prompt: 'hello' },
+  }
+  const least: Target = {
+    url: floor.url,
+    path: '/turns',
+    token: '',
+    body: { project_id: app.projectId, prompt: 'hello' },
   }
   try {
-    for (let n = 0; n < 100; n++) await ask()
-    const alone: number[] = []
-    for (let n = 0; n < 300; n++) alone.push(await ask())
+    for (const target of [agent, least]) await alone(target, WARM_UP)
+
+    const [p50, floorP50] = [percentile(await alone(agent, TURNS), 0.5), percentile(await alone(least, TURNS), 0.5)]
     rows.push({
-      what: 'waited turn, one caller, p50',
-      value: percentile(alone, 0.5),
-      unit: 'ms',
-      target: '< 15',
-      note: `p90 ${percentile(alone, 0.9)} ms; ${trips} round trips in all (target 12)`,
+      what: 'waited turn, one caller, p50, of the floor',
+      value: rounded(p50 / floorP50),
+      unit: 'x',
+      target: '<= 4',
+      note: `${rounded(p50)} ms against ${rounded(floorP50)} ms`,
     })
 
-    const load = await autocannon({
-      url: `${web.url}/api/v1/agents/${idle.agentId}/generate?wait=true`,
-      method: 'POST',
-      headers: { authorization: `Bearer ${idle.key.token}`, 'content-type': 'application/json' },
-      body: JSON.stringify({ prompt: 'hello' }),
-      connections: CALLERS,
-      duration: seconds,
-    })
-    if (Object.keys(load.statusCodeStats).join() !== '200')
-      throw new Error(`turns answered ${JSON.stringify(load.statusCodeStats)}`)
+    const before = await costs(db, web.child.pid as number, worker.child.pid as number)
+    const load = await together(agent, seconds)
+    const after = await costs(db, web.child.pid as number, worker.child.pid as number)
+    const floorLoad = await together(least, seconds)
     rows.push({
-      what: `waited turns, ${CALLERS} callers`,
-      value: Math.round(load.requests.average),
-      unit: '1/s',
-      target: '>= 250',
-      note: `p50 ${load.latency.p50} ms, p99 ${load.latency.p99} ms`,
+      what: `waited turns, ${CALLERS} callers, of the floor`,
+      value: rounded(load.requests.average / floorLoad.requests.average, 3),
+      unit: 'x',
+      target: '>= 0.3',
+      note: `${Math.round(load.requests.average)}/s against ${Math.round(floorLoad.requests.average)}/s; p50 ${load.latency.p50} ms, p99 ${load.latency.p99} ms`,
     })
-
-    const first: number[] = []
-    for (let n = 0; n < 50; n++) {
-      const started = performance.now()
-      const stream = await openStream({ url: web.url, key }, `/agents/${idle.agentId}/generate`, {
-        prompt: 'one two three',
-        stream: true,
+    for (const [name, target] of Object.entries({ PostgreSQL: 3, worker: 3.5, web: 2 })) {
+      const used = after[name as keyof typeof after] - before[name as keyof typeof before]
+      rows.push({
+        what: `processor time of a waited turn, ${name}`,
+        value: rounded(used / load.requests.total, 2),
+        unit: 'ms',
+        target: `<= ${target}`,
       })
-      for await (const message of stream.messages) {
-        if (message.event === 'delta') {
-          first.push(performance.now() - started)
-          break
-        }
-      }
-      stream.close()
-      await sleep(20)
     }
-    // The double's first token is there as soon as it is asked, so the whole way from the request counts here.
+
+    const delta = percentile(await firstDeltas(agent, '?stream=true'), 0.5)
+    const floorDelta = percentile(await firstDeltas(least), 0.5)
     rows.push({
-      what: 'request to first delta, p50',
-      value: percentile(first, 0.5),
-      unit: 'ms',
-      target: '< 40',
-      note: `p90 ${percentile(first, 0.9)} ms`,
+      what: 'request to first streamed delta, p50, of the floor',
+      value: rounded(delta / floorDelta),
+      unit: 'x',
+      target: '<= 5',
+      note: `${rounded(delta)} ms against ${rounded(floorDelta)} ms`,
     })
-    rows.push({ what: 'memory of web under turns', value: await memory(web.child), unit: 'MiB', target: '< 200' })
-    rows.push({ what: 'memory of worker under turns', value: await memory(worker.child), unit: 'MiB', target: '< 200' })
+
+    rows.push(...(await written(db, app, agent)))
+    rows.push({ what: 'memory of web under turns', value: await memory(web.child), unit: 'MiB', target: '<= 190' })
+    rows.push({
+      what: 'memory of worker under turns',
+      value: await memory(worker.child),
+      unit: 'MiB',
+      target: '<= 180',
+    })
   } finally {
-    web.child.kill('SIGKILL')
-    worker.child.kill('SIGKILL')
+    for (const { child } of [web, worker, floor]) child.kill('SIGKILL')
+    await db.end()
     await double.close()
-    await idle.close()
+    await app.close()
   }
   return rows
 }
 
-/** Statements of one waited turn, web and worker together. The worker's idle polls are left out by counting while it is woken. */
-async function roundTrips(app: Awaited<ReturnType<typeof startAgentApp>>): Promise<number> {
-  const ask = () => app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
-  for (let n = 0; n < 5; n++) await ask()
-  const counts: number[] = []
-  for (let n = 0; n < 9; n++) {
-    await sleep(137)
-    const count = countStatements()
-    await ask()
-    await sleep(15)
-    count.stop()
-    counts.push(count.value)
+const headersOf = ({ token }: Target) => ({ authorization: `Bearer ${token}`, 'content-type': 'application/json' })
+
+const post = ({ url, path, body, ...target }: Target, query: string, more: object = {}) =>
+  fetch(`${url}${path}${query}`, {
+    method: 'POST',
+    headers: headersOf({ url, path, body, ...target }),
+    body: JSON.stringify({ ...body, ...more }),
+  })
+
+/** Milliseconds of each of `count` waited turns, one after the other. */
+async function alone(target: Target, count: number): Promise<number[]> {
+  const taken: number[] = []
+  for (let n = 0; n < count; n++) {
+    const started = performance.now()
+    const answer = await post(target, '?wait=true')
+    if (answer.status !== 200) throw new Error(`a turn answered ${answer.status}: ${await answer.text()}`)
+    await answer.arrayBuffer()
+    taken.push(performance.now() - started)
   }
-  return counts.sort((a, b) => a - b)[4]
+  return taken
+}
+
+async function together(target: Target, seconds: number): Promise<autocannon.Result> {
+  const result = await autocannon({
+    url: `${target.url}${target.path}?wait=true`,
+    method: 'POST',
+    headers: headersOf(target),
+    body: JSON.stringify(target.body),
+    connections: CALLERS,
+    duration: seconds,
+  })
+  if (Object.keys(result.statusCodeStats).join() !== '200')
+    throw new Error(`turns answered ${JSON.stringify(result.statusCodeStats)}`)
+  return result
+}
+
+/** Milliseconds until the first text of the model, on either wire. */
+async function firstDeltas(target: Target, query = ''): Promise<number[]> {
+  const taken: number[] = []
+  for (let n = 0; n < STREAMS; n++) {
+    const started = performance.now()
+    const answer = await post(target, query, { prompt: 'one two three', stream: true })
+    const decoder = new TextDecoder()
+    let text = ''
+    for await (const chunk of answer.body as ReadableStream<Uint8Array>) {
+      text += decoder.decode(chunk, { stream: true })
+      if (/event: delta|"content":"[^"]/.test(text)) break
+    }
+    taken.push(performance.now() - started)
+    await sleep(20)
+  }
+  return taken
+}
+
+const costs = async (db: pg.Client, web: number, worker: number) => ({
+  PostgreSQL: await databaseTime(db),
+  worker: processorTime(worker),
+  web: processorTime(web),
+})
+
+/** What a turn and a message of a session write, and what a turn leaves behind. */
+async function written(db: pg.Client, app: AgentApp, agent: Target): Promise<Row[]> {
+  const settle = () => sleep(1500)
+  const key = client(agent.url, agent.token)
+  const session = await openSession(key, app.agentId)
+  await settle()
+  const bytes = await tableBytes(db)
+  const start = await walBytes(db)
+  await alone(agent, TURNS)
+  await settle()
+  const between = await walBytes(db)
+  const left = (await tableBytes(db)) - bytes
+  const from = await walBytes(db)
+  for (let n = 0; n < TURNS; n++) await session.say()
+  await settle()
+  const messages = (await walBytes(db)) - from
+  const each = (total: number) => rounded(total / TURNS / 1024)
+  return [
+    { what: 'WAL of a waited turn', value: each(between - start), unit: 'KiB', target: '<= 12' },
+    {
+      what: 'WAL of a waited session message',
+      value: each(messages),
+      unit: 'KiB',
+      target: '<= 25',
+      note: `a conversation that grows to ${2 * TURNS} messages`,
+    },
+    { what: 'left in tables and indexes by a turn', value: each(left), unit: 'KiB', target: '<= 8' },
+  ]
+}
+
+type Key = ReturnType<typeof client>
+
+/** A session that answers every message. */
+async function openSession(key: Key, agentId: string): Promise<{ say(): Promise<void> }> {
+  const actor = await key.post('/actors', { name: 'caller' })
+  const made = await key.post('/sessions', { agent_id: agentId, actor_id: actor.body.id, auto_generate: true })
+  if (made.status !== 201) throw new Error(`a session answered ${made.status}: ${JSON.stringify(made.body)}`)
+  return {
+    async say() {
+      const { status, body } = await key.post(`/sessions/${made.body.id}/messages?wait=true`, { message: 'hello' })
+      if (status !== 201 || !body.reply) throw new Error(`a message answered ${status}: ${JSON.stringify(body)}`)
+    },
+  }
+}
+
+/**
+ * Statements of one waited turn and one waited message, web and worker together. Idle polls are left out by counting
+ * while the worker is woken.
+ */
+async function statements(): Promise<Row[]> {
+  const app = await startAgentApp({ inProcess: true })
+  const session = await openSession(app.key, app.agentId)
+  const count = async (ask: () => Promise<unknown>): Promise<number> => {
+    for (let n = 0; n < 5; n++) await ask()
+    const counts: number[] = []
+    for (let n = 0; n < 9; n++) {
+      await sleep(137)
+      const counter = countStatements()
+      await ask()
+      await sleep(15)
+      counter.stop()
+      counts.push(counter.value)
+    }
+    return percentile(counts, 0.5)
+  }
+  try {
+    const turn = await count(() => app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' }))
+    const message = await count(() => session.say())
+    return [
+      { what: 'statements of a waited turn', value: turn, unit: '', target: '<= 9' },
+      { what: 'statements of a waited session message', value: message, unit: '', target: '<= 25' },
+    ]
+  } finally {
+    await app.close()
+  }
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
