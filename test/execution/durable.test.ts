@@ -89,6 +89,24 @@ describe('durable turns', function () {
     assert.equal(record.step_count, 2)
   })
 
+  it('what a turn works on is small while it waits, whatever its size, and whole when it runs', async () => {
+    await double.put('long', { rules: [] })
+    const agent = await app.agent({ model: 'long/m' })
+    const said = (length: number) => 'a word that is said again; '.repeat(length)
+    const prompts = [said(1), said(1000), said(9000), `é${said(1000)}\u{1f600}`]
+    for (const prompt of prompts)
+      assert.equal((await app.key.post(`/agents/${agent}/generate`, { prompt })).status, 202)
+    const sizes = (await app.services.pool.anyFirst(
+      sql.unsafe`select length(sealed) from generation_work order by generation_id`,
+    )) as number[]
+    assert.equal(sizes.length, 4)
+    assert.ok(Math.max(...sizes) < 5000, String(sizes))
+    await worker()
+    await eventually(async () => (await double.requests('long')).length === 4)
+    const asked = (await double.requests('long')).map(request => request.body.messages.at(-1).content)
+    assert.deepEqual(new Set(asked), new Set(prompts))
+  })
+
   it('a worker frozen past its lease changes nothing when it thaws', async () => {
     await double.put('frozen', {
       rules: [{ when: { call: 1 }, reply: { text: 'stale', gate: 'frozen-gate' } }, { reply: { text: 'fresh' } }],

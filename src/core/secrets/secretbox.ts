@@ -17,13 +17,17 @@ export type SealedFor = { kind: string; id: string; project_id: string | null }
  */
 export type OpenFailure = 'malformed' | 'unknown_key' | 'not_authentic'
 
+export type Opened<T> = { ok: true; value: T } | { ok: false; reason: OpenFailure }
+
 export type SecretBox = {
   /** id of the key that seals */
   keyId: string
   /** Encrypts under the current key with a fresh IV. */
   seal(plaintext: string | Buffer, aad: SealedFor): string
   /** Decrypts with whichever configured key sealed. Never throws for the stored text. */
-  open(sealed: string, aad: SealedFor): { ok: true; value: string } | { ok: false; reason: OpenFailure }
+  open(sealed: string, aad: SealedFor): Opened<string>
+  /** The same for what is no text. */
+  openBytes(sealed: string, aad: SealedFor): Opened<Buffer>
   /** Id of the key that sealed, or null for a text that is not sealed. */
   keyIdOf(sealed: string): string | null
   /** Whether a reencryption has to rewrite this text: it is not sealed under the current key. */
@@ -55,6 +59,20 @@ export function createSecretBox(keys: { key: string; previous?: readonly string[
   byId.set(currentId, current)
 
   const keyIdOf = (sealed: string) => read(sealed)?.keyId ?? null
+  const openBytes: SecretBox['openBytes'] = (sealed, aad) => {
+    const parts = read(sealed)
+    if (!parts) return { ok: false, reason: 'malformed' }
+    const key = byId.get(parts.keyId)
+    if (!key) return { ok: false, reason: 'unknown_key' }
+    const decipher = createDecipheriv('aes-256-gcm', key, parts.iv, { authTagLength: TAG_BYTES })
+    decipher.setAAD(aadBytes(aad))
+    decipher.setAuthTag(parts.tag)
+    try {
+      return { ok: true, value: Buffer.concat([decipher.update(parts.ciphertext), decipher.final()]) }
+    } catch {
+      return { ok: false, reason: 'not_authentic' }
+    }
+  }
   return {
     keyId: currentId,
     seal(plaintext, aad) {
@@ -70,22 +88,10 @@ export function createSecretBox(keys: { key: string; previous?: readonly string[
       ].join('.')
     },
     open(sealed, aad) {
-      const parts = read(sealed)
-      if (!parts) return { ok: false, reason: 'malformed' }
-      const key = byId.get(parts.keyId)
-      if (!key) return { ok: false, reason: 'unknown_key' }
-      const decipher = createDecipheriv('aes-256-gcm', key, parts.iv, { authTagLength: TAG_BYTES })
-      decipher.setAAD(aadBytes(aad))
-      decipher.setAuthTag(parts.tag)
-      try {
-        return {
-          ok: true,
-          value: Buffer.concat([decipher.update(parts.ciphertext), decipher.final()]).toString('utf8'),
-        }
-      } catch {
-        return { ok: false, reason: 'not_authentic' }
-      }
+      const opened = openBytes(sealed, aad)
+      return opened.ok ? { ok: true, value: opened.value.toString('utf8') } : opened
     },
+    openBytes,
     keyIdOf,
     needsReseal: sealed => keyIdOf(sealed) !== currentId,
     fingerprint: text => `${currentId}.${hmacOf(current, text).toString('base64url')}`,

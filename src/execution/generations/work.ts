@@ -1,3 +1,4 @@
+import { deflateSync, inflateSync } from 'node:zlib'
 import type { Services } from '../../core/process/services.ts'
 import type { GenerationRow, Work } from './model.ts'
 
@@ -6,12 +7,26 @@ type Owner = Pick<GenerationRow, 'id' | 'project_id'>
 /** What binds a sealed working state to its turn. */
 const sealOf = ({ id, project_id }: Owner) => ({ kind: 'generation_work', id, project_id })
 
+/**
+ * What is compressed: a conversation's history is most of what its turns write. Less does not pay, and more would hold up
+ * the process.
+ */
+const COMPRESSED = { from: 1024, to: 256 * 1024, level: 1 }
+/** First byte of JSON; zlib's is another. */
+const BRACE = 0x7b
+
 /** The working state of a turn as the database has it. */
-export const sealWork = (services: Services, turn: Owner, work: Work): string =>
-  services.secrets.seal(JSON.stringify(work), sealOf(turn))
+export function sealWork(services: Services, turn: Owner, work: Work): string {
+  const text = JSON.stringify(work)
+  const { from, to, level } = COMPRESSED
+  const pays = text.length >= from && text.length <= to
+  return services.secrets.seal(pays ? deflateSync(text, { level }) : text, sealOf(turn))
+}
 
 /** The working state again; null when it cannot be decrypted. */
 export function openWork(services: Services, turn: Owner, sealed: string): Work | null {
-  const opened = services.secrets.open(sealed, sealOf(turn))
-  return opened.ok ? (JSON.parse(opened.value) as Work) : null
+  const opened = services.secrets.openBytes(sealed, sealOf(turn))
+  if (!opened.ok) return null
+  const { value } = opened
+  return JSON.parse((value[0] === BRACE ? value : inflateSync(value)).toString('utf8')) as Work
 }
