@@ -59,7 +59,6 @@ export async function appendMessage(
     if (first) return { message: first, created: false }
   }
   const text = 'content' in draft ? draft.content : await takeText(tx, owner, draft)
-  if (draft.position !== undefined) await makeRoom(tx, owner.id, draft.position)
   const row = { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
   return { message: row, created: true }
@@ -105,17 +104,17 @@ export const findMessageByKey = (tx: Queryable, conversationId: string, key: str
  * Moves the message at a position and all later ones up by one when the position is taken. What the running turn has
  * seen moves along, so that its reply still lands behind it.
  */
-const makeRoom = (tx: Queryable, conversationId: string, position: number) =>
-  tx.query(statement`
-    with taken as (
-      select 1 from conversation_messages where conversation_id = ${conversationId} and position = ${position}
-    ), seen as (
-      update conversation_turns set seen_position = seen_position + 1
-      where conversation_id = ${conversationId} and state = 'running' and seen_position >= ${position}
-        and exists (select 1 from taken)
-    )
+const makeRoom = (conversationId: string, position: number): Fragment[] => [
+  sql.fragment`taken as (
+    select 1 from conversation_messages where conversation_id = ${conversationId} and position = ${position})`,
+  sql.fragment`seen as (
+    update conversation_turns set seen_position = seen_position + 1
+    where conversation_id = ${conversationId} and state = 'running' and seen_position >= ${position}
+      and exists (select 1 from taken))`,
+  sql.fragment`moved as (
     update conversation_messages set position = position + 1
-    where conversation_id = ${conversationId} and position >= ${position} and exists (select 1 from taken)`)
+    where conversation_id = ${conversationId} and position >= ${position} and exists (select 1 from taken))`,
+]
 
 /** The text unless a document has it, the message behind the last or at its position, and the count, in one statement. */
 const insertMessage = (
@@ -131,6 +130,7 @@ const insertMessage = (
   const parts = [
     sql.fragment`place as (
       select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id})`,
+    ...(draft.position === undefined ? [] : makeRoom(owner.id, draft.position)),
     ...(named
       ? []
       : messageTextParts({

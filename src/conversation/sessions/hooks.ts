@@ -9,10 +9,10 @@ import { INTERRUPTED } from './state.ts'
 import { moveSessions, pairConflict, touchSession } from './store.ts'
 import { turnContext } from './turns.ts'
 
-/** Emits what happens to a turn, beside the events of the turn itself. */
+/** Emits the end of a turn, beside the events of the turn itself. */
 async function emitTurn(
   tx: Tx,
-  verb: 'generation_started' | 'generation_completed' | 'generation_failed',
+  verb: 'generation_completed' | 'generation_failed',
   sessionId: string,
   extra: object,
 ): Promise<SessionRow | null> {
@@ -52,8 +52,8 @@ export const hooks: SessionHooks = {
       row: session,
     }
   },
-  async started(tx, sessionId, turn) {
-    await emitTurn(tx, 'generation_started', sessionId, turn)
+  started(outgoing, { row }, turn) {
+    outgoing.emit(sessionKind, 'generation_started', row as SessionRow, { extra: turn })
   },
   async settled(tx, sessionId, turn) {
     const { generation_id, trace_id, status, error } = turn

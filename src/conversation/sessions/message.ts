@@ -1,4 +1,5 @@
 import type { z } from 'zod'
+import { newId } from '../../core/api/ids.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { expectTurn, raiseFailure } from '../../execution/generations/wait.ts'
@@ -9,21 +10,46 @@ import { lockBoth, requireOpen } from './state.ts'
 import { noteRequestedTurn, requestedTurn, touchSession } from './store.ts'
 import { turnContext, turnInput } from './turns.ts'
 
+type Send = Pick<
+  Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
+  'services' | 'caller' | 'allow' | 'body' | 'query' | 'resource' | 'request' | 'record'
+>
+
 /**
  * POST of a user message. Stored at once whatever runs; with auto_generate it asks, in
  * the same transaction, for one following turn that sees it. `wait` holds the answer of a message without delay until
  * that turn is over.
  * @throws SESSION_CLOSED, SESSION_EXPIRED; what refuses a document (appendMessage); with `wait` what the turn failed with
  */
-export async function sendMessage(
-  context: Pick<
-    Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
-    'services' | 'caller' | 'allow' | 'body' | 'query' | 'resource' | 'request' | 'record'
-  >,
-): Promise<Answer> {
-  const { services, caller, body, query, resource, request } = context
+export async function sendMessage(context: Send): Promise<Answer> {
+  const { services, query, request } = context
+  const turnId = newId('gen')
+  // Listens before the turn exists, so that its end is not missed and need not be looked for.
+  const expected = query.wait ? expectTurn(services, turnId) : null
+  try {
+    const { message, created, generation_id, delayed } = await storeMessage(context, turnId)
+    let reply: object | null = null
+    if (expected && generation_id !== null && !delayed) {
+      const { closed } = request
+      const ended =
+        generation_id === turnId
+          ? await expected.wait({ closed, running: true })
+          : await expectTurn(services, generation_id).wait({ closed })
+      if (ended?.failure) raiseFailure(ended)
+      reply = ended?.result ?? null
+    }
+    const { role, content, document_id, position, created_at } = message
+    return answer(created ? 201 : 200, { role, content, document_id, position, created_at, generation_id, reply })
+  } finally {
+    expected?.cancel()
+  }
+}
+
+/** Stores the message; a turn that it asks for, when there is none to answer it, gets the id given. */
+function storeMessage(context: Send, turnId: string) {
+  const { services, caller, body, resource } = context
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  const { message, created, generation_id, delayed } = await services.write(async tx => {
+  return services.write(async tx => {
     const { session, conversation } = await lockBoth(tx, resource)
     requireOpen(session)
     const stored = await appendMessage(tx, conversation, {
@@ -40,6 +66,7 @@ export async function sendMessage(
     await touchSession(tx, session.id)
     if (!session.auto_generate) return { ...stored, delayed, generation_id: null }
     const input = turnInput(session, caller, {
+      generation_id: turnId,
       tool_context: turnContext(session, sent),
       streamed: false,
     })
@@ -50,20 +77,5 @@ export async function sendMessage(
     if (body.idempotency_key !== undefined)
       await noteRequestedTurn(tx, { conversation_id: conversation.id, document_id, generation_id })
     return { ...stored, delayed, generation_id }
-  })
-  let reply: object | null = null
-  if (query.wait && generation_id !== null && !delayed) {
-    const ended = await expectTurn(services, generation_id).wait({ closed: request.closed })
-    if (ended?.failure) raiseFailure(ended)
-    reply = ended?.result ?? null
-  }
-  return answer(created ? 201 : 200, {
-    role: message.role,
-    content: message.content,
-    document_id: message.document_id,
-    position: message.position,
-    created_at: message.created_at,
-    generation_id,
-    reply,
   })
 }

@@ -8,7 +8,7 @@ import type { Services } from '../../core/process/services.ts'
 import { executeTurn } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { cancelTurns, conversationQueue, wakeConversation } from './mailbox.ts'
-import { type Picked, promptOf, turnSource } from './source.ts'
+import { type Picked, promptOf, sessionOf, turnSource } from './source.ts'
 import { endTurns, nextTurn, setTurnState, type TurnState, wakeableConversations } from './store.ts'
 
 /** Finds conversations with due turns and no message: the floor under the wake-ups. */
@@ -44,7 +44,7 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> 
       await endTurns(tx, conversationId, [turn.seq], end)
       continue
     }
-    if (turn.generation_status === 'in_progress') return { conversation, turn, prompt: null }
+    if (turn.generation_status === 'in_progress') return { conversation, turn, session: null, prompt: null }
     // Resumed by the project's resume or the sweep.
     if (turn.paused) return null
     if (turn.state === 'queued' && !turn.due) {
@@ -52,7 +52,8 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> 
       return null
     }
     await setTurnState(tx, turn, 'running')
-    return { conversation, turn, prompt: await promptOf(tx, conversation, turn) }
+    const session = await sessionOf(tx, conversation)
+    return { conversation, turn, session, prompt: await promptOf(tx, conversation, turn, session) }
   }
 }
 
@@ -77,6 +78,7 @@ async function drain(services: Services, conversationId: string, context: JobCon
       log,
       source: turnSource(picked),
     })
+    if (outcome === 'settled' && picked.alone) return
     if (outcome === 'handed_back') throw new HandBack('the turn goes on elsewhere')
     if (outcome === 'waiting') {
       await untake(services, picked)

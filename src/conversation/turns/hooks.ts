@@ -2,7 +2,7 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Outgoing, Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { MessageRow } from '../conversations/model.ts'
 
@@ -17,7 +17,7 @@ export type SessionFacts = {
   status: 'open' | 'closed' | 'expired'
   /** The stored keys and those that only the platform may say; keys of a request are laid over them. */
   tool_context: ToolContext | null
-  /** The session as its kind finds it, for permission checks. */
+  /** The session as its kind finds it, for permission checks and events. */
   row: KindRow
 }
 
@@ -35,12 +35,11 @@ export type SettledTurn = {
 
 /**
  * What sessions add to the turns of their conversations. Sessions build on conversations, so they contribute it. All run
- * under the conversation's row lock, save `load` outside of a transaction and `started`.
+ * under the conversation's row lock, save `load` outside of a transaction and `started`, which follows a claim.
  */
 export type SessionHooks = {
   load: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>
-  /** In the transaction of the claim; takes no lock on the conversation. */
-  started: (tx: Tx, sessionId: string, turn: { generation_id: string; trace_id: string }) => Promise<void>
+  started: (outgoing: Outgoing, session: SessionFacts, turn: { generation_id: string; trace_id: string }) => void
   settled: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
   /** A message was added by the routes of conversations. */
   stored: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>

@@ -4,7 +4,7 @@ import type { TurnSource } from '../../execution/generations/source.ts'
 import { actorKind } from '../actors/model.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
-import { sessionHooks } from './hooks.ts'
+import { type SessionFacts, sessionHooks } from './hooks.ts'
 import { type Prompt, preparePrompt } from './prompt.ts'
 import { endTurns, openTurnOf, type TurnRow } from './store.ts'
 
@@ -12,13 +12,24 @@ import { endTurns, openTurnOf, type TurnRow } from './store.ts'
 export type Picked = {
   conversation: ConversationRow
   turn: TurnRow
+  /** Null without one, or when the prompt is kept. */
+  session: SessionFacts | null
   prompt: Prompt | { refuse: RecordedFailure } | null
+  /** Nothing waited behind it when it ended: whoever asks for a turn later sends a wake-up. */
+  alone?: boolean
 }
 
+export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promise<SessionFacts | null> =>
+  (session_id !== null && (await sessionHooks.only()?.load(tx, session_id))) || null
+
 /** The prompt of a turn under lockConversation; refused when its session does not take turns any more. */
-export async function promptOf(tx: Tx, conversation: ConversationRow, turn: TurnRow): Promise<Picked['prompt']> {
+export async function promptOf(
+  tx: Tx,
+  conversation: ConversationRow,
+  turn: TurnRow,
+  session: SessionFacts | null,
+): Promise<Picked['prompt']> {
   if (conversation.session_id === null) return preparePrompt(tx, conversation, turn, conversation.actor_id)
-  const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null
   if (!session || session.status === 'closed')
     return { refuse: { code: 'SESSION_CLOSED', message: 'The session was closed before its turn started' } }
   if (session.status === 'expired')
@@ -28,7 +39,6 @@ export async function promptOf(tx: Tx, conversation: ConversationRow, turn: Turn
 
 /** What a conversation adds to a turn: its prompt, the state of its row, the reply and where it goes. */
 export function turnSource(picked: Picked): TurnSource {
-  const { session_id } = picked.conversation
   let held: { conversation: ConversationRow; turn: TurnRow } | null = null
   return {
     async prepare() {
@@ -36,11 +46,8 @@ export function turnSource(picked: Picked): TurnSource {
       return picked.prompt
     },
 
-    async started(tx, generation) {
-      if (session_id !== null)
-        await sessionHooks
-          .only()
-          ?.started(tx, session_id, { generation_id: generation.id, trace_id: generation.trace_id })
+    started(outgoing, { id, trace_id }) {
+      if (picked.session) sessionHooks.only()?.started(outgoing, picked.session, { generation_id: id, trace_id })
     },
 
     async lock(tx, generation) {
@@ -53,6 +60,7 @@ export function turnSource(picked: Picked): TurnSource {
       const turn = await openTurnOf(tx, generation.id)
       if (!turn) return gone(picked.conversation.id)
       held = { conversation, turn }
+      picked.alone = turn.alone
       return turn.abort
     },
 

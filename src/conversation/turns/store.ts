@@ -77,10 +77,15 @@ export const nextTurn = (db: Queryable, conversationId: string): Promise<TurnRow
     order by t.state = 'running' desc, due desc, case when t.not_before <= clock_timestamp() then null else t.not_before end nulls first, t.seq
     limit 1`)
 
-/** The turn of a generation that has not settled. */
-export const openTurnOf = (db: Queryable, generationId: string): Promise<TurnRow | null> =>
-  db.maybeOne(turn`
-    select ${columns} from ${tables}
+const openTurn = sql.type(TurnRow.extend({ alone: z.boolean() }))
+
+/** The turn of a generation that has not settled, and whether it is the only one of its conversation. */
+export const openTurnOf = (db: Queryable, generationId: string): Promise<(TurnRow & { alone: boolean }) | null> =>
+  db.maybeOne(openTurn`
+    select ${columns}, not exists (
+      select from conversation_turns o
+      where o.conversation_id = t.conversation_id and o.state in ('queued', 'running') and o.seq <> t.seq) as alone
+    from ${tables}
     where t.generation_id = ${generationId} and t.state in ('queued', 'running') order by t.seq limit 1`)
 
 const speaker = sql.type(TurnRow.pick({ actor_id: true }))

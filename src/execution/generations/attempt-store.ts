@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { type Outbox, outboxParts } from '../../core/db/write.ts'
+import { type OneStatement, type Outbox, outboxParts } from '../../core/db/write.ts'
 import type { SendPart } from '../../core/jobs/queue.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
@@ -62,52 +62,38 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
   }
 }
 
-const owned = sql.type(z.object({ owned: z.int() }))
-
 /**
  * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it. The
- * prepared state, the first frame and the outbox ride in the same statement. Returns whether it was taken.
+ * prepared state and the first frame ride along.
  */
-export async function claimTurn(
-  db: Queryable,
-  claim: {
-    generation: GenerationRow
-    attempt: number
-    lostAttempts: number
-    startedAt: string
-    agentVersion: number
-    now: string
-    sealedWork: string | null
-    frames: Frame[]
-    outbox: Outbox
-  },
-): Promise<boolean> {
+export function claimParts(claim: {
+  generation: GenerationRow
+  attempt: number
+  lostAttempts: number
+  startedAt: string
+  agentVersion: number
+  now: string
+  sealedWork: string | null
+  frames: Frame[]
+}): OneStatement {
   const { generation } = claim
   const guard = sql.fragment`exists (select 1 from claimed)`
-  const { ctes, select } = outboxParts(claim.outbox, guard)
-  const parts = [
+  const ctes = [
     sql.fragment`claimed as (
       update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false,
         started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
       where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress')
       returning id)`,
-    ...(claim.sealedWork === null
-      ? []
-      : [
-          sql.fragment`prepared as (
-            update ${workTable(generation.content_mode)} set sealed = ${claim.sealedWork} where generation_id = ${generation.id} and ${guard})`,
-        ]),
-    ...(claim.frames.length === 0
-      ? []
-      : [sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`]),
-    ...ctes,
   ]
-  return (
-    (await db.oneFirst(owned`
-    with ${sql.join(parts, sql.fragment`, `)}, told as (${select})
-    select (select count(*) from claimed)::int + 0 * (select sent from told)::int as owned`)) === 1
-  )
+  if (claim.sealedWork !== null)
+    ctes.push(sql.fragment`prepared as (
+      update ${workTable(generation.content_mode)} set sealed = ${claim.sealedWork} where generation_id = ${generation.id} and ${guard})`)
+  if (claim.frames.length > 0)
+    ctes.push(sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`)
+  return { ctes, guard, columns: sql.fragment`${claim.attempt}::int as attempt` }
 }
+
+const owned = sql.type(z.object({ owned: z.int() }))
 
 const stepInsert = (generationId: string, step: StepRow, guard: Fragment): Fragment => sql.fragment`
   insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, started_at, completed_at)

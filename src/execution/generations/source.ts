@@ -1,6 +1,6 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import type { Outgoing, Tx } from '../../core/db/write.ts'
 import type { Logger } from '../../core/process/log.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { GenerationRow } from './model.ts'
@@ -25,8 +25,8 @@ export type TurnSource = {
   ): Promise<
     { messages: ModelMessage[]; system_extra: string[]; notes?: Record<string, unknown> } | { refuse: RecordedFailure }
   >
-  /** Inside the claim's transaction, first attempt only. */
-  started?(tx: Tx, generation: GenerationRow): Promise<void>
+  /** What follows from the first claim, beside the events of the generation. */
+  started?(outgoing: Outgoing, generation: GenerationRow): void
   /**
    * First in the settle transaction, before the generation's row is taken: takes what `settle` needs, in the order in
    * which an abort takes it. A failure it answers ends a turn that would have completed.

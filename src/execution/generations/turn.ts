@@ -8,7 +8,7 @@ import type { Services } from '../../core/process/services.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { callModel } from '../providers/call.ts'
 import type { ModelAnswer } from '../providers/exchange.ts'
-import { claimTurn, handBackTurn, journalStep, type LoadedTurn, loadTurn, settleTurn } from './attempt-store.ts'
+import { claimParts, handBackTurn, journalStep, type LoadedTurn, loadTurn, settleTurn } from './attempt-store.ts'
 import { type Attachments, attachFiles, readFiles } from './files.ts'
 import { addFrame } from './frame-store.ts'
 import { FrameWriter, startedOf } from './frames.ts'
@@ -152,25 +152,19 @@ class Execution {
       sealedWork: first && run.source?.prepare && this.work ? sealWork(services, before, this.work) : null,
       frames,
     }
-    const notifications = frames.length > 0 ? [{ channel: TURN_CHANNEL, payload: `${before.id} frames` }] : []
-    const { started } = run.source ?? {}
-    let got: boolean
-    if (first && started) {
-      got = await services.write(async tx => {
-        if (!(await claimTurn(tx, { ...claim, outbox: { events: [], entries: [], notifications } }))) return false
-        tx.emit(generationKind, 'started', after)
-        await started(tx, after)
-        return true
-      })
-    } else {
-      const events = first ? [this.event('started', after)] : []
-      got = await claimTurn(services.pool, { ...claim, outbox: { events, entries: [], notifications } })
-    }
-    if (!got) throw new TurnLost()
+    const { held } = await services.writeOne(outgoing => {
+      if (first) {
+        outgoing.emit(generationKind, 'started', after)
+        run.source?.started?.(outgoing, after)
+      }
+      if (frames.length > 0) outgoing.notify(TURN_CHANNEL, `${before.id} frames`)
+      return claimParts(claim)
+    })
+    if (!held) throw new TurnLost()
     this.generation = after
   }
 
-  private event(verb: 'started' | 'completed' | 'failed', row: GenerationRow) {
+  private event(verb: 'completed' | 'failed', row: GenerationRow) {
     return makeEvent(generationKind, verb, row, {}, this.services.config.EVENT_DATA_MAX_BYTES)
   }
 
