@@ -204,7 +204,7 @@ const settings = {
     "Largest share of a worker's slots one project may hold while others wait.",
   ),
   WORKER_HEALTH_PORT: setting('workers', integer(0, 65535), '5048', 'Health port of a worker.'),
-  WORKER_HEARTBEAT_INTERVAL_MS: setting('workers', integer(100), '5000', 'How often a worker writes its heartbeat.'),
+  WORKER_HEARTBEAT_INTERVAL_MS: setting('workers', integer(100), '10000', 'How often a worker writes its heartbeat.'),
   WORKER_HEARTBEAT_STALE_MS: setting(
     'workers',
     integer(500),

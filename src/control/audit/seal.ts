@@ -6,6 +6,7 @@ import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
 import { every, handler } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
 import { auditEntryKind } from './model.ts'
 import {
   chainHeads,
@@ -14,6 +15,7 @@ import {
   lastPass,
   notePass,
   type Seal,
+  sealingState,
   tryLockChains,
   unsealedChains,
   unsealedEntries,
@@ -112,9 +114,15 @@ async function sealPages(
 }
 
 /** Entries with smaller ids were sealed by the last pass over all chains; null before the first. */
-async function passFloor(pool: Pool): Promise<string | null> {
-  const last = await lastPass(pool)
-  return last ? idFloor(auditEntryKind.prefix, new Date(new Date(last).getTime() - LATE_MS)) : null
+const floorOf = (lastPass: string | null): string | null =>
+  lastPass ? idFloor(auditEntryKind.prefix, new Date(new Date(lastPass).getTime() - LATE_MS)) : null
+
+const passFloor = async (pool: Pool): Promise<string | null> => floorOf(await lastPass(pool))
+
+/** Whether a pass would read any entry: there are some that it has not sealed yet, or has sealed less than LATE_MS ago. */
+export async function isPassDue({ pool }: Pick<Services, 'pool'>): Promise<boolean> {
+  const { passed_at, newest } = await sealingState(pool)
+  return newest !== null && newest >= (floorOf(passed_at) ?? '')
 }
 
 /**
@@ -147,6 +155,6 @@ export const sealHandler = handler(sealQueue, { concurrency: 1 }, ({ full }, { s
 )
 
 export const sealSchedules = [
-  every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }),
+  every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }, isPassDue),
   every('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
 ]

@@ -174,6 +174,11 @@ export const releaseVerification = (db: Queryable, chain: string, holder: string
 export const lastPass = (db: Queryable): Promise<string | null> =>
   db.maybeOneFirst(sql.type(z.object({ passed_at: z.string() }))`select passed_at from audit_sealing`)
 
+/** The last pass, and the newest entry there is. Primary keys of both tables serve it. */
+export const sealingState = (db: Queryable): Promise<{ passed_at: string | null; newest: string | null }> =>
+  db.one(sql.type(z.object({ passed_at: z.string().nullable(), newest: z.string().nullable() }))`
+    select (select passed_at from audit_sealing) as passed_at, (select max(id) from audit_entries) as newest`)
+
 export const notePass = (db: Queryable, began: Date): Promise<unknown> =>
   db.query(statement`
     insert into audit_sealing (passed_at) values (${began.toISOString()}::timestamptz)

@@ -1,6 +1,14 @@
 import { z } from 'zod'
 import type { AuditEntry } from '../api/audit.ts'
-import { type Message, type Queue, type Queues, type SendPart, workQueue } from '../jobs/queue.ts'
+import {
+  delayedChannel,
+  isDueSoon,
+  type Message,
+  type Queue,
+  type Queues,
+  type SendPart,
+  workQueue,
+} from '../jobs/queue.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
@@ -205,6 +213,7 @@ export function createWriter(options: {
       },
       send(queue, data, more = {}) {
         messages.push({ queue, data, ...more })
+        if (isDueSoon(more)) outgoing.notify(delayedChannel, queue.name)
       },
       notify(channel, payload) {
         outbox.notifications.push({ channel, payload })

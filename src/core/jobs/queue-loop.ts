@@ -27,7 +27,8 @@ const UNSETTLED_FLOOR = 200
 
 /**
  * Runs one handler: claims messages for its free slots, keeps their leases, records what became of them. Slots are
- * independent: a slow message holds one slot and nothing else.
+ * independent: a slow message holds one slot and nothing else. A loop that has found nothing waits until it is woken
+ * (poller.ts), or for what it tries again itself.
  */
 export class QueueLoop {
   readonly #services: Services
@@ -42,8 +43,6 @@ export class QueueLoop {
   /** Messages one project may hold while others wait, and while none do. */
   readonly #share: number
   readonly #borrow: number
-  readonly #pollMs: number
-  readonly #polled: () => void
 
   /** Claimed and not yet over, by message id. */
   readonly #held = new Map<string, Attempt>()
@@ -55,7 +54,8 @@ export class QueueLoop {
   #wake: (() => void) | undefined
   #nextDue = Number.POSITIVE_INFINITY
   #lastProject = ''
-  #timers: NodeJS.Timeout[] = []
+  #renewal: NodeJS.Timeout | undefined
+  #takingOver = false
   #loop: Promise<void> | undefined
   #hardStop = false
   #handedBack = 0
@@ -68,8 +68,6 @@ export class QueueLoop {
     stopping: AbortSignal
     slots: number
     projectShare: number
-    pollMs: number
-    polled: () => void
   }) {
     const { handler, services } = options
     this.#services = services as Services
@@ -86,8 +84,10 @@ export class QueueLoop {
     const shared = this.#queue.project !== undefined && this.#batch === 1
     this.#share = shared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
     this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages
-    this.#pollMs = options.pollMs
-    this.#polled = options.polled
+  }
+
+  get queue(): Queue<any> {
+    return this.#queue
   }
 
   get running(): number {
@@ -96,13 +96,15 @@ export class QueueLoop {
 
   start(): void {
     this.#loop = this.#run()
-    const third = (this.#queue.leaseSeconds * 1000) / 3
-    this.#timers = [
-      repeat(third, () => this.#renew()),
-      repeat(Math.min(Math.max(third, 200), 5000), async () => {
-        if (await this.#settlement.takeOverExpired()) this.wake()
-      }),
-    ]
+    this.#renewal = repeat((this.#queue.leaseSeconds * 1000) / 3, () => this.#renew())
+  }
+
+  /** Messages whose lease ran out are waiting: settle them, and claim those that are due again. */
+  async takeOverExpired(): Promise<void> {
+    if (this.#takingOver) return
+    this.#takingOver = true
+    if (await this.#settlement.takeOverExpired()) this.wake()
+    this.#takingOver = false
   }
 
   /** Something may be waiting: claim now. */
@@ -124,7 +126,7 @@ export class QueueLoop {
     const last = performance.now() + LEAVE_MS
     while (this.#held.size > 0 && performance.now() < last) await this.#change(last)
 
-    for (const timer of this.#timers) clearInterval(timer)
+    clearInterval(this.#renewal)
     const left = [...this.#held.values()]
     return this.#handedBack + (left.length > 0 ? await this.#giveBack(left) : 0)
   }
@@ -135,7 +137,8 @@ export class QueueLoop {
       let timer: NodeJS.Timeout | undefined
       await new Promise<void>(resolve => {
         this.#wake = resolve
-        timer = setTimeout(resolve, Math.max(0, Math.min(deadline - performance.now(), 2 ** 31 - 1)))
+        if (deadline < Number.POSITIVE_INFINITY)
+          timer = setTimeout(resolve, Math.max(0, Math.min(deadline - performance.now(), 2 ** 31 - 1)))
       })
       clearTimeout(timer)
       this.#wake = undefined
@@ -149,7 +152,7 @@ export class QueueLoop {
       const free = this.#slots - this.#busy
       if (free <= 0 || this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + UNSETTLED_FLOOR) {
         this.#wantsSlot = true
-        await this.#change(performance.now() + this.#pollMs)
+        await this.#change(Number.POSITIVE_INFINITY)
         continue
       }
       this.#wantsSlot = false
@@ -158,7 +161,6 @@ export class QueueLoop {
         const again = await this.#claimAndStart(free)
         if (failures > 0) this.#log.info({ queue: this.#queue.name }, 'queue reachable again')
         failures = 0
-        this.#polled()
         if (again) continue
       } catch (error) {
         failures += 1
@@ -166,10 +168,8 @@ export class QueueLoop {
         await this.#change(performance.now() + Math.min(100 * 2 ** failures, 5000))
         continue
       }
-      // Spread over the interval, so that many loops and processes do not poll at one instant.
-      const poll = performance.now() + this.#pollMs * (0.8 + Math.random() * 0.4)
       const due = this.#nextDue
-      await this.#change(Math.min(poll, due))
+      await this.#change(due)
       if (performance.now() >= due) this.#nextDue = Number.POSITIVE_INFINITY
     }
   }
