@@ -67,10 +67,10 @@ type Scope = { chain?: string; floor: string | null }
  * Seals up to a page of entries under the locks of their chains. Returns how many, and the last one's id. Does
  * not wait with a connection in hand: `busy` while another process seals one of the chains.
  */
-function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last: string | null; busy?: true }> {
+async function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last: string | null; busy?: true }> {
+  const chains = scope.chain ? [scope.chain] : await unsealedChains(pool, scope.floor, PAGE)
+  if (chains.length === 0) return { count: 0, last: null }
   return inTransaction(pool, async db => {
-    const chains = scope.chain ? [scope.chain] : await unsealedChains(db, scope.floor, PAGE)
-    if (chains.length === 0) return { count: 0, last: null }
     if (!(await tryLockChains(db, chains))) return { count: 0, last: null, busy: true }
     // Read under the locks: entries that another process sealed meanwhile have their seals now.
     const entries = await unsealedEntries(db, chains, scope, PAGE)

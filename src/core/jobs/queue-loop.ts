@@ -13,6 +13,8 @@ type Attempt = HeldClaim & {
   /** `running`: in the handler; `settling`: being recorded; `over`: recorded, given back or lost. */
   state: 'running' | 'settling' | 'over'
   abort: AbortController
+  /** When it was claimed, or just before. */
+  claimedAt: number
 }
 
 /** When other workers are claiming everything that was found, the next claim waits so long. */
@@ -43,6 +45,7 @@ export class QueueLoop {
   /** Messages one project may hold while others wait, and while none do. */
   readonly #share: number
   readonly #borrow: number
+  readonly #hears: () => boolean
 
   /** Claimed and not yet over, by message id. */
   readonly #held = new Map<string, Attempt>()
@@ -61,6 +64,8 @@ export class QueueLoop {
   #handedBack = 0
   /** The loop waits for a slot, not for messages. */
   #wantsSlot = false
+  /** When messages were last announced or found to be due. */
+  #toldAt = 0
 
   constructor(options: {
     services: Pick<Services, 'queues' | 'log' | 'config'>
@@ -68,6 +73,8 @@ export class QueueLoop {
     stopping: AbortSignal
     slots: number
     projectShare: number
+    /** Whether notifications arrive. */
+    hears: () => boolean
   }) {
     const { handler, services } = options
     this.#services = services as Services
@@ -83,6 +90,7 @@ export class QueueLoop {
     const messages = options.slots * this.#batch
     const shared = this.#queue.project !== undefined && this.#batch === 1
     this.#share = shared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
+    this.#hears = options.hears
     this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages
   }
 
@@ -103,12 +111,17 @@ export class QueueLoop {
   async takeOverExpired(): Promise<void> {
     if (this.#takingOver) return
     this.#takingOver = true
-    if (await this.#settlement.takeOverExpired()) this.wake()
+    if (await this.#settlement.takeOverExpired()) this.#claimNow()
     this.#takingOver = false
   }
 
-  /** Something may be waiting: claim now. */
-  wake(): void {
+  /** Messages were announced or found to be due: claim now. */
+  tell(): void {
+    this.#toldAt = performance.now()
+    this.#claimNow()
+  }
+
+  #claimNow(): void {
     this.#woken = true
     this.#wake?.()
   }
@@ -116,7 +129,7 @@ export class QueueLoop {
   /** Ends the loop; see Workers.stop. The `stopping` signal is aborted before. */
   async stop(graceMs: number): Promise<number> {
     const deadline = performance.now() + graceMs
-    this.wake()
+    this.#claimNow()
     // A claim that hangs on a lost connection must not hold the stop; what it still claims is given back.
     await Promise.race([this.#loop, sleep(Math.max(graceMs, 1000), undefined, { ref: false })])
     while (this.#held.size > 0 && performance.now() < deadline) await this.#change(deadline)
@@ -183,14 +196,15 @@ export class QueueLoop {
       share: this.#share,
       borrow: Math.max(0, this.#borrow - this.#busy),
     }
+    const claimedAt = performance.now()
     const claims = await claim(this.#queues.db, this.#queue, request)
     if (!claims) return true
     this.#lastProject = claims.last
     const jobs = await this.#keep(claims.jobs)
     if (this.#batch > 1) {
-      if (jobs.length > 0) this.#startSlot(jobs)
+      if (jobs.length > 0) this.#startSlot(jobs, claimedAt)
     } else {
-      for (const job of jobs) this.#startSlot([job])
+      for (const job of jobs) this.#startSlot([job], claimedAt)
     }
     // A slot that a full project frees may be filled by the same project again.
     if (this.#busy < this.#slots && [...this.#heldByProject.values()].some(held => held >= this.#share))
@@ -221,17 +235,24 @@ export class QueueLoop {
       )
       await this.#queues.boss.complete(this.#queue.name, delayed, null, { db: tx })
     })
-    this.wake()
+    this.#claimNow()
   }
 
   #dueAt(time: number): void {
     this.#nextDue = Math.min(this.#nextDue, time)
   }
 
-  #startSlot(jobs: Claim[]): void {
+  #startSlot(jobs: Claim[], claimedAt: number): void {
     const now = performance.now()
     const attempts = jobs.map(
-      (job): Attempt => ({ ...job, startedAt: now, heldSince: now, state: 'running', abort: new AbortController() }),
+      (job): Attempt => ({
+        ...job,
+        startedAt: now,
+        heldSince: now,
+        claimedAt,
+        state: 'running',
+        abort: new AbortController(),
+      }),
     )
     this.#busy += 1
     for (const attempt of attempts) {
@@ -244,7 +265,7 @@ export class QueueLoop {
       .finally(() => {
         this.#busy -= 1
         for (const attempt of attempts) this.#countProject(attempt, -1)
-        if (this.#wantsSlot) this.wake()
+        if (this.#wantsSlot) this.#claimNow()
       })
   }
 
@@ -357,7 +378,7 @@ export class QueueLoop {
     if (lost) this.#lost(attempt)
     if (dueInMs !== undefined) {
       this.#dueAt(performance.now() + dueInMs + 1)
-      this.wake()
+      this.#claimNow()
     }
     this.#over(attempt)
   }
@@ -371,8 +392,9 @@ export class QueueLoop {
   #over(attempt: Attempt): void {
     attempt.state = 'over'
     if (this.#held.get(attempt.id) === attempt) this.#held.delete(attempt.id)
-    // The entity's next wake-up may have waited for this one; nothing else announces it.
-    if (this.#queue.policy === 'stately' || this.#stopping.aborted || this.#wantsSlot) this.wake()
+    // An entity's wake-up that was announced meanwhile has waited for the end of this one.
+    const waits = this.#queue.policy === 'stately' && (this.#toldAt >= attempt.claimedAt || !this.#hears())
+    if (waits || this.#stopping.aborted || this.#wantsSlot) this.#claimNow()
   }
 
   #lost(attempt: Attempt): void {

@@ -38,6 +38,7 @@ export async function startWorkers(options: {
   const { services, handlers, schedules = [], listen } = options
   const stopping = new AbortController()
 
+  const hears = () => listen?.healthy() ?? false
   const loops = new Map<string, QueueLoop>()
   for (const handler of handlers) {
     const { name } = handler.queue
@@ -50,6 +51,7 @@ export async function startWorkers(options: {
         stopping: stopping.signal,
         slots: handler.concurrency ?? options.concurrency,
         projectShare: options.projectShare ?? 1,
+        hears,
       }),
     )
   }
@@ -59,20 +61,20 @@ export async function startWorkers(options: {
     loops,
     pollMs: options.pollMs ?? 1000,
     idleMs: options.idleMs ?? IDLE_POLL_MS,
-    hears: () => listen?.healthy() ?? false,
+    hears,
     onPoll: options.onPoll,
   })
   const unlisten = [
     listen?.listen(
       wakeChannel,
       name => {
-        loops.get(name)?.wake()
+        loops.get(name)?.tell()
         if (loops.has(name)) poller.pollSoon()
       },
       {
         onDown: () => poller.pollSoon(),
         onReconnect: () => {
-          for (const loop of loops.values()) loop.wake()
+          for (const loop of loops.values()) loop.tell()
           poller.pollSoon()
         },
       },
