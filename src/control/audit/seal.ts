@@ -14,6 +14,7 @@ import {
   insertSeals,
   lastPass,
   notePass,
+  notePassIfSealed,
   type Seal,
   sealingState,
   tryLockChains,
@@ -119,10 +120,16 @@ const floorOf = (lastPass: string | null): string | null =>
 
 const passFloor = async (pool: Pool): Promise<string | null> => floorOf(await lastPass(pool))
 
-/** Whether a pass would read any entry: there are some that it has not sealed yet, or has sealed less than LATE_MS ago. */
-export async function isPassDue({ pool }: Pick<Services, 'pool'>): Promise<boolean> {
+/**
+ * Whether entries wait for a seal. Where none does, asking was a pass: a deployment in which nothing happens sends no
+ * messages for it, and reads nothing but the newest id once that is older than LATE_MS.
+ */
+async function isPassDue({ pool }: Services): Promise<boolean> {
+  const began = new Date()
   const { passed_at, newest } = await sealingState(pool)
-  return newest !== null && newest >= (floorOf(passed_at) ?? '')
+  const floor = floorOf(passed_at)
+  if (newest === null || (floor !== null && newest < floor)) return false
+  return !(await notePassIfSealed(pool, floor, began))
 }
 
 /**
