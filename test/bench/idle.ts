@@ -15,7 +15,7 @@ import type { Row } from './rows.ts'
  * time. Usage: node test/bench/idle.ts [seconds, default 60]
  */
 const SHOWN = 8
-/** The pools close connections that were idle for a minute, and what the traffic has left behind is written meanwhile. */
+/** What the traffic has left behind is written meanwhile: traces, seals, deliveries. */
 const SETTLE_SECONDS = 15
 
 export async function run(seconds = 60): Promise<Row[]> {
@@ -46,10 +46,8 @@ export async function run(seconds = 60): Promise<Row[]> {
     const shares = after.map((ms, n) => (ms - before[n]) / (seconds * 10))
     const often = statements
       .slice(0, SHOWN)
-      .map(({ statement, count }) => `${perSecond(count)} ${statement.slice(0, 60)}`)
-      .join('\n')
-    if (process.env.IDLE_ALL)
-      for (const { statement, count } of statements) console.log(perSecond(count), statement.slice(0, 230))
+      .map(({ statement, count }) => `${perSecond(count)} ${statement.slice(0, 40)}`)
+      .join('; ')
     return [
       {
         what: 'statements a second of an idle web and worker',
