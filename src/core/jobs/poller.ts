@@ -69,7 +69,7 @@ export class QueuePoller {
         const quiet = !found.some(({ due, expired }) => due || expired)
         interval = quiet ? Math.min(interval * 2, this.#idleMs) : this.#pollMs
       } catch (error) {
-        if (failures === 0) log.error({ err: error }, 'queues not reachable')
+        if (failures === 0 && !this.#stopped.signal.aborted) log.error({ err: error }, 'queues not reachable')
         failures += 1
         interval = this.#pollMs
       }
