@@ -14,7 +14,7 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names]`: every benchmark, or those named (http, files, turns, queue, fairness, deliveries, knowledge,
- * ingestion). All numbers of a run come from one machine at one time; ratios are against a floor measured beside them.
+ * ingestion, idle). All numbers of a run come from one machine at one time; ratios are against a floor measured beside them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),
@@ -25,6 +25,7 @@ const all = {
   deliveries: async () => (await import('./deliveries.ts')).run(),
   knowledge: async () => (await import('./knowledge.ts')).run(),
   ingestion: async () => (await import('./ingestion.ts')).run(),
+  idle: async () => (await import('./idle.ts')).run(),
 }
 const names = process.argv.slice(2)
 for (const name of names) {

@@ -488,6 +488,22 @@ describe('the audit log', () => {
       )
     })
 
+    it('is kept by looking, without messages, while nothing is written', async () => {
+      const { pool } = app.services
+      const read = (value: ReturnType<typeof sql.fragment>) => pool.oneFirst(sql.unsafe`select ${value}`)
+      const unsealed = sql.fragment`(select count(*) from audit_entries t
+        where not exists (select from audit_seals s where s.entry_id = t.id))`
+      const messages = sql.fragment`(select count(*) from pgboss.job_common where name = 'audit.seal')`
+      const pass = sql.fragment`(select passed_at from audit_sealing)`
+      await eventually(async () => (await read(unsealed)) === 0, { every: 200 })
+      const sent = await read(messages)
+      for (let passes = 0; passes < 2; passes++) {
+        const before = await read(pass)
+        await eventually(async () => (await read(pass)) !== before, { every: 200 })
+      }
+      assert.equal(await read(messages), sent)
+    })
+
     it('names the first entry that was changed', async () => {
       const project = await app.project()
       const ids = await backfill(project.id, 30, new Date('2026-01-01T00:00:00Z'))

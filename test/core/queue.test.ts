@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { type ChildProcess, fork } from 'node:child_process'
 import { once } from 'node:events'
+import net from 'node:net'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
@@ -8,10 +9,13 @@ import pino, { type Logger } from 'pino'
 import { type Config, loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
-import { claim } from '../../src/core/jobs/claims.ts'
+import { openPool } from '../../src/core/db/pool.ts'
+import { createWriter } from '../../src/core/db/write.ts'
+import { claim, handBack, retry } from '../../src/core/jobs/claims.ts'
 import { every, HandBack, type Handler, handler } from '../../src/core/jobs/handler.ts'
 import {
   createQueuesInDatabase,
+  delayedChannel,
   type Message,
   message,
   openQueues,
@@ -247,6 +251,21 @@ describe('queues and workers', function () {
       }
     }
 
+    it('a mailbox looks for what came while it was busy, when no notification can tell', async () => {
+      let handled = 0
+      await queues.send([message(mailbox, { id: 'e' })])
+      await run(
+        [
+          handler(mailbox, {}, async () => {
+            handled += 1
+            if (handled === 1) await queues.send([message(mailbox, { id: 'e' })])
+          }),
+        ],
+        { listen: undefined, pollMs: RARELY },
+      )
+      await until('both', () => handled === 2, 20_000)
+    })
+
     it('messages come without notifications too', async () => {
       let handled = 0
       await run([handler(tasks, {}, async () => void handled++)], { listen: undefined, pollMs: 100 })
@@ -278,6 +297,103 @@ describe('queues and workers', function () {
         where x.started < y.ended and y.started < x.ended`)
       assert.equal(overlap.n, 0)
       assert.equal((await one('select count(distinct worker)::int as n from spans')).n, 2)
+    })
+  })
+
+  describe('polling', () => {
+    /** Workers that handle `shared`, polling seldom after the first seconds in which nothing happens. */
+    async function seldomPolling(more: { listen?: Notifications; idleMs?: number } = {}) {
+      const seen = { handled: [] as string[], polls: 0 }
+      await run([handler(shared, {}, async ({ id }) => void seen.handled.push(id))], {
+        pollMs: 100,
+        idleMs: RARELY,
+        onPoll: () => seen.polls++,
+        ...more,
+      })
+      return seen
+    }
+
+    /** A message that nobody was told of. */
+    const insertSilently = () =>
+      pool.query(
+        `insert into pgboss.job_common (name, policy, group_id, data) values ($1, 'standard', '*', '{"id":"silent"}')`,
+        [shared.name],
+      )
+
+    it('a message that is due soon is handled in time by workers that poll seldom', async () => {
+      const seen = await seldomPolling()
+      // The next one is more than five seconds away.
+      await until('polled seldom', () => seen.polls === 6)
+      const due = Date.now() + 300
+      await queues.send([message(shared, { id: 'soon' }, { startAfter: new Date(due) })])
+      await until('handled', () => seen.handled.length === 1, 5000)
+      assert.ok(Date.now() >= due)
+    })
+
+    it('workers are told of every message that is due soon, however it came to be', async () => {
+      const told: string[] = []
+      const heard = async (what: string) => {
+        await until(what, () => told.length > 0)
+        assert.deepEqual(told.splice(0), [shared.name], what)
+      }
+      const end = listen.listen(delayedChannel, name => told.push(name))
+      await end.ready
+      const startAfter = new Date(Date.now() + 5000)
+      await queues.send([message(shared, { id: 'sent' }, { startAfter })])
+      await heard('sent')
+
+      const slonik = await openPool({ databaseUrl, connections: 2 })
+      const writer = createWriter({ pool: slonik, queues, eventMaxBytes: 0, onError: () => assert.fail() })
+      await writer.write(async tx => tx.send(shared, { id: 'written' }, { startAfter }))
+      await slonik.end()
+      await heard('written')
+
+      await queues.send([message(shared, { id: 'tried' })])
+      const request = { limit: 1, last: '', held: new Map(), share: 1, borrow: 1 }
+      const claimed = async () => (await claim(queues.db, shared, request))!.jobs[0]
+      assert.equal(await retry(queues.db, shared, await claimed(), 0, {}), 'kept')
+      await heard('tried again')
+      assert.equal((await handBack(queues.db, shared, [await claimed()], 1000, delayedChannel)).length, 1)
+      await heard('given back')
+
+      // Workers have polled again by then.
+      await queues.send([message(shared, { id: 'late' }, { startAfter: new Date(Date.now() + 60_000) })])
+      await sleep(100)
+      assert.deepEqual(told, [])
+      end()
+    })
+
+    it('a message whose notification was lost is handled with the next poll', async () => {
+      const seen = await seldomPolling({ idleMs: 1000 })
+      await until('polled seldom', () => seen.polls === 5)
+      const polls = seen.polls
+      await insertSilently()
+      await until('handled', () => seen.handled.length === 1)
+      // One may have been under way.
+      assert.ok(seen.polls <= polls + 2, `${seen.polls - polls} polls`)
+    })
+
+    it('polls are frequent again while no notification can arrive', async () => {
+      const sockets: net.Socket[] = []
+      const { hostname, port } = new URL(databaseUrl)
+      const relay = net.createServer(socket => {
+        const upstream = net.connect(Number(port), hostname)
+        for (const end of [socket, upstream]) sockets.push(end.on('error', () => {}))
+        socket.pipe(upstream).pipe(socket)
+      })
+      await new Promise<void>(resolve => relay.listen(0, '127.0.0.1', resolve))
+      const url = new URL(databaseUrl)
+      url.host = `127.0.0.1:${(relay.address() as net.AddressInfo).port}`
+      const relayed = await openNotifications({ databaseUrl: url.href, log: silentLog() })
+      const seen = await seldomPolling({ listen: relayed })
+      await until('polled seldom', () => seen.polls === 5)
+      relay.close()
+      for (const socket of sockets) socket.destroy()
+      // Two of them would come anyway.
+      await until('polled often', () => seen.polls >= 15, 10_000)
+      await insertSilently()
+      await until('handled', () => seen.handled.length === 1)
+      await relayed.close()
     })
   })
 
@@ -776,6 +892,20 @@ describe('queues and workers', function () {
   })
 
   describe('schedules', () => {
+    it('an instant at which nothing is due makes no message', async () => {
+      let asked = 0
+      let due = false
+      const isDue = async () => {
+        asked += 1
+        return due
+      }
+      await run([], { schedules: [every('test-due', 1, tasks, { id: 'due' }, isDue)] })
+      await until('asked twice', () => asked === 2)
+      assert.equal((await jobs(tasks.name)).length, 0)
+      due = true
+      await until('sent', async () => (await jobs(tasks.name)).length > 0)
+    })
+
     it('any number of workers makes one message per instant', async () => {
       let handled = 0
       const handlers = [handler(tasks, {}, async () => void handled++)]

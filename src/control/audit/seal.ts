@@ -6,6 +6,7 @@ import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
 import { every, handler } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
 import { auditEntryKind } from './model.ts'
 import {
   chainHeads,
@@ -13,7 +14,9 @@ import {
   insertSeals,
   lastPass,
   notePass,
+  notePassIfSealed,
   type Seal,
+  sealingState,
   tryLockChains,
   unsealedChains,
   unsealedEntries,
@@ -65,10 +68,10 @@ type Scope = { chain?: string; floor: string | null }
  * Seals up to a page of entries under the locks of their chains. Returns how many, and the last one's id. Does
  * not wait with a connection in hand: `busy` while another process seals one of the chains.
  */
-function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last: string | null; busy?: true }> {
+async function sealPage(pool: Pool, scope: Scope): Promise<{ count: number; last: string | null; busy?: true }> {
+  const chains = scope.chain ? [scope.chain] : await unsealedChains(pool, scope.floor, PAGE)
+  if (chains.length === 0) return { count: 0, last: null }
   return inTransaction(pool, async db => {
-    const chains = scope.chain ? [scope.chain] : await unsealedChains(db, scope.floor, PAGE)
-    if (chains.length === 0) return { count: 0, last: null }
     if (!(await tryLockChains(db, chains))) return { count: 0, last: null, busy: true }
     // Read under the locks: entries that another process sealed meanwhile have their seals now.
     const entries = await unsealedEntries(db, chains, scope, PAGE)
@@ -112,9 +115,21 @@ async function sealPages(
 }
 
 /** Entries with smaller ids were sealed by the last pass over all chains; null before the first. */
-async function passFloor(pool: Pool): Promise<string | null> {
-  const last = await lastPass(pool)
-  return last ? idFloor(auditEntryKind.prefix, new Date(new Date(last).getTime() - LATE_MS)) : null
+const floorOf = (lastPass: string | null): string | null =>
+  lastPass ? idFloor(auditEntryKind.prefix, new Date(new Date(lastPass).getTime() - LATE_MS)) : null
+
+const passFloor = async (pool: Pool): Promise<string | null> => floorOf(await lastPass(pool))
+
+/**
+ * Whether entries wait for a seal. Where none does, asking was a pass: a deployment in which nothing happens sends no
+ * messages for it, and reads nothing but the newest id once that is older than LATE_MS.
+ */
+async function isPassDue({ pool }: Services): Promise<boolean> {
+  const began = new Date()
+  const { passed_at, newest } = await sealingState(pool)
+  const floor = floorOf(passed_at)
+  if (newest === null || (floor !== null && newest < floor)) return false
+  return !(await notePassIfSealed(pool, floor, began))
 }
 
 /**
@@ -147,6 +162,6 @@ export const sealHandler = handler(sealQueue, { concurrency: 1 }, ({ full }, { s
 )
 
 export const sealSchedules = [
-  every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }),
+  every('seal audit entries', SEAL_SECONDS, sealQueue, { full: false }, isPassDue),
   every('seal late audit entries', '37 3 * * *', sealQueue, { full: true }),
 ]

@@ -174,6 +174,25 @@ export const releaseVerification = (db: Queryable, chain: string, holder: string
 export const lastPass = (db: Queryable): Promise<string | null> =>
   db.maybeOneFirst(sql.type(z.object({ passed_at: z.string() }))`select passed_at from audit_sealing`)
 
+/** The last pass, and the newest entry there is. Primary keys of both tables serve it. */
+export const sealingState = (db: Queryable): Promise<{ passed_at: string | null; newest: string | null }> =>
+  db.one(sql.type(z.object({ passed_at: z.string().nullable(), newest: z.string().nullable() }))`
+    select (select passed_at from audit_sealing) as passed_at, (select max(id) from audit_entries) as newest`)
+
+/**
+ * Notes a pass that found nothing to seal from an id on, in one statement with the search; returns whether it did. Where
+ * entries are written all the time, the newest has no seal yet, and the search ends with it.
+ */
+export async function notePassIfSealed(db: Queryable, floor: string | null, began: Date): Promise<boolean> {
+  const { rowCount } = await db.query(statement`
+    with waiting as materialized (
+      select from audit_entries t where ${unsealed({ floor })} order by t.id desc limit 1)
+    insert into audit_sealing (passed_at)
+    select ${began.toISOString()}::timestamptz where not exists (select from waiting)
+    on conflict (singleton) do update set passed_at = greatest(audit_sealing.passed_at, excluded.passed_at)`)
+  return rowCount > 0
+}
+
 export const notePass = (db: Queryable, began: Date): Promise<unknown> =>
   db.query(statement`
     insert into audit_sealing (passed_at) values (${began.toISOString()}::timestamptz)

@@ -7,9 +7,14 @@ export type Unlisten = (() => void) & { ready: Promise<void> }
 export type Notifications = {
   /**
    * Calls `handler` with the payload of every notification on `channel`. What is notified while the connection is down
-   * is lost: `onReconnect` is called after each reconnect so that the caller can read what it missed.
+   * is lost: `onReconnect` is called after each reconnect so that the caller can read what it missed, `onDown` when the
+   * connection turns out to be lost.
    */
-  listen(channel: string, handler: (payload: string) => void, options?: { onReconnect?: () => void }): Unlisten
+  listen(
+    channel: string,
+    handler: (payload: string) => void,
+    options?: { onReconnect?: () => void; onDown?: () => void },
+  ): Unlisten
   /** False while the connection is down. */
   healthy(): boolean
   /** Whether the server answers on this connection in time; false while it is down. */
@@ -17,7 +22,7 @@ export type Notifications = {
   close(): Promise<void>
 }
 
-type Subscription = { handler: (payload: string) => void; onReconnect?: () => void }
+type Subscription = { handler: (payload: string) => void; onReconnect?: () => void; onDown?: () => void }
 type Channel = { subscriptions: Set<Subscription>; ready: Promise<void> }
 
 const FIRST_BACKOFF_MS = 100
@@ -53,6 +58,11 @@ export async function openNotifications(options: {
     }
   }
 
+  const tell = (what: 'onReconnect' | 'onDown') => {
+    for (const { subscriptions } of channels.values())
+      for (const { [what]: told } of [...subscriptions]) if (told) call(told)
+  }
+
   const drop = (target: pg.Client, error: Error) => {
     if (client !== target) return
     client = undefined
@@ -62,6 +72,7 @@ export async function openNotifications(options: {
     if (closed) return
     log.warn({ err: error }, 'notifications down')
     call(() => options.onDown?.(error))
+    tell('onDown')
     reconnectLater()
   }
 
@@ -72,9 +83,7 @@ export async function openNotifications(options: {
           () => {
             log.info('notifications up')
             call(() => options.onUp?.())
-            for (const { subscriptions } of channels.values()) {
-              for (const { onReconnect } of [...subscriptions]) if (onReconnect) call(onReconnect)
-            }
+            tell('onReconnect')
           },
           () => {
             if (!closed) reconnectLater()
@@ -148,7 +157,7 @@ export async function openNotifications(options: {
 
   return {
     listen(channel, handler, more = {}) {
-      const subscription: Subscription = { handler, onReconnect: more.onReconnect }
+      const subscription: Subscription = { handler, ...more }
       const entry = channels.get(channel) ?? { subscriptions: new Set<Subscription>(), ready: send('listen', channel) }
       entry.subscriptions.add(subscription)
       channels.set(channel, entry)

@@ -14,6 +14,14 @@ const { query } = pg.Client.prototype as unknown as { query: (...args: unknown[]
 
 const pending = new Map<pg.Client, number>()
 
+const listeners = new Set<() => void>()
+
+/** Calls `listener` when a statement begins while none is under way. Call the result to end. */
+export function onPending(listener: () => void): () => void {
+  listeners.add(listener)
+  return () => listeners.delete(listener)
+}
+
 /** Clients that wait for the answer to a statement, and since when (performance.now). */
 export function* pendingStatements(): Generator<{ client: pg.Client; since: number }> {
   for (const [client, since] of pending) yield { client, since }
@@ -24,6 +32,7 @@ function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, c
   if (isSubmitted || typeof values === 'function' || callback) return query.call(this, config, values, callback)
   // A client has one statement under way; what is queued behind it waits for the same answer.
   if (!pending.has(this)) pending.set(this, performance.now())
+  if (pending.size === 1) for (const listener of listeners) listener()
   return new Promise((resolve, reject) => {
     query.call(this, config, values, (error: Error | null, result: unknown) => {
       pending.delete(this)

@@ -1,8 +1,9 @@
 import pg from 'pg'
 import type { Logger } from '../process/log.ts'
 import type { Notifications } from './notify.ts'
-import { pendingStatements } from './pg-client.ts'
+import { onPending, pendingStatements } from './pg-client.ts'
 import { DatabaseSilentError } from './sql.ts'
+import { outsideTenancy } from './tenancy.ts'
 
 /** What waits for the database so long is looked into. */
 const SUSPECT_MS = 1000
@@ -57,9 +58,18 @@ export function watchForSilence(options: {
     for (const { since } of pendingStatements()) if (isSuspect(since)) return true
     return false
   }
-  const timer = setInterval(() => {
+  // Only while something is under way: a process that does nothing would wake up four times a second for this.
+  let timer: NodeJS.Timeout | undefined
+  const check = () => {
     if (!probing && (silent || somethingWaits())) void probe()
-  }, PERIOD_MS).unref()
+    if (probing || silent || waiting.size > 0 || !pendingStatements().next().done) return
+    clearInterval(timer)
+    timer = undefined
+  }
+  const watch = () => {
+    timer ??= outsideTenancy(() => setInterval(check, PERIOD_MS)).unref()
+  }
+  const ignore = onPending(watch)
 
   return {
     isSilent: () => silent,
@@ -67,6 +77,7 @@ export function watchForSilence(options: {
       return new Promise((resolve, reject) => {
         const entry: Work = { since: performance.now(), holds: false, giveUp: reject }
         waiting.add(entry)
+        watch()
         work(() => {
           entry.holds = true
         })
@@ -74,7 +85,10 @@ export function watchForSilence(options: {
           .finally(() => waiting.delete(entry))
       })
     },
-    close: () => clearInterval(timer),
+    close() {
+      ignore()
+      clearInterval(timer)
+    },
   }
 }
 

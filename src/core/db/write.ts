@@ -1,7 +1,15 @@
 import { z } from 'zod'
 import type { AuditEntry } from '../api/audit.ts'
 import { extensionPoint } from '../declarations.ts'
-import { type Message, type Queue, type Queues, type SendPart, workQueue } from '../jobs/queue.ts'
+import {
+  delayedChannel,
+  isDueSoon,
+  type Message,
+  type Queue,
+  type Queues,
+  type SendPart,
+  workQueue,
+} from '../jobs/queue.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
@@ -209,6 +217,7 @@ export function createWriter(options: {
       },
       send(queue, data, more = {}) {
         messages.push({ queue, data, ...more })
+        if (isDueSoon(more)) outgoing.notify(delayedChannel, queue.name)
       },
       notify(channel, payload) {
         outbox.notifications.push({ channel, payload })

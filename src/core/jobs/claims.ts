@@ -1,4 +1,4 @@
-import type { Executor, Queue } from './queue.ts'
+import { delayedChannel, type Executor, type Queue } from './queue.ts'
 
 /**
  * The statements on pg-boss's table that its public face lacks or does not prepare. Dead-lettering and heartbeats are
@@ -205,9 +205,11 @@ export async function retry(
   const values = [queue.name, attempt.id, attempt.retryCount]
   try {
     const { rows } = await db.executeSql(
-      `update pgboss.job_common
-       set state = 'retry', start_after = now() + $4 * interval '1 ms', heartbeat_on = null, output = $5::jsonb
-       where ${fence} returning id`,
+      `with kept as (
+         update pgboss.job_common
+         set state = 'retry', start_after = now() + $4 * interval '1 ms', heartbeat_on = null, output = $5::jsonb
+         where ${fence} returning id)
+       select id, pg_notify('${delayedChannel}', $1) from kept`,
       [...values, delayMs, JSON.stringify(error)],
     )
     return rows.length === 1 ? 'kept' : 'lost'
@@ -277,4 +279,45 @@ const expiredSql = `
 /** Takes over messages whose lease ran out. */
 export async function expired(db: Executor, queue: Queue<any>): Promise<Claim[]> {
   return (await db.executeSql(expiredSql, [queue.name, queue.leaseSeconds])).rows
+}
+
+/**
+ * What waits in a queue: `due` now, `expired` when a lease ran out, `nextMs` until the next message is due or the next
+ * lease ends.
+ */
+export type Waiting = { name: string; due: boolean; expired: boolean; nextMs: number | null }
+
+// job_i11 (name, priority, created_on, start_after; waiting) serves `due`, which ends with the first message that is, and
+// `next_ms`, which reads all that is delayed; job_i7 (name, group_id; active) serves the leases. `limit` and
+// `materialized` keep PostgreSQL from reading whatever is due, and from doing it four times. It takes 0.3 ms for all
+// queues of a worker, 24 ms more where 100,000 messages are delayed.
+const waitingSql = `
+  with queue as materialized (
+    select q.name, q.lease_seconds, (
+      select true from pgboss.job_common j
+      where j.name = q.name and j.state < 'active' and not j.blocked and j.start_after <= now() limit 1) as due
+    from unnest($1::text[], $2::int[]) as q (name, lease_seconds)
+  ), state as materialized (
+    select q.name, q.due is not null as due,
+      case when q.due is null then (
+        select extract(epoch from min(j.start_after) - now()) * 1000 from pgboss.job_common j
+        where j.name = q.name and j.state < 'active' and not j.blocked) end as next_ms,
+      (select extract(epoch from min(a.heartbeat_on) - now() + q.lease_seconds * interval '1 s') * 1000
+        from pgboss.job_common a
+        where a.name = q.name and a.state = 'active' and a.group_id is not null) as lease_ms
+    from queue q
+  )
+  select name, due, coalesce(lease_ms <= 0, false) as expired, least(next_ms, lease_ms)::float8 as "nextMs"
+  from state where due or next_ms is not null or lease_ms is not null`
+
+const waitingStatement = prepared('waiting', waitingSql)
+
+/** What waits in queues, with one statement for all of them; queues in which nothing does are left out. */
+export async function waiting(
+  db: Executor,
+  queues: readonly Pick<Queue<any>, 'name' | 'leaseSeconds'>[],
+): Promise<Waiting[]> {
+  const names = queues.map(({ name }) => name)
+  const leases = queues.map(({ leaseSeconds }) => leaseSeconds)
+  return (await db.executeSql(waitingStatement(), [names, leases])).rows
 }

@@ -74,20 +74,22 @@ export type Schedule = {
   when: number | string | ((config: Config) => number)
   queue: Queue<any>
   data: (instant: Date) => object
+  isDue?: (services: Services) => Promise<boolean>
 }
 
 /**
  * Declares a schedule: one message per instant in the whole deployment, however many workers run. `when` is a number of
  * seconds (instants are its multiples since 1970), a setting of that kind, or a cron expression (UTC). Instants without
- * any worker are skipped.
+ * any worker are skipped, and those at which `isDue` says that there is nothing to do: it is asked by every worker.
  */
 export function every<M extends object>(
   name: string,
   when: Schedule['when'],
   queue: Queue<M>,
   data: M | ((instant: Date) => M),
+  isDue?: Schedule['isDue'],
 ): Schedule {
-  return { name, when, queue, data: typeof data === 'function' ? (data as (instant: Date) => M) : () => data }
+  return { name, when, queue, data: typeof data === 'function' ? (data as (instant: Date) => M) : () => data, isDue }
 }
 
 /** Work of a worker process that is no queue: a loop over rows, or what has to be done once at its start. */

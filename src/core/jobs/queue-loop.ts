@@ -13,6 +13,8 @@ type Attempt = HeldClaim & {
   /** `running`: in the handler; `settling`: being recorded; `over`: recorded, given back or lost. */
   state: 'running' | 'settling' | 'over'
   abort: AbortController
+  /** When it was claimed, or just before. */
+  claimedAt: number
 }
 
 /** When other workers are claiming everything that was found, the next claim waits so long. */
@@ -27,7 +29,8 @@ const UNSETTLED_FLOOR = 200
 
 /**
  * Runs one handler: claims messages for its free slots, keeps their leases, records what became of them. Slots are
- * independent: a slow message holds one slot and nothing else.
+ * independent: a slow message holds one slot and nothing else. A loop that has found nothing waits until it is woken
+ * (poller.ts), or for what it tries again itself.
  */
 export class QueueLoop {
   readonly #services: Services
@@ -42,8 +45,7 @@ export class QueueLoop {
   /** Messages one project may hold while others wait, and while none do. */
   readonly #share: number
   readonly #borrow: number
-  readonly #pollMs: number
-  readonly #polled: () => void
+  readonly #hears: () => boolean
 
   /** Claimed and not yet over, by message id. */
   readonly #held = new Map<string, Attempt>()
@@ -55,12 +57,15 @@ export class QueueLoop {
   #wake: (() => void) | undefined
   #nextDue = Number.POSITIVE_INFINITY
   #lastProject = ''
-  #timers: NodeJS.Timeout[] = []
+  #renewal: NodeJS.Timeout | undefined
+  #takingOver = false
   #loop: Promise<void> | undefined
   #hardStop = false
   #handedBack = 0
   /** The loop waits for a slot, not for messages. */
   #wantsSlot = false
+  /** When messages were last announced or found to be due. */
+  #toldAt = 0
 
   constructor(options: {
     services: Pick<Services, 'queues' | 'log' | 'config'>
@@ -68,8 +73,8 @@ export class QueueLoop {
     stopping: AbortSignal
     slots: number
     projectShare: number
-    pollMs: number
-    polled: () => void
+    /** Whether notifications arrive. */
+    hears: () => boolean
   }) {
     const { handler, services } = options
     this.#services = services as Services
@@ -85,9 +90,12 @@ export class QueueLoop {
     const messages = options.slots * this.#batch
     const shared = this.#queue.project !== undefined && this.#batch === 1
     this.#share = shared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
+    this.#hears = options.hears
     this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages
-    this.#pollMs = options.pollMs
-    this.#polled = options.polled
+  }
+
+  get queue(): Queue<any> {
+    return this.#queue
   }
 
   get running(): number {
@@ -96,17 +104,24 @@ export class QueueLoop {
 
   start(): void {
     this.#loop = this.#run()
-    const third = (this.#queue.leaseSeconds * 1000) / 3
-    this.#timers = [
-      repeat(third, () => this.#renew()),
-      repeat(Math.min(Math.max(third, 200), 5000), async () => {
-        if (await this.#settlement.takeOverExpired()) this.wake()
-      }),
-    ]
+    this.#renewal = repeat((this.#queue.leaseSeconds * 1000) / 3, () => this.#renew())
   }
 
-  /** Something may be waiting: claim now. */
-  wake(): void {
+  /** Messages whose lease ran out are waiting: settle them, and claim those that are due again. */
+  async takeOverExpired(): Promise<void> {
+    if (this.#takingOver) return
+    this.#takingOver = true
+    if (await this.#settlement.takeOverExpired()) this.#claimNow()
+    this.#takingOver = false
+  }
+
+  /** Messages were announced or found to be due: claim now. */
+  tell(): void {
+    this.#toldAt = performance.now()
+    this.#claimNow()
+  }
+
+  #claimNow(): void {
     this.#woken = true
     this.#wake?.()
   }
@@ -114,7 +129,7 @@ export class QueueLoop {
   /** Ends the loop; see Workers.stop. The `stopping` signal is aborted before. */
   async stop(graceMs: number): Promise<number> {
     const deadline = performance.now() + graceMs
-    this.wake()
+    this.#claimNow()
     // A claim that hangs on a lost connection must not hold the stop; what it still claims is given back.
     await Promise.race([this.#loop, sleep(Math.max(graceMs, 1000), undefined, { ref: false })])
     while (this.#held.size > 0 && performance.now() < deadline) await this.#change(deadline)
@@ -124,7 +139,7 @@ export class QueueLoop {
     const last = performance.now() + LEAVE_MS
     while (this.#held.size > 0 && performance.now() < last) await this.#change(last)
 
-    for (const timer of this.#timers) clearInterval(timer)
+    clearInterval(this.#renewal)
     const left = [...this.#held.values()]
     return this.#handedBack + (left.length > 0 ? await this.#giveBack(left) : 0)
   }
@@ -135,7 +150,8 @@ export class QueueLoop {
       let timer: NodeJS.Timeout | undefined
       await new Promise<void>(resolve => {
         this.#wake = resolve
-        timer = setTimeout(resolve, Math.max(0, Math.min(deadline - performance.now(), 2 ** 31 - 1)))
+        if (deadline < Number.POSITIVE_INFINITY)
+          timer = setTimeout(resolve, Math.max(0, Math.min(deadline - performance.now(), 2 ** 31 - 1)))
       })
       clearTimeout(timer)
       this.#wake = undefined
@@ -149,7 +165,7 @@ export class QueueLoop {
       const free = this.#slots - this.#busy
       if (free <= 0 || this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + UNSETTLED_FLOOR) {
         this.#wantsSlot = true
-        await this.#change(performance.now() + this.#pollMs)
+        await this.#change(Number.POSITIVE_INFINITY)
         continue
       }
       this.#wantsSlot = false
@@ -158,7 +174,6 @@ export class QueueLoop {
         const again = await this.#claimAndStart(free)
         if (failures > 0) this.#log.info({ queue: this.#queue.name }, 'queue reachable again')
         failures = 0
-        this.#polled()
         if (again) continue
       } catch (error) {
         failures += 1
@@ -166,10 +181,8 @@ export class QueueLoop {
         await this.#change(performance.now() + Math.min(100 * 2 ** failures, 5000))
         continue
       }
-      // Spread over the interval, so that many loops and processes do not poll at one instant.
-      const poll = performance.now() + this.#pollMs * (0.8 + Math.random() * 0.4)
       const due = this.#nextDue
-      await this.#change(Math.min(poll, due))
+      await this.#change(due)
       if (performance.now() >= due) this.#nextDue = Number.POSITIVE_INFINITY
     }
   }
@@ -183,14 +196,15 @@ export class QueueLoop {
       share: this.#share,
       borrow: Math.max(0, this.#borrow - this.#busy),
     }
+    const claimedAt = performance.now()
     const claims = await claim(this.#queues.db, this.#queue, request)
     if (!claims) return true
     this.#lastProject = claims.last
     const jobs = await this.#keep(claims.jobs)
     if (this.#batch > 1) {
-      if (jobs.length > 0) this.#startSlot(jobs)
+      if (jobs.length > 0) this.#startSlot(jobs, claimedAt)
     } else {
-      for (const job of jobs) this.#startSlot([job])
+      for (const job of jobs) this.#startSlot([job], claimedAt)
     }
     // A slot that a full project frees may be filled by the same project again.
     if (this.#busy < this.#slots && [...this.#heldByProject.values()].some(held => held >= this.#share))
@@ -221,17 +235,24 @@ export class QueueLoop {
       )
       await this.#queues.boss.complete(this.#queue.name, delayed, null, { db: tx })
     })
-    this.wake()
+    this.#claimNow()
   }
 
   #dueAt(time: number): void {
     this.#nextDue = Math.min(this.#nextDue, time)
   }
 
-  #startSlot(jobs: Claim[]): void {
+  #startSlot(jobs: Claim[], claimedAt: number): void {
     const now = performance.now()
     const attempts = jobs.map(
-      (job): Attempt => ({ ...job, startedAt: now, heldSince: now, state: 'running', abort: new AbortController() }),
+      (job): Attempt => ({
+        ...job,
+        startedAt: now,
+        heldSince: now,
+        claimedAt,
+        state: 'running',
+        abort: new AbortController(),
+      }),
     )
     this.#busy += 1
     for (const attempt of attempts) {
@@ -244,7 +265,7 @@ export class QueueLoop {
       .finally(() => {
         this.#busy -= 1
         for (const attempt of attempts) this.#countProject(attempt, -1)
-        if (this.#wantsSlot) this.wake()
+        if (this.#wantsSlot) this.#claimNow()
       })
   }
 
@@ -357,7 +378,7 @@ export class QueueLoop {
     if (lost) this.#lost(attempt)
     if (dueInMs !== undefined) {
       this.#dueAt(performance.now() + dueInMs + 1)
-      this.wake()
+      this.#claimNow()
     }
     this.#over(attempt)
   }
@@ -371,8 +392,9 @@ export class QueueLoop {
   #over(attempt: Attempt): void {
     attempt.state = 'over'
     if (this.#held.get(attempt.id) === attempt) this.#held.delete(attempt.id)
-    // The entity's next wake-up may have waited for this one; nothing else announces it.
-    if (this.#queue.policy === 'stately' || this.#stopping.aborted || this.#wantsSlot) this.wake()
+    // An entity's wake-up that was announced meanwhile has waited for the end of this one.
+    const waits = this.#queue.policy === 'stately' && (this.#toldAt >= attempt.claimedAt || !this.#hears())
+    if (waits || this.#stopping.aborted || this.#wantsSlot) this.#claimNow()
   }
 
   #lost(attempt: Attempt): void {

@@ -138,8 +138,9 @@ export type Queues = {
    */
   send(messages: Message[], executor?: Executor): Promise<void>
   /**
-   * The same, taken apart so that it can ride in a statement of the caller's; see `SendPart`. Null when pg-boss builds
-   * its insert in a way that is not known here: send the messages then.
+   * The same, taken apart so that it can ride in a statement of the caller's; see `SendPart`. The caller notifies
+   * `delayedChannel` of what `isDueSoon`. Null when pg-boss builds its insert in a way that is not known here: send the
+   * messages then.
    */
   parts(messages: Message[]): Promise<SendPart[] | null>
   stats(): Promise<QueueStats[]>
@@ -160,6 +161,18 @@ export const NO_PROJECT = '*'
 
 /** The channel pg-boss notifies with a queue's name when a message can be handled at once. */
 export const wakeChannel = `pgboss_${createHash('sha224').update(schema).digest('hex').slice(0, 24)}`
+
+/** The channel that is notified with a queue's name when a message was stored that is due soon. */
+export const delayedChannel = 'muster_delayed'
+
+/** Workers poll at least so often: they see in time what is due later. */
+export const IDLE_POLL_MS = 5_000
+
+/** Whether workers have to be told of a message with a delay: one that may be due before each of them has polled again. */
+export const isDueSoon = ({ startAfter }: Pick<Message, 'startAfter'>): boolean => {
+  const delay = startAfter ? startAfter.getTime() - Date.now() : 0
+  return delay > 0 && delay < 3 * IDLE_POLL_MS
+}
 
 /** Name of the queue that keeps the messages of a queue that failed for good. */
 export const deadName = (name: string) => `${name}.dead`
@@ -252,7 +265,7 @@ export async function openQueues(options: {
   }
   const boss = await start({ max: options.connections, options: plannerOptions })
   const supervisor = options.supervise
-    ? await start({ max: 1, supervise: true, maintenanceIntervalSeconds: 3600 })
+    ? await start({ max: 1, supervise: true, maintenanceIntervalSeconds: 3600, flowIntervalSeconds: 86_400 })
     : null
   const db = boss.getDb()
 
@@ -277,6 +290,8 @@ export async function openQueues(options: {
       for (const [name, jobs] of byQueue(messages)) {
         await boss.insert(name, jobs, executor ? { db: executor } : {})
       }
+      for (const name of new Set(messages.filter(isDueSoon).map(({ queue }) => queue.name)))
+        await (executor ?? db).executeSql('select pg_notify($1, $2)', [delayedChannel, name])
     },
 
     async parts(messages) {

@@ -4,7 +4,7 @@ import { attempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, complete, expired, handBack, retry } from './claims.ts'
 import type { Handler } from './handler.ts'
-import { type Queue, wakeChannel } from './queue.ts'
+import { delayedChannel, type Queue, wakeChannel } from './queue.ts'
 
 type Outcome = 'done' | 'retry' | 'dead' | 'handed_back'
 
@@ -96,7 +96,8 @@ export class Settlement {
     const { queues, log } = this.#services
     let ids = new Set<string>()
     try {
-      ids = new Set(await handBack(queues.db, this.#queue, attempts, delayMs, wakeChannel))
+      const channel = delayMs > 0 ? delayedChannel : wakeChannel
+      ids = new Set(await handBack(queues.db, this.#queue, attempts, delayMs, channel))
     } catch (error) {
       log.error({ err: error, queue: this.#queue.name }, 'messages not given back')
     }

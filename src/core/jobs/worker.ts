@@ -1,16 +1,13 @@
 import { createHash } from 'node:crypto'
 import { schedule } from 'node-cron'
-import type { Logger } from 'pino'
-import type { Config } from '../../config.ts'
 import type { Notifications } from '../db/notify.ts'
 import type { Services } from '../process/services.ts'
 import type { Handler, Schedule } from './handler.ts'
-import { type Queues, wakeChannel } from './queue.ts'
+import { QueuePoller } from './poller.ts'
+import { delayedChannel, IDLE_POLL_MS, wakeChannel } from './queue.ts'
 import { QueueLoop } from './queue-loop.ts'
 
 export type Workers = {
-  /** When a queue was last polled with success; null before the first time. */
-  lastPoll(): Date | null
   /** Messages being handled. */
   running(): number
   /**
@@ -23,8 +20,9 @@ export type Workers = {
 /**
  * Runs handlers and schedules in this process until stopped. `concurrency` is the number of slots of a handler that names
  * none; with a `projectShare` below 1 one project holds at most that share of a handler's slots while messages of others
- * wait, and all but one when none do. `listen` wakes the loops; without it they poll every `pollMs` (default 1 s).
- * `onPoll` is called after a successful poll, at most once per `onPollMs` (default 5 s).
+ * wait, and all but one when none do. `listen` wakes the loops. All queues are polled together every `pollMs` (default
+ * 1 s), or down to every `idleMs` (default 5 s) while notifications arrive and nothing is due. `onPoll` is called
+ * after a successful poll.
  */
 export async function startWorkers(options: {
   services: Pick<Services, 'queues' | 'log' | 'config'>
@@ -34,27 +32,13 @@ export async function startWorkers(options: {
   projectShare?: number
   listen?: Notifications
   onPoll?: () => unknown
-  onPollMs?: number
   pollMs?: number
+  idleMs?: number
 }): Promise<Workers> {
-  const { services, handlers, schedules = [], listen, onPollMs = 5000 } = options
-  const { queues, log, config } = services
+  const { services, handlers, schedules = [], listen } = options
   const stopping = new AbortController()
-  let lastPoll: Date | null = null
-  let lastReport = 0
 
-  const polled = () => {
-    lastPoll = new Date()
-    if (!options.onPoll || lastPoll.getTime() - lastReport < onPollMs) return
-    lastReport = lastPoll.getTime()
-    const failed = (error: unknown) => log.error({ err: error }, 'poll report failed')
-    try {
-      Promise.resolve(options.onPoll()).catch(failed)
-    } catch (error) {
-      failed(error)
-    }
-  }
-
+  const hears = () => listen?.healthy() ?? false
   const loops = new Map<string, QueueLoop>()
   for (const handler of handlers) {
     const { name } = handler.queue
@@ -67,29 +51,49 @@ export async function startWorkers(options: {
         stopping: stopping.signal,
         slots: handler.concurrency ?? options.concurrency,
         projectShare: options.projectShare ?? 1,
-        pollMs: options.pollMs ?? 1000,
-        polled,
+        hears,
       }),
     )
   }
 
-  const unlisten = listen?.listen(wakeChannel, name => loops.get(name)?.wake(), {
-    onReconnect: () => {
-      for (const loop of loops.values()) loop.wake()
-    },
+  const poller = new QueuePoller({
+    services,
+    loops,
+    pollMs: options.pollMs ?? 1000,
+    idleMs: options.idleMs ?? IDLE_POLL_MS,
+    hears,
+    onPoll: options.onPoll,
   })
-  await unlisten?.ready
+  const unlisten = [
+    listen?.listen(
+      wakeChannel,
+      name => {
+        loops.get(name)?.tell()
+        if (loops.has(name)) poller.pollSoon()
+      },
+      {
+        onDown: () => poller.pollSoon(),
+        onReconnect: () => {
+          for (const loop of loops.values()) loop.tell()
+          poller.pollSoon()
+        },
+      },
+    ),
+    listen?.listen(delayedChannel, name => loops.has(name) && poller.pollSoon()),
+  ]
+  await Promise.all(unlisten.map(end => end?.ready))
   for (const loop of loops.values()) loop.start()
-  const stopSchedules = schedules.map(schedule => startSchedule(schedule, config, queues, log))
+  if (loops.size > 0) poller.start()
+  const stopSchedules = schedules.map(schedule => startSchedule(schedule, services as Services))
 
   return {
-    lastPoll: () => lastPoll,
     running: () => [...loops.values()].reduce((sum, loop) => sum + loop.running, 0),
     async stop(graceMs) {
       for (const stopSchedule of stopSchedules) stopSchedule()
       stopping.abort(new Error('worker stops'))
+      poller.stop()
       const counts = await Promise.all([...loops.values()].map(loop => loop.stop(graceMs)))
-      unlisten?.()
+      for (const end of unlisten) end?.()
       return { handedBack: counts.reduce((sum, count) => sum + count, 0) }
     },
   }
@@ -97,8 +101,9 @@ export async function startWorkers(options: {
 
 const SEND_RETRY_MS = [0, 1000, 5000, 15_000, 60_000]
 
-function startSchedule(declared: Schedule, config: Config, queues: Queues, log: Logger): () => void {
-  const { name, queue, data } = declared
+function startSchedule(declared: Schedule, services: Services): () => void {
+  const { config, queues, log } = services
+  const { name, queue, data, isDue } = declared
   const when = typeof declared.when === 'function' ? declared.when(config) : declared.when
   let stopped = false
   let timer: NodeJS.Timeout | undefined
@@ -110,7 +115,7 @@ function startSchedule(declared: Schedule, config: Config, queues: Queues, log: 
       await new Promise(resolve => setTimeout(resolve, delay).unref())
       if (stopped) return
       try {
-        await queues.send([{ queue, data: data(instant), id }])
+        if (!isDue || (await isDue(services))) await queues.send([{ queue, data: data(instant), id }])
         return
       } catch (error) {
         log.error({ err: error, schedule: name, instant }, 'scheduled message not sent')
