@@ -1,5 +1,5 @@
 import { module } from '../../core/api/module.ts'
-import { codeCacheBytes } from '../vectors/code-cache.ts'
+import { codeCacheBytes } from '../vectors/memory.ts'
 import { vectorSearches } from '../vectors/scan.ts'
 import { documentSource } from './documents.ts'
 import { knowledgeOperations } from './operations.ts'

@@ -91,7 +91,8 @@ export function matchSome(
 
 /**
  * How many in a hundred sampled rows hold each word, as a share; words that none holds are missing. Of a smaller sample a
- * word of few rows is no common one.
+ * word of few rows is no common one. Each row is read and stripped once, and then asked for each word: to unnest the lexemes
+ * of all rows instead took four times as long.
  */
 export async function commonness(
   db: Queryable,
@@ -99,10 +100,12 @@ export async function commonness(
   words: readonly string[],
 ): Promise<Map<string, number>> {
   const rows = await db.any(share`
-    with sample as materialized (${selection.source.sample(selection)})
-    select u.lexeme, count(*)::float8 / greatest(100, (select count(*) from sample)) as share
-    from sample s cross join lateral unnest(s.tsv) u
-    where u.lexeme = any(${sql.array([...words], 'text')}) group by u.lexeme`)
+    with sample as materialized (select strip(c.tsv) as tsv from (${selection.source.sample(selection)}) c),
+    asked as materialized (
+      select lexeme, query::tsquery from unnest(${sql.array([...words], 'text')}, ${sql.array(words.map(lexeme), 'text')}) w (lexeme, query)
+    )
+    select a.lexeme, count(*)::float8 / greatest(100, (select count(*) from sample)) as share
+    from asked a join sample s on s.tsv @@ a.query group by a.lexeme`)
   return new Map(rows.map(row => [row.lexeme, row.share]))
 }
 

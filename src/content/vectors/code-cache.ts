@@ -1,12 +1,13 @@
 import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { Gauge } from 'prom-client'
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { codeBits, differences } from './codes.ts'
+import { memoryOf } from './memory.ts'
 import { type Coded, type CodeScope, nextCodes, openCodes, readNewCodes, type Seen } from './store.ts'
+import { makeRoom } from './vector-cache.ts'
 
 /**
  * The codes of projects that are searched again and again, kept in the process: what takes the database 50 ms of processor
@@ -47,16 +48,13 @@ const MOST_NEW = 10_000
  */
 const SLICE = 8192
 
-export const codeCacheBytes = new Gauge({
-  name: 'muster_code_cache_bytes',
-  help: 'Memory that the codes of kept projects take',
-  registers: [],
-})
-
-const cacheOf = perProcess(({ config }): Cache => {
-  const measure = () => codeCacheBytes.set(codes.calculatedSize)
+const cacheOf = perProcess((services): Cache => {
+  const memory = memoryOf(services)
+  const measure = () => {
+    memory.codes = codes.calculatedSize
+  }
   const codes: Cache['codes'] = new LRUCache({
-    maxSize: Math.max(1, config.KNOWLEDGE_CODE_CACHE_BYTES),
+    maxSize: Math.max(1, memory.limit),
     sizeCalculation: ({ ids, codes }) => ids.byteLength + codes.byteLength,
     ttl: REMEMBERED_MS,
     ttlAutopurge: true,
@@ -129,7 +127,7 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
   const codes = await inTransaction(services.pool, async db => {
     const { count, ...seen } = await openCodes(db, scope)
     const room = roomFor(count)
-    if (kept.calculatedSize + room * (Float64Array.BYTES_PER_ELEMENT + 4 * words) > kept.maxSize) return null
+    if (!makeRoom(services, room * (Float64Array.BYTES_PER_ELEMENT + 4 * words))) return null
     const read: Codes = {
       ...seen,
       scope,
@@ -139,7 +137,7 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
       rows: 0,
     }
     for (let part = await nextCodes(db); part.ids.length > 0; part = await nextCodes(db))
-      append(read, part.ids.map(Number), wordsOf(part.codes))
+      append(read, part.ids, wordsOf(part.codes))
     return read
   })
   if (!codes) return
@@ -152,7 +150,7 @@ function takeIn(codes: Codes, news: Coded): boolean {
   if (news.ids.length === 0) return true
   const all = wordsOf(news.codes)
   const codeAt = (index: number) => all.subarray(index * codes.words, (index + 1) * codes.words)
-  const indexes = new Map(news.ids.map((id, index) => [Number(id), index]))
+  const indexes = new Map(news.ids.map((id, index) => [id, index]))
   // Rows that are there: of vectors that were replaced, and what a search beside this one has taken in.
   for (let row = 0; row < codes.rows; row++) {
     const index = indexes.get(codes.ids[row])
@@ -212,9 +210,6 @@ function leastOf(distances: Uint16Array, counts: (index: number) => boolean, lim
   }
   return found
 }
-
-/** Ids of rows, as the statements take them. */
-export const idsOf = ({ ids }: Codes, rows: readonly number[]): string[] => rows.map(row => String(ids[row]))
 
 /** Leaves out rows whose vectors are gone from now on. */
 export function forget({ ids }: Codes, rows: readonly number[]): void {

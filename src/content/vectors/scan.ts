@@ -3,10 +3,11 @@ import { z } from 'zod'
 import { inTransaction } from '../../core/db/pool.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Codes, dropCodes, followCodes, forget, idsOf, keptCodes, nearestCodes, noteScan } from './code-cache.ts'
+import { type Codes, dropCodes, followCodes, forget, keptCodes, nearestCodes, noteScan } from './code-cache.ts'
 import { codeBytes, codeOf, estimates } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
-import { type Scan, type Stored, scanCodes, searchIndex, vectorsOfIds, visibleVectorsOfIds } from './store.ts'
+import { type Scan, type Stored, scanCodes, searchIndex } from './store.ts'
+import { cosineAt, type Near, nearOf } from './vector-cache.ts'
 
 export const vectorSearches = new Counter({
   name: 'muster_vector_searches_total',
@@ -14,9 +15,6 @@ export const vectorSearches = new Counter({
   labelNames: ['by'],
   registers: [],
 })
-
-/** A row and the cosine of its nearest segment. */
-export type Near = { ref_id: string; container_id: string; cosine: number }
 
 const LEAST_CANDIDATES = 400
 const MOST_CANDIDATES = 2000
@@ -60,15 +58,16 @@ export async function nearestRows(
     const scan = { ...scope, code: codeOf(vector) }
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
-    if (near.length === wanted) return { found: await vectorsOfIds(db, near), by: 'index', scanned: 0 }
+    const cosines = async (ids: readonly number[]) =>
+      [...(await nearOf(services, db, { ids, question: vector, filter: null })).values()].filter(row => row !== null)
+    if (near.length === wanted) return { found: await cosines(near), by: 'index', scanned: 0 }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
     const nearest = byEstimate(codes, [...ids.keys()], vector).slice(0, wanted)
-    const candidates = nearest.map(row => ids[row])
-    return { found: await vectorsOfIds(db, candidates), by: 'scan', scanned: ids.length }
+    return { found: await cosines(nearest.map(row => ids[row])), by: 'scan', scanned: ids.length }
   })
   vectorSearches.inc({ by })
   if (keepable && scanned === ESTIMATED) noteScan(services, keepable)
-  return ranked(found, vector)
+  return ranked(found)
 }
 
 /**
@@ -80,19 +79,19 @@ async function nearestKept(
   db: Queryable,
   kept: Codes,
   { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
-): Promise<Stored[] | null> {
+): Promise<Near[] | null> {
   const { rows, codes } = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
   const nearest = byEstimate(codes, rows, vector)
-  const found: Stored[] = []
+  const found: Near[] = []
   const gone: number[] = []
   while (nearest.length > 0 && found.length < wanted) {
     const part = nearest.splice(0, Math.max(LEAST_READ, wanted - found.length))
-    const ids = idsOf(kept, part)
-    const stored = new Map((await visibleVectorsOfIds(db, ids, filter)).map(row => [String(row.id), row]))
+    const ids = part.map(row => kept.ids[row])
+    const near = await nearOf(services, db, { ids, question: vector, filter })
     for (const [index, row] of part.entries()) {
-      const vector = stored.get(ids[index])
-      if (!vector) gone.push(row)
-      else if (vector.vec !== null) found.push({ ...vector, vec: vector.vec })
+      const known = near.get(ids[index])
+      if (known) found.push(known)
+      else if (known === undefined) gone.push(row)
     }
   }
   forget(kept, gone)
@@ -131,25 +130,25 @@ async function prepare(db: Queryable, options: { timeoutMs: number; indexed: num
 }
 
 /** Dot product of two vectors of length 1. */
-export function cosine(left: Float32Array, right: Float32Array): number {
-  let sum = 0
-  for (let index = 0; index < left.length; index++) sum += left[index] * right[index]
-  return sum
-}
+export const cosine = (left: Float32Array, right: Float32Array): number => cosineAt(left, 0, right)
 
-/**
- * Rows by cosine, then id; a row stands where its best segment does. Vectors are decoded one after the other into the same
- * memory: with an array for each, collecting garbage was half of what a search cost this process.
- */
-export function ranked(found: readonly Stored[], question: Float32Array): Near[] {
+/** The cosines of vectors that were read by themselves. */
+export function* cosinesOf(found: readonly Stored[], question: Float32Array): Generator<Near> {
+  // Decoded one after the other into the same memory: an array for each was half of what a search cost this process.
   const vector = new Float32Array(question.length)
   const bytes = Buffer.from(vector.buffer)
-  const best = new Map<string, Near>()
   for (const { ref_id, container_id, vec } of found) {
     bytes.write(vec, 'base64')
-    const near = cosine(vector, question)
-    const known = best.get(ref_id)
-    if (!known || known.cosine < near) best.set(ref_id, { ref_id, container_id, cosine: near })
+    yield { ref_id, container_id, cosine: cosine(vector, question) }
+  }
+}
+
+/** Rows by cosine, then id; a row stands where its best segment does. */
+export function ranked(found: Iterable<Near>): Near[] {
+  const best = new Map<string, Near>()
+  for (const near of found) {
+    const known = best.get(near.ref_id)
+    if (!known || known.cosine < near.cosine) best.set(near.ref_id, near)
   }
   return [...best.values()].sort(
     (left, right) =>
