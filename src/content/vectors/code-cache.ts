@@ -20,9 +20,9 @@ export type Codes = Seen & {
   scope: CodeScope
   /** Ids of vectors; 0 where one is gone. Longer than `rows`: new ones are taken in while there is room. */
   ids: Float64Array
-  /** The code of each row, in `words` words of 32 bits. */
-  codes: Int32Array
-  words: number
+  /** The code of each row, of `bytes` bytes. */
+  codes: Uint8Array
+  bytes: number
   rows: number
 }
 
@@ -42,11 +42,10 @@ type Cache = {
 const REMEMBERED_MS = 600_000
 /** Places for new rows at most: one search may have to take them all in. */
 const MOST_NEW = 10_000
-/**
- * Codes that are compared before yielding to the event loop, for other requests and the search by words beside this one:
- * not quite a millisecond.
- */
-const SLICE = 8192
+/** Rows that are gone over at once, in a tenth of a millisecond. */
+const SLICE = 4096
+/** The event loop is let go after so long, for other requests and the search by words beside this one. */
+const SLICE_MS = 1
 
 const cacheOf = perProcess((services): Cache => {
   const memory = memoryOf(services)
@@ -85,7 +84,7 @@ export async function followCodes(services: Services, db: Queryable, codes: Code
   const limit = codes.ids.length - codes.rows + 1
   const news = await readNewCodes(db, codes.scope, { snapshot: codes.snapshot, limit })
   // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
-  if (news.server === codes.server && news.ids.length < limit && takeIn(codes, news)) {
+  if (news.server === codes.server && news.ids.length < limit && (await takeIn(codes, news))) {
     codes.snapshot = news.snapshot
     return true
   }
@@ -123,21 +122,21 @@ export function noteScan(services: Services, scope: CodeScope): void {
 
 async function readAll(services: Services, scope: CodeScope): Promise<void> {
   const { codes: kept, scanned } = cacheOf(services)
-  const words = codeBits(scope.space.dimensions) / 32
+  const bytes = codeBits(scope.space.dimensions) / 8
   const codes = await inTransaction(services.pool, async db => {
     const { count, ...seen } = await openCodes(db, scope)
     const room = roomFor(count)
-    if (!makeRoom(services, room * (Float64Array.BYTES_PER_ELEMENT + 4 * words))) return null
+    if (!makeRoom(services, room * (Float64Array.BYTES_PER_ELEMENT + bytes))) return null
     const read: Codes = {
       ...seen,
       scope,
       ids: new Float64Array(room),
-      codes: new Int32Array(room * words),
-      words,
+      codes: new Uint8Array(room * bytes),
+      bytes,
       rows: 0,
     }
     for (let part = await nextCodes(db); part.ids.length > 0; part = await nextCodes(db))
-      append(read, part.ids, wordsOf(part.codes))
+      append(read, part.ids, part.codes)
     return read
   })
   if (!codes) return
@@ -145,69 +144,79 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
   scanned.delete(keyOf(scope))
 }
 
-/** Takes in new codes, each row once; false when there is no room. 1 to 2 ms for 100,000 rows and any news. */
-function takeIn(codes: Codes, news: Coded): boolean {
+/** Takes in new codes, each row once; false when there is no room. */
+async function takeIn(codes: Codes, news: Coded): Promise<boolean> {
   if (news.ids.length === 0) return true
-  const all = wordsOf(news.codes)
-  const codeAt = (index: number) => all.subarray(index * codes.words, (index + 1) * codes.words)
+  const codeAt = (index: number) => news.codes.subarray(index * codes.bytes, (index + 1) * codes.bytes)
   const indexes = new Map(news.ids.map((id, index) => [id, index]))
-  // Rows that are there: of vectors that were replaced, and what a search beside this one has taken in.
-  for (let row = 0; row < codes.rows; row++) {
-    const index = indexes.get(codes.ids[row])
-    if (index === undefined) continue
-    codes.codes.set(codeAt(index), row * codes.words)
-    indexes.delete(codes.ids[row])
+  const least = news.ids.reduce((left, right) => Math.min(left, right))
+  const replace = (from: number, to: number) => {
+    for (let row = from; row < to; row++) {
+      if (codes.ids[row] < least) continue
+      const index = indexes.get(codes.ids[row])
+      if (index === undefined) continue
+      codes.codes.set(codeAt(index), row * codes.bytes)
+      indexes.delete(codes.ids[row])
+    }
   }
+  // Rows that are there: of vectors that were replaced, and what searches beside this one have taken in, up to the last moment.
+  const rows = codes.rows
+  await inSlices(rows, replace)
+  replace(rows, codes.rows)
   if (codes.rows + indexes.size > codes.ids.length) return false
   for (const [id, index] of indexes) append(codes, [id], codeAt(index))
   return true
 }
 
-function append(codes: Codes, ids: readonly number[], words: Int32Array): void {
+function append(codes: Codes, ids: readonly number[], bytes: Uint8Array): void {
   codes.ids.set(ids, codes.rows)
-  codes.codes.set(words, codes.rows * codes.words)
+  codes.codes.set(bytes, codes.rows * codes.bytes)
   codes.rows += ids.length
 }
 
-/** Bytes in words of the machine's order, which is no matter where differing bits are counted. */
-const wordsOf = (bytes: Uint8Array): Int32Array =>
-  new Int32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength))
+/** Goes over rows in slices and lets the event loop go in between. */
+async function inSlices(rows: number, each: (from: number, to: number) => void): Promise<void> {
+  let since = performance.now()
+  for (let from = 0; from < rows; from += SLICE) {
+    if (performance.now() - since > SLICE_MS) {
+      await setImmediate()
+      since = performance.now()
+    }
+    each(from, Math.min(rows, from + SLICE))
+  }
+}
+
+/** The distance of rows that do not count. */
+const GONE = 65_535
 
 /**
- * The rows whose codes differ least from the question's, in no order, and the codes of all rows.
+ * The rows whose codes differ least from the question's, in no order: those at the limit by their place.
  * @param question `codeBytes` of it
  */
 export async function nearestCodes(
   { ids, codes, rows: all }: Codes,
   question: Uint8Array,
   limit: number,
-): Promise<{ rows: number[]; codes: Uint8Array }> {
-  const asked = wordsOf(question)
+): Promise<number[]> {
   const distances = new Uint16Array(all)
-  for (let from = 0; from < all; from += SLICE) {
-    if (from > 0) await setImmediate()
-    differences(codes, asked, distances, { from, to: Math.min(all, from + SLICE) })
-  }
-  const rows = leastOf(distances, row => ids[row] !== 0, limit)
-  return { rows, codes: new Uint8Array(codes.buffer) }
-}
-
-/** How many rows have each distance, of one search at a time. */
-const having = new Uint32Array(65_536)
-
-/** Indexes of the `limit` least distances among those that count, by counting how many there are of each. */
-function leastOf(distances: Uint16Array, counts: (index: number) => boolean, limit: number): number[] {
-  having.fill(0)
-  for (let index = 0; index < distances.length; index++) if (counts(index)) having[distances[index]]++
+  /** How many rows have each distance. */
+  const having = new Uint32Array(question.length * 8 + 1)
+  await inSlices(all, (from, to) => {
+    differences(codes, question, distances, { from, to })
+    for (let row = from; row < to; row++) {
+      if (ids[row] === 0) distances[row] = GONE
+      else having[distances[row]]++
+    }
+  })
   let bound = 0
   let below = 0
   while (bound < having.length && below + having[bound] <= limit) below += having[bound++]
   let left = limit - below
   const found: number[] = []
-  for (let index = 0; index < distances.length; index++) {
-    if (distances[index] > bound || !counts(index)) continue
-    if (distances[index] < bound || left-- > 0) found.push(index)
-  }
+  await inSlices(all, (from, to) => {
+    for (let row = from; row < to; row++)
+      if (distances[row] < bound || (distances[row] === bound && left-- > 0)) found.push(row)
+  })
   return found
 }
 

@@ -80,8 +80,8 @@ async function nearestKept(
   kept: Codes,
   { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
 ): Promise<Near[] | null> {
-  const { rows, codes } = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
-  const nearest = byEstimate(codes, rows, vector)
+  const rows = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
+  const nearest = byEstimate(kept.codes, rows, vector)
   const found: Near[] = []
   const gone: number[] = []
   while (nearest.length > 0 && found.length < wanted) {
