@@ -6,7 +6,17 @@ import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { codeBits, differences } from './codes.ts'
 import { memoryOf } from './memory.ts'
-import { type Coded, type CodeScope, nextCodes, openCodes, readNewCodes, type Seen } from './store.ts'
+import {
+  type Coded,
+  type CodeScope,
+  type KnownVectors,
+  type NewVectors,
+  nextCodes,
+  openCodes,
+  readNews,
+  type Scan,
+  type Seen,
+} from './store.ts'
 import { makeRoom } from './vector-cache.ts'
 
 /**
@@ -76,20 +86,32 @@ const roomFor = (rows: number): number => rows + Math.min(MOST_NEW, Math.ceil(ro
 export const keptCodes = (services: Services, scope: CodeScope): Codes | undefined =>
   cacheOf(services).codes.get(keyOf(scope))
 
+/** What codes held when a search compared them; others may take news in while it does. */
+export type Moment = Pick<Codes, 'snapshot' | 'rows'>
+
+export const momentOf = ({ snapshot, rows }: Codes): Moment => ({ snapshot, rows })
+
 /**
- * Takes in what was committed since. One round trip.
- * @returns whether the codes are as the database has them now; else they were dropped
+ * Takes in what was committed since a moment. One round trip.
+ * @param known the vectors that are candidates without it
+ * @returns what is new of those, and whether codes were taken in; null when the codes are not as the database has them now,
+ *   and were dropped
  */
-export async function followCodes(services: Services, db: Queryable, codes: Codes): Promise<boolean> {
-  const limit = codes.ids.length - codes.rows + 1
-  const news = await readNewCodes(db, codes.scope, { snapshot: codes.snapshot, limit })
+export async function followCodes(
+  services: Services,
+  db: Queryable,
+  codes: Codes,
+  { since, known, filter }: { since: Moment; known: KnownVectors; filter: Scan['filter'] },
+): Promise<{ vectors: NewVectors; changed: boolean } | null> {
+  const limit = codes.ids.length - since.rows + 1
+  const news = await readNews(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter)
   // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
-  if (news.server === codes.server && news.ids.length < limit && (await takeIn(codes, news))) {
+  if (news.server === codes.server && news.codes.ids.length < limit && (await takeIn(codes, news.codes))) {
     codes.snapshot = news.snapshot
-    return true
+    return { vectors: news.vectors, changed: news.codes.ids.length > 0 }
   }
   dropCodes(services, codes)
-  return false
+  return null
 }
 
 /** Codes that are no longer worth following; the next scan of their scope has them read anew. */

@@ -3,11 +3,21 @@ import { z } from 'zod'
 import { inTransaction } from '../../core/db/pool.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Codes, dropCodes, followCodes, forget, keptCodes, nearestCodes, noteScan } from './code-cache.ts'
+import {
+  type Codes,
+  dropCodes,
+  followCodes,
+  forget,
+  keptCodes,
+  type Moment,
+  momentOf,
+  nearestCodes,
+  noteScan,
+} from './code-cache.ts'
 import { codeBytes, codeOf, estimates } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
 import { type Scan, type Stored, scanCodes, searchIndex } from './store.ts'
-import { cosineAt, type Near, nearOf } from './vector-cache.ts'
+import { asking, cosineAt, type Near, nearBy, nearOf } from './vector-cache.ts'
 
 export const vectorSearches = new Counter({
   name: 'muster_vector_searches_total',
@@ -49,17 +59,17 @@ export async function nearestRows(
   const indexed = await hasIndex(services, space)
   const keepable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
   const kept = keepable && keptCodes(services, keepable)
+  // Before a connection is taken; what has come meanwhile is taken in by the first statement.
+  const looked = kept && (await lookAt(kept, vector))
   const { found, by, scanned } = await inTransaction(pool, async db => {
     await prepare(db, { timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
-    if (kept && (await followCodes(services, db, kept))) {
-      const near = await nearestKept(services, db, kept, { vector, wanted, filter })
-      if (near) return { found: near, by: 'memory', scanned: 0 }
-    }
+    const inMemory = looked && (await nearestKept(services, db, looked, { vector, wanted, filter }))
+    if (inMemory) return { found: inMemory, by: 'memory', scanned: 0 }
     const scan = { ...scope, code: codeOf(vector) }
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
-    // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
     const cosines = async (ids: readonly number[]) =>
       [...(await nearOf(services, db, { ids, question: vector, filter: null })).values()].filter(row => row !== null)
+    // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
     if (near.length === wanted) return { found: await cosines(near), by: 'index', scanned: 0 }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
     const nearest = byEstimate(codes, [...ids.keys()], vector).slice(0, wanted)
@@ -70,24 +80,42 @@ export async function nearestRows(
   return ranked(found)
 }
 
+/** Codes that are kept, as they were at a moment, with the rows whose vectors are worth reading, the nearest by estimate first. */
+type Looked = { kept: Codes; moment: Moment; nearest: number[] }
+
+async function lookAt(kept: Codes, vector: Float32Array): Promise<Looked> {
+  const moment = momentOf(kept)
+  const rows = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
+  return { kept, moment, nearest: byEstimate(kept.codes, rows, vector) }
+}
+
 /**
- * The vectors of the candidates among codes that are kept, as a scan would choose them; null when too few of the nearest are
- * left: they are not ready, or were deleted.
+ * The candidates among codes that are kept, as a scan would choose them; null when the codes had to be dropped, or when too
+ * few of the nearest are left: they are not ready, or were deleted.
  */
 async function nearestKept(
   services: Services,
   db: Queryable,
-  kept: Codes,
+  { kept, moment, nearest: before }: Looked,
   { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
 ): Promise<Near[] | null> {
-  const rows = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
-  const nearest = byEstimate(kept.codes, rows, vector)
+  const idsOf = (rows: readonly number[]) => rows.map(row => kept.ids[row])
+  const asked = asking(services, idsOf(before.slice(0, wanted)))
+  const news = await followCodes(services, db, kept, { since: moment, known: asked, filter })
+  if (!news) return null
+  let near: Map<number, Near | null> | null = nearBy(services, asked, news.vectors, vector)
+  let nearest = before
+  if (news.changed) {
+    nearest = (await lookAt(kept, vector)).nearest
+    near = null
+  }
   const found: Near[] = []
   const gone: number[] = []
-  while (nearest.length > 0 && found.length < wanted) {
-    const part = nearest.splice(0, Math.max(LEAST_READ, wanted - found.length))
-    const ids = part.map(row => kept.ids[row])
-    const near = await nearOf(services, db, { ids, question: vector, filter })
+  for (let at = 0; at < nearest.length && found.length < wanted; near = null) {
+    const part = nearest.slice(at, at + Math.max(LEAST_READ, wanted - found.length))
+    at += part.length
+    const ids = idsOf(part)
+    near ??= await nearOf(services, db, { ids, question: vector, filter })
     for (const [index, row] of part.entries()) {
       const known = near.get(ids[index])
       if (known) found.push(known)
@@ -95,7 +123,7 @@ async function nearestKept(
     }
   }
   forget(kept, gone)
-  if (found.length >= wanted || rows.length < ESTIMATED) return found.slice(0, wanted)
+  if (found.length >= wanted || nearest.length < ESTIMATED) return found.slice(0, wanted)
   if (gone.length > 0) dropCodes(services, kept)
   return null
 }

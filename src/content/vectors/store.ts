@@ -149,7 +149,6 @@ const Seen = z.object({ snapshot: z.string(), server: z.string() })
 export type Seen = z.output<typeof Seen>
 
 const state = sql.type(Seen.extend({ count: z.int() }))
-const news = sql.type(Parts.extend(Seen.shape))
 const code = sql.type(z.object({ id: z.int(), code: z.string() }))
 const id = sql.type(z.object({ id: z.int() }))
 
@@ -184,33 +183,6 @@ export async function nextCodes(db: Queryable): Promise<Coded> {
   }
 }
 
-/**
- * The codes that transactions wrote which `snapshot` could not see, at most `limit`: of those that began later, and of those
- * that were under way. Two ranges of knowledge_vectors_scan, so that a transaction that stays open for hours does not make
- * every read cover what others have written since (50,000 rows: 15 ms, this way 0.05). Rows whose transactions have numbers
- * that this server has not given yet were restored from another one; they are not new.
- */
-export async function readNewCodes(
-  db: Queryable,
-  scope: CodeScope,
-  { snapshot, limit }: { snapshot: string; limit: number },
-): Promise<Coded & Seen> {
-  const last = sql.fragment`${snapshot}::pg_snapshot`
-  const row = await db.one(news`
-    select ${seen}, new.* from (
-      select ${coded} from (
-        select v.id, v.code from knowledge_vectors v
-        where ${inScope(scope)} and v.written_in >= pg_snapshot_xmax(${last})
-          and v.written_in < pg_snapshot_xmax(pg_current_snapshot())
-        union all
-        select v.id, v.code from knowledge_vectors v
-        where ${inScope(scope)} and v.written_in = any(array(select pg_snapshot_xip(${last})))
-        limit ${limit}
-      ) v
-    ) new`)
-  return { ...codedOf(row), snapshot: row.snapshot, server: row.server }
-}
-
 /** Nearest first by the HNSW index of the space (pgvector.ts); fewer when the index gave up before it had found enough. */
 export async function searchIndex(db: Queryable, scan: Scan): Promise<readonly number[]> {
   const bits = bitsOf(scan.space.dimensions)
@@ -234,10 +206,10 @@ const stored = sql.type(z.object({ ref_id: z.string(), container_id: z.string(),
 /** A row and one vector of it, in base64: 400 of 1,024 dimensions take 9 ms that way, 16 ms as the driver reads bytea. */
 export type Stored = { ref_id: string; container_id: string; vec: string }
 
-/** Of which vectors a process asks for news: their ids, what wrote those that it keeps (`0` for others), and the server it asked. */
+/** What a process knows of vectors: their ids, what wrote those that it keeps (`0` for others), and on which server. */
 export type KnownVectors = { ids: readonly number[]; written_in: readonly string[]; server: string }
 
-const NewsOfVector = z.object({
+const NewVectorRow = z.object({
   id: z.int(),
   ref_id: z.string().nullable(),
   container_id: z.string().nullable(),
@@ -245,27 +217,64 @@ const NewsOfVector = z.object({
   vec: z.string().nullable(),
   server: z.string(),
 })
-const newsOfVector = sql.type(NewsOfVector)
+const newVector = sql.type(NewVectorRow)
+/** A vector that is different from what the process knows of it. */
+export type NewVectors = readonly z.output<typeof NewVectorRow>[]
 
 /**
  * What is different from what a process knows of vectors: those it does not keep, or not as they are now; those that are gone,
  * without `ref_id`; those that the search may not see, without `vec`. Nothing of the others: to read 400 vectors of 1,024
  * dimensions took the database 7 ms, to find them unchanged takes 0.5. `offset 0` keeps it one lookup a vector.
  */
-export const readNewVectors = (
+const newVectors = ({ ids, written_in, server }: KnownVectors, filter: Scan['filter']): Fragment => sql.fragment`
+  select k.id, v.ref_id, v.container_id, v.written_in::text, case when v.visible then encode(v.vec, 'base64') end as vec
+  from unnest(${sql.array([...ids], 'int8')}, ${sql.array([...written_in], 'xid8')}) k (id, written_in)
+  left join lateral (
+    select v.ref_id, v.container_id, v.written_in, v.vec, ${filter?.(columns) ?? sql.fragment`true`} as visible
+    from knowledge_vectors v where v.id = k.id offset 0
+  ) v on true
+  where v.ref_id is null or not v.visible or v.written_in <> k.written_in or (select ${serverRun}) <> ${server}`
+
+export const readNewVectors = (db: Queryable, known: KnownVectors, filter: Scan['filter']): Promise<NewVectors> =>
+  db.any(newVector`select v.*, (select ${serverRun}) as server from (${newVectors(known, filter)}) v`)
+
+const news = sql.type(
+  Parts.extend(Seen.shape).extend({ ...NewVectorRow.omit({ server: true }).shape, id: z.int().nullable() }),
+)
+
+/**
+ * What is new in a scope: the codes that transactions wrote which `snapshot` could not see, at most `limit`, and what is
+ * different of the vectors that are candidates without them.
+ *
+ * New codes are of transactions that began later, and of those that were under way. Two ranges of knowledge_vectors_scan, so
+ * that a transaction that stays open for hours does not make every read cover what others have written since (50,000 rows:
+ * 15 ms, this way 0.05). Rows whose transactions have numbers that this server has not given yet were restored from another
+ * one; they are not new.
+ */
+export async function readNews(
   db: Queryable,
-  { ids, written_in, server }: KnownVectors,
+  scope: CodeScope,
+  { snapshot, limit }: { snapshot: string; limit: number },
+  known: KnownVectors,
   filter: Scan['filter'],
-): Promise<readonly z.output<typeof NewsOfVector>[]> =>
-  db.any(newsOfVector`
-    select k.id, v.ref_id, v.container_id, v.written_in::text, case when v.visible then encode(v.vec, 'base64') end as vec,
-      (select ${serverRun}) as server
-    from unnest(${sql.array([...ids], 'int8')}, ${sql.array([...written_in], 'xid8')}) k (id, written_in)
-    left join lateral (
-      select v.ref_id, v.container_id, v.written_in, v.vec, ${filter?.(columns) ?? sql.fragment`true`} as visible
-      from knowledge_vectors v where v.id = k.id offset 0
-    ) v on true
-    where v.ref_id is null or not v.visible or v.written_in <> k.written_in or (select ${serverRun}) <> ${server}`)
+): Promise<{ codes: Coded; vectors: NewVectors } & Seen> {
+  const last = sql.fragment`${snapshot}::pg_snapshot`
+  const rows = await db.many(news`
+    select ${seen}, new.*, vectors.* from (
+      select ${coded} from (
+        select v.id, v.code from knowledge_vectors v
+        where ${inScope(scope)} and v.written_in >= pg_snapshot_xmax(${last})
+          and v.written_in < pg_snapshot_xmax(pg_current_snapshot())
+        union all
+        select v.id, v.code from knowledge_vectors v
+        where ${inScope(scope)} and v.written_in = any(array(select pg_snapshot_xip(${last})))
+        limit ${limit}
+      ) v
+    ) new left join (${newVectors(known, filter)}) vectors on true`)
+  const [{ ids, codes, snapshot: now, server }] = rows
+  const vectors = rows.filter((row): row is typeof row & { id: number } => row.id !== null)
+  return { codes: codedOf({ ids, codes }), vectors, snapshot: now, server }
+}
 
 /** The vectors of single rows, by knowledge_vectors_ref. */
 export const vectorsOfRefs = (

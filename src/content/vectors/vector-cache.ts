@@ -3,7 +3,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Memory, memoryOf } from './memory.ts'
-import { readNewVectors, type Scan } from './store.ts'
+import { type KnownVectors, type NewVectors, readNewVectors, type Scan } from './store.ts'
 
 /**
  * The vectors that searches lately compared, kept in the process: to read 400 of 1,024 dimensions anew costs the database
@@ -71,28 +71,36 @@ function freed({ blocks, memory }: Kept, bytes: number): boolean {
   return true
 }
 
+/** Vectors that a search asks for, with those that are kept. */
+export type Asked = KnownVectors & { entries: readonly (Entry | undefined)[] }
+
+export function asking(services: Services, ids: readonly number[]): Asked {
+  const { vectors, server } = keptOf(services)
+  const entries = ids.map(id => vectors.get(id))
+  return { ids, entries, written_in: entries.map(entry => entry?.written_in ?? '0'), server }
+}
+
 /**
- * How near vectors are to a question. One round trip.
+ * How near vectors are to a question, by what is kept and what the database says is new. Keeps what is new.
  * @returns the row and cosine of each; null for those that the filter hides; nothing for those that are gone
  */
-export async function nearOf(
+export function nearBy(
   services: Services,
-  db: Queryable,
-  { ids, question, filter }: { ids: readonly number[]; question: Float32Array; filter: Scan['filter'] },
-): Promise<Map<number, Near | null>> {
+  { ids, entries }: Asked,
+  news: NewVectors,
+  question: Float32Array,
+): Map<number, Near | null> {
   const kept = keptOf(services)
-  const known = ids.map(id => kept.vectors.get(id))
-  const written_in = known.map(entry => entry?.written_in ?? '0')
-  const news = await readNewVectors(db, { ids, written_in, server: kept.server }, filter)
   if (news.length > 0 && news[0].server !== kept.server) {
     kept.blocks.clear()
     kept.server = news[0].server
   }
   const near = new Map<number, Near | null>()
+  const isNew = new Set(news.map(row => row.id))
   const used = new Set<Block>()
   for (const [index, id] of ids.entries()) {
-    const entry = known[index]
-    if (!entry) continue
+    const entry = entries[index]
+    if (!entry || isNew.has(id)) continue
     const { ref_id, container_id, block, at } = entry
     near.set(id, { ref_id, container_id, cosine: cosineAt(block.values, at, question) })
     used.add(block)
@@ -100,15 +108,26 @@ export async function nearOf(
   for (const block of used) kept.blocks.get(block)
   const scratch = { values: new Float32Array(question.length), at: 0 }
   for (const { id, ref_id, container_id, written_in, vec } of news) {
-    if (ref_id === null || container_id === null || written_in === null) near.delete(id)
-    else if (vec === null) near.set(id, null)
-    else {
-      const { values, at } = placeFor(kept, id, { written_in, ref_id, container_id }, question.length) ?? scratch
-      Buffer.from(values.buffer, at * Float32Array.BYTES_PER_ELEMENT).write(vec, 'base64')
-      near.set(id, { ref_id, container_id, cosine: cosineAt(values, at, question) })
+    if (ref_id === null || container_id === null || written_in === null) continue
+    if (vec === null) {
+      near.set(id, null)
+      continue
     }
+    const { values, at } = placeFor(kept, id, { written_in, ref_id, container_id }, question.length) ?? scratch
+    Buffer.from(values.buffer, at * Float32Array.BYTES_PER_ELEMENT).write(vec, 'base64')
+    near.set(id, { ref_id, container_id, cosine: cosineAt(values, at, question) })
   }
   return near
+}
+
+/** How near vectors are to a question, as `nearBy`. One round trip. */
+export async function nearOf(
+  services: Services,
+  db: Queryable,
+  { ids, question, filter }: { ids: readonly number[]; question: Float32Array; filter: Scan['filter'] },
+): Promise<Map<number, Near | null>> {
+  const asked = asking(services, ids)
+  return nearBy(services, asked, await readNewVectors(db, asked, filter), question)
 }
 
 /** Where to keep a vector; null where there is no room for any. */
