@@ -141,7 +141,10 @@ export function estimates(vector: Float32Array, codes: Uint8Array, rows: readonl
   for (let index = 0; index < rows.length; index++) {
     const start = rows[index] * bytes
     // Four sums, which a processor adds at the same time.
-    let [first, second, third, fourth] = [0, 0, 0, 0]
+    let first = 0
+    let second = 0
+    let third = 0
+    let fourth = 0
     for (let byte = 0; byte < bytes; byte += 4) {
       first += sums[byte * 256 + codes[start + byte]]
       second += sums[byte * 256 + 256 + codes[start + byte + 1]]

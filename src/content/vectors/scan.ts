@@ -116,10 +116,10 @@ async function nearestKept(
     at += part.length
     const ids = idsOf(part)
     near ??= await nearOf(services, db, { ids, question: vector, filter })
-    for (const [index, row] of part.entries()) {
+    for (let index = 0; index < part.length; index++) {
       const known = near.get(ids[index])
       if (known) found.push(known)
-      else if (known === undefined) gone.push(row)
+      else if (known === undefined) gone.push(part[index])
     }
   }
   forget(kept, gone)
@@ -131,7 +131,10 @@ async function nearestKept(
 /** The rows, the nearest by estimate first. */
 function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float32Array): number[] {
   const near = estimates(question, codes, rows)
-  return [...rows.keys()].sort((left, right) => near[right] - near[left]).map(index => rows[index])
+  // A difference would be allocated at each comparison.
+  const order = new Uint32Array(rows.length).map((_, index) => index)
+  order.sort((left, right) => (near[right] > near[left] ? 1 : -1))
+  return rows.map((_, place) => rows[order[place]])
 }
 
 /** What `set_config` returns, under one name. */

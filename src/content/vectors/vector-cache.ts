@@ -98,11 +98,11 @@ export function nearBy(
   const near = new Map<number, Near | null>()
   const isNew = new Set(news.map(row => row.id))
   const used = new Set<Block>()
-  for (const [index, id] of ids.entries()) {
+  for (let index = 0; index < ids.length; index++) {
     const entry = entries[index]
-    if (!entry || isNew.has(id)) continue
+    if (!entry || isNew.has(ids[index])) continue
     const { ref_id, container_id, block, at } = entry
-    near.set(id, { ref_id, container_id, cosine: cosineAt(block.values, at, question) })
+    near.set(ids[index], { ref_id, container_id, cosine: cosineAt(block.values, at, question) })
     used.add(block)
   }
   for (const block of used) kept.blocks.get(block)
@@ -159,7 +159,10 @@ function blockFor(kept: Kept, length: number): Block | null {
 
 /** Dot product of a vector and one of as many values from `at` on; in four parts, which a processor adds at the same time. */
 export function cosineAt(values: Float32Array, at: number, vector: Float32Array): number {
-  let [first, second, third, fourth] = [0, 0, 0, 0]
+  let first = 0
+  let second = 0
+  let third = 0
+  let fourth = 0
   let index = 0
   for (; index + 3 < vector.length; index += 4) {
     first += values[at + index] * vector[index]
