@@ -3,7 +3,13 @@ import { perProcess } from '../../core/process/per-process.ts'
 
 export const codeCacheBytes = new Gauge({
   name: 'muster_code_cache_bytes',
-  help: 'Memory that the codes of kept projects take, and the vectors that are kept beside them',
+  help: 'Memory that the codes of kept projects take',
+  registers: [],
+})
+
+export const vectorCacheBytes = new Gauge({
+  name: 'muster_vector_cache_bytes',
+  help: 'Memory that vectors take which are kept in what codes leave',
   registers: [],
 })
 
@@ -27,16 +33,12 @@ export class Memory {
 
   set codes(bytes: number) {
     this.#codes = bytes
-    this.#measure()
+    codeCacheBytes.set(bytes)
   }
 
   set vectors(bytes: number) {
     this.#vectors = bytes
-    this.#measure()
-  }
-
-  #measure(): void {
-    codeCacheBytes.set(this.#codes + this.#vectors)
+    vectorCacheBytes.set(bytes)
   }
 }
 
