@@ -412,7 +412,7 @@ const settings = {
     'content',
     integer(0),
     '67108864',
-    'Memory of each process for the codes of projects that are searched again and again; 0 = none.',
+    'Memory of each process for the codes of projects that are searched again and again, and for vectors read lately; 0 = none.',
   ),
   KNOWLEDGE_CANDIDATE_FACTOR: setting(
     'content',

@@ -11,6 +11,7 @@ import { client, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { memory, start } from './http.ts'
 import { anisotropic, type Corpus, isotropic, sparse, structureless } from './knowledge-corpora.ts'
+import { loopHolds, underLoad } from './knowledge-load.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -78,6 +79,8 @@ export async function run(): Promise<Row[]> {
       unit: '',
       target: '>= 0.98',
     })
+    rows.push(...(await underLoad(app, env, { project: projects[1].id, questions: texts.questionTexts as string[] })))
+    rows.push(...(await loopHolds()))
     const medians: number[] = []
     let web = await start('src/web.ts', { ...env, LOG_LEVEL: 'info' })
     web.child.stdout?.resume()

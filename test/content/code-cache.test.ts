@@ -5,6 +5,8 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
 import { loadConfig } from '../../src/config.ts'
+import { memoryOf } from '../../src/content/vectors/memory.ts'
+import { cosine } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { migrate } from '../../src/core/db/migrate.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
@@ -235,7 +237,16 @@ describe('codes kept in the process', () => {
         const plan = await inTransaction(app.services.pool, async db => {
           await db.query(rawQuery(settings, ['5000']))
           const lines = await db.anyFirst(
-            rawQuery(`explain (analyze, costs off, timing off) ${look}`, [...scope, snapshot, ...scope, snapshot, 100]),
+            rawQuery(`explain (analyze, costs off, timing off) ${look}`, [
+              ...scope,
+              snapshot,
+              ...scope,
+              snapshot,
+              100,
+              '',
+              '',
+              '',
+            ]),
           )
           return lines.join('\n')
         })
@@ -263,9 +274,9 @@ describe('codes kept in the process', () => {
       assert.equal(left.length, 400)
       const sent = app.statements.length
       assert.ok(sent >= 6 && sent <= 12, `${sent} statements`)
-      // They are known to be gone: settings, look and vectors of candidates.
+      // They are known to be gone: settings, then news of codes and of candidates.
       await near({}, question)
-      assert.equal(app.statements.length - sent, 3)
+      assert.equal(app.statements.length - sent, 2)
       assert.equal(
         left.some(id => nearest.slice(0, 1200).includes(id)),
         false,
@@ -364,6 +375,74 @@ describe('codes kept in the process', () => {
       assert.deepEqual(most.ids, ids(await near({ whole: false, filter: hide }, question)))
       // They were hidden, not gone.
       assert.equal((await found(question)).ids[0].startsWith('h'), true)
+    })
+  })
+
+  describe('and the vectors of candidates', () => {
+    const question = scattered()
+    const cosineOf = async (ref: string, more: More = {}) =>
+      (await near(more, question)).find(({ ref_id }) => ref_id === ref)?.cosine
+    const equal = (actual: number | undefined, expected: number) =>
+      assert.ok(Math.abs(Number(actual) - expected) < 1e-6, `${actual} is not ${expected}`)
+    const overwrite = (set: string, vector: Float32Array) =>
+      rows(`update knowledge_vectors set ${set} where project_id = $1 and ref_id = 'kept'`, [
+        project,
+        Buffer.from(vector.buffer),
+      ])
+
+    for (const whole of [true, false]) {
+      it(`are not read again until they are written again, ${whole ? 'beside codes' : 'by a scan'}`, async () => {
+        await fill(2500)
+        await insert(row('kept', question))
+        if (whole) await warm()
+        equal(await cosineOf('kept', { whole }), 1)
+        const [other, another] = [closeTo(question), closeTo(question)]
+        await overwrite('vec = $2', other)
+        equal(await cosineOf('kept', { whole }), 1)
+        await overwrite('vec = $2, written_in = pg_current_xact_id()', another)
+        equal(await cosineOf('kept', { whole }), cosine(another, question))
+        await rows(`delete from knowledge_vectors where project_id = $1 and ref_id = 'kept'`, [project])
+        assert.equal(await cosineOf('kept', { whole }), undefined)
+      })
+    }
+    it('are read each time where the setting says none', async () => {
+      services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 0 })
+      await insert(row('kept', question))
+      equal(await cosineOf('kept'), 1)
+      const other = closeTo(question)
+      await overwrite('vec = $2', other)
+      equal(await cosineOf('kept'), cosine(other, question))
+    })
+    it('take what codes leave of the bytes, and give way to codes', async () => {
+      const limit = 2_900_000
+      services = process({ KNOWLEDGE_CODE_CACHE_BYTES: limit })
+      const memory = memoryOf(services)
+      await fill(2500)
+      await way()
+      // A block of vectors, by which the codes do not fit.
+      assert.ok(memory.free < 990_000, `${memory.free} bytes free`)
+      assert.equal(memory.besideCodes, limit)
+      await warm()
+      assert.equal(memory.besideCodes, limit - 3750 * 264)
+      assert.ok(memory.free >= 0)
+    })
+    it('are found by the searches of many at once while others write them', async () => {
+      await fill(2500)
+      await warm()
+      const wrong: string[] = []
+      await Promise.all(
+        Array.from({ length: 20 }, async (_, writer) => {
+          const ref = `shared${writer}`
+          for (let time = 0; time < 5; time++) {
+            const vector = scattered()
+            await insert(row(ref, vector))
+            const found = await Promise.all([near({}, vector), near({ whole: false }, vector)])
+            for (const [first] of found)
+              if (first.ref_id !== ref || Math.abs(first.cosine - 1) > 1e-6) wrong.push(`${ref} ${time}`)
+          }
+        }),
+      )
+      assert.deepEqual(wrong, [])
     })
   })
 

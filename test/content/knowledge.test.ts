@@ -593,7 +593,7 @@ describe('knowledge search', () => {
         }
       }
     })
-    it('asks the database eleven times, in three turns', async () => {
+    it('asks the database ten times, in three turns', async () => {
       for (let index = 0; index < 12; index++) await write({ content: `dunlin ${index}` })
       await search({ query: 'dunlin' })
       app.statements.length = 0
@@ -602,7 +602,7 @@ describe('knowledge search', () => {
       const settings = texts.filter(text => text.includes('set_config'))
       assert.equal(settings.length, 2)
       // Each channel: begin, its settings, commit; two reads of vectors, one of words. Then the records.
-      assert.ok(texts.length <= 11, texts.join('\n---\n'))
+      assert.ok(texts.length <= 10, texts.join('\n---\n'))
     })
   })
 })

@@ -1,7 +1,9 @@
 import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { fuse } from '../../src/content/knowledge/fuse.ts'
-import { codeBits, codeOf, estimates } from '../../src/content/vectors/codes.ts'
+import { type Codes, forget, nearestCodes } from '../../src/content/vectors/code-cache.ts'
+import { codeBits, codeOf, differences, estimates } from '../../src/content/vectors/codes.ts'
+import { CODES_BYTES } from '../../src/content/vectors/differences-wasm.ts'
 import { cosine } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
@@ -58,6 +60,74 @@ describe('codes of vectors', () => {
       const bits = BigInt(`0${codeOf(a)}`) ^ BigInt(`0${codeOf(b)}`)
       const different = bits.toString(2).replaceAll('0', '').length / 2048
       assert.ok(Math.abs(different - Math.acos(cosine(a, b)) / Math.PI) < 0.04)
+    }
+  })
+  describe('compared with a question', () => {
+    const { uniform } = seeded(5)
+    const random = (bytes: number) => Uint8Array.from({ length: bytes }, () => Math.floor(uniform() * 256))
+    const plainDistance = (codes: Uint8Array, row: number, question: Uint8Array): number => {
+      let ones = 0
+      for (let byte = 0; byte < question.length; byte++)
+        for (let bits = codes[row * question.length + byte] ^ question[byte]; bits > 0; bits &= bits - 1) ones++
+      return ones
+    }
+
+    for (const dimensions of [1024, 4096]) {
+      const bytes = codeBits(dimensions) / 8
+      it(`differ as bit by bit, of ${bytes * 8} bits`, () => {
+        const question = random(bytes)
+        const inverse = question.map(byte => ~byte)
+        // More than are compared at once, no round number, and both extremes.
+        const rows = CODES_BYTES / bytes + 1001
+        const codes = random(rows * bytes)
+        codes.set(question, 17 * bytes)
+        codes.set(inverse, (rows - 1) * bytes)
+        for (const [from, to] of [
+          [0, rows],
+          [1, 2],
+          [rows - 3, rows],
+          [5, 5],
+        ]) {
+          const distances = new Uint16Array(rows).fill(9)
+          differences(codes, question, distances, { from, to })
+          const expected = Uint16Array.from(distances, (_, row) =>
+            row >= from && row < to ? plainDistance(codes, row, question) : 9,
+          )
+          assert.deepEqual(distances, expected)
+        }
+        assert.deepEqual([plainDistance(codes, 17, question), plainDistance(codes, rows - 1, question)], [0, bytes * 8])
+      })
+      it(`give the nearest as sorting all of them does, while rows come and go, of ${bytes * 8} bits`, async () => {
+        const room = 9000
+        const kept: Codes = {
+          scope: { project: '', space: { id: 0, dimensions }, source: 1 },
+          snapshot: '',
+          server: '',
+          ids: new Float64Array(room),
+          codes: new Uint8Array(room * bytes),
+          bytes,
+          rows: 0,
+        }
+        for (let time = 0; time < 8; time++) {
+          const added = Math.floor(uniform() * 1100)
+          kept.codes.set(random(added * bytes), kept.rows * bytes)
+          for (let row = kept.rows; row < kept.rows + added; row++) kept.ids[row] = row + 1
+          kept.rows += added
+          forget(
+            kept,
+            Array.from({ length: kept.rows / 10 }, () => Math.floor(uniform() * kept.rows)),
+          )
+          const question = random(bytes)
+          const limit = [1, 100, 2000][time % 3]
+          const left = Array.from({ length: kept.rows }, (_, row) => row).filter(row => kept.ids[row] !== 0)
+          const distances = left.map(row => [plainDistance(kept.codes, row, question), row])
+          distances.sort(([left, first], [right, second]) => left - right || first - second)
+          const expected = distances.slice(0, limit).map(([, row]) => row)
+          const found = await nearestCodes(kept, question, limit)
+          assert.deepEqual(new Set(found), new Set(expected))
+          assert.equal(found.length, expected.length)
+        }
+      })
     }
   })
   it('are estimated by adding what the question has where bits are set', () => {

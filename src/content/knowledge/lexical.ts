@@ -1,7 +1,7 @@
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Selection } from './sources.ts'
-import { commonness, type Hit, matchAll, matchSome, readQuery } from './store.ts'
+import { type Hit, matchAll, matchSome, readQuery } from './store.ts'
 
 /** Words of a question that are looked for one by one when no row has all of them. */
 const SOME_WORDS = 8
@@ -44,11 +44,12 @@ export function lexicalHits(
   return inTransaction(pool, async db => {
     const read = await readQuery(db, { textSearch, query, timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS })
     if (!read.asks) return []
-    const hits = await matchAll(db, selection, { textSearch, query, limit: depth })
     const words = read.words.slice(0, WORDS_WEIGHED)
-    if (hits.length >= wanted || words.length < 2 || read.exact) return hits
-    const rare = rarest(words, await commonness(db, selection, words))
-    const more = await matchSome(db, selection, { words: rare, limit: depth })
+    const goesOn = words.length > 1 && !read.exact
+    const all = { textSearch, query, limit: depth, wanted: goesOn ? wanted : 0, words }
+    const { hits, shares } = await matchAll(db, selection, all)
+    if (!shares) return hits
+    const more = await matchSome(db, selection, { words: rarest(words, shares), limit: depth })
     const known = new Set(hits.map(hit => hit.ref_id))
     const strong = more.filter(hit => hit.rank >= WEAK * more[0].rank && !known.has(hit.ref_id))
     return [...hits, ...strong].slice(0, depth)

@@ -1,5 +1,5 @@
 import { module } from '../../core/api/module.ts'
-import { codeCacheBytes } from '../vectors/code-cache.ts'
+import { codeCacheBytes, vectorCacheBytes } from '../vectors/memory.ts'
 import { vectorSearches } from '../vectors/scan.ts'
 import { documentSource } from './documents.ts'
 import { knowledgeOperations } from './operations.ts'
@@ -9,6 +9,6 @@ import { tellMissingTextSearch } from './text-search.ts'
 export default module('knowledge', {
   operations: knowledgeOperations,
   extensions: [sources.with(documentSource)],
-  metrics: [vectorSearches, codeCacheBytes],
+  metrics: [vectorSearches, codeCacheBytes, vectorCacheBytes],
   start: tellMissingTextSearch,
 })

@@ -1,7 +1,7 @@
 import { AppError, raise } from '../../core/api/errors.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { ranked } from '../vectors/scan.ts'
+import { cosinesOf, ranked } from '../vectors/scan.ts'
 import { vectorsOfRefs } from '../vectors/store.ts'
 import { type Failed, lexicalChannel, type Question, type Row, vectorChannel } from './channels.ts'
 import { type Fused, fuse } from './fuse.ts'
@@ -169,7 +169,7 @@ async function addCosines(
   const unknown = rowsOf(fused, rows).filter(({ key }) => !cosines.has(key))
   for (const [{ source }, ref_ids] of idsBySelection(unknown)) {
     const found = await vectorsOfRefs(pool, { source: source.number, ref_ids, space_id: space.id })
-    for (const { ref_id, cosine } of ranked(found, vector)) cosines.set(`${source.type}:${ref_id}`, cosine)
+    for (const { ref_id, cosine } of ranked(cosinesOf(found, vector))) cosines.set(`${source.type}:${ref_id}`, cosine)
   }
 }
 

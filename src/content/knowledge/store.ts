@@ -12,20 +12,19 @@ const RANKED = 5000
 const MOST_COVERED = 64
 
 /** A row that the lexical channel found. Ranks of one kind of match can be compared over sources. */
-export type Hit = { ref_id: string; container_id: string; match: 'phrase' | 'all' | 'some'; rank: number }
+const Hit = z.object({
+  ref_id: z.string(),
+  container_id: z.string(),
+  match: z.enum(['phrase', 'all', 'some']),
+  rank: z.number(),
+})
+export type Hit = z.output<typeof Hit>
 
-const hit = sql.type(
-  z.object({
-    ref_id: z.string(),
-    container_id: z.string(),
-    match: z.enum(['phrase', 'all', 'some']),
-    rank: z.number(),
-  }),
-)
+const hit = sql.type(Hit)
 
 /** Beside what `set_config` returns. */
 const read = sql.type(z.object({ tree: z.string(), words: z.array(z.string()) }))
-const share = sql.type(z.object({ lexeme: z.string(), share: z.number() }))
+const found = sql.type(z.object({ hits: z.array(Hit), shares: z.record(z.string(), z.number()).nullable() }))
 
 /**
  * Bounds the time of the transaction's statements and reads the query as PostgreSQL does: `asks` is false when no word is
@@ -46,22 +45,47 @@ export async function readQuery(
 /**
  * Rows that hold every word of the query: those with the words in their order first, then by cover density, for long
  * queries by the words' weights. The lexeme of the project keeps the search of the gin index inside it.
+ *
+ * Where they are fewer than `wanted`, `shares` says how common words are: how many in a hundred sampled rows hold each, as a
+ * share; words that none holds are missing. Of a smaller sample a word of few rows is no common one. Each row is read and
+ * stripped once, and then asked for each word: to unnest the lexemes of all rows instead took four times as long.
  */
-export function matchAll(
+export async function matchAll(
   db: Queryable,
   selection: Selection,
-  { textSearch, query, limit }: { textSearch: string; query: string; limit: number },
-): Promise<readonly Hit[]> {
+  { textSearch, query, limit, wanted, words }: MatchOptions,
+): Promise<{ hits: readonly Hit[]; shares: ReadonlyMap<string, number> | null }> {
   const asked = sql.fragment`websearch_to_tsquery(${textSearch}::regconfig, ${query})`
-  return db.any(hit`
-    select m.ref_id, m.container_id, m.match, m.rank from (
+  const { hits, shares } = await db.one(found`
+    with hits as materialized (
       select c.id as ref_id, c.container_id,
         case when c.tsv @@ phraseto_tsquery(${textSearch}::regconfig, ${query}) then 'phrase' else 'all' end as match,
         case when numnode(${asked}) <= ${MOST_COVERED} then ts_rank_cd(c.tsv, ${asked}, 1) else ts_rank(c.tsv, ${asked}, 1) end::float8
           as rank
       from (${matching(selection, asked, sql.fragment`c.tsv`)}) c
-    ) m
-    order by m.match desc, m.rank desc, m.ref_id limit ${limit}`)
+      order by match desc, rank desc, ref_id limit ${limit}
+    ),
+    sample as materialized (select strip(c.tsv) as tsv from (${selection.source.sample(selection)}) c),
+    words as materialized (
+      select lexeme, query::tsquery from unnest(${sql.array([...words], 'text')}, ${sql.array(words.map(lexeme), 'text')}) w (lexeme, query)
+    ),
+    shares as (
+      select w.lexeme, count(*)::float8 / greatest(100, (select count(*) from sample)) as share
+      from words w join sample s on s.tsv @@ w.query group by w.lexeme
+    )
+    select coalesce((select json_agg(h order by h.match desc, h.rank desc, h.ref_id) from hits h), '[]') as hits,
+      case when (select count(*) from hits) < ${wanted}
+        then coalesce((select json_object_agg(s.lexeme, s.share) from shares s), '{}') end as shares`)
+  return { hits, shares: shares && new Map(Object.entries(shares)) }
+}
+
+type MatchOptions = {
+  textSearch: string
+  query: string
+  limit: number
+  /** 0: how common words are is not asked. */
+  wanted: number
+  words: readonly string[]
 }
 
 /**
@@ -87,23 +111,6 @@ export function matchSome(
     select f.id as ref_id, f.container_id, 'some' as match, sum(w.weight) as rank
     from found f join weights w on w.word = f.word
     group by f.id, f.container_id, f.size order by rank desc, f.size, f.id limit ${limit}`)
-}
-
-/**
- * How many in a hundred sampled rows hold each word, as a share; words that none holds are missing. Of a smaller sample a
- * word of few rows is no common one.
- */
-export async function commonness(
-  db: Queryable,
-  selection: Selection,
-  words: readonly string[],
-): Promise<Map<string, number>> {
-  const rows = await db.any(share`
-    with sample as materialized (${selection.source.sample(selection)})
-    select u.lexeme, count(*)::float8 / greatest(100, (select count(*) from sample)) as share
-    from sample s cross join lateral unnest(s.tsv) u
-    where u.lexeme = any(${sql.array([...words], 'text')}) group by u.lexeme`)
-  return new Map(rows.map(row => [row.lexeme, row.share]))
 }
 
 /**

@@ -1,12 +1,23 @@
 import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { Gauge } from 'prom-client'
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { codeBits, differences } from './codes.ts'
-import { type Coded, type CodeScope, nextCodes, openCodes, readNewCodes, type Seen } from './store.ts'
+import { memoryOf } from './memory.ts'
+import {
+  type Coded,
+  type CodeScope,
+  type KnownVectors,
+  type NewVectors,
+  nextCodes,
+  openCodes,
+  readNews,
+  type Scan,
+  type Seen,
+} from './store.ts'
+import { makeRoom } from './vector-cache.ts'
 
 /**
  * The codes of projects that are searched again and again, kept in the process: what takes the database 50 ms of processor
@@ -19,9 +30,9 @@ export type Codes = Seen & {
   scope: CodeScope
   /** Ids of vectors; 0 where one is gone. Longer than `rows`: new ones are taken in while there is room. */
   ids: Float64Array
-  /** The code of each row, in `words` words of 32 bits. */
-  codes: Int32Array
-  words: number
+  /** The code of each row, of `bytes` bytes. */
+  codes: Uint8Array
+  bytes: number
   rows: number
 }
 
@@ -41,22 +52,18 @@ type Cache = {
 const REMEMBERED_MS = 600_000
 /** Places for new rows at most: one search may have to take them all in. */
 const MOST_NEW = 10_000
-/**
- * Codes that are compared before yielding to the event loop, for other requests and the search by words beside this one:
- * not quite a millisecond.
- */
-const SLICE = 8192
+/** Rows that are gone over at once, in a tenth of a millisecond. */
+const SLICE = 4096
+/** The event loop is let go after so long, for other requests and the search by words beside this one. */
+const SLICE_MS = 1
 
-export const codeCacheBytes = new Gauge({
-  name: 'muster_code_cache_bytes',
-  help: 'Memory that the codes of kept projects take',
-  registers: [],
-})
-
-const cacheOf = perProcess(({ config }): Cache => {
-  const measure = () => codeCacheBytes.set(codes.calculatedSize)
+const cacheOf = perProcess((services): Cache => {
+  const memory = memoryOf(services)
+  const measure = () => {
+    memory.codes = codes.calculatedSize
+  }
   const codes: Cache['codes'] = new LRUCache({
-    maxSize: Math.max(1, config.KNOWLEDGE_CODE_CACHE_BYTES),
+    maxSize: Math.max(1, memory.limit),
     sizeCalculation: ({ ids, codes }) => ids.byteLength + codes.byteLength,
     ttl: REMEMBERED_MS,
     ttlAutopurge: true,
@@ -79,20 +86,32 @@ const roomFor = (rows: number): number => rows + Math.min(MOST_NEW, Math.ceil(ro
 export const keptCodes = (services: Services, scope: CodeScope): Codes | undefined =>
   cacheOf(services).codes.get(keyOf(scope))
 
+/** What codes held when a search compared them; others may take news in while it does. */
+export type Moment = Pick<Codes, 'snapshot' | 'rows'>
+
+export const momentOf = ({ snapshot, rows }: Codes): Moment => ({ snapshot, rows })
+
 /**
- * Takes in what was committed since. One round trip.
- * @returns whether the codes are as the database has them now; else they were dropped
+ * Takes in what was committed since a moment. One round trip.
+ * @param known the vectors that are candidates without it
+ * @returns what is new of those, and whether codes were taken in; null when the codes are not as the database has them now,
+ *   and were dropped
  */
-export async function followCodes(services: Services, db: Queryable, codes: Codes): Promise<boolean> {
-  const limit = codes.ids.length - codes.rows + 1
-  const news = await readNewCodes(db, codes.scope, { snapshot: codes.snapshot, limit })
+export async function followCodes(
+  services: Services,
+  db: Queryable,
+  codes: Codes,
+  { since, known, filter }: { since: Moment; known: KnownVectors; filter: Scan['filter'] },
+): Promise<{ vectors: NewVectors; changed: boolean } | null> {
+  const limit = codes.ids.length - since.rows + 1
+  const news = await readNews(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter)
   // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
-  if (news.server === codes.server && news.ids.length < limit && takeIn(codes, news)) {
+  if (news.server === codes.server && news.codes.ids.length < limit && (await takeIn(codes, news.codes))) {
     codes.snapshot = news.snapshot
-    return true
+    return { vectors: news.vectors, changed: news.codes.ids.length > 0 }
   }
   dropCodes(services, codes)
-  return false
+  return null
 }
 
 /** Codes that are no longer worth following; the next scan of their scope has them read anew. */
@@ -125,21 +144,21 @@ export function noteScan(services: Services, scope: CodeScope): void {
 
 async function readAll(services: Services, scope: CodeScope): Promise<void> {
   const { codes: kept, scanned } = cacheOf(services)
-  const words = codeBits(scope.space.dimensions) / 32
+  const bytes = codeBits(scope.space.dimensions) / 8
   const codes = await inTransaction(services.pool, async db => {
     const { count, ...seen } = await openCodes(db, scope)
     const room = roomFor(count)
-    if (kept.calculatedSize + room * (Float64Array.BYTES_PER_ELEMENT + 4 * words) > kept.maxSize) return null
+    if (!makeRoom(services, room * (Float64Array.BYTES_PER_ELEMENT + bytes))) return null
     const read: Codes = {
       ...seen,
       scope,
       ids: new Float64Array(room),
-      codes: new Int32Array(room * words),
-      words,
+      codes: new Uint8Array(room * bytes),
+      bytes,
       rows: 0,
     }
     for (let part = await nextCodes(db); part.ids.length > 0; part = await nextCodes(db))
-      append(read, part.ids.map(Number), wordsOf(part.codes))
+      append(read, part.ids, part.codes)
     return read
   })
   if (!codes) return
@@ -147,74 +166,81 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
   scanned.delete(keyOf(scope))
 }
 
-/** Takes in new codes, each row once; false when there is no room. 1 to 2 ms for 100,000 rows and any news. */
-function takeIn(codes: Codes, news: Coded): boolean {
+/** Takes in new codes, each row once; false when there is no room. */
+async function takeIn(codes: Codes, news: Coded): Promise<boolean> {
   if (news.ids.length === 0) return true
-  const all = wordsOf(news.codes)
-  const codeAt = (index: number) => all.subarray(index * codes.words, (index + 1) * codes.words)
-  const indexes = new Map(news.ids.map((id, index) => [Number(id), index]))
-  // Rows that are there: of vectors that were replaced, and what a search beside this one has taken in.
-  for (let row = 0; row < codes.rows; row++) {
-    const index = indexes.get(codes.ids[row])
-    if (index === undefined) continue
-    codes.codes.set(codeAt(index), row * codes.words)
-    indexes.delete(codes.ids[row])
+  const codeAt = (index: number) => news.codes.subarray(index * codes.bytes, (index + 1) * codes.bytes)
+  const indexes = new Map(news.ids.map((id, index) => [id, index]))
+  const least = news.ids.reduce((left, right) => Math.min(left, right))
+  const replace = (from: number, to: number) => {
+    for (let row = from; row < to; row++) {
+      if (codes.ids[row] < least) continue
+      const index = indexes.get(codes.ids[row])
+      if (index === undefined) continue
+      codes.codes.set(codeAt(index), row * codes.bytes)
+      indexes.delete(codes.ids[row])
+    }
   }
+  // Rows that are there: of vectors that were replaced, and what searches beside this one have taken in, up to the last moment.
+  const rows = codes.rows
+  await inSlices(rows, replace)
+  replace(rows, codes.rows)
   if (codes.rows + indexes.size > codes.ids.length) return false
   for (const [id, index] of indexes) append(codes, [id], codeAt(index))
   return true
 }
 
-function append(codes: Codes, ids: readonly number[], words: Int32Array): void {
+function append(codes: Codes, ids: readonly number[], bytes: Uint8Array): void {
   codes.ids.set(ids, codes.rows)
-  codes.codes.set(words, codes.rows * codes.words)
+  codes.codes.set(bytes, codes.rows * codes.bytes)
   codes.rows += ids.length
 }
 
-/** Bytes in words of the machine's order, which is no matter where differing bits are counted. */
-const wordsOf = (bytes: Uint8Array): Int32Array =>
-  new Int32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength))
+/** Goes over rows in slices and lets the event loop go in between. */
+async function inSlices(rows: number, each: (from: number, to: number) => void): Promise<void> {
+  let since = performance.now()
+  for (let from = 0; from < rows; from += SLICE) {
+    if (performance.now() - since > SLICE_MS) {
+      await setImmediate()
+      since = performance.now()
+    }
+    each(from, Math.min(rows, from + SLICE))
+  }
+}
+
+/** The distance of rows that do not count. */
+const GONE = 65_535
 
 /**
- * The rows whose codes differ least from the question's, in no order, and the codes of all rows.
+ * The rows whose codes differ least from the question's, in no order: those at the limit by their place.
  * @param question `codeBytes` of it
  */
 export async function nearestCodes(
   { ids, codes, rows: all }: Codes,
   question: Uint8Array,
   limit: number,
-): Promise<{ rows: number[]; codes: Uint8Array }> {
-  const asked = wordsOf(question)
+): Promise<number[]> {
   const distances = new Uint16Array(all)
-  for (let from = 0; from < all; from += SLICE) {
-    if (from > 0) await setImmediate()
-    differences(codes, asked, distances, { from, to: Math.min(all, from + SLICE) })
-  }
-  const rows = leastOf(distances, row => ids[row] !== 0, limit)
-  return { rows, codes: new Uint8Array(codes.buffer) }
-}
-
-/** How many rows have each distance, of one search at a time. */
-const having = new Uint32Array(65_536)
-
-/** Indexes of the `limit` least distances among those that count, by counting how many there are of each. */
-function leastOf(distances: Uint16Array, counts: (index: number) => boolean, limit: number): number[] {
-  having.fill(0)
-  for (let index = 0; index < distances.length; index++) if (counts(index)) having[distances[index]]++
+  /** How many rows have each distance. */
+  const having = new Uint32Array(question.length * 8 + 1)
+  await inSlices(all, (from, to) => {
+    differences(codes, question, distances, { from, to })
+    for (let row = from; row < to; row++) {
+      if (ids[row] === 0) distances[row] = GONE
+      else having[distances[row]]++
+    }
+  })
   let bound = 0
   let below = 0
   while (bound < having.length && below + having[bound] <= limit) below += having[bound++]
   let left = limit - below
   const found: number[] = []
-  for (let index = 0; index < distances.length; index++) {
-    if (distances[index] > bound || !counts(index)) continue
-    if (distances[index] < bound || left-- > 0) found.push(index)
-  }
+  await inSlices(all, (from, to) => {
+    for (let row = from; row < to; row++)
+      if (distances[row] < bound || (distances[row] === bound && left-- > 0)) found.push(row)
+  })
   return found
 }
-
-/** Ids of rows, as the statements take them. */
-export const idsOf = ({ ids }: Codes, rows: readonly number[]): string[] => rows.map(row => String(ids[row]))
 
 /** Leaves out rows whose vectors are gone from now on. */
 export function forget({ ids }: Codes, rows: readonly number[]): void {

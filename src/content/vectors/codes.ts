@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto'
+import { CODES_AT, CODES_BYTES, differences as compare, DISTANCES_AT, memory, QUESTION_AT } from './differences-wasm.ts'
 
 /**
  * Sign-bit codes of vectors (code version 1): the vector is rotated twice by random signs and a Walsh-Hadamard transform,
@@ -86,35 +87,29 @@ export function codeBytes(vector: Float32Array): Buffer {
 /** The code of a vector as PostgreSQL reads a `bit varying`: `x` and hexadecimal digits, the first bit leftmost. */
 export const codeOf = (vector: Float32Array): string => `x${codeBytes(vector).toString('hex')}`
 
+const shared = new Uint8Array(memory.buffer)
+
 /**
- * Counts the bits in which codes differ from a question's.
- * @param codes one after the other, in words of 32 bits
+ * Counts the bits in which codes differ from a question's. The codes are copied to where WebAssembly reads them, a megabyte at
+ * a time, which takes as long as to compare them; where they are, they can be dropped and collected like any other array.
+ * @param codes one after the other, each as long as the question's
  * @param distances takes the counts of the rows from `from` up to, without, `to`
  */
 export function differences(
-  codes: Int32Array,
-  question: Int32Array,
+  codes: Uint8Array,
+  question: Uint8Array,
   distances: Uint16Array,
   { from, to }: { from: number; to: number },
 ): void {
-  const words = question.length
-  let at = from * words
-  for (let row = from; row < to; row++) {
-    let sum = 0
-    for (let word = 0; word < words; word += 2) {
-      sum += onesOfPair(codes[at] ^ question[word], codes[at + 1] ^ question[word + 1])
-      at += 2
-    }
-    distances[row] = sum
+  const bytes = question.length
+  const step = Math.floor(CODES_BYTES / bytes)
+  shared.set(question, QUESTION_AT)
+  for (let row = from; row < to; row += step) {
+    const part = codes.subarray(row * bytes, Math.min(to, row + step) * bytes)
+    shared.set(part, CODES_AT)
+    compare(CODES_AT, CODES_AT + part.length, QUESTION_AT, QUESTION_AT + bytes, DISTANCES_AT)
+    distances.set(new Uint16Array(memory.buffer, DISTANCES_AT, part.length / bytes), row)
   }
-}
-
-/** The bits that are set in two words: counted by twos, by fours, for both words by eights, and added in the highest byte. */
-function onesOfPair(first: number, second: number): number {
-  const one = first - ((first >>> 1) & 0x55555555)
-  const two = second - ((second >>> 1) & 0x55555555)
-  const fours = (one & 0x33333333) + ((one >>> 2) & 0x33333333) + (two & 0x33333333) + ((two >>> 2) & 0x33333333)
-  return Math.imul((fours & 0x0f0f0f0f) + ((fours >>> 4) & 0x0f0f0f0f), 0x01010101) >>> 24
 }
 
 /** What each value of each byte of a code adds up to, of one question at a time: a quarter of a megabyte, kept. */
@@ -145,9 +140,18 @@ export function estimates(vector: Float32Array, codes: Uint8Array, rows: readonl
   const found = new Float64Array(rows.length)
   for (let index = 0; index < rows.length; index++) {
     const start = rows[index] * bytes
-    let sum = 0
-    for (let byte = 0; byte < bytes; byte++) sum += sums[byte * 256 + codes[start + byte]]
-    found[index] = sum
+    // Four sums, which a processor adds at the same time.
+    let first = 0
+    let second = 0
+    let third = 0
+    let fourth = 0
+    for (let byte = 0; byte < bytes; byte += 4) {
+      first += sums[byte * 256 + codes[start + byte]]
+      second += sums[byte * 256 + 256 + codes[start + byte + 1]]
+      third += sums[byte * 256 + 512 + codes[start + byte + 2]]
+      fourth += sums[byte * 256 + 768 + codes[start + byte + 3]]
+    }
+    found[index] = first + second + (third + fourth)
   }
   return found
 }

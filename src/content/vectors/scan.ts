@@ -3,10 +3,21 @@ import { z } from 'zod'
 import { inTransaction } from '../../core/db/pool.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Codes, dropCodes, followCodes, forget, idsOf, keptCodes, nearestCodes, noteScan } from './code-cache.ts'
+import {
+  type Codes,
+  dropCodes,
+  followCodes,
+  forget,
+  keptCodes,
+  type Moment,
+  momentOf,
+  nearestCodes,
+  noteScan,
+} from './code-cache.ts'
 import { codeBytes, codeOf, estimates } from './codes.ts'
 import { hasIndex } from './pgvector.ts'
-import { type Scan, type Stored, scanCodes, searchIndex, vectorsOfIds, visibleVectorsOfIds } from './store.ts'
+import { type Scan, type Stored, scanCodes, searchIndex } from './store.ts'
+import { asking, cosineAt, type Near, nearBy, nearOf } from './vector-cache.ts'
 
 export const vectorSearches = new Counter({
   name: 'muster_vector_searches_total',
@@ -14,9 +25,6 @@ export const vectorSearches = new Counter({
   labelNames: ['by'],
   registers: [],
 })
-
-/** A row and the cosine of its nearest segment. */
-export type Near = { ref_id: string; container_id: string; cosine: number }
 
 const LEAST_CANDIDATES = 400
 const MOST_CANDIDATES = 2000
@@ -51,52 +59,71 @@ export async function nearestRows(
   const indexed = await hasIndex(services, space)
   const keepable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
   const kept = keepable && keptCodes(services, keepable)
+  // Before a connection is taken; what has come meanwhile is taken in by the first statement.
+  const looked = kept && (await lookAt(kept, vector))
   const { found, by, scanned } = await inTransaction(pool, async db => {
     await prepare(db, { timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
-    if (kept && (await followCodes(services, db, kept))) {
-      const near = await nearestKept(services, db, kept, { vector, wanted, filter })
-      if (near) return { found: near, by: 'memory', scanned: 0 }
-    }
+    const inMemory = looked && (await nearestKept(services, db, looked, { vector, wanted, filter }))
+    if (inMemory) return { found: inMemory, by: 'memory', scanned: 0 }
     const scan = { ...scope, code: codeOf(vector) }
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
+    const cosines = async (ids: readonly number[]) =>
+      [...(await nearOf(services, db, { ids, question: vector, filter: null })).values()].filter(row => row !== null)
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
-    if (near.length === wanted) return { found: await vectorsOfIds(db, near), by: 'index', scanned: 0 }
+    if (near.length === wanted) return { found: await cosines(near), by: 'index', scanned: 0 }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
     const nearest = byEstimate(codes, [...ids.keys()], vector).slice(0, wanted)
-    const candidates = nearest.map(row => ids[row])
-    return { found: await vectorsOfIds(db, candidates), by: 'scan', scanned: ids.length }
+    return { found: await cosines(nearest.map(row => ids[row])), by: 'scan', scanned: ids.length }
   })
   vectorSearches.inc({ by })
   if (keepable && scanned === ESTIMATED) noteScan(services, keepable)
-  return ranked(found, vector)
+  return ranked(found)
+}
+
+/** Codes that are kept, as they were at a moment, with the rows whose vectors are worth reading, the nearest by estimate first. */
+type Looked = { kept: Codes; moment: Moment; nearest: number[] }
+
+async function lookAt(kept: Codes, vector: Float32Array): Promise<Looked> {
+  const moment = momentOf(kept)
+  const rows = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
+  return { kept, moment, nearest: byEstimate(kept.codes, rows, vector) }
 }
 
 /**
- * The vectors of the candidates among codes that are kept, as a scan would choose them; null when too few of the nearest are
- * left: they are not ready, or were deleted.
+ * The candidates among codes that are kept, as a scan would choose them; null when the codes had to be dropped, or when too
+ * few of the nearest are left: they are not ready, or were deleted.
  */
 async function nearestKept(
   services: Services,
   db: Queryable,
-  kept: Codes,
+  { kept, moment, nearest: before }: Looked,
   { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
-): Promise<Stored[] | null> {
-  const { rows, codes } = await nearestCodes(kept, codeBytes(vector), ESTIMATED)
-  const nearest = byEstimate(codes, rows, vector)
-  const found: Stored[] = []
+): Promise<Near[] | null> {
+  const idsOf = (rows: readonly number[]) => rows.map(row => kept.ids[row])
+  const asked = asking(services, idsOf(before.slice(0, wanted)))
+  const news = await followCodes(services, db, kept, { since: moment, known: asked, filter })
+  if (!news) return null
+  let near: Map<number, Near | null> | null = nearBy(services, asked, news.vectors, vector)
+  let nearest = before
+  if (news.changed) {
+    nearest = (await lookAt(kept, vector)).nearest
+    near = null
+  }
+  const found: Near[] = []
   const gone: number[] = []
-  while (nearest.length > 0 && found.length < wanted) {
-    const part = nearest.splice(0, Math.max(LEAST_READ, wanted - found.length))
-    const ids = idsOf(kept, part)
-    const stored = new Map((await visibleVectorsOfIds(db, ids, filter)).map(row => [String(row.id), row]))
-    for (const [index, row] of part.entries()) {
-      const vector = stored.get(ids[index])
-      if (!vector) gone.push(row)
-      else if (vector.vec !== null) found.push({ ...vector, vec: vector.vec })
+  for (let at = 0; at < nearest.length && found.length < wanted; near = null) {
+    const part = nearest.slice(at, at + Math.max(LEAST_READ, wanted - found.length))
+    at += part.length
+    const ids = idsOf(part)
+    near ??= await nearOf(services, db, { ids, question: vector, filter })
+    for (let index = 0; index < part.length; index++) {
+      const known = near.get(ids[index])
+      if (known) found.push(known)
+      else if (known === undefined) gone.push(part[index])
     }
   }
   forget(kept, gone)
-  if (found.length >= wanted || rows.length < ESTIMATED) return found.slice(0, wanted)
+  if (found.length >= wanted || nearest.length < ESTIMATED) return found.slice(0, wanted)
   if (gone.length > 0) dropCodes(services, kept)
   return null
 }
@@ -104,7 +131,10 @@ async function nearestKept(
 /** The rows, the nearest by estimate first. */
 function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float32Array): number[] {
   const near = estimates(question, codes, rows)
-  return [...rows.keys()].sort((left, right) => near[right] - near[left]).map(index => rows[index])
+  // A difference would be allocated at each comparison.
+  const order = new Uint32Array(rows.length).map((_, index) => index)
+  order.sort((left, right) => (near[right] > near[left] ? 1 : -1))
+  return rows.map((_, place) => rows[order[place]])
 }
 
 /** What `set_config` returns, under one name. */
@@ -131,25 +161,25 @@ async function prepare(db: Queryable, options: { timeoutMs: number; indexed: num
 }
 
 /** Dot product of two vectors of length 1. */
-export function cosine(left: Float32Array, right: Float32Array): number {
-  let sum = 0
-  for (let index = 0; index < left.length; index++) sum += left[index] * right[index]
-  return sum
-}
+export const cosine = (left: Float32Array, right: Float32Array): number => cosineAt(left, 0, right)
 
-/**
- * Rows by cosine, then id; a row stands where its best segment does. Vectors are decoded one after the other into the same
- * memory: with an array for each, collecting garbage was half of what a search cost this process.
- */
-export function ranked(found: readonly Stored[], question: Float32Array): Near[] {
+/** The cosines of vectors that were read by themselves. */
+export function* cosinesOf(found: readonly Stored[], question: Float32Array): Generator<Near> {
+  // Decoded one after the other into the same memory: an array for each was half of what a search cost this process.
   const vector = new Float32Array(question.length)
   const bytes = Buffer.from(vector.buffer)
-  const best = new Map<string, Near>()
   for (const { ref_id, container_id, vec } of found) {
     bytes.write(vec, 'base64')
-    const near = cosine(vector, question)
-    const known = best.get(ref_id)
-    if (!known || known.cosine < near) best.set(ref_id, { ref_id, container_id, cosine: near })
+    yield { ref_id, container_id, cosine: cosine(vector, question) }
+  }
+}
+
+/** Rows by cosine, then id; a row stands where its best segment does. */
+export function ranked(found: Iterable<Near>): Near[] {
+  const best = new Map<string, Near>()
+  for (const near of found) {
+    const known = best.get(near.ref_id)
+    if (!known || known.cosine < near.cosine) best.set(near.ref_id, near)
   }
   return [...best.values()].sort(
     (left, right) =>
