@@ -47,25 +47,6 @@ export async function memory(child: ChildProcess): Promise<number> {
   return Math.round(Number(/VmRSS:\s+(\d+)/.exec(status)?.[1]) / 1024)
 }
 
-const CLOCK_TICK_MS = 10
-
-/** Processor time that a process has taken, in ms; with `children` that of the processes below it too, ended ones included. */
-export async function processorTime(pid: number, options: { children?: boolean } = {}): Promise<number> {
-  const { readFile } = await import('node:fs/promises')
-  const stat = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '')
-  // Behind the name, which may hold anything: utime, stime, cutime, cstime.
-  const times = stat
-    .slice(stat.lastIndexOf(')') + 2)
-    .split(' ')
-    .slice(11, options.children ? 15 : 13)
-  let sum = times.reduce((total, ticks) => total + Number(ticks) * CLOCK_TICK_MS, 0)
-  if (options.children) {
-    const children = await readFile(`/proc/${pid}/task/${pid}/children`, 'utf8')
-    for (const child of children.trim().split(' ')) sum += await processorTime(Number(child))
-  }
-  return sum
-}
-
 type Sent = { method?: 'GET' | 'POST'; headers?: Record<string, string>; body?: string }
 
 async function rate(

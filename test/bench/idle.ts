@@ -1,5 +1,4 @@
 import type { ChildProcess } from 'node:child_process'
-import { readFile } from 'node:fs/promises'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 import { startDouble } from '../../src/local/double/server.ts'
@@ -8,6 +7,7 @@ import { client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { startCountingProxy } from './counting-proxy.ts'
 import { start } from './http.ts'
+import { processorTime } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -37,10 +37,11 @@ export async function run(seconds = 60): Promise<Row[]> {
     }
     await sleep(SETTLE_SECONDS * 1000)
 
+    const times = () => processes.map(({ pid }) => processorTime(pid as number))
     proxy.take()
-    const before = await Promise.all(processes.map(processorMs))
+    const before = times()
     await sleep(seconds * 1000)
-    const after = await Promise.all(processes.map(processorMs))
+    const after = times()
     const statements = proxy.take()
     const perSecond = (count: number) => Number((count / seconds).toFixed(2))
     const shares = after.map((ms, n) => (ms - before[n]) / (seconds * 10))
@@ -70,13 +71,6 @@ export async function run(seconds = 60): Promise<Row[]> {
     await double.close()
     await app.close()
   }
-}
-
-/** Processor time of all threads of a process, as the kernel of Linux counts it. */
-async function processorMs({ pid }: ChildProcess): Promise<number> {
-  const stat = await readFile(`/proc/${pid}/stat`, 'utf8')
-  const [user, system] = stat.slice(stat.lastIndexOf(')')).split(' ').slice(12, 14)
-  return (Number(user) + Number(system)) * 10
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {

@@ -5,7 +5,8 @@ import pg from 'pg'
 import { type Codes, nearestCodes } from '../../src/content/vectors/code-cache.ts'
 import { codeBits } from '../../src/content/vectors/codes.ts'
 import { client, type TestApp } from '../support/app.ts'
-import { processorTime, start } from './http.ts'
+import { start } from './http.ts'
+import { postmaster, processorTime } from './measure.ts'
 import type { Row } from './rows.ts'
 
 const CALLERS = 8
@@ -36,7 +37,10 @@ export async function underLoad(
     resource: [1, 2, 3, 4, 5].map(digit => `srn:${project}:document:/${digit}*`),
   }
   const tokens = { whole: await keyWith([]), half: await keyWith([{ statement: [half] }]) }
-  const postgres = await postmaster(app.databaseUrl)
+  const db = new pg.Client(app.databaseUrl)
+  await db.connect()
+  const postgres = await postmaster(db)
+  await db.end()
   const web = await start('src/web.ts', { ...env, LOG_LEVEL: 'info' })
   web.child.stdout?.resume()
   let asked = 0
@@ -58,13 +62,10 @@ export async function underLoad(
     return { answered, seconds: (performance.now() - started) / 1000 }
   }
   const measured = async (token: string) => {
-    const used = async () => [
-      await processorTime(web.child.pid as number),
-      await processorTime(postgres, { children: true }),
-    ]
-    const before = await used()
+    const used = () => [processorTime(web.child.pid as number), processorTime(postgres, { children: true })]
+    const before = used()
     const { answered, seconds } = await searches(token, ROUND_MS)
-    const after = await used()
+    const after = used()
     return {
       rate: answered / seconds,
       web: (after[0] - before[0]) / answered,
@@ -103,18 +104,6 @@ export async function underLoad(
     ]
   } finally {
     web.child.kill('SIGTERM')
-  }
-}
-
-/** The process that the server's processes are below; it runs on this machine. */
-async function postmaster(databaseUrl: string): Promise<number> {
-  const db = new pg.Client(databaseUrl)
-  await db.connect()
-  try {
-    const { rows } = await db.query(`select pg_read_file('postmaster.pid') as file`)
-    return Number.parseInt(rows[0].file, 10)
-  } finally {
-    await db.end()
   }
 }
 

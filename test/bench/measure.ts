@@ -1,39 +1,31 @@
-import { readdirSync, readFileSync } from 'node:fs'
+import { readFileSync } from 'node:fs'
 import type pg from 'pg'
 
 /** What work costs besides time: read before and after it. Processor times are in milliseconds. */
 
 const TICK_MS = 10
 
-/** Of a process: its own processor time, and that of the children it has waited for. */
-function times(pid: number | string): { parent: number; own: number; ended: number } {
-  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
-  // Behind the name, which may hold anything.
-  const fields = stat
-    .slice(stat.lastIndexOf(')') + 2)
-    .split(' ')
-    .map(Number)
-  return { parent: fields[1], own: (fields[11] + fields[12]) * TICK_MS, ended: (fields[13] + fields[14]) * TICK_MS }
+/** Of all threads of a process, as Linux counts it; with `children` that of the processes below it too, ended ones included. */
+export function processorTime(pid: number, { children = false } = {}): number {
+  let stat: string
+  try {
+    stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
+  } catch {
+    // A child that has ended meanwhile.
+    return 0
+  }
+  // Behind the name, which may hold anything: utime, stime, cutime, cstime.
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ')
+  const own = fields.slice(11, children ? 15 : 13).reduce((sum, ticks) => sum + Number(ticks) * TICK_MS, 0)
+  if (!children) return own
+  const below = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim()
+  return below.split(' ').reduce((sum, child) => sum + processorTime(Number(child)), own)
 }
 
-export const processorTime = (pid: number): number => times(pid).own
-
-/** Of a PostgreSQL server on this machine with all its processes; `db` is a superuser's connection. */
-export async function databaseTime(db: pg.Client): Promise<number> {
-  const { rows } = await db.query(`select split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int as pid`)
-  const postmaster: number = rows[0].pid
-  const { own, ended } = times(postmaster)
-  let total = own + ended
-  for (const entry of readdirSync('/proc')) {
-    if (!/^\d+$/.test(entry)) continue
-    try {
-      const child = times(entry)
-      if (child.parent === postmaster) total += child.own
-    } catch {
-      // It has ended meanwhile.
-    }
-  }
-  return total
+/** The process that the others of a PostgreSQL server on this machine are below; `db` is a superuser's connection. */
+export async function postmaster(db: pg.Client): Promise<number> {
+  const { rows } = await db.query(`select pg_read_file('postmaster.pid') as file`)
+  return Number.parseInt(rows[0].file, 10)
 }
 
 /** Bytes of the write-ahead log so far. */

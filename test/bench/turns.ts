@@ -7,7 +7,7 @@ import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { countStatements, memory, start } from './http.ts'
-import { databaseTime, percentile, processorTime, rounded, tableBytes, walBytes } from './measure.ts'
+import { percentile, postmaster, processorTime, rounded, tableBytes, walBytes } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -62,9 +62,10 @@ export async function run(seconds = 8): Promise<Row[]> {
       note: `${rounded(p50)} ms against ${rounded(floorP50)} ms`,
     })
 
-    const before = await costs(db, web.child.pid as number, worker.child.pid as number)
+    const pids = { PostgreSQL: await postmaster(db), worker: worker.child.pid as number, web: web.child.pid as number }
+    const before = costs(pids)
     const load = await together(agent, seconds)
-    const after = await costs(db, web.child.pid as number, worker.child.pid as number)
+    const after = costs(pids)
     const floorLoad = await together(least, seconds)
     rows.push({
       what: `waited turns, ${CALLERS} callers, of the floor`,
@@ -164,8 +165,8 @@ async function firstDeltas(target: Target, query = ''): Promise<number[]> {
   return taken
 }
 
-const costs = async (db: pg.Client, web: number, worker: number) => ({
-  PostgreSQL: await databaseTime(db),
+const costs = ({ PostgreSQL, worker, web }: { PostgreSQL: number; worker: number; web: number }) => ({
+  PostgreSQL: processorTime(PostgreSQL, { children: true }),
   worker: processorTime(worker),
   web: processorTime(web),
 })
