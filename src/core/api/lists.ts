@@ -82,49 +82,67 @@ export function parseTime(value: unknown): Date | null {
   return year >= 1 && year <= 9999 && day.getUTCDate() === Number(value.slice(8, 10)) ? time : null
 }
 
-/** Inclusive bounds on a time column. */
-export const between = (column: Fragment, page: Pick<Page, 'from' | 'to'>): Fragment =>
-  all([
-    page.from && sql.fragment`${column} >= ${page.from.toISOString()}::timestamptz`,
-    page.to && sql.fragment`${column} <= ${page.to.toISOString()}::timestamptz`,
-  ])
+/** Inclusive bounds on a time column; null without any. */
+export const between = (column: Fragment, { from, to }: Pick<Page, 'from' | 'to'>): Fragment | null =>
+  from || to
+    ? all([
+        from && sql.fragment`${column} >= ${from.toISOString()}::timestamptz`,
+        to && sql.fragment`${column} <= ${to.toISOString()}::timestamptz`,
+      ])
+    : null
 
 /**
- * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last
- * row. `from` is the table with its alias and joins, `order` must end in a unique column. With a `key`, its rows are
- * counted and sorted by it alone and read whole only for the page: counting 50,000 wide rows takes twice as long.
+ * What `row_counts` says of a table: how many rows a project has in it (of deliveries a webhook), or without one all of
+ * them. Exact in the statement that reads the rows.
+ */
+export const keptCount = (table: string, scope: string | null): Fragment => sql.fragment`(
+  select coalesce(sum(c.count), 0)::bigint from row_counts c
+  where c.table_name = ${table} and ${scope === null ? sql.fragment`true` : sql.fragment`c.scope = ${scope}`})`
+
+/**
+ * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last row. With
+ * a `key`, an index that has the order finds the page, and rows are read whole only for it. The total is counted apart from
+ * the page (`count(*) over ()` keeps the rows until the last one is counted: three times the cost), and only behind a full
+ * page; where nothing narrows the list, `kept` says it.
  */
 export async function page<Row>(
   context: { db: Queryable; page: Page },
   query: {
     columns: Fragment
+    /** The table with its alias and joins. */
     from: Fragment
-    where: (Fragment | null | undefined | false)[]
+    /** The rows that the list has without filters. */
+    rows?: Fragment
+    /** How many these are, where that is known without counting. */
+    kept?: Fragment | null | false
+    filters?: (Fragment | null | undefined | false)[]
+    /** The column that `from` and `to` bound. */
+    time?: Fragment
+    /** Ends in a unique column. */
     order: Fragment
     key?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
   const { limit, offset } = context.page
-  const { columns, from, key, order } = query
-  const where = all(query.where)
-  const part = (selected: Fragment) => sql.fragment`
-    select ${selected}, count(*) over () as page_total from ${from} where ${where} order by ${order} limit ${limit} offset ${offset}`
+  const { columns, from, rows: listed, kept, time, order, key } = query
+  const filters = [...(query.filters ?? []), time && between(time, context.page)]
+  const where = all([listed, ...filters])
+  const count = (!filters.some(Boolean) && kept) || sql.fragment`(select count(*) from ${from} where ${where})`
+  const total = sql.fragment`case when (select count(*) from page) = ${limit} then ${count} end as page_total`
+  const whole = key
+    ? sql.fragment`select ${columns}, ${total} from page join ${from} on ${key} = page_key order by ${order}`
+    : sql.fragment`select *, ${total} from page`
   // Untyped: the columns are the caller's, the total stands beside them.
-  const statement = key
-    ? sql.unsafe`
-        select ${columns}, page.page_total from (${part(sql.fragment`${key} as page_key`)}) as page
-        join ${from} on ${key} = page.page_key order by ${order}`
-    : sql.unsafe`${part(columns)}`
-  const rows = (await context.db.any(statement)) as readonly (Row & { page_total: number })[]
-  let total = rows[0]?.page_total ?? 0
-  if (rows.length === 0 && offset > 0)
-    total = await context.db.oneFirst(counting`select count(*) from ${from} where ${where}`)
-  const data = rows.map(row => {
-    const { page_total: _, ...rest } = row
-    return query.present(rest as unknown as Row)
-  })
-  return { data, total, limit, offset }
+  const rows = (await context.db.any(sql.unsafe`
+    with page as materialized (
+      select ${key ? sql.fragment`${key} as page_key` : columns} from ${from} where ${where}
+      order by ${order} limit ${limit} offset ${offset})
+    ${whole}`)) as readonly (Row & { page_total: number | null })[]
+  const behind = rows.length === 0 && offset > 0
+  const counted = behind ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
+  const data = rows.map(({ page_total: _, ...row }) => query.present(row as unknown as Row))
+  return { data, total: counted ?? offset + rows.length, limit, offset }
 }
 
 /** A page of values that are already in memory. */
@@ -134,33 +152,36 @@ export function pageOfArray<T>(items: readonly T[], { limit, offset }: Page): Pa
 
 /** The page of a list over a table aliased `t` that has project_id, id, created_at and, when the kind has them, tags. */
 export function listTable<Row>(
-  context: Pick<Context, 'db' | 'page' | 'visible'>,
+  context: Pick<Context, 'db' | 'page' | 'project' | 'visible' | 'seesAll'>,
   query: {
     table: string
+    /** The table's rows are counted in `row_counts` by project. */
+    countKept?: boolean
     columns?: Fragment
     tags?: boolean
     /** The kind has paths, and the table a column for them. */
     path?: boolean
-    where?: (Fragment | null | undefined | false)[]
+    filters?: (Fragment | null | undefined | false)[]
     order?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
+  const { table, countKept, filters, present } = query
+  const columns = {
+    project: sql.fragment`t.project_id`,
+    id: sql.fragment`t.id`,
+    ...(query.tags ? { tags: sql.fragment`t.tags` } : {}),
+    ...(query.path ? { path: sql.fragment`t.path` } : {}),
+  }
   return page<Row>(context, {
     columns: query.columns ?? sql.fragment`t.*`,
-    from: sql.fragment`${sql.identifier([query.table])} t`,
-    where: [
-      context.visible({
-        project: sql.fragment`t.project_id`,
-        id: sql.fragment`t.id`,
-        ...(query.tags ? { tags: sql.fragment`t.tags` } : {}),
-        ...(query.path ? { path: sql.fragment`t.path` } : {}),
-      }),
-      between(sql.fragment`t.created_at`, context.page),
-      ...(query.where ?? []),
-    ],
+    from: sql.fragment`${sql.identifier([table])} t`,
+    rows: context.visible(columns),
+    kept: countKept && context.seesAll(columns) && keptCount(table, context.project),
+    filters,
+    time: sql.fragment`t.created_at`,
     order: query.order ?? sql.fragment`t.created_at desc, t.id desc`,
     key: sql.fragment`t.id`,
-    present: query.present,
+    present,
   })
 }
