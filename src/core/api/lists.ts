@@ -99,11 +99,14 @@ export const keptCount = (table: string, scope: string | null): Fragment => sql.
   select coalesce(sum(c.count), 0)::bigint from row_counts c
   where c.table_name = ${table} and ${scope === null ? sql.fragment`true` : sql.fragment`c.scope = ${scope}`})`
 
+/** The offset from which finding the page reads so many rows that it pays to count in the same scan. */
+const DEEP_OFFSET = 10_000
+
 /**
  * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last row. With
  * a `key`, an index that has the order finds the page, and rows are read whole only for it. The total is counted apart from
- * the page (`count(*) over ()` keeps the rows until the last one is counted: three times the cost), and only behind a full
- * page; where nothing narrows the list, `kept` says it.
+ * the page (`count(*) over ()` keeps the rows until the last one is counted: up to five times the cost), and only where the
+ * page is full; where nothing narrows the list, `kept` says it.
  */
 export async function page<Row>(
   context: { db: Queryable; page: Page },
@@ -128,17 +131,25 @@ export async function page<Row>(
   const { columns, from, rows: listed, kept, time, order, key } = query
   const filters = [...(query.filters ?? []), time && between(time, context.page)]
   const where = all([listed, ...filters])
-  const count = (!filters.some(Boolean) && kept) || sql.fragment`(select count(*) from ${from} where ${where})`
-  const total = sql.fragment`case when (select count(*) from page) = ${limit} then ${count} end as page_total`
-  const whole = key
-    ? sql.fragment`select ${columns}, ${total} from page join ${from} on ${key} = page_key order by ${order}`
-    : sql.fragment`select *, ${total} from page`
+  const known = !filters.some(Boolean) && kept
+  const count = known || sql.fragment`(select count(*) from ${from} where ${where})`
+  const deep = key && !known && offset >= DEEP_OFFSET
+  const found = !key
+    ? columns
+    : deep
+      ? sql.fragment`${key} as page_key, count(*) over () as page_count`
+      : sql.fragment`${key} as page_key`
+  const total = deep
+    ? sql.fragment`page_count`
+    : sql.fragment`case (select count(*) from page) when ${limit} then ${count} end`
+  const read = key
+    ? sql.fragment`select ${columns}, ${total} as page_total from page join ${from} on ${key} = page_key order by ${order}`
+    : sql.fragment`select page.*, ${total} as page_total from page`
   // Untyped: the columns are the caller's, the total stands beside them.
   const rows = (await context.db.any(sql.unsafe`
     with page as materialized (
-      select ${key ? sql.fragment`${key} as page_key` : columns} from ${from} where ${where}
-      order by ${order} limit ${limit} offset ${offset})
-    ${whole}`)) as readonly (Row & { page_total: number | null })[]
+      select ${found} from ${from} where ${where} order by ${order} limit ${limit} offset ${offset}
+    ) ${read}`)) as readonly (Row & { page_total: number | null })[]
   const behind = rows.length === 0 && offset > 0
   const counted = behind ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
   const data = rows.map(({ page_total: _, ...row }) => query.present(row as unknown as Row))
