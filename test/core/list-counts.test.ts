@@ -293,16 +293,20 @@ describe('totals of lists', () => {
 
   it('are read without counting by callers who see the whole project, and by admins who see all of it', async () => {
     await fill(60, 'red')
-    const [{ all }] = await exec('select count(*)::int as all from actors')
-    for (const [as, expected] of [
-      [project.key, 60],
-      [app.admin, all],
-    ]) {
-      assert.equal(await total('/actors', as), expected)
-      const statement = app.statements.findLast(text => text.includes('from "actors" t')) ?? ''
-      assert.match(statement, /row_counts/)
-      assert.doesNotMatch(statement, /count\(\*\) from "actors"/)
-    }
+    for (const [path, table] of [
+      ['/actors', 'actors'],
+      ['/events', 'events'],
+      ['/audit-log', 'audit_entries'],
+      ['/generations', 'generations'],
+    ])
+      for (const as of [project.key, app.admin]) {
+        const column = as === app.admin ? 'true' : `project_id = '${project.id}'`
+        const [{ count }] = await exec(`select count(*)::int from ${table} where ${column}`)
+        assert.equal(await total(path, as), count)
+        const statement = app.statements.findLast(text => text.includes(`from "${table}" t`)) ?? ''
+        assert.match(statement, /row_counts/)
+        assert.doesNotMatch(statement, /count\(\*\) from "/)
+      }
     assert.equal(await total(`/actors?project_id=${project.id}`, app.admin), 60)
   })
 
