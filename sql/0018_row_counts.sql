@@ -45,6 +45,10 @@ end $$;
 -- cascade waited for. Audit entries outlive their project.
 create function drop_row_counts() returns trigger language plpgsql as $$
 begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'deletes of % need read committed: an older snapshot does not see every count', tg_table_name
+      using errcode = 'invalid_transaction_state';
+  end if;
   delete from row_counts where scope = old.id and table_name <> 'audit_entries';
   return null;
 end $$;

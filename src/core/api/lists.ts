@@ -102,11 +102,14 @@ export const keptCount = (table: string, scope: string | null): Fragment => sql.
 /** The offset from which finding the page reads so many rows that it pays to count in the same scan. */
 const DEEP_OFFSET = 10_000
 
+/** Keys read beyond the page before what is behind it is counted: few matches among many rows take one scan, not two. */
+const LOOK_AHEAD = 1_000
+
 /**
  * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last row. With
  * a `key`, an index that has the order finds the page, and rows are read whole only for it. The total is counted apart from
- * the page (`count(*) over ()` keeps the rows until the last one is counted: up to five times the cost), and only where the
- * page is full; where nothing narrows the list, `kept` says it.
+ * the page (`count(*) over ()` keeps the rows until the last one is counted: up to five times the cost), and only where more
+ * follows; where nothing narrows the list, `kept` says it.
  */
 export async function page<Row>(
   context: { db: Queryable; page: Page },
@@ -134,26 +137,28 @@ export async function page<Row>(
   const known = !filters.some(Boolean) && kept
   const count = known || sql.fragment`(select count(*) from ${from} where ${where})`
   const deep = key && !known && offset >= DEEP_OFFSET
-  const found = !key
+  const most = key && !known && !deep ? limit + LOOK_AHEAD : limit
+  const selected = !key
     ? columns
     : deep
       ? sql.fragment`${key} as page_key, count(*) over () as page_count`
       : sql.fragment`${key} as page_key`
   const total = deep
     ? sql.fragment`page_count`
-    : sql.fragment`case (select count(*) from page) when ${limit} then ${count} end`
-  const read = key
-    ? sql.fragment`select ${columns}, ${total} as page_total from page join ${from} on ${key} = page_key order by ${order}`
-    : sql.fragment`select page.*, ${total} as page_total from page`
+    : sql.fragment`(select case count(*) when ${most} then ${count} else ${offset} + count(*) end from found)`
+  const shown = key
+    ? sql.fragment`select ${columns}, ${total} as page_total from (select * from found limit ${limit}) page
+        join ${from} on ${key} = page_key order by ${order}`
+    : sql.fragment`select found.*, ${total} as page_total from found`
   // Untyped: the columns are the caller's, the total stands beside them.
   const rows = (await context.db.any(sql.unsafe`
-    with page as materialized (
-      select ${found} from ${from} where ${where} order by ${order} limit ${limit} offset ${offset}
-    ) ${read}`)) as readonly (Row & { page_total: number | null })[]
-  const behind = rows.length === 0 && offset > 0
-  const counted = behind ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
+    with found as materialized (
+      select ${selected} from ${from} where ${where} order by ${order} limit ${most} offset ${offset}
+    ) ${shown}`)) as readonly (Row & { page_total: number })[]
+  const beyond = rows.length === 0 && offset > 0
+  const counted = beyond ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
   const data = rows.map(({ page_total: _, ...row }) => query.present(row as unknown as Row))
-  return { data, total: counted ?? offset + rows.length, limit, offset }
+  return { data, total: counted ?? 0, limit, offset }
 }
 
 /** A page of values that are already in memory. */
