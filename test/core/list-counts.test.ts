@@ -13,7 +13,7 @@ const root = path.resolve(import.meta.dirname, '../..')
 const WRITES = Number(process.env.LIST_COUNT_WRITES ?? 3000)
 const PROCESSES = 4
 const CONNECTIONS = 4
-const KILLS = 12
+const KILLS = Math.ceil(WRITES / 250)
 
 /** Tables whose rows are counted, with the column that they are counted by. */
 const COUNTED = {
