@@ -24,10 +24,11 @@ app.get('/actors/:id', async (req, res) => {
 })
 
 app.get('/actors', async (req, res) => {
-  res.json(
-    await pool.any(sql.unsafe`
-      select * from actors where project_id = ${String(req.query.project_id)} order by created_at desc, id desc limit 50`),
-  )
+  const project = String(req.query.project_id)
+  const rows = (await pool.any(sql.unsafe`
+    select t.*, (select sum(count)::bigint from row_counts where scope = ${project} and table_name = 'actors') as total
+    from actors t where project_id = ${project} order by created_at desc, id desc limit 50`)) as { total: number }[]
+  res.json({ data: rows.map(({ total: _, ...row }) => row), total: rows[0].total, limit: 50, offset: 0 })
 })
 
 // The row, its event and its audit entry, one statement each in one transaction.

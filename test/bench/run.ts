@@ -13,11 +13,13 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names]`: every benchmark, or those named (http, files, turns, queue, fairness, deliveries, knowledge,
- * ingestion, idle). All numbers of a run come from one machine at one time; ratios are against a floor measured beside them.
+ * `npm run bench [names]`: every benchmark, or those named (http, lists, files, turns, queue, fairness, deliveries,
+ * knowledge, ingestion, idle). All numbers of a run come from one machine at one time; ratios are against a floor measured
+ * beside them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),
+  lists: async () => (await import('./lists.ts')).run(),
   files: async () => (await import('./files.ts')).run(),
   turns: async () => (await import('./turns.ts')).run(),
   queue: async () => (await import('./queue.ts')).run(),

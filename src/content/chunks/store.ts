@@ -109,7 +109,7 @@ export async function listChunks(context: Pick<Context, 'db' | 'page' | 'service
     columns: sql.fragment`t.id, t.chunk_index, t.page_number, t.char_start, t.char_end, t.content,
       ${hasVector(SOURCES.document, sql.fragment`t.id`, space?.id ?? 0)} as embedded`,
     from: sql.fragment`document_chunks t`,
-    where: [sql.fragment`t.document_id = ${documentId}`],
+    rows: sql.fragment`t.document_id = ${documentId}`,
     order: sql.fragment`t.chunk_index`,
     // Texts and lookups are those of the page alone, whatever the document has.
     key: sql.fragment`t.id`,

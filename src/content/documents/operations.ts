@@ -3,7 +3,7 @@ import type { Config } from '../../config.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { etagOf, namesTag } from '../../core/api/etag.ts'
 import { filter, oneOf, tagged } from '../../core/api/filters.ts'
-import { between, booleanQuery, page, pageOf } from '../../core/api/lists.ts'
+import { booleanQuery, page, pageOf } from '../../core/api/lists.ts'
 import { answer, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { replacedTags, tagOperations } from '../../core/api/tags.ts'
@@ -212,7 +212,8 @@ const listDocumentVersions = itemOperation(documentKind, {
       columns: sql.fragment`v.document_id, v.version, v.tombstone, v.title, v.path, v.metadata, v.tags, v.chunk_strategy,
         v.chunk_unit, v.chunk_size, v.chunk_overlap, v.created_by, v.created_at`,
       from: sql.fragment`document_versions v`,
-      where: [sql.fragment`v.document_id = ${context.resource.id}`, between(sql.fragment`v.created_at`, context.page)],
+      rows: sql.fragment`v.document_id = ${context.resource.id}`,
+      time: sql.fragment`v.created_at`,
       order: sql.fragment`v.version desc`,
       present: row => row,
     }),

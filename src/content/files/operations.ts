@@ -159,7 +159,6 @@ const listFileDependents = itemOperation(fileKind, {
     return page<{ type: string; id: string }>(context, {
       columns: sql.fragment`r.type, r.id`,
       from: sql.fragment`${references} as r`,
-      where: [],
       order: sql.fragment`r.type, r.id`,
       present: ({ type, id }) => ({ resource_type: type, resource_id: id }),
     })

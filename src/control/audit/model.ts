@@ -101,6 +101,7 @@ export const auditEntryKind = kind({
   plural: 'audit_entries',
   prefix: 'audit',
   table: 'audit_entries',
+  countKept: true,
   counted: false,
   record: AuditEntry,
 })

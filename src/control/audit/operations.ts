@@ -103,7 +103,7 @@ export const auditOperations: Operation[] = [
     action: 'audit:ListAuditEntries',
     pageSize: { default: 25, max: 200 },
     filters,
-    where: ({ caller }) => [!seesGlobal(caller) && sql.fragment`t.project_id is not null`],
+    where: ({ caller, project }) => [project === null && !seesGlobal(caller) && sql.fragment`t.project_id is not null`],
   }),
   exportEntries,
   verify,

@@ -32,6 +32,7 @@ export const eventKind = kind({
   name: 'event',
   prefix: 'evt',
   table: 'events',
+  countKept: true,
   counted: false,
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: Event,

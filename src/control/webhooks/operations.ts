@@ -3,7 +3,7 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { equals, filterConditions, filterSchema, flag, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf, srn } from '../../core/api/kind.ts'
-import { between, page, pageOf, parseTime } from '../../core/api/lists.ts'
+import { keptCount, page, pageOf, parseTime } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { makeEvent } from '../../core/db/events.ts'
@@ -105,13 +105,15 @@ const listDeliveries = operation({
     return page<DeliveryRow>(context, {
       columns: deliveryKind.columns,
       from: sql.fragment`webhook_deliveries t`,
-      where: [
-        sql.fragment`t.webhook_id = ${owner.id}`,
-        context.project !== null && sql.fragment`t.project_id = ${context.project}`,
+      rows: sql.fragment`t.webhook_id = ${owner.id}`,
+      kept: keptCount(deliveryKind.table, owner.id),
+      filters: [
+        context.project !== null && context.project !== owner.project_id && sql.fragment`false`,
         ...filterConditions(deliveryFilters, query),
-        between(sql.fragment`t.created_at`, context.page),
       ],
+      time: sql.fragment`t.created_at`,
       order: sql.fragment`t.created_at desc, t.id desc`,
+      key: sql.fragment`t.id`,
       present: deliveryKind.present,
     })
   },

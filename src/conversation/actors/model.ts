@@ -41,6 +41,7 @@ export const actorKind = kind({
   name: 'actor',
   prefix: 'actor',
   table: 'actors',
+  countKept: true,
   missing: 'ACTOR_NOT_FOUND',
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'null' }],
   record: Actor,

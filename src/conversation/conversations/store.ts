@@ -163,21 +163,36 @@ export type MessageFilter = {
   before_position?: number
 }
 
-/** A page of messages in order, with their texts; conversation_messages_position serves it. */
+/** A page of messages in order, with their texts. */
 export const listMessages = (context: { db: Queryable; page: Page }, conversationId: string, filter: MessageFilter) =>
-  page<MessageRow>(context, {
+  messagePage<MessageRow>(context, conversationId, {
     columns: messageColumns,
     from: messageTables,
-    where: [
-      sql.fragment`m.conversation_id = ${conversationId}`,
+    filters: [
       filter.role && sql.fragment`m.role = any(${sql.array([...filter.role], 'text')})`,
       filter.actor_id !== undefined && sql.fragment`m.actor_id = ${filter.actor_id}`,
       filter.after_position !== undefined && sql.fragment`m.position > ${filter.after_position}`,
       filter.before_position !== undefined && sql.fragment`m.position < ${filter.before_position}`,
-      context.page.from && sql.fragment`m.created_at >= ${context.page.from.toISOString()}::timestamptz`,
-      context.page.to && sql.fragment`m.created_at <= ${context.page.to.toISOString()}::timestamptz`,
     ],
+  })
+
+/**
+ * A page of messages `m` in order; conversation_messages_position serves it. How many there are is written with them, under
+ * lockConversation.
+ */
+export const messagePage = <Row>(
+  context: { db: Queryable; page: Page },
+  conversationId: string,
+  query: Pick<Parameters<typeof page<Row>>[1], 'columns' | 'from' | 'filters'>,
+) =>
+  page<Row>(context, {
+    ...query,
+    rows: sql.fragment`m.conversation_id = ${conversationId}`,
+    kept: sql.fragment`(select message_count from conversations where id = ${conversationId})`,
+    time: sql.fragment`m.created_at`,
     order: sql.fragment`m.position`,
+    // A message has no id of its own.
+    key: sql.fragment`m.ctid`,
     present: row => row,
   })
 

@@ -1,12 +1,13 @@
 import { z } from 'zod'
 import { contains, equals, filter, tagged } from '../../core/api/filters.ts'
 import type { Kind } from '../../core/api/kind.ts'
-import { anyOf, between, listTable, page, pageOf } from '../../core/api/lists.ts'
+import { anyOf, listTable, pageOf } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
+import { messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedTurn, TurnResult } from '../turns/result.ts'
 import { cancelSession } from './cancel.ts'
@@ -76,18 +77,11 @@ const listMessages = itemOperation(sessionKind, {
   paged: true,
   query: z.object({ role: anyOf(['user', 'assistant']).describe('One role or several, by repeating it') }),
   answers: { 200: pageOf(SessionMessage) },
-  // conversation_messages_position serves the order.
   run: context =>
-    page<z.output<typeof SessionMessage>>(context, {
+    messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
       columns: messageColumns,
       from: messageTables,
-      where: [
-        sql.fragment`m.conversation_id = ${context.resource.conversation_id}`,
-        context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
-        between(sql.fragment`m.created_at`, context.page),
-      ],
-      order: sql.fragment`m.position`,
-      present: row => row,
+      filters: [context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`],
     }),
 })
 
@@ -106,7 +100,7 @@ const listForks = itemOperation(sessionKind, {
       table: sessionKind.table,
       columns: sessionKind.columns,
       tags: true,
-      where: [sql.fragment`t.forked_from_session_id = ${context.resource.id}`],
+      filters: [sql.fragment`t.forked_from_session_id = ${context.resource.id}`],
       present: sessionKind.present,
     }),
 })

@@ -41,6 +41,8 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   missing: ErrorCode
   /** Rows that a project shows as its dependents when it is deleted; false for what goes silently. */
   counted: boolean
+  /** Triggers keep the number of its rows by project in `row_counts`. */
+  countKept: boolean
   /** Ids that were not made by `newId`: rows that ship with the deployment. */
   fixedIds: readonly string[]
   references: readonly Reference[]
@@ -95,6 +97,7 @@ type Naming<Row extends KindRow, Event extends string> = {
   notFound?: ErrorCode
   missing?: ErrorCode
   counted?: boolean
+  countKept?: boolean
   fixedIds?: readonly string[]
   /**
    * Transactions refer to its rows all the time, as all that write in a project do. They would starve a FOR UPDATE, so its
@@ -191,6 +194,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
     notFound: declaration.notFound ?? 'RESOURCE_NOT_FOUND',
     missing: declaration.missing ?? 'RESOURCE_NOT_FOUND',
     counted: declaration.counted ?? true,
+    countKept: declaration.countKept ?? false,
     fixedIds: declaration.fixedIds ?? [],
     references: declaration.references ?? [],
     events: declaration.events ?? [],

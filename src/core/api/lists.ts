@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, counting, type Fragment, type Queryable, sql } from '../db/sql.ts'
+import { all, counting, type Fragment, type Queryable, rawFragment, sql } from '../db/sql.ts'
 import { invalid, type Problem } from './errors.ts'
 import type { Context, Page } from './operation.ts'
 
@@ -82,49 +82,93 @@ export function parseTime(value: unknown): Date | null {
   return year >= 1 && year <= 9999 && day.getUTCDate() === Number(value.slice(8, 10)) ? time : null
 }
 
-/** Inclusive bounds on a time column. */
-export const between = (column: Fragment, page: Pick<Page, 'from' | 'to'>): Fragment =>
-  all([
-    page.from && sql.fragment`${column} >= ${page.from.toISOString()}::timestamptz`,
-    page.to && sql.fragment`${column} <= ${page.to.toISOString()}::timestamptz`,
-  ])
+/** Inclusive bounds on a time column; null without any. */
+export const between = (column: Fragment, { from, to }: Pick<Page, 'from' | 'to'>): Fragment | null =>
+  from || to
+    ? all([
+        from && sql.fragment`${column} >= ${from.toISOString()}::timestamptz`,
+        to && sql.fragment`${column} <= ${to.toISOString()}::timestamptz`,
+      ])
+    : null
 
 /**
- * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last
- * row. `from` is the table with its alias and joins, `order` must end in a unique column. With a `key`, its rows are
- * counted and sorted by it alone and read whole only for the page: counting 50,000 wide rows takes twice as long.
+ * What `row_counts` says of a table: how many rows a project has in it (of deliveries a webhook), or without one all of
+ * them. Exact in the statement that reads the rows.
+ */
+export const keptCount = (table: string, scope: string | null): Fragment => sql.fragment`(
+  select coalesce(sum(c.count), 0)::bigint from row_counts c
+  where c.table_name = ${table} and ${scope === null ? sql.fragment`true` : sql.fragment`c.scope = ${scope}`})`
+
+/** The offset from which finding the page reads so many rows that it pays to count in the same scan. */
+const DEEP_OFFSET = 10_000
+
+/** Rows that may be read beyond the page at next to no cost. */
+const NEAR = 1_000
+const NEAR_TEXT = rawFragment(String(NEAR))
+
+/**
+ * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last row. Where
+ * nothing narrows the list, `kept` says the total. Else it is counted, apart from the page (`count(*) over ()` keeps the rows
+ * until the last one is counted: up to five times the cost). With a `key`, an index that has the order finds the page, and
+ * rows are read whole only for it.
  */
 export async function page<Row>(
   context: { db: Queryable; page: Page },
   query: {
     columns: Fragment
+    /** The table with its alias and joins. */
     from: Fragment
-    where: (Fragment | null | undefined | false)[]
+    /** The rows that the list has without filters. */
+    rows?: Fragment
+    /** How many these are, where that is known without counting. */
+    kept?: Fragment | null | false
+    filters?: (Fragment | null | undefined | false)[]
+    /** The column that `from` and `to` bound. */
+    time?: Fragment
+    /** Ends in a unique column. */
     order: Fragment
     key?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
   const { limit, offset } = context.page
-  const { columns, from, key, order } = query
-  const where = all(query.where)
-  const part = (selected: Fragment) => sql.fragment`
-    select ${selected}, count(*) over () as page_total from ${from} where ${where} order by ${order} limit ${limit} offset ${offset}`
+  const { columns, from, rows: listed, kept, time, order, key } = query
+  const filters = [...(query.filters ?? []), time && between(time, context.page)]
+  const where = all([listed, ...filters])
+  const known = !filters.some(Boolean) && kept
+  const count = known || sql.fragment`(select count(*) from ${from} where ${where})`
+  const bounds = sql.fragment`where ${where} order by ${order} limit`
+  const read = sql.fragment`select ${columns}, ${count} as page_total from ${from}`
+  // Keys pay for themselves only where rows are skipped or counted. The bound in the text tells a prepared plan how few rows
+  // it is about: without it, planning each time takes as long as the page.
+  const statement =
+    known && offset + limit <= NEAR
+      ? sql.fragment`select * from (${read} ${bounds} ${NEAR_TEXT}) page limit ${limit} offset ${offset}`
+      : key
+        ? byKeys(key)
+        : sql.fragment`${read} ${bounds} ${limit} offset ${offset}`
   // Untyped: the columns are the caller's, the total stands beside them.
-  const statement = key
-    ? sql.unsafe`
-        select ${columns}, page.page_total from (${part(sql.fragment`${key} as page_key`)}) as page
-        join ${from} on ${key} = page.page_key order by ${order}`
-    : sql.unsafe`${part(columns)}`
-  const rows = (await context.db.any(statement)) as readonly (Row & { page_total: number })[]
-  let total = rows[0]?.page_total ?? 0
-  if (rows.length === 0 && offset > 0)
-    total = await context.db.oneFirst(counting`select count(*) from ${from} where ${where}`)
-  const data = rows.map(row => {
-    const { page_total: _, ...rest } = row
-    return query.present(rest as unknown as Row)
-  })
-  return { data, total, limit, offset }
+  const rows = (await context.db.any(sql.unsafe`${statement}`)) as readonly (Row & { page_total: number })[]
+  const beyond = rows.length === 0 && offset > 0
+  const total = beyond ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
+  const data = rows.map(({ page_total: _, ...row }) => query.present(row as unknown as Row))
+  return { data, total: total ?? 0, limit, offset }
+
+  /** Looks ahead of the page before it counts: few matches among many rows take one scan, not two. */
+  function byKeys(key: Fragment): Fragment {
+    const deep = !known && offset >= DEEP_OFFSET
+    const most = known || deep ? limit : limit + NEAR
+    const counted = deep
+      ? sql.fragment`page_count`
+      : sql.fragment`(select case count(*) when ${most} then ${count} else ${offset} + count(*) end from found)`
+    return sql.fragment`
+      with found as materialized (
+        select ${key} as page_key ${deep ? sql.fragment`, count(*) over () as page_count` : sql.fragment``}
+        from ${from} ${bounds} ${most} offset ${offset}
+      )
+      select ${columns}, ${counted} as page_total from (select * from found limit ${limit}) page
+      join ${from} on ${key} = page_key order by ${order}`
+  }
 }
 
 /** A page of values that are already in memory. */
@@ -134,33 +178,36 @@ export function pageOfArray<T>(items: readonly T[], { limit, offset }: Page): Pa
 
 /** The page of a list over a table aliased `t` that has project_id, id, created_at and, when the kind has them, tags. */
 export function listTable<Row>(
-  context: Pick<Context, 'db' | 'page' | 'visible'>,
+  context: Pick<Context, 'db' | 'page' | 'project' | 'visible' | 'seesAll'>,
   query: {
     table: string
+    /** The table's rows are counted in `row_counts` by project. */
+    countKept?: boolean
     columns?: Fragment
     tags?: boolean
     /** The kind has paths, and the table a column for them. */
     path?: boolean
-    where?: (Fragment | null | undefined | false)[]
+    filters?: (Fragment | null | undefined | false)[]
     order?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
+  const { table, countKept, filters, present } = query
+  const columns = {
+    project: sql.fragment`t.project_id`,
+    id: sql.fragment`t.id`,
+    ...(query.tags ? { tags: sql.fragment`t.tags` } : {}),
+    ...(query.path ? { path: sql.fragment`t.path` } : {}),
+  }
   return page<Row>(context, {
     columns: query.columns ?? sql.fragment`t.*`,
-    from: sql.fragment`${sql.identifier([query.table])} t`,
-    where: [
-      context.visible({
-        project: sql.fragment`t.project_id`,
-        id: sql.fragment`t.id`,
-        ...(query.tags ? { tags: sql.fragment`t.tags` } : {}),
-        ...(query.path ? { path: sql.fragment`t.path` } : {}),
-      }),
-      between(sql.fragment`t.created_at`, context.page),
-      ...(query.where ?? []),
-    ],
+    from: sql.fragment`${sql.identifier([table])} t`,
+    rows: context.visible(columns),
+    kept: countKept && context.seesAll(columns) && keptCount(table, context.project),
+    filters,
+    time: sql.fragment`t.created_at`,
     order: query.order ?? sql.fragment`t.created_at desc, t.id desc`,
     key: sql.fragment`t.id`,
-    present: query.present,
+    present,
   })
 }

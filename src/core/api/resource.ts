@@ -102,12 +102,13 @@ export function resource<Row extends KindRow, Event extends string>(
         answers: { 200: pageOf(entry ?? kind.record) },
         ...(more as object),
         run: context =>
-          listTable<Row>(visible ? { ...context, visible: () => visible(context) } : context, {
+          listTable<Row>(visible ? { ...context, visible: () => visible(context), seesAll: () => false } : context, {
             table: kind.table,
+            countKept: kind.countKept,
             columns: entry ? selectList(names) : kind.columns,
             tags: kind.tags,
             path: kind.path !== undefined,
-            where: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
+            filters: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
             order,
             present: entry ? row => picked(row, names) : present,
           }),

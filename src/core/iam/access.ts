@@ -4,7 +4,7 @@ import type { AllowTarget } from '../api/operation.ts'
 import { type Fragment, sql } from '../db/sql.ts'
 import { type Caller, facts, isAdmin } from './caller.ts'
 import { couldAllow, decide, projectVisible } from './decide.ts'
-import { listPossible, listProjects, rowFilter } from './row-filter.ts'
+import { listPossible, listProjects, type RowColumns, rowFilter } from './row-filter.ts'
 
 /** What a decision is about: a row, or everything of a kind in a project (creates), there at a path when one is known. */
 export type Target = AllowTarget & { requestTags?: Record<string, string> }
@@ -65,20 +65,21 @@ export function adminGate(caller: Caller, action: string, target: Target | null)
   return caller.layers.length === 0 || (target === null ? mayEver(caller, action) : permitted(caller, action, target))
 }
 
+type RowRequest = { action: string; type: string; project: string | null }
+
+const permittedRows = (caller: Caller, { action, type, project }: RowRequest, columns: RowColumns) =>
+  rowFilter(caller.layers, { action, type, facts: facts(caller), projectId: project ?? undefined }, columns)
+
+/** Whether policies leave no row out of a list of the project, or of the deployment where none is named. */
+export const seesAll = (caller: Caller, request: RowRequest, columns: RowColumns): boolean =>
+  permittedRows(caller, request, columns) === true
+
 /** The rows of a list the caller may see, as a condition over the row's columns. */
-export function visibleRows(
-  caller: Caller,
-  request: { action: string; type: string; project: string | null },
-  columns: { project: Fragment; id: Fragment; path?: Fragment; tags?: Fragment },
-): Fragment {
+export function visibleRows(caller: Caller, request: RowRequest, columns: RowColumns): Fragment {
   const { project } = request
   const parts: Fragment[] = []
   if (project !== null) parts.push(sql.fragment`${columns.project} = ${project}`)
-  const filter = rowFilter(
-    caller.layers,
-    { action: request.action, type: request.type, facts: facts(caller), projectId: project ?? undefined },
-    columns,
-  )
+  const filter = permittedRows(caller, request, columns)
   if (filter === false) return sql.fragment`false`
   if (filter !== true) parts.push(sql.fragment`(${filter})`)
   return parts.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(parts, sql.fragment` and `)}`

@@ -4,7 +4,7 @@ import { parsePage } from '../api/lists.ts'
 import type { Context } from '../api/operation.ts'
 import { checkStorable, parse } from '../api/validate.ts'
 import type { Tx } from '../db/write.ts'
-import { permitted, targetName, visibleRows } from '../iam/access.ts'
+import { permitted, seesAll, targetName, visibleRows } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { entryOf } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
@@ -56,6 +56,7 @@ export function contextOf(
     audit.additional_checks.push({ action, resource: targetName(target), allowed })
     return allowed
   }
+  const listed = { action: operation.action as string, type: operation.kind?.name ?? '*', project: inv.project }
   return {
     caller,
     params: call.params,
@@ -65,12 +66,8 @@ export function contextOf(
     prepared: undefined,
     project: inv.project,
     page,
-    visible: columns =>
-      visibleRows(
-        caller,
-        { action: operation.action as string, type: operation.kind?.name ?? '*', project: inv.project },
-        columns,
-      ),
+    visible: columns => visibleRows(caller, listed, columns),
+    seesAll: columns => seesAll(caller, listed, columns),
     db,
     tx: undefined as unknown as Tx,
     services,

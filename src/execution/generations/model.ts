@@ -161,6 +161,7 @@ export const generationKind = kind({
   name: 'generation',
   prefix: 'gen',
   table: 'generations',
+  countKept: true,
   notFound: 'GENERATION_NOT_FOUND',
   missing: 'GENERATION_NOT_FOUND',
   references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
-import { between, page } from '../../core/api/lists.ts'
+import { page } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
 import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
@@ -41,7 +41,7 @@ export const listUserPolicies = (db: Queryable, bounds: Page, userId: string) =>
     {
       columns: policyKind.columns,
       from: sql.fragment`user_policies a join policies t on t.id = a.policy_id`,
-      where: [sql.fragment`a.user_id = ${userId}`],
+      rows: sql.fragment`a.user_id = ${userId}`,
       order: sql.fragment`a.position, t.id`,
       present: policyKind.present,
     },
@@ -85,7 +85,6 @@ export const listAttachments = (db: Queryable, bounds: Page, policyId: string) =
     {
       columns: sql.fragment`t.type, t.id`,
       from: attachments(policyId),
-      where: [],
       order: sql.fragment`t.type, t.id`,
       present: attachment => attachment,
     },
@@ -107,7 +106,8 @@ export const listPolicyVersions = (db: Queryable, bounds: Page, policyId: string
     {
       columns: versionColumns,
       from: sql.fragment`policy_versions t`,
-      where: [sql.fragment`t.policy_id = ${policyId}`, between(sql.fragment`t.created_at`, bounds)],
+      rows: sql.fragment`t.policy_id = ${policyId}`,
+      time: sql.fragment`t.created_at`,
       order: sql.fragment`t.version desc`,
       present: version => version,
     },

@@ -75,7 +75,6 @@ export const secretOperations: Operation[] = [
       return page<ReferenceEntry>(context, {
         columns: sql.fragment`r.type, r.id, r.field`,
         from: sql.fragment`${relation} r`,
-        where: [],
         order: sql.fragment`r.id desc, r.field`,
         present: row => row,
       })
