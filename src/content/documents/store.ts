@@ -1,7 +1,10 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PageStarts } from '../chunks/pages.ts'
+import { type ChunkOptions, chunkParts, type NewChunk } from '../chunks/store.ts'
+import { type FileRow, pathTaken } from '../files/model.ts'
+import { fileInsert, type NewFile } from '../files/store.ts'
 import { type Author, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
 
 const id = sql.type(z.object({ id: z.string() }))
@@ -40,32 +43,77 @@ export async function insertDocument(
   row: NewDocument,
   { text: content = null, created_by }: { text?: string | null; created_by: Author | null },
 ): Promise<DocumentRow> {
-  const textVersion = content === null ? null : 1
   const made = await db.maybeOne(documentKind.sql`
-    with made as (
-      insert into documents (id, project_id, file_id, kind, status, text_version, path, filename, content_type, size, title,
-        metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, chunk_count, embedded_chunks, total_chunks,
-        total_pages, embed_since)
-      values (${row.id}, ${row.project_id}, ${row.file_id}, ${row.kind}, ${row.status}, ${textVersion}, ${row.path},
-        ${row.filename}, ${row.content_type}, ${row.size}, ${row.title}, ${jsonb(row.metadata)}, ${jsonb(row.tags)},
-        ${row.chunk_strategy}, ${row.chunk_unit}, ${row.chunk_size}, ${row.chunk_overlap}, ${row.chunk_count ?? 0},
-        ${row.embedded_chunks ?? 0}, ${row.total_chunks ?? null}, ${row.total_pages ?? null},
-        ${row.embed_since ?? null}::timestamptz)
-      on conflict (file_id) do nothing
-      returning *
-    ), stored as (
-      insert into document_texts (document_id, content) select id, ${content}::text from made where ${content !== null}
-    ), versioned as (
-      insert into document_versions (document_id, version, title, path, metadata, tags, chunk_strategy, chunk_unit,
-        chunk_size, chunk_overlap, text_version, created_by)
-      select id, version, title, path, metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, text_version,
-        ${jsonb(created_by)}
-      from made
-    )
+    with ${sql.join(documentParts(row, { content, created_by }), sql.fragment`, `)}
     select * from made`)
   if (made) return made
   const document_id = await documentOfFile(db, row.file_id)
   return raise('FILE_ALREADY_INGESTED', { meta: { file_id: row.file_id, document_id } })
+}
+
+/**
+ * Inserts a document of a text with all that belongs to it, in one statement: its file, version 1, the text, and its
+ * chunks. Raises NAME_CONFLICT with `meta { path }` when files_path has its path already.
+ */
+export async function insertTextDocument(
+  db: Queryable,
+  made: { file: NewFile & { sha256: Buffer }; row: NewDocument; text: string; created_by: Author },
+  chunks: readonly NewChunk[],
+  options: ChunkOptions,
+): Promise<{ file: FileRow; document: DocumentRow }> {
+  const { file, row, text: content, created_by } = made
+  const owner = { project_id: row.project_id, document_id: row.id }
+  const parts = chunkParts(owner, chunks, options, sql.fragment`exists (select from made)`)
+  const ctes = [
+    sql.fragment`filed as (${fileInsert(file)} returning id)`,
+    ...documentParts(row, {
+      content,
+      created_by,
+      space_id: options.space?.id,
+      guard: sql.fragment`exists (select from filed)`,
+    }),
+    ...parts.ctes,
+  ]
+  const document = await db.maybeOne(documentKind.sql`with ${sql.join(ctes, sql.fragment`, `)} select * from made`)
+  if (!document) return pathTaken(file.path)
+  await parts.insertRest(db)
+  const { created_at, updated_at } = document
+  const sha256 = file.sha256.toString('hex')
+  return { file: { ...file, sha256, document_id: row.id, created_at, updated_at }, document }
+}
+
+/**
+ * The ctes that insert a document, as `made`, with its version 1 and the text it has already, where a condition holds;
+ * nothing when documents_file_id_key has its file.
+ */
+function documentParts(
+  row: NewDocument,
+  more: { content: string | null; created_by: Author | null; space_id?: number; guard?: Fragment },
+): Fragment[] {
+  const { content, created_by, space_id = 0, guard = sql.fragment`true` } = more
+  const textVersion = content === null ? null : 1
+  return [
+    sql.fragment`made as (
+      insert into documents (id, project_id, file_id, kind, status, text_version, path, filename, content_type, size, title,
+        metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, chunk_count, embedded_chunks, total_chunks,
+        total_pages, embed_since, space_id)
+      select ${row.id}, ${row.project_id}, ${row.file_id}, ${row.kind}, ${row.status}, ${textVersion}, ${row.path},
+        ${row.filename}, ${row.content_type}, ${row.size}, ${row.title}, ${jsonb(row.metadata)}, ${jsonb(row.tags)},
+        ${row.chunk_strategy}, ${row.chunk_unit}, ${row.chunk_size}, ${row.chunk_overlap}, ${row.chunk_count ?? 0},
+        ${row.embedded_chunks ?? 0}, ${row.total_chunks ?? null}, ${row.total_pages ?? null},
+        ${row.embed_since ?? null}::timestamptz, ${space_id}
+      where ${guard}
+      on conflict (file_id) do nothing
+      returning *)`,
+    sql.fragment`stored as (
+      insert into document_texts (document_id, content) select id, ${content}::text from made where ${content !== null})`,
+    sql.fragment`versioned as (
+      insert into document_versions (document_id, version, title, path, metadata, tags, chunk_strategy, chunk_unit,
+        chunk_size, chunk_overlap, text_version, created_by)
+      select id, version, title, path, metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, text_version,
+        ${jsonb(created_by)}
+      from made)`,
+  ]
 }
 
 /** The document that a file backs; by documents_file_id_key. */
