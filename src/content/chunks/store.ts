@@ -31,9 +31,9 @@ export type ChunkOptions = { space: Space | null; textSearchConfig: string }
 type Owner = { project_id: string; document_id: string }
 
 /**
- * Writes chunks of a document with their search words and their vectors, and notes the space on the document: one
- * statement, and one more for every further thousand vectors. A text search configuration that the database does not have
- * counts as `simple`.
+ * Writes chunks of a document with their search words and their vectors, counts them on the document and notes the space
+ * there: one statement, and one more for every further thousand vectors. A text search configuration that the database
+ * does not have counts as `simple`.
  */
 export async function insertChunks(
   db: Queryable,
@@ -42,26 +42,32 @@ export async function insertChunks(
   options: ChunkOptions,
 ): Promise<void> {
   if (chunks.length === 0) return
-  const space_id = options.space?.id ?? 0
-  const { ctes, insertRest } = chunkParts(owner, chunks, options)
+  const { ctes, space_id, insertRest } = chunkParts(owner, chunks, options)
+  const embedded = chunks.filter(({ vectors }) => vectors.length > 0).length
   await db.query(statement`
-    with placed as (
-      update documents set space_id = ${space_id} where id = ${owner.document_id} and space_id <> ${space_id}
-    ), ${sql.join(ctes, sql.fragment`, `)}
-    select`)
+    with ${sql.join(ctes, sql.fragment`, `)}
+    update documents set space_id = ${space_id}, chunk_count = chunk_count + ${chunks.length},
+      embedded_chunks = embedded_chunks + ${embedded}
+    where id = ${owner.document_id}`)
   await insertRest(db)
 }
 
-/**
- * The ctes that write chunks, and as many of their vectors as one statement takes, where a condition holds; none for no
- * chunks. `insertRest` writes the other vectors, and the caller notes the space on the document.
- */
+/** Chunks to be written with the document's row. */
+export type ChunkParts = {
+  ctes: Fragment[]
+  /** What the row is to have; null leaves it as it is. */
+  space_id: number | null
+  /** Writes the vectors that are more than one statement takes. */
+  insertRest: (db: Queryable) => Promise<void>
+}
+
+/** The ctes that write chunks with their search words and vectors, where a condition holds; none for no chunks. */
 export function chunkParts(
   owner: Owner,
   chunks: readonly NewChunk[],
   { space, textSearchConfig }: ChunkOptions,
   guard: Fragment = sql.fragment`true`,
-): { ctes: Fragment[]; insertRest: (db: Queryable) => Promise<void> } {
+): ChunkParts {
   const vectors = space ? vectorRows(owner, chunks, space) : []
   const ctes: Fragment[] = []
   if (chunks.length > 0)
@@ -71,7 +77,7 @@ export function chunkParts(
   const insertRest = async (db: Queryable) => {
     for (let at = VECTORS; at < vectors.length; at += VECTORS) await insertVectors(db, vectors.slice(at, at + VECTORS))
   }
-  return { ctes, insertRest }
+  return { ctes, space_id: chunks.length > 0 ? (space?.id ?? 0) : null, insertRest }
 }
 
 const chunkInsert = (

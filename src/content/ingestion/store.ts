@@ -75,13 +75,6 @@ export const setTotals = (db: Queryable, documentId: string, totals: Totals) =>
       chunk_overlap = ${totals.chunk_overlap}
     where id = ${documentId}`)
 
-/** Counts chunks that were written; the caller holds the attempt. */
-export const countChunks = (db: Queryable, documentId: string, chunks: { written: number; embedded: number }) =>
-  db.query(statement`
-    update documents set chunk_count = chunk_count + ${chunks.written},
-      embedded_chunks = embedded_chunks + ${chunks.embedded}
-    where id = ${documentId}`)
-
 const settings = sql.type(z.object(chunkRecord))
 
 /** The chunk settings that a version of a document has. */
