@@ -12,6 +12,7 @@ import { startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { pdf } from '../support/pdf.ts'
 import { start } from './http.ts'
+import { run as inlineDocuments } from './inline-documents.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -85,7 +86,7 @@ export async function run(): Promise<Row[]> {
   )
   const bare = await openPool({ databaseUrl: app.databaseUrl, connections: CONCURRENCY })
   const space = (await currentSpace(services)) as Space
-  const rows: Row[] = []
+  const rows: Row[] = await inlineDocuments(prose)
   try {
     for (const each of CASES) {
       const ids = await admitted(app, each)

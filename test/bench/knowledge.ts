@@ -165,10 +165,9 @@ async function loadDocuments(
           insert into files (id, project_id, path, filename) values (${ids.file}, ${projectId}, ${`/${at}.txt`}, ${`${at}.txt`})
           returning id, project_id, path, filename
         )
-        insert into documents (id, project_id, file_id, status, path, filename, content_type, size, chunk_strategy, chunk_count,
-          embedded_chunks, total_chunks)
-        select ${ids.document}, project_id, id, 'ready', path, filename, 'text/plain', 0, 'page', ${chunks.length},
-          ${chunks.length}, ${chunks.length} from f`)
+        insert into documents (id, project_id, file_id, status, path, filename, content_type, size, chunk_strategy,
+          total_chunks)
+        select ${ids.document}, project_id, id, 'ready', path, filename, 'text/plain', 0, 'page', ${chunks.length} from f`)
       await insertChunks(tx, { project_id: projectId, document_id: ids.document }, chunks, {
         space,
         textSearchConfig: 'simple',

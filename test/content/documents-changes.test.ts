@@ -269,7 +269,7 @@ describe('changes of documents', () => {
       const sent = await statementsOf(app, async () => assert.equal((await work()).status, 200))
       counts[name] = sent.length
     }
-    assert.deepEqual(counts, { title: 4, tags: 4, nothing: 3, path: 5, content: 11, append: 11, withdraw: 6 })
+    assert.deepEqual(counts, { title: 4, tags: 4, nothing: 3, path: 5, content: 10, append: 10, withdraw: 6 })
   })
 
   describe('preconditions', () => {

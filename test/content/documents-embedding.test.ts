@@ -223,3 +223,39 @@ describe('vectors of inline documents', () => {
     assert.deepEqual([added.body.version, await vectors(made.id)], [3, 1])
   })
 })
+
+describe('vectors of a document of more than a thousand chunks', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp({
+      env: {
+        EMBEDDING_PROVIDER: 'local',
+        EMBEDDING_DIMENSIONS: String(DIMENSIONS),
+        EMBEDDING_INLINE_TIMEOUT_MS: '60000',
+      },
+    })
+  })
+  after(() => app.close())
+
+  it('are written with it, each once, by a create and by a change of the text', async () => {
+    const { key } = await app.project()
+    const textOf = (chunks: number) => 'word '.repeat(chunks)
+    const made = await makeDocument(key, {
+      content: textOf(2100),
+      chunk_strategy: 'size',
+      chunk_size: 5,
+      chunk_overlap: 0,
+    })
+    const vectors = async () =>
+      (
+        await rowsOf(
+          app,
+          `select count(*)::int as all, count(distinct ref_id)::int as of_chunks from knowledge_vectors
+         where container_id = '${made.id}'`,
+        )
+      )[0]
+    assert.deepEqual(await vectors(), { all: 2100, of_chunks: 2100 })
+    assert.equal((await key.patch(`/documents/${made.id}`, { content: textOf(1100) })).status, 200)
+    assert.deepEqual(await vectors(), { all: 1100, of_chunks: 1100 })
+  })
+})

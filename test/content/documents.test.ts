@@ -208,12 +208,12 @@ describe('documents', () => {
       assert.equal(second.body.id, first.body.id)
     })
 
-    it('takes four statements and a transaction', async () => {
+    it('takes two statements and a transaction', async () => {
       const sent = () => statementsOf(app, () => makeDocument(project.key))
       // Until the process knows that the project has no quota.
       await eventually(async () => !(await sent()).some(text => text.includes('from quotas')))
       const texts = await sent()
-      assert.equal(texts.length, 4, texts.map(text => text.trim().slice(0, 60)).join('\n'))
+      assert.equal(texts.length, 2, texts.map(text => text.trim().slice(0, 60)).join('\n'))
     })
 
     it('needs the project of an unscoped caller and keeps a key in its own', async () => {

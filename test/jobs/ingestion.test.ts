@@ -2,7 +2,10 @@ import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
+import type { QuerySqlToken } from 'slonik'
 import { ingestionHandlers, sweepIngestions } from '../../src/content/ingestion/handler.ts'
+import { beginFirst } from '../../src/content/ingestion/store.ts'
+import { outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import {
   age,
@@ -476,11 +479,33 @@ describe('ingestion that nobody works on', function () {
   const loseMessages = () =>
     web.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'ingestion.document'`)
   const attemptOf = (id: string) =>
-    web.services.pool.one(sql.unsafe`select due_at from ingestion_attempts where document_id = ${id}`) as Promise<{
+    web.services.pool.one(sql.unsafe`select id, due_at from ingestion_attempts where document_id = ${id}`) as Promise<{
+      id: string
       due_at: string
     }>
   const statusInRow = (id: string) =>
     web.services.pool.oneFirst(sql.unsafe`select status from documents where id = ${id}`) as Promise<string>
+
+  /** Begins an attempt so many times while its document is locked and a statement of the test changes something. */
+  const beginLate = async (id: string, attempt: string, times: number, change: QuerySqlToken) => {
+    const { pool } = web.services
+    const locked = await pool.transaction(async tx => {
+      await tx.query(sql.unsafe`select from documents where id = ${id} for update`)
+      const begun = Array.from({ length: times }, () =>
+        outsideTransaction(() => beginFirst(pool, { entity: id, id: attempt }, 60_000)),
+      )
+      await eventually(async () => {
+        const waiting = await outsideTransaction(() =>
+          pool.oneFirst(sql.unsafe`
+            select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+        )
+        return waiting === times
+      })
+      await tx.query(change)
+      return { begun }
+    })
+    return Promise.all(locked.begun)
+  }
 
   it('gets its message again when it was lost', async () => {
     const id = await accepted()
@@ -643,6 +668,25 @@ describe('ingestion that nobody works on', function () {
     })
     assert.equal((await settledStatus(key, id)).status, 'ready')
     await worker.close()
+  })
+
+  it('is begun by one of many, and as it is when its lock is free', async () => {
+    const id = await accepted()
+    const { id: attempt } = await attemptOf(id)
+    const change = sql.unsafe`update documents set title = 'Changed meanwhile' where id = ${id}`
+    const begun = (await beginLate(id, attempt, 5, change)).filter(taken => taken !== null)
+    assert.equal(begun.length, 1)
+    const [{ claim, document }] = begun
+    assert.deepEqual([document.title, document.status], ['Changed meanwhile', 'processing'])
+    assert.deepEqual([claim.entity, claim.id, claim.claims, claim.failures], [id, attempt, 1, 0])
+  })
+
+  it('is not begun when another attempt has taken its place before its lock is free', async () => {
+    const id = await accepted()
+    const { id: attempt } = await attemptOf(id)
+    const change = sql.unsafe`update ingestion_attempts set id = 'iat_other' where document_id = ${id}`
+    assert.deepEqual(await beginLate(id, attempt, 1, change), [null])
+    assert.equal(await statusInRow(id), 'pending')
   })
 
   it('is given up with its message only where no worker holds it and no converter is to call back', async () => {

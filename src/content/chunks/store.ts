@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import { page } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
-import { hasVector, insertVectors, removeVectors, SOURCES } from '../vectors/store.ts'
+import { hasVector, insertVectors, type NewVector, removeVectors, SOURCES, vectorInsert } from '../vectors/store.ts'
 import type { ChunkDraft } from './model.ts'
 
 /** Every statement on document_chunks, beside the search. */
@@ -25,24 +25,67 @@ const VECTORS = 1000
 
 export type NewChunk = ChunkDraft & { id: string; vectors: Float32Array[] }
 
+/** `space` is null while embeddings are not configured. */
+export type ChunkOptions = { space: Space | null; textSearchConfig: string }
+
+type Owner = { project_id: string; document_id: string }
+
 /**
- * Writes chunks of a document with their search words and their vectors, and notes the space on the document: one
- * statement for all chunks, one for every thousand vectors. `space` is null while embeddings are not configured. A text
- * search configuration that the database does not have counts as `simple`.
+ * Writes chunks of a document with their search words and their vectors, counts them on the document and notes the space
+ * there: one statement, and one more for every further thousand vectors. A text search configuration that the database
+ * does not have counts as `simple`.
  */
 export async function insertChunks(
   db: Queryable,
-  owner: { project_id: string; document_id: string },
+  owner: Owner,
   chunks: readonly NewChunk[],
-  options: { space: Space | null; textSearchConfig: string },
+  options: ChunkOptions,
 ): Promise<void> {
   if (chunks.length === 0) return
-  const { document_id, project_id } = owner
-  const { space } = options
+  const { ctes, space_id, insertRest } = chunkParts(owner, chunks, options)
+  const embedded = chunks.filter(({ vectors }) => vectors.length > 0).length
   await db.query(statement`
-    with placed as (
-      update documents set space_id = ${space?.id ?? 0} where id = ${document_id} and space_id <> ${space?.id ?? 0}
-    )
+    with ${sql.join(ctes, sql.fragment`, `)}
+    update documents set space_id = ${space_id}, chunk_count = chunk_count + ${chunks.length},
+      embedded_chunks = embedded_chunks + ${embedded}
+    where id = ${owner.document_id}`)
+  await insertRest(db)
+}
+
+/** Chunks to be written with the document's row. */
+export type ChunkParts = {
+  ctes: Fragment[]
+  /** What the row is to have; null leaves it as it is. */
+  space_id: number | null
+  /** Writes the vectors that are more than one statement takes. */
+  insertRest: (db: Queryable) => Promise<void>
+}
+
+/** The ctes that write chunks with their search words and vectors, where a condition holds; none for no chunks. */
+export function chunkParts(
+  owner: Owner,
+  chunks: readonly NewChunk[],
+  { space, textSearchConfig }: ChunkOptions,
+  guard: Fragment = sql.fragment`true`,
+): ChunkParts {
+  const vectors = space ? vectorRows(owner, chunks, space) : []
+  const ctes: Fragment[] = []
+  if (chunks.length > 0)
+    ctes.push(sql.fragment`written_chunks as (${chunkInsert(owner, chunks, textSearchConfig, guard)})`)
+  if (vectors.length > 0)
+    ctes.push(sql.fragment`written_vectors as (${vectorInsert(vectors.slice(0, VECTORS), guard)})`)
+  const insertRest = async (db: Queryable) => {
+    for (let at = VECTORS; at < vectors.length; at += VECTORS) await insertVectors(db, vectors.slice(at, at + VECTORS))
+  }
+  return { ctes, space_id: chunks.length > 0 ? (space?.id ?? 0) : null, insertRest }
+}
+
+const chunkInsert = (
+  { document_id, project_id }: Owner,
+  chunks: readonly NewChunk[],
+  textSearchConfig: string,
+  guard: Fragment,
+): Fragment => sql.fragment`
     insert into document_chunks (id, document_id, project_id, chunk_index, page_number, char_start, char_end, content,
       context, tsv, tsv_config)
     select c.id, ${document_id}, ${project_id}, c.chunk_index, c.page_number, c.char_start, c.char_end, c.content,
@@ -59,18 +102,15 @@ export async function insertChunks(
       ]),
       ['text', 'int4', 'int4', 'int4', 'int4', 'text', 'text'],
     )} as c (id, chunk_index, page_number, char_start, char_end, content, context)
-    cross join (${configNamed(options.textSearchConfig)}) k`)
-  if (!space) return
-  const rows = vectorRows(owner, chunks, space)
-  for (let at = 0; at < rows.length; at += VECTORS) await insertVectors(db, rows.slice(at, at + VECTORS))
-}
+    cross join (${configNamed(textSearchConfig)}) k
+    where ${guard}`
 
 /** Rows of knowledge_vectors for chunks of a document. */
 export const vectorRows = (
-  { project_id, document_id }: { project_id: string; document_id: string },
-  chunks: readonly { id: string; vectors: Float32Array[] }[],
+  { project_id, document_id }: Owner,
+  chunks: readonly Pick<NewChunk, 'id' | 'vectors'>[],
   space: Space,
-) =>
+): NewVector[] =>
   chunks.flatMap(({ id, vectors }) =>
     vectors.map((vector, segment) => ({
       project_id,

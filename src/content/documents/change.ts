@@ -15,7 +15,7 @@ import { setFileText } from '../files/store.ts'
 import { isReserved, leafOf } from '../paths.ts'
 import { checkMetadata } from '../schemas/check.ts'
 import { nameIn, textSize } from './create.ts'
-import { type Cut, type CutSource, countsOf, cutAndEmbed, cutOnly, writeCut } from './cut.ts'
+import { type Cut, type CutSource, countsOf, cutAndEmbed, cutOnly, cutParts } from './cut.ts'
 import {
   type Author,
   authorOf,
@@ -258,8 +258,12 @@ async function applyPlan(
       error: { code: 'INGESTION_FAILED', message: 'Withdrawn before its text was there; ingest it again' },
     })
   }
-  const after = await updateDocument(tx, next, next.version === row.version ? undefined : { created_by })
-  if (cut) await writeCut(services, tx, after, cut)
+  const after = await updateDocument(
+    tx,
+    next,
+    next.version === row.version ? undefined : { created_by },
+    cut ? cutParts(services, next, cut) : {},
+  )
   tx.emit(documentKind, back ? 'restored' : 'updated', after)
   return after
 }

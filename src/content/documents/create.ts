@@ -6,12 +6,11 @@ import { newId } from '../../core/api/ids.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
 import { fileKind } from '../files/model.ts'
-import { insertFile } from '../files/store.ts'
 import { Filename, filePath, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
 import { checkMetadata } from '../schemas/check.ts'
-import { countsOf, cutAndEmbed, writeCut } from './cut.ts'
+import { countsOf, cutAndEmbed } from './cut.ts'
 import { authorOf, type DocumentInput, type DocumentRow, documentKind } from './model.ts'
-import { insertDocument } from './store.ts'
+import { insertTextDocument } from './store.ts'
 
 /**
  * Makes a document of a text, ready at once: its file, the text, version 1 and its chunks in one transaction. The text
@@ -34,48 +33,39 @@ export async function createDocument(
     { project_id, document_id: id },
     { text: { content, pages: null }, settings, title },
   )
+  const file_id = newId(fileKind.prefix)
+  const sha256 = createHash('sha256').update(content).digest()
+  const shared = { project_id, path, filename, content_type: 'text/plain', size }
 
   return services.write(async tx => {
     if (body.metadata !== undefined)
       await checkMetadata(services, tx, { project_id, resource_type: 'document', path, metadata })
-    const file = await insertFile(tx, {
-      id: newId(fileKind.prefix),
-      project_id,
-      path,
-      filename,
-      content_type: 'text/plain',
-      size,
-      sha256: createHash('sha256').update(content).digest(),
-      storage: 'text',
-      location: null,
-      metadata: null,
-      tags: {},
-    })
-    const made = await insertDocument(
+    const { file, document } = await insertTextDocument(
       tx,
       {
-        id,
-        project_id,
-        file_id: file.id,
-        kind: 'document',
-        status: 'ready',
-        path,
-        filename,
-        content_type: file.content_type,
-        size,
-        title,
-        metadata,
-        tags,
-        ...settings,
-        ...countsOf(services, cut),
+        file: { ...shared, id: file_id, sha256, storage: 'text', location: null, metadata: null, tags: {} },
+        row: {
+          ...shared,
+          id,
+          file_id,
+          kind: 'document',
+          status: 'ready',
+          title,
+          metadata,
+          tags,
+          ...settings,
+          ...countsOf(services, cut),
+        },
+        text: content,
+        created_by: authorOf(caller),
       },
-      { text: content, created_by: authorOf(caller) },
+      cut.chunks,
+      { space: cut.space, textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG },
     )
-    await writeCut(services, tx, made, cut)
-    tx.emit(fileKind, 'created', { ...file, document_id: id })
-    tx.emit(documentKind, 'created', made)
+    tx.emit(fileKind, 'created', file)
+    tx.emit(documentKind, 'created', document)
     context.record(tx, 201, id)
-    return made
+    return document
   })
 }
 

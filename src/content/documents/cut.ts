@@ -1,12 +1,11 @@
 import { invalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type EmbeddedChunk, embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, ChunkSettings } from '../chunks/model.ts'
 import { pagesOf } from '../chunks/pages.ts'
 import { ChunkLimitError, splitPages } from '../chunks/split.ts'
-import { insertChunks } from '../chunks/store.ts'
+import { type ChunkParts, chunkParts } from '../chunks/store.ts'
 import { embedderOf } from '../embeddings/embedder.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import type { DocumentRow, StoredText } from './model.ts'
@@ -67,14 +66,10 @@ export function countsOf(
   }
 }
 
-/** Writes the chunks and vectors of a document that has none. */
-export async function writeCut(
-  services: Services,
-  tx: Tx,
-  row: Pick<DocumentRow, 'id' | 'project_id'>,
+/** What writes the chunks and vectors of a document that has none. */
+export const cutParts = (
+  { config }: Services,
+  { id, project_id }: Pick<DocumentRow, 'id' | 'project_id'>,
   { chunks, space }: Cut,
-): Promise<void> {
-  if (chunks.length === 0) return
-  const owner = { project_id: row.project_id, document_id: row.id }
-  await insertChunks(tx, owner, chunks, { space, textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG })
-}
+): ChunkParts =>
+  chunkParts({ project_id, document_id: id }, chunks, { space, textSearchConfig: config.KNOWLEDGE_TEXT_SEARCH_CONFIG })

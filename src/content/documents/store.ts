@@ -1,7 +1,10 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PageStarts } from '../chunks/pages.ts'
+import { type ChunkOptions, type ChunkParts, chunkParts, type NewChunk } from '../chunks/store.ts'
+import { type FileRow, pathTaken } from '../files/model.ts'
+import { fileInsert, type NewFile } from '../files/store.ts'
 import { type Author, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
 
 const id = sql.type(z.object({ id: z.string() }))
@@ -40,32 +43,77 @@ export async function insertDocument(
   row: NewDocument,
   { text: content = null, created_by }: { text?: string | null; created_by: Author | null },
 ): Promise<DocumentRow> {
-  const textVersion = content === null ? null : 1
   const made = await db.maybeOne(documentKind.sql`
-    with made as (
-      insert into documents (id, project_id, file_id, kind, status, text_version, path, filename, content_type, size, title,
-        metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, chunk_count, embedded_chunks, total_chunks,
-        total_pages, embed_since)
-      values (${row.id}, ${row.project_id}, ${row.file_id}, ${row.kind}, ${row.status}, ${textVersion}, ${row.path},
-        ${row.filename}, ${row.content_type}, ${row.size}, ${row.title}, ${jsonb(row.metadata)}, ${jsonb(row.tags)},
-        ${row.chunk_strategy}, ${row.chunk_unit}, ${row.chunk_size}, ${row.chunk_overlap}, ${row.chunk_count ?? 0},
-        ${row.embedded_chunks ?? 0}, ${row.total_chunks ?? null}, ${row.total_pages ?? null},
-        ${row.embed_since ?? null}::timestamptz)
-      on conflict (file_id) do nothing
-      returning *
-    ), stored as (
-      insert into document_texts (document_id, content) select id, ${content}::text from made where ${content !== null}
-    ), versioned as (
-      insert into document_versions (document_id, version, title, path, metadata, tags, chunk_strategy, chunk_unit,
-        chunk_size, chunk_overlap, text_version, created_by)
-      select id, version, title, path, metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, text_version,
-        ${jsonb(created_by)}
-      from made
-    )
+    with ${sql.join(documentParts(row, { content, created_by }), sql.fragment`, `)}
     select * from made`)
   if (made) return made
   const document_id = await documentOfFile(db, row.file_id)
   return raise('FILE_ALREADY_INGESTED', { meta: { file_id: row.file_id, document_id } })
+}
+
+/**
+ * Inserts a document of a text with all that belongs to it, in one statement: its file, version 1, the text, and its
+ * chunks. Raises NAME_CONFLICT with `meta { path }` when files_path has its path already.
+ */
+export async function insertTextDocument(
+  db: Queryable,
+  made: { file: NewFile & { sha256: Buffer }; row: NewDocument; text: string; created_by: Author },
+  chunks: readonly NewChunk[],
+  options: ChunkOptions,
+): Promise<{ file: FileRow; document: DocumentRow }> {
+  const { file, row, text: content, created_by } = made
+  const owner = { project_id: row.project_id, document_id: row.id }
+  const parts = chunkParts(owner, chunks, options, sql.fragment`exists (select from made)`)
+  const ctes = [
+    sql.fragment`filed as (${fileInsert(file)} returning id)`,
+    ...documentParts(row, {
+      content,
+      created_by,
+      space_id: parts.space_id,
+      guard: sql.fragment`exists (select from filed)`,
+    }),
+    ...parts.ctes,
+  ]
+  const document = await db.maybeOne(documentKind.sql`with ${sql.join(ctes, sql.fragment`, `)} select * from made`)
+  if (!document) return pathTaken(file.path)
+  await parts.insertRest(db)
+  const { created_at, updated_at } = document
+  const sha256 = file.sha256.toString('hex')
+  return { file: { ...file, sha256, document_id: row.id, created_at, updated_at }, document }
+}
+
+/**
+ * The ctes that insert a document, as `made`, with its version 1 and the text it has already, where a condition holds;
+ * nothing when documents_file_id_key has its file.
+ */
+function documentParts(
+  row: NewDocument,
+  more: { content: string | null; created_by: Author | null; space_id?: number | null; guard?: Fragment },
+): Fragment[] {
+  const { content, created_by, space_id, guard = sql.fragment`true` } = more
+  const textVersion = content === null ? null : 1
+  return [
+    sql.fragment`made as (
+      insert into documents (id, project_id, file_id, kind, status, text_version, path, filename, content_type, size, title,
+        metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, chunk_count, embedded_chunks, total_chunks,
+        total_pages, embed_since, space_id)
+      select ${row.id}, ${row.project_id}, ${row.file_id}, ${row.kind}, ${row.status}, ${textVersion}, ${row.path},
+        ${row.filename}, ${row.content_type}, ${row.size}, ${row.title}, ${jsonb(row.metadata)}, ${jsonb(row.tags)},
+        ${row.chunk_strategy}, ${row.chunk_unit}, ${row.chunk_size}, ${row.chunk_overlap}, ${row.chunk_count ?? 0},
+        ${row.embedded_chunks ?? 0}, ${row.total_chunks ?? null}, ${row.total_pages ?? null},
+        ${row.embed_since ?? null}::timestamptz, ${space_id ?? 0}
+      where ${guard}
+      on conflict (file_id) do nothing
+      returning *)`,
+    sql.fragment`stored as (
+      insert into document_texts (document_id, content) select id, ${content}::text from made where ${content !== null})`,
+    sql.fragment`versioned as (
+      insert into document_versions (document_id, version, title, path, metadata, tags, chunk_strategy, chunk_unit,
+        chunk_size, chunk_overlap, text_version, created_by)
+      select id, version, title, path, metadata, tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, text_version,
+        ${jsonb(created_by)}
+      from made)`,
+  ]
 }
 
 /** The document that a file backs; by documents_file_id_key. */
@@ -98,24 +146,17 @@ export const findDocumentByPath = (
 
 /**
  * Writes every column that changes in a document's life, out of its locked row; with `version` the state is archived as
- * the version that the row says. A tombstone is a version without a text.
+ * the version that the row says. A tombstone is a version without a text. What `more` has is written in the same statement.
  */
-export const updateDocument = (
+export async function updateDocument(
   db: Queryable,
   row: DocumentRow,
   version?: { tombstone?: boolean; created_by: Author | null },
-): Promise<DocumentRow> =>
-  db.one(documentKind.sql`
-    with stored as (
-      update documents set status = ${row.status}, version = ${row.version}, text_version = ${row.text_version},
-        path = ${row.path}, filename = ${row.filename}, content_type = ${row.content_type}, size = ${row.size},
-        title = ${row.title}, metadata = ${jsonb(row.metadata)}, tags = ${jsonb(row.tags)},
-        chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit}, chunk_size = ${row.chunk_size},
-        chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
-        total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
-        embed_since = ${row.embed_since}::timestamptz, updated_at = now()
-      where id = ${row.id} returning *
-    ), archived as (
+  more: Partial<ChunkParts> = {},
+): Promise<DocumentRow> {
+  const { ctes = [], space_id = null, insertRest } = more
+  const stored = await db.one(documentKind.sql`
+    with ${sql.join([...ctes, documentUpdate(row, space_id)], sql.fragment`, `)}, archived as (
       insert into document_versions (document_id, version, tombstone, title, path, metadata, tags, chunk_strategy,
         chunk_unit, chunk_size, chunk_overlap, text_version, created_by)
       select id, version, ${version?.tombstone ?? false}::boolean, title, path, metadata, tags, chunk_strategy, chunk_unit,
@@ -123,6 +164,19 @@ export const updateDocument = (
       from stored where ${version !== undefined}
     )
     select * from stored`)
+  await insertRest?.(db)
+  return stored
+}
+
+const documentUpdate = (row: DocumentRow, space_id: number | null): Fragment => sql.fragment`stored as (
+      update documents set status = ${row.status}, version = ${row.version}, text_version = ${row.text_version},
+        path = ${row.path}, filename = ${row.filename}, content_type = ${row.content_type}, size = ${row.size},
+        title = ${row.title}, metadata = ${jsonb(row.metadata)}, tags = ${jsonb(row.tags)},
+        chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit}, chunk_size = ${row.chunk_size},
+        chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
+        total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
+        embed_since = ${row.embed_since}::timestamptz, space_id = coalesce(${space_id}::int, space_id), updated_at = now()
+      where id = ${row.id} returning *)`
 
 /** The live text of a document, whatever its status; null when it has none. */
 export const textOf = (db: Queryable, id: string): Promise<StoredText | null> =>
@@ -156,14 +210,17 @@ export const setTextPages = (db: Queryable, id: string, pages: PageStarts | null
   db.query(statement`update document_texts set pages = ${jsonb(pages)} where document_id = ${id}`)
 
 /**
- * Gives the first text of an ingested document to the versions it had before, so that it counts as version 1's; the
- * row's `text_version` is to be 1 then. The chunk settings that the ingestion settled are theirs too.
+ * The ctes that give an ingested document its first text, and that to the versions it had before, so that it counts as
+ * version 1's; the row's `text_version` is to be 1 then. The chunk settings that the ingestion settled are theirs too.
  */
-export const fillVersions = (db: Queryable, row: DocumentRow) =>
-  db.query(statement`
+export const firstTextParts = (row: DocumentRow, { content, pages }: StoredText): Fragment[] => [
+  sql.fragment`first_text as (
+    insert into document_texts (document_id, content, pages) values (${row.id}, ${content}, ${jsonb(pages)}))`,
+  sql.fragment`versions_with_text as (
     update document_versions set text_version = 1, chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit},
       chunk_size = ${row.chunk_size}, chunk_overlap = ${row.chunk_overlap}
-    where document_id = ${row.id} and text_version is null`)
+    where document_id = ${row.id} and text_version is null)`,
+]
 
 /** Ends the live attempt to ingest a document: whoever works on it finds itself superseded. */
 export const endAttempt = (db: Queryable, documentId: string) =>

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { dropContent, type FileRow, fileKind, pathTaken } from './model.ts'
@@ -12,14 +12,16 @@ export type NewFile = Pick<
 
 const bytea = (bytes: Buffer | null) => (bytes ? sql.binary(bytes) : sql.fragment`null::bytea`)
 
-/** Inserts a file. Raises NAME_CONFLICT with `meta { path }` when files_path has its path already. */
-export async function insertFile(tx: Queryable, row: NewFile): Promise<FileRow> {
-  const made = await tx.maybeOne(fileKind.sql`
+/** The insert of a file; nothing when files_path has its path already. */
+export const fileInsert = (row: NewFile): Fragment => sql.fragment`
     insert into files as t (id, project_id, path, filename, content_type, size, sha256, storage, location, metadata, tags)
     values (${row.id}, ${row.project_id}, ${row.path}, ${row.filename}, ${row.content_type}, ${row.size},
       ${bytea(row.sha256)}, ${row.storage}, ${row.location}, ${jsonb(row.metadata)}, ${jsonb(row.tags)})
-    on conflict (project_id, path) do nothing
-    returning ${fileKind.columns}`)
+    on conflict (project_id, path) do nothing`
+
+/** Inserts a file. Raises NAME_CONFLICT with `meta { path }` when files_path has its path already. */
+export async function insertFile(tx: Queryable, row: NewFile): Promise<FileRow> {
+  const made = await tx.maybeOne(fileKind.sql`${fileInsert(row)} returning ${fileKind.columns}`)
   return made ?? pathTaken(row.path)
 }
 

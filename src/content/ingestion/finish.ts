@@ -1,8 +1,9 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Tx } from '../../core/db/write.ts'
 import { settingsOf } from '../chunks/settings.ts'
+import type { ChunkParts } from '../chunks/store.ts'
 import { type DocumentRow, documentKind, type StoredText } from '../documents/model.ts'
-import { fillVersions, setDocumentText, setTextPages, textOf, updateDocument } from '../documents/store.ts'
+import { firstTextParts, setDocumentText, setTextPages, textOf, updateDocument } from '../documents/store.ts'
 import { SETTLED_CHANNEL } from './queue.ts'
 import { type Claim, versionSettings } from './store.ts'
 
@@ -11,12 +12,18 @@ import { type Claim, versionSettings } from './store.ts'
  * 1; a later one makes a version when it, or how it is cut, is another. The caller holds the document's
  * lock and has ended the attempt.
  * @param document the locked row with the settings and counts of its new chunks
+ * @param chunks those that are written with the end
  */
-export async function finish(tx: Tx, document: DocumentRow, claim: Claim, text: StoredText): Promise<void> {
+export async function finish(
+  tx: Tx,
+  document: DocumentRow,
+  claim: Claim,
+  text: StoredText,
+  chunks: ChunkParts,
+): Promise<void> {
+  const first = document.text_version === null
   const ready: DocumentRow = { ...document, status: 'ready', error: null }
-  if (document.text_version === null) {
-    await setDocumentText(tx, document, text, 1)
-    await fillVersions(tx, document)
+  if (first) {
     ready.text_version = 1
   } else {
     const stored = await textOf(tx, document.id)
@@ -30,7 +37,10 @@ export async function finish(tx: Tx, document: DocumentRow, claim: Claim, text: 
     }
   }
   const created_by = { type: claim.principal.type, id: claim.principal.id }
-  const stored = await updateDocument(tx, ready, ready.version === document.version ? undefined : { created_by })
+  const stored = await updateDocument(tx, ready, ready.version === document.version ? undefined : { created_by }, {
+    ...chunks,
+    ctes: first ? [...firstTextParts(document, text), ...chunks.ctes] : chunks.ctes,
+  })
   tx.emit(documentKind, 'ingested', stored, {
     extra: { chunk_count: stored.chunk_count },
   })

@@ -1,8 +1,9 @@
 import { z } from 'zod'
 import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import { attempts, type Claimed, type Named } from '../../core/jobs/attempt.ts'
 import { type ChunkSettings, chunkRecord, type Page, type PartialSettings } from '../chunks/model.ts'
+import { DocumentRow } from '../documents/model.ts'
 
 /** What a worker needs to know of an attempt. */
 const row = {
@@ -23,6 +24,29 @@ export const ingestions = attempts({
 })
 
 export type Claim = Claimed & z.output<z.ZodObject<typeof row>>
+
+const begun = sql.type(DocumentRow.extend({ claim: z.custom<Claim>() }))
+
+/** Begins an attempt that nobody has claimed before: its claim, and the document as it is worked on. Null for any other. */
+export const beginFirst = async (
+  db: Queryable,
+  named: Named,
+  leaseMs: number,
+): Promise<{ claim: Claim; document: DocumentRow } | null> => {
+  const row = await db.maybeOne(begun`
+    with locked as (select id from documents where id = ${named.entity} for update),
+    claimed as (${ingestions.firstClaim(named, leaseMs, 'locked')}),
+    begun as (
+      update documents t set status = 'processing', chunk_count = 0, embedded_chunks = 0, total_chunks = null,
+        total_pages = null, updated_at = now()
+      from claimed c where t.id = c.entity
+      returning t.*
+    )
+    select b.*, to_json(c) as claim from begun b, claimed c`)
+  if (!row) return null
+  const { claim, ...document } = row
+  return { claim, document }
+}
 
 /** Makes the attempt of a document, in place of the one it had: whoever works on that one finds itself superseded. */
 export const putAttempt = (
@@ -73,13 +97,6 @@ export const setTotals = (db: Queryable, documentId: string, totals: Totals) =>
     update documents set total_pages = ${totals.total_pages}, total_chunks = ${totals.total_chunks},
       chunk_strategy = ${totals.chunk_strategy}, chunk_unit = ${totals.chunk_unit}, chunk_size = ${totals.chunk_size},
       chunk_overlap = ${totals.chunk_overlap}
-    where id = ${documentId}`)
-
-/** Counts chunks that were written; the caller holds the attempt. */
-export const countChunks = (db: Queryable, documentId: string, chunks: { written: number; embedded: number }) =>
-  db.query(statement`
-    update documents set chunk_count = chunk_count + ${chunks.written},
-      embedded_chunks = embedded_chunks + ${chunks.embedded}
     where id = ${documentId}`)
 
 const settings = sql.type(z.object(chunkRecord))

@@ -12,7 +12,7 @@ import { lockDocument, updateDocument } from '../documents/store.ts'
 import { type IngestionMessage, ingestionQueue } from './queue.ts'
 import { readSource } from './read.ts'
 import { settleFailed } from './settle.ts'
-import { awaitCallback, type Claim, ingestions } from './store.ts'
+import { awaitCallback, beginFirst, type Claim, ingestions } from './store.ts'
 import { writeChunks } from './write.ts'
 
 /** Failures that another try would end in again. */
@@ -46,7 +46,10 @@ function leaseOf({ config }: Services): Lease {
  */
 export async function ingest(message: IngestionMessage, context: JobContext): Promise<void> {
   const { services } = context
-  const taken = await services.write(tx => take(tx, services, message))
+  const named = { entity: message.document_id, id: message.attempt_id }
+  const taken =
+    (await beginFirst(services.pool, named, leaseOf(services).leaseMs)) ??
+    (await services.write(tx => takeAgain(tx, services, message)))
   if (!taken) return
   const { claim, document } = taken
   await workOn(context, {
@@ -64,8 +67,8 @@ export async function ingest(message: IngestionMessage, context: JobContext): Pr
   })
 }
 
-/** Claims the attempt and clears what an earlier claim has written. A claim that another worker holds is looked at again. */
-async function take(
+/** Claims an attempt again and clears what an earlier claim has written. One that another worker holds is looked at again. */
+async function takeAgain(
   tx: Tx,
   services: Services,
   message: IngestionMessage,
@@ -79,7 +82,7 @@ async function take(
     if (until) tx.send(ingestionQueue, message, { startAfter: new Date(until) })
     return null
   }
-  if (claim.claims > 1) await removeChunks(tx, document.id)
+  await removeChunks(tx, document.id)
   return {
     claim,
     document: await updateDocument(tx, {

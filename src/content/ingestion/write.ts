@@ -5,13 +5,12 @@ import { embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, Page } from '../chunks/model.ts'
 import { pageStarts } from '../chunks/pages.ts'
 import { joinPages } from '../chunks/split.ts'
-import { insertChunks } from '../chunks/store.ts'
+import { chunkParts, insertChunks } from '../chunks/store.ts'
 import type { DocumentRow } from '../documents/model.ts'
 import { lockDocument } from '../documents/store.ts'
 import { currentSpace } from '../embeddings/space.ts'
 import { finish } from './finish.ts'
-
-import { type Claim, countChunks, ingestions, setTotals, type Totals } from './store.ts'
+import { type Claim, ingestions, setTotals, type Totals } from './store.ts'
 
 /** Chunks that are embedded and written together. */
 const BATCH = 64
@@ -44,7 +43,7 @@ export async function writeChunks(
     })
     unembedded ||= batch.some(({ failed }) => failed)
     away ||= batch.some(({ down }) => down)
-    return { batch, written: batch.length, embedded: batch.filter(({ vectors }) => vectors.length > 0).length }
+    return batch
   }
   let from = 0
   if (chunks.length > BATCH)
@@ -53,27 +52,25 @@ export async function writeChunks(
       await setTotals(tx, document.id, totals)
     })
   for (; from + BATCH < chunks.length; from += BATCH) {
-    const { batch, ...counts } = await embed(from, from + BATCH)
+    const batch = await embed(from, from + BATCH)
     await hold.write(async tx => {
       await hold.guard(tx)
-      await countChunks(tx, document.id, counts)
       await insertChunks(tx, owner, batch, options)
     })
     await fault(services, 'ingestion_batch')
   }
-  const { batch, written, embedded } = await embed(from, chunks.length)
+  const batch = await embed(from, chunks.length)
   await fault(services, 'ingestion_written')
   await hold.write(async tx => {
     const locked = await lockDocument(tx, document.id)
     if (!locked || !(await ingestions.end(tx, hold.claim))) throw new Superseded()
-    await insertChunks(tx, owner, batch, options)
     const ready: DocumentRow = {
       ...locked,
       ...totals,
-      chunk_count: locked.chunk_count + written,
-      embedded_chunks: locked.embedded_chunks + embedded,
+      chunk_count: locked.chunk_count + batch.length,
+      embedded_chunks: locked.embedded_chunks + batch.filter(({ vectors }) => vectors.length > 0).length,
       embed_since: unembedded ? services.clock.now().toISOString() : null,
     }
-    await finish(tx, ready, hold.claim, text)
+    await finish(tx, ready, hold.claim, text, chunkParts(owner, batch, options))
   })
 }

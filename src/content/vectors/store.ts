@@ -34,10 +34,14 @@ const bytesOf = (vector: Float32Array): string =>
  * nothing and not stored. The rows must differ in (source, ref_id, segment, space_id).
  */
 export async function insertVectors(db: Queryable, rows: readonly NewVector[]): Promise<void> {
+  if (rows.length > 0) await db.query(statement`${vectorInsert(rows)}`)
+}
+
+/** The statement of `insertVectors`, where a condition holds. */
+export function vectorInsert(rows: readonly NewVector[], guard: Fragment = sql.fragment`true`): Fragment {
   const stored = rows.filter(row => !isZero(row.vector))
-  if (stored.length === 0) return
   const column = <T>(value: (row: NewVector) => T) => stored.map(value)
-  await db.query(statement`
+  return sql.fragment`
     insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
     select t.project_id, t.source, t.container_id, t.ref_id, t.segment, t.space_id, t.code::bit varying, decode(t.vec, 'base64')
     from unnest(${sql.array(
@@ -65,9 +69,10 @@ export async function insertVectors(db: Queryable, rows: readonly NewVector[]): 
       column(row => bytesOf(row.vector)),
       'text',
     )}) as t (project_id, source, container_id, ref_id, segment, space_id, code, vec)
+    where ${guard}
     on conflict (source, ref_id, segment, space_id)
     do update set project_id = excluded.project_id, container_id = excluded.container_id, code = excluded.code,
-      vec = excluded.vec, written_in = excluded.written_in`)
+      vec = excluded.vec, written_in = excluded.written_in`
 }
 
 /** Removes the vectors of a container (knowledge_vectors_container) or of single rows (knowledge_vectors_ref). */

@@ -38,6 +38,11 @@ export type Attempts<Row> = {
    * it is superseded, settled, in a state of its own, held by a live worker, or was lost too often.
    */
   claim(db: Queryable, named: Named, leaseMs: number): Promise<(Claimed & Row) | null>
+  /**
+   * The cte of a first claim: `claim` of an attempt that nobody has claimed before, in the statement that takes the
+   * entity's lock. There is no row of it where `locked`, the cte with the entity's id, has none.
+   */
+  firstClaim(named: Named, leaseMs: number, locked: string): Fragment
   /** When the lease of a running attempt is over, while it is not. */
   heldUntil(db: Queryable, named: Named): Promise<string | null>
   /** Renews the lease; false when the attempt is no longer this worker's. */
@@ -102,17 +107,23 @@ export function attempts<S extends z.ZodRawShape>(declaration: {
     or (state = any(${sql.array([...waits], 'text')}) and due_at < now()))`
   const happened = async (db: Queryable, change: Fragment): Promise<boolean> =>
     (await db.query(statement`${change}`)).rowCount === 1
+  const claiming = (leaseMs: number): Fragment => sql.fragment`
+    set state = 'running', claims = claims + 1, losses = losses + (state = 'running')::integer, heartbeat_at = now(),
+      due_at = now() + ${interval(leaseMs)}`
   const set: Attempts<unknown>['set'] = (db, claim, assignments) =>
     happened(db, sql.fragment`update ${table} set ${assignments} where ${held(claim)}`)
 
   return {
     claim: (db, named, leaseMs) =>
       db.maybeOne(claimed`
-        update ${table}
-        set state = 'running', claims = claims + 1, losses = losses + (state = 'running')::integer, heartbeat_at = now(),
-          due_at = now() + ${interval(leaseMs)}
+        update ${table} ${claiming(leaseMs)}
         where ${is(named)} and (state = 'queued' or (state = 'running' and due_at <= now() and losses < ${maxLosses}))
         returning ${entity} as entity, id, claims, failures, ${columns}`) as never,
+    firstClaim: (named, leaseMs, locked) => sql.fragment`
+      update ${table} a ${claiming(leaseMs)}
+      from ${sql.identifier([locked])} l
+      where a.${entity} = l.id and a.id = ${named.id} and a.claims = 0
+      returning a.${entity} as entity, a.id, a.claims, a.failures, ${columns}`,
     heldUntil: (db, named) =>
       db.maybeOneFirst(time`
         select due_at from ${table} where ${is(named)} and state = 'running' and due_at > now()`),
