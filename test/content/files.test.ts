@@ -340,7 +340,8 @@ describe('files', () => {
       assert.equal(list.body.data.at(-1).filename, '10000')
       assert.equal((await key.post('/files', { prefix: '/big', filename: '5' })).status, 409)
       const text = app.statements.findLast(statement => statement.includes('page_total')) as string
-      const values = [id, '/big', '/big/%', 50, 9950]
+      const within = [id, '/big', '/big/%']
+      const values = [...within, 1050, 9950, 1050, ...within, 9950, 50]
       const numbered = [...text.matchAll(/\$(\d+)/g)].map(match => Number(match[1]))
       assert.equal(Math.max(...numbered), values.length, text)
       const plan = (await rows(`explain ${text}`, values)).map(row => row['QUERY PLAN']).join('\n')

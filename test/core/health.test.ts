@@ -4,8 +4,11 @@ import { createServer, request } from 'node:http'
 import net, { type AddressInfo, type Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import pg from 'pg'
 import { createApp } from '../../src/app.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { watchForSilence } from '../../src/core/db/silence.ts'
+import { DatabaseSilentError, sql } from '../../src/core/db/sql.ts'
+import { silentLog } from '../../src/core/process/log.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -189,6 +192,28 @@ describe('health of a process whose database is away', function () {
       for (const { child } of [web, worker]) assert.equal(child.exitCode, null)
     })
   }
+
+  it('costs statements of another database nothing', async () => {
+    const watch = watchForSilence({
+      databaseUrl: 'postgres://nobody@127.0.0.1:1/none',
+      notifications: { healthy: () => false, ping: async () => false },
+      log: silentLog(),
+    })
+    const other = new pg.Client({ connectionString: database.url })
+    await other.connect()
+    try {
+      const slow = other.query('select pg_sleep(3)')
+      await assert.rejects(
+        watch.waiting(() => new Promise(() => {})),
+        DatabaseSilentError,
+      )
+      assert.equal(watch.isSilent(), true)
+      await slow
+    } finally {
+      watch.close()
+      await other.end()
+    }
+  })
 
   it('that drops its connections once is ready again at once', async () => {
     await relay.set('pass')

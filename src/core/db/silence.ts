@@ -39,24 +39,32 @@ export function watchForSilence(options: {
   const waiting = new Set<Work>()
   let silent = false
   let probing = false
+  let closed = false
+  // Never connected: it says how the driver reads the url.
+  const { host, port, database } = new pg.Client({ connectionString: databaseUrl })
+  /** Statements of this database; a process may have clients of others. */
+  function* suspects(): Generator<pg.Client> {
+    for (const { client, since } of pendingStatements())
+      if (isSuspect(since) && client.host === host && client.port === port && client.database === database) yield client
+  }
 
   const probe = async () => {
     probing = true
     const ask = () => (notifications.healthy() ? notifications.ping(PROBE_MS) : canConnect(databaseUrl))
     const answers = (await ask()) || (await ask())
     probing = false
+    if (closed) return
     if (answers && silent) log.info('the database answers again')
     if (!answers && !silent) log.error('the database does not answer')
     silent = !answers
     if (!silent) return
-    for (const { client, since } of pendingStatements()) if (isSuspect(since)) cut(client)
+    for (const client of [...suspects()]) cut(client)
     for (const { since, holds, giveUp } of waiting) if (!holds && isSuspect(since)) giveUp(new DatabaseSilentError())
   }
 
   const somethingWaits = (): boolean => {
     for (const { since, holds } of waiting) if (!holds && isSuspect(since)) return true
-    for (const { since } of pendingStatements()) if (isSuspect(since)) return true
-    return false
+    return !suspects().next().done
   }
   // Only while something is under way: a process that does nothing would wake up four times a second for this.
   let timer: NodeJS.Timeout | undefined
@@ -86,6 +94,7 @@ export function watchForSilence(options: {
       })
     },
     close() {
+      closed = true
       ignore()
       clearInterval(timer)
     },
