@@ -1,7 +1,7 @@
 import net from 'node:net'
 
 /** What clients sent through the proxy since the last `take`: how often each statement was sent, the most frequent first. */
-export type CountingProxy = {
+type CountingProxy = {
   /** `url` with the proxy's address in place of the server's. */
   url: string
   take(): { statement: string; count: number }[]

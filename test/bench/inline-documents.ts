@@ -1,17 +1,17 @@
 import { createHash } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
+import pg from 'pg'
 import { insertTextDocument } from '../../src/content/documents/store.ts'
 import { localVector } from '../../src/content/embeddings/local.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { openPool, type Pool } from '../../src/core/db/pool.ts'
-import { sql } from '../../src/core/db/sql.ts'
 import { createLog } from '../../src/core/process/log.ts'
 import { openServices } from '../../src/core/process/open-services.ts'
 import { client, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { countStatements, start } from './http.ts'
-import { processorTime } from './measure.ts'
+import { postmaster, processorTime } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -56,19 +56,26 @@ export async function run(prose: (length: number, seed: number) => string): Prom
     }
     await ours()
     await theirs()
+    const db = new pg.Client(app.databaseUrl)
+    await db.connect()
+    const server = await postmaster(db)
+    await db.end()
+    const used = () => [
+      processorTime(web.child.pid as number),
+      processorTime(worker.child.pid as number),
+      processorTime(server, { children: true }),
+    ]
     const rates: { ours: number; theirs: number; used: number[] }[] = []
     for (let round = 0; round < ROUNDS; round++) {
-      const processes = [[web.child.pid as number], [worker.child.pid as number], await backends(bare)]
-      const before = processes.map(usedBy)
+      const before = used()
       const rate = await ours()
       // What the worker does behind them counts.
       await sleep(1000)
-      const used = processes.map((pids, n) => (usedBy(pids) - before[n]) / ROUND)
-      rates.push({ ours: rate, theirs: await theirs(), used })
+      const each = used().map((total, n) => (total - before[n]) / ROUND)
+      rates.push({ ours: rate, theirs: await theirs(), used: each })
     }
-    const best = (of: (rate: (typeof rates)[number]) => number) => Math.max(...rates.map(of))
-    const [a, b] = [best(({ ours }) => ours), best(({ theirs }) => theirs)]
-    const [webMs, workerMs, databaseMs] = [0, 1, 2].map(n => -best(({ used }) => -used[n]))
+    const [a, b] = [Math.max(...rates.map(({ ours }) => ours)), Math.max(...rates.map(({ theirs }) => theirs))]
+    const [webMs, workerMs, databaseMs] = [0, 1, 2].map(n => Math.min(...rates.map(({ used }) => used[n])))
     return [
       {
         what: `inline text documents of 2 KB, ${CALLERS} callers`,
@@ -164,9 +171,3 @@ async function roundTrips(make: () => Promise<void>): Promise<number> {
   }
   return counts.sort((a, b) => a - b)[4]
 }
-
-/** The processes of the database server: none that are seen when it runs on another machine. */
-const backends = async (db: Pool): Promise<number[]> =>
-  (await db.anyFirst(sql.unsafe`select pid from pg_stat_activity`)) as number[]
-
-const usedBy = (pids: readonly number[]): number => pids.reduce((sum, pid) => sum + processorTime(pid), 0)

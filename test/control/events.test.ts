@@ -187,9 +187,33 @@ describe('events', () => {
     await eventually(async () => (await events('&event=agents.updated')).data[0].dispatched_at !== null)
   })
 
-  it('of a project without webhooks are marked as dispatched', async () => {
-    const made = await makeSecret()
-    await eventually(async () => (await events(`&resource_id=${made.id}`)).data[0].dispatched_at !== null)
+  it('of a project without active webhooks are dispatched as they are written; others wait for a worker', async () => {
+    const alone = await startApp()
+    try {
+      const [quiet, off, heard] = await Promise.all([alone.project(), alone.project(), alone.project()])
+      for (const [project, active] of [
+        [off, false],
+        [heard, true],
+      ] as const)
+        await alone.admin.post('/webhooks', {
+          project_id: project.id,
+          name: 'hook',
+          url: receiver.url,
+          events: ['nothing.*'],
+          active,
+        })
+      for (const [project, dispatched] of [
+        [quiet, true],
+        [off, true],
+        [heard, false],
+      ] as const) {
+        await alone.admin.post('/actors', { project_id: project.id, name: 'a' })
+        const { body } = await alone.admin.get(`/events?project_id=${project.id}&event=actors.created`)
+        assert.equal(body.data[0].dispatched_at !== null, dispatched)
+      }
+    } finally {
+      await alone.close()
+    }
   })
 
   it('carry any text unchanged', async () => {

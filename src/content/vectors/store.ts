@@ -239,7 +239,7 @@ const newVectors = ({ ids, written_in, server }: KnownVectors, filter: Scan['fil
     select v.ref_id, v.container_id, v.written_in, v.vec, ${filter?.(columns) ?? sql.fragment`true`} as visible
     from knowledge_vectors v where v.id = k.id offset 0
   ) v on true
-  where v.ref_id is null or not v.visible or v.written_in <> k.written_in or (select ${serverRun}) <> ${server}`
+  where v.ref_id is null or v.visible is not true or v.written_in <> k.written_in or (select ${serverRun}) <> ${server}`
 
 export const readNewVectors = (db: Queryable, known: KnownVectors, filter: Scan['filter']): Promise<NewVectors> =>
   db.any(newVector`select v.*, (select ${serverRun}) as server from (${newVectors(known, filter)}) v`)

@@ -140,7 +140,8 @@ export async function page<Row>(
   const bounds = sql.fragment`where ${where} order by ${order} limit`
   const read = sql.fragment`select ${columns}, ${count} as page_total from ${from}`
   // Keys pay for themselves only where rows are skipped or counted. The bound in the text tells a prepared plan how few rows
-  // it is about: without it, planning each time takes as long as the page.
+  // it is about: without it, planning each time takes as long as the page. A limit keeps the order of what it
+  // cuts.
   const statement =
     known && offset + limit <= NEAR
       ? sql.fragment`select * from (${read} ${bounds} ${NEAR_TEXT}) page limit ${limit} offset ${offset}`

@@ -41,11 +41,11 @@ export function watchForSilence(options: {
   let probing = false
   let closed = false
   // Never connected: it says how the driver reads the url.
-  const { host, port, database } = new pg.Client({ connectionString: databaseUrl })
+  const { database } = new pg.Client({ connectionString: databaseUrl })
   /** Statements of this database; a process may have clients of others. */
   function* suspects(): Generator<pg.Client> {
     for (const { client, since } of pendingStatements())
-      if (isSuspect(since) && client.host === host && client.port === port && client.database === database) yield client
+      if (isSuspect(since) && client.database === database) yield client
   }
 
   const probe = async () => {

@@ -122,7 +122,7 @@ export function attempts<S extends z.ZodRawShape>(declaration: {
     firstClaim: (named, leaseMs, locked) => sql.fragment`
       update ${table} a ${claiming(leaseMs)}
       from ${sql.identifier([locked])} l
-      where a.${entity} = l.id and a.id = ${named.id} and a.claims = 0
+      where a.${entity} = l.id and a.id = ${named.id} and a.claims = 0 and a.state = 'queued'
       returning a.${entity} as entity, a.id, a.claims, a.failures, ${columns}`,
     heldUntil: (db, named) =>
       db.maybeOneFirst(time`

@@ -111,8 +111,13 @@ export class QueueLoop {
   async takeOverExpired(): Promise<void> {
     if (this.#takingOver) return
     this.#takingOver = true
-    if (await this.#settlement.takeOverExpired()) this.#claimNow()
-    this.#takingOver = false
+    try {
+      if (await this.#settlement.takeOverExpired()) this.#claimNow()
+    } catch (error) {
+      this.#log.error({ err: error, queue: this.#queue.name }, 'expired messages not taken over')
+    } finally {
+      this.#takingOver = false
+    }
   }
 
   /** Messages were announced or found to be due: claim now. */

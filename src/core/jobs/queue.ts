@@ -264,6 +264,7 @@ export async function openQueues(options: {
     return boss.start()
   }
   const boss = await start({ max: options.connections, options: plannerOptions })
+  // No queue of ours has messages that wait for others, which a pass of flows looks for.
   const supervisor = options.supervise
     ? await start({ max: 1, supervise: true, maintenanceIntervalSeconds: 3600, flowIntervalSeconds: 86_400 })
     : null
