@@ -320,6 +320,23 @@ describe('queues and workers', function () {
         [shared.name],
       )
 
+    it('a message is due by the clock of the database, whatever its sender takes for the time', async () => {
+      const { now } = Date
+      const due = new Date(now() + 60_000)
+      Date.now = () => now() + 120_000
+      try {
+        await queues.send([message(shared, { id: 'ahead' }, { startAfter: due })])
+      } finally {
+        Date.now = now
+      }
+      const { rows } = await pool.query(
+        `select start_after > now() as waits from pgboss.job_common where name = $1 and data ->> 'id' = 'ahead'`,
+        [shared.name],
+      )
+      assert.deepEqual(rows, [{ waits: true }])
+      await pool.query(`delete from pgboss.job_common where name = $1 and data ->> 'id' = 'ahead'`, [shared.name])
+    })
+
     it('a message that is due soon is handled in time by workers that poll seldom', async () => {
       const seen = await seldomPolling()
       // The next one is more than five seconds away.

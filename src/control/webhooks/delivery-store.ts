@@ -51,9 +51,9 @@ const nextUndispatched = (limit: number): Fragment => sql.fragment`
   ) e
   limit ${limit}`
 
-/** Whether a project has a webhook that may want its events. By webhooks_project. */
-export const hasActiveWebhook = (project: Fragment): Fragment => sql.fragment`
-  exists (select from webhooks w where w.project_id = ${project} and w.active)`
+/** Whether a project has a webhook, also one that may be switched on before an event is committed. By webhooks_project. */
+export const hasWebhook = (project: Fragment): Fragment => sql.fragment`
+  exists (select from webhooks w where w.project_id = ${project})`
 
 const seen = sql.type(z.object({ seen: z.int(), left: z.array(z.string()) }))
 
@@ -67,7 +67,7 @@ export async function markWithoutSubscribers(db: Queryable, limit: number): Prom
       select n.*, row_number() over () as place from (${nextUndispatched(limit)}) n
     ), passed as (
       update events e set dispatched_at = now() from picked p
-      where e.id = p.id and not ${hasActiveWebhook(sql.fragment`p.project_id`)}
+      where e.id = p.id and not exists (select from webhooks w where w.project_id = p.project_id and w.active)
       returning e.id
     )
     select (select count(*)::int from picked) as seen,

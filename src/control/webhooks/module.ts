@@ -1,7 +1,7 @@
 import { module } from '../../core/api/module.ts'
 import { eventConsumers } from '../../core/db/write.ts'
 import { attempts } from './delivery-report.ts'
-import { hasActiveWebhook } from './delivery-store.ts'
+import { hasWebhook } from './delivery-store.ts'
 import { deliveries, dispatchHandler } from './handlers.ts'
 import { deliveryKind, webhookKind, webhookSecrets } from './model.ts'
 import { webhookOperations } from './operations.ts'
@@ -12,7 +12,7 @@ export default module('webhooks', {
   operations: webhookOperations,
   handlers: [dispatchHandler],
   background: [deliveries],
-  extensions: [eventConsumers.with(hasActiveWebhook)],
+  extensions: [eventConsumers.with(hasWebhook)],
   sealedColumns: webhookSecrets,
   metrics: [attempts],
   sweeps: [{ name: 'webhook deliveries', when: '41 3 * * *', run: pruneDeliveries }],

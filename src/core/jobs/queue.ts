@@ -170,8 +170,7 @@ export const IDLE_POLL_MS = 5_000
 
 /** Whether workers have to be told of a message with a delay: one that may be due before each of them has polled again. */
 export const isDueSoon = ({ startAfter }: Pick<Message, 'startAfter'>): boolean => {
-  const delay = startAfter ? startAfter.getTime() - Date.now() : 0
-  return delay > 0 && delay < 3 * IDLE_POLL_MS
+  return startAfter !== undefined && startAfter.getTime() - Date.now() < 3 * IDLE_POLL_MS
 }
 
 /** Name of the queue that keeps the messages of a queue that failed for good. */
@@ -188,9 +187,10 @@ function singletonKey(queue: Queue<any>, data: object, startAfter: Date | undefi
 }
 
 function toJob(message: Message) {
-  const { queue, id, priority } = message
+  // Whether its time has come is for the clock of the database: by that of a process that is ahead, an entity whose time
+  // has not come would be woken again and again.
+  const { queue, id, priority, startAfter } = message
   const data = queue.message.parse(message.data)
-  const startAfter = message.startAfter && message.startAfter.getTime() > Date.now() ? message.startAfter : undefined
   return {
     ...(id ? { id } : {}),
     data,

@@ -19,7 +19,8 @@ const BRACE = 0x7b
 export function sealWork(services: Services, turn: Owner, work: Work): string {
   const text = JSON.stringify(work)
   const { from, to, level } = COMPRESSED
-  const pays = text.length >= from && text.length <= to
+  const size = Buffer.byteLength(text)
+  const pays = size >= from && size <= to
   return services.secrets.seal(pays ? deflateSync(text, { level }) : text, sealOf(turn))
 }
 
