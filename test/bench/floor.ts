@@ -31,6 +31,14 @@ app.get('/actors', async (req, res) => {
   res.json({ data: rows.map(({ total: _, ...row }) => row), total: rows[0].total, limit: 50, offset: 0 })
 })
 
+app.post('/actors/bare', async (req, res) => {
+  const { project_id: project, name } = req.body as { project_id: string; name: string }
+  const made = await pool.one(
+    sql.unsafe`insert into actors (id, project_id, name) values (${newId('actor')}, ${project}, ${name}) returning *`,
+  )
+  res.status(201).json(made)
+})
+
 // The row, its event and its audit entry, one statement each in one transaction.
 app.post('/actors', async (req, res) => {
   const id = newId('actor')
