@@ -97,7 +97,7 @@ export const auditEvents = eventSource({
   eventNotes: 'project-scoped entries only',
 })
 
-export type Outbox = {
+type Outbox = {
   events: StoredEvent[]
   entries: AuditEntry[]
   notifications: { channel: string; payload: string }[]
@@ -124,7 +124,7 @@ const ENTRY_COLUMNS = [
  * notifications at commit. `guard` makes all of it depend on a condition, for example on a row that an earlier cte
  * updated. A statement of its own is a transaction of its own: one round trip in all.
  */
-export function outboxParts(
+function outboxParts(
   outbox: Outbox,
   guard: Fragment = sql.fragment`true`,
   sends: SendPart[] = [],

@@ -4,12 +4,12 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { settleTurn } from './attempt-store.ts'
 import type { TurnInput } from './create.ts'
+import { followEnd } from './ended.ts'
 import { lastFrame } from './frame-store.ts'
 import { makeFrame } from './frames.ts'
-import { ABORT_CHANNEL, TURN_CHANNEL } from './live.ts'
+import { ABORT_CHANNEL } from './live.ts'
 import { type GenerationRow, generationKind, storable } from './model.ts'
 import { findPendingWork, requestAbort } from './store.ts'
-import { traceWrite } from './trace-write.ts'
 import { openWork } from './work.ts'
 
 type EndOptions = { stop_reason?: 'error' | 'cancelled'; force?: boolean }
@@ -80,16 +80,8 @@ export async function abortTurn(
   }
   const after = storable(shown, now)
   const frames = [makeFrame(services, generation, (await lastFrame(tx, generationId)) + 1, 'error', failure)]
-  await settleTurn(tx, {
-    generation,
-    after,
-    step: null,
-    frames,
-    outbox: { events: [], entries: [], notifications: [] },
-  })
-  if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })
-  tx.emit(generationKind, 'failed', after)
-  tx.notify(TURN_CHANNEL, `${generationId} settled`)
+  await settleTurn(tx, { generation, after, step: null, frames })
+  followEnd(tx, after)
   return 'failed'
 }
 

@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { type OneStatement, type Outbox, outboxParts } from '../../core/db/write.ts'
-import type { SendPart } from '../../core/jobs/queue.ts'
+import type { OneStatement } from '../../core/db/write.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import { type Frame, frameRows } from './frame-store.ts'
@@ -148,20 +147,15 @@ export type Settlement = {
   after: GenerationRow
   step: StepRow | null
   frames: Frame[]
-  outbox: Outbox
-  sends?: SendPart[]
 }
 
 /**
- * Ends an attempt in one statement: the record, its trace, the last step, the working state, the last frames, events and
- * notifications. Guarded by the attempt; returns false when another process owns the turn.
+ * Ends an attempt: the record, its trace, the last step, the working state and the last frames. Guarded by the attempt: held
+ * unless another process owns the turn.
  */
-export async function settleTurn(db: Queryable, settlement: Settlement): Promise<boolean> {
-  const { generation, after, step } = settlement
+export function settlementParts({ generation, after, step, frames }: Settlement): OneStatement {
   const guard = sql.fragment`exists (select 1 from settled)`
-  // Behind the lock of the trace, which those who are woken take too.
-  const { ctes, select } = outboxParts(settlement.outbox, sql.fragment`exists (select 1 from traced)`, settlement.sends)
-  const parts = [
+  const ctes = [
     sql.fragment`settled as (
       update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${jsonb(after.error)}, output = ${jsonb(after.output)},
         input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, step_count = ${after.step_count}, completed_at = ${after.completed_at},
@@ -177,16 +171,18 @@ export async function settleTurn(db: Queryable, settlement: Settlement): Promise
       where id = ${generation.trace_id} and ${guard} returning id)`,
     sql.fragment`emptied as (delete from ${workTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
-    ...(settlement.frames.length > 0
-      ? [sql.fragment`last_frames as (${frameRows(generation.id, settlement.frames, guard)})`]
-      : []),
-    ...ctes,
+    ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]
-  return (
-    (await db.oneFirst(owned`
-    with ${sql.join(parts, sql.fragment`, `)}, told as (${select})
-    select (select count(*) from settled)::int + 0 * (select sent from told)::int as owned`)) === 1
-  )
+  // Behind the lock of the trace, which those who are woken take too.
+  return { ctes, guard: sql.fragment`exists (select 1 from traced)`, columns: sql.fragment`true as settled` }
+}
+
+const held = sql.type(z.object({ held: z.boolean() }))
+
+/** The same in a transaction that goes on; returns whether it held. */
+export function settleTurn(db: Queryable, settlement: Settlement): Promise<boolean> {
+  const { ctes, guard } = settlementParts(settlement)
+  return db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
 }
 
 /** Gives a running turn back without counting the attempt as lost. */

@@ -1,14 +1,21 @@
 import { Counter } from 'prom-client'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
-import { makeEvent } from '../../core/db/events.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
-import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { callModel } from '../providers/call.ts'
 import type { ModelAnswer } from '../providers/exchange.ts'
-import { claimParts, handBackTurn, journalStep, type LoadedTurn, loadTurn, settleTurn } from './attempt-store.ts'
+import {
+  claimParts,
+  handBackTurn,
+  journalStep,
+  type LoadedTurn,
+  loadTurn,
+  settlementParts,
+  settleTurn,
+} from './attempt-store.ts'
+import { followEnd } from './ended.ts'
 import { type Attachments, attachFiles, readFiles } from './files.ts'
 import { addFrame } from './frame-store.ts'
 import { FrameWriter, startedOf } from './frames.ts'
@@ -19,7 +26,6 @@ import { prepareTurn } from './prepare.ts'
 import { agentResult, stepMessages } from './result.ts'
 import type { TurnOutcome, TurnRun } from './source.ts'
 import { historyOf, stepOf, storedStep } from './steps.ts'
-import { traceWrite } from './trace-write.ts'
 import { sealWork } from './work.ts'
 
 export const turnsTotal = new Counter({
@@ -162,10 +168,6 @@ class Execution {
     })
     if (!held) throw new TurnLost()
     this.generation = after
-  }
-
-  private event(verb: 'completed' | 'failed', row: GenerationRow) {
-    return makeEvent(generationKind, verb, row, {}, this.services.config.EVENT_DATA_MAX_BYTES)
   }
 
   /** Step after step until an answer, a limit or an abort. */
@@ -343,8 +345,6 @@ class Execution {
       updated_at: now,
     }
     const after = storable(shown, now)
-    const verb = end.status === 'completed' ? 'completed' : 'failed'
-    const settled = { channel: TURN_CHANNEL, payload: `${after.id} settled` }
     const last = (result: object | null) =>
       end.status === 'completed'
         ? this.frames.next('completed', result ?? agentResult(shown, steps))
@@ -354,8 +354,6 @@ class Execution {
       after,
       step: step ? storedStep(step, this.generation.content_mode) : null,
     }
-    const moves =
-      steps.length > 0 ? [message(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })] : []
     let owned: boolean
     if (run.source?.settle) {
       const { source } = run
@@ -364,10 +362,8 @@ class Execution {
         this.frames.seq = firstSeq
         const stop = await source.lock?.(tx, this.generation)
         if (stop && end.status === 'completed') throw new TurnAborted({ stop_reason: 'error', ...stop })
-        if (!(await settleTurn(tx, { ...settlement, frames, outbox: { events: [], entries: [], notifications: [] } })))
-          return false
-        for (const { queue, data } of moves) tx.send(queue, data)
-        tx.emit(generationKind, verb, after)
+        if (!(await settleTurn(tx, { ...settlement, frames }))) return false
+        followEnd(tx, after)
         const outcome: TurnOutcome = {
           status: end.status as 'completed' | 'failed',
           content: end.output?.content ?? null,
@@ -378,19 +374,14 @@ class Execution {
         }
         const given = await source.settle?.(tx, after, outcome)
         await addFrame(tx, after.id, last(given?.result ?? null))
-        tx.notify(settled.channel, settled.payload)
         return true
       })
     } else {
-      const sends = moves.length > 0 ? await services.queues.parts(moves) : []
-      owned = await settleTurn(services.pool, {
-        ...settlement,
-        frames: [...frames, last(null)],
-        outbox: { events: [this.event(verb, after)], entries: [], notifications: [settled] },
-        sends: sends ?? [],
+      const { held } = await services.writeOne(outgoing => {
+        followEnd(outgoing, after)
+        return settlementParts({ ...settlement, frames: [...frames, last(null)] })
       })
-      // One that is lost here is found by the sweep.
-      if (owned && sends === null) await services.queues.send(moves)
+      owned = held
     }
     if (!owned) throw new TurnLost()
     this.generation = after
