@@ -58,7 +58,7 @@ const config = operation({
     const { configured, model } = embedderOf(services)
     const space = await currentSpace(services)
     const pending = space
-      ? await countOutside(db, space, visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }))
+      ? await countOutside(db, space, visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows)
       : 0
     return {
       configured,

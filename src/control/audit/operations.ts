@@ -64,7 +64,7 @@ const exportEntries = operation({
     const started = new Date()
     const to = query.to && query.to < started ? query.to : started
     const where = all([
-      context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }),
+      context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
       between(sql.fragment`t.created_at`, { from: query.from ?? null, to }),
       ...filterConditions(filters, query),
     ])

@@ -140,8 +140,7 @@ export async function page<Row>(
   const bounds = sql.fragment`where ${where} order by ${order} limit`
   const read = sql.fragment`select ${columns}, ${count} as page_total from ${from}`
   // Keys pay for themselves only where rows are skipped or counted. The bound in the text tells a prepared plan how few rows
-  // it is about: without it, planning each time takes as long as the page. A limit keeps the order of what it
-  // cuts.
+  // it is about: without it, planning each time takes as long as the page. A limit keeps the order of what it cuts.
   const statement =
     known && offset + limit <= NEAR
       ? sql.fragment`select * from (${read} ${bounds} ${NEAR_TEXT}) page limit ${limit} offset ${offset}`
@@ -179,7 +178,7 @@ export function pageOfArray<T>(items: readonly T[], { limit, offset }: Page): Pa
 
 /** The page of a list over a table aliased `t` that has project_id, id, created_at and, when the kind has them, tags. */
 export function listTable<Row>(
-  context: Pick<Context, 'db' | 'page' | 'project' | 'visible' | 'seesAll'>,
+  context: Pick<Context, 'db' | 'page' | 'project' | 'visible'>,
   query: {
     table: string
     /** The table's rows are counted in `row_counts` by project. */
@@ -194,17 +193,17 @@ export function listTable<Row>(
   },
 ): Promise<PageBody<unknown>> {
   const { table, countKept, filters, present } = query
-  const columns = {
+  const visible = context.visible({
     project: sql.fragment`t.project_id`,
     id: sql.fragment`t.id`,
     ...(query.tags ? { tags: sql.fragment`t.tags` } : {}),
     ...(query.path ? { path: sql.fragment`t.path` } : {}),
-  }
+  })
   return page<Row>(context, {
     columns: query.columns ?? sql.fragment`t.*`,
     from: sql.fragment`${sql.identifier([table])} t`,
-    rows: context.visible(columns),
-    kept: countKept && context.seesAll(columns) && keptCount(table, context.project),
+    rows: visible.rows,
+    kept: countKept && visible.all && keptCount(table, context.project),
     filters,
     time: sql.fragment`t.created_at`,
     order: query.order ?? sql.fragment`t.created_at desc, t.id desc`,

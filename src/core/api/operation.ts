@@ -2,11 +2,11 @@ import type { IncomingMessage } from 'node:http'
 import type { Readable } from 'node:stream'
 import { z } from 'zod'
 import type { Config } from '../../config.ts'
-import type { Fragment, Queryable } from '../db/sql.ts'
+import type { Queryable } from '../db/sql.ts'
 import type { Outgoing, Tx } from '../db/write.ts'
 import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
-import type { RowColumns } from '../iam/row-filter.ts'
+import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
 import type { RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
@@ -89,9 +89,7 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   project: string | null
   page: Page
   /** On lists: the rows the caller may see, over the columns given. */
-  visible(columns: RowColumns): Fragment
-  /** On lists: whether these are all there are in the project, or in the deployment where none is named. */
-  seesAll(columns: RowColumns): boolean
+  visible(columns: RowColumns): VisibleRows
   db: Queryable
   tx: Tx
   services: Services

@@ -102,7 +102,7 @@ export function resource<Row extends KindRow, Event extends string>(
         answers: { 200: pageOf(entry ?? kind.record) },
         ...(more as object),
         run: context =>
-          listTable<Row>(visible ? { ...context, visible: () => visible(context), seesAll: () => false } : context, {
+          listTable<Row>(visible ? { ...context, visible: () => ({ rows: visible(context), all: false }) } : context, {
             table: kind.table,
             countKept: kind.countKept,
             columns: entry ? selectList(names) : kind.columns,

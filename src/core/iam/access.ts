@@ -1,10 +1,10 @@
 import { raise } from '../api/errors.ts'
 import { srn } from '../api/kind.ts'
 import type { AllowTarget } from '../api/operation.ts'
-import { type Fragment, sql } from '../db/sql.ts'
+import { all, sql } from '../db/sql.ts'
 import { type Caller, facts, isAdmin } from './caller.ts'
 import { couldAllow, decide, projectVisible } from './decide.ts'
-import { listPossible, listProjects, type RowColumns, rowFilter } from './row-filter.ts'
+import { listPossible, listProjects, type RowColumns, rowFilter, type VisibleRows } from './row-filter.ts'
 
 /** What a decision is about: a row, or everything of a kind in a project (creates), there at a path when one is known. */
 export type Target = AllowTarget & { requestTags?: Record<string, string> }
@@ -65,24 +65,23 @@ export function adminGate(caller: Caller, action: string, target: Target | null)
   return caller.layers.length === 0 || (target === null ? mayEver(caller, action) : permitted(caller, action, target))
 }
 
-type RowRequest = { action: string; type: string; project: string | null }
-
-const permittedRows = (caller: Caller, { action, type, project }: RowRequest, columns: RowColumns) =>
-  rowFilter(caller.layers, { action, type, facts: facts(caller), projectId: project ?? undefined }, columns)
-
-/** Whether policies leave no row out of a list of the project, or of the deployment where none is named. */
-export const seesAll = (caller: Caller, request: RowRequest, columns: RowColumns): boolean =>
-  permittedRows(caller, request, columns) === true
-
-/** The rows of a list the caller may see, as a condition over the row's columns. */
-export function visibleRows(caller: Caller, request: RowRequest, columns: RowColumns): Fragment {
-  const { project } = request
-  const parts: Fragment[] = []
-  if (project !== null) parts.push(sql.fragment`${columns.project} = ${project}`)
-  const filter = permittedRows(caller, request, columns)
-  if (filter === false) return sql.fragment`false`
-  if (filter !== true) parts.push(sql.fragment`(${filter})`)
-  return parts.length === 0 ? sql.fragment`true` : sql.fragment`${sql.join(parts, sql.fragment` and `)}`
+/** The rows of a list the caller may see, in a project or where none is named in the deployment. */
+export function visibleRows(
+  caller: Caller,
+  { action, type, project }: { action: string; type: string; project: string | null },
+  columns: RowColumns,
+): VisibleRows {
+  const filter = rowFilter(
+    caller.layers,
+    { action, type, facts: facts(caller), projectId: project ?? undefined },
+    columns,
+  )
+  if (filter === false) return { rows: sql.fragment`false`, all: false }
+  const rows = all([
+    project !== null && sql.fragment`${columns.project} = ${project}`,
+    filter !== true && sql.fragment`(${filter})`,
+  ])
+  return { rows, all: filter === true }
 }
 
 /** Whether a list over a named project can show anything at all. */

@@ -107,6 +107,9 @@ export type RowColumns = {
   parent?: FragmentSqlToken
 }
 
+/** A condition for the rows that a caller may see; `all`: policies leave none out. */
+export type VisibleRows = { rows: FragmentSqlToken; all: boolean }
+
 type Filter = boolean | FragmentSqlToken
 
 function any(filters: Filter[]): Filter {

@@ -4,7 +4,7 @@ import { parsePage } from '../api/lists.ts'
 import type { Context } from '../api/operation.ts'
 import { checkStorable, parse } from '../api/validate.ts'
 import type { Tx } from '../db/write.ts'
-import { permitted, seesAll, targetName, visibleRows } from '../iam/access.ts'
+import { permitted, targetName, visibleRows } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { entryOf } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
@@ -67,7 +67,6 @@ export function contextOf(
     project: inv.project,
     page,
     visible: columns => visibleRows(caller, listed, columns),
-    seesAll: columns => seesAll(caller, listed, columns),
     db,
     tx: undefined as unknown as Tx,
     services,

@@ -3,7 +3,7 @@ import type { Logger } from 'pino'
 import { inTenancy } from '../db/tenancy.ts'
 import { leasesLost } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { type Claim, claim, handBack } from './claims.ts'
+import { type Claim, claim, complete, handBack } from './claims.ts'
 import { HandBack, type Handler, type JobContext } from './handler.ts'
 import { message as buildMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
 import { type HeldClaim, Settlement } from './settlement.ts'
@@ -238,7 +238,7 @@ export class QueueLoop {
         delayed.map(job => buildMessage(this.#queue, job.data)),
         tx,
       )
-      await this.#queues.boss.complete(this.#queue.name, delayed, null, { db: tx })
+      await complete(tx, this.#queue, delayed)
     })
     this.#claimNow()
   }

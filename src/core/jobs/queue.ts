@@ -169,9 +169,8 @@ export const delayedChannel = 'muster_delayed'
 export const IDLE_POLL_MS = 5_000
 
 /** Whether workers have to be told of a message with a delay: one that may be due before each of them has polled again. */
-export const isDueSoon = ({ startAfter }: Pick<Message, 'startAfter'>): boolean => {
-  return startAfter !== undefined && startAfter.getTime() - Date.now() < 3 * IDLE_POLL_MS
-}
+export const isDueSoon = ({ startAfter }: Pick<Message, 'startAfter'>): boolean =>
+  startAfter !== undefined && startAfter.getTime() - Date.now() < 3 * IDLE_POLL_MS
 
 /** Name of the queue that keeps the messages of a queue that failed for good. */
 export const deadName = (name: string) => `${name}.dead`

@@ -34,10 +34,10 @@ export const mayRotate = (caller: Caller, row: KeyRow): Verdict =>
 export function visibleKeys(caller: Caller): Fragment {
   const own = sql.fragment`t.user_id = ${caller.user.id}`
   if (caller.credential.type === 'user') return isAdmin(caller) ? sql.fragment`true` : own
-  const permitted = visibleRows(
+  const { rows } = visibleRows(
     caller,
     { action: 'project-keys:ListProjectKeys', type: projectKeyKind.name, project: caller.project_id },
     { project: sql.fragment`coalesce(t.project_id, '*')`, id: sql.fragment`t.id` },
   )
-  return sql.fragment`${own} and ${permitted}`
+  return sql.fragment`${own} and ${rows}`
 }

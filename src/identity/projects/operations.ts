@@ -36,7 +36,7 @@ function auditCreated(audit: Context['audit'], id: string): void {
 function listed(caller: Caller) {
   const columns = { project: sql.fragment`t.id`, id: sql.fragment`t.id`, tags: sql.fragment`t.tags` }
   const visible = (action: string) =>
-    visibleRows(caller, { action, type: projectKind.name, project: caller.project_id }, columns)
+    visibleRows(caller, { action, type: projectKind.name, project: caller.project_id }, columns).rows
   return sql.fragment`(${visible('projects:ListProjects')} or ${visible('projects:GetProject')})`
 }
 
