@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { envelopeOf } from '../../core/db/envelopes.ts'
 import { sql } from '../../core/db/sql.ts'
 import { Envelope } from '../webhooks/model.ts'
 
@@ -24,7 +25,8 @@ const EventRow = z.object({
   id: z.string(),
   project_id: z.string(),
   name: z.string(),
-  envelope: z.string(),
+  envelope: z.string().nullable(),
+  packed: z.instanceof(Buffer).nullable(),
   dispatched_at: z.string().nullable(),
 })
 
@@ -37,6 +39,6 @@ export const eventKind = kind({
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: Event,
   row: EventRow,
-  columns: sql.fragment`t.id, t.project_id, t.name, t.envelope, t.dispatched_at`,
-  present: (row: z.output<typeof EventRow>) => ({ ...JSON.parse(row.envelope), dispatched_at: row.dispatched_at }),
+  columns: sql.fragment`t.id, t.project_id, t.name, t.envelope, t.packed, t.dispatched_at`,
+  present: (row: z.output<typeof EventRow>) => ({ ...JSON.parse(envelopeOf(row)), dispatched_at: row.dispatched_at }),
 })

@@ -8,6 +8,7 @@ import { deliveryKind, WebhookDelivery } from '../webhooks/model.ts'
 import { findVisible, wakeWorkers } from '../webhooks/operations.ts'
 import { insertDelivery } from '../webhooks/store.ts'
 import { EventFamily, eventKind, RedispatchInput } from './model.ts'
+import { keepText } from './store.ts'
 
 const tag = 'Events'
 
@@ -63,7 +64,7 @@ export const eventOperations: Operation[] = [
         webhook_id: target.id,
         event_id: resource.id,
         event_type: resource.name,
-        envelope: resource.envelope,
+        envelope: await keepText(tx, resource.id),
         redelivery_of: null,
       })
       if (!row)

@@ -1,7 +1,18 @@
 import { z } from 'zod'
+import { envelopeOf } from '../../core/db/envelopes.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 
 const eventId = sql.type(z.object({ id: z.string() }))
+
+const stored = sql.type(z.object({ envelope: z.string().nullable(), packed: z.instanceof(Buffer).nullable() }))
+
+/** The text of an event that gets a delivery, as text from now on. The lock keeps a purge of its content apart. */
+export async function keepText(db: Queryable, id: string): Promise<string> {
+  const row = await db.one(stored`select envelope, packed from events where id = ${id} for no key update`)
+  const text = envelopeOf(row)
+  if (row.packed) await db.query(statement`update events set envelope = ${text}, packed = null where id = ${id}`)
+  return text
+}
 
 /** Locks up to `limit` dispatched events made before `before`, oldest first. Served by events_created. */
 export const lockExpired = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>

@@ -10,6 +10,7 @@ import {
   type SendPart,
   workQueue,
 } from '../jobs/queue.ts'
+import { packEnvelope } from './envelopes.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
@@ -23,7 +24,7 @@ export const DISPATCH_CHANNEL = 'muster_events'
 
 /**
  * Conditions under which somebody may want the events of a project. An event that nobody can want counts as dispatched
- * when it is written: to have it looked at and marked costs as much again as to write it.
+ * when it is written, and is kept compressed: to have it looked at and marked costs as much again as to write it.
  */
 export const eventConsumers = extensionPoint<(project: Fragment) => Fragment>('event consumers')
 
@@ -135,11 +136,14 @@ function outboxParts(
     const wanted = eventConsumers.all().map(condition => condition(sql.fragment`e.project_id`))
     const isWanted = wanted.length > 0 ? sql.join(wanted, sql.fragment` or `) : sql.fragment`false`
     // As json, because of an array PostgreSQL expects another number of rows each time and plans anew.
+    const rows = events.map(event => ({ ...event, packed: packEnvelope(event.envelope)?.toString('base64') }))
     ctes.push(sql.fragment`outbox_events as (
-      insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at, dispatched_at)
-      select e.*, case when ${isWanted} then null else now() end
-      from json_to_recordset(${JSON.stringify(events)}::json) as e (id text, project_id text, name text, resource_type text,
-        resource_id text, envelope text, created_at timestamptz)
+      insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, created_at, dispatched_at)
+      select e.id, e.project_id, e.name, e.resource_type, e.resource_id, case when w.text then e.envelope end,
+        case when not w.text then decode(e.packed, 'base64') end, e.created_at, case when not w.wanted then now() end
+      from json_to_recordset(${JSON.stringify(rows)}::json) as e (id text, project_id text, name text, resource_type text,
+        resource_id text, envelope text, packed text, created_at timestamptz)
+      cross join lateral (select wanted, wanted or e.packed is null as text from (select ${isWanted} as wanted) w) w
       where ${guard}
       returning dispatched_at)`)
   }

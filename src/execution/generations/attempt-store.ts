@@ -169,7 +169,12 @@ export function settlementParts({ generation, after, step, frames }: Settlement)
         ${after.error ? sql.fragment`, error = ${jsonb(after.error)}` : sql.fragment``}
         ${after.content_redacted_at ? stamped(after) : sql.fragment``}
       where id = ${generation.trace_id} and ${guard} returning id)`,
-    sql.fragment`emptied as (delete from ${workTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
+    sql.fragment`closed as (delete from generation_work where generation_id = ${generation.id} and ${guard})`,
+    ...(generation.content_mode === 'none'
+      ? [
+          sql.fragment`emptied as (delete from generation_work_unlogged where generation_id = ${generation.id} and ${guard})`,
+        ]
+      : []),
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]

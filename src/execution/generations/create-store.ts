@@ -64,7 +64,9 @@ export function newTurnParts(turn: NewTurn): OneStatement {
         case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
         ${turn.deadline_at}::timestamptz, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
       from runnable)`,
-    sql.fragment`kept as (insert into generation_work (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'full')`,
+    sql.fragment`open as (
+      insert into generation_work (generation_id, sealed)
+      select ${turn.id}, case when mode = 'full' then ${turn.sealedWork} end from runnable)`,
     sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')`,
   ]
   return {

@@ -26,6 +26,7 @@ import { prepareTurn } from './prepare.ts'
 import { agentResult, stepMessages } from './result.ts'
 import type { TurnOutcome, TurnRun } from './source.ts'
 import { historyOf, stepOf, storedStep } from './steps.ts'
+import { traceWriter } from './trace-write.ts'
 import { sealWork } from './work.ts'
 
 export const turnsTotal = new Counter({
@@ -385,6 +386,7 @@ class Execution {
     }
     if (!owned) throw new TurnLost()
     this.generation = after
+    if (after.step_count > 0) traceWriter(services).add(after)
     await fault(services, 'after_settle')
     turnsTotal.inc({ outcome: end.status })
     this.report(end.status === 'completed' ? 'completed' : 'failed', end.error)
