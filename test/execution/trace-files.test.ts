@@ -5,7 +5,7 @@ import path from 'node:path'
 import pg from 'pg'
 import { newId } from '../../src/core/api/ids.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { writeTraces } from '../../src/execution/generations/trace-write.ts'
+import { traceWrite } from '../../src/execution/generations/trace-write.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -271,7 +271,9 @@ describe('steps files of traces', function () {
         `insert into generation_steps (generation_id, n, text, started_at, completed_at) values ($1, 1, 'late', now(), now())`,
         [id],
       )
-      const writing = writeTraces(app.services, [first.trace_id])
+      await app.services.queues.send([
+        { queue: traceWrite, data: { trace_id: first.trace_id, project_id: app.projectId } },
+      ])
       await eventually(
         async () =>
           (
@@ -282,7 +284,7 @@ describe('steps files of traces', function () {
         { what: 'somebody who waits for the turn' },
       )
       await settling.query('commit')
-      await writing
+      await t.written(first.trace_id)
       assert.deepEqual(
         (await t.steps(file_id)).map(step => step.generation_id),
         [first.id, id],
@@ -553,18 +555,22 @@ describe('steps files of traces', function () {
     })
 
     it('hold nothing that was purged while they were written', async () => {
-      await worker({ FAULT_POINTS: 'trace_staged=freeze:4000' })
-      const staged = () =>
-        eventually(async () => (await of.rows(`select 1 from file_blobs where state = 'staging'`)).length > 0, {
-          what: 'staged bytes',
-        })
+      // In a directory staged bytes can be seen.
+      const dir = await mkdtemp(path.join(tmpdir(), 'muster-traces-'))
+      const env = { FILES_STORAGE_PROVIDER: 'local', FILES_STORAGE_DIR: dir }
+      await idle.close()
+      idle = await startAgentApp({ workers: [], env })
+      of = kit(idle)
+      await worker({ ...env, FAULT_POINTS: 'trace_staged=freeze:4000' })
+      const objects = async () =>
+        (await readdir(dir, { recursive: true, withFileTypes: true })).filter(entry => entry.isFile()).length
+      const staged = () => eventually(async () => (await objects()) > 0, { what: 'staged bytes' })
       const whole = await of.turn()
       await staged()
       assert.equal((await idle.key.delete(`/traces/${whole.trace_id}/content`)).status, 200)
-      await eventually(async () => (await of.blobs()) === 0, { within: 25_000, what: 'the end of the staged bytes' })
+      await eventually(async () => (await objects()) === 0, { within: 25_000, what: 'the end of the staged bytes' })
       assert.equal((await of.trace(whole.trace_id)).file_id, null)
       assert.deepEqual(await of.rows('select 1 from files'), [])
-      assert.equal(await of.blobs(), 0)
 
       const first = await of.turn()
       const second = await of.turn({ prompt: 'b', trace_id: first.trace_id })

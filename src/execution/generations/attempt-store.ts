@@ -98,8 +98,7 @@ const stepInsert = (generationId: string, step: StepRow, guard: Fragment): Fragm
   insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, started_at, completed_at)
   select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${jsonb(step.tool_calls)},
     ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
-  where ${guard}
-  on conflict do nothing`
+  where ${guard}`
 
 /** Journals a settled step of a turn that goes on. Returns false when the attempt no longer owns the turn. */
 export async function journalStep(

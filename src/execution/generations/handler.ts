@@ -8,7 +8,7 @@ import { abortTurn } from './abort.ts'
 import { generationRun } from './create.ts'
 import { deleteOldFrames } from './frame-store.ts'
 import { idleTurns } from './store.ts'
-import { unwrittenTraces } from './trace-store.ts'
+import { awaitSettling, unwrittenTraces } from './trace-store.ts'
 import { TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
 import { executeTurn } from './turn.ts'
 
@@ -39,12 +39,11 @@ export const generationHandlers = [
       if (outcome === 'handed_back') throw new HandBack()
     },
   ),
-  handler(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, (messages, { services }) =>
-    writeTraces(
-      services,
-      messages.map(({ trace_id }) => trace_id),
-    ),
-  ),
+  handler(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { services }) => {
+    const traceIds = messages.map(({ trace_id }) => trace_id)
+    await awaitSettling(services.pool, traceIds)
+    await writeTraces(services, traceIds)
+  }),
   handler(generationSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepTurns(services, stopping)),
 ]
 

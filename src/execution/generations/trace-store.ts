@@ -44,7 +44,7 @@ const Journals = z.object({
 export type Journals = z.output<typeof Journals>
 const journals = sql.type(Journals)
 
-/** Waits for turns of traces that are being settled: a message that they would have sent is the one at hand. */
+/** Waits for turns of traces that are being ended: a message that they would have sent is the one at hand. */
 export const awaitSettling = (db: Queryable, traceIds: readonly string[]) =>
   db.query(statement`
     select from traces where id = any(${sql.array([...traceIds], 'text')}) order by id for share`)

@@ -1,4 +1,3 @@
-import { Readable } from 'node:stream'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { fileKind } from '../../content/files/model.ts'
@@ -12,14 +11,7 @@ import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { FileStep } from './trace-file.ts'
 import { encodeSteps, stepsOfFile, toFileStep, traceFilePath } from './trace-file.ts'
-import {
-  awaitSettling,
-  dropJournal,
-  type Journals,
-  lockTraceFiles,
-  readJournals,
-  setTraceFiles,
-} from './trace-store.ts'
+import { dropJournal, type Journals, lockTraceFiles, readJournals, setTraceFiles } from './trace-store.ts'
 
 const Written = z.object({ trace_id: z.string(), project_id: z.string() })
 
@@ -72,16 +64,14 @@ export async function writeTraces(services: Services, traceIds: readonly string[
   const files: { trace: Journals; id: string; staged: Staged }[] = []
   const drafts: Draft[] = []
   try {
-    await awaitSettling(services.pool, traceIds)
     for (const trace of await readJournals(services.pool, traceIds)) {
       const made = await draft(services, trace)
       drafts.push(made)
       if (made.steps === null) continue
       // Bytes are found by the id they were staged for: never by one that has some.
       const fileId = newId(fileKind.prefix)
-      const source = Readable.from([encodeSteps(made.steps)])
-      const target = { projectId: trace.project_id, fileId, maxBytes: Number.POSITIVE_INFINITY }
-      files.push({ trace, id: trace.file?.id ?? fileId, staged: await store.stage(source, target) })
+      const staged = await store.stageBytes(encodeSteps(made.steps), { projectId: trace.project_id, fileId })
+      files.push({ trace, id: trace.file?.id ?? fileId, staged })
     }
     const moved = drafts.flatMap(movedOf)
     if (moved.length === 0) return
