@@ -26,7 +26,7 @@ create index generations_actor on generations (actor_id, created_at) where actor
 -- The row of a turn is written three times, and no index reads what changes: the room left in a page lets the later two
 -- stay in it, so that eight indexes are written once. What is not at its end is what has working state.
 drop index generations_open;
-alter table generations set (fillfactor = 70);
+alter table generations set (fillfactor = 80);
 alter table generation_work alter column sealed drop not null;
 comment on table generation_work is 'A row for each turn that is not at its end; in content mode none its working state is in generation_work_unlogged';
 insert into generation_work (generation_id) select id from generations where completed_at is null on conflict do nothing;

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { kinds } from '../../src/core/api/kind.ts'
-import { envelopeOf } from '../../src/core/db/envelopes.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../src/core/db/envelopes.ts'
 import { all, type Queryable, sql } from '../../src/core/db/sql.ts'
 import type { Tx } from '../../src/core/db/write.ts'
 
@@ -12,9 +12,7 @@ export function emitNamed(tx: Tx, name: string, projectId: string, record: { id:
   tx.emit(kind, verb, { id: record.id, project_id: projectId }, { data: record })
 }
 
-const stored = sql.type(
-  z.object({ name: z.string(), envelope: z.string().nullable(), packed: z.instanceof(Buffer).nullable() }),
-)
+const stored = sql.type(StoredEnvelope.extend({ name: z.string() }))
 
 /** Events as they are stored, oldest first, with the data of their envelopes. */
 export async function storedEvents(
@@ -22,13 +20,13 @@ export async function storedEvents(
   { resource, project, name }: { resource?: string; project?: string; name?: string },
 ): Promise<{ name: string; data: any; envelope: any }[]> {
   const rows = await db.any(stored`
-    select name, envelope, packed from events where ${all([
+    select name, ${storedEnvelope} from events where ${all([
       resource !== undefined && sql.fragment`resource_id = ${resource}`,
       project !== undefined && sql.fragment`project_id = ${project}`,
       name !== undefined && sql.fragment`name = ${name}`,
     ])} order by created_at, id`)
   return rows.map(row => {
-    const envelope = JSON.parse(envelopeOf(row))
+    const envelope = JSON.parse(readEnvelope(row))
     return { name: row.name, data: envelope.data, envelope }
   })
 }

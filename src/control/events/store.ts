@@ -1,15 +1,15 @@
 import { z } from 'zod'
-import { envelopeOf } from '../../core/db/envelopes.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 
 const eventId = sql.type(z.object({ id: z.string() }))
 
-const stored = sql.type(z.object({ envelope: z.string().nullable(), packed: z.instanceof(Buffer).nullable() }))
+const stored = sql.type(StoredEnvelope)
 
 /** The text of an event that gets a delivery, as text from now on. The lock keeps a purge of its content apart. */
 export async function keepText(db: Queryable, id: string): Promise<string> {
-  const row = await db.one(stored`select envelope, packed from events where id = ${id} for no key update`)
-  const text = envelopeOf(row)
+  const row = await db.one(stored`select ${storedEnvelope} from events where id = ${id} for no key update`)
+  const text = readEnvelope(row)
   if (row.packed) await db.query(statement`update events set envelope = ${text}, packed = null where id = ${id}`)
   return text
 }

@@ -136,7 +136,7 @@ function outboxParts(
     const wanted = eventConsumers.all().map(condition => condition(sql.fragment`e.project_id`))
     const isWanted = wanted.length > 0 ? sql.join(wanted, sql.fragment` or `) : sql.fragment`false`
     // As json, because of an array PostgreSQL expects another number of rows each time and plans anew.
-    const rows = events.map(event => ({ ...event, packed: packEnvelope(event.envelope)?.toString('base64') }))
+    const rows = events.map(event => ({ ...event, packed: packEnvelope(event)?.toString('base64') }))
     ctes.push(sql.fragment`outbox_events as (
       insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, created_at, dispatched_at)
       select e.id, e.project_id, e.name, e.resource_type, e.resource_id, case when w.text then e.envelope end,

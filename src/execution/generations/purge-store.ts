@@ -1,5 +1,5 @@
-import { z } from 'zod'
-import { envelopeOf, packEnvelope } from '../../core/db/envelopes.ts'
+import type { z } from 'zod'
+import { packEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
 import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type GenerationRow, generationKind, Trace, type TraceRow } from './model.ts'
 
@@ -34,15 +34,15 @@ export const redactTraces = (db: Queryable, ids: readonly string[], by: Redactio
 
 const CONTENT_FIELDS = ['metadata', 'error', 'output', 'input', 'required_action'] as const
 
-const storedEvent = sql.type(z.object({ id: z.string(), packed: z.instanceof(Buffer).nullable() }))
+const storedEvent = sql.type(StoredEnvelope)
 
-/** A compressed envelope without content. */
-function redactedPacked(packed: Buffer): { envelope: string | null; packed: Buffer | null } {
-  const envelope = JSON.parse(envelopeOf({ envelope: null, packed })) as { data: Record<string, unknown> }
-  for (const field of CONTENT_FIELDS) if (field in envelope.data) envelope.data[field] = null
-  const text = JSON.stringify(envelope)
-  const again = packEnvelope(text)
-  return again ? { envelope: null, packed: again } : { envelope: text, packed: null }
+/** A compressed event without content: its id, its text and that compressed, of which one is null. */
+function redactedPacked(event: z.output<typeof StoredEnvelope>): [string, string | null, Buffer | null] {
+  const said = JSON.parse(readEnvelope(event)) as { data: Record<string, unknown> }
+  for (const field of CONTENT_FIELDS) if (field in said.data) said.data[field] = null
+  const envelope = JSON.stringify(said)
+  const packed = packEnvelope({ ...event, envelope })
+  return [event.id, packed ? null : envelope, packed]
 }
 
 /**
@@ -59,7 +59,9 @@ export async function redactEnvelopes(db: Queryable, resources: readonly string[
   const theirs = sql.fragment`
     resource_id = any(${sql.array([...resources], 'text')}) and resource_type in ('generation', 'trace')`
   // Waits for a retention that is moving them: a statement that began before would not see where they went.
-  const events = await db.any(storedEvent`select id, packed from events where ${theirs} order by id for no key update`)
+  const events = await db.any(
+    storedEvent`select ${storedEnvelope} from events where ${theirs} order by id for no key update`,
+  )
   await db.query(statement`
     with held as (
       select id from events where ${theirs} union all select event_id from retained_envelopes where ${theirs}),
@@ -69,12 +71,9 @@ export async function redactEnvelopes(db: Queryable, resources: readonly string[
       update webhook_deliveries d set envelope = ${redacted(sql.fragment`d.envelope`)}
       where d.event_id in (select id from held) and d.envelope is not null)
     update events e set envelope = ${redacted(sql.fragment`e.envelope`)} where e.id in (select id from held) and e.packed is null`)
-  const packed = events.flatMap(({ id, packed }) => (packed ? [{ id, ...redactedPacked(packed) }] : []))
+  const packed = events.filter(({ packed }) => packed !== null).map(redactedPacked)
   if (packed.length > 0)
     await db.query(statement`
       update events e set envelope = n.envelope, packed = n.packed
-      from ${sql.unnest(
-        packed.map(event => [event.id, event.envelope, event.packed]),
-        ['text', 'text', 'bytea'],
-      )} as n (id, envelope, packed) where e.id = n.id`)
+      from ${sql.unnest(packed, ['text', 'text', 'bytea'])} as n (id, envelope, packed) where e.id = n.id`)
 }
