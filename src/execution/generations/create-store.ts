@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { agentKind } from '../agents/model.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
@@ -29,6 +29,12 @@ export type NewTurn = Pick<
   | 'created_at'
 > & { newTrace: boolean; parent_trace_id: string | null; root_trace_id: string | null; sealedWork: string }
 
+/**
+ * What goes with a new turn in its statement: a condition under which it is not made, and further ctes, which see by
+ * `runnable` whether it is.
+ */
+export type Beside = { unless?: Fragment; ctes: readonly Fragment[] }
+
 /** The project of a new turn as its insert found it; a paused one means that nothing was written. */
 const ProjectFound = z.object({
   project_id: z.string().nullable(),
@@ -39,19 +45,20 @@ export type ProjectFound = z.output<typeof ProjectFound>
 
 /** A provider as jsonb, beside the row of something else. */
 const provider = z.custom<ProviderRow>().nullable()
-const insertedTurn = sql.type(ProjectFound.extend({ provider }))
+const insertedTurn = sql.type(ProjectFound.extend({ provider, made: z.boolean() }))
 
 /**
  * Writes a pending generation, its trace when it is a new one, and its sealed working state, while it holds the project
  * against a pause. The ctes `project` and `runnable` say what was found; nothing is written in a paused project.
  */
-export function newTurnParts(turn: NewTurn): OneStatement {
+export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneStatement {
+  const wanted = beside.unless ? sql.fragment`and not (${beside.unless})` : sql.fragment``
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
     // The stricter of what the project and the agent say.
     sql.fragment`runnable as (
       select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode
-      from project left join agents a on a.id = ${turn.agent_id} where paused_at is null)`,
+      from project left join agents a on a.id = ${turn.agent_id} where paused_at is null ${wanted})`,
     sql.fragment`new_trace as (
       insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
       select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
@@ -68,6 +75,7 @@ export function newTurnParts(turn: NewTurn): OneStatement {
       insert into generation_work (generation_id, sealed)
       select ${turn.id}, case when mode = 'full' then ${turn.sealedWork} end from runnable)`,
     sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')`,
+    ...beside.ctes,
   ]
   return {
     ctes,
@@ -80,10 +88,11 @@ export function newTurnParts(turn: NewTurn): OneStatement {
 export async function insertTurn(
   db: Queryable,
   turn: NewTurn,
-): Promise<ProjectFound & { provider: ProviderRow | null }> {
-  const { ctes, columns } = newTurnParts(turn)
+  beside: Beside | undefined,
+): Promise<ProjectFound & { provider: ProviderRow | null; made: boolean }> {
+  const { ctes, columns, guard } = newTurnParts(turn, beside)
   return db.one(insertedTurn`
-    with ${sql.join(ctes, sql.fragment`, `)} select ${columns},
+    with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
       (select to_jsonb(pr) from agents a cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr
         where a.id = ${turn.agent_id}) as provider`)
 }

@@ -9,7 +9,7 @@ import type { Services } from '../../core/process/services.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import { modelClient } from '../providers/models.ts'
-import { insertTurn, type NewTurn, newTurnParts, type ProjectFound } from './create-store.ts'
+import { type Beside, insertTurn, type NewTurn, newTurnParts, type ProjectFound } from './create-store.ts'
 import type { Work } from './model.ts'
 import { sealWork } from './work.ts'
 
@@ -111,22 +111,30 @@ async function checkProvider(services: Services, provider: ProviderRow | null, d
   await modelClient(services, provider, db)
 }
 
+type NewIds = { generation_id: string; trace_id: string }
+
 /**
- * Writes a pending generation with its trace inside the caller's transaction; turns outside a conversation get their
- * wake-up too. Raises PROJECT_PAUSED, RESOURCE_NOT_FOUND (project gone) and AI_PROVIDER_MISCONFIGURED, upon which the
- * caller's transaction must not commit.
+ * Writes a pending generation with its trace and its wake-up inside the caller's transaction. Raises PROJECT_PAUSED,
+ * RESOURCE_NOT_FOUND (project gone) and AI_PROVIDER_MISCONFIGURED, upon which the caller's transaction must not commit.
  */
-export async function createTurn(
+export async function createTurn(tx: Tx, services: Services, input: TurnInput): Promise<NewIds> {
+  const { made: _, ...ids } = await placeTurn(tx, services, input)
+  tx.send(generationRun, { generation_id: ids.generation_id, project_id: input.project_id })
+  return ids
+}
+
+/** The same for who sends a wake-up of its own. `made` is false where `beside` says that the turn is not to be made. */
+export async function placeTurn(
   tx: Tx,
   services: Services,
   input: TurnInput,
-): Promise<{ generation_id: string; trace_id: string }> {
+  beside?: Beside,
+): Promise<NewIds & { made: boolean }> {
   const turn = newTurn(services, input)
-  const found = await insertTurn(tx, turn)
+  const found = await insertTurn(tx, turn, beside)
   checkProject(found, input.project_id)
   await checkProvider(services, found.provider, tx)
-  if (!input.conversation_id) tx.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
-  return { generation_id: turn.id, trace_id: turn.trace_id }
+  return { generation_id: turn.id, trace_id: turn.trace_id, made: found.made }
 }
 
 /**

@@ -34,8 +34,8 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, signal, stopping, log }) => {
-      const outcome = await executeTurn(services, generation_id, { signal, stopping, log })
+    async ({ generation_id }, { services, signal, stopping, log, complete }) => {
+      const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete })
       if (outcome === 'handed_back') throw new HandBack()
     },
   ),

@@ -374,12 +374,13 @@ class Execution {
           notes: this.work?.notes ?? {},
         }
         const given = await source.settle?.(tx, after, outcome)
-        await addFrame(tx, after.id, last(given?.result ?? null))
+        addFrame(tx, after.id, last(given?.result ?? null))
         return true
       })
     } else {
       const { held } = await services.writeOne(outgoing => {
         followEnd(outgoing, after)
+        run.complete?.(outgoing)
         return settlementParts({ ...settlement, frames: [...frames, last(null)] })
       })
       owned = held
