@@ -4,6 +4,8 @@
 -- stay full and a split writes little. Where they fall it copies half a page.
 drop index events_project;
 create index events_project on events (project_id, created_at, id);
+-- Ids rise with time: over all projects they are the order.
+drop index events_created;
 drop index audit_entries_project;
 create index audit_entries_project on audit_entries (project_id, created_at, id);
 drop index audit_entries_created;

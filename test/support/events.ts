@@ -18,7 +18,7 @@ const stored = sql.type(StoredEnvelope.extend({ name: z.string() }))
 export async function storedEvents(
   db: Queryable,
   { resource, project, name }: { resource?: string; project?: string; name?: string },
-): Promise<{ name: string; data: any; envelope: any }[]> {
+): Promise<{ name: string; data: any; envelope: any; text: string }[]> {
   const rows = await db.any(stored`
     select name, ${storedEnvelope} from events where ${all([
       resource !== undefined && sql.fragment`resource_id = ${resource}`,
@@ -26,7 +26,8 @@ export async function storedEvents(
       name !== undefined && sql.fragment`name = ${name}`,
     ])} order by created_at, id`)
   return rows.map(row => {
-    const envelope = JSON.parse(readEnvelope(row))
-    return { name: row.name, data: envelope.data, envelope }
+    const text = readEnvelope(row)
+    const envelope = JSON.parse(text)
+    return { name: row.name, data: envelope.data, envelope, text }
   })
 }

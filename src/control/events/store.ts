@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { idFloor } from '../../core/api/ids.ts'
 import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 
@@ -14,11 +15,11 @@ export async function keepText(db: Queryable, id: string): Promise<string> {
   return text
 }
 
-/** Locks up to `limit` dispatched events made before `before`, oldest first. Served by events_created. */
+/** Locks up to `limit` dispatched events made before `before`, oldest first. By the primary key: ids rise with time. */
 export const lockExpired = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
   db.anyFirst(eventId`
-    select id from events where created_at < ${before.toISOString()}::timestamptz and dispatched_at is not null
-    order by created_at limit ${limit} for update skip locked`)
+    select id from events where id < ${idFloor('evt', before)} and dispatched_at is not null
+    order by id limit ${limit} for update skip locked`)
 
 /**
  * Deletes locked events. The text of one that deliveries refer to moves to where they still find it: a delivery that is

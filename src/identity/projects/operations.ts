@@ -48,7 +48,7 @@ export const projectOperations: Operation[] = [
     filters: { name: contains('name') },
     visible: ({ caller }) => listed(caller),
     // Ids rise with creation time, so the primary key gives the order.
-    order: sql.fragment`t.id desc`,
+    order: () => sql.fragment`t.id desc`,
   }),
   projects.create({
     gate: 'admin',
