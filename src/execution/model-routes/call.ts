@@ -1,0 +1,75 @@
+import { raise } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
+import { attemptModel } from '../providers/call.ts'
+import type { ModelAnswer, ModelRequest } from '../providers/exchange.ts'
+import type { ModelFailure } from '../providers/failure.ts'
+import { breakerOf } from './breaker.ts'
+import type { Routing } from './model.ts'
+import type { LoadedRoute } from './store.ts'
+
+/** Attempts that a generation keeps. */
+const ATTEMPTS_KEPT = 500
+
+/** How the calls of a turn went so far, and those that follow. */
+export const openRouting = ({ route }: LoadedRoute, before: Routing | null): Routing => ({
+  ...(before ? structuredClone(before) : { target_index: null, fallbacks: 0, attempts: [] }),
+  route_id: route.id,
+})
+
+/**
+ * One answered model call over the targets of a route, in their order: each has its attempts, and where they fail in a
+ * class that the route moves on from, the next target is called. Targets that fail all the time are skipped; when all
+ * are, the first is called. A stream moves on only before its first content. `routing` notes each attempt as it is made.
+ * @throws AI_PROVIDER_ERROR and the other failures of a call, with `meta.model_route_id`; the reason of the caller's signal
+ */
+export async function callRoute(
+  services: Services,
+  loaded: LoadedRoute,
+  request: ModelRequest,
+  { step, routing }: { step: number; routing: Routing },
+): Promise<ModelAnswer> {
+  const { route, providers } = loaded
+  const movesOn = (failed: ModelFailure['class']) => failed !== null && route.retry_on.includes(failed)
+  const started = performance.now()
+  let reached = 0
+
+  const callTarget = async (index: number, breaker: ReturnType<typeof breakerOf>) => {
+    const target = route.targets[index]
+    const { ai_provider_id, model } = target
+    routing.fallbacks += index - reached
+    reached = index
+    const provider = providers.find(({ id }) => id === ai_provider_id) ?? raise('AI_PROVIDER_NOT_FOUND')
+    const timed = target.timeout_seconds === null ? request : { ...request, timeout_ms: target.timeout_seconds * 1000 }
+    const outcome = await attemptModel(services, provider, model, timed, {
+      retries: target.max_retries,
+      repeats: movesOn,
+      async each(attempt) {
+        const failure = attempt.ok ? null : attempt.failure
+        const error_class = failure?.class ?? null
+        const provider_status_code = failure?.facts.provider_status_code ?? null
+        routing.attempts.push({ step, target_index: index, ai_provider_id, model, error_class, provider_status_code })
+        if (routing.attempts.length > ATTEMPTS_KEPT) routing.attempts.shift()
+        if (attempt.ok) routing.target_index = index
+        await breaker.note(attempt.ok ? 'answered' : movesOn(error_class) ? 'failed' : 'unclear')
+      },
+    }).finally(() => breaker.leave())
+    return outcome
+  }
+
+  let failure: ModelFailure | null = null
+  for (const [index, target] of route.targets.entries()) {
+    const breaker = breakerOf(services, loaded, target)
+    if (!(await breaker.admits((performance.now() - started) / 1000))) continue
+    const outcome = await callTarget(index, breaker)
+    if (outcome.ok) return outcome.answer
+    failure = outcome.failure
+    if (!movesOn(failure.class)) break
+  }
+  if (failure === null) {
+    const outcome = await callTarget(0, breakerOf(services, loaded, route.targets[0]))
+    if (outcome.ok) return outcome.answer
+    failure = outcome.failure
+  }
+  const { code, message, meta, cause } = failure
+  return raise(code, { message, meta: { ...meta, model_route_id: route.id }, cause })
+}
