@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import type { AgentRow } from '../agents/model.ts'
-import { type LoadedRoute, loadedRoute, routeOfConsumer, routeOfRow } from '../model-routes/store.ts'
+import { type LoadedRoute, loadedRoute, routeOf, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import { type Frame, frameRows } from './frame-store.ts'
 import { type GenerationRow, generationKind, StepRow } from './model.ts'
@@ -126,7 +126,7 @@ export async function journalStep(
   step: StepRow,
   frames: Frame[],
   channel: string,
-  consumer: Parameters<typeof routeOfConsumer>[0],
+  consumer: Parameters<typeof routeOf>[0],
 ): Promise<{ route: LoadedRoute | null } | false> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const { owned, route } = await db.one(journalled`
@@ -138,7 +138,7 @@ export async function journalStep(
       journalled as (${stepInsert(generation.id, step, guard)}),
       added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
     select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned,
-      ${routeOfConsumer(consumer)} as route from owned`)
+      ${routeOf(consumer)} as route from owned`)
   return owned === 1 && { route }
 }
 

@@ -14,8 +14,7 @@ export function breakerOf(services: Services, { route, breakers }: LoadedRoute, 
   const { ai_provider_id, model } = target
   const { failure_threshold, cooldown_seconds } = route
   const { pool, log, config } = services
-  const known = breakers.find(each => each.ai_provider_id === ai_provider_id && each.model === model)
-  let failing = known !== undefined
+  const find = () => breakers.find(each => each.ai_provider_id === ai_provider_id && each.model === model)
   let probing = false
 
   const attempt = async <T>(work: Promise<T>, otherwise: T): Promise<T> => {
@@ -34,6 +33,7 @@ export function breakerOf(services: Services, { route, breakers }: LoadedRoute, 
      * @param seconds since the route was read
      */
     async admits(seconds: number): Promise<boolean> {
+      const known = find()
       if (!known || known.failures < failure_threshold) return true
       if (known.failed_seconds_ago + seconds < cooldown_seconds) return false
       const probe_seconds =
@@ -47,9 +47,10 @@ export function breakerOf(services: Services, { route, breakers }: LoadedRoute, 
       if (outcome === 'unclear') return
       probing = false
       if (outcome === 'failed') {
-        failing = true
+        // For a later target of the route that is the same.
+        if (!find()) breakers.push({ ai_provider_id, model, failures: 1, failed_seconds_ago: 0 })
         await attempt<unknown>(recordFailure(pool, target), null)
-      } else if (failing) await attempt<unknown>(recordSuccess(pool, target), null)
+      } else if (find()) await attempt<unknown>(recordSuccess(pool, target), null)
     },
 
     /** Ends the call's use of the target: a probe that learned nothing is left to another call. */

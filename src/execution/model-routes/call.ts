@@ -1,11 +1,19 @@
+import { Counter } from 'prom-client'
 import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { CallOutcome } from '../providers/attempt.ts'
 import { attemptModel } from '../providers/call.ts'
 import type { ModelAnswer, ModelRequest } from '../providers/exchange.ts'
-import type { ModelFailure } from '../providers/failure.ts'
+import type { FailureClass } from '../providers/failure.ts'
 import { breakerOf } from './breaker.ts'
 import type { Routing } from './model.ts'
 import type { LoadedRoute } from './store.ts'
+
+export const fallbacksTotal = new Counter({
+  name: 'muster_model_route_fallbacks_total',
+  help: 'Targets of model routes that calls left behind, failed or skipped',
+  registers: [],
+})
 
 /** Attempts that a generation keeps. */
 const ATTEMPTS_KEPT = 500
@@ -29,18 +37,23 @@ export async function callRoute(
   { step, routing }: { step: number; routing: Routing },
 ): Promise<ModelAnswer> {
   const { route, providers } = loaded
-  const movesOn = (failed: ModelFailure['class']) => failed !== null && route.retry_on.includes(failed)
+  const { log } = services
+  const movesOn = (failed: FailureClass) => failed !== null && route.retry_on.includes(failed)
   const started = performance.now()
   let reached = 0
 
   const callTarget = async (index: number, breaker: ReturnType<typeof breakerOf>) => {
     const target = route.targets[index]
     const { ai_provider_id, model } = target
-    routing.fallbacks += index - reached
-    reached = index
+    if (index > reached) {
+      log.info({ model_route_id: route.id, from: reached, to: index }, 'model call goes to another target')
+      routing.fallbacks += index - reached
+      fallbacksTotal.inc(index - reached)
+      reached = index
+    }
     const provider = providers.find(({ id }) => id === ai_provider_id) ?? raise('AI_PROVIDER_NOT_FOUND')
     const timed = target.timeout_seconds === null ? request : { ...request, timeout_ms: target.timeout_seconds * 1000 }
-    const outcome = await attemptModel(services, provider, model, timed, {
+    return attemptModel(services, provider, model, timed, {
       retries: target.max_retries,
       repeats: movesOn,
       async each(attempt) {
@@ -53,23 +66,17 @@ export async function callRoute(
         await breaker.note(attempt.ok ? 'answered' : movesOn(error_class) ? 'failed' : 'unclear')
       },
     }).finally(() => breaker.leave())
-    return outcome
   }
 
-  let failure: ModelFailure | null = null
+  let outcome: CallOutcome | null = null
   for (const [index, target] of route.targets.entries()) {
     const breaker = breakerOf(services, loaded, target)
     if (!(await breaker.admits((performance.now() - started) / 1000))) continue
-    const outcome = await callTarget(index, breaker)
-    if (outcome.ok) return outcome.answer
-    failure = outcome.failure
-    if (!movesOn(failure.class)) break
+    outcome = await callTarget(index, breaker)
+    if (outcome.ok || !movesOn(outcome.failure.class)) break
   }
-  if (failure === null) {
-    const outcome = await callTarget(0, breakerOf(services, loaded, route.targets[0]))
-    if (outcome.ok) return outcome.answer
-    failure = outcome.failure
-  }
-  const { code, message, meta, cause } = failure
+  outcome ??= await callTarget(0, breakerOf(services, loaded, route.targets[0]))
+  if (outcome.ok) return outcome.answer
+  const { code, message, meta, cause } = outcome.failure
   return raise(code, { message, meta: { ...meta, model_route_id: route.id }, cause })
 }

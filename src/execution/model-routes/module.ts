@@ -1,6 +1,7 @@
 import { module } from '../../core/api/module.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
+import { fallbacksTotal } from './call.ts'
 import { routeCloning } from './clone.ts'
 import { modelRouteErrors } from './errors.ts'
 import { modelRouteKind } from './model.ts'
@@ -14,6 +15,7 @@ export default module('model-routes', {
   errors: modelRouteErrors,
   kinds: [modelRouteKind],
   operations: modelRouteOperations,
+  metrics: [fallbacksTotal],
   sweeps: [
     {
       name: 'failures of model targets',

@@ -14,46 +14,40 @@ export type Breaker = { ai_provider_id: string; model: string; failures: number;
 /** A route as calls need it, its times in the form of jsonb. */
 export type LoadedRoute = { route: ModelRouteRow; providers: ProviderRow[]; breakers: Breaker[] }
 
-/** Parser of such an expression. */
+/** Parser of the expressions below. */
 export const loadedRoute = z.custom<LoadedRoute>().nullable()
 
-/** What names the route of a consumer, as expressions. */
-type Naming = { ai_provider_id: Fragment; model_route_id: Fragment; project_id: Fragment }
-
 /**
- * A jsonb expression for the route that a consumer goes by, its own or the project's default, with all that a call needs
- * of it. It rides in the statements that read or write a turn anyway, so each call knows the route and its failing
- * targets as they are then. Null for a consumer with a provider.
+ * A jsonb expression for a route, or for the default one of the project, with all that a call needs of it. It rides in
+ * the statements that read or write a turn anyway, so each call knows the route and its failing targets as they are then.
  */
-const routeOf = ({ ai_provider_id, model_route_id, project_id }: Naming): Fragment => sql.fragment`
-  case when ${ai_provider_id} is null then (
-    select jsonb_build_object(
-      'route', to_jsonb(r),
-      'providers', (select jsonb_agg(to_jsonb(pr)) from (
-        select ${aiProviderKind.columns} from ai_providers t where t.id = any(r.ai_provider_ids)) pr),
-      'breakers', coalesce((select jsonb_agg(jsonb_build_object('ai_provider_id', b.ai_provider_id, 'model', b.model,
-        'failures', b.failures, 'failed_seconds_ago', extract(epoch from clock_timestamp() - b.failed_at)))
-        from model_breakers b where b.ai_provider_id = any(r.ai_provider_ids)), '[]'))
-    from (select ${modelRouteKind.columns} from model_routes t where t.id = coalesce(${model_route_id}, (
-      select d.default_model_route_id from projects d where d.id = ${project_id}))) r) end`
+const loading = (routeId: Fragment, projectId: Fragment): Fragment => sql.fragment`(
+  select jsonb_build_object(
+    'route', to_jsonb(r),
+    'providers', (select jsonb_agg(to_jsonb(pr)) from (
+      select ${aiProviderKind.columns} from ai_providers t where t.id = any(r.ai_provider_ids)) pr),
+    'breakers', coalesce((select jsonb_agg(jsonb_build_object('ai_provider_id', b.ai_provider_id, 'model', b.model,
+      'failures', b.failures, 'failed_seconds_ago', extract(epoch from clock_timestamp() - b.failed_at)))
+      from model_breakers b where b.ai_provider_id = any(r.ai_provider_ids)), '[]'))
+  from (select ${modelRouteKind.columns} from model_routes t where t.id = coalesce(${routeId}, (
+    select d.default_model_route_id from projects d where d.id = ${projectId}))) r)`
 
-/** The same of a row with an alias. */
+/** The route of a row with an alias; null where it has a provider. */
 export const routeOfRow = (alias: string): Fragment => {
   const column = (name: string) => sql.fragment`${sql.identifier([alias, name])}`
-  return routeOf({
-    ai_provider_id: column('ai_provider_id'),
-    model_route_id: column('model_route_id'),
-    project_id: column('project_id'),
-  })
+  const loaded = loading(column('model_route_id'), column('project_id'))
+  return sql.fragment`case when ${column('ai_provider_id')} is null then ${loaded} end`
 }
 
-/** The same of a consumer that was read before. */
-export const routeOfConsumer = (consumer: Record<keyof Naming, string | null>): Fragment =>
-  routeOf({
-    ai_provider_id: sql.fragment`${consumer.ai_provider_id}::text`,
-    model_route_id: sql.fragment`${consumer.model_route_id}::text`,
-    project_id: sql.fragment`${consumer.project_id}::text`,
-  })
+/** The same of a row that was read before. */
+export const routeOf = (consumer: {
+  ai_provider_id: string | null
+  model_route_id: string | null
+  project_id: string
+}): Fragment =>
+  consumer.ai_provider_id === null
+    ? loading(sql.fragment`${consumer.model_route_id}::text`, sql.fragment`${consumer.project_id}::text`)
+    : sql.fragment`null::jsonb`
 
 type Key = { ai_provider_id: string; model: string }
 
