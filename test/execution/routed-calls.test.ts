@@ -361,6 +361,24 @@ describe('a routed call', function () {
     assert.deepEqual([generation.output.content, generation.routing.route_id], ['two', two])
   })
 
+  it('notes the newest 500 attempts', async () => {
+    const answering = await target([
+      { when: { model: 'ok' }, reply: CALLS_A_TOOL },
+      { reply: { error: { status: 500 } } },
+    ])
+    const failing = Array.from({ length: 9 }, (_, n) => ({ ...answering, model: `${answering.lane}/down${n}` }))
+    const targets = [...failing, { ...answering, model: `${answering.lane}/ok` }]
+    const route_id = await route(targets, { failure_threshold: 100 })
+    const generation = await turn(
+      await its.app.agent({ ai_provider_id: null, model_route_id: route_id, max_steps: 52 }),
+    )
+    const { attempts, fallbacks } = generation.routing
+    assert.deepEqual([generation.stop_reason, generation.step_count], ['max_steps', 52])
+    assert.deepEqual([attempts.length, fallbacks, await requests(answering)], [500, 9 * 52, 520])
+    assert.deepEqual([attempts[0].step, attempts[0].target_index], [3, 0])
+    assert.deepEqual([attempts.at(-1).step, attempts.at(-1).target_index], [52, 9])
+  })
+
   it('leaves how it went when the content of the turn is erased, or never kept', async () => {
     const [first, second] = [await target(DOWN), await target(answers('secret'))]
     const agent = await routed([first, second])
