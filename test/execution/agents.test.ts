@@ -76,6 +76,7 @@ describe('agents', () => {
       name: null,
       instructions: null,
       ai_provider_id,
+      model_route_id: null,
       model: null,
       max_steps: null,
       temperature: null,
@@ -148,15 +149,7 @@ describe('agents', () => {
   })
 
   it('refuse fields they do not know', async () => {
-    for (const name of [
-      'reasoning',
-      'tool_ids',
-      'tools',
-      'tool_bindings',
-      'guardrail_ids',
-      'model_route_id',
-      'version',
-    ])
+    for (const name of ['reasoning', 'tool_ids', 'tools', 'tool_bindings', 'guardrail_ids', 'version'])
       refusedAt(await create({ [name]: null }), name)
   })
 

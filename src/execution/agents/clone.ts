@@ -1,18 +1,28 @@
 import type { Cloneable } from '../../identity/projects/clone.ts'
+import { projectKind } from '../../identity/projects/model.ts'
+import { copyRoutes } from '../model-routes/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
 import { agentKind } from './model.ts'
 import { agentsOf } from './store.ts'
 
-/** An agent cannot be without its provider, so the providers that the copies name come along. */
+/** An agent cannot be without what its calls go to, so the providers and routes of the copies come along, the default too. */
 export const agentCloning: Cloneable = {
   name: 'agents',
   async copy(tx, from, to, ids) {
     const agents = await agentsOf(tx, from)
+    const inherited = (await projectKind.find(tx, from))?.default_model_route_id ?? null
+    const routes = agents.map(agent => agent.model_route_id ?? (agent.ai_provider_id === null ? inherited : null))
     await copyProviders(tx, from, to, ids, new Set(agents.map(agent => agent.ai_provider_id)))
+    await copyRoutes(tx, from, to, ids, new Set(routes))
     for (const agent of agents) {
       const { id, version: _version, created_at: _created, updated_at: _updated, ...config } = agent
-      const ai_provider_id = ids.get(agent.ai_provider_id) as string
-      const copy = await agentKind.insert(tx, { ...config, project_id: to, ai_provider_id })
+      const copied = (named: string | null) => named && (ids.get(named) as string)
+      const copy = await agentKind.insert(tx, {
+        ...config,
+        project_id: to,
+        ai_provider_id: copied(agent.ai_provider_id),
+        model_route_id: copied(agent.model_route_id),
+      })
       ids.set(id, copy.id)
       tx.emit(agentKind, 'created', copy)
     }

@@ -1,15 +1,21 @@
 import { agentConverters } from '../../content/rules/convert.ts'
 import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
+import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
 import { agentCloning } from './clone.ts'
 import { convertByAgent } from './convert.ts'
 import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
+import { inheritingAgents } from './store.ts'
 
 export default module('agents', {
   errors: agentErrors,
   kinds: [agentKind],
   operations: agentOperations,
-  extensions: [cloneables.with(agentCloning), agentConverters.with(convertByAgent)],
+  extensions: [
+    cloneables.with(agentCloning),
+    agentConverters.with(convertByAgent),
+    defaultRouteInheritors.with(inheritingAgents),
+  ],
 })

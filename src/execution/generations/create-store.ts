@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { agentKind } from '../agents/model.ts'
+import { type LoadedRoute, loadedRoute, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import type { GenerationRow } from './model.ts'
 
@@ -45,7 +46,7 @@ export type ProjectFound = z.output<typeof ProjectFound>
 
 /** A provider as jsonb, beside the row of something else. */
 const provider = z.custom<ProviderRow>().nullable()
-const insertedTurn = sql.type(ProjectFound.extend({ provider, made: z.boolean() }))
+const insertedTurn = sql.type(ProjectFound.extend({ provider, route: loadedRoute, made: z.boolean() }))
 
 /**
  * Writes a pending generation, its trace when it is a new one, and its sealed working state, while it holds the project
@@ -84,26 +85,30 @@ export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneS
   }
 }
 
-/** The same inside a transaction, with the agent's provider. */
+/** The same inside a transaction, with the agent's provider or route. */
 export async function insertTurn(
   db: Queryable,
   turn: NewTurn,
   beside: Beside | undefined,
-): Promise<ProjectFound & { provider: ProviderRow | null; made: boolean }> {
+): Promise<ProjectFound & Binding & { made: boolean }> {
   const { ctes, columns, guard } = newTurnParts(turn, beside)
   return db.one(insertedTurn`
     with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
       (select to_jsonb(pr) from agents a cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr
-        where a.id = ${turn.agent_id}) as provider`)
+        where a.id = ${turn.agent_id}) as provider,
+      (select ${routeOfRow('a')} from agents a where a.id = ${turn.agent_id}) as route`)
 }
 
-/** An agent with its provider, for running it. */
-const RunnableAgent = agentKind.row.extend({ provider })
+/** What the calls of an agent go to: a provider, or else a route. */
+export type Binding = { provider: ProviderRow | null; route: LoadedRoute | null }
+
+/** An agent with its provider or route, for running it. */
+const RunnableAgent = agentKind.row.extend({ provider, route: loadedRoute })
 export type RunnableAgent = z.output<typeof RunnableAgent>
 const runnableAgent = sql.type(RunnableAgent)
 
 /** The agent of an id for running it, in one round trip; null when there is none. */
 export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgent`
-    select a.*, to_jsonb(pr) as provider from (select ${agentKind.columns} from agents t where t.id = ${id}) a
+    select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route from (select ${agentKind.columns} from agents t where t.id = ${id}) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)
