@@ -19,6 +19,7 @@ import core from './core/module.ts'
 import agents from './execution/agents/module.ts'
 import generations from './execution/generations/module.ts'
 import providers from './execution/providers/module.ts'
+import tools from './execution/tools/module.ts'
 import keys from './identity/keys/module.ts'
 import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
@@ -51,6 +52,7 @@ export const modules: readonly Module[] = [
   embeddings,
   knowledge,
   providers,
+  tools,
   agents,
   generations,
   actors,

@@ -17,7 +17,6 @@ const actions: Record<string, string> = {
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
   'model-routes': crud('ModelRoutes', 'ModelRoute'),
   agents: `${versions('Agent')} SetAgentRelease`,
-  tools: `${crud('Tools', 'Tool')} CallTool`,
   guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations
     DetachGuardrail`,
   approvals: 'ListApprovals GetApproval ListApprovalRecurrences ResolveApproval',
@@ -44,7 +43,7 @@ const actions: Record<string, string> = {
 }
 
 /** Resource types to come. */
-const types = `oauth_client oauth_grant price share memory_store memory chat chain model_route tool guardrail approval
+const types = `oauth_client oauth_grant price share memory_store memory chat chain model_route guardrail approval
   exception activity decider decision orchestration orchestration_run trigger workflow task playbook case dataset eval
   formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
 
@@ -59,7 +58,6 @@ const events: Record<string, string> = {
   chats: changes,
   model_routes: changes,
   agents: 'release_started release_promoted release_aborted',
-  tools: changes,
   guardrails: `${changes} tripwire`,
   generations: 'chain_limit',
   approvals: 'created approved rejected expired',
