@@ -42,7 +42,15 @@ describe('expressions', () => {
     is({ var: 'list.length' }, 4)
     is({ length: { var: 'list' } }, 4)
     assert.deepEqual(evaluate({ var: '' }, 7), 7)
-    for (const path of ['__proto__', 'constructor', 'prototype', 'toString', 'a.__proto__.x', 'list.map', 'name.length'])
+    for (const path of [
+      '__proto__',
+      'constructor',
+      'prototype',
+      'toString',
+      'a.__proto__.x',
+      'list.map',
+      'name.length',
+    ])
       is({ var: path }, null)
     assert.equal(evaluate({ var: '__proto__' }, JSON.parse('{"__proto__":1}')), null)
   })
@@ -84,10 +92,7 @@ describe('expressions', () => {
       [{ '%': [7, 4] }, 3],
       [{ map: [{ var: 'list' }, { '*': [{ var: '' }, 2] }] }, [2, 4, 6, 8]],
       [{ filter: [{ var: 'list' }, { '>': [{ var: '' }, 2] }] }, [3, 4]],
-      [
-        { reduce: [{ var: 'list' }, { '+': [{ var: 'accumulator' }, { var: 'current' }] }, 10] },
-        20,
-      ],
+      [{ reduce: [{ var: 'list' }, { '+': [{ var: 'accumulator' }, { var: 'current' }] }, 10] }, 20],
       [{ all: [{ var: 'list' }, { '>': [{ var: '' }, 0] }] }, true],
       [{ all: [{ var: 'empty' }, true] }, false],
       [{ none: [{ var: 'empty' }, true] }, true],

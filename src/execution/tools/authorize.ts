@@ -1,12 +1,11 @@
 import { createHash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { firstBytes, storableText } from '../../core/api/text.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
-import { mask } from '../../identity/secrets/resolve.ts'
 import type { Limits } from './call-model.ts'
+import { shownBody } from './hide.ts'
 import type { Auth } from './model.ts'
 import type { ToolRequest } from './request.ts'
 import { fillTokens, type TokenValues } from './tokens.ts'
@@ -25,7 +24,6 @@ const ASSERTION_SECONDS = 3600
 const MARGIN_MS = 60_000
 const TOKEN_TIMEOUT_MS = 30_000
 const TOKEN_BYTES = 256 * 1024
-const SHOWN_BYTES = 16 * 1024
 
 /**
  * Computes the credential of a request over what it will send, and puts it there.
@@ -233,7 +231,7 @@ async function askToken(services: Services, projectId: string, grant: Grant): Pr
   const hidden = [...grant.hidden, ...(form.assertion ? [form.assertion] : [])]
   const meta = {
     upstream_status: status,
-    upstream_body: firstBytes(mask(storableText(firstBytes(body, 4 * SHOWN_BYTES)), hidden), SHOWN_BYTES),
+    upstream_body: shownBody(body, hidden),
   }
   if (status < 200 || status > 299) throw failed(`The token endpoint answered ${status}`, meta)
   const { access_token, expires_in } = parsed(body)

@@ -91,7 +91,7 @@ export function urlProblems(url: string, path: string): Problem[] {
   const wrong = (message: string) => [problem(path, message)]
   const [start, authority] = AUTHORITY.exec(url) ?? []
   if (start === undefined || authority === undefined) return wrong('must be an absolute http or https URL')
-  if (/[\0-\x20\x7f]/.test(url)) return wrong('must hold no spaces or control characters')
+  if (/[\0-\x20\x7f\\]/.test(url)) return wrong('must hold no spaces, backslashes or control characters')
   if (authority.includes('@')) return wrong('must not hold user info')
   if (placeholdersOf(start).length > 0) return wrong('takes arguments behind the host only')
   if (holdsSecret(start)) return wrong('takes secrets behind the host only')

@@ -1,18 +1,16 @@
 import { signature } from '../../control/webhooks/deliver.ts'
 import { AppError, invalid, raise } from '../../core/api/errors.ts'
-import { firstBytes, storableText } from '../../core/api/text.ts'
 import { boundJson } from '../../core/http/body.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
-import { mask, openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
+import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
 import { authorize } from './authorize.ts'
 import type { Callable, Limits, ToolCall } from './call-model.ts'
+import { hide, shownBody } from './hide.ts'
 import type { Execute } from './model.ts'
 import { requestOf, type ToolRequest } from './request.ts'
 import { fillTokens, secretTexts, type TokenValues } from './tokens.ts'
 
-/** Bytes of a refusal's body that are shown. */
-const SHOWN_BYTES = 16 * 1024
 /** Values of an answer: parsing more holds up the process. */
 const MAX_VALUES = 200_000
 const JSON_TYPE = /^\s*application\/(?:[\w.-]+\+)?json\b/i
@@ -70,16 +68,13 @@ export async function callHttp(
     'tool call',
   )
   const hidden = [...values.secrets.values(), ...(credential?.hidden ?? [])]
-  const answer = answered(outcome, request, text => mask(text, withEncoded(hidden)))
+  const answer = answered(outcome, request, text => hide(text, hidden))
   if (answer.status === 401) credential?.forget()
   limits.room.bytes -= answer.body.length
   if (answer.status >= 200 && answer.status < 300) return outputOf(answer, request)
   return httpError(`The target of the tool answered ${answer.status}`, request, {
     tool_status_code: answer.status,
-    tool_response_body: firstBytes(
-      mask(storableText(firstBytes(answer.body, 4 * SHOWN_BYTES)), withEncoded(hidden)),
-      SHOWN_BYTES,
-    ),
+    tool_response_body: shownBody(answer.body, hidden),
   })
 }
 
@@ -88,11 +83,6 @@ export const timesOf = ({ until }: Limits) => {
   const timeoutMs = Math.max(1, until - performance.now())
   return { timeoutMs, waitMs: timeoutMs }
 }
-
-/** Values as they stand in an address, too. */
-const withEncoded = (values: readonly string[]): string[] => [
-  ...new Set(values.flatMap(value => [value, encodeURIComponent(value.toWellFormed())])),
-]
 
 /** Signs the body, so that the target knows who calls it. */
 function sign(services: Services, execute: Execute, { headers, body = '' }: ToolRequest, values: TokenValues): void {

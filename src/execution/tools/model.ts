@@ -151,7 +151,7 @@ export const PipelineStep = z
 export const Pipeline = z
   .strictObject({
     steps: z.array(PipelineStep).optional().describe('1 to 50 calls, made in this order'),
-    output: z.unknown().describe('JSON Logic over `input` and `steps`; absent: the result of the last step'),
+    output: z.unknown().optional().describe('JSON Logic over `input` and `steps`; absent: the result of the last step'),
   })
   .meta({ id: 'Pipeline' })
 export type Pipeline = z.output<typeof Pipeline>
