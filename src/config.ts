@@ -189,9 +189,10 @@ const settings = {
     "Comma list of name servers (IP or IP:port) that resolve callers' addresses; the system's when empty.",
   ),
   EGRESS_MAX_REDIRECTS: setting('egress', integer(0, 20), '5', 'Redirect hops of a webhook.'),
+  // A longer call would be taken for lost where it has an Idempotency-Key.
   TOOL_CALL_TIMEOUT_MS: setting(
     'egress',
-    integer(1000),
+    integer(1000, 800_000),
     '300000',
     'One call of a tool, with redirects and everything that it calls in turn.',
   ),

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { newId } from '../../src/core/api/ids.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
 
 describe('tools made of others', () => {
@@ -390,5 +391,34 @@ describe('tools made of others', () => {
       const error = refused(await call(key, tool.id, nested), 502, 'TOOL_HTTP_ERROR')
       assert.ok(JSON.stringify(error).includes('PIPELINE_DEPTH_EXCEEDED'))
     })
+  })
+})
+
+describe('platform tools that start work', () => {
+  let app: AgentApp
+  before(async () => {
+    app = await startAgentApp({ actions: ['tools:*', 'agents:CreateAgentGeneration', 'generations:*'] })
+  })
+  after(() => app?.close())
+
+  it('wait for it, and hold no connection meanwhile', async () => {
+    const actions = ['create-agent-generation']
+    const tool = await made(app.key, {
+      name: 'ask',
+      type: 'platform',
+      actions,
+      preset_parameters: { agent_id: app.agentId },
+    })
+    const { data } = (await app.key.get(`/tools/${tool.id}/actions`)).body
+    const { properties, required } = data[0].input_schema
+    for (const name of ['agent_id', 'wait', 'stream']) assert.equal(name in properties, false, name)
+    assert.ok(!required?.includes('agent_id'))
+    const asked = Array.from({ length: 10 }, (_, n) =>
+      call(app.key, tool.id, { prompt: `hello ${n}` }, { action: actions[0] }),
+    )
+    for (const [n, reply] of (await Promise.all(asked)).entries()) {
+      assert.deepEqual([reply.status, reply.body.status], [200, 'completed'], JSON.stringify(reply.body))
+      assert.equal(reply.body.output.content, `echo: hello ${n}`)
+    }
   })
 })

@@ -12,8 +12,8 @@ const MAX_APPLICATIONS = 100_000
 const MAX_RESULT_BYTES = 10 * 1024 * 1024
 /** Levels of a result: more than an expression and a value that it reads have together. */
 const MAX_RESULT_NESTING = 200
-/** Characters and elements that all operators read and make together: about a tenth of a second. */
-const MAX_VOLUME = 32 * 1024 * 1024
+/** Characters and elements that all operators read and make together: less than a tenth of a second. */
+const MAX_VOLUME = 16 * 1024 * 1024
 /** Comparisons of a search in a text that count as one character. */
 const SEARCH_STEPS = 16
 

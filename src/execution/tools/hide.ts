@@ -10,6 +10,8 @@ const spellings = (value: string): string[] => {
   return [
     value,
     encodeURIComponent(text),
+    // As addresses are written in their query.
+    encodeURIComponent(text).replaceAll("'", '%27'),
     new URLSearchParams([['', text]]).toString().slice(1),
     JSON.stringify(value).slice(1, -1),
   ]

@@ -150,22 +150,29 @@ export async function callPlatform(
     signal: limits.signal ? AbortSignal.any([limits.signal, late]) : late,
     idempotencyKey: key?.slice(0, 255),
   })
-  try {
-    return outputOf(await within(limits, () => invoke(services, operation, invoked)), call)
-  } catch (error) {
-    if (!(error instanceof AppError)) throw error
-    const { code, message, meta, status } = error
-    return raise('TOOL_HTTP_ERROR', {
-      message: `${action} answered ${status} ${code}`,
-      meta: {
-        tool_status_code: status,
-        tool_response_body: firstBytes(JSON.stringify({ error: { code, message, meta } }), SHOWN_BYTES),
-        tool_url: `/api/v1${operation.path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(asked.params[name]))}`,
-        tool_method: operation.method.toUpperCase(),
-      },
-      cause: error,
-    })
-  }
+  const started = performance.now()
+  const answer = await within(limits, () => invoke(services, operation, invoked)).catch(refusedAs)
+  const { status } = answer
+  const ms = Math.round(performance.now() - started)
+  services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool call')
+  if (!(answer instanceof AppError)) return outputOf(answer, call)
+  const { code, message, meta } = answer
+  return raise('TOOL_HTTP_ERROR', {
+    message: `${action} answered ${status} ${code}`,
+    meta: {
+      tool_status_code: status,
+      tool_response_body: firstBytes(JSON.stringify({ error: { code, message, meta } }), SHOWN_BYTES),
+      tool_url: `/api/v1${operation.path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(asked.params[name]))}`,
+      tool_method: operation.method.toUpperCase(),
+    },
+    cause: answer,
+  })
+}
+
+/** What an operation raises is its answer; anything else is a fault. */
+function refusedAs(error: unknown): AppError {
+  if (error instanceof AppError) return error
+  throw error
 }
 
 function outputOf({ body, text, stream }: Answer, { limits }: ToolCall): unknown {
@@ -175,13 +182,24 @@ function outputOf({ body, text, stream }: Answer, { limits }: ToolCall): unknown
   }
   const answer = text ?? JSON.stringify(body ?? null)
   limits.room.bytes -= answer.length
+  if (limits.room.bytes < 0)
+    invalid({ code: 'TOO_BIG', path: 'input', message: 'leads to answers that are larger than fit into one call' })
   return JSON.parse(answer)
 }
 
 type Json = Record<string, unknown>
 
+/** They follow from the operations alone, and take a millisecond each to make. */
+const schemas = new WeakMap<Operation, Json>()
+
 /** The JSON Schema of the arguments of an action. */
 export function actionSchema(operation: Operation): Json {
+  const schema = schemas.get(operation) ?? schemaOf(operation)
+  schemas.set(operation, schema)
+  return schema
+}
+
+function schemaOf(operation: Operation): Json {
   const properties: Json = {}
   const required: string[] = []
   const $defs: Json = {}
