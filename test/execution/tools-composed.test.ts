@@ -117,6 +117,8 @@ describe('tools made of others', () => {
         const reply = await key.post('/tools', { name: 'p', type: 'pipeline', pipeline: { steps } })
         assert.deepEqual(refused(reply, 400, 'PIPELINE_INVALID_STEP').meta, meta)
       }
+      const large = Array.from({ length: 5 }, (_, n) => ({ id: `s${n}`, tool, input: { v: 'x'.repeat(60_000) } }))
+      refusedAt(await key.post('/tools', pipeline(large)), 'pipeline')
       const output = pipeline(step({}), { output: { var: 'steps.nothing' } })
       refused(await key.post('/tools', output), 400, 'PIPELINE_INVALID_STEP')
       refused(await key.post('/tools', { name: 'p', type: 'pipeline' }), 400, 'PIPELINE_INVALID_STEP')

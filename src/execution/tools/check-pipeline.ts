@@ -1,10 +1,11 @@
-import { raise } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { expressionProblem, pathsOf } from '../../core/expressions/evaluate.ts'
 import { type Checking, checkDefinition } from './check-definition.ts'
 import { complete, type Pipeline, type PipelineStep } from './model.ts'
 import { toolTypes } from './store.ts'
 
 const MAX_STEPS = 50
+const MAX_BYTES = 256 * 1024
 const STEP_ID = /^[A-Za-z0-9_]{1,64}$/
 
 function refuse(message: string, meta: Record<string, unknown> = {}): never {
@@ -14,9 +15,12 @@ function refuse(message: string, meta: Record<string, unknown> = {}): never {
 /**
  * Validates the steps of a pipeline. Tools that steps name may be deleted later; the pipeline then fails when it is
  * called.
- * @throws PIPELINE_INVALID_STEP with `meta.step_id`, and what is wrong with a definition of a step's own
+ * @throws VALIDATION_FAILED for a size beyond 256 KiB, PIPELINE_INVALID_STEP with `meta.step_id`, and what is wrong with a definition of a step's own
  */
-export async function checkPipeline(checking: Checking, { steps = [], output }: Pipeline): Promise<void> {
+export async function checkPipeline(checking: Checking, pipeline: Pipeline): Promise<void> {
+  const { steps = [], output } = pipeline
+  if (Buffer.byteLength(JSON.stringify(pipeline)) > MAX_BYTES)
+    invalid({ code: 'TOO_BIG', path: 'pipeline', message: 'must be at most 256 KiB' })
   if (steps.length === 0) refuse('pipeline.steps: a pipeline needs at least one step')
   if (steps.length > MAX_STEPS) refuse(`pipeline.steps: a pipeline has at most ${MAX_STEPS} steps`)
   const earlier = new Set<string>()

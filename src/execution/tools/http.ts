@@ -13,7 +13,7 @@ import { fillTokens, secretTexts, type TokenValues } from './tokens.ts'
 
 /** Values of an answer: parsing more holds up the process. */
 const MAX_VALUES = 200_000
-const JSON_TYPE = /^\s*application\/(?:[\w.-]+\+)?json\b/i
+const JSON_TYPE = /^\s*(?:application|text)\/(?:[\w.-]+\+)?json\b/i
 
 /**
  * One call of an http tool.

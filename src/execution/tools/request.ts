@@ -132,9 +132,9 @@ function setConfigured(headers: RequestHeaders, configured: Record<string, strin
   }
 }
 
-/** A value as a header carries it: beyond Latin-1, as UTF-8. */
+/** A value as a header carries it, in UTF-8. */
 function headerText(value: string, path: string): string {
-  const text = /[^\0-\xff]/.test(value) ? Buffer.from(value).toString('latin1') : value
+  const text = /[^\0-\x7f]/.test(value) ? Buffer.from(value).toString('latin1') : value
   if (!HEADER_VALUE.test(text))
     invalid({ code: 'INVALID_VALUE', path, message: 'is not a header value once it is filled in' })
   return text
