@@ -12,7 +12,7 @@ describe('tools made of others', () => {
 
   before(async () => {
     target = await startTarget()
-    app = await startApp({ env: { TOOL_CALL_TIMEOUT_MS: '4000', TOOL_MAX_RESPONSE_BYTES: '100000' } })
+    app = await startApp({ env: { TOOL_CALL_TIMEOUT_MS: '8000', TOOL_MAX_RESPONSE_BYTES: '100000' } })
     ;({ id, key } = await app.project())
   })
   beforeEach(() => {
@@ -225,7 +225,7 @@ describe('tools made of others', () => {
     })
 
     it('take no longer, and gather no more, than one call may', async () => {
-      target.answer = (_request, response) => void setTimeout(() => json(1)(undefined as never, response), 900)
+      target.answer = (_request, response) => void setTimeout(() => json(1)(undefined as never, response), 1500)
       const steps = Array.from({ length: 20 }, (_, n) => ({ id: `s${n}`, tool: inline() }))
       const started = performance.now()
       const late = refused(await call(key, (await made(key, pipeline(steps))).id), 422, 'PIPELINE_STEP_FAILED')

@@ -1,12 +1,13 @@
 import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
+import type { ServerResponse } from 'node:http'
 import { sql } from '../../src/core/db/sql.ts'
 import { callTool, openCall } from '../../src/execution/tools/call.ts'
 import { type ToolRow, toolKind } from '../../src/execution/tools/model.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
 
-const SECRET = 'a secret of "quotes" & 100% / slashes'
+const SECRET = `a secret of "quotes" & 100% / it's`
 
 describe('http tools', () => {
   let app: TestApp
@@ -199,7 +200,8 @@ describe('http tools', () => {
       assert.equal(headers.authorization, `Bearer ${SECRET}`)
       assert.equal(headers['x-two'], `${SECRET}-${SECRET}`)
       const sent = encodeURIComponent(SECRET)
-      assert.equal(url, `/k/${sent}?k=${sent}&${encodeURIComponent(`{{secret:${secret}}}`)}`)
+      const inQuery = sent.replaceAll("'", '%27')
+      assert.equal(url, `/k/${sent}?k=${inQuery}&${encodeURIComponent(`{{secret:${secret}}}`)}`)
       assert.ok(!JSON.stringify((await key.get(`/tools/${made.id}`)).body).includes('quotes'))
     })
 
@@ -226,6 +228,9 @@ describe('http tools', () => {
       target.answer = ({ url, headers }, response) => response.writeHead(418).end(`${url} ${headers['x-key']}`)
       errors.push(refused(await call(caller, made.id, { a: 'b' }), 502, 'TOOL_HTTP_ERROR'))
       assert.equal(errors[0].meta.tool_response_body, '/b?k=*** ***')
+      target.answer = (_request, response) => response.writeHead(418).end(encodeURIComponent(SECRET))
+      errors.push(refused(await call(caller, made.id, { a: 'b' }), 502, 'TOOL_HTTP_ERROR'))
+      assert.equal(errors.pop().meta.tool_response_body, '***')
       target.answer = ({ url }, response) => response.writeHead(302, { location: `http://169.254.169.254${url}` }).end()
       errors.push(refused(await call(caller, made.id, { a: 'b' }), 403, 'TOOL_EGRESS_BLOCKED'))
       assert.equal(errors[1].meta.tool_url, 'http://169.254.169.254/b?k=***')
@@ -389,24 +394,35 @@ describe('http tools', () => {
 
     it('nobody: a caller that leaves ends the call, unless it may ask for it again', async () => {
       const made = await tool({})
+      const path = `/tools/${made.id}/call`
+      /** Asks, leaves once the target was asked, and gives the answer that the target still owes. */
       const leave = async (headers: Record<string, string>) => {
-        const before = target.requests.length
-        let closed = false
-        target.answer = (_request, response) => response.on('close', () => (closed = true))
+        const owed = new Promise<ServerResponse>(resolve => {
+          target.answer = (_request, response) => resolve(response)
+        })
         const gone = new AbortController()
-        const asking = fetch(`${app.url}/api/v1/tools/${made.id}/call`, {
+        const init = {
           method: 'POST',
           headers: { authorization: `Bearer ${caller.token}`, ...headers },
           signal: gone.signal,
-        }).catch(() => {})
-        await eventually(() => target.requests.length > before)
+        }
+        const asking = fetch(`${app.url}/api/v1${path}`, init).catch(() => {})
+        const response = await owed
         gone.abort()
         await asking
-        await new Promise(resolve => setTimeout(resolve, 500))
-        return closed
+        return response
       }
-      assert.equal(await leave({}), true)
-      assert.equal(await leave({ 'Idempotency-Key': 'stays' }), false)
+      const left = await leave({})
+      await eventually(() => left.closed, { what: 'the end of the call' })
+      const key = { 'Idempotency-Key': 'stays' }
+      json('late')(undefined as never, await leave(key))
+      const count = target.requests.length
+      const repeat = await eventually(async () => {
+        const reply = await caller.post(path, undefined, key)
+        return reply.status === 200 ? reply : null
+      })
+      assert.deepEqual([repeat.body, repeat.headers.get('idempotency-replayed')], ['late', 'true'])
+      assert.equal(target.requests.length, count)
     })
   })
 
