@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { newId } from '../../src/core/api/ids.ts'
+import { operations } from '../../src/core/api/operation.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
@@ -271,21 +272,24 @@ describe('tools made of others', () => {
       const wrong = async (action: string) =>
         refusedAt(await key.post('/tools', platform(['list-tools', action])), 'actions[1]').message as string
       assert.match(await wrong('listActors'), /did you mean list-actors\?/)
-      for (const action of [
-        'nothing',
-        'list-tools',
-        'login-user',
-        'bootstrap',
-        'download-file',
-        'upload-file',
-        'upload-file-with-token',
-        'complete-ingestion-callback',
-        'pause-project',
-        'resume-project',
-        'export-audit-log',
-        'export-conversation',
-      ])
-        await wrong(action)
+      for (const action of ['nothing', 'list-tools', '']) await wrong(action)
+      for (const id of [
+        'loginUser',
+        'bootstrapUser',
+        'downloadFile',
+        'uploadFile',
+        'uploadFileWithToken',
+        'replaceFileContent',
+        'completeIngestionCallback',
+        'pauseProject',
+        'resumeProject',
+        'exportAuditEntries',
+        'exportConversation',
+        'streamGeneration',
+      ]) {
+        assert.ok(operations.find(id), id)
+        assert.ok(!(await wrong(id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`))).includes('did you mean'))
+      }
     })
 
     it('carry out operations with their arguments as one flat object', async () => {
