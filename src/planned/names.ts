@@ -16,7 +16,6 @@ const actions: Record<string, string> = {
   chains: 'ListChains GetChain StopChain',
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
   agents: `${versions('Agent')} SetAgentRelease`,
-  tools: `${crud('Tools', 'Tool')} CallTool`,
   guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations
     DetachGuardrail`,
   approvals: 'ListApprovals GetApproval ListApprovalRecurrences ResolveApproval',
@@ -43,7 +42,7 @@ const actions: Record<string, string> = {
 }
 
 /** Resource types to come. */
-const types = `oauth_client oauth_grant price share memory_store memory chat chain tool guardrail approval
+const types = `oauth_client oauth_grant price share memory_store memory chat chain guardrail approval
   exception activity decider decision orchestration orchestration_run trigger workflow task playbook case dataset eval
   formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
 
@@ -57,7 +56,6 @@ const events: Record<string, string> = {
   memory_rules: changes,
   chats: changes,
   agents: 'release_started release_promoted release_aborted',
-  tools: changes,
   guardrails: `${changes} tripwire`,
   generations: 'chain_limit',
   approvals: 'created approved rejected expired',
