@@ -1,5 +1,8 @@
 -- What a turn writes besides its rows, made small.
 
+-- In the order in which turns write them: nobody is waited for in a circle.
+lock table generations, traces, generation_work, webhook_deliveries, events, audit_entries in access exclusive mode;
+
 -- Lists that begin with the newest row read these backwards. Where keys rise PostgreSQL splits a page at its end: pages
 -- stay full and a split writes little. Where they fall it copies half a page.
 drop index events_project;

@@ -143,6 +143,9 @@ describe('expressions', () => {
     refused({ cat: [doubling([{ var: 'accumulator' }, { var: 'accumulator' }])] })
     refused({ cat: [{ reduce: [range, [{ var: 'accumulator' }], 1] }] })
     refused({ reduce: [range, [{ var: 'accumulator' }], 1] })
+    // What is shared is written out: a small structure becomes a million values.
+    refused({ reduce: [range.slice(0, 20), [{ var: 'accumulator' }, { var: 'accumulator' }], 0] })
+    refused({ reduce: [range, { merge: [{ var: 'accumulator' }, { var: 'accumulator' }] }, range] })
     const text = 'a'.repeat(1_000_000)
     refused({ in: [`${'a'.repeat(50_000)}b`, { var: 'text' }] }, { text })
     refused({ var: 'large' }, { large: 'x'.repeat(11 * 1024 * 1024) })

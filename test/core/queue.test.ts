@@ -599,6 +599,46 @@ describe('queues and workers', function () {
       assert.ok(gap >= 300 && gap < 10_000, `${gap} ms`)
     })
 
+    it('a message that its handler completed with its work stays completed, whatever comes then', async () => {
+      const writes = await openPool({ databaseUrl, connections: 2 })
+      const writer = createWriter({ pool: writes, queues, eventMaxBytes: 0, onError: () => {} })
+      const exhausted: string[] = []
+      const tried: number[] = []
+      const options = { onExhausted: async ({ id }: { id: string }) => void exhausted.push(id) }
+      const lines: any[] = []
+      const log = pino({ level: 'info' }, { write: (line: string) => void lines.push(JSON.parse(line)) })
+      await run(
+        [
+          handler(fragile, options, async ({ id }, { complete, attempt }) => {
+            tried.push(attempt)
+            if (id === 'undone' && attempt === 1)
+              await writer.write(async tx => {
+                complete(tx)
+                throw new Error('rolled back')
+              })
+            await writer.write(async tx => complete(tx))
+            throw new Error('behind the commit')
+          }),
+        ],
+        { log },
+      )
+      await queues.send([message(fragile, { id: 'done' })])
+      await until('an outcome', () => lines.some(({ msg }) => msg === 'attempt'))
+      assert.deepEqual(
+        (await jobs(fragile.name)).map(({ state }) => state),
+        ['completed'],
+      )
+      assert.deepEqual([tried, exhausted], [[1], []])
+      assert.deepEqual(
+        lines.filter(({ msg }) => msg === 'attempt').map(({ outcome }) => outcome),
+        ['done'],
+      )
+      await queues.send([message(fragile, { id: 'undone' })])
+      await until('the second try', () => tried.length === 3)
+      await until('completed', async () => (await jobs(fragile.name)).every(({ state }) => state === 'completed'))
+      await writes.end()
+    })
+
     it('a failing entity takes new wake-ups at once and never fills the dead letters with merged retries', async () => {
       let handled = 0
       let broken = true

@@ -493,6 +493,15 @@ describe('the breaker of a target', function () {
     assert.equal(await requests(first), 3)
   })
 
+  it('counts the failures of the call at hand, too', async () => {
+    const first = { ...(await target(DOWN)), max_retries: 2 }
+    const second = await target(DOWN)
+    const agent = await routed([first, second, first], { failure_threshold: 3, cooldown_seconds: 600 })
+    await worker()
+    assert.equal((await turn(agent)).status, 'failed')
+    assert.deepEqual([await requests(first), await requests(second)], [3, 1])
+  })
+
   it('counts consecutive failures: an answer resets it', async () => {
     const first = await target([
       { replies: [{ error: { status: 500 } }, { text: 'up' }, { error: { status: 500 } }], then: 'stick' },

@@ -36,6 +36,37 @@ describe('tools made of others', () => {
   })
 
   describe('pipelines', () => {
+    it('call no tool that their writer may not call', async () => {
+      const named = await made(key, execute('/named'))
+      const writer = await app.user(undefined, [
+        {
+          statement: [
+            { effect: 'Allow', action: ['tools:*'], resource: [`srn:${id}:tool:*`] },
+            { effect: 'Deny', action: ['tools:CallTool'], resource: [`srn:${id}:tool:${named.id}`] },
+          ],
+        },
+      ])
+      const steps = [{ id: 'a', tool_id: named.id }]
+      const before = target.requests.length
+      assert.equal((await writer.post('/tools', { ...pipeline(steps), project_id: id })).status, 403)
+      const own = await made(key, pipeline([{ id: 'a', tool: inline() }]))
+      assert.equal((await writer.patch(`/tools/${own.id}`, { pipeline: { steps } })).status, 403)
+      // What somebody else wrote can be changed otherwise.
+      const theirs = await made(key, pipeline(steps))
+      assert.equal((await writer.patch(`/tools/${theirs.id}`, { description: 'x', pipeline: { steps } })).status, 200)
+      const given = { steps: [{ ...steps[0], input: { x: 1 } }] }
+      assert.equal((await writer.patch(`/tools/${theirs.id}`, { pipeline: given })).status, 403)
+      assert.equal(target.requests.length, before)
+    })
+
+    it('have no step of a name that expressions cannot read', async () => {
+      for (const name of ['__proto__', 'constructor', 'prototype']) {
+        const reply = await key.post('/tools', pipeline([{ id: name, tool: inline() }]))
+        assert.equal(reply.body.error.code, 'PIPELINE_INVALID_STEP')
+        assert.equal(reply.body.error.meta.step_id, name)
+      }
+    })
+
     it('make their calls in order, each with what came before it', async () => {
       const named = await made(key, execute('/named'))
       const tool = await made(

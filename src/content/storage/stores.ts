@@ -44,6 +44,8 @@ export const STAGED_FOR_MS = 3_600_000
 
 const HEAD_BYTES = 4100
 const OBJECTS_A_JOB = 1000
+/** More is not held for a commit: a batch of traces goes into one statement. */
+const HELD_BYTES = 64 * 1024
 
 export type Staged = StagedBytes & {
   /** Drops the bytes unless they were committed. */
@@ -189,7 +191,7 @@ function openStores(services: Services): Stores {
       return staged
     },
     async stageBytes(bytes, target) {
-      if (provider !== 'postgres' || bytes.length > config.FILE_BLOB_CHUNK_BYTES)
+      if (provider !== 'postgres' || bytes.length > Math.min(HELD_BYTES, config.FILE_BLOB_CHUNK_BYTES))
         return this.stage(Readable.from([bytes]), { ...target, maxBytes: Number.POSITIVE_INFINITY })
       return {
         ...placeFor(target).place,

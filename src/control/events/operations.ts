@@ -16,7 +16,7 @@ const tag = 'Events'
 
 const events = resource(eventKind, { path: '/events', tag })
 
-/** More than an event's id and its time lie apart. */
+/** More than an event's id and its time lie apart, unless a clock was set back by more. */
 const CLOCKS_MS = 60_000
 
 const prefixOf = ({ name }: EventType): string => name.slice(0, name.indexOf('.') + 1)

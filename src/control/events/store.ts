@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { idFloor } from '../../core/api/ids.ts'
 import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { eventKind } from './model.ts'
 
 const eventId = sql.type(z.object({ id: z.string() }))
 
@@ -18,7 +19,7 @@ export async function keepText(db: Queryable, id: string): Promise<string> {
 /** Locks up to `limit` dispatched events made before `before`, oldest first. By the primary key: ids rise with time. */
 export const lockExpired = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
   db.anyFirst(eventId`
-    select id from events where id < ${idFloor('evt', before)} and dispatched_at is not null
+    select id from events where id < ${idFloor(eventKind.prefix, before)} and dispatched_at is not null
     order by id limit ${limit} for update skip locked`)
 
 /**

@@ -168,7 +168,8 @@ const promptFacts = sql.type(PromptFacts)
 
 /**
  * Marks a turn as running and reads what its prompt is made of: as many of the last messages as its agent takes. The turn
- * remembers how far it saw. Under the conversation's row lock, so that nothing comes in between.
+ * remembers how far it saw. Under the conversation's row lock, so that nothing comes in between. The messages come as json:
+ * jsonb ends at 256 MB.
  * @param listenerId whom it speaks to
  */
 export const takePrompt = (
@@ -188,6 +189,6 @@ export const takePrompt = (
     select (select id from agent) as agent_id,
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
-      (select coalesce(jsonb_agg(jsonb_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
+      (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
           'history', m.history, 'actor_name', a.name) order by m.position), '[]')
         from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)

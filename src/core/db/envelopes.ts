@@ -4,7 +4,7 @@ import { type Fragment, sql } from './sql.ts'
 
 /**
  * Envelopes of events that nobody has subscribed to, compressed: most of what is stored of a turn is the names of fields
- * in its three events. PostgreSQL itself compresses nothing below 2 KB. 1.3 KB become 200 bytes in 15 us.
+ * in its three events. PostgreSQL itself compresses nothing below 2 KB. 1.3 KB become 165 bytes in 15 us.
  */
 
 /** Below, little is gained; above, the process would be held up. In characters. */

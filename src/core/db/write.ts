@@ -64,7 +64,9 @@ export type Outgoing = {
   afterCommit(action: () => void): void
   /**
    * Makes a write part of the statement that writes all this, where it saves a round trip: nothing before the commit reads
-   * what it wrote. `part` gets the condition under which it is to write.
+   * what it wrote, `beforeCommit` neither. Of a nested transaction it is made at the end of the outer one, which its failure
+   * fails. Two parts must not write the same row: PostgreSQL keeps one of them. `part` gets the condition under which it is
+   * to write.
    */
   alongside(part: (guard: Fragment) => Fragment): void
 }

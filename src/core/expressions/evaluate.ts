@@ -10,10 +10,14 @@ const MAX_BYTES = 64 * 1024
 const MAX_NESTING = 100
 const MAX_APPLICATIONS = 100_000
 const MAX_RESULT_BYTES = 10 * 1024 * 1024
+/** Values of a result: what is shared in it is written out each time. */
+const MAX_RESULT_VALUES = 200_000
 /** Levels of a result: more than an expression and a value that it reads have together. */
 const MAX_RESULT_NESTING = 200
 /** Characters and elements that all operators read and make together: less than a tenth of a second. */
 const MAX_VOLUME = 16 * 1024 * 1024
+/** What an element that is moved to a new array counts, in characters. */
+const MOVED = 32
 /** Comparisons of a search in a text that count as one character. */
 const SEARCH_STEPS = 16
 
@@ -164,13 +168,15 @@ const truthy = (value: unknown): boolean => (Array.isArray(value) ? value.length
 
 const HIDDEN = ['__proto__', 'prototype', 'constructor']
 
+/** A name that no path can read. */
+export const isHidden = (name: string): boolean => HIDDEN.includes(name)
+
 /** What stands at a dotted path; null when something on the way is missing. */
 export function readPath(root: unknown, path: string): unknown {
   if (path === '') return root
   let found = root
   for (const segment of path.split('.')) {
-    if (typeof found !== 'object' || found === null || HIDDEN.includes(segment) || !Object.hasOwn(found, segment))
-      return null
+    if (typeof found !== 'object' || found === null || isHidden(segment) || !Object.hasOwn(found, segment)) return null
     found = (found as Record<string, unknown>)[segment]
   }
   return found ?? null
@@ -296,7 +302,7 @@ const OPERATORS: Record<string, Operator> = {
   '%': (run, args, data) => run.number(run.value(args[0], data)) % run.number(run.value(args[1], data)),
   merge(run, args, data) {
     const lists = run.values(args, data)
-    run.spend(lists.reduce<number>((sum, list) => sum + (Array.isArray(list) ? list.length : 1), 0))
+    run.spend(MOVED * lists.reduce<number>((sum, list) => sum + (Array.isArray(list) ? list.length : 1), 0))
     return lists.flat()
   },
   in: (run, args, data) => contains(run, run.value(args[0], data), run.value(args[1], data)),
@@ -327,7 +333,10 @@ function copied(result: unknown): unknown {
     room -= bytes
     if (room < 0) throw new ExpressionError('has a result of more than 10 MiB')
   }
+  let values = 0
   const copy = (value: unknown, levels: number): unknown => {
+    if (++values > MAX_RESULT_VALUES)
+      throw new ExpressionError(`has a result of more than ${MAX_RESULT_VALUES.toLocaleString('en')} values`)
     if (typeof value === 'string') {
       take(Buffer.byteLength(value) + 2)
       return value

@@ -15,8 +15,8 @@ type Attempt = HeldClaim & {
   abort: AbortController
   /** When it was claimed, or just before. */
   claimedAt: number
-  /** Completed by its handler. */
-  completed: boolean
+  /** Completed by its handler, or about to be: `under_way` until the commit is known. */
+  completion: 'none' | 'under_way' | 'committed'
 }
 
 /** When other workers are claiming everything that was found, the next claim waits so long. */
@@ -257,7 +257,7 @@ export class QueueLoop {
         startedAt: now,
         heldSince: now,
         claimedAt,
-        completed: false,
+        completion: 'none',
         state: 'running',
         abort: new AbortController(),
       }),
@@ -352,9 +352,11 @@ export class QueueLoop {
           delay = ms
         },
         complete: outgoing => {
+          // From here on a heartbeat cannot tell its end from a loss.
+          attempt.completion = 'under_way'
           outgoing.alongside(guard => completionPart(this.#queue, attempt, guard))
           outgoing.afterCommit(() => {
-            attempt.completed = true
+            attempt.completion = 'committed'
           })
         },
       },
@@ -365,7 +367,7 @@ export class QueueLoop {
   #done(attempt: Attempt): void {
     if (attempt.state === 'over') return
     const duration = performance.now() - attempt.startedAt
-    if (attempt.completed) {
+    if (attempt.completion === 'committed') {
       this.#settlement.reportDone(attempt, duration)
       this.#over(attempt)
       return
@@ -383,6 +385,10 @@ export class QueueLoop {
 
   async #failed(attempt: Attempt, error: unknown, delay: number | undefined): Promise<void> {
     if (attempt.state === 'over') return
+    if (attempt.completion === 'committed') {
+      this.#log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'failed after its completion')
+      return this.#done(attempt)
+    }
     if (error instanceof HandBack || this.#hardStop) {
       attempt.state = 'settling'
       // Outside a stop, so that a handler that always hands back does not spin.
@@ -424,7 +430,9 @@ export class QueueLoop {
 
   /** Heartbeat: renews what is held; aborts what turned out to be no longer ours. */
   async #renew(): Promise<void> {
-    const held = [...this.#held.values()].filter(attempt => attempt.state !== 'over' && !attempt.completed)
+    const held = [...this.#held.values()].filter(
+      attempt => attempt.state !== 'over' && attempt.completion !== 'committed',
+    )
     if (held.length === 0) return
     const asked = performance.now()
     let renewed: Set<string> | undefined
@@ -441,6 +449,7 @@ export class QueueLoop {
       if (renewed?.has(attempt.id)) attempt.heldSince = asked
       else if (
         attempt.state === 'running' &&
+        attempt.completion === 'none' &&
         !attempt.abort.signal.aborted &&
         (renewed || this.#settlement.leaseOver(attempt))
       ) {

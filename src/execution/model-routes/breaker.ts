@@ -38,17 +38,25 @@ export function breakerOf(services: Services, { route, breakers }: LoadedRoute, 
       if (known.failed_seconds_ago + seconds < cooldown_seconds) return false
       const probe_seconds =
         (target.timeout_seconds ?? Math.ceil(config.MODEL_CALL_TIMEOUT_MS / 1000)) + PROBE_SLACK_SECONDS
-      probing = await attempt(claimProbe(pool, target, { failure_threshold, cooldown_seconds, probe_seconds }), false)
-      return probing
+      const rule = { failure_threshold, cooldown_seconds, probe_seconds }
+      const answer = await attempt<Awaited<ReturnType<typeof claimProbe>>>(claimProbe(pool, target, rule), 'open')
+      probing = answer === 'probe'
+      return answer !== 'open'
     },
 
-    /** Takes in the outcome of an attempt; `unclear` says nothing about the target, such as a refused request. */
-    async note(outcome: 'answered' | 'failed' | 'unclear'): Promise<void> {
+    /**
+     * Takes in the outcome of an attempt; `unclear` says nothing about the target, such as a refused request.
+     * @param seconds since the route was read
+     */
+    async note(outcome: 'answered' | 'failed' | 'unclear', seconds: number): Promise<void> {
       if (outcome === 'unclear') return
       probing = false
       if (outcome === 'failed') {
         // For a later target of the route that is the same.
-        if (!find()) breakers.push({ ai_provider_id, model, failures: 1, failed_seconds_ago: 0 })
+        const known = find() ?? { ai_provider_id, model, failures: 0, failed_seconds_ago: 0 }
+        if (known.failures === 0) breakers.push(known)
+        known.failures += 1
+        known.failed_seconds_ago = -seconds
         await attempt<unknown>(recordFailure(pool, target), null)
       } else if (find()) await attempt<unknown>(recordSuccess(pool, target), null)
     },

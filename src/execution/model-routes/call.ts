@@ -40,6 +40,7 @@ export async function callRoute(
   const { log } = services
   const movesOn = (failed: FailureClass) => failed !== null && route.retry_on.includes(failed)
   const started = performance.now()
+  const sinceRead = () => (performance.now() - started) / 1000
   let reached = 0
 
   const callTarget = async (index: number, breaker: ReturnType<typeof breakerOf>) => {
@@ -63,7 +64,7 @@ export async function callRoute(
         routing.attempts.push({ step, target_index: index, ai_provider_id, model, error_class, provider_status_code })
         if (routing.attempts.length > ATTEMPTS_KEPT) routing.attempts.shift()
         if (attempt.ok) routing.target_index = index
-        await breaker.note(attempt.ok ? 'answered' : movesOn(error_class) ? 'failed' : 'unclear')
+        await breaker.note(attempt.ok ? 'answered' : movesOn(error_class) ? 'failed' : 'unclear', sinceRead())
       },
     }).finally(() => breaker.leave())
   }
@@ -71,7 +72,7 @@ export async function callRoute(
   let outcome: CallOutcome | null = null
   for (const [index, target] of route.targets.entries()) {
     const breaker = breakerOf(services, loaded, target)
-    if (!(await breaker.admits((performance.now() - started) / 1000))) continue
+    if (!(await breaker.admits(sinceRead()))) continue
     outcome = await callTarget(index, breaker)
     if (outcome.ok || !movesOn(outcome.failure.class)) break
   }

@@ -63,27 +63,28 @@ export const recordFailure = (db: Queryable, { ai_provider_id, model }: Key) =>
 export const recordSuccess = (db: Queryable, { ai_provider_id, model }: Key) =>
   db.query(statement`delete from model_breakers where ai_provider_id = ${ai_provider_id} and model = ${model}`)
 
-const free = sql.type(z.strictObject({ free: z.boolean() }))
+const probe = sql.type(z.strictObject({ answer: z.enum(['probe', 'healthy', 'open']) }))
 
 /**
- * Whether a target whose cooldown seems to be over may be called: of all callers in the deployment one gets it, for the
- * length of an attempt, unless the target has answered meanwhile.
+ * Asks for a target whose cooldown seems to be over: of all callers in the deployment one gets to probe it, for the length of
+ * an attempt; for the others it stays open, unless it has answered meanwhile.
  */
 export const claimProbe = (
   db: Queryable,
   { ai_provider_id, model }: Key,
   rule: { failure_threshold: number; cooldown_seconds: number; probe_seconds: number },
-): Promise<boolean> =>
-  db.oneFirst(free`
+): Promise<'probe' | 'healthy' | 'open'> =>
+  db.oneFirst(probe`
     with probe as (
       update model_breakers set probe_until = clock_timestamp() + make_interval(secs => ${rule.probe_seconds})
       where ai_provider_id = ${ai_provider_id} and model = ${model} and failures >= ${rule.failure_threshold}
         and failed_at + make_interval(secs => ${rule.cooldown_seconds}) <= clock_timestamp()
         and (probe_until is null or probe_until <= clock_timestamp())
       returning 1)
-    select exists (select 1 from probe) or not exists (
+    select case when exists (select 1 from probe) then 'probe' when exists (
       select 1 from model_breakers
-      where ai_provider_id = ${ai_provider_id} and model = ${model} and failures >= ${rule.failure_threshold}) as free`)
+      where ai_provider_id = ${ai_provider_id} and model = ${model} and failures >= ${rule.failure_threshold})
+      then 'open' else 'healthy' end as answer`)
 
 /** Lets another caller probe a target: this one learned nothing. */
 export const releaseProbe = (db: Queryable, { ai_provider_id, model }: Key) =>

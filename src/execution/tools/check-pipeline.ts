@@ -1,7 +1,8 @@
+import { isDeepStrictEqual } from 'node:util'
 import { invalid, raise } from '../../core/api/errors.ts'
-import { expressionProblem, pathsOf } from '../../core/expressions/evaluate.ts'
+import { expressionProblem, isHidden, pathsOf } from '../../core/expressions/evaluate.ts'
 import { type Checking, checkDefinition } from './check-definition.ts'
-import { complete, type Pipeline, type PipelineStep } from './model.ts'
+import { complete, type Pipeline, type PipelineStep, toolKind } from './model.ts'
 import { toolTypes } from './store.ts'
 
 const MAX_STEPS = 50
@@ -13,11 +14,13 @@ function refuse(message: string, meta: Record<string, unknown> = {}): never {
 }
 
 /**
- * Validates the steps of a pipeline. Tools that steps name may be deleted later; the pipeline then fails when it is
+ * Validates the steps of a pipeline. Who writes one may not thereby have tools called that it may not call itself: each
+ * that a step names is asked for, unless nothing has changed. Tools may be deleted later; the pipeline then fails when it is
  * called.
- * @throws VALIDATION_FAILED for a size beyond 256 KiB, PIPELINE_INVALID_STEP with `meta.step_id`, and what is wrong with a definition of a step's own
+ * @param stored the pipeline so far
+ * @throws FORBIDDEN, VALIDATION_FAILED for a size beyond 256 KiB, PIPELINE_INVALID_STEP with `meta.step_id`, and what is wrong with a definition of a step's own
  */
-export async function checkPipeline(checking: Checking, pipeline: Pipeline): Promise<void> {
+export async function checkPipeline(checking: Checking, pipeline: Pipeline, stored: Pipeline | null): Promise<void> {
   const { steps = [], output } = pipeline
   if (Buffer.byteLength(JSON.stringify(pipeline)) > MAX_BYTES)
     invalid({ code: 'TOO_BIG', path: 'pipeline', message: 'must be at most 256 KiB' })
@@ -29,6 +32,7 @@ export async function checkPipeline(checking: Checking, pipeline: Pipeline): Pro
     const at = `pipeline.steps[${index}]`
     if (id === undefined || !STEP_ID.test(id))
       return refuse(`${at}.id: must be 1 to 64 letters, digits and underscores`, { step_id: id ?? null })
+    if (isHidden(id)) return refuse(`${at}.id: expressions cannot read ${id}`, { step_id: id })
     if (earlier.has(id)) refuse(`${at}.id: is there twice`, { step_id: id })
     if ((step.tool_id == null) === (step.tool == null))
       refuse(`${at}: exactly one of tool_id and tool must be set`, { step_id: id })
@@ -37,6 +41,7 @@ export async function checkPipeline(checking: Checking, pipeline: Pipeline): Pro
   }
   if (output !== undefined) checkExpression(output, 'pipeline.output', earlier)
   await checkNamed(checking, steps)
+  if (!isDeepStrictEqual(stored, pipeline)) askForNamed(checking, steps)
   for (const [index, { tool }] of steps.entries())
     if (tool) await checkDefinition(checking, complete(tool), `pipeline.steps[${index}].tool.`)
 }
@@ -51,6 +56,11 @@ function checkExpression(expression: unknown, at: string, earlier: ReadonlySet<s
     if (root === 'steps' && named !== undefined && !earlier.has(named))
       refuse(`${at}: reads the result of ${named}, which is no earlier step`, meta)
   }
+}
+
+function askForNamed({ allow, project_id }: Checking, steps: readonly PipelineStep[]): void {
+  const ids = new Set(steps.flatMap(({ tool_id }) => tool_id ?? []))
+  for (const id of ids) allow('tools:CallTool', { kind: toolKind, row: { id, project_id } })
 }
 
 async function checkNamed({ tx, project_id }: Checking, steps: readonly PipelineStep[]): Promise<void> {

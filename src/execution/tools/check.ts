@@ -23,7 +23,7 @@ export async function checkTool(
 ): Promise<string[]> {
   const { tx, allow, project_id } = checking
   await checkDefinition(checking, tool, '')
-  if (tool.pipeline) await checkPipeline(checking, tool.pipeline)
+  if (tool.pipeline) await checkPipeline(checking, tool.pipeline, stored?.pipeline ?? null)
   else if (tool.type === 'pipeline')
     raise('PIPELINE_INVALID_STEP', { message: 'pipeline: a pipeline tool needs steps' })
   const texts = secretTextsOf(tool)

@@ -23,8 +23,8 @@ export const toolOperations: Operation[] = [
   tools.list({ filters: { name: contains('name'), type: oneOf('type', TOOL_TYPES) } }),
   tools.create({
     description:
-      'The definition is validated as a whole. Without what its type needs, `execute`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it.',
-    alsoActions: ['secrets:UseSecret'],
+      'The definition is validated as a whole. Without what its type needs, `execute`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it, naming a tool in a step `tools:CallTool`.',
+    alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
     body: ToolInput,
     raises: [...raises],
     async make(context) {
@@ -37,8 +37,8 @@ export const toolOperations: Operation[] = [
   tools.get(),
   tools.update({
     description:
-      'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it.',
-    alsoActions: ['secrets:UseSecret'],
+      'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it; changing a pipeline needs `tools:CallTool` on the tools of its steps.',
+    alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
     body: ToolPatch,
     quiet: true,
     raises: [...raises],

@@ -28,7 +28,7 @@ export async function callPipeline(
   const named = new Map(
     ids.length === 0 ? [] : (await toolsOfIds(services.pool, project_id, ids)).map(row => [row.id, row]),
   )
-  const results: Record<string, unknown> = {}
+  const results: Record<string, unknown> = Object.create(null)
   let last: unknown = null
   for (const [index, step] of steps.entries()) {
     const root = { input, steps: results }
