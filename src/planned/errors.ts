@@ -78,7 +78,6 @@ export const plannedErrors = {
   MODEL_NOT_PRICED: { status: 409, description: 'Generation on an unpriced model in a project that requires prices' },
   MODEL_ROUTE_HAS_DEPENDENTS: { status: 409, description: 'Route used by agents or a project default' },
   MODEL_ROUTE_NOT_FOUND: { status: 400, description: 'Referenced route missing' },
-  NO_ACTIVE_RELEASE: { status: 409, description: 'Agent has no active release to promote or abort' },
   ORCHESTRATION_CYCLE_DETECTED: { status: 422, description: 'Graph has a cycle' },
   ORCHESTRATION_DISPATCH_FAILED: {
     status: 422,
@@ -124,10 +123,6 @@ export const plannedErrors = {
   PROJECT_DEFAULT_ROUTE_INHERITED: {
     status: 409,
     description: 'Default_model_route_id cannot be cleared while consumers inherit it; repointing is allowed',
-  },
-  PROMOTION_GATE_UNMET: {
-    status: 409,
-    description: 'Release promotion_gate has no passing eval run against the canary version',
   },
   PUBLIC_SHARES_DISABLED: { status: 403, description: 'Share with grantee * while the deployment forbids it' },
   QUEUE_DRIVER_MISCONFIGURED: { status: 500, description: 'Orchestration queue driver misconfigured' },

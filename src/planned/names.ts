@@ -16,7 +16,6 @@ const actions: Record<string, string> = {
   chains: 'ListChains GetChain StopChain',
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
   'model-routes': crud('ModelRoutes', 'ModelRoute'),
-  agents: `${versions('Agent')} SetAgentRelease`,
   tools: `${crud('Tools', 'Tool')} CallTool`,
   guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations
     DetachGuardrail`,
@@ -58,7 +57,6 @@ const events: Record<string, string> = {
   memory_rules: changes,
   chats: changes,
   model_routes: changes,
-  agents: 'release_started release_promoted release_aborted',
   tools: changes,
   guardrails: `${changes} tripwire`,
   generations: 'chain_limit',

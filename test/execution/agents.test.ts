@@ -89,6 +89,7 @@ describe('agents', () => {
       single_session_per_actor: false,
       trace_content_mode: null,
       version: 1,
+      active_release: null,
       created_at: record.created_at,
       updated_at: record.created_at,
     })
@@ -156,6 +157,8 @@ describe('agents', () => {
       'guardrail_ids',
       'model_route_id',
       'version',
+      'active_release',
+      'release_references',
     ])
       refusedAt(await create({ [name]: null }), name)
   })

@@ -1,7 +1,8 @@
 import { z } from 'zod'
-import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { agentKind } from '../agents/model.ts'
+import { ownerKey, servedAgent, type TurnOwner } from '../agents/served.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import type { GenerationRow } from './model.ts'
 
@@ -11,6 +12,7 @@ export type NewTurn = Pick<
   | 'id'
   | 'project_id'
   | 'agent_id'
+  | 'agent_version'
   | 'trace_id'
   | 'conversation_id'
   | 'session_id'
@@ -27,7 +29,14 @@ export type NewTurn = Pick<
   | 'shape'
   | 'deadline_at'
   | 'created_at'
-> & { newTrace: boolean; parent_trace_id: string | null; root_trace_id: string | null; sealedWork: string }
+> & {
+  newTrace: boolean
+  /** It keeps the version that it is given now. */
+  assigned: boolean
+  parent_trace_id: string | null
+  root_trace_id: string | null
+  sealedWork: string
+}
 
 /** The project of a new turn as its insert found it; a paused one means that nothing was written. */
 const ProjectFound = z.object({
@@ -41,6 +50,13 @@ export type ProjectFound = z.output<typeof ProjectFound>
 const provider = z.custom<ProviderRow>().nullable()
 const insertedTurn = sql.type(ProjectFound.extend({ provider }))
 
+/** The agent of a new turn, with the version that it was given already or is given now. */
+const servedTo = (turn: TurnOwner & { agent_id: string; agent_version?: number | null }): Fragment =>
+  servedAgent(sql.fragment`${turn.agent_id}`, {
+    version: sql.fragment`${turn.agent_version ?? null}`,
+    key: sql.fragment`${ownerKey(turn)}`,
+  })
+
 /**
  * Writes a pending generation, its trace when it is a new one, and its sealed working state, while it holds the project
  * against a pause. The ctes `project` and `runnable` say what was found; nothing is written in a paused project.
@@ -50,19 +66,21 @@ export function newTurnParts(turn: NewTurn): OneStatement {
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
     // The stricter of what the project and the agent say.
     sql.fragment`runnable as (
-      select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode
-      from project left join agents a on a.id = ${turn.agent_id} where paused_at is null)`,
+      select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode,
+        a.version, a.ai_provider_id
+      from project left join ${servedTo(turn)} a on true where paused_at is null)`,
     sql.fragment`new_trace as (
       insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
       select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
       from runnable where ${turn.newTrace})`,
     sql.fragment`new_generation as (
       insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, started_by_principal_type,
-        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, created_at, updated_at)
+        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at)
       select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
         ${turn.initiator_generation_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
         case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
-        ${turn.deadline_at}::timestamptz, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
+        ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
+        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
       from runnable)`,
     sql.fragment`kept as (insert into generation_work (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'full')`,
     sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')`,
@@ -82,11 +100,10 @@ export async function insertTurn(
   const { ctes, columns } = newTurnParts(turn)
   return db.one(insertedTurn`
     with ${sql.join(ctes, sql.fragment`, `)} select ${columns},
-      (select to_jsonb(pr) from agents a cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr
-        where a.id = ${turn.agent_id}) as provider`)
+      (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider`)
 }
 
-/** An agent with its provider, for running it. */
+/** An agent with its provider, for running it: as one turn of nobody in particular is served it. */
 const RunnableAgent = agentKind.row.extend({ provider })
 export type RunnableAgent = z.output<typeof RunnableAgent>
 const runnableAgent = sql.type(RunnableAgent)
@@ -94,5 +111,5 @@ const runnableAgent = sql.type(RunnableAgent)
 /** The agent of an id for running it, in one round trip; null when there is none. */
 export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgent`
-    select a.*, to_jsonb(pr) as provider from (select ${agentKind.columns} from agents t where t.id = ${id}) a
+    select a.*, to_jsonb(pr) as provider from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)
