@@ -166,7 +166,9 @@ describe('versions of agents', () => {
     assert.equal(labelled.version, 6)
     assert.equal((await version(agent.id, 6)).label, 'back')
     assert.equal((await events(agent.id))[0], 'agents.updated')
-    const [entry] = ok(await key.get(`/audit-log?resource_id=${agent.id}&action=agents:RestoreAgentVersion`)).data
+    const [entry] = ok(
+      await key.get(`/audit-log?resource_public_id=${agent.id}&action=agents:RestoreAgentVersion`),
+    ).data
     assert.equal(entry.detail.version, 6)
   })
 
