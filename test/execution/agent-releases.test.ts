@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import { sql } from '../../src/core/db/sql.ts'
 import { promotionGates } from '../../src/execution/agents/release.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
@@ -233,6 +232,33 @@ describe('releases of agents', function () {
     }
   })
 
+  it('end in one order with changes, restores and other releases that come meanwhile', async () => {
+    for (let round = 0; round < 5; round++) {
+      const agent = await v.three()
+      ok(await v.put(agent, 1, 2, 10))
+      const replies = await Promise.all([
+        v.key.patch(`/agents/${agent}`, { name: 'meanwhile' }),
+        v.key.post(`/agents/${agent}/release/promote`),
+        v.put(agent, 2, 3, 20),
+        v.key.post(`/agents/${agent}/versions/1/restore`),
+        v.key.post(`/agents/${agent}/release/abort`),
+      ])
+      const outcome = replies.map(({ status }) => status)
+      assert.ok(outcome.every(status => status === 200 || status === 409))
+      const { version, active_release, name, model } = await v.get(agent)
+      const versions = await v.versions(agent)
+      assert.deepEqual(
+        versions.map((each: Json) => each.version),
+        Array.from({ length: version }, (_, n) => version - n),
+      )
+      assert.deepEqual([versions[0].config.name, versions[0].config.model], [name, model])
+      // Two ends need two releases; with one of them refused, the release that came last is still there or was ended.
+      const ends = [outcome[1], outcome[4]].filter(status => status === 200).length
+      if (ends === 2) assert.equal(active_release, null)
+      else if (active_release) assert.equal(active_release.canary_percent, 20)
+    }
+  })
+
   it('are refused with a value that is wrong, naming it', async () => {
     const agent = await v.three()
     refusedAt(await v.put(agent, 1, 1, 10), 'canary_version')
@@ -389,6 +415,9 @@ describe('releases of agents', function () {
     await v.patch(agent, { trace_content_mode: null })
     await v.patch(agent, { name: 'draft' })
     const { active_release } = ok(await v.put(agent, 2, 1, 10))
+    const other = await app.agent({ trace_content_mode: 'full' })
+    await v.patch(other, { trace_content_mode: null })
+    ok(await v.put(other, 1, 2, 10))
     const setMode = async (trace_content_mode: string) =>
       ok(await app.admin.patch(`/projects/${app.projectId}`, { trace_content_mode }))
     await setMode('none')
@@ -397,10 +426,8 @@ describe('releases of agents', function () {
       refusedAt(await v.put(agent, 2, 1, 20), 'canary_version')
       assert.deepEqual((await v.get(agent)).active_release, active_release)
       assert.equal((await v.versions(agent)).length, 3)
-      ok(await v.put(agent, 2, 3, 20))
-      await app.services.pool.query(sql.unsafe`
-        update agents set active_release = ${JSON.stringify({ ...active_release, stable_version: 1, canary_version: 2 })} where id = ${agent}`)
-      assert.equal(ok(await v.key.post(`/agents/${agent}/release/abort`)).trace_content_mode, 'full')
+      const back = ok(await v.key.post(`/agents/${other}/release/abort`))
+      assert.deepEqual([back.trace_content_mode, back.active_release], ['full', null])
     } finally {
       await setMode('full')
     }
@@ -516,6 +543,18 @@ describe('versions of turns', function () {
     assert.equal(await seen(unreleased), 'one 1')
     assert.equal(await seen(waiting), 'three 3')
     assert.equal(await seen(plainWaiting), 'one 4')
+  })
+
+  it('fail a turn whose provider was deleted since it got them', async () => {
+    const body = { name: 'p', provider: 'custom', default_model: 'one/m', base_url: `${app.double.url}/v1` }
+    const { id } = ok(await v.key.post('/ai-providers', body), 201)
+    const agent = await app.agent({ ai_provider_id: id })
+    const turn = ok(await v.key.post(`/agents/${agent}/generate`, { prompt: 'x' }), 202).generation_id
+    await v.patch(agent, { ai_provider_id: app.providerId })
+    assert.equal((await v.key.delete(`/ai-providers/${id}`)).status, 204)
+    await worker()
+    const record = await ended(turn)
+    assert.deepEqual([record.status, record.error.code, record.agent_version], ['failed', 'AI_PROVIDER_NOT_FOUND', 1])
   })
 
   it('are kept by a turn that another worker goes on with', async () => {
