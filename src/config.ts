@@ -224,7 +224,7 @@ const settings = {
   GENERATION_MAX_SECONDS: setting('workers', integer(1), '1800', 'Running time of one segment of a turn.'),
   AGENT_MAX_STEPS_CEILING: setting('workers', integer(1), '200', 'Largest max_steps.'),
   AGENT_MAX_CALL_DEPTH: setting('workers', integer(0), '10', 'Default and maximum of max_call_depth.'),
-  PROVIDER_MAX_RETRIES: setting('workers', integer(0, 10), '2', 'Retries of a model call.'),
+  PROVIDER_MAX_RETRIES: setting('workers', integer(0, 10), '2', 'Retries of a model call without a model route.'),
   MODEL_CALL_TIMEOUT_MS: setting('workers', integer(100), '300000', 'One model call, first byte to last.'),
   MODEL_LISTING_TIMEOUT_MS: setting('workers', integer(100), '15000', 'One model listing.'),
   OLLAMA_BASE_URL: setting('workers', text, 'http://localhost:11434', 'Default endpoint of ollama providers.'),

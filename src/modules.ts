@@ -18,6 +18,7 @@ import type { Module } from './core/api/module.ts'
 import core from './core/module.ts'
 import agents from './execution/agents/module.ts'
 import generations from './execution/generations/module.ts'
+import modelRoutes from './execution/model-routes/module.ts'
 import providers from './execution/providers/module.ts'
 import keys from './identity/keys/module.ts'
 import policies from './identity/policies/module.ts'
@@ -51,6 +52,7 @@ export const modules: readonly Module[] = [
   embeddings,
   knowledge,
   providers,
+  modelRoutes,
   agents,
   generations,
   actors,

@@ -104,7 +104,7 @@ export type IdleTurn = z.output<typeof IdleTurn>
 
 /**
  * Turns that are not at their end and for which no message waits or is handled; those of paused projects wait on
- * purpose. The keys of both mailboxes are read once and matched by hash. Served by generations_open.
+ * purpose. The keys of both mailboxes are read once and matched by hash. Reads generation_work, which has those turns.
  */
 export const turnsWithoutMessage = (
   db: Queryable,
@@ -118,8 +118,9 @@ export const turnsWithoutMessage = (
       where name in (${queues.turn}, ${queues.conversation}) and state <= 'active'
     )
     select t.id, t.project_id, t.conversation_id, t.status
-    from generations t join projects p on p.id = t.project_id and p.paused_at is null
-    where t.completed_at is null and ${all([
+    from generation_work w join generations t on t.id = w.generation_id
+    join projects p on p.id = t.project_id and p.paused_at is null
+    where ${all([
       filter.status === null
         ? sql.fragment`t.status in ('pending', 'in_progress')`
         : sql.fragment`t.status = ${filter.status}`,

@@ -76,8 +76,6 @@ export const plannedErrors = {
   },
   MISSING_TOOL_CONTEXT_KEY: { status: 400, description: 'Header references a context key absent from tool_context' },
   MODEL_NOT_PRICED: { status: 409, description: 'Generation on an unpriced model in a project that requires prices' },
-  MODEL_ROUTE_HAS_DEPENDENTS: { status: 409, description: 'Route used by agents or a project default' },
-  MODEL_ROUTE_NOT_FOUND: { status: 400, description: 'Referenced route missing' },
   ORCHESTRATION_CYCLE_DETECTED: { status: 422, description: 'Graph has a cycle' },
   ORCHESTRATION_DISPATCH_FAILED: {
     status: 422,
@@ -120,10 +118,6 @@ export const plannedErrors = {
   PLAYBOOK_STEP_FAILED: { status: 422, description: 'Step timed out, was rejected, or could not be evaluated' },
   PLAYBOOK_VALIDATION_FAILED: { status: 400, description: 'Playbook definition invalid' },
   PRICE_IN_EFFECT: { status: 409, description: 'Delete of a price row already effective' },
-  PROJECT_DEFAULT_ROUTE_INHERITED: {
-    status: 409,
-    description: 'Default_model_route_id cannot be cleared while consumers inherit it; repointing is allowed',
-  },
   PUBLIC_SHARES_DISABLED: { status: 403, description: 'Share with grantee * while the deployment forbids it' },
   QUEUE_DRIVER_MISCONFIGURED: { status: 500, description: 'Orchestration queue driver misconfigured' },
   QUOTA_UNENFORCEABLE: {

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { newId } from '../../src/core/api/ids.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import type { Client, TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 
 /** Rows of a statement, on the app's own database. */
 export const rowsOf = async (app: TestApp, text: string, values: unknown[] = []): Promise<readonly any[]> =>
@@ -19,9 +20,7 @@ export async function statementsOf(app: TestApp, work: () => Promise<unknown>): 
 
 /** Names and data of the events about a resource, oldest first. */
 export const eventsOf = async (app: TestApp, id: string): Promise<{ name: string; data: any }[]> =>
-  (await rowsOf(app, 'select name, envelope from events where resource_id = $1 order by id', [id])).map(
-    ({ name, envelope }) => ({ name, data: JSON.parse(envelope).data }),
-  )
+  (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
 
 export const problemCodes = (reply: { body: any }): string[] =>
   reply.body.error.meta.problems.map((problem: { code: string }) => problem.code)

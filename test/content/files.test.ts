@@ -4,6 +4,7 @@ import { insertFile } from '../../src/content/files/store.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
 
@@ -20,9 +21,7 @@ describe('files', () => {
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const events = async (id: string) =>
-    (await rows('select name, envelope from events where resource_id = $1 order by created_at, id', [id])).map(
-      ({ name, envelope }) => ({ name, data: JSON.parse(envelope).data }),
-    )
+    (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
   const record = async (body: object = {}, caller = key) => {
     const made = await caller.post('/files', { filename: `r${++counter}.txt`, ...body })
     assert.equal(made.status, 201, JSON.stringify(made.body))

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { newId } from '../../src/core/api/ids.ts'
-import { sql } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import type { Reply } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'
+import { storedEvents } from '../support/events.ts'
 import { startTools, type TestTools } from '../support/tools.ts'
 
 describe('ingestion rules', () => {
@@ -41,10 +41,7 @@ describe('ingestion rules', () => {
       )
   }
   const invalid = (reply: Reply, ...paths: string[]) => refuses(reply, 'INGESTION_RULE_VALIDATION_FAILED', ...paths)
-  const eventsOf = async (id: string) =>
-    (await app.services.pool.any(
-      sql.unsafe`select name, envelope::jsonb -> 'data' as data from events where resource_id = ${id} order by created_at, id`,
-    )) as readonly { name: string; data: object }[]
+  const eventsOf = (id: string) => storedEvents(app.services.pool, { resource: id })
 
   describe('as records', () => {
     it('show every field, with the defaults of those that were not given', async () => {

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { ingestionSweep } from '../../src/content/ingestion/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 
 let counter = 0
 
@@ -46,12 +47,7 @@ export async function ingested(key: Client, fileId: string, fields: object = {})
 }
 
 /** Events of a document in the order they were told. */
-export const eventsOf = async (app: TestApp, id: string) =>
-  (await app.services.pool.any(sql.unsafe`
-    select name, envelope::jsonb -> 'data' as data from events where resource_id = ${id} order by created_at, id`)) as readonly {
-    name: string
-    data: Record<string, any>
-  }[]
+export const eventsOf = (app: TestApp, id: string) => storedEvents(app.services.pool, { resource: id })
 
 /** The chunks of a document as they are stored. */
 export const chunksOf = async (app: TestApp, id: string) =>

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { statementsOf } from './documents-support.ts'
 
 describe('metadata schemas', () => {
@@ -11,9 +12,7 @@ describe('metadata schemas', () => {
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const events = async (id: string) =>
-    (await rows('select name, envelope from events where resource_id = $1 order by id', [id])).map(
-      ({ name, envelope }) => ({ name, data: JSON.parse(envelope).data }),
-    )
+    (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
   const declare = (fields: object = {}, key = project.key) =>
     key.post('/metadata-schemas', { resource_type: 'document', path_prefix: '/reports', schema: quarterly, ...fields })
   const declared = async (fields: object = {}) => {

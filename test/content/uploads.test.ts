@@ -2,6 +2,7 @@ import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 
@@ -63,9 +64,9 @@ describe('uploads', () => {
       const got = await download(app.url, key.token, made.body.id)
       assert.equal(got.bytes.toString(), 'abc')
       assert.match(got.headers.get('content-disposition') as string, /^attachment/)
-      const [event] = await rows('select name, envelope from events where resource_id = $1', [made.body.id])
+      const [event] = await storedEvents(app.services.pool, { resource: made.body.id })
       assert.equal(event.name, 'files.created')
-      assert.deepEqual(JSON.parse(event.envelope).data, made.body)
+      assert.deepEqual(event.data, made.body)
       const [entry] = await rows('select action, status from audit_entries where resource_public_id = $1', [
         made.body.id,
       ])

@@ -10,6 +10,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { sweepQueue, sweeps } from '../../src/core/jobs/sweeps.ts'
 import { type Clock, systemClock } from '../../src/core/process/clock.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { startProcess } from '../support/processes.ts'
 
 const DAY = 86_400_000
@@ -156,9 +157,8 @@ describe('the audit log', () => {
       const project = await app.project()
       await quota(project.id)
       const entries = await entriesOf(project.id)
-      const events = await app.services.pool.anyFirst(sql.unsafe`
-        select envelope from events where project_id = ${project.id} and name = 'audit_entries.created' order by id`)
-      assert.deepEqual(events.map(envelope => JSON.parse(envelope as string).data).reverse(), entries)
+      const events = await storedEvents(app.services.pool, { project: project.id, name: 'audit_entries.created' })
+      assert.deepEqual(events.map(({ data }) => data).reverse(), entries)
     })
   })
 
@@ -393,10 +393,8 @@ describe('the audit log', () => {
       assert.equal((await dropped()) - droppedBefore, 15)
       await reads.close()
       assert.equal(await rows(project.id), before + 10)
-      const events = await app.services.pool.oneFirst(sql.unsafe`
-        select count(*) from events where project_id = ${project.id} and name = 'audit_entries.created'
-          and envelope like '%user_reading%'`)
-      assert.equal(events, 10)
+      const events = await storedEvents(app.services.pool, { project: project.id, name: 'audit_entries.created' })
+      assert.equal(events.filter(({ data }) => data.principal_id === 'user_reading').length, 10)
     })
 
     it('of a project that is gone are kept without it and lose no entry of others', async () => {

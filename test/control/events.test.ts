@@ -7,7 +7,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { dispatchQueue } from '../../src/core/db/write.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { emitNamed } from '../support/events.ts'
+import { emitNamed, storedEvents } from '../support/events.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 
 const PAUSE_MS = 300
@@ -334,6 +334,55 @@ describe('events', () => {
       assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: other })).status, 400)
       const missing = 'wh_00000000000000000000000000'
       assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: missing })).status, 404)
+    })
+
+    it('are kept compressed where nobody has a webhook, and sent with the bytes they were made with', async () => {
+      const names = ['short', `Ünï \u2028 "quoted" \\ 💧 𝒳 \u0001 ${'text '.repeat(100)}`, 'x'.repeat(70_000)]
+      const made: string[] = []
+      for (const name of names) {
+        const id = `agent_${made.length}`
+        await app.services.write(async tx => emitNamed(tx, 'agents.updated', project, { id, name } as { id: string }))
+        made.push(id)
+      }
+      const stored = await app.services.pool.any(sql.unsafe`
+        select envelope is null as compressed, octet_length(packed) as bytes from events
+        where project_id = ${project} and name = 'agents.updated' order by id`)
+      assert.deepEqual(
+        stored.map(row => (row as { compressed: boolean }).compressed),
+        [false, true, false],
+      )
+      assert.ok((stored[1] as { bytes: number }).bytes < 250)
+      const { data } = await events('&event=agents.updated')
+      assert.deepEqual(
+        data.map((event: any) => event.data.name),
+        names.toReversed(),
+      )
+      const texts = (await storedEvents(app.services.pool, { project, name: 'agents.updated' })).map(({ text }) => text)
+      const id = await hook(['none.such'])
+      for (const event of data.toReversed())
+        assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: id })).status, 202)
+      await eventually(() => receiver.requests.length === names.length)
+      assert.deepEqual(receiver.requests.map(({ body }) => body).sort(), texts.toSorted())
+    })
+
+    it('of all projects are listed newest first, within times', async () => {
+      const other = await app.project()
+      const start = new Date()
+      await pause()
+      const first = await makeSecret()
+      const second = (await app.admin.post('/secrets', { project_id: other.id, name: 'elsewhere', value: 'v' })).body
+      await pause()
+      const middle = new Date()
+      await pause()
+      const third = await makeSecret()
+      const listed = async (query: string) =>
+        (await app.admin.get(`/events?event=secrets.created${query}`)).body.data.map((event: any) => event.resource_id)
+      const from = start.toISOString()
+      const to = middle.toISOString()
+      assert.deepEqual(await listed(`&from=${from}`), [third.id, second.id, first.id])
+      assert.deepEqual(await listed(`&from=${from}&to=${to}`), [second.id, first.id])
+      assert.deepEqual(await listed(`&from=${to}`), [third.id])
+      assert.deepEqual(await listed(`&from=${from}&limit=1&offset=1`), [second.id])
     })
 
     it('have a registry for every caller', async () => {

@@ -8,6 +8,7 @@ import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { openServices } from '../../src/core/process/open-services.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 
 describe('quotas', () => {
   let app: TestApp
@@ -37,10 +38,7 @@ describe('quotas', () => {
 
   /** Events of a project by name, oldest first, as their envelopes. */
   const events = async (projectId: string, name: string) =>
-    (
-      await app.services.pool.anyFirst(sql.unsafe`
-        select envelope from events where project_id = ${projectId} and name = ${name} order by id`)
-    ).map(envelope => JSON.parse(envelope as string))
+    (await storedEvents(app.services.pool, { project: projectId, name })).map(({ envelope }) => envelope)
 
   const monitored = async (projectId: string) =>
     (await app.admin.get(`/audit-log?project_id=${projectId}&action=quotas:MonitorBreach`)).body.data

@@ -8,6 +8,7 @@ import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { openServices } from '../../src/core/process/open-services.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
 
 const DAY_MS = 86_400_000
@@ -32,9 +33,7 @@ describe('storage', () => {
   const snapshots = (projectId: string) =>
     rows('select day, bytes, chunk_count from storage_snapshots where project_id = $1 order by day', [projectId])
   const events = async (projectId: string, name: string): Promise<any[]> =>
-    (await rows('select envelope from events where project_id = $1 and name = $2 order by id', [projectId, name])).map(
-      ({ envelope }) => JSON.parse(envelope),
-    )
+    (await storedEvents(app.services.pool, { project: projectId, name })).map(({ envelope }) => envelope)
   const limit = async (projectId: string, bytes: number, fields: object = {}) => {
     const made = await app.admin.post('/quotas', {
       project_id: projectId,

@@ -522,11 +522,14 @@ describe('texts of deliveries', () => {
       async () =>
         (await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}&status=completed`)).body.data[0] as any,
     )
-  /** Makes rows of the project older. */
-  const age = (table: 'events' | 'webhook_deliveries', days: number) =>
+  /** Makes the deliveries of the project older. */
+  const age = (days: number) =>
     app.services.pool.query(sql.unsafe`
-      update ${sql.identifier([table])} set created_at = created_at - make_interval(days => ${days})
+      update webhook_deliveries set created_at = created_at - make_interval(days => ${days})
       where project_id = ${project}`)
+  const inDays = (days: number) => new Date(Date.now() + days * 86_400_000)
+  /** Retention of events as it is in a year. */
+  const pruneAllEvents = () => pruneEvents({ ...app.services, clock: { now: () => inDays(365) } })
   const bodies = () => new Set(receiver.requests.map(({ body }) => body)).size
   const count = async (table: string) =>
     (await app.services.pool.oneFirst(
@@ -552,8 +555,7 @@ describe('texts of deliveries', () => {
     const webhook = await subscribe()
     await emit('a "text" \u0000\u2028 ä')
     const first = await delivered(webhook)
-    await age('events', 11)
-    await pruneEvents(app.services)
+    await pruneAllEvents()
     assert.equal(await count('events'), 0)
     assert.deepEqual(await read(first.id), first)
     const again = await redeliver(first.id)
@@ -568,10 +570,10 @@ describe('texts of deliveries', () => {
       const { body } = await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}`)
       return body.data.every((row: { status: string }) => row.status === 'completed') && body.total
     })
-    await age('webhook_deliveries', 19)
+    await age(19)
     await pruneDeliveries(app.services)
     assert.equal(await count('retained_envelopes'), 1)
-    await age('webhook_deliveries', 2)
+    await age(2)
     assert.ok((await pruneDeliveries(app.services)) >= finished)
     assert.equal(await count('retained_envelopes'), 0)
   })
@@ -616,10 +618,9 @@ describe('texts of deliveries', () => {
       const webhook = await subscribe()
       await emit()
       const { id } = await delivered(webhook)
-      await age('events', 11)
       return (await deliveryKind.find(app.services.pool, id)) as DeliveryRow
     }
-    const before = () => new Date(Date.now() - 10 * 86_400_000)
+    const before = () => inDays(1)
     const again = (row: DeliveryRow) => ({ ...row, redelivery_of: row.id })
     const sentTwice = async () => {
       await received(2)
@@ -638,9 +639,9 @@ describe('texts of deliveries', () => {
       const row = await past()
       await inTransaction(app.services.pool, async db => {
         await insertDelivery(db, again(row))
-        await outsideTransaction(() => pruneEvents(app.services))
+        await outsideTransaction(() => pruneAllEvents())
       })
-      await pruneEvents(app.services)
+      await pruneAllEvents()
       assert.equal(await count('events'), 0)
       await app.services.write(async tx => wakeWorkers(tx, { id: row.webhook_id, project_id: project }))
       await sentTwice()
@@ -661,7 +662,7 @@ describe('texts of deliveries', () => {
 
     it('are held by a delivery that is made again while the last of its texts goes', async () => {
       const row = await past()
-      await pruneEvents(app.services)
+      await pruneAllEvents()
       await app.services.pool.query(
         sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`,
       )
@@ -679,7 +680,7 @@ describe('texts of deliveries', () => {
 
     it('stay for a delivery that was made again before the last of its texts goes', async () => {
       const row = await past()
-      await pruneEvents(app.services)
+      await pruneAllEvents()
       await app.services.pool.query(
         sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`,
       )

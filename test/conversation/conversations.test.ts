@@ -1,6 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { storedEvents } from '../support/events.ts'
 
 const allow = (action: string[], resource = '*') => ({ statement: [{ effect: 'Allow', action, resource: [resource] }] })
 
@@ -20,9 +21,7 @@ describe('conversations', () => {
   const texts = async (id: string, query = '') =>
     (await app.key.get(`/conversations/${id}/messages${query}`)).body.data.map((each: any) => each.content)
   const events = async (id: string) =>
-    (await rows('select name, envelope from events where resource_id = $1 order by created_at, id', [id])).map(
-      ({ name, envelope }) => ({ name, data: JSON.parse(envelope).data }),
-    )
+    (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
 
   before(async () => {
     app = await startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*', 'events:ListEvents'] })

@@ -6,6 +6,7 @@ import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { openStream, readStream } from '../execution/streams.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const ACTIONS = [
@@ -159,14 +160,12 @@ describe('turns of a conversation', function () {
           created_at: null,
         },
       )
-      const told = await t.rows('select name, envelope from events where resource_id = $1 order by id', [
-        reply.document_id,
-      ])
+      const told = await storedEvents(app.services.pool, { resource: reply.document_id })
       assert.deepEqual(
         told.map(event => event.name),
         ['conversation_messages.created', 'conversation_messages.generated'],
       )
-      assert.deepEqual(JSON.parse(told[1].envelope).data, { ...reply, trace_id })
+      assert.deepEqual(told[1].data, { ...reply, trace_id })
       assert.equal((await app.key.get(`/conversations/${id}`)).body.message_count, 2)
     })
 

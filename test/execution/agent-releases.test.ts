@@ -30,7 +30,16 @@ const bucketOf = (agentId: string, key: string): number =>
   createHash('sha256').update(`${agentId}:${key}`).digest().readUInt32BE(0) % 100
 
 /** What a test does with releases, as a caller with these rights. */
-const ACTIONS = ['agents:*', 'ai-providers:*', 'generations:*', 'sessions:*', 'actors:*', 'conversations:*', 'events:*']
+const ACTIONS = [
+  'agents:*',
+  'ai-providers:*',
+  'model-routes:*',
+  'generations:*',
+  'sessions:*',
+  'actors:*',
+  'conversations:*',
+  'events:*',
+]
 
 /** Verbs on one application. Versions 1, 2 and 3 of an agent answer `one`, `two` and `three`. */
 function verbs(app: AgentApp) {
@@ -384,6 +393,156 @@ describe('releases of agents', function () {
     assert.equal((await v.get(agent)).active_release, null)
   })
 
+  describe('over model routes', () => {
+    /** A route to a lane of the double, and its provider. */
+    const newRoute = async (lane: string) => {
+      const provider = { name: 'p', provider: 'custom', default_model: 'm', base_url: `${app.double.url}/v1` }
+      const ai_provider_id = ok(await v.key.post('/ai-providers', provider), 201).id
+      const targets = [{ ai_provider_id, model: `${lane}/m` }]
+      return ok(await v.key.post('/model-routes', { name: `route ${++routes}`, targets }), 201).id as string
+    }
+    let routes = 0
+    const setDefault = (default_model_route_id: string | null) =>
+      app.admin.patch(`/projects/${app.projectId}`, { default_model_route_id })
+    const pinned = () => ({ ai_provider_id: app.providerId, model_route_id: null, model: 'one/m' })
+    const routed = (model_route_id: string | null) => ({ ai_provider_id: null, model_route_id, model: null })
+    const remove = (route: string) => v.key.delete(`/model-routes/${route}?force=true`)
+
+    it('send each turn where the version that is served sends it', async () => {
+      const route = await newRoute('two')
+      ok(await setDefault(await newRoute('three')))
+      const agent = await app.agent(pinned())
+      await v.patch(agent, routed(route))
+      await v.patch(agent, routed(null))
+      await v.patch(agent, { ...pinned(), name: 'draft' })
+      const { id } = await v.session(agent, 'routed')
+      const owner = ok(await v.key.post('/actors', { name: 'owner' }), 201)
+      const conversation = ok(await v.key.post('/conversations', { actor_id: owner.id }), 201).id
+      ok(await v.key.post(`/conversations/${conversation}/messages`, { role: 'user', message: 'x' }), 201)
+      const turns = async () => {
+        const direct = ok(await v.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'x' }))
+        const record = ok(await v.key.get(`/generations/${direct.id}`))
+        const generate = { agent_id: agent }
+        const turn = ok(await v.key.post(`/conversations/${conversation}/generate?wait=true`, generate))
+        return [
+          `${record.output.content} ${record.agent_version}`,
+          await v.say(id),
+          turn.content,
+          record.routing?.route_id,
+        ]
+      }
+      ok(await v.put(agent, 1, 2, 100))
+      assert.deepEqual(await turns(), ['two 2', 'two 2', 'two', route])
+      ok(await v.put(agent, 1, 2, 0))
+      assert.deepEqual(await turns(), ['one 1', 'one 1', 'one', undefined])
+      ok(await v.put(agent, 2, 3, 100))
+      const inherited = (await app.admin.get(`/projects/${app.projectId}`)).body.default_model_route_id
+      assert.deepEqual(await turns(), ['three 3', 'three 3', 'three', inherited])
+      // A model of the turn's own goes with a served provider alone, whatever the draft has.
+      const named = (model: string) =>
+        v.key.post(`/conversations/${conversation}/generate?wait=true`, { agent_id: agent, model })
+      refusedAt(await named('one/m'), 'model')
+      ok(await v.put(agent, 2, 1, 100))
+      await v.patch(agent, routed(route))
+      assert.equal(ok(await named('two/m')).content, 'two')
+      const drawn = new Set<string>()
+      ok(await v.put(agent, 1, 2, 50))
+      for (const answer of await Promise.all(Array.from({ length: 40 }, () => v.ask(agent)))) drawn.add(answer)
+      assert.deepEqual([...drawn].sort(), ['one 1', 'two 2'])
+    })
+
+    it('read the route of the version anew with each step', async () => {
+      const rules = [
+        { when: { call: 1 }, reply: { tool_calls: [{ name: 'nothing', args: {} }] } },
+        { reply: { text: 'stepped' } },
+      ]
+      await v.double.put('stepped', { rules })
+      const route = await newRoute('stepped')
+      const agent = await app.agent(routed(route))
+      await v.patch(agent, pinned())
+      ok(await v.put(agent, 2, 1, 100))
+      assert.equal(await v.ask(agent), 'stepped 1')
+      assert.equal((await v.double.requests('stepped')).length, 2)
+    })
+
+    it('keep a route that one of the versions names', async () => {
+      const route = await newRoute('two')
+      const agent = await app.agent(routed(route))
+      await v.patch(agent, pinned())
+      ok(await v.put(agent, 2, 1, 10))
+      const { counts, sample_ids, forcible } = refused(await remove(route), 409, 'MODEL_ROUTE_HAS_DEPENDENTS')
+      assert.deepEqual([counts, sample_ids, forcible], [{ agents: 1 }, { agents: [agent] }, false])
+      await v.patch(agent, routed(route))
+      assert.deepEqual(refused(await remove(route), 409, 'MODEL_ROUTE_HAS_DEPENDENTS').counts, { agents: 1 })
+      ok(await v.key.post(`/agents/${agent}/release/abort`))
+      assert.equal((await remove(route)).status, 204)
+      refusedAt(await v.put(agent, 2, 1, 10), 'canary_version', 'MODEL_ROUTE_NOT_FOUND')
+    })
+
+    it('keep the default of the project while one of the versions goes by it', async () => {
+      ok(await setDefault(await newRoute('three')))
+      const agent = await app.agent(routed(null))
+      await v.patch(agent, pinned())
+      const cleared = async () => {
+        const reply = await setDefault(null)
+        return reply.status === 200 ? null : refused(reply, 409, 'PROJECT_DEFAULT_ROUTE_INHERITED')
+      }
+      const held = { count: 1, counts: { agent: 1 }, sample_ids: [agent] }
+      for (const [stable, canary] of [
+        [1, 2],
+        [2, 1],
+      ]) {
+        ok(await v.put(agent, stable, canary, 10))
+        assert.deepEqual(await cleared(), held)
+        // Another default is for those who inherit it to go by.
+        ok(await setDefault(await newRoute('two')))
+      }
+      await v.patch(agent, routed(null))
+      assert.deepEqual(await cleared(), held, 'counted once')
+      await v.patch(agent, pinned())
+      ok(await v.key.post(`/agents/${agent}/release/promote`))
+      assert.deepEqual(await cleared(), held)
+      await v.patch(agent, pinned())
+      assert.equal(await cleared(), null)
+      refusedAt(await v.put(agent, 2, 1, 10), 'canary_version')
+      refusedAt(await v.key.post(`/agents/${agent}/versions/1/restore`), 'ai_provider_id')
+      ok(await setDefault(await newRoute('three')))
+      ok(await v.put(agent, 1, 2, 10))
+      assert.equal(ok(await v.key.post(`/agents/${agent}/release/abort`)).ai_provider_id, null)
+      await v.patch(agent, pinned())
+    })
+
+    it('never lose the default to a clear that comes at the same moment', async () => {
+      const route = await newRoute('three')
+      ok(await setDefault(route))
+      const agent = await app.agent(routed(null))
+      await v.patch(agent, pinned())
+      const gains = {
+        release: () => v.put(agent, 2, 1, 10),
+        restore: () => v.key.post(`/agents/${agent}/versions/1/restore`),
+      }
+      for (const [name, gain] of Object.entries(gains))
+        for (let round = 0; round < 15; round++) {
+          ok(await setDefault(route))
+          const [cleared, gained] = await Promise.all([setDefault(null), gain()])
+          const outcome = `${cleared.status} ${gained.status}`
+          assert.ok(['200 400', '409 200'].includes(outcome), `${name}: ${outcome}`)
+          if (gained.status !== 200) continue
+          // An end takes what the release held: no clear gets in between.
+          if (name === 'release') {
+            const [again, ended] = await Promise.all([
+              setDefault(null),
+              v.key.post(`/agents/${agent}/release/${round % 2 ? 'promote' : 'abort'}`),
+            ])
+            assert.equal(ended.status, 200)
+            assert.ok(round % 2 ? again.status === 409 : [200, 409].includes(again.status), `${again.status}`)
+          }
+          await v.patch(agent, pinned())
+        }
+      ok(await setDefault(null))
+    })
+  })
+
   it('never dangle when a delete of a provider races them', async () => {
     const agent = await app.agent()
     for (let round = 0; round < 20; round++) {
@@ -545,16 +704,32 @@ describe('versions of turns', function () {
     assert.equal(await seen(plainWaiting), 'one 4')
   })
 
-  it('fail a turn whose provider was deleted since it got them', async () => {
+  it('fail a turn whose provider or route was deleted since it got them', async () => {
     const body = { name: 'p', provider: 'custom', default_model: 'one/m', base_url: `${app.double.url}/v1` }
-    const { id } = ok(await v.key.post('/ai-providers', body), 201)
-    const agent = await app.agent({ ai_provider_id: id })
-    const turn = ok(await v.key.post(`/agents/${agent}/generate`, { prompt: 'x' }), 202).generation_id
-    await v.patch(agent, { ai_provider_id: app.providerId })
-    assert.equal((await v.key.delete(`/ai-providers/${id}`)).status, 204)
+    const provider = ok(await v.key.post('/ai-providers', body), 201).id
+    const targets = [{ ai_provider_id: app.providerId, model: 'one/m' }]
+    const route = ok(await v.key.post('/model-routes', { name: 'r', targets }), 201).id
+    const left = async (binding: Json) => {
+      const agent = await app.agent(binding)
+      const turn = ok(await v.key.post(`/agents/${agent}/generate`, { prompt: 'x' }), 202).generation_id
+      await v.patch(agent, { ai_provider_id: app.providerId, model_route_id: null })
+      return turn as string
+    }
+    const turns = [
+      await left({ ai_provider_id: provider }),
+      await left({ ai_provider_id: null, model_route_id: route }),
+    ]
+    for (const path of [`/ai-providers/${provider}`, `/model-routes/${route}`])
+      assert.equal((await v.key.delete(path)).status, 204)
     await worker()
-    const record = await ended(turn)
-    assert.deepEqual([record.status, record.error.code, record.agent_version], ['failed', 'AI_PROVIDER_NOT_FOUND', 1])
+    const records = await Promise.all(turns.map(ended))
+    assert.deepEqual(
+      records.map(({ status, error, agent_version }) => [status, error.code, agent_version]),
+      [
+        ['failed', 'AI_PROVIDER_NOT_FOUND', 1],
+        ['failed', 'MODEL_ROUTE_NOT_FOUND', 1],
+      ],
+    )
   })
 
   it('are kept by a turn that another worker goes on with', async () => {
@@ -580,7 +755,7 @@ describe('versions of turns', function () {
 })
 
 describe('statements of a turn', () => {
-  it('are no more with a release than without one', async () => {
+  it('are no more with a release, of routed versions too, than without one', async () => {
     const app = await startAgentApp({ inProcess: true, actions: ACTIONS })
     try {
       const v = verbs(app)
@@ -589,7 +764,8 @@ describe('statements of a turn', () => {
       const { id } = await v.session(agent, 'a')
       const counted = async (work: () => Promise<unknown>) => {
         // What polls and heartbeats send beside it is not the turn's.
-        const own = () => app.statements.filter(text => /\b(agents|generations|traces|conversation_turns)\b/.test(text))
+        const tables = /\b(agents|served_agent|generations|traces|conversation_turns|model_\w+)\b/
+        const own = () => app.statements.filter(text => tables.test(text))
         const from = own().length
         await work()
         return own().length - from
@@ -604,6 +780,11 @@ describe('statements of a turn', () => {
       const before = [await least(direct), await least(message)]
       ok(await v.put(agent, 1, 2, 50))
       assert.deepEqual([await least(direct), await least(message)], before)
+      const targets = [{ ai_provider_id: app.providerId, model: 'two/m' }]
+      const model_route_id = ok(await v.key.post('/model-routes', { name: 'r', targets }), 201).id
+      await v.patch(agent, { ai_provider_id: null, model: null, model_route_id })
+      ok(await v.put(agent, 1, 4, 100))
+      assert.deepEqual([await least(direct), await least(message)], before, 'by a route')
     } finally {
       await app.close()
     }

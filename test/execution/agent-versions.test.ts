@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import pg from 'pg'
+import { sql } from '../../src/core/db/sql.ts'
 import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
 
 type Json = Record<string, any>
@@ -14,7 +15,7 @@ describe('versions of agents', () => {
   let key: Client
   let ai_provider_id: string
 
-  const ACTIONS = ['agents:*', 'ai-providers:*', 'events:ListEvents', 'audit:ListAuditEntries']
+  const ACTIONS = ['agents:*', 'ai-providers:*', 'model-routes:*', 'events:ListEvents', 'audit:ListAuditEntries']
 
   const newProvider = async (as: Client = key): Promise<string> =>
     (
@@ -203,7 +204,7 @@ describe('versions of agents', () => {
   it('of other releases may have fields fewer and more', async () => {
     const agent = await three({ single_session_per_actor: true, temperature: 0.5 })
     await app.services.pool.query(sql.unsafe`
-      update agent_versions set config = (config::jsonb - 'temperature' - 'single_session_per_actor' || '{"mood": "kind"}')::json
+      update agent_versions set config = (config::jsonb - 'temperature' - 'model_route_id' - 'single_session_per_actor' || '{"mood": "kind"}')::json
       where agent_id = ${agent.id} and version = 1`)
     const { changes } = ok(await key.get(`/agents/${agent.id}/versions/compare?from=1&to=2`))
     assert.deepEqual(
@@ -213,11 +214,18 @@ describe('versions of agents', () => {
         ['temperature', null],
         ['single_session_per_actor', false],
       ],
+      'a route that it does not know is none',
     )
     const restored = ok(await key.post(`/agents/${agent.id}/versions/1/restore`))
     assert.deepEqual(
-      [restored.instructions, restored.temperature, restored.single_session_per_actor, 'mood' in restored],
-      ['one', null, false, false],
+      [
+        restored.instructions,
+        restored.temperature,
+        restored.model_route_id,
+        restored.single_session_per_actor,
+        'mood' in restored,
+      ],
+      ['one', null, null, false, false],
     )
   })
 
@@ -254,6 +262,40 @@ describe('versions of agents', () => {
       refusedAt(await key.get(`/agents/${agent.id}/versions/compare?${query}`), query.split('=')[0])
     refused(await key.get(`/agents/${agent.id}/versions/compare?from=1&to=4`), 404, 'RESOURCE_NOT_FOUND')
     refused(await key.get(`/agents/${agent.id}/versions/compare?from=7`), 404, 'RESOURCE_NOT_FOUND')
+  })
+
+  it('keep their model route, and are restored with it or, without one, only beside a default', async () => {
+    const owner = await app.projectWith(ACTIONS)
+    const provider = await newProvider(owner.key)
+    const targets = [{ ai_provider_id: provider, model: 'm' }]
+    const route = ok(await owner.key.post('/model-routes', { name: 'r', targets }), 201).id
+    const setDefault = async (default_model_route_id: string | null) =>
+      ok(await app.admin.patch(`/projects/${owner.id}`, { default_model_route_id }))
+    const { id } = ok(await owner.key.post('/agents', { model_route_id: route }), 201)
+    const change = async (fields: Json) => ok(await owner.key.patch(`/agents/${id}`, fields))
+    await change({ model_route_id: null, ai_provider_id: provider, model: 'm' })
+    await setDefault(route)
+    await change({ ai_provider_id: null, model: null })
+    await change({ ai_provider_id: provider, name: 'n' })
+    const compared = async (from: number, to: number) =>
+      ok(await owner.key.get(`/agents/${id}/versions/compare?from=${from}&to=${to}`)).changes
+    assert.deepEqual(await compared(1, 4), [
+      { path: 'name', op: 'changed', before: null, after: 'n' },
+      { path: 'ai_provider_id', op: 'changed', before: null, after: provider },
+      { path: 'model_route_id', op: 'changed', before: route, after: null },
+    ])
+    const restore = (number: number) => owner.key.post(`/agents/${id}/versions/${number}/restore`)
+    await setDefault(null)
+    refusedAt(await restore(3), 'ai_provider_id')
+    assert.deepEqual(ok(await restore(1)).model_route_id, route)
+    await setDefault(route)
+    const inheriting = ok(await restore(3))
+    assert.deepEqual([inheriting.ai_provider_id, inheriting.model_route_id, inheriting.version], [null, null, 6])
+    await change({ ai_provider_id: provider })
+    await setDefault(null)
+    assert.equal((await owner.key.delete(`/model-routes/${route}`)).status, 204)
+    refused(await restore(1), 400, 'MODEL_ROUTE_NOT_FOUND')
+    assert.equal(ok(await owner.key.get(`/agents/${id}`)).version, 7)
   })
 
   it('are read by a positive number of theirs', async () => {
@@ -352,13 +394,25 @@ describe('versions of agents', () => {
       }
       const made = await other.admin.post('/agents', { project_id: id, ai_provider_id, ...fields })
       const agent = (await other.admin.patch(`/agents/${made.body.id}`, { instructions: 'x' })).body
-      const { pool } = other.services
-      // As it was before the migration.
-      await pool.query(sql.unsafe`drop table agent_versions`)
-      await pool.query(sql.unsafe`alter table agents drop column active_release, drop column release_references`)
-      await pool.query(sql.unsafe`alter table generations drop column assigned_version`)
-      for (const text of fs.readFileSync(MIGRATION, 'utf8').split(/;\s*$/m))
-        if (text.trim()) await pool.query(rawQuery(text))
+      const targets = [{ ai_provider_id, model: 'm' }]
+      const route = (await other.admin.post('/model-routes', { project_id: id, name: 'r', targets })).body.id
+      const routed = (await other.admin.post('/agents', { project_id: id, model_route_id: route })).body
+      const db = new pg.Client({ connectionString: other.databaseUrl })
+      await db.connect()
+      try {
+        // As it was before the migration, which is one transaction.
+        await db.query(`
+          drop function served_agent;
+          drop table agent_versions;
+          alter table agents drop column active_release, drop column release_references;
+          alter table generations drop column assigned_version`)
+        await db.query(fs.readFileSync(MIGRATION, 'utf8'))
+      } finally {
+        await db.end()
+      }
+      const [first] = ok(await other.admin.get(`/agents/${routed.id}/versions`)).data
+      assert.deepEqual(first.config, configOf(routed))
+      assert.deepEqual(Object.keys(first.config), Object.keys(configOf(routed)), 'in the order of the record')
       const { data } = ok(await other.admin.get(`/agents/${agent.id}/versions`))
       assert.equal(data.length, 1)
       assert.match(data[0].id, /^agver_[0-9a-hjkmnp-tv-z]{26}$/)

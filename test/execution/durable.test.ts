@@ -176,7 +176,7 @@ describe('durable turns', function () {
       const waiting = sql.type(z.object({ pid: z.int() }))`
         select pid from pg_stat_activity
         where datname = current_database() and wait_event_type = 'Lock' and query !~ 'last_used_at'`
-      const pid = await eventually(() => tx.maybeOneFirst(waiting), { what: 'a statement that waits' })
+      const pid = await eventually(() => tx.maybeOneFirst(waiting), { within: 30_000, what: 'a statement that waits' })
       await tx.query(sql.unsafe`select pg_terminate_backend(${pid})`)
     })
   }

@@ -5,9 +5,10 @@ import path from 'node:path'
 import pg from 'pg'
 import { newId } from '../../src/core/api/ids.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { writeTraces } from '../../src/execution/generations/trace-write.ts'
+import { traceWrite } from '../../src/execution/generations/trace-write.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -138,10 +139,7 @@ describe('steps files of traces', function () {
       assert.equal(await of.journal(trace_id), 2)
       const before = await of.transcript(id)
       assert.equal(before.steps.length, 2)
-      await idle.services.pool.query(
-        rawQuery(`update pgboss.job set heartbeat_on = now() - interval '1 hour' where state = 'active'`),
-      )
-      const next = await startProcess('worker', idle.databaseUrl, {}, ['generation'])
+      const next = await startProcess('worker', idle.databaseUrl, { GENERATION_SWEEP_SECONDS: '1' }, ['generation'])
       await of.written(trace_id, 20_000)
       assert.deepEqual(await of.transcript(id), before)
       await next.kill()
@@ -260,7 +258,7 @@ describe('steps files of traces', function () {
     const settling = new pg.Client({ connectionString: app.databaseUrl })
     await settling.connect()
     try {
-      // What the statement that settles a turn does; its message found one waiting and was not needed.
+      // What the statement that settles a turn does.
       await settling.query('begin')
       await settling.query('select 1 from traces where id = $1 for no key update', [first.trace_id])
       const id = newId('gen')
@@ -273,7 +271,9 @@ describe('steps files of traces', function () {
         `insert into generation_steps (generation_id, n, text, started_at, completed_at) values ($1, 1, 'late', now(), now())`,
         [id],
       )
-      const writing = writeTraces(app.services, [first.trace_id])
+      await app.services.queues.send([
+        { queue: traceWrite, data: { trace_id: first.trace_id, project_id: app.projectId } },
+      ])
       await eventually(
         async () =>
           (
@@ -284,7 +284,7 @@ describe('steps files of traces', function () {
         { what: 'somebody who waits for the turn' },
       )
       await settling.query('commit')
-      assert.equal(await writing, 1)
+      await t.written(first.trace_id)
       assert.deepEqual(
         (await t.steps(file_id)).map(step => step.generation_id),
         [first.id, id],
@@ -370,9 +370,9 @@ describe('steps files of traces', function () {
       assert.deepEqual((await t.transcript(child.id)).steps, [])
       const again = await app.key.delete(`/traces/${root.trace_id}/content`)
       assert.deepEqual(again.body, purged.body)
-      const told = await t.rows('select envelope from events where resource_id = $1', [root.trace_id])
+      const told = await storedEvents(app.services.pool, { resource: root.trace_id })
       assert.equal(told.length, 1)
-      assert.equal(JSON.parse(told[0].envelope).data.file_id, null)
+      assert.equal(told[0].data.file_id, null)
     })
 
     it('keep the steps of other turns when one generation is purged, which a later write leaves out', async () => {
@@ -450,7 +450,7 @@ describe('steps files of traces', function () {
     assert.deepEqual(await t.rows('select 1 from files where project_id = $1', [id]), [])
   })
 
-  it('are made by the sweep when their message is lost', async () => {
+  it('are made by the sweep however long their worker has been gone', async () => {
     const idle = await startAgentApp({ workers: [] })
     const of = kit(idle)
     const processes: TestProcess[] = []
@@ -460,7 +460,6 @@ describe('steps files of traces', function () {
       ])
       const { trace_id } = await of.turn()
       await worker.exited
-      await of.rows(`delete from pgboss.job where name = 'trace-write' returning 1`)
       await of.rows(`update generations set completed_at = now() - interval '1 hour' where trace_id = $1 returning 1`, [
         trace_id,
       ])
@@ -535,10 +534,7 @@ describe('steps files of traces', function () {
         const broken = await worker({ FAULT_POINTS: `${point}=kill` })
         const { id, trace_id } = await of.turn()
         assert.equal((await broken.exited).signal, 'SIGKILL')
-        await of.rows(
-          `update pgboss.job set heartbeat_on = now() - interval '1 hour' where state = 'active' returning 1`,
-        )
-        const next = await worker()
+        const next = await worker({ GENERATION_SWEEP_SECONDS: '1' })
         const { file_id } = await of.written(trace_id, 20_000)
         assert.deepEqual(
           (await of.steps(file_id)).map(step => [step.generation_id, step.index]),
@@ -559,35 +555,28 @@ describe('steps files of traces', function () {
     })
 
     it('hold nothing that was purged while they were written', async () => {
-      await worker({ FAULT_POINTS: 'trace_staged=freeze:4000' })
-      const staged = () =>
-        eventually(async () => (await of.rows(`select 1 from file_blobs where state = 'staging'`)).length > 0, {
-          what: 'staged bytes',
-        })
+      // In a directory staged bytes can be seen.
+      const dir = await mkdtemp(path.join(tmpdir(), 'muster-traces-'))
+      const env = { FILES_STORAGE_PROVIDER: 'local', FILES_STORAGE_DIR: dir }
+      await idle.close()
+      idle = await startAgentApp({ workers: [], env })
+      of = kit(idle)
+      await worker({ ...env, FAULT_POINTS: 'trace_staged=freeze:4000' })
+      const objects = async () =>
+        (await readdir(dir, { recursive: true, withFileTypes: true })).filter(entry => entry.isFile()).length
+      const staged = () => eventually(async () => (await objects()) > 0, { what: 'staged bytes' })
       const whole = await of.turn()
       await staged()
       assert.equal((await idle.key.delete(`/traces/${whole.trace_id}/content`)).status, 200)
-      const done = () =>
-        eventually(
-          async () =>
-            (
-              await of.rows(
-                `select 1 from pgboss.job where name = 'trace-write' and state in ('created', 'retry', 'active')`,
-              )
-            ).length === 0,
-          { within: 25_000, what: 'the end of trace-write' },
-        )
-      await done()
+      await eventually(async () => (await objects()) === 0, { within: 25_000, what: 'the end of the staged bytes' })
       assert.equal((await of.trace(whole.trace_id)).file_id, null)
       assert.deepEqual(await of.rows('select 1 from files'), [])
-      assert.equal(await of.blobs(), 0)
 
       const first = await of.turn()
       const second = await of.turn({ prompt: 'b', trace_id: first.trace_id })
       await staged()
       assert.equal((await idle.key.delete(`/generations/${first.id}/content`)).status, 200)
-      await done()
-      const { file_id } = await of.written(first.trace_id)
+      const { file_id } = await of.written(first.trace_id, 25_000)
       const kept = (await of.steps(file_id)).map(step => step.generation_id)
       assert.ok(kept.includes(second.id))
     })
@@ -624,7 +613,7 @@ describe('steps files of traces', function () {
     const of = kit(broken)
     try {
       const { id, trace_id } = await of.turn()
-      await eventually(() => broken.logs.some(line => line.includes('FILE_STORAGE_MISCONFIGURED')))
+      await eventually(() => broken.logs.some(line => line.includes('steps of traces stay in the journal')))
       assert.equal((await of.trace(trace_id)).file_id, null)
       assert.equal((await of.transcript(id)).steps.length, 1)
     } finally {

@@ -2,6 +2,7 @@ import { strict as assert } from 'node:assert'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 
 const allow = (action: string, resource: string) => ({
   statement: [{ effect: 'Allow', action: [action], resource: [resource] }],
@@ -396,12 +397,12 @@ describe('project keys', () => {
       const changed = await app.admin.patch(path, { name: 'n' })
       const rotated = (await app.admin.post(`${path}/rotate`)).body
       await app.admin.delete(path)
-      const events = await rows('select name, envelope from events where resource_id = $1 order by id', [made.id])
+      const events = await storedEvents(app.services.pool, { resource: made.id })
       assert.deepEqual(
         events.map(event => event.name),
         ['project_keys.created', 'project_keys.updated', 'project_keys.updated', 'project_keys.deleted'],
       )
-      assert.deepEqual(JSON.parse(events[1].envelope).data, changed.body)
+      assert.deepEqual(events[1].data, changed.body)
       const unscoped = (await app.admin.post('/project-keys', {})).body
       assert.deepEqual(await rows('select 1 from events where resource_id = $1', [unscoped.id]), [])
       const traces = JSON.stringify([

@@ -8,6 +8,7 @@ import { cloneables } from '../../src/identity/projects/clone.ts'
 import { sweepDeferredDeletes } from '../../src/identity/projects/delete.ts'
 import { lockRunnable } from '../../src/identity/projects/pause.ts'
 import { startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
 
 const DAY = 86_400_000
@@ -18,9 +19,7 @@ describe('projects', () => {
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const eventsOf = async (id: string) =>
-    (await rows('select name, envelope from events where project_id = $1 order by id', [id])).filter(event =>
-      event.name.startsWith('projects.'),
-    )
+    (await storedEvents(app.services.pool, { project: id })).filter(event => event.name.startsWith('projects.'))
 
   before(async () => {
     app = await startApp({ clock })
@@ -179,7 +178,7 @@ describe('projects', () => {
         events.map(event => event.name),
         ['projects.updated', 'projects.updated'],
       )
-      assert.deepEqual(JSON.parse(events[1].envelope).data, cleared.body)
+      assert.deepEqual(events[1].data, cleared.body)
     })
 
     it('changes nothing without fields, and emits no event', async () => {

@@ -8,6 +8,7 @@ import { checkTokens, mask, openSecret, resolveTokens } from '../../src/identity
 import { dropReplacedValues } from '../../src/identity/secrets/store.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { storedEvents } from '../support/events.ts'
 
 const allow = (action: string, resource: string) => ({
   statement: [{ effect: 'Allow', action: [action], resource: [resource] }],
@@ -151,9 +152,9 @@ describe('secrets', () => {
       const made = (await project.key.post('/secrets', { name: 'told', value: 'v' })).body
       const changed = (await project.key.patch(`/secrets/${made.id}`, { name: 'told again' })).body
       await project.key.delete(`/secrets/${made.id}`)
-      const events = await rows('select name, envelope from events where resource_id = $1 order by id', [made.id])
+      const events = await storedEvents(app.services.pool, { resource: made.id })
       assert.deepEqual(
-        events.map(event => [event.name, JSON.parse(event.envelope).data]),
+        events.map(({ name, data }) => [name, data]),
         [
           ['secrets.created', made],
           ['secrets.updated', changed],

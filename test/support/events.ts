@@ -1,4 +1,7 @@
+import { z } from 'zod'
 import { kinds } from '../../src/core/api/kind.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../src/core/db/envelopes.ts'
+import { all, type Queryable, sql } from '../../src/core/db/sql.ts'
 import type { Tx } from '../../src/core/db/write.ts'
 
 /** Emits an event by its name with any record, as the module of its kind would with a row. */
@@ -7,4 +10,24 @@ export function emitNamed(tx: Tx, name: string, projectId: string, record: { id:
   const kind = kinds.all().find(each => each.plural === plural)
   if (!kind) throw new Error(`no kind emits ${name}`)
   tx.emit(kind, verb, { id: record.id, project_id: projectId }, { data: record })
+}
+
+const stored = sql.type(StoredEnvelope.extend({ name: z.string() }))
+
+/** Events as they are stored, oldest first, with the data of their envelopes. */
+export async function storedEvents(
+  db: Queryable,
+  { resource, project, name }: { resource?: string; project?: string; name?: string },
+): Promise<{ name: string; data: any; envelope: any; text: string }[]> {
+  const rows = await db.any(stored`
+    select name, ${storedEnvelope} from events where ${all([
+      resource !== undefined && sql.fragment`resource_id = ${resource}`,
+      project !== undefined && sql.fragment`project_id = ${project}`,
+      name !== undefined && sql.fragment`name = ${name}`,
+    ])} order by created_at, id`)
+  return rows.map(row => {
+    const text = readEnvelope(row)
+    const envelope = JSON.parse(text)
+    return { name: row.name, data: envelope.data, envelope, text }
+  })
 }

@@ -48,7 +48,7 @@ export const metadataSchemaOperations: Operation[] = [
   schemas.list({
     summary: 'List metadata schemas, oldest first',
     filters: { resource_type: oneOf('resource_type', RESOURCE_TYPES) },
-    order: sql.fragment`t.created_at, t.id`,
+    order: () => sql.fragment`t.created_at, t.id`,
   }),
   schemas.create({
     summary: 'Declare what metadata must satisfy under a path',

@@ -3,7 +3,16 @@ import { Readable } from 'node:stream'
 import type { Services } from '../../core/process/services.ts'
 import { blocksOf } from './blocks.ts'
 import type { Backend, ByteRange } from './storage.ts'
-import { blobChunk, blobFacts, commitBlobs, deleteBlob, deleteStagedBlob, insertBlob, insertChunk } from './store.ts'
+import {
+  blobChunk,
+  blobFacts,
+  commitBlobs,
+  deleteBlob,
+  deleteStagedBlob,
+  insertBlob,
+  insertBlobs,
+  insertChunk,
+} from './store.ts'
 
 /**
  * Bytes in the database, in chunks. Each chunk is written and read by a statement of its own, so neither a slow sender
@@ -43,7 +52,11 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
       }
     },
     async commit(tx, staged) {
-      if (!(await commitBlobs(tx, staged))) throw new Error('a blob was swept, or lost chunks, before its commit')
+      const held = staged.flatMap(({ held, ...facts }) => (held ? [{ ...facts, held }] : []))
+      if (held.length > 0) await insertBlobs(tx, held)
+      const written = staged.filter(({ held }) => !held)
+      if (written.length > 0 && !(await commitBlobs(tx, written)))
+        throw new Error('a blob was swept, or lost chunks, before its commit')
     },
     async read(id, range) {
       const facts = await blobFacts(pool, id)

@@ -17,6 +17,8 @@ export type StagedBytes = Location & {
   sha256: Buffer
   /** The first bytes, at most 4,100: what a type is recognised by. */
   head: Buffer
+  /** All of them where they are written only when they are committed. */
+  held?: Buffer
 }
 
 /** One place for bytes. Everything streams; nothing above it touches a disk or a bucket. */

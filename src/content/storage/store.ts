@@ -30,6 +30,19 @@ export const insertChunk = async (db: Queryable, id: string, seq: number, chunk:
   return rowCount === 1
 }
 
+/** Writes blobs of one chunk each, committed from the start. */
+export const insertBlobs = (db: Queryable, blobs: readonly (StagedBytes & { held: Buffer })[]) =>
+  db.query(statement`
+    with blob as (
+      select * from ${sql.unnest(
+        blobs.map(({ location, size, sha256, held }) => [location, size, sha256, held]),
+        ['uuid', 'int8', 'bytea', 'bytea'],
+      )} as b (id, size, sha256, bytes)
+    ), named as (
+      insert into file_blobs (id, state, size, sha256) select id, 'committed', size, sha256 from blob
+    )
+    insert into file_blob_chunks (blob_id, seq, bytes) select id, 0, bytes from blob where size > 0`)
+
 /**
  * Commits staged blobs; false when one was swept meanwhile, or lost chunks with a server that crashed while it was staged.
  * Lengths are counted without reading the bytes.

@@ -1,5 +1,5 @@
 import { createHash, type Hash } from 'node:crypto'
-import type { Readable } from 'node:stream'
+import { Readable } from 'node:stream'
 import { setFlagsFromString } from 'node:v8'
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
@@ -56,6 +56,8 @@ export type Stores = {
    * Raises REQUEST_REJECTED 413 beyond them and FILE_STORAGE_MISCONFIGURED; throws what the stream throws.
    */
   stage(source: Readable, target: { projectId: string; fileId: string; maxBytes: number }): Promise<Staged>
+  /** The same for bytes at hand. Few bytes that go into the database are written there when they are committed. */
+  stageBytes(bytes: Buffer, target: { projectId: string; fileId: string }): Promise<Staged>
   /** Makes staged bytes permanent with the row that names them. */
   commit(tx: Tx, ...staged: Staged[]): Promise<void>
   /** Bytes, or some of them; null when they are lost. Raises FILE_STORAGE_MISCONFIGURED for a backend that is not set up. */
@@ -156,12 +158,17 @@ function openStores(services: Services): Stores {
   const problem = provider ? lacking(provider) : `FILES_STORAGE_PROVIDER is none of ${BACKENDS.join(', ')}`
   if (problem) log.error({ problem }, 'file storage is misconfigured')
 
+  /** Where new bytes go. */
+  const placeFor = (target: { projectId: string; fileId: string }) => {
+    if (!provider || problem)
+      return raise('FILE_STORAGE_MISCONFIGURED', { message: `Storage backend misconfigured: ${problem}` })
+    const store = backend(provider)
+    return { store, provider, place: { storage: provider, location: store.place(target) } as Location }
+  }
+
   return {
-    async stage(source, { projectId, fileId, maxBytes }) {
-      if (!provider || problem)
-        return raise('FILE_STORAGE_MISCONFIGURED', { message: `Storage backend misconfigured: ${problem}` })
-      const store = backend(provider)
-      const place: Location = { storage: provider, location: store.place({ projectId, fileId }) }
+    async stage(source, { maxBytes, ...target }) {
+      const { store, provider, place } = placeFor(target)
       // Blobs are swept; of what lies elsewhere only this message would know.
       if (provider !== 'postgres')
         await queues.send([message(stagedQueue, place, { startAfter: new Date(Date.now() + STAGED_FOR_MS) })])
@@ -180,6 +187,18 @@ function openStores(services: Services): Stores {
         },
       }
       return staged
+    },
+    async stageBytes(bytes, target) {
+      if (provider !== 'postgres' || bytes.length > config.FILE_BLOB_CHUNK_BYTES)
+        return this.stage(Readable.from([bytes]), { ...target, maxBytes: Number.POSITIVE_INFINITY })
+      return {
+        ...placeFor(target).place,
+        size: bytes.length,
+        sha256: createHash('sha256').update(bytes).digest(),
+        head: bytes.subarray(0, HEAD_BYTES),
+        held: bytes,
+        async discard() {},
+      }
     },
     async commit(tx, ...staged) {
       for (const [storage, its] of Map.groupBy(staged, each => each.storage)) await backend(storage).commit(tx, its)

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { readEnvelope, StoredEnvelope } from '../../core/db/envelopes.ts'
 import { sql } from '../../core/db/sql.ts'
 import { Envelope } from '../webhooks/model.ts'
 
@@ -20,13 +21,7 @@ export const RedispatchInput = z
   .strictObject({ webhook_id: z.string().describe('Webhook of the same project that gets the event') })
   .meta({ id: 'RedispatchEventInput' })
 
-const EventRow = z.object({
-  id: z.string(),
-  project_id: z.string(),
-  name: z.string(),
-  envelope: z.string(),
-  dispatched_at: z.string().nullable(),
-})
+const EventRow = StoredEnvelope.extend({ name: z.string(), dispatched_at: z.string().nullable() })
 
 export const eventKind = kind({
   name: 'event',
@@ -37,6 +32,6 @@ export const eventKind = kind({
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: Event,
   row: EventRow,
-  columns: sql.fragment`t.id, t.project_id, t.name, t.envelope, t.dispatched_at`,
-  present: (row: z.output<typeof EventRow>) => ({ ...JSON.parse(row.envelope), dispatched_at: row.dispatched_at }),
+  columns: sql.fragment`t.id, t.project_id, t.resource_id, t.created_at, t.name, t.envelope, t.packed, t.dispatched_at`,
+  present: (row: z.output<typeof EventRow>) => ({ ...JSON.parse(readEnvelope(row)), dispatched_at: row.dispatched_at }),
 })

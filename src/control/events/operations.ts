@@ -1,17 +1,23 @@
 import { invalid } from '../../core/api/errors.ts'
 import { equals, flag } from '../../core/api/filters.ts'
+import { idFloor } from '../../core/api/ids.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type EventType, eventTypes } from '../../core/db/events.ts'
+import { sql } from '../../core/db/sql.ts'
 import { deliveryKind, WebhookDelivery } from '../webhooks/model.ts'
 import { findVisible, wakeWorkers } from '../webhooks/operations.ts'
 import { insertDelivery } from '../webhooks/store.ts'
 import { EventFamily, eventKind, RedispatchInput } from './model.ts'
+import { keepText } from './store.ts'
 
 const tag = 'Events'
 
 const events = resource(eventKind, { path: '/events', tag })
+
+/** More than an event's id and its time lie apart. */
+const CLOCKS_MS = 60_000
 
 const prefixOf = ({ name }: EventType): string => name.slice(0, name.indexOf('.') + 1)
 
@@ -38,8 +44,16 @@ const registry = operation({
 })
 
 export const eventOperations: Operation[] = [
-  // events_project
+  // events_project, or the primary key over all projects: ids rise with time.
   events.list({
+    order: ({ project }) => (project === null ? sql.fragment`t.id desc` : undefined),
+    where: ({ project, page: { from, to } }) =>
+      project === null
+        ? [
+            from && sql.fragment`t.id >= ${idFloor(eventKind.prefix, new Date(from.getTime() - CLOCKS_MS))}`,
+            to && sql.fragment`t.id < ${idFloor(eventKind.prefix, new Date(to.getTime() + CLOCKS_MS))}`,
+          ]
+        : [],
     summary: 'List events as they are sent to webhooks',
     filters: {
       event: equals('name'),
@@ -63,7 +77,7 @@ export const eventOperations: Operation[] = [
         webhook_id: target.id,
         event_id: resource.id,
         event_type: resource.name,
-        envelope: resource.envelope,
+        envelope: await keepText(tx, resource.id),
         redelivery_of: null,
       })
       if (!row)

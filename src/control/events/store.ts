@@ -1,13 +1,25 @@
 import { z } from 'zod'
+import { idFloor } from '../../core/api/ids.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 
 const eventId = sql.type(z.object({ id: z.string() }))
 
-/** Locks up to `limit` dispatched events made before `before`, oldest first. Served by events_created. */
+const stored = sql.type(StoredEnvelope)
+
+/** The text of an event that gets a delivery, as text from now on. The lock keeps a purge of its content apart. */
+export async function keepText(db: Queryable, id: string): Promise<string> {
+  const row = await db.one(stored`select ${storedEnvelope} from events where id = ${id} for no key update`)
+  const text = readEnvelope(row)
+  if (row.packed) await db.query(statement`update events set envelope = ${text}, packed = null where id = ${id}`)
+  return text
+}
+
+/** Locks up to `limit` dispatched events made before `before`, oldest first. By the primary key: ids rise with time. */
 export const lockExpired = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
   db.anyFirst(eventId`
-    select id from events where created_at < ${before.toISOString()}::timestamptz and dispatched_at is not null
-    order by created_at limit ${limit} for update skip locked`)
+    select id from events where id < ${idFloor('evt', before)} and dispatched_at is not null
+    order by id limit ${limit} for update skip locked`)
 
 /**
  * Deletes locked events. The text of one that deliveries refer to moves to where they still find it: a delivery that is

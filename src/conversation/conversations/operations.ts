@@ -234,6 +234,7 @@ export const conversationOperations: Operation[] = [
       'SESSION_EXPIRED',
       'GENERATION_ALREADY_IN_PROGRESS',
       'AI_PROVIDER_NOT_FOUND',
+      'MODEL_ROUTE_NOT_FOUND',
       'AI_PROVIDER_MISCONFIGURED',
       'AI_PROVIDER_ERROR',
       'OUTPUT_SCHEMA_VALIDATION_FAILED',

@@ -41,6 +41,8 @@ export type MessageDraft = Said & {
   /** Where to insert; absent or beyond the end: at the end. */
   position?: number
   idempotency_key?: string
+  /** Further ctes of the statement. */
+  beside?: readonly Fragment[]
 }
 
 /**
@@ -148,6 +150,7 @@ const insertMessage = (
         ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
       from place
       returning *)`,
+    ...(draft.beside ?? []),
   ]
   return tx.one(message`
     with ${sql.join(parts, sql.fragment`, `)}

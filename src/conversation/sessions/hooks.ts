@@ -1,4 +1,5 @@
 import { raise } from '../../core/api/errors.ts'
+import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { ActorRow } from '../actors/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
@@ -9,17 +10,16 @@ import { INTERRUPTED } from './state.ts'
 import { moveSessions, pairConflict, touchSession } from './store.ts'
 import { turnContext } from './turns.ts'
 
-/** Emits the end of a turn, beside the events of the turn itself. */
-async function emitTurn(
-  tx: Tx,
-  verb: 'generation_completed' | 'generation_failed',
-  sessionId: string,
-  extra: object,
-): Promise<SessionRow | null> {
-  const session = await findSession(tx, sessionId)
-  if (session) tx.emit(sessionKind, verb, session, { extra })
-  return session
-}
+/** A session out of jsonb, whose turn has ended since. */
+const withoutTurn = (json: object): SessionRow => ({
+  ...(Object.fromEntries(
+    Object.entries(json).map(([name, value]) => [
+      name,
+      name.endsWith('_at') && value !== null ? new Date(value).toISOString() : value,
+    ]),
+  ) as SessionRow),
+  generating_at: null,
+})
 
 /** Keeps what an interrupted turn had said, where its reply would be. */
 async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise<void> {
@@ -38,6 +38,8 @@ async function keepText(tx: Tx, session: SessionRow, turn: SettledTurn): Promise
 
 /** What the turns of conversations ask of the sessions they belong to. */
 export const hooks: SessionHooks = {
+  json: sql.fragment`(
+    select to_jsonb(s) from (select ${sessionKind.columns} from sessions t where t.id = c.session_id) s)`,
   async load(db, sessionId) {
     const session = await findSession(db, sessionId)
     if (!session) return null
@@ -57,15 +59,17 @@ export const hooks: SessionHooks = {
   },
   async settled(tx, sessionId, turn) {
     const { generation_id, trace_id, status, error } = turn
+    const session = turn.session ? withoutTurn(turn.session) : await findSession(tx, sessionId)
+    if (!session) return
     if (status === 'completed') {
-      await emitTurn(tx, 'generation_completed', sessionId, { generation_id, trace_id })
+      tx.emit(sessionKind, 'generation_completed', session, { extra: { generation_id, trace_id } })
       return
     }
-    const session = await emitTurn(tx, 'generation_failed', sessionId, { generation_id, trace_id, error })
-    if (session && error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
+    tx.emit(sessionKind, 'generation_failed', session, { extra: { generation_id, trace_id, error } })
+    if (error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
   },
   async stored(tx, sessionId, message) {
-    if (message.role === 'user') await touchSession(tx, sessionId)
+    if (message.role === 'user') touchSession(tx, sessionId)
   },
   // The row itself goes with its conversation's.
   async remove(tx, sessionId) {

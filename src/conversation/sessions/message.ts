@@ -63,7 +63,7 @@ function storeMessage(context: Send, turnId: string) {
     context.record(tx, stored.created ? 201 : 200)
     if (!stored.created)
       return { ...stored, delayed, generation_id: await requestedTurn(tx, conversation.id, document_id) }
-    await touchSession(tx, session.id)
+    touchSession(tx, session.id)
     if (!session.auto_generate) return { ...stored, delayed, generation_id: null }
     const input = turnInput(session, caller, {
       generation_id: turnId,

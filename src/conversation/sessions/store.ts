@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message.ts'
 import { all, type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { Outgoing } from '../../core/db/write.ts'
 import { effectiveStatus, overdue, sessionKind } from './kind.ts'
 import type { SessionRow, SessionStatus } from './model.ts'
 
@@ -79,10 +80,12 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
 }
 
 /** Notes a user message. The conversation's lock may have been long in coming, hence the clock instead of now(). */
-export const touchSession = (db: Queryable, id: string): Promise<unknown> =>
-  db.query(statement`
+export const touchSession = (tx: Outgoing, id: string): void =>
+  tx.alongside(
+    guard => sql.fragment`
     update sessions t set last_activity_at = c.at, expires_at = ${expiry(sql.fragment`c.at`, sql.fragment`t.inactivity_ttl_seconds`)}
-    from (select clock_timestamp() as at) c where t.id = ${id}`)
+    from (select clock_timestamp() as at) c where t.id = ${id} and ${guard}`,
+  )
 
 /** Writes down the expiry of those among the sessions that are overdue; the caller holds their conversations' locks. */
 export const writeExpiry = (db: Queryable, ids: readonly string[]): Promise<readonly SessionRow[]> =>

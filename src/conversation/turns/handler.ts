@@ -8,8 +8,9 @@ import type { Services } from '../../core/process/services.ts'
 import { executeTurn } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { cancelTurns, conversationQueue, wakeConversation } from './mailbox.ts'
-import { type Picked, promptOf, sessionOf, turnSource } from './source.ts'
-import { endTurns, nextTurn, setTurnState, type TurnState, wakeableConversations } from './store.ts'
+import { preparePrompt } from './prompt.ts'
+import { type Picked, refusalOf, sessionOf, turnSource } from './source.ts'
+import { endTurns, nextTurn, requeueTurn, type TurnState, wakeableConversations } from './store.ts'
 
 /** Finds conversations with due turns and no message: the floor under the wake-ups. */
 export const conversationSweep = workQueue('conversation.sweep', {
@@ -51,16 +52,17 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> 
       wakeConversation(tx, conversation, new Date(turn.not_before as string))
       return null
     }
-    await setTurnState(tx, turn, 'running')
+    const prompt = await preparePrompt(tx, conversation, turn)
     const session = await sessionOf(tx, conversation)
-    return { conversation, turn, session, prompt: await promptOf(tx, conversation, turn, session) }
+    const refuse = refusalOf(conversation, session)
+    return { conversation, turn, session, prompt: refuse ? { refuse } : prompt }
   }
 }
 
 /** Gives back a turn that was taken and did not start, because its project was paused in between. */
 const untake = (services: Services, { conversation, turn }: Picked) =>
   services.write(async tx => {
-    if (await lockConversation(tx, conversation.id)) await setTurnState(tx, turn, 'queued')
+    if (await lockConversation(tx, conversation.id)) await requeueTurn(tx, turn)
   })
 
 /** Runs the due turns of a conversation, one after the other, in the order of their acceptance. */
@@ -76,7 +78,7 @@ async function drain(services: Services, conversationId: string, context: JobCon
       signal,
       stopping,
       log,
-      source: turnSource(picked),
+      source: turnSource(picked, context.complete),
     })
     if (outcome === 'settled' && picked.alone) return
     if (outcome === 'handed_back') throw new HandBack('the turn goes on elsewhere')

@@ -1,7 +1,7 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { MessageRow } from '../conversations/model.ts'
@@ -31,6 +31,8 @@ export type SettledTurn = {
   partial: string | null
   /** Where a reply of the turn goes. */
   reply_position: number | undefined
+  /** What `json` gave while the turn ran; null when nobody asked. */
+  session: object | null
 }
 
 /**
@@ -38,6 +40,8 @@ export type SettledTurn = {
  * under the conversation's row lock, save `load` outside of a transaction and `started`, which follows a claim.
  */
 export type SessionHooks = {
+  /** The session of a conversation `c` as jsonb, for a statement that reads something else. */
+  json: Fragment
   load: (db: Queryable, sessionId: string) => Promise<SessionFacts | null>
   started: (outgoing: Outgoing, session: SessionFacts, turn: { generation_id: string; trace_id: string }) => void
   settled: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>

@@ -1,16 +1,18 @@
 import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/abort.ts'
 import { amendTurn } from '../../execution/generations/amend.ts'
-import { createTurn, type TurnInput } from '../../execution/generations/create.ts'
+import { placeTurn, type TurnInput } from '../../execution/generations/create.ts'
+import { generationKind } from '../../execution/generations/model.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
-import { endTurns, insertTurnRow, moveTurn, openTurnOf, openTurns, type TurnRow } from './store.ts'
+import { autoWaits, endTurns, moveTurn, newPlace, openTurnOf, openTurns, type TurnRow } from './store.ts'
 
 /**
  * Wake-ups of conversations. A worker that dies costs a try, and one message may carry many turns, so the tries are
@@ -58,25 +60,33 @@ export async function enqueueTurn(
   services: Services,
   conversation: ConversationRow,
   asked: Asked,
-): Promise<{ generation_id: string; trace_id: string; seq: number }> {
+): Promise<{ generation_id: string; trace_id: string }> {
+  wakeConversation(tx, conversation, asked.not_before)
+  const { generation_id, trace_id } = await place(tx, services, conversation, asked)
+  return { generation_id, trace_id }
+}
+
+/** Writes a turn with its place in the mailbox. */
+function place(tx: Tx, services: Services, conversation: ConversationRow, asked: Asked, unless?: Fragment) {
   const { input } = asked
-  const made = await createTurn(tx, services, {
+  const generation_id = input.generation_id ?? newId(generationKind.prefix)
+  const turn = {
     ...input,
+    generation_id,
     permission: input.permission ?? permissionOf(conversation),
     conversation_id: conversation.id,
     session_id: conversation.session_id,
-  })
-  const seq = await insertTurnRow(tx, {
+  }
+  const row = newPlace({
     conversation_id: conversation.id,
     kind: asked.kind,
-    generation_id: made.generation_id,
+    generation_id,
     actor_id: asked.speaker_actor_id ?? null,
     principal_type: input.authority.type,
     principal_id: input.authority.id,
     not_before: asked.not_before ?? null,
   })
-  wakeConversation(tx, conversation, asked.not_before)
-  return { ...made, seq }
+  return placeTurn(tx, services, turn, { unless, ctes: [row] })
 }
 
 export type MailboxState = { running: TurnRow | null; queued: TurnRow[] }
@@ -101,9 +111,17 @@ export async function coalesceAuto(
   conversation: ConversationRow,
   asked: Omit<Asked, 'kind'>,
 ): Promise<{ generation_id: string; trace_id: string }> {
+  wakeConversation(tx, conversation, asked.not_before)
+  const { made, ...ids } = await place(
+    tx,
+    services,
+    conversation,
+    { ...asked, kind: 'auto' },
+    autoWaits(conversation.id),
+  )
+  if (made) return ids
   const { queued } = await mailboxState(tx, conversation.id)
-  const waiting = queued.find(turn => turn.kind === 'auto')
-  if (!waiting) return enqueueTurn(tx, services, conversation, { ...asked, kind: 'auto' })
+  const waiting = queued.find(turn => turn.kind === 'auto') as TurnRow
   const { authority, tool_context } = asked.input
   const permission = asked.input.permission ?? permissionOf(conversation)
   await amendTurn(tx, services, waiting.generation_id, { authority, permission, tool_context })
@@ -112,7 +130,6 @@ export async function coalesceAuto(
     principal_type: authority.type,
     principal_id: authority.id,
   })
-  wakeConversation(tx, conversation, asked.not_before)
   return { generation_id: waiting.generation_id, trace_id: waiting.trace_id }
 }
 
@@ -140,6 +157,7 @@ export async function cancelTurns(
         agent_id: turn.agent_id,
         partial: null,
         reply_position: undefined,
+        session: null,
       })
   }
 }

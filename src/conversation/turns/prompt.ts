@@ -2,26 +2,24 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import type { ConversationRow } from '../conversations/model.ts'
-import { type PromptFacts, promptFacts, type SeenMessage, seeMessages, type TurnRow } from './store.ts'
+import { type PromptFacts, type SeenMessage, type TurnRow, takePrompt } from './store.ts'
 
 export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
 
 /**
- * What a turn works on: the conversation as it stands now. Notes on the turn how far it
- * saw, so that the reply lands behind it. Under lockConversation.
- * @param listener the session's end user, or without a session the owner
+ * Marks a turn as running and answers what it works on: the conversation as it stands now. It speaks to the conversation's
+ * owner, of a session the end user. Under lockConversation.
  */
 export async function preparePrompt(
   tx: Queryable,
   conversation: ConversationRow,
   turn: TurnRow,
-  listener: string | null,
 ): Promise<Prompt | { refuse: RecordedFailure }> {
-  const facts = await promptFacts(tx, turn.agent_id, [turn.actor_id, listener])
+  const listener = conversation.actor_id
+  const facts = await takePrompt(tx, turn, listener)
   if (facts.agent_id === null)
     return { refuse: { code: 'AGENT_NOT_FOUND', message: 'The agent of the turn no longer exists' } }
-  const seen = await seeMessages(tx, turn, facts.max_context_messages)
-  const messages = seen.flatMap(messagesOf)
+  const messages = facts.messages.flatMap(messagesOf)
   if (messages.length === 0)
     return {
       refuse: { code: 'VALIDATION_FAILED', message: `Conversation ${conversation.id} has no messages to answer` },

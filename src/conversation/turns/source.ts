@@ -1,12 +1,13 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { sql } from '../../core/db/sql.ts'
+import type { Outgoing, Tx } from '../../core/db/write.ts'
 import type { TurnSource } from '../../execution/generations/source.ts'
 import { actorKind } from '../actors/model.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
-import { type Prompt, preparePrompt } from './prompt.ts'
-import { endTurns, openTurnOf, type TurnRow } from './store.ts'
+import type { Prompt } from './prompt.ts'
+import { endedTurns, endTurns, type OpenTurn, openTurnOf, type TurnRow } from './store.ts'
 
 /** A turn of the mailbox that is about to run, with its prompt unless an earlier attempt has kept it. */
 export type Picked = {
@@ -22,29 +23,28 @@ export type Picked = {
 export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promise<SessionFacts | null> =>
   (session_id !== null && (await sessionHooks.only()?.load(tx, session_id))) || null
 
-/** The prompt of a turn under lockConversation; refused when its session does not take turns any more. */
-export async function promptOf(
-  tx: Tx,
-  conversation: ConversationRow,
-  turn: TurnRow,
-  session: SessionFacts | null,
-): Promise<Picked['prompt']> {
-  if (conversation.session_id === null) return preparePrompt(tx, conversation, turn, conversation.actor_id)
-  if (!session || session.status === 'closed')
-    return { refuse: { code: 'SESSION_CLOSED', message: 'The session was closed before its turn started' } }
-  if (session.status === 'expired')
-    return { refuse: { code: 'SESSION_EXPIRED', message: 'The session expired before its turn started' } }
-  return preparePrompt(tx, conversation, turn, session.actor_id)
+/** What refuses a turn whose session does not take turns any more. */
+export function refusalOf({ session_id }: ConversationRow, session: SessionFacts | null): RecordedFailure | null {
+  if (session_id === null || session?.status === 'open') return null
+  if (session?.status === 'expired')
+    return { code: 'SESSION_EXPIRED', message: 'The session expired before its turn started' }
+  return { code: 'SESSION_CLOSED', message: 'The session was closed before its turn started' }
 }
 
-/** What a conversation adds to a turn: its prompt, the state of its row, the reply and where it goes. */
-export function turnSource(picked: Picked): TurnSource {
-  let held: { conversation: ConversationRow; turn: TurnRow } | null = null
+/**
+ * What a conversation adds to a turn: its prompt, the state of its row, the reply and where it goes. `complete` completes
+ * the message of the mailbox with the end of its last turn.
+ */
+export function turnSource(picked: Picked, complete: (outgoing: Outgoing) => void): TurnSource {
+  let held: { conversation: ConversationRow; turn: OpenTurn } | null = null
   return {
     async prepare() {
       if (!picked.prompt) throw new Error(`turn ${picked.turn.seq} of ${picked.conversation.id} was not prepared`)
       return picked.prompt
     },
+
+    target: ({ kind, id }) =>
+      [picked.session?.row, picked.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
 
     started(outgoing, { id, trace_id }) {
       if (picked.session) sessionHooks.only()?.started(outgoing, picked.session, { generation_id: id, trace_id })
@@ -78,6 +78,7 @@ export function turnSource(picked: Picked): TurnSource {
           agent_id,
           generation_id,
           position: reply_position,
+          beside: [sql.fragment`ended as (${endedTurns(conversation.id, [turn.seq], 'done')})`],
         })
         const named = { id: message.document_id, project_id: conversation.project_id }
         tx.emit(messageEvents, 'generated', named, { data: message, extra: { trace_id } })
@@ -90,7 +91,8 @@ export function turnSource(picked: Picked): TurnSource {
           trace_id,
         }
       }
-      await endTurns(tx, conversation.id, [turn.seq], outcome.status === 'completed' ? 'done' : 'failed')
+      if (outcome.status === 'failed') await endTurns(tx, conversation.id, [turn.seq], 'failed')
+      if (turn.alone) complete(tx)
       if (conversation.session_id !== null)
         await sessionHooks.only()?.settled(tx, conversation.session_id, {
           generation_id,
@@ -100,6 +102,7 @@ export function turnSource(picked: Picked): TurnSource {
           agent_id,
           partial: outcome.status === 'failed' ? outcome.partial : null,
           reply_position,
+          session: turn.session,
         })
       return { result }
     },

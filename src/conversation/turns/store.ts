@@ -1,7 +1,8 @@
 import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { AbortRequest, GENERATION_STATUSES } from '../../execution/generations/model.ts'
+import { sessionHooks } from './hooks.ts'
 
 const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
 const TurnState = z.enum(['queued', 'running', 'done', 'failed', 'cancelled'])
@@ -41,27 +42,27 @@ const columns = sql.fragment`t.conversation_id, c.session_id, t.seq, t.kind, t.g
 const tables = sql.fragment`conversation_turns t join conversations c on c.id = t.conversation_id
   join generations g on g.id = t.generation_id join projects p on p.id = c.project_id`
 
-const added = sql.type(z.object({ seq: z.int() }))
-
-/** Adds a turn at the end, under the conversation's row lock; returns its seq. */
-export const insertTurnRow = (
-  db: Queryable,
-  row: {
-    conversation_id: string
-    kind: TurnRow['kind']
-    generation_id: string
-    actor_id: string | null
-    principal_type: string
-    principal_id: string
-    not_before: Date | null
-  },
-): Promise<number> =>
-  db.oneFirst(added`
+/** Adds a turn at the end, as a part of the statement that makes its generation; under the conversation's row lock. */
+export const newPlace = (row: {
+  conversation_id: string
+  kind: TurnRow['kind']
+  generation_id: string
+  actor_id: string | null
+  principal_type: string
+  principal_id: string
+  not_before: Date | null
+}): Fragment => sql.fragment`
+  place as (
     insert into conversation_turns (conversation_id, seq, kind, generation_id, actor_id, principal_type, principal_id, not_before)
     select ${row.conversation_id}, coalesce(max(seq), 0) + 1, ${row.kind}, ${row.generation_id}, ${row.actor_id},
       ${row.principal_type}, ${row.principal_id}, ${row.not_before?.toISOString() ?? null}::timestamptz
     from conversation_turns where conversation_id = ${row.conversation_id}
-    returning seq`)
+    having exists (select 1 from runnable))`
+
+/** Whether an automatic turn waits in a conversation. By conversation_turns_open. */
+export const autoWaits = (conversationId: string): Fragment => sql.fragment`
+  exists (select from conversation_turns
+    where conversation_id = ${conversationId} and state = 'queued' and kind = 'auto')`
 
 /** Turns that run or wait, in order, by conversation_turns_open. */
 export const openTurns = (db: Queryable, conversationId: string): Promise<readonly TurnRow[]> =>
@@ -77,12 +78,14 @@ export const nextTurn = (db: Queryable, conversationId: string): Promise<TurnRow
     order by t.state = 'running' desc, due desc, case when t.not_before <= clock_timestamp() then null else t.not_before end nulls first, t.seq
     limit 1`)
 
-const openTurn = sql.type(TurnRow.extend({ alone: z.boolean() }))
+const OpenTurn = TurnRow.extend({ alone: z.boolean(), session: z.custom<object>().nullable() })
+export type OpenTurn = z.output<typeof OpenTurn>
+const openTurn = sql.type(OpenTurn)
 
-/** The turn of a generation that has not settled, and whether it is the only one of its conversation. */
-export const openTurnOf = (db: Queryable, generationId: string): Promise<(TurnRow & { alone: boolean }) | null> =>
+/** The turn of a generation that has not settled, its session, and whether it is the only turn of its conversation. */
+export const openTurnOf = (db: Queryable, generationId: string): Promise<OpenTurn | null> =>
   db.maybeOne(openTurn`
-    select ${columns}, not exists (
+    select ${columns}, ${sessionHooks.only()?.json ?? sql.fragment`null::jsonb`} as session, not exists (
       select from conversation_turns o
       where o.conversation_id = t.conversation_id and o.state in ('queued', 'running') and o.seq <> t.seq) as alone
     from ${tables}
@@ -95,27 +98,24 @@ export const speakerOf = (db: Queryable, generationId: string): Promise<string |
   db.maybeOneFirst(speaker`
     select actor_id from conversation_turns where generation_id = ${generationId} order by seq limit 1`)
 
-/** Marks a queued turn as running, or a running one that has not started as queued again. */
-export const setTurnState = (
-  db: Queryable,
-  { conversation_id, seq }: { conversation_id: string; seq: number },
-  state: 'queued' | 'running',
-) =>
+/** Marks a running turn that has not started as queued again. */
+export const requeueTurn = (db: Queryable, { conversation_id, seq }: { conversation_id: string; seq: number }) =>
   db.query(statement`
-    update conversation_turns set state = ${state}, started_at = ${state === 'running' ? sql.fragment`now()` : sql.fragment`null`}
-    where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')`)
+    update conversation_turns set state = 'queued', started_at = null
+    where conversation_id = ${conversation_id} and seq = ${seq} and state = 'running'`)
 
-/** Ends turns of a conversation that have not ended. */
-export const endTurns = (
-  db: Queryable,
+/** The end of turns of a conversation that have not ended. */
+export const endedTurns = (
   conversationId: string,
   seqs: readonly number[],
   state: 'done' | 'failed' | 'cancelled',
-) =>
-  db.query(statement`
-    update conversation_turns set state = ${state}, settled_at = now()
-    where conversation_id = ${conversationId} and seq = any(${sql.array([...seqs], 'int4')})
-      and state in ('queued', 'running')`)
+): Fragment => sql.fragment`
+  update conversation_turns set state = ${state}, settled_at = now()
+  where conversation_id = ${conversationId} and seq = any(${sql.array([...seqs], 'int4')})
+    and state in ('queued', 'running')`
+
+export const endTurns = (db: Queryable, ...which: Parameters<typeof endedTurns>) =>
+  db.query(statement`${endedTurns(...which)}`)
 
 /** Moves a queued turn in time and to another principal. */
 export const moveTurn = (
@@ -146,33 +146,8 @@ export const wakeableConversations = (
       and p.paused_at is null
     order by t.conversation_id limit ${options.limit}`)
 
-/** What a turn's prompt is made of besides messages: the agent and the actors that it speaks as and to. */
-const PromptFacts = z.object({
-  agent_id: z.string().nullable(),
-  max_context_messages: z.int().nullable(),
-  actors: z.record(z.string(), z.object({ name: z.string(), instructions: z.string().nullable() })),
-})
-export type PromptFacts = z.output<typeof PromptFacts>
-const promptFactsRow = sql.type(PromptFacts)
-
-export const promptFacts = (
-  db: Queryable,
-  agentId: string,
-  actorIds: readonly (string | null)[],
-): Promise<PromptFacts> =>
-  db.one(promptFactsRow`
-    select a.id as agent_id, a.max_context_messages, (
-      select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
-      from actors x where x.id = any(${sql.array(
-        actorIds.filter(id => id !== null),
-        'text',
-      )})) as actors
-    from (select 1) one left join agents a on a.id = ${agentId}`)
-
 /** A message as the model is to see it. */
 const SeenMessage = z.object({
-  document_id: z.string(),
-  position: z.int(),
   role: z.enum(['user', 'assistant']),
   content: z.string().nullable(),
   metadata: z.record(z.string(), z.unknown()).nullable(),
@@ -180,25 +155,39 @@ const SeenMessage = z.object({
   actor_name: z.string().nullable(),
 })
 export type SeenMessage = z.output<typeof SeenMessage>
-const seen = sql.type(SeenMessage)
+
+/** What a turn's prompt is made of: messages in order, and the actors that it speaks as and to. */
+const PromptFacts = z.object({
+  /** Null when the agent is gone. */
+  agent_id: z.string().nullable(),
+  actors: z.record(z.string(), z.object({ name: z.string(), instructions: z.string().nullable() })),
+  messages: z.array(SeenMessage),
+})
+export type PromptFacts = z.output<typeof PromptFacts>
+const promptFacts = sql.type(PromptFacts)
 
 /**
- * The last `limit` messages (all when null) in order, and in the same statement the note on the turn of how far it
- * saw. Under the conversation's row lock, so that nothing comes in between.
+ * Marks a turn as running and reads what its prompt is made of: as many of the last messages as its agent takes. The turn
+ * remembers how far it saw. Under the conversation's row lock, so that nothing comes in between.
+ * @param listenerId whom it speaks to
  */
-export const seeMessages = (
+export const takePrompt = (
   db: Queryable,
-  { conversation_id, seq }: { conversation_id: string; seq: number },
-  limit: number | null,
-): Promise<readonly SeenMessage[]> =>
-  db.any(seen`
-    with seen as (
-      select * from conversation_messages where conversation_id = ${conversation_id}
-      order by position desc limit ${limit}
-    ), noted as (
-      update conversation_turns set seen_position = (select max(position) from seen)
-      where conversation_id = ${conversation_id} and seq = ${seq}
+  { conversation_id, seq, agent_id, actor_id }: Pick<TurnRow, 'conversation_id' | 'seq' | 'agent_id' | 'actor_id'>,
+  listenerId: string | null,
+): Promise<PromptFacts> =>
+  db.one(promptFacts`
+    with agent as (select id, max_context_messages from agents where id = ${agent_id}),
+    seen as (
+      select * from conversation_messages where conversation_id = ${conversation_id} and exists (select from agent)
+      order by position desc limit (select max_context_messages from agent)
+    ), taken as (
+      update conversation_turns set state = 'running', started_at = now(), seen_position = (select max(position) from seen)
+      where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')
     )
-    select m.document_id, m.position, m.role, x.content, m.metadata, m.history, a.name as actor_name
-    from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id
-    order by m.position`)
+    select (select id from agent) as agent_id,
+      (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
+        from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
+      (select coalesce(jsonb_agg(jsonb_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
+          'history', m.history, 'actor_name', a.name) order by m.position), '[]')
+        from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)

@@ -4,7 +4,7 @@ import type { Tx } from '../db/write.ts'
 import { type ErrorCode, raise } from './errors.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
 
-/** What keeps a row from being deleted, by plural kind name; kinds without such rows are absent. */
+/** What keeps a row from being deleted, mostly by plural kind name; kinds without such rows are absent. */
 export type Dependents = {
   counts: Record<string, number>
   /** At most 5 ids a kind, newest first. */
@@ -14,7 +14,7 @@ export type Dependents = {
 }
 
 /** Rows of one kind that name the target, directly or through rows that its delete takes along. */
-type Level = { kind: Kind; on_delete: 'block' | 'force' | 'follow'; where: Fragment }
+type Level = { kind: Kind; label: string; on_delete: 'block' | 'force' | 'follow'; where: Fragment }
 
 const SAMPLE = 5
 
@@ -35,7 +35,7 @@ function levels(target: string, id: Fragment, path: readonly string[] = []): Lev
       const { on_delete } = reference
       if (reference.kind !== target || on_delete === 'cascade' || on_delete === 'null') continue
       const where = names(reference, id)
-      found.push({ kind, on_delete, where })
+      found.push({ kind, label: reference.counted ?? kind.plural, on_delete, where })
       if (on_delete !== 'block' && !path.includes(kind.name)) {
         const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
         found.push(...levels(kind.name, ids, [...path, kind.name]))
@@ -62,22 +62,22 @@ async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragme
   return db.any(measured`select count, ids from (${sql.join(parts, sql.fragment` union all `)}) as sets order by index`)
 }
 
-/** Sums up by plural kind name what is there. */
-function summed(sets: readonly { kind: Kind }[], measured: readonly Measured[]) {
+/** Sums up by label what is there. */
+function summed(sets: readonly { label: string }[], measured: readonly Measured[]) {
   const counts: Record<string, number> = {}
   const sample_ids: Record<string, string[]> = {}
   for (const [index, { count, ids }] of measured.entries()) {
     if (count === 0) continue
-    const { plural } = sets[index].kind
-    counts[plural] = (counts[plural] ?? 0) + count
-    sample_ids[plural] = [...new Set([...(sample_ids[plural] ?? []), ...ids])].slice(0, SAMPLE)
+    const { label } = sets[index]
+    counts[label] = (counts[label] ?? 0) + count
+    sample_ids[label] = [...new Set([...(sample_ids[label] ?? []), ...ids])].slice(0, SAMPLE)
   }
   return { counts, sample_ids }
 }
 
 /** Rows that refer in several ways are counted once. A union, so that each way has its index. */
 function united(levels: readonly Level[]): Level[] {
-  const groups = Map.groupBy(levels, ({ kind, on_delete }) => `${kind.name} ${on_delete}`)
+  const groups = Map.groupBy(levels, ({ kind, label, on_delete }) => `${kind.name} ${label} ${on_delete}`)
   return [...groups.values()].map(([first, ...others]) => {
     if (others.length === 0) return first
     const table = sql.identifier([first.kind.table])
@@ -147,7 +147,7 @@ export async function rowsOfProject(
   projectId: string,
 ): Promise<Pick<Dependents, 'counts' | 'sample_ids'>> {
   const where = sql.fragment`project_id = ${projectId}`
-  const sets = kinds.all().flatMap(kind => (kind.counted && !kind.global ? [{ kind, where }] : []))
+  const sets = kinds.all().flatMap(kind => (kind.counted && !kind.global ? [{ kind, label: kind.plural, where }] : []))
   return summed(sets, await measure(db, sets))
 }
 

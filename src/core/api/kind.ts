@@ -16,6 +16,8 @@ export type Reference = {
   many?: boolean
   /** Text expression over the row: the wire's field that names the id given. Default: the column. */
   field?: (id: Fragment) => Fragment
+  /** What a refused delete counts such rows under. Default: the plural of their kind. */
+  counted?: string
   /**
    * `block`: the target cannot be deleted while this row lives, nor by force. `force`: blocks unless forced, then deleted
    * with it. `follow`: deleted with it, forced or not; counted beside what blocks.

@@ -85,7 +85,7 @@ export function resource<Row extends KindRow, Event extends string>(
         pageSize?: Operation['pageSize']
         where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
         visible?: (context: Context<any>) => Fragment
-        order?: Fragment
+        order?: (context: Context<any>) => Fragment | undefined
       } = {},
     ): Operation {
       const { filters = {}, entry, where, visible, order, ...more } = overrides
@@ -109,7 +109,7 @@ export function resource<Row extends KindRow, Event extends string>(
             tags: kind.tags,
             path: kind.path !== undefined,
             filters: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
-            order,
+            order: order?.(context),
             present: entry ? row => picked(row, names) : present,
           }),
       })

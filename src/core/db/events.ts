@@ -70,7 +70,7 @@ const matches = (pattern: string, name: string): boolean =>
 export const patternMatches = (pattern: string, name: string): boolean =>
   matches(pattern, name) || eventAliases(name).some(alias => matches(pattern, alias))
 
-/** An event as it is written: `envelope` is the exact text that every delivery sends. */
+/** An event as it is made: `envelope` is the exact text that every delivery sends. */
 export type StoredEvent = {
   id: string
   project_id: string

@@ -10,6 +10,7 @@ import {
   type SendPart,
   workQueue,
 } from '../jobs/queue.ts'
+import { packEnvelope } from './envelopes.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
@@ -23,7 +24,7 @@ export const DISPATCH_CHANNEL = 'muster_events'
 
 /**
  * Conditions under which somebody may want the events of a project. An event that nobody can want counts as dispatched
- * when it is written: to have it looked at and marked costs as much again as to write it.
+ * when it is written, and is kept compressed: to have it looked at and marked costs as much again as to write it.
  */
 export const eventConsumers = extensionPoint<(project: Fragment) => Fragment>('event consumers')
 
@@ -61,6 +62,11 @@ export type Outgoing = {
   audit(entry: AuditEntry): void
   /** Runs after the commit; its failure is logged and changes nothing. */
   afterCommit(action: () => void): void
+  /**
+   * Makes a write part of the statement that writes all this, where it saves a round trip: nothing before the commit reads
+   * what it wrote. `part` gets the condition under which it is to write.
+   */
+  alongside(part: (guard: Fragment) => Fragment): void
 }
 
 /** A transaction that also carries what follows from it: events, audit entries, messages and notifications commit with the rows. */
@@ -101,6 +107,7 @@ type Outbox = {
   events: StoredEvent[]
   entries: AuditEntry[]
   notifications: { channel: string; payload: string }[]
+  parts: ((guard: Fragment) => Fragment)[]
 }
 
 const ENTRY_COLUMNS = [
@@ -129,17 +136,20 @@ function outboxParts(
   guard: Fragment = sql.fragment`true`,
   sends: SendPart[] = [],
 ): { ctes: Fragment[]; select: Fragment } {
-  const { events, entries, notifications } = outbox
-  const ctes: Fragment[] = []
+  const { events, entries, notifications, parts } = outbox
+  const ctes = parts.map((part, index) => sql.fragment`${sql.identifier([`part_${index}`])} as (${part(guard)})`)
   if (events.length > 0) {
     const wanted = eventConsumers.all().map(condition => condition(sql.fragment`e.project_id`))
     const isWanted = wanted.length > 0 ? sql.join(wanted, sql.fragment` or `) : sql.fragment`false`
     // As json, because of an array PostgreSQL expects another number of rows each time and plans anew.
+    const rows = events.map(event => ({ ...event, packed: packEnvelope(event)?.toString('base64') }))
     ctes.push(sql.fragment`outbox_events as (
-      insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at, dispatched_at)
-      select e.*, case when ${isWanted} then null else now() end
-      from json_to_recordset(${JSON.stringify(events)}::json) as e (id text, project_id text, name text, resource_type text,
-        resource_id text, envelope text, created_at timestamptz)
+      insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, created_at, dispatched_at)
+      select e.id, e.project_id, e.name, e.resource_type, e.resource_id, case when w.text then e.envelope end,
+        case when not w.text then decode(e.packed, 'base64') end, e.created_at, case when not w.wanted then now() end
+      from json_to_recordset(${JSON.stringify(rows)}::json) as e (id text, project_id text, name text, resource_type text,
+        resource_id text, envelope text, packed text, created_at timestamptz)
+      cross join lateral (select wanted, wanted or e.packed is null as text from (select ${isWanted} as wanted) w) w
       where ${guard}
       returning dispatched_at)`)
   }
@@ -189,7 +199,7 @@ function outboxParts(
 const sending = sql.type(z.strictObject({ sent: z.int() }))
 
 async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<void> {
-  if (outbox.events.length + outbox.entries.length + outbox.notifications.length + sends.length === 0) return
+  if (Object.values(outbox).every(({ length }) => length === 0) && sends.length === 0) return
   const { ctes, select } = outboxParts(outbox, undefined, sends)
   const head = ctes.length > 0 ? sql.fragment`with ${sql.join(ctes, sql.fragment`, `)}` : sql.fragment``
   await db.query(sending`${head} ${select}`)
@@ -207,7 +217,7 @@ export function createWriter(options: {
   type Gathered = ReturnType<typeof gather>
 
   const gather = () => {
-    const outbox: Outbox = { events: [], entries: [], notifications: [] }
+    const outbox: Outbox = { events: [], entries: [], notifications: [], parts: [] }
     const messages: Message[] = []
     const after: (() => void)[] = []
     const before: ((tx: Tx) => void | Promise<void>)[] = []
@@ -229,6 +239,9 @@ export function createWriter(options: {
       afterCommit(action) {
         after.push(action)
       },
+      alongside(part) {
+        outbox.parts.push(part)
+      },
     }
     return { outbox, messages, after, before, outgoing }
   }
@@ -245,6 +258,7 @@ export function createWriter(options: {
         gathered.outbox.events.push(...inner.outbox.events)
         gathered.outbox.entries.push(...inner.outbox.entries)
         gathered.outbox.notifications.push(...inner.outbox.notifications)
+        gathered.outbox.parts.push(...inner.outbox.parts)
         gathered.messages.push(...inner.messages)
         gathered.after.push(...inner.after)
         gathered.before.push(...inner.before)

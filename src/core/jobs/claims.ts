@@ -1,3 +1,4 @@
+import { type Fragment, sql } from '../db/sql.ts'
 import { delayedChannel, type Executor, type Queue } from './queue.ts'
 
 /**
@@ -183,6 +184,15 @@ const completeSql = `
   returning j.id`
 
 const completion = prepared('complete', completeSql)
+
+/** The completion of an attempt as part of another statement. */
+export const completionPart = (
+  queue: Queue<any>,
+  { id, retryCount }: Attempt,
+  guard: Fragment,
+): Fragment => sql.fragment`
+  update pgboss.job_common set state = 'completed', completed_on = now()
+  where name = ${queue.name} and id = ${id}::uuid and retry_count = ${retryCount} and state = 'active' and ${guard}`
 
 /** Completes attempts. Returns the ids of those that were still ours. */
 export async function complete(db: Executor, queue: Queue<any>, attempts: Attempt[]): Promise<Set<string>> {

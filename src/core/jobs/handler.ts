@@ -1,4 +1,5 @@
 import type { Config } from '../../config.ts'
+import type { Outgoing } from '../db/write.ts'
 import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
 import type { Queue } from './queue.ts'
@@ -21,6 +22,11 @@ export type JobContext = {
   log: Logger
   /** Sets the delay before the next try in case this one fails, instead of the queue's rule. */
   retryIn(ms: number): void
+  /**
+   * Completes the message with the change that ends its work, in place of a statement afterwards. What is left for the
+   * handler must not fail. Not for batches.
+   */
+  complete(outgoing: Outgoing): void
 }
 
 /** Thrown by a handler to give its message back at once; the attempt does not count. */

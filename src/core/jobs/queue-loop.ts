@@ -3,7 +3,7 @@ import type { Logger } from 'pino'
 import { inTenancy } from '../db/tenancy.ts'
 import { leasesLost } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { type Claim, claim, complete, handBack } from './claims.ts'
+import { type Claim, claim, complete, completionPart, handBack } from './claims.ts'
 import { HandBack, type Handler, type JobContext } from './handler.ts'
 import { message as buildMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
 import { type HeldClaim, Settlement } from './settlement.ts'
@@ -15,6 +15,8 @@ type Attempt = HeldClaim & {
   abort: AbortController
   /** When it was claimed, or just before. */
   claimedAt: number
+  /** Completed by its handler. */
+  completed: boolean
 }
 
 /** When other workers are claiming everything that was found, the next claim waits so long. */
@@ -255,6 +257,7 @@ export class QueueLoop {
         startedAt: now,
         heldSince: now,
         claimedAt,
+        completed: false,
         state: 'running',
         abort: new AbortController(),
       }),
@@ -348,6 +351,12 @@ export class QueueLoop {
         retryIn: ms => {
           delay = ms
         },
+        complete: outgoing => {
+          outgoing.alongside(guard => completionPart(this.#queue, attempt, guard))
+          outgoing.afterCommit(() => {
+            attempt.completed = true
+          })
+        },
       },
     }
   }
@@ -355,8 +364,13 @@ export class QueueLoop {
   /** Records a completion with those of other slots; the slot is free for the next message meanwhile. */
   #done(attempt: Attempt): void {
     if (attempt.state === 'over') return
-    attempt.state = 'settling'
     const duration = performance.now() - attempt.startedAt
+    if (attempt.completed) {
+      this.#settlement.reportDone(attempt, duration)
+      this.#over(attempt)
+      return
+    }
+    attempt.state = 'settling'
     this.#unsettled += 1
     this.#settlement.complete(attempt, settled => {
       this.#unsettled -= 1
@@ -410,7 +424,7 @@ export class QueueLoop {
 
   /** Heartbeat: renews what is held; aborts what turned out to be no longer ours. */
   async #renew(): Promise<void> {
-    const held = [...this.#held.values()].filter(attempt => attempt.state !== 'over')
+    const held = [...this.#held.values()].filter(attempt => attempt.state !== 'over' && !attempt.completed)
     if (held.length === 0) return
     const asked = performance.now()
     let renewed: Set<string> | undefined

@@ -11,8 +11,26 @@ const positive = z.int().min(1).max(2_147_483_647)
 const fields = {
   name: z.string().trim().min(1).max(255).nullable().describe('Name to show'),
   instructions: z.string().max(65_536).nullable().describe('The system prompt'),
-  ai_provider_id: z.string().min(1).max(255).nullable().describe('AI provider that serves the model; required'),
-  model: z.string().min(1).max(255).nullable().describe('Model of the provider; null is its default_model'),
+  ai_provider_id: z
+    .string()
+    .min(1)
+    .max(255)
+    .nullable()
+    .describe('AI provider that serves the model; null with a route, or with the default route of the project'),
+  model_route_id: z
+    .string()
+    .min(1)
+    .max(255)
+    .nullable()
+    .describe(
+      'Model route that calls go by, in place of a provider; with neither they go by the default of the project',
+    ),
+  model: z
+    .string()
+    .min(1)
+    .max(255)
+    .nullable()
+    .describe('Model of the provider; null is its default_model. Not with a route, whose targets name theirs'),
   max_steps: positive.nullable().describe('Most model calls of one turn; null is 20'),
   temperature: z.number().min(0).max(2).nullable().describe('Sampling temperature; null is not sent'),
   max_output_tokens: positive.nullable().describe('Most tokens of one answer; null is not sent'),
@@ -52,7 +70,6 @@ export type ActiveRelease = z.output<typeof ActiveRelease>
 
 export const Agent = record('Agent', {
   ...fields,
-  ai_provider_id: z.string(),
   output_schema: z.record(z.string(), z.unknown()).nullable(),
   version: z.int().describe('Counts the changes of the configuration, from 1'),
   active_release: ActiveRelease.nullable().describe('The versions that are served in place of this configuration'),
@@ -127,6 +144,8 @@ export const agentKind = kind({
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
     { kind: 'ai_provider', column: 'ai_provider_id', on_delete: 'block' },
     { kind: 'ai_provider', ...byRelease },
+    { kind: 'model_route', column: 'model_route_id', on_delete: 'block' },
+    { kind: 'model_route', ...byRelease },
   ],
   record: Agent,
   hidden: {

@@ -1,16 +1,23 @@
 import { agentConverters } from '../../content/rules/convert.ts'
 import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
+import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
 import { agentCloning } from './clone.ts'
 import { convertByAgent } from './convert.ts'
 import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
+import { inheritingAgents, inheritingReleases } from './store.ts'
 import { versionOperations } from './version-operations.ts'
 
 export default module('agents', {
   errors: agentErrors,
   kinds: [agentKind],
   operations: [...agentOperations, ...versionOperations],
-  extensions: [cloneables.with(agentCloning), agentConverters.with(convertByAgent)],
+  extensions: [
+    cloneables.with(agentCloning),
+    agentConverters.with(convertByAgent),
+    defaultRouteInheritors.with(inheritingAgents),
+    defaultRouteInheritors.with(inheritingReleases),
+  ],
 })

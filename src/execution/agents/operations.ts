@@ -6,6 +6,7 @@ import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
 import { changeAgent, insertAgent } from './archive.ts'
 import { type AgentConfig, AgentInput, AgentPatch, agentKind } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
@@ -15,22 +16,37 @@ const agents = resource(agentKind, { path: '/agents', tag: 'Agents' })
 const findProject = (db: Queryable, id: string): Promise<{ trace_content_mode: string } | null> =>
   kinds.get('project').find(db, id)
 
+type Binding = { ai_provider_id?: string | null; model_route_id?: string | null; model?: string | null }
+
 /**
- * Validates what a body says of a configuration, which `next` is to become; what it leaves alone stays as it is. The
- * model binding has no default to fall back to, so a provider must be named.
+ * Validates what a write would leave of the model binding: a provider, or a route, or neither where the project has a
+ * default route, which then cannot be cleared before the write is committed.
  */
+export async function checkBinding(
+  { ai_provider_id, model_route_id, model }: Binding,
+  tx: Queryable,
+  projectId: string,
+) {
+  if (ai_provider_id != null && model_route_id != null)
+    invalid({ code: 'INVALID_VALUE', path: 'model_route_id', message: 'does not go with ai_provider_id; clear one' })
+  if (ai_provider_id != null) return
+  if (model != null) invalid({ code: 'REQUIRED', path: 'model', message: 'needs ai_provider_id' })
+  if (model_route_id == null && (await lockDefaultRoute(tx, projectId)) === null)
+    invalid({
+      code: 'REQUIRED',
+      path: 'ai_provider_id',
+      message: 'or model_route_id is required: the project has no default model route',
+    })
+}
+
+/** Validates what a body says of a configuration, which `next` is to become; what it leaves alone stays as it is. */
 export async function checkConfig(
-  next: { ai_provider_id?: string | null; model?: string | null },
+  next: Binding,
   body: Partial<z.output<typeof AgentConfig>>,
   { tx, services }: Pick<Context, 'tx' | 'services'>,
   projectId: string,
 ): Promise<void> {
-  if (next.ai_provider_id == null)
-    invalid(
-      next.model == null
-        ? { code: 'REQUIRED', path: 'ai_provider_id', message: 'is required: the project has no default' }
-        : { code: 'REQUIRED', path: 'model', message: 'needs ai_provider_id' },
-    )
+  await checkBinding(next, tx, projectId)
   const ceiling = services.config.AGENT_MAX_STEPS_CEILING
   // A stored value above a lowered ceiling stays and runs at the ceiling.
   if (body.max_steps && body.max_steps > ceiling)
@@ -42,7 +58,7 @@ export async function checkConfig(
 }
 
 /** What refuses a configuration. */
-export const refusals = ['AI_PROVIDER_NOT_FOUND', 'INVALID_OUTPUT_SCHEMA'] as const
+export const refusals = ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'INVALID_OUTPUT_SCHEMA'] as const
 
 const change = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
@@ -65,8 +81,14 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
   })
 
 export const agentOperations: Operation[] = [
-  // agents_project serves the order, agents_ai_provider its filter.
-  agents.list({ filters: { name: contains('name'), ai_provider_id: equals('ai_provider_id') } }),
+  // agents_project serves the order, agents_ai_provider and agents_model_route their filters.
+  agents.list({
+    filters: {
+      name: contains('name'),
+      ai_provider_id: equals('ai_provider_id'),
+      model_route_id: equals('model_route_id'),
+    },
+  }),
   agents.create({
     body: AgentInput,
     raises: [...refusals],

@@ -7,6 +7,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { changeAgent, readConfig } from './archive.ts'
 import { type ActiveRelease, type AgentConfig, type AgentRow, agentKind, type ReleaseInput } from './model.ts'
+import { checkBinding } from './operations.ts'
 import { findVersions, setEvalRun } from './store.ts'
 import { requireValid, versionOf } from './versions.ts'
 
@@ -102,7 +103,10 @@ export async function endRelease(context: Released, outcome: 'promoted' | 'abort
   const number = outcome === 'promoted' ? release.canary_version : release.stable_version
   const config = readConfig((await versionOf(tx, stored.id, number)).config)
   if (outcome === 'promoted') await requireValid(context, stored, config)
-  else await requireReferences(tx, agentKind, stored.project_id, config)
+  else {
+    await checkBinding(config, tx, stored.project_id)
+    await requireReferences(tx, agentKind, stored.project_id, config)
+  }
   const eval_run_id = outcome === 'promoted' ? await requirePassed(tx, stored, release) : null
 
   const ended = { active_release: null, release_references: null }

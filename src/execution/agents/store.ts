@@ -2,12 +2,30 @@ import { newId } from '../../core/api/ids.ts'
 import { page } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { Inheritors } from '../../identity/projects/default-route.ts'
 import { type AgentRow, AgentVersion, agentKind } from './model.ts'
 
 /** The agents of a project, oldest first. */
 export const agentsOf = (db: Queryable, projectId: string): Promise<readonly AgentRow[]> =>
   db.any(agentKind.sql`
     select ${agentKind.columns} from agents t where t.project_id = ${projectId} order by t.id`)
+
+/** Agents that go by the default route of their project (index agents_inheriting). */
+export const inheritingAgents: Inheritors = {
+  kind: 'agent',
+  ids: project =>
+    sql.fragment`select id from agents where project_id = ${project} and ai_provider_id is null and model_route_id is null`,
+}
+
+/** Agents whose release serves a version that goes by the default route of their project (index agents_released). */
+export const inheritingReleases: Inheritors = {
+  kind: 'agent',
+  ids: project => sql.fragment`
+    select a.id from agents a join agent_versions v on v.agent_id = a.id
+      and v.version in ((a.active_release ->> 'stable_version')::int, (a.active_release ->> 'canary_version')::int)
+    where a.project_id = ${project} and a.active_release is not null
+      and v.config ->> 'ai_provider_id' is null and v.config ->> 'model_route_id' is null`,
+}
 
 /** Adds a version of an agent. */
 export const insertVersion = (

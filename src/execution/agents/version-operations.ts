@@ -94,7 +94,7 @@ export const versionOperations: Operation[] = [
     summary: 'End a release with its stable version as the configuration of the agent',
     action: 'agents:SetAgentRelease',
     answers: { 200: Agent },
-    raises: ['AI_PROVIDER_NOT_FOUND', 'NO_ACTIVE_RELEASE'],
+    raises: ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'NO_ACTIVE_RELEASE'],
     run: async context => agentKind.present(await endRelease(context, 'aborted')),
   }),
 ]

@@ -10,6 +10,7 @@ import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL } from './live.ts'
 import { type GenerationRow, generationKind, storable } from './model.ts'
 import { findPendingWork, requestAbort } from './store.ts'
+import { traceWrite } from './trace-write.ts'
 import { openWork } from './work.ts'
 
 type EndOptions = { stop_reason?: 'error' | 'cancelled'; force?: boolean }
@@ -82,6 +83,7 @@ export async function abortTurn(
   const frames = [makeFrame(services, generation, (await lastFrame(tx, generationId)) + 1, 'error', failure)]
   await settleTurn(tx, { generation, after, step: null, frames })
   followEnd(tx, after)
+  if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })
   return 'failed'
 }
 

@@ -3,6 +3,7 @@ import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core
 import type { OneStatement } from '../../core/db/write.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { servedAgent } from '../agents/served.ts'
+import { type LoadedRoute, loadedRoute, routeOf, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import { type Frame, frameRows } from './frame-store.ts'
 import { type GenerationRow, generationKind, StepRow } from './model.ts'
@@ -15,6 +16,7 @@ const LoadedTurn = z.object({
   /** With the version that the turn has, or gets if it starts now. */
   loaded_agent: z.custom<AgentRow>(),
   loaded_provider: z.custom<ProviderRow>().nullable(),
+  loaded_route: loadedRoute,
   loaded_paused: z.boolean(),
   loaded_work: z.string().nullable(),
   loaded_steps: z.array(StepRow),
@@ -27,6 +29,8 @@ export type LoadedTurn = {
   generation: GenerationRow
   agent: AgentRow
   provider: ProviderRow | null
+  /** Without a provider. */
+  route: LoadedRoute | null
   paused: boolean
   sealedWork: string | null
   steps: StepRow[]
@@ -39,6 +43,7 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
     select ${generationKind.columns},
       to_jsonb(a) as loaded_agent,
       to_jsonb(pr) as loaded_provider,
+      ${routeOfRow('a')} as loaded_route,
       p.paused_at is not null as loaded_paused,
       coalesce(w.sealed, wu.sealed) as loaded_work,
       coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
@@ -54,11 +59,21 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
     left join generation_work_unlogged wu on wu.generation_id = t.id
     where t.id = ${id}`)
   if (!row) return null
-  const { loaded_agent, loaded_provider, loaded_paused, loaded_work, loaded_steps, loaded_frame, ...generation } = row
+  const {
+    loaded_agent,
+    loaded_provider,
+    loaded_route,
+    loaded_paused,
+    loaded_work,
+    loaded_steps,
+    loaded_frame,
+    ...generation
+  } = row
   return {
     generation,
     agent: loaded_agent,
     provider: loaded_provider,
+    route: loaded_route,
     paused: loaded_paused,
     sealedWork: loaded_work,
     steps: loaded_steps.map(wireStep),
@@ -97,35 +112,38 @@ export function claimParts(claim: {
   return { ctes, guard, columns: sql.fragment`${claim.attempt}::int as attempt` }
 }
 
-const owned = sql.type(z.object({ owned: z.int() }))
+const journalled = sql.type(z.object({ owned: z.int(), route: loadedRoute }))
 
 const stepInsert = (generationId: string, step: StepRow, guard: Fragment): Fragment => sql.fragment`
   insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, started_at, completed_at)
   select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${jsonb(step.tool_calls)},
     ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
-  where ${guard}
-  on conflict do nothing`
+  where ${guard}`
 
-/** Journals a settled step of a turn that goes on. Returns false when the attempt no longer owns the turn. */
+/**
+ * Journals a settled step of a turn that goes on. Returns the route that its consumer goes by now, for the next step;
+ * false when the attempt no longer owns the turn.
+ */
 export async function journalStep(
   db: Queryable,
   generation: GenerationRow,
   step: StepRow,
   frames: Frame[],
   channel: string,
-): Promise<boolean> {
+  consumer: Parameters<typeof routeOf>[0],
+): Promise<{ route: LoadedRoute | null } | false> {
   const guard = sql.fragment`exists (select 1 from owned)`
-  return (
-    (await db.oneFirst(owned`
+  const { owned, route } = await db.one(journalled`
     with owned as (
-        update generations set step_count = step_count + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at}
+        update generations set step_count = step_count + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
+          routing = ${jsonb(generation.routing)}
         where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id),
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
       journalled as (${stepInsert(generation.id, step, guard)}),
       added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
-    select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned from owned`)) ===
-    1
-  )
+    select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned,
+      ${routeOf(consumer)} as route from owned`)
+  return owned === 1 && { route }
 }
 
 /** Stamps a trace as one that keeps no content, unless it has a turn whose content is kept. By generations_trace. */
@@ -163,7 +181,7 @@ export function settlementParts({ generation, after, step, frames }: Settlement)
   const ctes = [
     sql.fragment`settled as (
       update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${jsonb(after.error)}, output = ${jsonb(after.output)},
-        input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, step_count = ${after.step_count}, completed_at = ${after.completed_at},
+        input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)}, step_count = ${after.step_count}, completed_at = ${after.completed_at},
         last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
         content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
         content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}
@@ -174,7 +192,12 @@ export function settlementParts({ generation, after, step, frames }: Settlement)
         ${after.error ? sql.fragment`, error = ${jsonb(after.error)}` : sql.fragment``}
         ${after.content_redacted_at ? stamped(after) : sql.fragment``}
       where id = ${generation.trace_id} and ${guard} returning id)`,
-    sql.fragment`emptied as (delete from ${workTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
+    sql.fragment`closed as (delete from generation_work where generation_id = ${generation.id} and ${guard})`,
+    ...(generation.content_mode === 'none'
+      ? [
+          sql.fragment`emptied as (delete from generation_work_unlogged where generation_id = ${generation.id} and ${guard})`,
+        ]
+      : []),
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]

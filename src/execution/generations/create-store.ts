@@ -3,6 +3,7 @@ import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { agentKind } from '../agents/model.ts'
 import { ownerKey, servedAgent, type TurnOwner } from '../agents/served.ts'
+import { type LoadedRoute, loadedRoute, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import type { GenerationRow } from './model.ts'
 
@@ -38,6 +39,12 @@ export type NewTurn = Pick<
   sealedWork: string
 }
 
+/**
+ * What goes with a new turn in its statement: a condition under which it is not made, and further ctes, which see by
+ * `runnable` whether it is.
+ */
+export type Beside = { unless?: Fragment; ctes: readonly Fragment[] }
+
 /** The project of a new turn as its insert found it; a paused one means that nothing was written. */
 const ProjectFound = z.object({
   project_id: z.string().nullable(),
@@ -48,7 +55,7 @@ export type ProjectFound = z.output<typeof ProjectFound>
 
 /** A provider as jsonb, beside the row of something else. */
 const provider = z.custom<ProviderRow>().nullable()
-const insertedTurn = sql.type(ProjectFound.extend({ provider }))
+const insertedTurn = sql.type(ProjectFound.extend({ provider, route: loadedRoute, made: z.boolean() }))
 
 /** The agent of a new turn, with the version that it was given already or is given now. */
 const servedTo = (turn: TurnOwner & { agent_id: string; agent_version?: number | null }): Fragment =>
@@ -61,14 +68,15 @@ const servedTo = (turn: TurnOwner & { agent_id: string; agent_version?: number |
  * Writes a pending generation, its trace when it is a new one, and its sealed working state, while it holds the project
  * against a pause. The ctes `project` and `runnable` say what was found; nothing is written in a paused project.
  */
-export function newTurnParts(turn: NewTurn): OneStatement {
+export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneStatement {
+  const wanted = beside.unless ? sql.fragment`and not (${beside.unless})` : sql.fragment``
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
     // The stricter of what the project and the agent say.
     sql.fragment`runnable as (
       select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode,
-        a.version, a.ai_provider_id
-      from project left join ${servedTo(turn)} a on true where paused_at is null)`,
+        a.version, a.project_id, a.ai_provider_id, a.model_route_id
+      from project left join ${servedTo(turn)} a on true where paused_at is null ${wanted})`,
     sql.fragment`new_trace as (
       insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
       select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
@@ -82,8 +90,11 @@ export function newTurnParts(turn: NewTurn): OneStatement {
         ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
         ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
       from runnable)`,
-    sql.fragment`kept as (insert into generation_work (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'full')`,
+    sql.fragment`open as (
+      insert into generation_work (generation_id, sealed)
+      select ${turn.id}, case when mode = 'full' then ${turn.sealedWork} end from runnable)`,
     sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedWork} from runnable where mode = 'none')`,
+    ...beside.ctes,
   ]
   return {
     ctes,
@@ -92,24 +103,29 @@ export function newTurnParts(turn: NewTurn): OneStatement {
   }
 }
 
-/** The same inside a transaction, with the agent's provider. */
+/** The same inside a transaction, with the agent's provider or route. */
 export async function insertTurn(
   db: Queryable,
   turn: NewTurn,
-): Promise<ProjectFound & { provider: ProviderRow | null }> {
-  const { ctes, columns } = newTurnParts(turn)
+  beside: Beside | undefined,
+): Promise<ProjectFound & Binding & { made: boolean }> {
+  const { ctes, columns, guard } = newTurnParts(turn, beside)
   return db.one(insertedTurn`
-    with ${sql.join(ctes, sql.fragment`, `)} select ${columns},
-      (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider`)
+    with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
+      (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider,
+      (select ${routeOfRow('runnable')} from runnable) as route`)
 }
 
-/** An agent with its provider, for running it: as one turn of nobody in particular is served it. */
-const RunnableAgent = agentKind.row.extend({ provider })
+/** What the calls of an agent go to: a provider, or else a route. */
+export type Binding = { provider: ProviderRow | null; route: LoadedRoute | null }
+
+/** An agent with its provider or route, for running it: as one turn of nobody in particular is served it. */
+const RunnableAgent = agentKind.row.extend({ provider, route: loadedRoute })
 export type RunnableAgent = z.output<typeof RunnableAgent>
 const runnableAgent = sql.type(RunnableAgent)
 
 /** The agent of an id for running it, in one round trip; null when there is none. */
 export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgent`
-    select a.*, to_jsonb(pr) as provider from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
+    select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
@@ -7,9 +7,8 @@ import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
-import type { ProviderRow } from '../providers/model.ts'
 import { modelClient } from '../providers/models.ts'
-import { insertTurn, type NewTurn, newTurnParts, type ProjectFound } from './create-store.ts'
+import { type Beside, type Binding, insertTurn, type NewTurn, newTurnParts, type ProjectFound } from './create-store.ts'
 import type { Work } from './model.ts'
 import { sealWork } from './work.ts'
 
@@ -113,41 +112,65 @@ function checkProject(found: ProjectFound, projectId: string): void {
   if (found.paused_at) raise('PROJECT_PAUSED', { meta: { project_id: projectId, pause_reason: found.pause_reason } })
 }
 
-/** Raises AI_PROVIDER_NOT_FOUND and AI_PROVIDER_MISCONFIGURED: a provider that could not be called. */
-async function checkProvider(services: Services, provider: ProviderRow | null, db?: Queryable): Promise<void> {
-  if (!provider) raise('AI_PROVIDER_NOT_FOUND')
-  await modelClient(services, provider, db)
+/**
+ * Refuses a turn whose first call could not be made: MODEL_ROUTE_NOT_FOUND, AI_PROVIDER_MISCONFIGURED; and a model of its
+ * own beside a route, whose targets name theirs.
+ */
+async function checkBinding(
+  services: Services,
+  { provider, route }: Binding,
+  { model }: Pick<TurnInput, 'model'>,
+  db?: Queryable,
+): Promise<void> {
+  if (!provider && model != null)
+    invalid({
+      code: 'INVALID_VALUE',
+      path: 'model',
+      message: 'the agent uses a model route, whose targets name theirs',
+    })
+  const first = provider ?? route?.providers.find(({ id }) => id === route.route.targets[0].ai_provider_id)
+  if (!first) raise('MODEL_ROUTE_NOT_FOUND')
+  await modelClient(services, first, db)
 }
 
+type NewIds = { generation_id: string; trace_id: string }
+
 /**
- * Writes a pending generation with its trace inside the caller's transaction; turns outside a conversation get their
- * wake-up too. Raises PROJECT_PAUSED, RESOURCE_NOT_FOUND (project gone) and AI_PROVIDER_MISCONFIGURED, upon which the
- * caller's transaction must not commit.
+ * Writes a pending generation with its trace and its wake-up inside the caller's transaction. Raises PROJECT_PAUSED,
+ * RESOURCE_NOT_FOUND (project gone), AI_PROVIDER_MISCONFIGURED and MODEL_ROUTE_NOT_FOUND, upon which the caller's
+ * transaction must not commit.
  */
-export async function createTurn(
+export async function createTurn(tx: Tx, services: Services, input: TurnInput): Promise<NewIds> {
+  const { made: _, ...ids } = await placeTurn(tx, services, input)
+  tx.send(generationRun, { generation_id: ids.generation_id, project_id: input.project_id })
+  return ids
+}
+
+/** The same for who sends a wake-up of its own. `made` is false where `beside` says that the turn is not to be made. */
+export async function placeTurn(
   tx: Tx,
   services: Services,
   input: TurnInput,
-): Promise<{ generation_id: string; trace_id: string }> {
+  beside?: Beside,
+): Promise<NewIds & { made: boolean }> {
   const turn = newTurn(services, input)
-  const found = await insertTurn(tx, turn)
+  const found = await insertTurn(tx, turn, beside)
   checkProject(found, input.project_id)
-  await checkProvider(services, found.provider, tx)
-  if (!input.conversation_id) tx.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
-  return { generation_id: turn.id, trace_id: turn.trace_id }
+  if (found.made) await checkBinding(services, found, input, tx)
+  return { generation_id: turn.id, trace_id: turn.trace_id, made: found.made }
 }
 
 /**
  * The same as a change of its own, in one round trip: the turn, its wake-up and what `note` adds (the audit entry of
- * the request). `provider` is the agent's, read with the agent.
+ * the request). `binding` is the agent's, read with the agent.
  */
 export async function createTurnAtOnce(
   services: Services,
   input: TurnInput,
-  provider: ProviderRow | null,
+  binding: Binding,
   note: (outgoing: Outgoing) => void,
 ): Promise<{ generation_id: string; trace_id: string }> {
-  await checkProvider(services, provider)
+  await checkBinding(services, binding, input)
   const turn = newTurn(services, input)
   const found = await services.writeOne<ProjectFound>(outgoing => {
     outgoing.send(generationRun, { generation_id: turn.id, project_id: input.project_id })

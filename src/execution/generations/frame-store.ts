@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { Outgoing } from '../../core/db/write.ts'
 
 const Frame = z.object({ seq: z.int(), event: z.string(), data: z.string() })
 /** One event of a turn's stream as the table has it. */
@@ -35,9 +36,8 @@ export async function appendFrames(
 }
 
 /** Writes one frame of a turn that the same transaction settled. */
-export async function addFrame(db: Queryable, generationId: string, added: Frame): Promise<void> {
-  await db.query(statement`${frameRows(generationId, [added], sql.fragment`true`)}`)
-}
+export const addFrame = (tx: Outgoing, generationId: string, added: Frame): void =>
+  tx.alongside(guard => frameRows(generationId, [added], guard))
 
 /** Number of the last frame of a turn; 0 before the first. */
 export const lastFrame = (db: Queryable, id: string): Promise<number> =>

@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { stores } from '../../content/storage/stores.ts'
 import { type Background, every, HandBack, handler } from '../../core/jobs/handler.ts'
@@ -9,8 +8,8 @@ import { abortTurn } from './abort.ts'
 import { generationRun } from './create.ts'
 import { deleteOldFrames } from './frame-store.ts'
 import { idleTurns } from './store.ts'
-import { unwrittenTraces } from './trace-store.ts'
-import { GATHER_MS, TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
+import { awaitSettling, unwrittenTraces } from './trace-store.ts'
+import { TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
 import { executeTurn } from './turn.ts'
 
 const generationSweep = workQueue('generation-sweep', {
@@ -35,20 +34,15 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, signal, stopping, log }) => {
-      const outcome = await executeTurn(services, generation_id, { signal, stopping, log })
+    async ({ generation_id }, { services, signal, stopping, log, complete }) => {
+      const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete })
       if (outcome === 'handed_back') throw new HandBack()
     },
   ),
-  handler(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { services, log, stopping }) => {
-    const started = performance.now()
-    const files = await writeTraces(
-      services,
-      messages.map(({ trace_id }) => trace_id),
-    )
-    log.info({ traces: messages.length, files, ms: Math.round(performance.now() - started) }, 'steps of traces written')
-    // The journal has the steps until then, so nobody waits for this.
-    if (messages.length < TRACES_AT_ONCE) await sleep(GATHER_MS, undefined, { signal: stopping }).catch(() => {})
+  handler(traceWrite, { concurrency: 1, batch: TRACES_AT_ONCE }, async (messages, { services }) => {
+    const traceIds = messages.map(({ trace_id }) => trace_id)
+    await awaitSettling(services.pool, traceIds)
+    await writeTraces(services, traceIds)
   }),
   handler(generationSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepTurns(services, stopping)),
 ]
@@ -67,9 +61,6 @@ export const sdkLoading: Background = {
   },
 }
 
-/** Longer than a message of trace-write is tried. */
-const UNWRITTEN_SECONDS = 1800
-
 /**
  * The floor under wake-ups: turns that nobody has touched for a lease and a sweep are run again, steps that did not get
  * into their file are written again, and old frames go.
@@ -83,6 +74,8 @@ async function sweepTurns(services: Services, stopping: AbortSignal): Promise<vo
     )
   await inBatches(limit => deleteOldFrames(pool, limit), stopping)
   // Without a place for bytes a message would only fail; the journal keeps the steps.
-  const unwritten = stores(services).problem() ? [] : await unwrittenTraces(pool, UNWRITTEN_SECONDS, 1000)
+  const unwritten = stores(services).problem()
+    ? []
+    : await unwrittenTraces(pool, traceWrite.name, 2 * config.GENERATION_SWEEP_SECONDS, 1000)
   if (unwritten.length > 0) await queues.send(unwritten.map(data => ({ queue: traceWrite, data })))
 }

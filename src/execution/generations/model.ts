@@ -5,6 +5,7 @@ import { MetadataBag } from '../../core/api/metadata.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
+import { Routing } from '../model-routes/model.ts'
 import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
@@ -75,6 +76,7 @@ export const GenerationListed = record('GenerationListed', {
   stop_reason: z.string().nullable(),
   error: RecordedFailure.nullable(),
   usage: UsageTotals.nullable(),
+  routing: Routing.nullable().describe('How the calls went by a model route; null without one'),
   step_count: z.int(),
   action_id: z.string().nullable(),
   source: z.string().nullable(),

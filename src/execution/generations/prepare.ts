@@ -27,7 +27,7 @@ export async function prepareTurn(
     const { stop_reason: _, ...refusal } = generation.abort
     return { work, refusal }
   }
-  if (!(await mayStart(services, generation))) return refused(work, 'FORBIDDEN', 'Forbidden')
+  if (!(await mayStart(services, generation, source))) return refused(work, 'FORBIDDEN', 'Forbidden')
   if (work.messages !== null || !source?.prepare) return { work, refusal: null }
   const prepared = await source.prepare(services.pool, generation)
   if ('refuse' in prepared) return { work, refusal: prepared.refuse }
@@ -43,11 +43,18 @@ export async function prepareTurn(
 }
 
 /** Whether whom the turn runs as still has the permission that it was made with. */
-async function mayStart(services: Services, { authority, permission, project_id }: GenerationRow): Promise<boolean> {
+async function mayStart(
+  services: Services,
+  { authority, permission, project_id }: GenerationRow,
+  source: TurnSource | undefined,
+): Promise<boolean> {
   const caller = await callerForPrincipal(services, authority, project_id)
   if (!caller) return false
   if (!permission || caller.layers.length === 0) return true
   const kind = kinds.get(permission.kind)
-  const row = kind.name === 'agent' ? { id: permission.id, project_id } : await kind.find(services.pool, permission.id)
+  const row =
+    kind.name === 'agent'
+      ? { id: permission.id, project_id }
+      : (source?.target?.(permission) ?? (await kind.find(services.pool, permission.id)))
   return row !== null && permitted(caller, permission.action, { kind, row })
 }

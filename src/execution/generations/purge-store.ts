@@ -1,3 +1,5 @@
+import type { z } from 'zod'
+import { packEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
 import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type GenerationRow, generationKind, Trace, type TraceRow } from './model.ts'
 
@@ -32,6 +34,17 @@ export const redactTraces = (db: Queryable, ids: readonly string[], by: Redactio
 
 const CONTENT_FIELDS = ['metadata', 'error', 'output', 'input', 'required_action'] as const
 
+const storedEvent = sql.type(StoredEnvelope)
+
+/** A compressed event without content: its id, its text and that compressed, of which one is null. */
+function redactedPacked(event: z.output<typeof StoredEnvelope>): [string, string | null, Buffer | null] {
+  const said = JSON.parse(readEnvelope(event)) as { data: Record<string, unknown> }
+  for (const field of CONTENT_FIELDS) if (field in said.data) said.data[field] = null
+  const envelope = JSON.stringify(said)
+  const packed = packEnvelope({ ...event, envelope })
+  return [event.id, packed ? null : envelope, packed]
+}
+
 /**
  * The only rewrite an envelope ever sees: content fields of the record inside `data` become null, in the
  * event, in what is retained of events for their deliveries, and in every copy that a delivery holds. Indexes
@@ -46,7 +59,9 @@ export async function redactEnvelopes(db: Queryable, resources: readonly string[
   const theirs = sql.fragment`
     resource_id = any(${sql.array([...resources], 'text')}) and resource_type in ('generation', 'trace')`
   // Waits for a retention that is moving them: a statement that began before would not see where they went.
-  await db.query(statement`select from events where ${theirs} order by id for no key update`)
+  const events = await db.any(
+    storedEvent`select ${storedEnvelope} from events where ${theirs} order by id for no key update`,
+  )
   await db.query(statement`
     with held as (
       select id from events where ${theirs} union all select event_id from retained_envelopes where ${theirs}),
@@ -55,5 +70,10 @@ export async function redactEnvelopes(db: Queryable, resources: readonly string[
     copies as (
       update webhook_deliveries d set envelope = ${redacted(sql.fragment`d.envelope`)}
       where d.event_id in (select id from held) and d.envelope is not null)
-    update events e set envelope = ${redacted(sql.fragment`e.envelope`)} where e.id in (select id from held)`)
+    update events e set envelope = ${redacted(sql.fragment`e.envelope`)} where e.id in (select id from held) and e.packed is null`)
+  const packed = events.filter(({ packed }) => packed !== null).map(redactedPacked)
+  if (packed.length > 0)
+    await db.query(statement`
+      update events e set envelope = n.envelope, packed = n.packed
+      from ${sql.unnest(packed, ['text', 'text', 'bytea'])} as n (id, envelope, packed) where e.id = n.id`)
 }

@@ -158,6 +158,7 @@ export const generateOperation = itemOperation(agentKind, {
     'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
     'PROJECT_PAUSED',
     'AI_PROVIDER_NOT_FOUND',
+    'MODEL_ROUTE_NOT_FOUND',
     'AI_PROVIDER_MISCONFIGURED',
     'AI_PROVIDER_ERROR',
     'OUTPUT_SCHEMA_VALIDATION_FAILED',
@@ -197,7 +198,7 @@ export const generateOperation = itemOperation(agentKind, {
           streamed: mode === 'stream',
           shape: 'agent',
         },
-        agent.provider,
+        agent,
         outgoing => context.record(outgoing, madeStatus(mode)),
       ),
     )

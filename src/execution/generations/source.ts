@@ -1,4 +1,5 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import type { KindRow } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import type { Logger } from '../../core/process/log.ts'
@@ -25,6 +26,8 @@ export type TurnSource = {
   ): Promise<
     { messages: ModelMessage[]; system_extra: string[]; notes?: Record<string, unknown> } | { refuse: RecordedFailure }
   >
+  /** What its permission is on, when the source has just read it. */
+  target?(permission: { kind: string; id: string }): KindRow | null
   /** What follows from the first claim, beside the events of the generation. */
   started?(outgoing: Outgoing, generation: GenerationRow): void
   /**
@@ -36,4 +39,11 @@ export type TurnSource = {
   settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
 }
 
-export type TurnRun = { signal: AbortSignal; stopping: AbortSignal; log: Logger; source?: TurnSource }
+export type TurnRun = {
+  signal: AbortSignal
+  stopping: AbortSignal
+  log: Logger
+  source?: TurnSource
+  /** Completes the message of a turn that has no source, with its end. */
+  complete?: (outgoing: Outgoing) => void
+}

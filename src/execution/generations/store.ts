@@ -87,11 +87,11 @@ export const disturbed = (db: Queryable, running: { id: string; attempt: number 
 
 const idle = sql.type(z.object({ id: z.string(), project_id: z.string() }))
 
-/** Turns outside a conversation that nobody has touched for a while: their wake-up may be missing. Index generations_open. */
+/** Turns outside a conversation that nobody has touched for a while: their wake-up may be missing. Reads generation_work, which has those that are not at their end. */
 export const idleTurns = (db: Queryable, idleSeconds: number) =>
   db.any(idle`
-    select g.id, g.project_id from generations g join projects p on p.id = g.project_id
-    where g.completed_at is null and g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
+    select g.id, g.project_id from generation_work w join generations g on g.id = w.generation_id join projects p on p.id = g.project_id
+    where g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
       and g.updated_at < now() - make_interval(secs => ${idleSeconds})
     order by g.updated_at limit 1000`)
 

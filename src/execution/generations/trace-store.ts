@@ -44,7 +44,7 @@ const Journals = z.object({
 export type Journals = z.output<typeof Journals>
 const journals = sql.type(Journals)
 
-/** Waits for turns of traces that are being settled: a message that they would have sent is the one at hand. */
+/** Waits for turns of traces that are being ended: a message that they would have sent is the one at hand. */
 export const awaitSettling = (db: Queryable, traceIds: readonly string[]) =>
   db.query(statement`
     select from traces where id = any(${sql.array([...traceIds], 'text')}) order by id for share`)
@@ -149,15 +149,19 @@ export const deleteTraces = (db: Queryable, ids: readonly string[]) =>
 const unwritten = sql.type(z.object({ trace_id: z.string(), project_id: z.string() }))
 
 /**
- * Traces whose settled steps have been in the journal for a while: the message that moves them may be missing. Reads the
- * journal, which has little else.
+ * Traces whose settled steps should have left the journal by now and for which no message of `queue` waits or is handled:
+ * those of a worker that was lost. Reads the journal, which has little else.
  */
-export const unwrittenTraces = (db: Queryable, idleSeconds: number, limit: number) =>
+export const unwrittenTraces = (db: Queryable, queue: string, idleSeconds: number, limit: number) =>
   db.any(unwritten`
+    with kept as materialized (
+      select singleton_key as trace_id from pgboss.job_common where name = ${queue} and state <= 'active'
+    )
     select distinct g.trace_id, g.project_id
     from generation_steps s join generations g on g.id = s.generation_id join traces tr on tr.id = g.trace_id
     where g.status in ('completed', 'failed') and g.completed_at < now() - make_interval(secs => ${idleSeconds})
       and (tr.content_redacted_at is null or g.content_redacted_at is not null)
+      and not exists (select from kept k where k.trace_id = g.trace_id)
     limit ${limit}`)
 
 const trace = sql.type(Trace)

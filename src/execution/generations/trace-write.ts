@@ -1,26 +1,23 @@
-import { Readable } from 'node:stream'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { fileKind } from '../../content/files/model.ts'
 import { leafOf } from '../../content/paths.ts'
 import { dropAll, type Staged, stores } from '../../content/storage/stores.ts'
 import { newId } from '../../core/api/ids.ts'
+import { outsideTenancy } from '../../core/db/tenancy.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { FileStep } from './trace-file.ts'
 import { encodeSteps, stepsOfFile, toFileStep, traceFilePath } from './trace-file.ts'
-import {
-  awaitSettling,
-  dropJournal,
-  type Journals,
-  lockTraceFiles,
-  readJournals,
-  setTraceFiles,
-} from './trace-store.ts'
+import { dropJournal, type Journals, lockTraceFiles, readJournals, setTraceFiles } from './trace-store.ts'
 
-/** Traces with settled steps in the journal, which go into their files. */
+const Written = z.object({ trace_id: z.string(), project_id: z.string() })
+
+/** Traces with settled steps in the journal that the process in which their turns ended did not write. */
 export const traceWrite = entityMailbox('trace-write', {
-  message: z.object({ trace_id: z.string(), project_id: z.string() }),
+  message: Written,
   key: message => message.trace_id,
   project: message => message.project_id,
   concern: 'generation',
@@ -30,11 +27,11 @@ export const traceWrite = entityMailbox('trace-write', {
 /** Traces that one call writes: reading the journal and the commit are shared. */
 export const TRACES_AT_ONCE = 50
 
-/**
- * How long a worker that has written lets further traces gather. A trace alone takes a dozen statements, as many as its
- * turn; of many at once each takes two.
- */
-export const GATHER_MS = 250
+/** How long traces gather: one alone takes a dozen statements, more than its turn; of many at once each takes two. */
+const GATHER_MS = 250
+
+/** Traces that wait in a process at most; further ones are left to the sweep. */
+const MAX_WAITING = 10_000
 
 /** The file of a trace as it is to be; null when the trace keeps the one it has. */
 type Draft = { trace: Journals; steps: FileStep[] | null }
@@ -59,27 +56,25 @@ const movedOf = ({ trace, steps }: Draft) => trace.settled.filter(({ redacted })
 
 /**
  * Moves settled steps of traces from the journal into their files: each file is written anew, from the
- * one there was and the journal. A trace that changed meanwhile fails the call and is left as it was. Returns how many
- * files were written.
+ * one there was and the journal. A trace that changed meanwhile fails the call and is left as it was.
  */
-export async function writeTraces(services: Services, traceIds: readonly string[]): Promise<number> {
+export async function writeTraces(services: Services, traceIds: readonly string[]): Promise<void> {
+  const started = performance.now()
   const store = stores(services)
   const files: { trace: Journals; id: string; staged: Staged }[] = []
   const drafts: Draft[] = []
   try {
-    await awaitSettling(services.pool, traceIds)
     for (const trace of await readJournals(services.pool, traceIds)) {
       const made = await draft(services, trace)
       drafts.push(made)
       if (made.steps === null) continue
       // Bytes are found by the id they were staged for: never by one that has some.
       const fileId = newId(fileKind.prefix)
-      const source = Readable.from([encodeSteps(made.steps)])
-      const target = { projectId: trace.project_id, fileId, maxBytes: Number.POSITIVE_INFINITY }
-      files.push({ trace, id: trace.file?.id ?? fileId, staged: await store.stage(source, target) })
+      const staged = await store.stageBytes(encodeSteps(made.steps), { projectId: trace.project_id, fileId })
+      files.push({ trace, id: trace.file?.id ?? fileId, staged })
     }
     const moved = drafts.flatMap(movedOf)
-    if (moved.length === 0) return 0
+    if (moved.length === 0) return
     await fault(services, 'trace_staged')
     await services.write(async tx => {
       const now = await lockTraceFiles(
@@ -109,8 +104,65 @@ export async function writeTraces(services: Services, traceIds: readonly string[
       )
     })
     await fault(services, 'trace_written')
-    return files.length
+    const ms = Math.round(performance.now() - started)
+    services.log.info({ traces: traceIds.length, files: files.length, ms }, 'steps of traces written')
   } finally {
     for (const { staged } of files) await staged.discard()
+  }
+}
+
+/**
+ * Writes the traces of the turns that end in this process, those of many at once. A message for each would cost as much
+ * as the turn's own: the journal has the steps until they are written, so nothing is lost with the process, and the sweep
+ * finds what is left. What cannot be written here goes on as messages, with their retries.
+ */
+export const traceWriter = perProcess(openTraceWriter, writer => writer.close())
+
+function openTraceWriter(services: Services) {
+  const { log, queues } = services
+  const waiting = new Map<string, z.output<typeof Written>>()
+  const closing = new AbortController()
+  let running: Promise<void> | null = null
+
+  const writeNext = async () => {
+    if (waiting.size < TRACES_AT_ONCE) await sleep(GATHER_MS, undefined, { signal: closing.signal }).catch(() => {})
+    const batch = [...waiting.values()].slice(0, TRACES_AT_ONCE)
+    for (const { trace_id } of batch) waiting.delete(trace_id)
+    const problem = stores(services).problem()
+    if (problem) {
+      log.error({ problem, traces: batch.length }, 'steps of traces stay in the journal')
+      return
+    }
+    try {
+      await writeTraces(
+        services,
+        batch.map(({ trace_id }) => trace_id),
+      )
+    } catch (error) {
+      log.warn({ err: error, traces: batch.length }, 'steps of traces not written, they go on one by one')
+      await queues.send(batch.map(data => ({ queue: traceWrite, data })))
+    }
+  }
+  const run = async () => {
+    try {
+      while (waiting.size > 0) await writeNext()
+    } catch (error) {
+      log.error({ err: error }, 'traces are left to the sweep')
+    } finally {
+      running = null
+    }
+  }
+  return {
+    /** The trace has steps of a turn that has ended. */
+    add({ trace_id, project_id }: z.output<typeof Written>) {
+      if (closing.signal.aborted || waiting.size === MAX_WAITING) return
+      waiting.set(trace_id, { trace_id, project_id })
+      running ??= outsideTenancy(run)
+    },
+    /** Writes what waits, and ends. */
+    async close() {
+      closing.abort()
+      await running
+    },
   }
 }

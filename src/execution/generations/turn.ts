@@ -4,8 +4,10 @@ import { isDatabaseLost } from '../../core/db/sql.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AgentRow } from '../agents/model.ts'
+import { callRoute, openRouting } from '../model-routes/call.ts'
+import type { LoadedRoute } from '../model-routes/store.ts'
 import { callModel } from '../providers/call.ts'
-import type { ModelAnswer } from '../providers/exchange.ts'
+import type { ModelAnswer, ModelRequest } from '../providers/exchange.ts'
 import {
   claimParts,
   handBackTurn,
@@ -26,6 +28,7 @@ import { prepareTurn } from './prepare.ts'
 import { agentResult, stepMessages } from './result.ts'
 import type { TurnOutcome, TurnRun } from './source.ts'
 import { historyOf, stepOf, storedStep } from './steps.ts'
+import { traceWriter } from './trace-write.ts'
 import { sealWork } from './work.ts'
 
 export const turnsTotal = new Counter({
@@ -72,6 +75,8 @@ class Execution {
   private generation: GenerationRow
   private work: Work | null = null
   private steps: StepRow[]
+  /** Of an agent without a provider; read anew with each step. */
+  private route: LoadedRoute | null
   private frames: FrameWriter
   private partial = ''
   /** Read at the first model call; later steps see the same bytes. */
@@ -84,6 +89,7 @@ class Execution {
     this.agent = loaded.agent
     this.generation = loaded.generation
     this.steps = loaded.steps
+    this.route = loaded.route
     this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame)
   }
 
@@ -214,14 +220,13 @@ class Execution {
   }
 
   private async callModel(signal: AbortSignal): Promise<ModelAnswer> {
-    const { agent, work, generation, services, loaded } = this
-    if (!loaded.provider) raise('AI_PROVIDER_NOT_FOUND')
+    const { agent, work, generation, services } = this
     const system = [agent.instructions ?? '', ...(work as Work).system_extra]
       .map(part => part.trim())
       .filter(part => part !== '')
     const history = historyOf((work as Work).messages ?? [], agent.max_context_messages)
     this.files ??= await readFiles(services, generation.project_id, history, signal)
-    return callModel(services, loaded.provider, (work as Work).model ?? agent.model ?? loaded.provider.default_model, {
+    const request: ModelRequest = {
       system: system.length > 0 ? system.join('\n\n') : null,
       messages: attachFiles([...history, ...this.steps.flatMap(stepMessages)], this.files),
       temperature: agent.temperature,
@@ -235,7 +240,16 @@ class Execution {
       provider_options: agent.provider_options,
       signal,
       ...(generation.streamed ? { onDelta: (text: string) => this.receive(text) } : {}),
-    })
+    }
+    const { provider } = this.loaded
+    if (provider)
+      return callModel(services, provider, (work as Work).model ?? agent.model ?? provider.default_model, request)
+    // Of an agent that has changed since, what its version names may be gone.
+    if (!this.route) raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND')
+    // Noted while the call is made, and written with its step or with the failure of the turn.
+    const routing = openRouting(this.route, generation.routing)
+    this.generation = { ...generation, routing }
+    return callRoute(services, this.route, request, { step: this.steps.length + 1, routing })
   }
 
   private receive(text: string) {
@@ -248,16 +262,16 @@ class Execution {
     const frames = await this.frames.drain()
     if (this.generation.streamed && this.generation.shape === 'agent')
       frames.push(this.frames.next('step', { step: step.n, finish_reason: step.finish_reason, usage: step.usage }))
-    if (
-      !(await journalStep(
-        this.services.pool,
-        this.generation,
-        storedStep(step, this.generation.content_mode),
-        frames,
-        TURN_CHANNEL,
-      ))
+    const journalled = await journalStep(
+      this.services.pool,
+      this.generation,
+      storedStep(step, this.generation.content_mode),
+      frames,
+      TURN_CHANNEL,
+      this.agent,
     )
-      throw new TurnLost()
+    if (!journalled) throw new TurnLost()
+    this.route = journalled.route
     this.steps.push(step)
     this.generation = {
       ...this.generation,
@@ -299,7 +313,8 @@ class Execution {
   /** The end of a chain of nested calls: a completed turn without a model call. */
   private guardDepth(): Promise<'settled'> {
     const { agent, loaded, work } = this
-    const model = (work as Work).model ?? agent.model ?? loaded.provider?.default_model ?? ''
+    const first = loaded.provider?.default_model ?? loaded.route?.route.targets[0].model
+    const model = (work as Work).model ?? agent.model ?? first ?? ''
     const output = { model, content: DEPTH_GUARD_TEXT, finish_reason: 'other', object: null }
     return this.settle({ status: 'completed', stop_reason: 'depth_guard', error: null, output }, null)
   }
@@ -373,18 +388,20 @@ class Execution {
           notes: this.work?.notes ?? {},
         }
         const given = await source.settle?.(tx, after, outcome)
-        await addFrame(tx, after.id, last(given?.result ?? null))
+        addFrame(tx, after.id, last(given?.result ?? null))
         return true
       })
     } else {
       const { held } = await services.writeOne(outgoing => {
         followEnd(outgoing, after)
+        run.complete?.(outgoing)
         return settlementParts({ ...settlement, frames: [...frames, last(null)] })
       })
       owned = held
     }
     if (!owned) throw new TurnLost()
     this.generation = after
+    if (after.step_count > 0) traceWriter(services).add(after)
     await fault(services, 'after_settle')
     turnsTotal.inc({ outcome: end.status })
     this.report(end.status === 'completed' ? 'completed' : 'failed', end.error)

@@ -15,9 +15,24 @@ const COMPRESSED = { from: 1024, to: 256 * 1024, level: 1 }
 /** First byte of JSON; zlib's is another. */
 const BRACE = 0x7b
 
+/** What is left out where a turn has nothing else. */
+const EMPTY: Omit<Work, 'depth'> = {
+  messages: null,
+  settled: [],
+  system_extra: [],
+  model: null,
+  tool_context: null,
+  notes: {},
+}
+
+const isEmpty = (work: Work, name: keyof typeof EMPTY): boolean =>
+  EMPTY[name] === null ? work[name] === null : Object.keys(work[name] as object).length === 0
+
 /** The working state of a turn as the database has it. */
 export function sealWork(services: Services, turn: Owner, work: Work): string {
-  const text = JSON.stringify(work)
+  const left = { ...work } as Partial<Work>
+  for (const name of Object.keys(EMPTY) as (keyof typeof EMPTY)[]) if (isEmpty(work, name)) delete left[name]
+  const text = JSON.stringify(left)
   const { from, to, level } = COMPRESSED
   const size = Buffer.byteLength(text)
   const pays = size >= from && size <= to
@@ -29,5 +44,5 @@ export function openWork(services: Services, turn: Owner, sealed: string): Work 
   const opened = services.secrets.openBytes(sealed, sealOf(turn))
   if (!opened.ok) return null
   const { value } = opened
-  return JSON.parse((value[0] === BRACE ? value : inflateSync(value)).toString('utf8')) as Work
+  return { ...EMPTY, ...JSON.parse((value[0] === BRACE ? value : inflateSync(value)).toString('utf8')) }
 }

@@ -16,7 +16,7 @@ import type { ProviderRow } from './model.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'
 import { schemaInstruction, strictFits } from './structured.ts'
 
-export { retryDelay } from './failure.ts'
+export { failureOf, retryDelay } from './failure.ts'
 
 export type CallOutcome = { ok: true; answer: ModelAnswer } | { ok: false; failure: ModelFailure }
 
@@ -32,7 +32,7 @@ export async function attemptCall(
   const deadline = new AbortController()
   const abort = () => deadline.abort(request.signal.reason)
   request.signal.addEventListener('abort', abort, { once: true })
-  const limit = services.config.MODEL_CALL_TIMEOUT_MS
+  const limit = request.timeout_ms ?? services.config.MODEL_CALL_TIMEOUT_MS
   let timedOut = false
   const timer = setTimeout(() => {
     timedOut = true

@@ -1,7 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { raise } from '../../core/api/errors.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { CallOutcome } from './attempt.ts'
 import type { ModelAnswer, ModelRequest } from './exchange.ts'
+import type { FailureClass } from './failure.ts'
 import type { ProviderRow } from './model.ts'
 import { modelClient } from './models.ts'
 
@@ -9,9 +11,54 @@ import { modelClient } from './models.ts'
 const attempts = () => import('./attempt.ts')
 
 /**
- * One answered model call, retried PROVIDER_MAX_RETRIES times where another try may succeed; a stream only before its
- * first content. Raises AI_PROVIDER_ERROR, AI_PROVIDER_MISCONFIGURED and SECRET_NOT_FOUND with secrets masked. An abort of
+ * Attempts at one model until it answers, fails in a way that is not to be repeated, or `retries` are used up; of a stream
+ * only before its first content. A failure of the vendor or of the record is a value, with secrets masked; an abort of
  * the caller's signal is thrown as that signal's reason.
+ * @param rule.repeats whether a class of failure is worth another attempt; default every one
+ * @param rule.each takes in the outcome of an attempt before anything follows from it
+ */
+export async function attemptModel(
+  services: Services,
+  provider: ProviderRow,
+  model: string,
+  request: ModelRequest,
+  rule: {
+    retries: number
+    repeats?: (failed: FailureClass) => boolean
+    each?: (outcome: CallOutcome) => Promise<void>
+  },
+): Promise<CallOutcome> {
+  const { retries, repeats = () => true, each } = rule
+  const { attemptCall, failureOf, retryDelay } = await attempts()
+  const about = { ai_provider_id: provider.id, model }
+  const opened = await modelClient(services, provider).catch((error: unknown) => {
+    if (!(error instanceof AppError)) throw error
+    return {
+      ok: false as const,
+      failure: failureOf(error, { ...about, secrets: [], timedOutAfter: null, started: false }),
+    }
+  })
+  for (let attempt = 0; ; attempt++) {
+    const started = performance.now()
+    const outcome = 'ok' in opened ? opened : await attemptCall(services, opened, provider, model, request)
+    const facts = { ...about, attempt: attempt + 1, duration_ms: performance.now() - started }
+    await each?.(outcome)
+    if (outcome.ok) {
+      services.log.debug(facts, 'model call answered')
+      return outcome
+    }
+    const { failure } = outcome
+    const delay = attempt < retries && repeats(failure.class) ? retryDelay(failure, attempt) : null
+    services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
+    if (delay === null) return outcome
+    await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
+    request.signal.throwIfAborted()
+  }
+}
+
+/**
+ * One answered model call, retried PROVIDER_MAX_RETRIES times where another try may succeed. Raises AI_PROVIDER_ERROR,
+ * AI_PROVIDER_MISCONFIGURED and SECRET_NOT_FOUND. An abort of the caller's signal is thrown as that signal's reason.
  */
 export async function callModel(
   services: Services,
@@ -19,21 +66,10 @@ export async function callModel(
   model: string,
   request: ModelRequest,
 ): Promise<ModelAnswer> {
-  const { attemptCall, retryDelay } = await attempts()
-  const client = await modelClient(services, provider)
-  for (let attempt = 0; ; attempt++) {
-    const started = performance.now()
-    const outcome = await attemptCall(services, client, provider, model, request)
-    const facts = { ai_provider_id: provider.id, model, attempt: attempt + 1, duration_ms: performance.now() - started }
-    if (outcome.ok) {
-      services.log.debug(facts, 'model call answered')
-      return outcome.answer
-    }
-    const { failure } = outcome
-    const delay = attempt < services.config.PROVIDER_MAX_RETRIES ? retryDelay(failure, attempt) : null
-    services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
-    if (delay === null) raise(failure.code, { message: failure.message, meta: failure.meta, cause: failure.cause })
-    await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
-    request.signal.throwIfAborted()
-  }
+  const outcome = await attemptModel(services, provider, model, request, {
+    retries: services.config.PROVIDER_MAX_RETRIES,
+  })
+  if (outcome.ok) return outcome.answer
+  const { code, message, meta, cause } = outcome.failure
+  return raise(code, { message, meta, cause })
 }

@@ -10,7 +10,7 @@ export async function copyProviders(
   from: string,
   to: string,
   ids: Map<string, string>,
-  only?: ReadonlySet<string>,
+  only?: ReadonlySet<string | null>,
 ): Promise<void> {
   for (const row of await providersOf(tx, from)) {
     if (ids.has(row.id) || (only && !only.has(row.id))) continue

@@ -1,3 +1,6 @@
+/** Why a call failed, as far as another attempt may succeed. */
+export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as const
+
 /** A stored message of a turn. `args` and `result` belong to the tool and are never renamed. */
 export type ModelMessage =
   | { role: 'user'; content: string | (TextPart | FilePart)[] }
@@ -39,6 +42,8 @@ export type ModelRequest = {
   seed?: number | null
   /** Per provider type, passed through: `{ anthropic: {...} }`. */
   provider_options?: Record<string, unknown> | null
+  /** Longest time of one attempt; default MODEL_CALL_TIMEOUT_MS. */
+  timeout_ms?: number
   signal: AbortSignal
   /** Given: the answer is streamed and every piece of its text is handed over as it comes. */
   onDelta?: (text: string) => void

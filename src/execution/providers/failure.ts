@@ -15,10 +15,11 @@ import { AppError, type ErrorCode } from '../../core/api/errors.ts'
 import { firstBytes, firstChars, storableText } from '../../core/api/text.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
 import { mask } from '../../identity/secrets/resolve.ts'
+import type { FAILURE_CLASSES } from './exchange.ts'
 import { misconfigured } from './misconfigured.ts'
 
 /** Why a call failed; null is deterministic and never repeated. */
-export type FailureClass = 'rate_limited' | 'timeout' | 'provider_error' | null
+export type FailureClass = (typeof FAILURE_CLASSES)[number] | null
 
 /** A failed attempt, ready to be raised or recorded; `message` and `meta` hold no secret. */
 export type ModelFailure = {

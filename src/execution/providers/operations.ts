@@ -156,7 +156,7 @@ export const aiProviderOperations: Operation[] = [
   }),
   providers.remove({
     summary: 'Delete an AI provider',
-    description: 'Refused while an agent names it.',
+    description: 'Refused while an agent or a model route names it.',
     dependents: 'AI_PROVIDER_HAS_DEPENDENTS',
   }),
   itemOperation(aiProviderKind, {

@@ -79,7 +79,7 @@ const routes: Operation[] = [
       ),
     },
     // Ids rise with creation time, so the primary key gives the order.
-    order: sql.fragment`t.id desc`,
+    order: () => sql.fragment`t.id desc`,
   }),
   keys.get({ summary: 'Read a key', gate, decide: mayRead('project-keys:GetProjectKey') }),
   change('patch'),

@@ -44,5 +44,7 @@ export async function cloneProject(
     await entry.copy(tx, from, made.id, ids)
   }
   for (const entry of [...left]) await copy(entry)
-  return { made, ids: Object.fromEntries(ids) }
+  const route = original.default_model_route_id && ids.get(original.default_model_route_id)
+  const project = route ? await projectKind.update(tx, made.id, { default_model_route_id: route }) : made
+  return { made: project, ids: Object.fromEntries(ids) }
 }

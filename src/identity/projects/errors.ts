@@ -1,6 +1,11 @@
 import type { Codes, ErrorTable } from '../../core/api/errors.ts'
 
 export const projectErrors = {
+  PROJECT_DEFAULT_ROUTE_INHERITED: {
+    status: 409,
+    description: 'Default_model_route_id cannot be cleared while consumers inherit it; repointing is allowed',
+    message: 'The default model route cannot be cleared while something inherits it; another may be named',
+  },
   PROJECT_HAS_DEPENDENTS: {
     status: 409,
     description: 'Project has dependents; force=true deletes them too',

@@ -61,7 +61,7 @@ export const ProjectPatch = patchBody('ProjectPatch', {
     .min(1)
     .max(64)
     .nullable()
-    .describe('Model route of whatever names neither a route nor a provider'),
+    .describe('Model route of whatever names neither a route nor a provider; cleared only while nothing goes by it'),
 })
 
 export const PauseInput = z
@@ -111,6 +111,9 @@ export const projectKind = kind({
   table: 'projects',
   counted: false,
   shared: true,
+  references: [
+    { kind: 'model_route', column: 'default_model_route_id', counted: 'project_default', on_delete: 'block' },
+  ],
   record: Project,
   hidden: { project_id: z.string() },
   computed: { project_id: sql.fragment`t.id` },

@@ -8,6 +8,7 @@ import { sql } from '../../core/db/sql.ts'
 import { visibleRows } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
+import { refuseInherited } from './default-route.ts'
 import { removeProject, scheduleDelete } from './delete.ts'
 import {
   CloneInput,
@@ -48,7 +49,7 @@ export const projectOperations: Operation[] = [
     filters: { name: contains('name') },
     visible: ({ caller }) => listed(caller),
     // Ids rise with creation time, so the primary key gives the order.
-    order: sql.fragment`t.id desc`,
+    order: () => sql.fragment`t.id desc`,
   }),
   projects.create({
     gate: 'admin',
@@ -64,10 +65,16 @@ export const projectOperations: Operation[] = [
     summary: 'Change settings of a project',
     description: 'A lowered limit binds new starts only.',
     body: ProjectPatch,
-    raises: ['API_KEY_PROJECT_SCOPE', 'GUARDRAIL_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND'],
-    change(next, { body }) {
+    raises: [
+      'API_KEY_PROJECT_SCOPE',
+      'GUARDRAIL_NOT_FOUND',
+      'MODEL_ROUTE_NOT_FOUND',
+      'PROJECT_DEFAULT_ROUTE_INHERITED',
+    ],
+    async change(next, { body, stored, tx }) {
       if (body.guardrail_ids?.length) raise('GUARDRAIL_NOT_FOUND', { meta: { id: body.guardrail_ids[0] } })
-      if (body.default_model_route_id) raise('MODEL_ROUTE_NOT_FOUND', { meta: { id: body.default_model_route_id } })
+      if (stored.default_model_route_id !== null && next.default_model_route_id === null)
+        await refuseInherited(tx, stored.id)
       return { ...next, guardrail_ids: [...new Set(next.guardrail_ids ?? [])] }
     },
   }),

@@ -1,0 +1,100 @@
+import { z } from 'zod'
+import { counting, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
+import { type ModelRouteRow, modelRouteKind } from './model.ts'
+
+/** The routes of a project, oldest first. */
+export const routesOf = (db: Queryable, projectId: string): Promise<readonly ModelRouteRow[]> =>
+  db.any(modelRouteKind.sql`
+    select ${modelRouteKind.columns} from model_routes t where t.project_id = ${projectId} order by t.id`)
+
+/** What is known of a target that failed and has not answered since. */
+export type Breaker = { ai_provider_id: string; model: string; failures: number; failed_seconds_ago: number }
+
+/** A route as calls need it, its times in the form of jsonb. */
+export type LoadedRoute = { route: ModelRouteRow; providers: ProviderRow[]; breakers: Breaker[] }
+
+/** Parser of the expressions below. */
+export const loadedRoute = z.custom<LoadedRoute>().nullable()
+
+/**
+ * A jsonb expression for a route, or for the default one of the project, with all that a call needs of it. It rides in
+ * the statements that read or write a turn anyway, so each call knows the route and its failing targets as they are then.
+ */
+const loading = (routeId: Fragment, projectId: Fragment): Fragment => sql.fragment`(
+  select jsonb_build_object(
+    'route', to_jsonb(r),
+    'providers', (select jsonb_agg(to_jsonb(pr)) from (
+      select ${aiProviderKind.columns} from ai_providers t where t.id = any(r.ai_provider_ids)) pr),
+    'breakers', coalesce((select jsonb_agg(jsonb_build_object('ai_provider_id', b.ai_provider_id, 'model', b.model,
+      'failures', b.failures, 'failed_seconds_ago', extract(epoch from clock_timestamp() - b.failed_at)))
+      from model_breakers b where b.ai_provider_id = any(r.ai_provider_ids)), '[]'))
+  from (select ${modelRouteKind.columns} from model_routes t where t.id = coalesce(${routeId}, (
+    select d.default_model_route_id from projects d where d.id = ${projectId}))) r)`
+
+/** The route of a row with an alias; null where it has a provider. */
+export const routeOfRow = (alias: string): Fragment => {
+  const column = (name: string) => sql.fragment`${sql.identifier([alias, name])}`
+  const loaded = loading(column('model_route_id'), column('project_id'))
+  return sql.fragment`case when ${column('ai_provider_id')} is null then ${loaded} end`
+}
+
+/** The same of a row that was read before. */
+export const routeOf = (consumer: {
+  ai_provider_id: string | null
+  model_route_id: string | null
+  project_id: string
+}): Fragment =>
+  consumer.ai_provider_id === null
+    ? loading(sql.fragment`${consumer.model_route_id}::text`, sql.fragment`${consumer.project_id}::text`)
+    : sql.fragment`null::jsonb`
+
+type Key = { ai_provider_id: string; model: string }
+
+/** Counts a failure of a target; whoever probed it has had the answer. */
+export const recordFailure = (db: Queryable, { ai_provider_id, model }: Key) =>
+  db.query(statement`
+    insert into model_breakers (ai_provider_id, model, failures, failed_at)
+    values (${ai_provider_id}, ${model}, 1, clock_timestamp())
+    on conflict (ai_provider_id, model) do update
+    set failures = model_breakers.failures + 1, failed_at = excluded.failed_at, probe_until = null`)
+
+/** Forgets the failures of a target that answered. */
+export const recordSuccess = (db: Queryable, { ai_provider_id, model }: Key) =>
+  db.query(statement`delete from model_breakers where ai_provider_id = ${ai_provider_id} and model = ${model}`)
+
+const free = sql.type(z.strictObject({ free: z.boolean() }))
+
+/**
+ * Whether a target whose cooldown seems to be over may be called: of all callers in the deployment one gets it, for the
+ * length of an attempt, unless the target has answered meanwhile.
+ */
+export const claimProbe = (
+  db: Queryable,
+  { ai_provider_id, model }: Key,
+  rule: { failure_threshold: number; cooldown_seconds: number; probe_seconds: number },
+): Promise<boolean> =>
+  db.oneFirst(free`
+    with probe as (
+      update model_breakers set probe_until = clock_timestamp() + make_interval(secs => ${rule.probe_seconds})
+      where ai_provider_id = ${ai_provider_id} and model = ${model} and failures >= ${rule.failure_threshold}
+        and failed_at + make_interval(secs => ${rule.cooldown_seconds}) <= clock_timestamp()
+        and (probe_until is null or probe_until <= clock_timestamp())
+      returning 1)
+    select exists (select 1 from probe) or not exists (
+      select 1 from model_breakers
+      where ai_provider_id = ${ai_provider_id} and model = ${model} and failures >= ${rule.failure_threshold}) as free`)
+
+/** Lets another caller probe a target: this one learned nothing. */
+export const releaseProbe = (db: Queryable, { ai_provider_id, model }: Key) =>
+  db.query(statement`
+    update model_breakers set probe_until = null where ai_provider_id = ${ai_provider_id} and model = ${model}`)
+
+/** Deletes what is known of failures before a time; returns how many rows went (index model_breakers_failed). */
+export const forgetFailures = (db: Queryable, before: Date, limit: number): Promise<number> =>
+  db.oneFirst(counting`
+    with old as (
+      delete from model_breakers where (ai_provider_id, model) in (
+        select ai_provider_id, model from model_breakers where failed_at < ${before.toISOString()}::timestamptz limit ${limit})
+      returning 1)
+    select count(*) as count from old`)
