@@ -189,6 +189,21 @@ const settings = {
     "Comma list of name servers (IP or IP:port) that resolve callers' addresses; the system's when empty.",
   ),
   EGRESS_MAX_REDIRECTS: setting('egress', integer(0, 20), '5', 'Redirect hops of a webhook.'),
+  // A longer call would be taken for lost where it has an Idempotency-Key.
+  TOOL_CALL_TIMEOUT_MS: setting(
+    'egress',
+    integer(1000, 800_000),
+    '300000',
+    'One call of a tool, with redirects and everything that it calls in turn.',
+  ),
+  TOOL_MAX_RESPONSE_BYTES: setting(
+    'egress',
+    integer(1),
+    '10485760',
+    'Largest answer of a tool; a call may gather four times as much.',
+  ),
+  TOOL_MAX_REDIRECTS: setting('egress', integer(0, 20), '5', 'Redirect hops of a tool.'),
+  PIPELINE_MAX_DEPTH: setting('egress', integer(1, 20), '5', 'How deep calls of tools by tools nest.'),
 
   WORKER_KINDS: setting(
     'workers',

@@ -20,6 +20,7 @@ import agents from './execution/agents/module.ts'
 import generations from './execution/generations/module.ts'
 import modelRoutes from './execution/model-routes/module.ts'
 import providers from './execution/providers/module.ts'
+import tools from './execution/tools/module.ts'
 import keys from './identity/keys/module.ts'
 import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
@@ -53,6 +54,7 @@ export const modules: readonly Module[] = [
   knowledge,
   providers,
   modelRoutes,
+  tools,
   agents,
   generations,
   actors,

@@ -74,7 +74,6 @@ export const plannedErrors = {
     description:
       'Pattern must be *, prefix.*, or an exact name; platform-namespace patterns must match a registered event',
   },
-  MISSING_TOOL_CONTEXT_KEY: { status: 400, description: 'Header references a context key absent from tool_context' },
   MODEL_NOT_PRICED: { status: 409, description: 'Generation on an unpriced model in a project that requires prices' },
   ORCHESTRATION_CYCLE_DETECTED: { status: 422, description: 'Graph has a cycle' },
   ORCHESTRATION_DISPATCH_FAILED: {
@@ -103,13 +102,6 @@ export const plannedErrors = {
     description:
       'Graph invalid (dangling edge, missing field, cycle, input_mapping naming a state key no upstream node writes)',
   },
-  PIPELINE_DEPTH_EXCEEDED: { status: 422, description: 'Pipeline tools nested too deep' },
-  PIPELINE_INVALID_STEP: {
-    status: 400,
-    description:
-      'Pipeline config invalid (no steps, duplicate or malformed step id, missing tool, forward reference, client-tool step)',
-  },
-  PIPELINE_STEP_FAILED: { status: 422, description: 'A pipeline step failed' },
   PLAYBOOK_EXECUTION_CONFLICT: {
     status: 409,
     description: "Command not valid in the execution's or step's state, or another execution is active on the case",
@@ -147,29 +139,13 @@ export const plannedErrors = {
   },
   TASK_TRANSITION_NOT_FOUND: { status: 400, description: 'Transition not in the workflow' },
   TEXT_ENCODED_TOOL_CALL: { status: 502, description: 'Model wrote a tool call as plain text' },
-  TOOL_AUTH_FAILED: {
-    status: 502,
-    description: 'Http tool execute.auth credentials could not be turned into a request credential',
-  },
   TOOL_CALL_FAILED: {
     status: 422,
     description: "A transcript's tool result that failed without a code of its own; keeps the thrown message",
   },
-  TOOL_CALL_NOT_SUPPORTED: { status: 422, description: 'Tool type cannot run server-side (client tools)' },
   TOOL_DISPATCH_FAILED: {
     status: 422,
     description: 'Workflow on_enter tool dispatch settled without a result (guardrail block or approval routing)',
-  },
-  TOOL_EGRESS_BLOCKED: {
-    status: 403,
-    description: 'Http or mcp tool target not publicly routable, bad scheme, or redirect chain too long',
-  },
-  TOOL_HAS_DEPENDENTS: { status: 409, description: 'Tool named by a decider, ingestion rule or accepted share' },
-  TOOL_HTTP_ERROR: { status: 502, description: 'Http tool got a non-2xx' },
-  TOOL_NOT_FOUND: {
-    status: 400,
-    description: 'Referenced tool missing',
-    message: 'The tool named does not exist in the project',
   },
   TRIGGER_ACTION_NOT_ALLOWED: {
     status: 400,

@@ -15,7 +15,6 @@ const actions: Record<string, string> = {
   sessions: 'SubmitSessionToolOutputs',
   chains: 'ListChains GetChain StopChain',
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
-  tools: `${crud('Tools', 'Tool')} CallTool`,
   guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations
     DetachGuardrail`,
   approvals: 'ListApprovals GetApproval ListApprovalRecurrences ResolveApproval',
@@ -42,7 +41,7 @@ const actions: Record<string, string> = {
 }
 
 /** Resource types to come. */
-const types = `oauth_client oauth_grant price share memory_store memory chat chain tool guardrail approval
+const types = `oauth_client oauth_grant price share memory_store memory chat chain guardrail approval
   exception activity decider decision orchestration orchestration_run trigger workflow task playbook case dataset eval
   formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
 
@@ -55,7 +54,6 @@ const events: Record<string, string> = {
   memories: `${changes} superseded retracted`,
   memory_rules: changes,
   chats: changes,
-  tools: changes,
   guardrails: `${changes} tripwire`,
   generations: 'chain_limit',
   approvals: 'created approved rejected expired',

@@ -145,6 +145,23 @@ describe('the commands of the pages', function () {
     assert.match(of('Release a version to a part of your users'), /canary_percent: 20,.*\n[34]\n[01]\n[45]$/s)
   })
 
+  it('of tools.md run as they are written', async () => {
+    const sections = commandsOf('docs/tools.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    // The one that the page announces.
+    assert.deepEqual(failures(answers), ['VALIDATION_FAILED'])
+    const of = (heading: string) => answers.get(heading) ?? ''
+    assert.equal(of('Call an endpoint'), '["double-1","double-embed"]')
+    assert.match(
+      of('Arguments and results'),
+      /^"echo: hello"\{"error":\{"code":"VALIDATION_FAILED","message":"input\.messages: must be array"/,
+    )
+    assert.match(of('Secrets and credentials'), /^Bearer \{\{secret:sec_[0-9a-z]+\}\}\n\["double-1","double-embed"\]$/)
+    assert.equal(of('Pipelines'), '{"model":"double-1","said":"echo: hello double-1"}')
+    assert.equal(of('Operations of the platform'), "Ann\n1\n[ 'people_create-actor', 'people_list-actors' ]")
+  })
+
   it('of the README run as they are written', async () => {
     const commands = commandsOf('README.md')
     const headings = ['A first conversation', 'A first search']

@@ -44,7 +44,7 @@ describe('converters', function () {
   }
   /** A tool of the project with a rule for a type of its own. */
   const converter = async (fields: object = {}) => {
-    const tool = tools.add(app.projectId)
+    const tool = await tools.add(app, app.projectId)
     const content_type = someType()
     const made = await rule({ content_type_glob: content_type, tool_id: tool, ...fields })
     return { tool, content_type, rule: made }
@@ -72,14 +72,14 @@ describe('converters', function () {
 
   describe('of files', () => {
     it('are those of the rule that matches best', async () => {
-      const [all, exact] = [tools.add(app.projectId), tools.add(app.projectId)]
+      const [all, exact] = [await tools.add(app, app.projectId), await tools.add(app, app.projectId)]
       await rule({ content_type_glob: 'image/*', tool_id: all })
       await rule({ content_type_glob: 'image/png', tool_id: exact })
       await ingest('image/png; q=1')
       assert.deepEqual([tools.calls(all).length, tools.calls(exact).length], [0, 1])
       await ingest('IMAGE/gif')
       assert.deepEqual([tools.calls(all).length, tools.calls(exact).length], [1, 1])
-      const below = tools.add(app.projectId)
+      const below = await tools.add(app, app.projectId)
       await rule({ content_type_glob: 'image/*', tool_id: below, path_prefix: '/scans' })
       const file = await upload(app.key, 'bytes', { content_type: 'image/png', prefix: '/scans/2026' })
       assert.equal((await ingested(app.key, file)).status, 'ready')
@@ -87,7 +87,7 @@ describe('converters', function () {
     })
 
     it('are called for a PDF with text under `skip` alone', async () => {
-      const tool = tools.add(app.projectId)
+      const tool = await tools.add(app, app.projectId)
       const made = await rule({ content_type_glob: 'application/pdf', tool_id: tool })
       const born = await ingest('application/pdf', {}, pdf(['Born digital']))
       assert.deepEqual([born.status, born.content], ['ready', 'Born digital'])
@@ -106,7 +106,7 @@ describe('converters', function () {
     it('are asked for when a file is worked on, as the rules are then', async () => {
       const web = await startApp()
       const { id, key } = await web.project()
-      const [first, second] = [tools.add(id), tools.add(id)]
+      const [first, second] = [await tools.add(web, id), await tools.add(web, id)]
       const made = (await key.post('/ingestion-rules', { content_type_glob: 'x/y', tool_id: first })).body
       const gone = (await key.post('/ingestion-rules', { content_type_glob: 'x/gone', tool_id: first })).body
       const post = async (content_type: string) =>
@@ -170,7 +170,7 @@ describe('converters', function () {
 
     it('are called as who asked for the ingestion, with the action of the rule and the limit on calls', async () => {
       const { id, key, keyId } = await app.project()
-      const tool = tools.add(id, 'mcp')
+      const tool = await tools.add(app, id)
       await key.post('/ingestion-rules', { content_type_glob: 'x/y', tool_id: tool, action: 'ocr' })
       await ingested(key, await upload(key, 'bytes', { content_type: 'x/y' }))
       assert.deepEqual(
@@ -270,6 +270,8 @@ describe('converters', function () {
         [{ foo: 1 }, 'output'],
         [5, 'output'],
         [null, 'output'],
+        // An empty answer is null.
+        ['', 'output'],
         [[], 'output'],
         [['text'], 'output'],
         [{ pages: 'text' }, 'output'],
@@ -297,7 +299,7 @@ describe('converters', function () {
 
     it('fail a document with an answer without text', async () => {
       const { tool, content_type } = await converter()
-      for (const body of ['', ' \n', { pages: [] }, { pages: [{ text: '\t' }] }]) {
+      for (const body of [' \n', { pages: [] }, { pages: [{ text: '\t' }] }]) {
         tools.answer(tool, { body })
         failure(await ingest(content_type), 'FILE_PARSE_FAILED')
       }
@@ -309,17 +311,26 @@ describe('converters', function () {
       const error = failure(await ingest(content_type), 'CONVERTER_FAILED')
       assert.deepEqual(error, {
         code: 'CONVERTER_FAILED',
-        message: `Converter tool '${tool}' failed: answered 500`,
-        meta: { tool_id: tool, cause: { code: 'TOOL_HTTP_ERROR', meta: { status: 500, body: 'out of order' } } },
+        message: `Converter tool '${tool}' failed: The target of the tool answered 500`,
+        meta: {
+          tool_id: tool,
+          cause: {
+            code: 'TOOL_HTTP_ERROR',
+            meta: {
+              tool_status_code: 500,
+              tool_response_body: 'out of order',
+              tool_url: tools.url(tool),
+              tool_method: 'POST',
+            },
+          },
+        },
       })
       assert.equal(tools.calls(tool).length, 1)
       tools.answer(tool, (_request, response) => response.destroy())
       failure(await ingest(content_type), 'CONVERTER_FAILED')
       tools.answer(tool, { status: 400, body: 'nul \0 in it' })
-      assert.deepEqual(failure(await ingest(content_type), 'CONVERTER_FAILED').meta, {
-        tool_id: tool,
-        cause: { code: 'TOOL_HTTP_ERROR' },
-      })
+      const { cause } = failure(await ingest(content_type), 'CONVERTER_FAILED').meta
+      assert.equal(cause.meta.tool_response_body, 'nul \ufffd in it')
     })
 
     it('are cut off, and say nothing, once another attempt has taken the place of theirs', async () => {
@@ -340,7 +351,7 @@ describe('converters', function () {
 
     it('fail a document when they are lost', async () => {
       const { tool, content_type } = await converter()
-      tools.remove(tool)
+      await tools.remove(app, tool)
       const error = failure(await ingest(content_type), 'CONVERTER_FAILED')
       assert.deepEqual(error.meta, { tool_id: tool, reason: 'converter_missing' })
     })
@@ -426,7 +437,7 @@ describe('converters', function () {
 
     const convert = async (answer: Parameters<TestTools['answer']>[1], fields: object = {}) => {
       const { id, key } = await plain.project()
-      const tool = tools.add(id)
+      const tool = await tools.add(plain, id)
       tools.answer(tool, answer)
       await key.post('/ingestion-rules', { content_type_glob: 'x/y', tool_id: tool, ...fields })
       return { tool, document: await ingested(key, await upload(key, 'bytes', { content_type: 'x/y' })) }

@@ -30,7 +30,7 @@ describe('conversion of files', () => {
     const project = await app.project()
     key = project.key
     keyId = project.keyId
-    tool = tools.add(project.id)
+    tool = await tools.add(app, project.id)
     for (const fields of [
       { content_type_glob: 'image/*' },
       { content_type_glob: 'application/pdf', path_prefix: '/first' },
@@ -369,7 +369,7 @@ describe('conversion of files', () => {
       env: { BASE_URL: 'http://muster.test', FAULT_POINTS: 'ingestion_read=freeze:3000' },
     })
     const other = await slow.project()
-    const answering = tools.add(other.id)
+    const answering = await tools.add(slow, other.id)
     await other.key.post('/ingestion-rules', { tool_id: answering, content_type_glob: 'image/*' })
     tools.answer(answering, { body: 'answered' })
     const file_id = await upload(other.key, 'PNG', { content_type: 'image/png' })
@@ -433,16 +433,12 @@ describe('conversion of files', () => {
   it('records what is thrown on its last try, with what a text can hold of it', async () => {
     const once = await startApp({ workers: ['ingestion'], env: { INGESTION_MAX_TRIES: '1' } })
     const other = await once.project()
-    const broken = tools.add(other.id)
+    const broken = await tools.add(once, other.id)
     await other.key.post('/ingestion-rules', { tool_id: broken, content_type_glob: 'image/*' })
-    // The runner of the tests takes this for JSON and throws over it, as a fault of its own would.
-    tools.answer(broken, (_request, response) => {
-      response.setHeader('content-type', 'application/json')
-      response.end(`\u0000${'x'.repeat(5000)}`)
-    })
+    tools.break(broken, `\u0000${'x'.repeat(5000)}`)
     const document = await ingested(other.key, await upload(other.key, 'PNG', { content_type: 'image/png' }))
     assert.deepEqual([document.status, document.error.code], ['failed', 'INGESTION_FAILED'])
-    assert.match(document.error.message, /JSON/)
+    assert.match(document.error.message, /xxx/)
     assert.ok(document.error.message.length <= 2000 && !document.error.message.includes('\0'))
     await once.close()
   })
@@ -459,7 +455,7 @@ describe('conversion of files', () => {
       env: { BASE_URL: 'http://muster.test', CONVERSION_STALL_TIMEOUT_MS: '72000000' },
     })
     const other = await patient.project()
-    const slow = tools.add(other.id)
+    const slow = await tools.add(patient, other.id)
     await other.key.post('/ingestion-rules', { tool_id: slow, content_type_glob: 'image/*' })
     await ingested(other.key, await upload(other.key, 'PNG', { content_type: 'image/png' }))
     assert.equal(lifeOf(tools.calls(slow)[0].input.callback.token), 144_000)
@@ -469,7 +465,7 @@ describe('conversion of files', () => {
   it('offers no callback where the deployment has no address', async () => {
     const nowhere = await startApp({ workers: ['ingestion'] })
     const other = await nowhere.project()
-    const deaf = tools.add(other.id)
+    const deaf = await tools.add(nowhere, other.id)
     await other.key.post('/ingestion-rules', { tool_id: deaf, content_type_glob: 'image/*' })
     const document = await ingested(other.key, await upload(other.key, 'PNG', { content_type: 'image/png' }))
     assert.equal(document.status, 'ready')
@@ -531,7 +527,7 @@ describe('conversion of files', () => {
     const two = await startApp({ workers: ['ingestion'], env, databaseUrl: one.databaseUrl })
     const other = await one.project()
     const [mine, theirs] = [other.key, two.as(other.key.token)]
-    const busy = tools.add(other.id)
+    const busy = await tools.add(one, other.id)
     const cut = { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 }
     await mine.post('/ingestion-rules', { tool_id: busy, content_type_glob: 'image/*', ...cut })
     const answers: { status: number; body: any }[] = []

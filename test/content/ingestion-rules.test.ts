@@ -14,7 +14,7 @@ describe('ingestion rules', () => {
   before(async () => {
     tools = await startTools()
     app = await startAgentApp({ workers: [] })
-    tool = tools.add(app.projectId)
+    tool = await tools.add(app, app.projectId)
   })
   after(async () => {
     await app?.close()
@@ -93,7 +93,7 @@ describe('ingestion rules', () => {
 
     it('are listed newest first, page by page, of the project asked for alone', async () => {
       const { id, key } = await app.project()
-      const own = tools.add(id)
+      const own = await tools.add(app, id)
       const ids: string[] = []
       for (const content_type_glob of ['a/1', 'a/2', 'a/3'])
         ids.unshift((await key.post('/ingestion-rules', { content_type_glob, tool_id: own })).body.id)
@@ -192,14 +192,12 @@ describe('ingestion rules', () => {
     })
 
     it('with a client tool, and with a tool of many operations and none named', async () => {
-      invalid(await create({ tool_id: tools.add(app.projectId, 'client') }), 'tool_id')
-      for (const type of ['mcp', 'platform', 'soat']) {
-        const tool_id = tools.add(app.projectId, type)
-        invalid(await create({ tool_id }), 'action')
-        invalid(await create({ tool_id, action: null }), 'action')
-        await made({ tool_id, action: 'convert' })
-      }
-      await made({ tool_id: tools.add(app.projectId, 'pipeline') })
+      invalid(await create({ tool_id: await tools.add(app, app.projectId, 'client') }), 'tool_id')
+      const tool_id = await tools.add(app, app.projectId, 'platform')
+      invalid(await create({ tool_id }), 'action')
+      invalid(await create({ tool_id, action: null }), 'action')
+      await made({ tool_id, action: 'convert' })
+      await made({ tool_id: await tools.add(app, app.projectId, 'pipeline') })
     })
 
     it('with a glob that is no type/subtype', async () => {
@@ -286,7 +284,7 @@ describe('ingestion rules', () => {
 
     it('when the converter is not of the project', async () => {
       const other = await app.project()
-      for (const tool_id of [tools.add(other.id), newId('tool'), 'x'])
+      for (const tool_id of [await tools.add(app, other.id), newId('tool'), 'x'])
         refuses(await create({ tool_id }), 'TOOL_NOT_FOUND')
       const provider = (
         await other.key.post('/ai-providers', {
@@ -307,7 +305,7 @@ describe('ingestion rules', () => {
       invalid(await patch(rule.id, { tool_id: null }), 'tool_id')
       invalid(await patch(rule.id, { tool_id: null, agent_id: app.agentId }), 'preset_parameters')
       invalid(await patch(rule.id, { content_type_glob: 'nothing' }), 'content_type_glob')
-      invalid(await patch(rule.id, { tool_id: tools.add(app.projectId, 'mcp') }), 'action')
+      invalid(await patch(rule.id, { tool_id: await tools.add(app, app.projectId, 'platform') }), 'action')
       refuses(await patch(rule.id, { tool_id: newId('tool') }), 'TOOL_NOT_FOUND')
       refuses(await patch(rule.id, { content_type_glob: null }), 'VALIDATION_FAILED', 'content_type_glob')
       refuses(await patch(rule.id, { project_id: app.projectId }), 'VALIDATION_FAILED', 'project_id')
@@ -319,9 +317,9 @@ describe('ingestion rules', () => {
     })
 
     it('not for a converter that was lost, unless the PATCH names one', async () => {
-      const tool_id = tools.add(app.projectId, 'mcp')
+      const tool_id = await tools.add(app, app.projectId, 'platform')
       const rule = await made({ tool_id, action: 'a' })
-      tools.remove(tool_id)
+      await tools.remove(app, tool_id)
       assert.equal((await patch(rule.id, { enabled: false })).status, 200)
       refuses(await patch(rule.id, { action: 'b' }), 'TOOL_NOT_FOUND')
     })
@@ -344,7 +342,7 @@ describe('ingestion rules', () => {
         path_prefix: '/a',
       })
       const other = await app.project()
-      const elsewhere = { content_type_glob: 'one/glob', tool_id: tools.add(other.id) }
+      const elsewhere = { content_type_glob: 'one/glob', tool_id: await tools.add(app, other.id) }
       assert.equal((await other.key.post('/ingestion-rules', elsewhere)).status, 201)
       const second = await made()
       conflicts(await patch(second.id, { content_type_glob: 'one/GLOB' }), {
@@ -413,9 +411,9 @@ describe('ingestion rules', () => {
 
     it('go with a project that is deleted by force, and are counted when it is not', async () => {
       const { id, key } = await app.project()
-      await key.post('/ingestion-rules', { content_type_glob: 'a/b', tool_id: tools.add(id) })
+      await key.post('/ingestion-rules', { content_type_glob: 'a/b', tool_id: await tools.add(app, id) })
       const refused = await app.admin.delete(`/projects/${id}`)
-      assert.deepEqual([refused.status, refused.body.error.meta.counts], [409, { ingestion_rules: 1 }])
+      assert.deepEqual([refused.status, refused.body.error.meta.counts], [409, { ingestion_rules: 1, tools: 1 }])
       assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
     })
 
@@ -424,7 +422,7 @@ describe('ingestion rules', () => {
       const provider = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'http://127.0.0.1:1/v1' }
       const ai_provider_id = (await project.key.post('/ai-providers', provider)).body.id
       const agent_id = (await project.key.post('/agents', { name: 'a', ai_provider_id })).body.id
-      const own = tools.add(project.id)
+      const own = await tools.add(app, project.id)
       const byAgent = (
         await project.key.post('/ingestion-rules', {
           content_type_glob: 'image/*',
@@ -467,7 +465,7 @@ describe('ingestion rules', () => {
 
     before(async () => {
       ;({ id: projectId, key } = await app.project())
-      const own = tools.add(projectId)
+      const own = await tools.add(app, projectId)
       const rules: [string, object][] = [
         ['*/*', {}],
         ['image/*', {}],
@@ -538,7 +536,7 @@ describe('ingestion rules', () => {
 
     it('answers at once for globs and types made to be slow', async () => {
       const { id, key: other } = await app.project()
-      const own = tools.add(id)
+      const own = await tools.add(app, id)
       const content_type_glob = `${'*a'.repeat(120)}/b`
       assert.equal((await other.post('/ingestion-rules', { content_type_glob, tool_id: own })).status, 201)
       const took = await processorMs(async () => {

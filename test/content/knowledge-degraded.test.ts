@@ -131,7 +131,7 @@ describe('knowledge search with something missing', () => {
       const { app, key, projectId } = await started({ EMBEDDING_PROVIDER: 'local' })
       for (let index = 0; index < 5; index++) await key.post('/documents', { content: `curlew number ${index}` })
       const plain = (await search(key)).body.results as any[]
-      const tool_id = tools.add(projectId)
+      const tool_id = await tools.add(app, projectId)
       const [a, b, c, d] = plain.map(({ chunk_id }) => chunk_id)
       tools.answer(tool_id, {
         body: [
@@ -167,9 +167,9 @@ describe('knowledge search with something missing', () => {
     })
 
     it('keeps its own order when the tool fails or answers something else', async () => {
-      const { key, projectId } = await started({ EMBEDDING_PROVIDER: 'local' })
+      const { app, key, projectId } = await started({ EMBEDDING_PROVIDER: 'local' })
       const plain = (await search(key)).body.results
-      const tool_id = tools.add(projectId)
+      const tool_id = await tools.add(app, projectId)
       for (const answer of [
         { status: 500, body: {} },
         { body: 'text' },

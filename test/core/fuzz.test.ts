@@ -179,6 +179,12 @@ async function populated(
       secret_id: secret,
     })
     const agentId = await make('/agents', { project_id: projectId, name: label, ai_provider_id: provider })
+    await make('/tools', {
+      project_id: projectId,
+      name: label,
+      execute: { url: 'http://127.0.0.1:9/{id}', headers: { 'X-Key': `{{secret:${secret}}}` } },
+      ...(count % 2 ? { type: 'platform', actions: ['list-actors', 'create-actor'] } : {}),
+    })
     const actor = await make('/actors', { project_id: projectId, name: label, external_id: label })
     const conversation = await make('/conversations', { project_id: projectId, name: label })
     const message = await app.admin.post(`/conversations/${conversation}/messages`, { role: 'user', message: 'hello' })

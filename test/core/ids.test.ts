@@ -22,6 +22,7 @@ const PREFIXES: Record<string, string> = {
   session: 'sess',
   ai_provider: 'aip',
   agent: 'agent',
+  tool: 'tool',
   generation: 'gen',
   trace: 'trace',
   event: 'evt',

@@ -1,8 +1,11 @@
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type ToolRunner, toolRunners } from '../../src/content/tools.ts'
-import { newId } from '../../src/core/api/ids.ts'
-import { loadBeside } from './modules.ts'
+import { loadModules, module } from '../../src/core/api/module.ts'
+import { type ToolType, toolKind } from '../../src/execution/tools/model.ts'
+import { toolRunner } from '../../src/execution/tools/runner.ts'
+import { modules } from '../../src/modules.ts'
+import type { TestApp } from './app.ts'
 
 /** A call that a tool got: what it was sent, and with which headers. */
 export type ToolRequest = { input: any; headers: IncomingHttpHeaders; signal: AbortSignal }
@@ -12,25 +15,28 @@ type Answer = { status?: number; body: unknown } | ((request: ToolRequest, respo
 
 export type TestTools = {
   /** Makes a tool of a project and answers its id. */
-  add(projectId: string, type?: string): string
+  add(app: Pick<TestApp, 'services'>, projectId: string, type?: ToolType): Promise<string>
   /** Takes a tool away, as the end of a share does: nothing asks what names it. */
-  remove(id: string): void
+  remove(app: Pick<TestApp, 'services'>, id: string): Promise<void>
+  /** Where a tool is called. */
+  url(id: string): string
   /** What a tool answers from now on; `{ body: 'text' }` until told. */
   answer(id: string, answer: Answer): void
+  /** Every call of a tool ends in a fault of the platform's own from now on. */
+  break(id: string, message: string): void
   /** Calls of a tool in the order they came. */
   calls(id: string): ToolRequest[]
-  /** What the runner itself was handed, beside the input. */
+  /** What content handed to the runner of tools, beside the input. */
   handed: { tool_id: string; action: string | null; principal: unknown; timeout_ms: number }[]
   close(): Promise<void>
 }
 
 /**
- * Tools for tests: the product has none yet, so the hook that they will fill is filled here. Each is an http tool as it
- * will be: its input goes as JSON to an address of its own, a 2xx answer is its output (JSON, or else text) and anything
- * else its failure.
+ * Http tools of the product, each with an address of its own on a server of the test. The runner that content calls is the
+ * product's; what it is handed is noted on the way.
  */
 export async function startTools(): Promise<TestTools> {
-  const tools = new Map<string, { projectId: string; type: string; answer: Answer; calls: ToolRequest[] }>()
+  const tools = new Map<string, { answer: Answer; calls: ToolRequest[] }>()
   const server = createServer((request, response) => {
     const tool = tools.get(String(request.url).slice(1))
     const gone = new AbortController()
@@ -51,40 +57,23 @@ export async function startTools(): Promise<TestTools> {
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
   const handed: TestTools['handed'] = []
+  const faults = new Map<string, string>()
 
-  const runner: ToolRunner = {
-    async find(_db, projectId, toolId) {
-      const tool = tools.get(toolId)
-      return tool?.projectId === projectId ? { id: toolId, type: tool.type } : null
-    },
-    async call({ egress }, { tool_id, action, input, principal, idempotency_key, timeout_ms, signal }) {
+  const noting: ToolRunner = {
+    find: toolRunner.find,
+    call(services, call) {
+      const { tool_id, action, principal, timeout_ms } = call
       handed.push({ tool_id, action, principal, timeout_ms })
-      const outcome = await egress.request({
-        url: `${url}/${tool_id}`,
-        method: 'POST',
-        headers: {
-          'content-type': 'application/json',
-          ...(idempotency_key ? { 'idempotency-key': idempotency_key } : {}),
-        },
-        body: JSON.stringify(input),
-        timeoutMs: timeout_ms,
-        maxRedirects: 0,
-        redirectMode: 'none',
-        maxBytes: 64 * 1024 * 1024,
-        signal,
-      })
-      if (outcome.kind !== 'answer') {
-        const message = outcome.kind === 'failed' ? outcome.message : outcome.reason
-        return { ok: false, error: { code: 'TOOL_HTTP_ERROR', message } }
-      }
-      const text = outcome.body.toString('utf8')
-      const meta = { status: outcome.status, body: text }
-      if (outcome.status < 200 || outcome.status > 299)
-        return { ok: false, error: { code: 'TOOL_HTTP_ERROR', message: `answered ${outcome.status}`, meta } }
-      return { ok: true, output: outcome.headers['content-type']?.includes('json') ? JSON.parse(text) : text }
+      const fault = faults.get(tool_id)
+      if (fault !== undefined) throw new Error(fault)
+      return toolRunner.call(services, call)
     },
   }
-  const unload = loadBeside({ extensions: [toolRunners.with(runner)] })
+  const others = modules.map(({ extensions, ...each }) => ({
+    ...each,
+    extensions: extensions?.filter(({ point }) => point.name !== toolRunners.name),
+  }))
+  loadModules([...others, module('tools of a test', { extensions: [toolRunners.with(noting)] })])
 
   const of = (id: string) => {
     const tool = tools.get(id)
@@ -92,19 +81,24 @@ export async function startTools(): Promise<TestTools> {
     return tool
   }
   return {
-    add(projectId, type = 'http') {
-      const id = newId('tool')
-      tools.set(id, { projectId, type, answer: { body: 'text' }, calls: [] })
+    async add({ services: { pool } }, project_id, type = 'http') {
+      const { id } = await toolKind.insert(pool, { project_id, name: 'test', type })
+      await toolKind.update(pool, id, { execute: { url: `${url}/${id}` } })
+      tools.set(id, { answer: { body: 'text' }, calls: [] })
       return id
     },
-    remove: id => void tools.delete(id),
+    async remove({ services: { pool } }, id) {
+      await toolKind.delete(pool, id)
+    },
+    url: id => `${url}/${id}`,
     answer(id, answer) {
       of(id).answer = answer
     },
+    break: (id, message) => void faults.set(id, message),
     calls: id => of(id).calls,
     handed,
     async close() {
-      unload()
+      loadModules(modules)
       await new Promise(resolve => {
         server.close(resolve)
         server.closeAllConnections()

@@ -10,9 +10,10 @@ const searchKnowledge = operation({
   path: '/knowledge/search',
   summary: 'Search documents and memories by meaning and by words',
   description:
-    'Rows are ranked by reciprocal rank fusion of a vector and a lexical channel. Without a query the rows that the filters name are read in their own order.',
+    'Rows are ranked by reciprocal rank fusion of a vector and a lexical channel. Without a query the rows that the filters name are read in their own order. `rerank` needs `tools:CallTool` on the tool.',
   tag: 'Knowledge',
   action: ACTION,
+  alsoActions: ['tools:CallTool'],
   about: documentKind,
   reads: true,
   body: SearchInput,

@@ -1,5 +1,7 @@
 import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import { permitted } from '../../core/iam/access.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findTool, toolRunners } from '../tools.ts'
@@ -12,12 +14,17 @@ const Scores = z.array(z.object({ id: z.string(), score: z.number() }))
 
 /**
  * Looks the reranker up before anything is searched. A tool belongs to a project, so the search has to be in one.
- * @throws AppError VALIDATION_FAILED without a project, TOOL_NOT_FOUND
+ * Its caller must be allowed to call it by itself.
+ * @throws AppError VALIDATION_FAILED without a project, TOOL_NOT_FOUND, FORBIDDEN
  */
-export async function requireReranker({ pool }: Services, { project }: Scope, toolId: string): Promise<void> {
+export async function requireReranker({ pool }: Services, { project, caller }: Scope, toolId: string): Promise<void> {
   if (project === null)
     invalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with rerank: tools belong to a project' })
-  if (!(await findTool(pool, project, toolId))) raise('TOOL_NOT_FOUND', { meta: { id: toolId } })
+  const tool = await findTool(pool, project, toolId)
+  if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: toolId } })
+  const action = 'tools:CallTool'
+  if (!permitted(caller, action, { kind: kinds.get('tool'), row: { id: tool.id, project_id: project } }))
+    raise('FORBIDDEN', { meta: { action } })
 }
 
 const idOf = (result: Result): string => (result.source_type === 'document' ? result.chunk_id : result.memory_id)

@@ -1,4 +1,7 @@
+import { isDeepStrictEqual } from 'node:util'
 import { AppError, type Problem, raise } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { CHUNK_STRATEGIES, CHUNK_UNITS } from '../chunks/model.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
@@ -11,22 +14,28 @@ const RESERVED_KEYS = ['file', 'callback']
 /** Tools whose calls name one of several operations; `soat` is another name of `platform`. */
 const BY_ACTION = ['mcp', 'platform', 'soat']
 
+type Checking = { db: Queryable; project_id: string; allow: Context['allow'] }
+
 /**
  * Validates the rule that a write would leave, as a whole. The tool is looked up when the write names it or another
- * action of it, so that a rule whose tool is lost can be changed.
+ * action of it, so that a rule whose tool is lost can be changed. Who has it called, or with other presets, must be
+ * allowed to call it.
  * @param stored null for a rule that does not exist yet
- * @throws INGESTION_RULE_VALIDATION_FAILED with `meta.problems`, TOOL_NOT_FOUND
+ * @throws INGESTION_RULE_VALIDATION_FAILED with `meta.problems`, TOOL_NOT_FOUND, FORBIDDEN
  */
 export async function checkRule(
-  db: Queryable,
-  projectId: string,
+  { db, project_id, allow }: Checking,
   rule: IngestionRulePatch,
   stored: IngestionRuleRow | null,
 ): Promise<void> {
   refuse(problemsOf(rule))
-  const { tool_id, action = null } = rule
-  if (tool_id == null || (tool_id === stored?.tool_id && action === stored.action)) return
-  const tool = await findTool(db, projectId, tool_id)
+  const { tool_id, action = null, preset_parameters = null } = rule
+  if (tool_id == null) return
+  const same = tool_id === stored?.tool_id && action === stored.action
+  if (!same || !isDeepStrictEqual(preset_parameters, stored.preset_parameters))
+    allow('tools:CallTool', { kind: kinds.get('tool'), row: { id: tool_id, project_id } })
+  if (same) return
+  const tool = await findTool(db, project_id, tool_id)
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
   refuse(toolProblems(tool.type, action))
 }

@@ -6,7 +6,7 @@ import { rulesOf } from './store.ts'
 /** A rule cannot be without its converter: only those whose converter was copied come along. */
 export const ruleCloning: Cloneable = {
   name: 'ingestion_rules',
-  after: ['agents'],
+  after: ['agents', 'tools'],
   async copy(tx, from, to, ids) {
     for (const row of await rulesOf(tx, from)) {
       const converter = ids.get((row.tool_id ?? row.agent_id) as string)

@@ -93,7 +93,10 @@ export const ingestionRuleKind = kind({
   name: 'ingestion_rule',
   prefix: 'igr',
   table: 'ingestion_rules',
-  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'block' }],
+  references: [
+    { kind: 'tool', column: 'tool_id', on_delete: 'block' },
+    { kind: 'agent', column: 'agent_id', on_delete: 'block' },
+  ],
   record: IngestionRule,
   events: ['created', 'updated', 'deleted'],
   unique: {

@@ -39,7 +39,9 @@ export const ingestionRuleOperations: Operation[] = [
     summary: 'Have a tool or an agent turn files of a type into text',
     body: IngestionRuleInput,
     raises: [...raises],
-    check: ({ tx, project, body }) => checkRule(tx, project, body, null),
+    alsoActions: ['tools:CallTool'],
+    description: 'Naming a tool needs `tools:CallTool` on it.',
+    check: ({ tx, project, body, allow }) => checkRule({ db: tx, project_id: project, allow }, body, null),
   }),
   resolveIngestionRule,
   rules.get(),
@@ -48,7 +50,8 @@ export const ingestionRuleOperations: Operation[] = [
     body: IngestionRulePatch,
     quiet: true,
     raises: [...raises],
-    check: (next, { tx, stored }) => checkRule(tx, stored.project_id, next, stored),
+    alsoActions: ['tools:CallTool'],
+    check: (next, { tx, stored, allow }) => checkRule({ db: tx, project_id: stored.project_id, allow }, next, stored),
     // With what ingestion_rules_glob is over, which its refusal names.
     write: (next, { tx, stored }) =>
       ingestionRuleKind.update(tx, stored.id, {

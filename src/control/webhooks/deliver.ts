@@ -48,7 +48,7 @@ export const returned: Outcome = {
  * `t=<unix seconds>,v1=<hex>`: HMAC-SHA256 over `<t>.<body>`, one `v1` for each secret.
  * @param secrets the secret strings; their UTF-8 bytes are the keys
  */
-export function signature(secrets: readonly string[], body: string, now: Date): string {
+export function signature(secrets: readonly string[], body: string | Buffer, now: Date): string {
   const t = Math.floor(now.getTime() / 1000)
   const parts = secrets.map(secret => `v1=${createHmac('sha256', secret).update(`${t}.`).update(body).digest('hex')}`)
   return `t=${t},${parts.join(',')}`

@@ -1,6 +1,5 @@
 import { readdirSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
-import { runner } from 'node-pg-migrate'
 import pg from 'pg'
 import { createQueuesInDatabase } from '../jobs/queue.ts'
 
@@ -20,6 +19,8 @@ export async function migrate(
   databaseUrl: string,
   options: { lockTimeoutMs?: number; jobRetentionDays?: number; log?: (line: string) => void } = {},
 ): Promise<string[]> {
+  // Loaded for this alone: a process that does not migrate has no use for it.
+  const { runner } = await import('node-pg-migrate')
   const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster migrate' })
   await client.connect()
   try {

@@ -1,6 +1,5 @@
 import { createHash, timingSafeEqual } from 'node:crypto'
 import type { Express, Request, Response } from 'express'
-import { stringify } from 'yaml'
 import { AppError, errorBody, errorDocument, notReady } from '../api/errors.ts'
 import { etagOf, namesTag } from '../api/etag.ts'
 import type { Operation } from '../api/operation.ts'
@@ -21,11 +20,11 @@ export function mountDocuments(
   state: { draining: () => boolean; version: string },
 ): void {
   const { config } = services
-  const serve = (path: string, type: string, make: () => string) => {
+  const serve = (path: string, type: string, make: () => string | Promise<string>) => {
     let made: { text: string; tag: string } | undefined
-    app.get(path, (req: Request, res: Response) => {
+    app.get(path, async (req: Request, res: Response) => {
       if (!made) {
-        const text = make()
+        const text = await make()
         made = { text, tag: etagOf(text) }
       }
       res.setHeader('ETag', made.tag)
@@ -43,9 +42,11 @@ export function mountDocuments(
   }
   const description = () => openApiDocument(operations, config, state.version)
   serve('/openapi.json', 'application/json; charset=utf-8', () => JSON.stringify(description()))
-  serve('/openapi.yaml', 'application/yaml; charset=utf-8', () =>
-    stringify(description(), { aliasDuplicateObjects: false }),
-  )
+  serve('/openapi.yaml', 'application/yaml; charset=utf-8', async () => {
+    // Few ask for it, and every process would hold it.
+    const { stringify } = await import('yaml')
+    return stringify(description(), { aliasDuplicateObjects: false })
+  })
   serve('/errors.json', 'application/json; charset=utf-8', () => JSON.stringify(errorDocument(config.DOCS_BASE_URL)))
   serve('/docs', 'text/html; charset=utf-8', () => referencePage(operations))
   serve('/docs/errors', 'text/html; charset=utf-8', errorPage)

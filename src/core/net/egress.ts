@@ -191,7 +191,8 @@ export function createEgress(options: EgressOptions): Egress {
     const caller = { tenant: req.tenant, signal, onWait: () => deadline.pause(), onStart: () => deadline.resume() }
     let { method, body } = req
     // Bodies are handed on as they come, never decoded.
-    const headers: Record<string, string> = { 'accept-encoding': 'identity', ...sendable(req.headers ?? {}) }
+    const headers = sendable(req.headers ?? {})
+    if (!headers.has('accept-encoding')) headers.set('accept-encoding', ['accept-encoding', 'identity'])
     let location = req.url
     let from: URL | undefined
     for (let hops = 0; ; hops++) {
@@ -201,7 +202,7 @@ export function createEgress(options: EgressOptions): Egress {
         return { kind: 'failed', reason: 'redirects', message: 'the redirect names no valid url' }
       if (to.kind !== 'target') return to
       if (from && from.origin !== to.url.origin)
-        for (const name of [...CREDENTIAL_HEADERS, ...(req.sensitiveHeaders ?? [])]) delete headers[name.toLowerCase()]
+        for (const name of [...CREDENTIAL_HEADERS, ...(req.sensitiveHeaders ?? [])]) headers.delete(name.toLowerCase())
 
       const hop = await send(to, { ...req, method, body }, headers, signal)
       if (hop.kind !== 'redirect') return hop
@@ -217,7 +218,7 @@ export function createEgress(options: EgressOptions): Egress {
       if (req.redirectMode === 'standard' && becomesGet) {
         method = 'GET'
         body = undefined
-        for (const name of Object.keys(headers)) if (name.startsWith('content-')) delete headers[name]
+        for (const name of [...headers.keys()]) if (name.startsWith('content-')) headers.delete(name)
       }
       location = hop.location
       from = to.url
@@ -228,7 +229,7 @@ export function createEgress(options: EgressOptions): Egress {
   async function send(
     to: Target,
     req: EgressRequest,
-    headers: Record<string, string>,
+    headers: SentHeaders,
     signal: AbortSignal,
   ): Promise<EgressOutcome | { kind: 'redirect'; status: number; location: string }> {
     const candidates = pools.candidates(to)
@@ -238,7 +239,7 @@ export function createEgress(options: EgressOptions): Egress {
         const response = await pool.get(req.connectTimeoutMs ?? DEFAULT_CONNECT_TIMEOUT_MS).request({
           path: to.url.pathname + to.url.search,
           method: req.method as 'POST',
-          headers,
+          headers: Object.fromEntries(headers.values()),
           body: req.body ?? null,
           signal,
           // The deadline of the whole call covers both.
@@ -412,11 +413,14 @@ function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefined): Pro
   })
 }
 
-function sendable(headers: Record<string, string>): Record<string, string> {
-  const sent: Record<string, string> = {}
+/** Headers by their names in lower case, with the names as they are sent. */
+type SentHeaders = Map<string, [string, string]>
+
+function sendable(headers: Record<string, string>): SentHeaders {
+  const sent: SentHeaders = new Map()
   for (const [name, value] of Object.entries(headers)) {
     const lower = name.toLowerCase()
-    if (!UNSENT_HEADERS.has(lower)) sent[lower] = value
+    if (!UNSENT_HEADERS.has(lower)) sent.set(lower, [name, value])
   }
   return sent
 }

@@ -1,5 +1,6 @@
 import { type Problem, raise } from '../../core/api/errors.ts'
 import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
+import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 
 /** An output schema: formats are annotations and unknown keywords are ignored. */
@@ -34,15 +35,7 @@ export async function outputProblems(
   signal?: AbortSignal,
 ): Promise<Problem[]> {
   const [problems] = await refusing(schemaChecks(services).problems(schemaOf(projectId, schema), [value], { signal }))
-  return problems.map(({ keyword, pointer, message }) => ({
-    code: keyword.replace(/[A-Z]/g, letter => `_${letter}`).toUpperCase(),
-    path: pointer
-      .slice(1)
-      .split('/')
-      .map(part => part.replaceAll('~1', '/').replaceAll('~0', '~'))
-      .reduce((path, part) => (/^\d+$/.test(part) ? `${path}[${part}]` : path === '' ? part : `${path}.${part}`), ''),
-    message,
-  }))
+  return wireProblems(problems)
 }
 
 async function refusing<T>(work: Promise<T>): Promise<T> {

@@ -97,6 +97,7 @@ export const projectOperations: Operation[] = [
     },
   }),
   projects.action('pause', {
+    internal: true,
     summary: 'Refuse new work in a project until it is resumed',
     description: 'Pausing a paused project changes nothing: the first reason stays.',
     body: PauseInput,
@@ -111,6 +112,7 @@ export const projectOperations: Operation[] = [
     },
   }),
   projects.action('resume', {
+    internal: true,
     summary: 'Lift the pause of a project, and a deferred delete with it',
     answers: { 200: Project },
     raises: ['API_KEY_PROJECT_SCOPE', 'PROJECT_NOT_PAUSED'],

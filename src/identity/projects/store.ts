@@ -42,6 +42,9 @@ const pauseState = sql.type(z.object({ paused_at: z.string().nullable(), pause_r
 export const lockPauseState = (db: Queryable, projectId: string) =>
   db.maybeOne(pauseState`select paused_at, pause_reason from projects where id = ${projectId} for share`)
 
+export const findPauseState = (db: Queryable, projectId: string) =>
+  db.maybeOne(pauseState`select paused_at, pause_reason from projects where id = ${projectId}`)
+
 const activity = sql.type(z.object({ last_activity_at: z.string().nullable() }))
 
 /** Time of the newest event or audit entry (indexes events_project, audit_entries_project). */

@@ -16,8 +16,8 @@ export const tokenIds = (texts: readonly string[]): string[] => [
 
 type Opener = { secrets: Services['secrets'] }
 
-/** Values of secrets by id, in one query. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`. */
-async function openAll(
+/** Values of secrets by id, in one query; none for no id. Never keep, log or send them on as such. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`. */
+export async function openSecrets(
   db: Queryable,
   services: Opener,
   projectId: string,
@@ -46,7 +46,7 @@ export async function openSecret(
   projectId: string,
   secretId: string,
 ): Promise<string> {
-  return (await openAll(db, services, projectId, [secretId])).get(secretId) as string
+  return (await openSecrets(db, services, projectId, [secretId])).get(secretId) as string
 }
 
 /**
@@ -61,7 +61,7 @@ export async function resolveTokens(
   projectId: string,
   texts: readonly string[],
 ): Promise<{ texts: string[]; values: string[] }> {
-  const values = await openAll(db, services, projectId, tokenIds(texts))
+  const values = await openSecrets(db, services, projectId, tokenIds(texts))
   return {
     texts: texts.map(text => text.replace(TOKEN, (_token, id: string) => values.get(id) as string)),
     values: [...values.values()],

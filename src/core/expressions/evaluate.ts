@@ -1,0 +1,350 @@
+/**
+ * JSON Logic: the expressions that callers write where the platform maps values. Evaluation is total, deterministic and
+ * bounded: it reads nothing but its root, and what it may cost is counted, because it runs on the event loop.
+ */
+
+/** An expression, or its result, is beyond what one may cost. */
+export class ExpressionError extends Error {}
+
+const MAX_BYTES = 64 * 1024
+const MAX_NESTING = 100
+const MAX_APPLICATIONS = 100_000
+const MAX_RESULT_BYTES = 10 * 1024 * 1024
+/** Levels of a result: more than an expression and a value that it reads have together. */
+const MAX_RESULT_NESTING = 200
+/** Characters and elements that all operators read and make together: less than a tenth of a second. */
+const MAX_VOLUME = 16 * 1024 * 1024
+/** Comparisons of a search in a text that count as one character. */
+const SEARCH_STEPS = 16
+
+type Data = unknown
+type Operator = (run: Evaluation, args: readonly unknown[], data: Data) => unknown
+
+const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === 'object' && value !== null && !Array.isArray(value)
+
+/** The operator of an expression and what it is applied to; null for a literal. */
+function operationOf(value: unknown): [string, unknown] | null {
+  if (!isObject(value)) return null
+  const keys = Object.keys(value)
+  return keys.length === 1 && Object.hasOwn(OPERATORS, keys[0]) ? [keys[0], value[keys[0]]] : null
+}
+
+const listOf = (args: unknown): readonly unknown[] => (Array.isArray(args) ? args : [args])
+
+/** Why a value cannot be kept as an expression; null when it can. */
+export function expressionProblem(expression: unknown): string | null {
+  if (Buffer.byteLength(JSON.stringify(expression)) > MAX_BYTES) return 'must be at most 64 KiB'
+  return nestsDeeper(expression, MAX_NESTING) ? `is nested deeper than ${MAX_NESTING} levels` : null
+}
+
+const nestsDeeper = (value: unknown, levels: number): boolean =>
+  typeof value === 'object' &&
+  value !== null &&
+  (levels === 0 || Object.values(value).some(item => nestsDeeper(item, levels - 1)))
+
+/**
+ * The value of an expression over a root, or of a literal with expressions in it: JSON that shares nothing with the root.
+ * @throws ExpressionError when it costs too much or its result is too large
+ */
+export function evaluate(expression: unknown, root: unknown): unknown {
+  return copied(new Evaluation().value(expression, root))
+}
+
+/** The paths of the root that an expression names literally, each as often as it does. */
+export function pathsOf(expression: unknown): string[] {
+  const operation = operationOf(expression)
+  if (!operation) {
+    if (typeof expression !== 'object' || expression === null) return []
+    return Object.values(expression).flatMap(pathsOf)
+  }
+  const [name, given] = operation
+  if (name === 'preserve') return []
+  const args = listOf(given)
+  if (name === 'var') return [...literalPaths(args.slice(0, 1)), ...args.flatMap(pathsOf)]
+  if (name === 'missing') return [...literalPaths(args.flatMap(listOf)), ...args.flatMap(pathsOf)]
+  if (name === 'missing_some') return [...literalPaths(args.slice(1).flatMap(listOf)), ...args.flatMap(pathsOf)]
+  // The second argument of these reads elements, not the root.
+  if (Object.hasOwn(OVER_ELEMENTS, name)) return args.filter((_arg, index) => index !== 1).flatMap(pathsOf)
+  return args.flatMap(pathsOf)
+}
+
+const literalPaths = (values: readonly unknown[]): string[] =>
+  values.filter(value => typeof value === 'string' || typeof value === 'number').map(String)
+
+/** One evaluation and what is left of its budget. */
+class Evaluation {
+  #applications = 0
+  #volume = 0
+
+  /** Counts characters or elements that are about to be read or made. */
+  spend(volume: number): void {
+    this.#volume += volume
+    if (this.#volume > MAX_VOLUME) throw new ExpressionError('takes too long to evaluate')
+  }
+
+  value(expression: unknown, data: Data): unknown {
+    this.spend(1)
+    const operation = operationOf(expression)
+    if (operation) {
+      if (++this.#applications > MAX_APPLICATIONS)
+        throw new ExpressionError(`applies more than ${MAX_APPLICATIONS} operators`)
+      const [name, given] = operation
+      return OPERATORS[name](this, name === 'preserve' ? [given] : listOf(given), data) ?? null
+    }
+    if (Array.isArray(expression)) return expression.map(item => this.value(item, data))
+    if (!isObject(expression)) return expression ?? null
+    return Object.fromEntries(Object.entries(expression).map(([key, item]) => [key, this.value(item, data)]))
+  }
+
+  values(args: readonly unknown[], data: Data): unknown[] {
+    return args.map(arg => this.value(arg, data))
+  }
+
+  /** Calls back for each element of the array that the first argument gives, or not at all. */
+  each(args: readonly unknown[], data: Data): unknown[] {
+    const list = this.value(args[0], data)
+    if (!Array.isArray(list)) return []
+    this.spend(list.length)
+    return list
+  }
+
+  /** What JavaScript makes of a value where it wants a primitive; never code of the value's own. */
+  primitive(value: unknown): string | number | boolean | null {
+    if (Array.isArray(value)) return this.text(value)
+    if (typeof value === 'object' && value !== null) return '[object Object]'
+    return value as string | number | boolean | null
+  }
+
+  /** A value as text; null is empty. */
+  text(value: unknown, levels = MAX_RESULT_NESTING): string {
+    if (Array.isArray(value)) {
+      if (levels === 0) throw new ExpressionError(`makes a text of more than ${MAX_RESULT_NESTING} levels`)
+      this.spend(value.length)
+      return value.map(item => this.text(item, levels - 1)).join(',')
+    }
+    const text = value === null || value === undefined ? '' : String(this.primitive(value))
+    this.spend(text.length)
+    return text
+  }
+
+  number(value: unknown): number {
+    const primitive = this.primitive(value)
+    if (typeof primitive === 'string') this.spend(primitive.length)
+    return Number(primitive)
+  }
+
+  equal(left: unknown, right: unknown): boolean {
+    if (typeof left === 'string' && typeof right === 'string') this.spend(Math.min(left.length, right.length))
+    return left === right
+  }
+
+  /** `==` of JavaScript. */
+  alike(left: unknown, right: unknown): boolean {
+    if (left === null || right === null) return left === right
+    if (typeof left === 'object' && typeof right === 'object') return left === right
+    const [one, other] = [this.primitive(left), this.primitive(right)]
+    if (typeof one === typeof other) return this.equal(one, other)
+    return this.number(one) === this.number(other)
+  }
+
+  /** Whether each operand stands before the next; two or three are compared. */
+  ordered(args: readonly unknown[], data: Data, holds: (left: any, right: any) => boolean): boolean {
+    const operands = this.values(args.slice(0, 3), data).map(value => this.primitive(value))
+    if (operands.length < 2) operands.push(null)
+    return operands.slice(1).every((right, index) => {
+      const left = operands[index]
+      if (typeof left === 'string' && typeof right === 'string') this.spend(Math.min(left.length, right.length))
+      return holds(left, right)
+    })
+  }
+}
+
+const truthy = (value: unknown): boolean => (Array.isArray(value) ? value.length > 0 : Boolean(value))
+
+const HIDDEN = ['__proto__', 'prototype', 'constructor']
+
+/** What stands at a dotted path; null when something on the way is missing. */
+export function readPath(root: unknown, path: string): unknown {
+  if (path === '') return root
+  let found = root
+  for (const segment of path.split('.')) {
+    if (typeof found !== 'object' || found === null || HIDDEN.includes(segment) || !Object.hasOwn(found, segment))
+      return null
+    found = (found as Record<string, unknown>)[segment]
+  }
+  return found ?? null
+}
+
+function pathAt(run: Evaluation, value: unknown): string {
+  const path = run.text(value)
+  run.spend(path.length)
+  return path
+}
+
+function conditional(run: Evaluation, args: readonly unknown[], data: Data): unknown {
+  for (let index = 0; index + 1 < args.length; index += 2)
+    if (truthy(run.value(args[index], data))) return run.value(args[index + 1], data)
+  return args.length % 2 === 1 ? run.value(args[args.length - 1], data) : null
+}
+
+/** The first value that is decisive, or else the last. */
+function firstThat(decisive: (value: unknown) => boolean): Operator {
+  return (run, args, data) => {
+    let value: unknown = null
+    for (const arg of args) {
+      value = run.value(arg, data)
+      if (decisive(value)) return value
+    }
+    return value
+  }
+}
+
+function missing(run: Evaluation, keys: readonly unknown[], data: Data): unknown[] {
+  run.spend(keys.length)
+  return keys.filter(key => {
+    const value = readPath(data, pathAt(run, key))
+    return value === null || value === ''
+  })
+}
+
+function contains(run: Evaluation, needle: unknown, hay: unknown): boolean {
+  if (typeof hay === 'string') {
+    const part = run.text(needle)
+    // In the worst case the search compares every position with the whole part.
+    run.spend(hay.length + (hay.length * part.length) / SEARCH_STEPS)
+    return hay.includes(part)
+  }
+  if (!Array.isArray(hay)) return false
+  run.spend(hay.length)
+  return hay.some(item => run.equal(item, needle))
+}
+
+/** Part of a text: from `start`, or so far from the end; `length` characters, or all but so many at the end. */
+function part(text: string, start: number, length: number | null): string {
+  const from = start < 0 ? Math.max(0, text.length + start) : start
+  if (length === null) return text.slice(from)
+  return length < 0 ? text.slice(from, Math.max(from, text.length + length)) : text.slice(from, from + length)
+}
+
+const whole = (value: number): number => Math.trunc(value) || 0
+
+const folded =
+  (fold: (left: number, right: number) => number, first: number): Operator =>
+  (run, args, data) =>
+    run.values(args, data).reduce<number>((sum, value) => fold(sum, run.number(value)), first)
+
+/** Operators whose second argument is evaluated with an element as its root. */
+const OVER_ELEMENTS: Record<string, Operator> = {
+  map: (run, args, data) => run.each(args, data).map(item => run.value(args[1], item)),
+  filter: (run, args, data) => run.each(args, data).filter(item => truthy(run.value(args[1], item))),
+  reduce(run, args, data) {
+    const first = args.length > 2 ? run.value(args[2], data) : null
+    return run
+      .each(args, data)
+      .reduce<unknown>((accumulator, current) => run.value(args[1], { current, accumulator }), first)
+  },
+  all(run, args, data) {
+    const list = run.each(args, data)
+    return list.length > 0 && list.every(item => truthy(run.value(args[1], item)))
+  },
+  none: (run, args, data) => !run.each(args, data).some(item => truthy(run.value(args[1], item))),
+  some: (run, args, data) => run.each(args, data).some(item => truthy(run.value(args[1], item))),
+}
+
+const OPERATORS: Record<string, Operator> = {
+  ...OVER_ELEMENTS,
+  var(run, args, data) {
+    const path = args.length === 0 ? '' : run.value(args[0], data)
+    const value = path === null ? data : readPath(data, pathAt(run, path))
+    return value === null && args.length > 1 ? run.value(args[1], data) : value
+  },
+  missing(run, args, data) {
+    const given = run.values(args, data)
+    return missing(run, Array.isArray(given[0]) ? given[0] : given, data)
+  },
+  missing_some(run, args, data) {
+    const [needed, given] = run.values(args, data)
+    const keys = listOf(given ?? [])
+    const absent = missing(run, keys, data)
+    return keys.length - absent.length >= run.number(needed) ? [] : absent
+  },
+  if: conditional,
+  '?:': conditional,
+  '==': (run, args, data) => run.alike(run.value(args[0], data), run.value(args[1], data)),
+  '!=': (run, args, data) => !run.alike(run.value(args[0], data), run.value(args[1], data)),
+  '===': (run, args, data) => run.equal(run.value(args[0], data), run.value(args[1], data)),
+  '!==': (run, args, data) => !run.equal(run.value(args[0], data), run.value(args[1], data)),
+  '!': (run, args, data) => !truthy(run.value(args[0], data)),
+  '!!': (run, args, data) => truthy(run.value(args[0], data)),
+  and: firstThat(value => !truthy(value)),
+  or: firstThat(truthy),
+  '??': firstThat(value => value !== null),
+  '<': (run, args, data) => run.ordered(args, data, (left, right) => left < right),
+  '<=': (run, args, data) => run.ordered(args, data, (left, right) => left <= right),
+  '>': (run, args, data) => run.ordered(args, data, (left, right) => left > right),
+  '>=': (run, args, data) => run.ordered(args, data, (left, right) => left >= right),
+  max: folded(Math.max, Number.NEGATIVE_INFINITY),
+  min: folded(Math.min, Number.POSITIVE_INFINITY),
+  '+': folded((left, right) => left + right, 0),
+  '*': folded((left, right) => left * right, 1),
+  '-'(run, args, data) {
+    const [left, right] = run.values(args.slice(0, 2), data)
+    return args.length < 2 ? -run.number(left) : run.number(left) - run.number(right)
+  },
+  '/': (run, args, data) => run.number(run.value(args[0], data)) / run.number(run.value(args[1], data)),
+  '%': (run, args, data) => run.number(run.value(args[0], data)) % run.number(run.value(args[1], data)),
+  merge(run, args, data) {
+    const lists = run.values(args, data)
+    run.spend(lists.reduce<number>((sum, list) => sum + (Array.isArray(list) ? list.length : 1), 0))
+    return lists.flat()
+  },
+  in: (run, args, data) => contains(run, run.value(args[0], data), run.value(args[1], data)),
+  cat: (run, args, data) =>
+    run
+      .values(args, data)
+      .map(value => run.text(value))
+      .join(''),
+  substr(run, args, data) {
+    const [text, start, length] = run.values(args.slice(0, 3), data)
+    const given = args.length > 2 && length !== null ? whole(run.number(length)) : null
+    return part(run.text(text), whole(run.number(start)), given)
+  },
+  length(run, args, data) {
+    const value = run.value(args[0], data)
+    return typeof value === 'string' || Array.isArray(value) ? value.length : 0
+  },
+  preserve: (_run, args) => args[0],
+}
+
+/**
+ * A result as JSON: without what it shares with the root and within itself, and without numbers that JSON does not have.
+ * @throws ExpressionError
+ */
+function copied(result: unknown): unknown {
+  let room = MAX_RESULT_BYTES
+  const take = (bytes: number) => {
+    room -= bytes
+    if (room < 0) throw new ExpressionError('has a result of more than 10 MiB')
+  }
+  const copy = (value: unknown, levels: number): unknown => {
+    if (typeof value === 'string') {
+      take(Buffer.byteLength(value) + 2)
+      return value
+    }
+    if (typeof value !== 'object' || value === null) {
+      take(4)
+      return typeof value === 'number' && !Number.isFinite(value) ? null : (value ?? null)
+    }
+    if (levels === 0) throw new ExpressionError(`has a result of more than ${MAX_RESULT_NESTING} levels`)
+    take(2)
+    if (Array.isArray(value)) return value.map(item => copy(item, levels - 1))
+    return Object.fromEntries(
+      Object.entries(value).map(([key, item]) => {
+        take(Buffer.byteLength(key) + 4)
+        return [key, copy(item, levels - 1)]
+      }),
+    )
+  }
+  return copy(result, MAX_RESULT_NESTING)
+}

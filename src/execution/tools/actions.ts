@@ -1,0 +1,50 @@
+import { createHash } from 'node:crypto'
+import type { Definition, ToolAction } from './model.ts'
+import { actionSchema, platformActions } from './platform.ts'
+
+const MAX_NAME = 64
+
+/** A name as providers accept it; a long one keeps its start and gets a mark of its own. */
+export function resolvedName(name: string): string {
+  const safe = name.replace(/[^A-Za-z0-9_-]/gu, '_')
+  if (safe.length <= MAX_NAME) return safe
+  return `${safe.slice(0, MAX_NAME - 7)}_${createHash('sha256').update(name).digest('hex').slice(0, 6)}`
+}
+
+/** A schema without what presets fix. */
+function withoutPresets(schema: Record<string, unknown>, presets: Record<string, unknown> | null) {
+  if (!presets) return schema
+  const { properties, required, ...rest } = schema as { properties?: Record<string, unknown>; required?: unknown }
+  const left = (name: string) => !Object.hasOwn(presets, name)
+  return {
+    ...rest,
+    ...(properties
+      ? { properties: Object.fromEntries(Object.entries(properties).filter(([name]) => left(name))) }
+      : {}),
+    ...(Array.isArray(required) ? { required: required.filter(name => typeof name !== 'string' || left(name)) } : {}),
+  }
+}
+
+/** What a tool offers, as models see it. */
+export function actionsOf(tool: Definition): ToolAction[] {
+  const { name, description, parameters, preset_parameters, actions } = tool
+  if (tool.type !== 'platform')
+    return [
+      {
+        name,
+        resolved_name: resolvedName(name),
+        description,
+        input_schema: withoutPresets(parameters ?? { type: 'object' }, preset_parameters),
+      },
+    ]
+  return (actions ?? []).flatMap(action => {
+    const operation = platformActions().get(action)
+    if (!operation) return []
+    return {
+      name: action,
+      resolved_name: resolvedName(`${name}_${action}`),
+      description: description ?? operation.summary,
+      input_schema: withoutPresets(actionSchema(operation), preset_parameters),
+    }
+  })
+}

@@ -1,0 +1,29 @@
+import type { ToolContext } from '../../core/api/tool-context.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import type { Definition } from './model.ts'
+
+/** A tool that is called: a record, or one that a step holds. */
+export type Callable = Definition & { id: string | null; project_id: string }
+
+/** What a call may take, with everything that it calls in turn. */
+export type Limits = {
+  /** When it ends at the latest (performance.now). */
+  until: number
+  /** Bytes of answers and calls that are left. */
+  room: { bytes: number; calls: number }
+  signal?: AbortSignal
+  /** Pipelines and operations of the platform that the call is in. */
+  depth: number
+}
+
+export type ToolCall = {
+  /** Operation of a platform tool. */
+  action: string | null
+  input: Record<string, unknown>
+  /** In whose name the platform's own operations run; null is nobody. */
+  caller: () => Promise<Caller | null>
+  context: ToolContext
+  /** Sent along by http tools: a call that is repeated under it has the effect of one, where the target keeps to that. */
+  idempotencyKey: string | null
+  limits: Limits
+}

@@ -1,0 +1,100 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import type { ToolContext } from '../../core/api/tool-context.ts'
+import { ExpressionError, evaluate, pathsOf, readPath } from '../../core/expressions/evaluate.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { wireProblems } from '../../core/json-schema/problems.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Callable, ToolCall } from './call-model.ts'
+import { parametersSchema } from './check-definition.ts'
+import { callHttp } from './http.ts'
+import { limitsOf, MAX_CALLS } from './limits.ts'
+import { callPipeline } from './pipeline.ts'
+import { actionOf, callPlatform } from './platform.ts'
+
+/** A call, with its limits. */
+export const openCall = (
+  { config }: Pick<Services, 'config'>,
+  given: {
+    action?: string | null
+    input?: Record<string, unknown> | null
+    caller: () => Promise<Caller | null>
+    context?: ToolContext
+    idempotencyKey?: string | null
+    timeoutMs?: number
+    signal?: AbortSignal
+  },
+): ToolCall => ({
+  action: given.action ?? null,
+  input: given.input ?? {},
+  caller: given.caller,
+  context: given.context ?? {},
+  idempotencyKey: given.idempotencyKey ?? null,
+  limits: limitsOf(config, given),
+})
+
+/**
+ * Calls a tool: presets over the arguments, `parameters`, the call itself, `output_mapping`. Returns JSON.
+ * @throws TOOL_CALL_NOT_SUPPORTED, PIPELINE_DEPTH_EXCEEDED, VALIDATION_FAILED and what the type of the tool raises; SERVICE_NOT_READY while
+ *   schemas cannot be checked
+ */
+export async function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
+  if (tool.type === 'client') return raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
+  const action = tool.type === 'platform' ? actionOf(tool, call.action) : null
+  const { limits } = call
+  const most = services.config.PIPELINE_MAX_DEPTH
+  if (limits.depth > most) tooDeep(`Calls of tools nest at most ${most} deep`)
+  if (--limits.room.calls < 0) tooDeep(`One call leads to at most ${MAX_CALLS} calls`)
+  const input = { ...call.input, ...tool.preset_parameters }
+  await checkInput(services, tool, input, limits.signal)
+  const output = await dispatch(services, tool, action, input, call)
+  return tool.output_mapping ? mapped(services, tool, { output, input }) : output
+}
+
+const tooDeep = (message: string): never => raise('PIPELINE_DEPTH_EXCEEDED', { message })
+
+function dispatch(
+  services: Services,
+  tool: Callable,
+  action: string | null,
+  input: Record<string, unknown>,
+  call: ToolCall,
+): Promise<unknown> {
+  if (tool.type === 'pipeline') return callPipeline(services, tool, input, call, callTool)
+  if (tool.type === 'platform') return callPlatform(services, tool, action as string, input, call)
+  return callHttp(services, tool, input, call)
+}
+
+/** Raises VALIDATION_FAILED where the arguments break the tool's schema. */
+async function checkInput(
+  services: Services,
+  { parameters, project_id }: Callable,
+  input: Record<string, unknown>,
+  signal?: AbortSignal,
+): Promise<void> {
+  if (!parameters) return
+  try {
+    const schema = parametersSchema(project_id, parameters)
+    const [problems] = await schemaChecks(services).problems(schema, [input], { signal })
+    if (problems.length > 0) invalid(wireProblems(problems, 'input'))
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    invalid({ code: 'INVALID_VALUE', path: 'parameters', message: error.message })
+  }
+}
+
+function mapped(
+  { log }: Services,
+  { id, output_mapping }: Callable,
+  root: { output: unknown; input: Record<string, unknown> },
+): unknown {
+  const missing = pathsOf(output_mapping).filter(path => readPath(root, path) === null)
+  if (missing.length > 0)
+    log.info({ tool_id: id, missing: missing.slice(0, 20) }, 'output mapping reads what is not there')
+  try {
+    return evaluate(output_mapping, root)
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error
+    return invalid({ code: 'TOO_BIG', path: 'output_mapping', message: error.message })
+  }
+}

@@ -1,0 +1,67 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import { expressionProblem, pathsOf } from '../../core/expressions/evaluate.ts'
+import { type Checking, checkDefinition } from './check-definition.ts'
+import { complete, type Pipeline, type PipelineStep } from './model.ts'
+import { toolTypes } from './store.ts'
+
+const MAX_STEPS = 50
+const MAX_BYTES = 256 * 1024
+const STEP_ID = /^[A-Za-z0-9_]{1,64}$/
+
+function refuse(message: string, meta: Record<string, unknown> = {}): never {
+  return raise('PIPELINE_INVALID_STEP', { message, meta })
+}
+
+/**
+ * Validates the steps of a pipeline. Tools that steps name may be deleted later; the pipeline then fails when it is
+ * called.
+ * @throws VALIDATION_FAILED for a size beyond 256 KiB, PIPELINE_INVALID_STEP with `meta.step_id`, and what is wrong with a definition of a step's own
+ */
+export async function checkPipeline(checking: Checking, pipeline: Pipeline): Promise<void> {
+  const { steps = [], output } = pipeline
+  if (Buffer.byteLength(JSON.stringify(pipeline)) > MAX_BYTES)
+    invalid({ code: 'TOO_BIG', path: 'pipeline', message: 'must be at most 256 KiB' })
+  if (steps.length === 0) refuse('pipeline.steps: a pipeline needs at least one step')
+  if (steps.length > MAX_STEPS) refuse(`pipeline.steps: a pipeline has at most ${MAX_STEPS} steps`)
+  const earlier = new Set<string>()
+  for (const [index, step] of steps.entries()) {
+    const { id } = step
+    const at = `pipeline.steps[${index}]`
+    if (id === undefined || !STEP_ID.test(id))
+      return refuse(`${at}.id: must be 1 to 64 letters, digits and underscores`, { step_id: id ?? null })
+    if (earlier.has(id)) refuse(`${at}.id: is there twice`, { step_id: id })
+    if ((step.tool_id == null) === (step.tool == null))
+      refuse(`${at}: exactly one of tool_id and tool must be set`, { step_id: id })
+    checkExpression(step.input ?? {}, `${at}.input`, earlier, id)
+    earlier.add(id)
+  }
+  if (output !== undefined) checkExpression(output, 'pipeline.output', earlier)
+  await checkNamed(checking, steps)
+  for (const [index, { tool }] of steps.entries())
+    if (tool) await checkDefinition(checking, complete(tool), `pipeline.steps[${index}].tool.`)
+}
+
+/** Refuses an expression that is too large, or that reads a step which has not been made when it is evaluated. */
+function checkExpression(expression: unknown, at: string, earlier: ReadonlySet<string>, step_id?: string): void {
+  const meta = step_id === undefined ? {} : { step_id }
+  const unusable = expressionProblem(expression)
+  if (unusable) refuse(`${at}: ${unusable}`, meta)
+  for (const path of pathsOf(expression)) {
+    const [root, named] = path.split('.')
+    if (root === 'steps' && named !== undefined && !earlier.has(named))
+      refuse(`${at}: reads the result of ${named}, which is no earlier step`, meta)
+  }
+}
+
+async function checkNamed({ tx, project_id }: Checking, steps: readonly PipelineStep[]): Promise<void> {
+  const ids = steps.flatMap(({ tool_id }) => tool_id ?? [])
+  if (ids.length === 0) return
+  const types = await toolTypes(tx, project_id, ids)
+  for (const { id, tool_id } of steps) {
+    if (tool_id == null) continue
+    const type = types.get(tool_id)
+    const meta = { step_id: id, tool_id }
+    if (type === undefined) refuse('The tool of a step does not exist in the project', meta)
+    if (type === 'client') refuse('A client tool cannot be a step', meta)
+  }
+}

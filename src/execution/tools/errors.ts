@@ -1,0 +1,38 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const toolErrors = {
+  MISSING_TOOL_CONTEXT_KEY: { status: 400, description: 'Header references a context key absent from tool_context' },
+  PIPELINE_DEPTH_EXCEEDED: { status: 422, description: 'Pipeline tools nested too deep' },
+  PIPELINE_INVALID_STEP: {
+    status: 400,
+    description:
+      'Pipeline config invalid (no steps, duplicate or malformed step id, missing tool, forward reference, client-tool step)',
+  },
+  PIPELINE_STEP_FAILED: { status: 422, description: 'A pipeline step failed' },
+  TOOL_AUTH_FAILED: {
+    status: 502,
+    description: 'Http tool execute.auth credentials could not be turned into a request credential',
+    hint: 'Check the credential and, where meta.upstream_status is there, what its token endpoint answered.',
+  },
+  TOOL_CALL_NOT_SUPPORTED: {
+    status: 422,
+    description: 'Tool type cannot run server-side (client tools)',
+    message: 'A client tool runs at the client; the platform cannot call it',
+  },
+  TOOL_EGRESS_BLOCKED: {
+    status: 403,
+    description: 'Http or mcp tool target not publicly routable, bad scheme, or redirect chain too long',
+    hint: 'Call a public address, or have the operator add this one to EGRESS_ALLOW_HOSTS.',
+  },
+  TOOL_HAS_DEPENDENTS: { status: 409, description: 'Tool named by a decider, ingestion rule or accepted share' },
+  TOOL_HTTP_ERROR: { status: 502, description: 'Http tool got a non-2xx' },
+  TOOL_NOT_FOUND: {
+    status: 400,
+    description: 'Referenced tool missing',
+    message: 'The tool named does not exist in the project',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof toolErrors> {}
+}

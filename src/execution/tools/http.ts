@@ -1,0 +1,154 @@
+import { signature } from '../../control/webhooks/deliver.ts'
+import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import { boundJson } from '../../core/http/body.ts'
+import type { EgressOutcome } from '../../core/net/egress.ts'
+import type { Services } from '../../core/process/services.ts'
+import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
+import { authorize } from './authorize.ts'
+import type { Callable, Limits, ToolCall } from './call-model.ts'
+import { hide, shownBody } from './hide.ts'
+import type { Execute } from './model.ts'
+import { requestOf, type ToolRequest } from './request.ts'
+import { fillTokens, secretTexts, type TokenValues } from './tokens.ts'
+
+/** Values of an answer: parsing more holds up the process. */
+const MAX_VALUES = 200_000
+const JSON_TYPE = /^\s*(?:application|text)\/(?:[\w.-]+\+)?json\b/i
+
+/**
+ * One call of an http tool.
+ * @throws VALIDATION_FAILED, MISSING_TOOL_CONTEXT_KEY, SECRET_NOT_FOUND, SECRET_NOT_DECRYPTABLE, TOOL_AUTH_FAILED,
+ *   TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; secrets are in none of them
+ */
+export async function callHttp(
+  services: Services,
+  tool: Callable,
+  input: Record<string, unknown>,
+  call: ToolCall,
+): Promise<unknown> {
+  const { execute, project_id, context_keys } = tool
+  if (!execute) return invalid({ code: 'REQUIRED', path: 'execute', message: 'is not set: the tool is a draft' })
+  const { config, egress, pool } = services
+  const ids = tokenIds(secretTexts(execute))
+  const values: TokenValues = { secrets: await openSecrets(pool, services, project_id, ids), context: call.context }
+  const request = await requestOf({ execute, context_keys }, input, values, {
+    contextPrefix: config.TOOL_CONTEXT_HEADER_PREFIX,
+    idempotencyKey: call.idempotencyKey,
+  })
+  sign(services, execute, request, values)
+  const limits = {
+    ...call.limits,
+    until: Math.min(call.limits.until, performance.now() + (execute.timeout_ms ?? Number.POSITIVE_INFINITY)),
+  }
+  const credential = execute.auth ? await authorize(services, project_id, execute.auth, request, values, limits) : null
+  const started = performance.now()
+  const maxBytes = Math.min(config.TOOL_MAX_RESPONSE_BYTES, limits.room.bytes)
+  const outcome = await egress.request({
+    url: request.url,
+    method: request.method,
+    headers: request.headers.all(),
+    body: request.body,
+    tenant: project_id,
+    ...timesOf(limits),
+    maxRedirects: config.TOOL_MAX_REDIRECTS,
+    redirectMode: 'standard',
+    maxBytes,
+    sensitiveHeaders: request.headers.sensitive(),
+    signal: limits.signal,
+  })
+  services.log.info(
+    {
+      tool_id: tool.id,
+      project_id,
+      method: request.method,
+      outcome: outcome.kind === 'failed' ? outcome.reason : outcome.kind,
+      status: outcome.kind === 'answer' ? outcome.status : undefined,
+      ms: Math.round(performance.now() - started),
+    },
+    'tool call',
+  )
+  const hidden = [...values.secrets.values(), ...(credential?.hidden ?? [])]
+  const answer = answered(outcome, request, text => hide(text, hidden))
+  if (answer.status === 401) credential?.forget()
+  limits.room.bytes -= answer.body.length
+  if (answer.status >= 200 && answer.status < 300) return outputOf(answer, request)
+  return httpError(`The target of the tool answered ${answer.status}`, request, {
+    tool_status_code: answer.status,
+    tool_response_body: shownBody(answer.body, hidden),
+  })
+}
+
+/** How long a request may take, and wait to have its name resolved. */
+export const timesOf = ({ until }: Limits) => {
+  const timeoutMs = Math.max(1, until - performance.now())
+  return { timeoutMs, waitMs: timeoutMs }
+}
+
+/** Signs the body, so that the target knows who calls it. */
+function sign(services: Services, execute: Execute, { headers, body = '' }: ToolRequest, values: TokenValues): void {
+  if (!execute.sign) return
+  const secret = fillTokens(execute.sign, values, () => '')
+  headers.set(`${services.config.HEADER_PREFIX}Signature`, signature([secret], body, services.clock.now()), true)
+}
+
+type Answered = Extract<EgressOutcome, { kind: 'answer' }>
+
+function httpError(message: string, { method, shown }: ToolRequest, meta: Record<string, unknown>): never {
+  return raise('TOOL_HTTP_ERROR', { message, meta: { ...meta, tool_url: shown, tool_method: method } })
+}
+
+/** The answer that came; what came instead is raised. */
+function answered(outcome: EgressOutcome, request: ToolRequest, masked: (text: string) => string): Answered {
+  if (outcome.kind === 'answer') return outcome
+  if (outcome.kind === 'blocked') {
+    // A redirect may repeat what it was asked with.
+    const own = URL.parse(request.url)?.href === outcome.url
+    return raise('TOOL_EGRESS_BLOCKED', {
+      message: `The address of the tool may not be called: ${masked(outcome.reason)}`,
+      meta: { tool_url: own ? request.shown : masked(outcome.url), tool_address: outcome.address },
+    })
+  }
+  // Waiting to have a name resolved.
+  const reason = outcome.reason === 'busy' ? 'dns' : outcome.reason
+  return httpError(`The target of the tool gave no answer: ${MEANING[reason] ?? reason}`, request, {
+    tool_status_code: null,
+    reason,
+  })
+}
+
+const MEANING: Record<string, string> = {
+  dns: 'its name could not be resolved',
+  connect: 'the connection failed',
+  tls: 'its certificate or its TLS cannot be used',
+  timeout: 'it took too long',
+  aborted: 'the call was aborted',
+  response_too_large: 'the answer is too large',
+}
+
+/** What a 2xx answer means. */
+function outputOf({ status, headers, body }: Answered, request: ToolRequest): unknown {
+  if (status === 204 || body.length === 0) return null
+  const type = headers['content-type']
+  const text = decoded(body)
+  if (text === null) return { content_type: type ?? 'application/octet-stream', data_base64: body.toString('base64') }
+  if (type !== undefined && !JSON_TYPE.test(type)) return text
+  try {
+    boundJson(body, MAX_VALUES)
+    return JSON.parse(text)
+  } catch (error) {
+    if (!(error instanceof AppError)) return text
+    return httpError(`The answer of the target ${error.message}`, request, {
+      tool_status_code: status,
+      reason: 'response_too_large',
+    })
+  }
+}
+
+/** The text that bytes are in UTF-8, without a byte order mark; null when they are none. */
+function decoded(body: Buffer): string | null {
+  try {
+    return new TextDecoder('utf-8', { fatal: true }).decode(body)
+  } catch {
+    return null
+  }
+}

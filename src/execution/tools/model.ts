@@ -1,0 +1,259 @@
+import { z } from 'zod'
+import { kind } from '../../core/api/kind.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
+import { parseJson } from '../../core/http/body.ts'
+
+export const TOOL_TYPES = ['http', 'client', 'platform', 'pipeline'] as const
+
+export type ToolType = (typeof TOOL_TYPES)[number]
+
+export const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD', 'OPTIONS'] as const
+
+const text = (max = 8192) => z.string().min(1).max(max)
+
+/** A field that is also taken as JSON text; what is no JSON is left to the schema behind it. */
+const orJsonText = <T extends z.ZodType>(schema: T) =>
+  z.preprocess(value => {
+    if (typeof value !== 'string') return value
+    try {
+      return parseJson(value)
+    } catch {
+      return value
+    }
+  }, schema)
+
+const anObject = z.record(z.string(), z.unknown())
+
+const AwsAuth = z.strictObject({
+  type: z.literal('aws_sigv4').describe('Signs each request by AWS Signature Version 4'),
+  region: text().describe('Region of the service, such as eu-central-1'),
+  service: text().describe('Service that is called, such as execute-api or s3'),
+  access_key_id: text().describe('Access key id; may hold secret tokens'),
+  secret_access_key: text().describe('Secret access key; may hold secret tokens'),
+  session_token: text().optional().describe('Session token of temporary keys; may hold secret tokens'),
+})
+
+const GcpAuth = z.strictObject({
+  type: z.literal('gcp_service_account').describe('Exchanges the key file of a service account for an access token'),
+  credentials: text(65_536).describe('The key file, JSON text; usually one secret token'),
+  scopes: z.array(text()).min(1).max(50).describe('OAuth scopes of the access token'),
+})
+
+const OAuth2Auth = z.strictObject({
+  type: z.literal('oauth2_client_credentials').describe('Gets an access token by the client credentials grant'),
+  token_url: text().describe('Address of the token endpoint; holds no tokens'),
+  client_id: text().describe('Client id; may hold secret tokens'),
+  client_secret: text().describe('Client secret; may hold secret tokens'),
+  scope: text().optional().describe('Scopes to ask for, separated by spaces'),
+  audience: text().optional().describe('Audience to ask for, where the endpoint wants one'),
+})
+
+export const Auth = z.discriminatedUnion('type', [AwsAuth, GcpAuth, OAuth2Auth]).meta({ id: 'ToolAuth' })
+export type Auth = z.output<typeof Auth>
+
+/** How an http tool is called. */
+export const Execute = z
+  .strictObject({
+    url: text().describe(
+      'Absolute http or https address. `{name}` and `${body.name}` behind the host take arguments; secret tokens may stand there too',
+    ),
+    method: z
+      .string()
+      .toUpperCase()
+      .pipe(z.enum(METHODS))
+      .optional()
+      .describe('GET, POST, PUT, PATCH, DELETE, HEAD or OPTIONS; default POST'),
+    headers: z
+      .record(z.string(), z.string().max(16_384))
+      .optional()
+      .describe('Headers as they are sent; values may hold secret and context tokens'),
+    body_mode: z
+      .enum(['json', 'multipart'])
+      .optional()
+      .describe('How POST, PUT and PATCH send the arguments; default json'),
+    auth: Auth.nullish().describe('A credential that is computed for each request'),
+    timeout_ms: z
+      .int()
+      .min(1000)
+      .nullish()
+      .describe('Longest time of one call, redirects included; at most and by default TOOL_CALL_TIMEOUT_MS'),
+    sign: text(255)
+      .nullish()
+      .describe('A secret token: requests are signed with the secret, as webhooks are, so that the target knows them'),
+  })
+  .meta({ id: 'ToolExecute' })
+export type Execute = z.output<typeof Execute>
+
+const shared = {
+  name: z.string().trim().min(1).max(128).describe('Name, which a model sees; not unique'),
+  description: z.string().max(16_384).nullable().describe('What the tool does, for the model'),
+  parameters: orJsonText(anObject)
+    .nullable()
+    .describe('JSON Schema of the input, draft-07 or 2020-12, `type` object; null takes any object'),
+  execute: orJsonText(Execute).nullable().describe('How an http tool is called'),
+  actions: z
+    .array(text(255))
+    .max(500)
+    .nullable()
+    .describe('Operations that a platform tool offers, such as `list-actors`; required for one, ignored elsewhere'),
+  // Anything goes in here: what cannot be a header name has a code of its own.
+  context_keys: z
+    .array(z.unknown())
+    .max(64)
+    .nullable()
+    .describe('Keys of the tool context that are sent along; null is all, an empty list none'),
+  preset_parameters: orJsonText(anObject)
+    .nullable()
+    .describe('Fixed arguments; they replace what a caller sends under the same key'),
+  output_mapping: orJsonText(anObject)
+    .nullable()
+    .describe('JSON Logic over `output` and `input` that makes the result; null leaves it as it is'),
+  idempotent: z
+    .boolean()
+    .describe('Whether a call that is repeated under its Idempotency-Key has the effect of one call'),
+}
+
+/** `soat` is an older name of `platform`. */
+const typed = <const T extends readonly [string, ...string[]]>(types: T, describe: string) =>
+  z
+    .enum([...types, 'soat'])
+    .transform(type => (type === 'soat' ? 'platform' : type) as Exclude<ToolType, 'soat'>)
+    .describe(`${describe}; \`soat\` is another word for platform`)
+
+/** A definition inside another: it has no id, cannot be read by itself and lives with what holds it. */
+export const InlineTool = z
+  .strictObject({
+    name: shared.name,
+    type: typed(['http', 'platform'], 'http or platform; default http').optional(),
+    description: shared.description.optional(),
+    parameters: shared.parameters.optional(),
+    execute: shared.execute.optional(),
+    actions: shared.actions.optional(),
+    context_keys: shared.context_keys.optional(),
+    preset_parameters: shared.preset_parameters.optional(),
+    output_mapping: shared.output_mapping.optional(),
+    idempotent: shared.idempotent.optional(),
+  })
+  .meta({ id: 'InlineTool' })
+export type InlineTool = z.output<typeof InlineTool>
+
+/** What is wrong with a step has a code of its own (check-pipeline.ts). */
+export const PipelineStep = z
+  .strictObject({
+    id: z.string().optional().describe('Name of the step: 1 to 64 letters, digits and underscores, unique'),
+    tool_id: z.string().nullish().describe('A tool of the project; exactly one of tool_id and tool is set'),
+    tool: InlineTool.nullish().describe('A definition of its own'),
+    action: text(255).nullish().describe('Operation of a platform tool'),
+    input: anObject.nullish().describe('Arguments; values may be JSON Logic over `input` and `steps`'),
+  })
+  .meta({ id: 'PipelineStep' })
+
+export const Pipeline = z
+  .strictObject({
+    steps: z.array(PipelineStep).optional().describe('1 to 50 calls, made in this order'),
+    output: z.unknown().optional().describe('JSON Logic over `input` and `steps`; absent: the result of the last step'),
+  })
+  .meta({ id: 'Pipeline' })
+export type Pipeline = z.output<typeof Pipeline>
+export type PipelineStep = z.output<typeof PipelineStep>
+
+const fields = {
+  ...shared,
+  type: typed(TOOL_TYPES, 'http, client, platform or pipeline; default http'),
+  pipeline: orJsonText(Pipeline).nullable().describe('The calls of a pipeline tool'),
+}
+
+const guardrail_ids = z
+  .array(z.string())
+  .max(0, 'must be null or empty: there are no guardrails yet')
+  .nullable()
+  .describe('Null or empty: there are no guardrails yet')
+
+export const Tool = record('Tool', {
+  name: shared.name,
+  type: z.enum(TOOL_TYPES),
+  description: shared.description,
+  parameters: anObject.nullable(),
+  execute: Execute.nullable(),
+  actions: z.array(z.string()).nullable(),
+  context_keys: z.array(z.string()).nullable(),
+  preset_parameters: anObject.nullable(),
+  pipeline: Pipeline.nullable(),
+  output_mapping: anObject.nullable(),
+  idempotent: z.boolean(),
+})
+
+export const ToolInput = createBody('ToolInput', { ...fields, guardrail_ids }, ['name'])
+
+export const ToolPatch = patchBody('ToolPatch', { ...fields, guardrail_ids })
+export type ToolPatch = z.output<typeof ToolPatch>
+
+export const CallInput = z
+  .strictObject({
+    action: text(255).nullish().describe('Operation of a platform tool; other types ignore it'),
+    input: anObject.nullish().describe('Arguments; default none'),
+  })
+  .meta({ id: 'ToolCallInput' })
+
+export const ToolAction = z
+  .object({
+    name: z.string(),
+    resolved_name: z.string().describe('The name as models see it'),
+    description: z.string().nullable(),
+    input_schema: anObject,
+  })
+  .meta({ id: 'ToolAction' })
+export type ToolAction = z.output<typeof ToolAction>
+
+export const toolKind = kind({
+  name: 'tool',
+  prefix: 'tool',
+  table: 'tools',
+  missing: 'TOOL_NOT_FOUND',
+  references: [
+    { kind: 'project', column: 'project_id', on_delete: 'cascade' },
+    // A secret may go although a token names it: a call then says so.
+    { kind: 'secret', column: 'secret_ids', many: true, on_delete: 'null' },
+  ],
+  record: Tool,
+  hidden: { secret_ids: z.array(z.string()) },
+  events: ['created', 'updated', 'deleted'],
+  eventNotes: 'as GET shows it, secret tokens unresolved',
+})
+
+export type ToolRow = z.output<typeof toolKind.row>
+
+/** What a tool is, whether a record or inline. */
+export type Definition = Pick<
+  ToolRow,
+  | 'name'
+  | 'type'
+  | 'description'
+  | 'parameters'
+  | 'execute'
+  | 'actions'
+  | 'context_keys'
+  | 'preset_parameters'
+  | 'pipeline'
+  | 'output_mapping'
+  | 'idempotent'
+>
+
+/** A definition as its author gave it. */
+type Given = Partial<Omit<Definition, 'context_keys'>> & { name: string; context_keys?: readonly unknown[] | null }
+
+/** A definition with everything that its author left out. */
+export const complete = (given: Given): Definition => ({
+  name: given.name,
+  type: given.type ?? 'http',
+  description: given.description ?? null,
+  parameters: given.parameters ?? null,
+  execute: given.execute ?? null,
+  actions: given.actions ?? null,
+  // Checked to be texts before anything is kept.
+  context_keys: (given.context_keys as string[] | null | undefined) ?? null,
+  preset_parameters: given.preset_parameters ?? null,
+  pipeline: given.pipeline ?? null,
+  output_mapping: given.output_mapping ?? null,
+  idempotent: given.idempotent ?? false,
+})

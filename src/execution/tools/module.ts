@@ -1,0 +1,15 @@
+import { toolRunners } from '../../content/tools.ts'
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { toolCloning } from './clone.ts'
+import { toolErrors } from './errors.ts'
+import { toolKind } from './model.ts'
+import { toolOperations } from './operations.ts'
+import { toolRunner } from './runner.ts'
+
+export default module('tools', {
+  errors: toolErrors,
+  kinds: [toolKind],
+  operations: toolOperations,
+  extensions: [cloneables.with(toolCloning), toolRunners.with(toolRunner)],
+})

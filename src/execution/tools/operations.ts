@@ -1,0 +1,104 @@
+import { z } from 'zod'
+import { contains, oneOf } from '../../core/api/filters.ts'
+import { pageOf, pageOfArray } from '../../core/api/lists.ts'
+import { itemOperation, type Operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { requireRunnable } from '../../identity/projects/pause.ts'
+import { actionsOf } from './actions.ts'
+import { callTool, openCall } from './call.ts'
+import { checkTool } from './check.ts'
+import { CallInput, complete, TOOL_TYPES, ToolAction, ToolInput, ToolPatch, type ToolRow, toolKind } from './model.ts'
+
+const tools = resource(toolKind, { path: '/tools', tag: 'Tools' })
+
+const raises = [
+  'INVALID_TEMPLATE_TOKEN',
+  'SECRET_NOT_FOUND',
+  'INVALID_TOOL_CONTEXT_KEY',
+  'PIPELINE_INVALID_STEP',
+] as const
+
+export const toolOperations: Operation[] = [
+  // tools_project serves the order.
+  tools.list({ filters: { name: contains('name'), type: oneOf('type', TOOL_TYPES) } }),
+  tools.create({
+    description:
+      'The definition is validated as a whole. Without what its type needs, `execute`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it.',
+    alsoActions: ['secrets:UseSecret'],
+    body: ToolInput,
+    raises: [...raises],
+    async make(context) {
+      const { tx, body, project } = context
+      const tool = complete(body)
+      const secret_ids = await checkTool({ ...context, project_id: project }, tool, tool, null)
+      return toolKind.insert(tx, { ...tool, secret_ids, project_id: project })
+    },
+  }),
+  tools.get(),
+  tools.update({
+    description:
+      'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it.',
+    alsoActions: ['secrets:UseSecret'],
+    body: ToolPatch,
+    quiet: true,
+    raises: [...raises],
+    async change(next, context) {
+      const { body, stored } = context
+      const given = body as Partial<ToolRow>
+      const tool = { ...next, type: given.type ?? stored.type } as ToolRow
+      const secret_ids = await checkTool({ ...context, project_id: stored.project_id }, tool, given, stored)
+      return { ...tool, secret_ids }
+    },
+  }),
+  tools.remove({
+    description: 'Refused while an ingestion rule names it. Pipelines that name it fail from then on.',
+    dependents: 'TOOL_HAS_DEPENDENTS',
+  }),
+  tools.action('call', {
+    summary: 'Call a tool and wait for its result',
+    description:
+      'Presets replace arguments of their names; the arguments must satisfy `parameters`. No tool context is sent. A repeat with the same Idempotency-Key gets the first result without another call.',
+    action: 'tools:CallTool',
+    body: CallInput,
+    bodyOptional: true,
+    answers: { 200: z.unknown().describe('What the tool answered, null for nothing') },
+    raises: [
+      'TOOL_CALL_NOT_SUPPORTED',
+      'TOOL_EGRESS_BLOCKED',
+      'TOOL_HTTP_ERROR',
+      'TOOL_AUTH_FAILED',
+      'MISSING_TOOL_CONTEXT_KEY',
+      'SECRET_NOT_FOUND',
+      'SECRET_NOT_DECRYPTABLE',
+      'PIPELINE_STEP_FAILED',
+      'PIPELINE_DEPTH_EXCEEDED',
+      'PROJECT_PAUSED',
+    ],
+    transaction: false,
+    // A result may hold what only the target may show.
+    secretAnswer: true,
+    async run({ services, db, resource: tool, body, caller, request }) {
+      await requireRunnable(db, tool.project_id)
+      const call = openCall(services, {
+        action: body?.action,
+        input: body?.input,
+        caller: async () => caller,
+        // A call that may be asked for again goes on without its caller.
+        signal: request.headers['idempotency-key'] === undefined ? request.closed : undefined,
+      })
+      return callTool(services, tool, call)
+    },
+  }),
+  itemOperation(toolKind, {
+    id: 'listToolActions',
+    method: 'get',
+    path: '/tools/{tool_id}/actions',
+    summary: 'List what a tool offers, as models see it',
+    tag: 'Tools',
+    action: 'tools:GetTool',
+    paged: true,
+    timed: false,
+    answers: { 200: pageOf(ToolAction) },
+    run: async ({ resource: tool, page }) => pageOfArray(actionsOf(tool), page),
+  }),
+]

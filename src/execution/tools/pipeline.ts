@@ -1,0 +1,80 @@
+import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Callable, ToolCall } from './call-model.ts'
+import { complete, type PipelineStep } from './model.ts'
+import { toolsOfIds } from './store.ts'
+
+/** Failures of a pipeline within a pipeline are told as they are. */
+const UNWRAPPED = ['PIPELINE_STEP_FAILED', 'PIPELINE_DEPTH_EXCEEDED']
+
+type CallTool = (services: Services, tool: Callable, call: ToolCall) => Promise<unknown>
+
+/**
+ * Makes the calls of a pipeline in their order; the first that fails ends it. All of them share the time and the room of
+ * the outer call, its caller and its tool context.
+ * @throws PIPELINE_STEP_FAILED with `meta { step_id, cause }`, PIPELINE_DEPTH_EXCEEDED
+ */
+export async function callPipeline(
+  services: Services,
+  { pipeline, project_id }: Callable,
+  input: Record<string, unknown>,
+  call: ToolCall,
+  callTool: CallTool,
+): Promise<unknown> {
+  const { steps = [], output } = pipeline ?? {}
+  const depth = call.limits.depth + 1
+  const ids = steps.flatMap(({ tool_id }) => tool_id ?? [])
+  const named = new Map(
+    ids.length === 0 ? [] : (await toolsOfIds(services.pool, project_id, ids)).map(row => [row.id, row]),
+  )
+  const results: Record<string, unknown> = {}
+  let last: unknown = null
+  for (const [index, step] of steps.entries()) {
+    const root = { input, steps: results }
+    try {
+      last = await callTool(services, toolOf(step, named, project_id), {
+        ...call,
+        action: step.action ?? null,
+        input: evaluated(step.input ?? {}, root) as Record<string, unknown>,
+        // Each step is a call of its own to its target.
+        idempotencyKey: call.idempotencyKey && `${call.idempotencyKey}.${index}`,
+        limits: { ...call.limits, depth },
+      })
+    } catch (error) {
+      throw failureOf(step.id as string, error)
+    }
+    results[step.id as string] = last
+  }
+  if (output === undefined) return last
+  try {
+    return evaluated(output, { input, steps: results })
+  } catch (error) {
+    throw failureOf('output', error)
+  }
+}
+
+function toolOf({ tool, tool_id }: PipelineStep, named: ReadonlyMap<string, Callable>, project_id: string): Callable {
+  if (tool) return { ...complete(tool), id: null, project_id }
+  return named.get(tool_id as string) ?? raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
+}
+
+function evaluated(expression: unknown, root: object): unknown {
+  try {
+    return evaluate(expression, root)
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error
+    return raise('VALIDATION_FAILED', { message: `An expression of the pipeline ${error.message}` })
+  }
+}
+
+function failureOf(step_id: string, error: unknown): unknown {
+  if (!(error instanceof AppError)) return error
+  if (UNWRAPPED.includes(error.code)) return error
+  const cause: RecordedFailure = error.recorded()
+  return new AppError('PIPELINE_STEP_FAILED', {
+    message: `Step ${step_id} failed: ${error.message}`,
+    meta: { step_id, cause },
+    cause: error,
+  })
+}

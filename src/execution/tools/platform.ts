@@ -1,0 +1,232 @@
+import { z } from 'zod'
+import { AppError, invalid, type Problem, raise } from '../../core/api/errors.ts'
+import { type Answer, type Operation, operations } from '../../core/api/operation.ts'
+import { firstBytes } from '../../core/api/text.ts'
+import { parse } from '../../core/api/validate.ts'
+import { callAs } from '../../core/invoke/call.ts'
+import { invoke } from '../../core/invoke/invoke.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Callable, ToolCall } from './call-model.ts'
+import { within } from './limits.ts'
+import type { Definition } from './model.ts'
+
+/** Platform tools: operations of the product itself, called in this process with the rights of whoever calls the tool. */
+
+const SHOWN_BYTES = 16 * 1024
+/** A platform call always waits for what it started, and never streams. */
+const FIXED = ['wait', 'stream']
+const PAGE = ['limit', 'offset']
+const TIME = ['from', 'to']
+
+/** Operations whose answer is JSON, that read a JSON body, and that take the credential of a caller. */
+const isOffered = ({ gate, internal, receive, pass, answers, produces }: Operation): boolean =>
+  gate !== 'public' && !internal && !receive && !pass && !(produces && answers[200] === null)
+
+const actionName = (id: string): string => id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`).replace(/^-/, '')
+
+let registry: { of: readonly Operation[]; byAction: Map<string, Operation> } | undefined
+
+/** The operations that platform tools may offer, by their names as actions. */
+export function platformActions(): ReadonlyMap<string, Operation> {
+  const all = operations.all()
+  if (registry?.of !== all)
+    registry = { of: all, byAction: new Map(all.filter(isOffered).map(each => [actionName(each.id), each])) }
+  return registry.byAction
+}
+
+/** What is wrong with the actions of a definition. */
+export function actionProblems({ type, actions }: Pick<Definition, 'type' | 'actions'>, at: string): Problem[] {
+  if (type !== 'platform') return []
+  if (!actions || actions.length === 0)
+    return [{ code: 'REQUIRED', path: `${at}actions`, message: 'a platform tool names at least one' }]
+  return actions.flatMap((action, index): Problem[] => {
+    const path = `${at}actions[${index}]`
+    if (platformActions().has(action))
+      return actions.indexOf(action) < index ? [{ code: 'INVALID_VALUE', path, message: 'is there twice' }] : []
+    const meant = platformActions().has(actionName(action)) ? `; did you mean ${actionName(action)}?` : ''
+    return [{ code: 'INVALID_VALUE', path, message: `is no operation that a tool can offer${meant}` }]
+  })
+}
+
+const pinnedAction = ({ preset_parameters }: Pick<Definition, 'preset_parameters'>): string | undefined =>
+  typeof preset_parameters?.action === 'string' ? preset_parameters.action : undefined
+
+/**
+ * The action of a call: what it names, or what the presets pin, which nothing else may be named beside.
+ * @throws VALIDATION_FAILED
+ */
+export function actionOf(tool: Definition, given: string | null): string {
+  const wrong = (message: string, code = 'INVALID_VALUE') => invalid({ code, path: 'action', message })
+  const pinned = pinnedAction(tool)
+  if (pinned !== undefined && given !== null && given !== pinned) return wrong(`must be ${pinned}, which the tool pins`)
+  const action = given ?? pinned
+  if (action === undefined) return wrong('is required for a platform tool', 'REQUIRED')
+  return tool.actions?.includes(action) ? action : wrong('is none of the actions of the tool')
+}
+
+/** The arguments of an action, without what says which one it is. */
+export function argumentsOf(tool: Definition, input: Record<string, unknown>): Record<string, unknown> {
+  if (pinnedAction(tool) === undefined) return input
+  const { action: _pinned, ...rest } = input
+  return rest
+}
+
+const shapeOf = (schema: z.ZodType | null): z.ZodRawShape => {
+  if (schema instanceof z.ZodPipe) return shapeOf(schema.in as z.ZodType)
+  return schema instanceof z.ZodObject ? schema.shape : {}
+}
+
+const pathNames = ({ path }: Operation): string[] => [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
+
+/** The names of the query parameters of an operation. */
+const queryNames = ({ query, paged, timed, shape, gate }: Operation): string[] => [
+  ...Object.keys(shapeOf(query)),
+  ...(paged ? PAGE : []),
+  ...(paged && timed ? TIME : []),
+  ...(shape === 'list' && gate === 'policy' ? ['project_id'] : []),
+]
+
+/** A value as a query carries it. */
+function queryValue(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(queryValue)
+  if (typeof value !== 'object' || value === null) return String(value)
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, queryValue(item)]))
+}
+
+/**
+ * Takes a flat object apart into the parameters of an operation.
+ * @throws VALIDATION_FAILED for what it does not know, or lacks
+ */
+function requestOf(operation: Operation, input: Record<string, unknown>) {
+  const params: Record<string, string> = {}
+  const query: Record<string, unknown> = {}
+  const body: Record<string, unknown> = {}
+  const [inPath, inQuery] = [pathNames(operation), queryNames(operation)]
+  for (const name of inPath) {
+    const value = input[name]
+    if (typeof value !== 'string')
+      return invalid({ code: 'REQUIRED', path: `input.${name}`, message: 'is required, as a text' })
+    params[name] = value
+  }
+  const unknown: Problem[] = []
+  for (const [name, value] of Object.entries(input)) {
+    if (inPath.includes(name)) continue
+    if (FIXED.includes(name) || (!operation.body && !inQuery.includes(name)))
+      unknown.push({ code: 'UNKNOWN_PROPERTY', path: `input.${name}`, message: 'is not a known property' })
+    else if (!inQuery.includes(name)) body[name] = value
+    else if (value !== null && value !== undefined) query[name] = queryValue(value)
+  }
+  if (unknown.length > 0) return invalid(unknown)
+  if (inQuery.includes('wait')) query.wait = 'true'
+  if ('wait' in shapeOf(operation.body)) body.wait = true
+  if (operation.query) parse(operation.query, query, 'input')
+  const bodiless = !operation.body || (operation.bodyOptional && Object.keys(body).length === 0)
+  if (operation.body && !bodiless) parse(operation.body, body, 'input')
+  return { params, query, body: bodiless ? undefined : body }
+}
+
+/**
+ * One call of an operation through a platform tool: permission, quotas, audit and all.
+ * @throws VALIDATION_FAILED for arguments that do not fit, UNAUTHORIZED without a caller, TOOL_HTTP_ERROR with the status
+ *   that the operation answers
+ */
+export async function callPlatform(
+  services: Services,
+  tool: Callable,
+  action: string,
+  input: Record<string, unknown>,
+  call: ToolCall,
+): Promise<unknown> {
+  const operation = platformActions().get(action)
+  if (!operation) return invalid({ code: 'INVALID_VALUE', path: 'action', message: 'is no longer offered' })
+  const { limits, idempotencyKey } = call
+  const asked = requestOf(operation, argumentsOf(tool, input))
+  const caller = (await call.caller()) ?? raise('UNAUTHORIZED')
+  const late = AbortSignal.timeout(Math.max(1, Math.ceil(limits.until - performance.now())))
+  const key = idempotencyKey !== null && operation.method === 'post' ? `${idempotencyKey}.${action}` : undefined
+  const invoked = callAs(caller, 'platform_tool', {
+    ...asked,
+    body: asked.body,
+    signal: limits.signal ? AbortSignal.any([limits.signal, late]) : late,
+    idempotencyKey: key?.slice(0, 255),
+  })
+  const started = performance.now()
+  const answer = await within(limits, () => invoke(services, operation, invoked)).catch(refusedAs)
+  const { status } = answer
+  const ms = Math.round(performance.now() - started)
+  services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool call')
+  if (!(answer instanceof AppError)) return outputOf(answer, call)
+  const { code, message, meta } = answer
+  return raise('TOOL_HTTP_ERROR', {
+    message: `${action} answered ${status} ${code}`,
+    meta: {
+      tool_status_code: status,
+      tool_response_body: firstBytes(JSON.stringify({ error: { code, message, meta } }), SHOWN_BYTES),
+      tool_url: `/api/v1${operation.path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(asked.params[name]))}`,
+      tool_method: operation.method.toUpperCase(),
+    },
+    cause: answer,
+  })
+}
+
+/** What an operation raises is its answer; anything else is a fault. */
+function refusedAs(error: unknown): AppError {
+  if (error instanceof AppError) return error
+  throw error
+}
+
+function outputOf({ body, text, stream }: Answer, { limits }: ToolCall): unknown {
+  if (stream) {
+    stream.destroy()
+    return invalid({ code: 'INVALID_VALUE', path: 'input', message: 'asks for a stream, which a tool cannot answer' })
+  }
+  const answer = text ?? JSON.stringify(body ?? null)
+  limits.room.bytes -= answer.length
+  if (limits.room.bytes < 0)
+    invalid({ code: 'TOO_BIG', path: 'input', message: 'leads to answers that are larger than fit into one call' })
+  return JSON.parse(answer)
+}
+
+type Json = Record<string, unknown>
+
+/** They follow from the operations alone, and take a millisecond each to make. */
+const schemas = new WeakMap<Operation, Json>()
+
+/** The JSON Schema of the arguments of an action. */
+export function actionSchema(operation: Operation): Json {
+  const schema = schemas.get(operation) ?? schemaOf(operation)
+  schemas.set(operation, schema)
+  return schema
+}
+
+function schemaOf(operation: Operation): Json {
+  const properties: Json = {}
+  const required: string[] = []
+  const $defs: Json = {}
+  for (const name of pathNames(operation)) {
+    properties[name] = { type: 'string', description: `The ${name.replaceAll('_', ' ')}` }
+    required.push(name)
+  }
+  for (const type of [operation.query, operation.body]) {
+    if (!type) continue
+    const schema = z.toJSONSchema(type, { io: 'input', unrepresentable: 'any', reused: 'inline' }) as Json
+    Object.assign($defs, schema.$defs)
+    for (const [name, property] of Object.entries((schema.properties as Json | undefined) ?? {}))
+      if (!FIXED.includes(name)) properties[name] ??= property
+    if (type === operation.query || !operation.bodyOptional)
+      required.push(...((schema.required as string[] | undefined) ?? []))
+  }
+  if (operation.paged)
+    for (const name of PAGE) properties[name] ??= { type: 'integer', description: `The ${name} of the page` }
+  if (operation.paged && operation.timed)
+    for (const name of TIME)
+      properties[name] ??= { type: 'string', format: 'date-time', description: 'Bound on created_at' }
+  if (queryNames(operation).includes('project_id')) properties.project_id ??= { type: 'string', description: 'Project' }
+  return {
+    type: 'object',
+    properties,
+    ...(required.length > 0 ? { required: [...new Set(required)].filter(name => !FIXED.includes(name)) } : {}),
+    additionalProperties: false,
+    ...(Object.keys($defs).length > 0 ? { $defs } : {}),
+  }
+}

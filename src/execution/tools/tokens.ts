@@ -1,0 +1,96 @@
+import { raise } from '../../core/api/errors.ts'
+import type { ToolContext } from '../../core/api/tool-context.ts'
+import type { Auth, Definition, Execute } from './model.ts'
+
+/**
+ * Tokens in what a tool sends: `{{secret:<id>}}` and `{{context:<key>}}`, filled in for each call, and `{name}` or
+ * `${body.name}`, which take arguments.
+ */
+
+const ANY = /\{\{.*?\}\}/gs
+const SECRET = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/
+const CONTEXT = /\{\{context:([A-Za-z0-9!#$%&'*+.^_`|~-]+)\}\}/
+const FILLED = new RegExp(`${SECRET.source}|${CONTEXT.source}`, 'g')
+const PLACEHOLDER = /\$\{body\.(\w+)\}|\{(\w+)\}/g
+const PRESET = /\{\{(?:secret|context):/
+
+const is = (pattern: RegExp, token: string): boolean => new RegExp(`^(?:${pattern.source})$`).test(token)
+
+const strayIn = (text: string, ...allowed: RegExp[]): string[] =>
+  (text.match(ANY) ?? []).filter(token => !allowed.some(pattern => is(pattern, token)))
+
+/** Every string of an auth, those in its lists too. */
+const textsOf = (auth: Auth): string[] => Object.values(auth).flat()
+
+/** Tokens of an `execute` that stand where they may not, or that there are none of. */
+export function strayTokens({ url, headers = {}, auth, sign }: Execute): string[] {
+  return [
+    ...strayIn(url, SECRET),
+    ...Object.keys(headers).flatMap(name => strayIn(name)),
+    ...Object.values(headers).flatMap(value => strayIn(value, SECRET, CONTEXT)),
+    ...(auth ? textsOf(auth).flatMap(text => strayIn(text, SECRET)) : []),
+    ...(sign ? strayIn(sign, SECRET) : []),
+  ]
+}
+
+/** Every text of an `execute` that may hold a secret token. */
+export const secretTexts = ({ url, headers = {}, auth, sign }: Execute): string[] => [
+  url,
+  ...Object.values(headers),
+  ...(auth ? textsOf(auth) : []),
+  ...(sign ? [sign] : []),
+]
+
+/** The same of a definition, with those inside it. */
+export const secretTextsOf = ({ execute, pipeline }: Pick<Definition, 'execute' | 'pipeline'>): string[] => [
+  ...(execute ? secretTexts(execute) : []),
+  ...(pipeline?.steps ?? []).flatMap(({ tool }) => (tool?.execute ? secretTexts(tool.execute) : [])),
+]
+
+/** Raises INVALID_TEMPLATE_TOKEN with the tokens. */
+export function refuseTokens(tokens: readonly string[], where: string): void {
+  if (tokens.length === 0) return
+  const shown = [...new Set(tokens)].slice(0, 20).map(token => token.slice(0, 200))
+  raise('INVALID_TEMPLATE_TOKEN', { message: `${where} holds ${shown[0]}`, meta: { tokens: shown } })
+}
+
+/** Secret and context tokens anywhere in presets, which are shown where secrets may not be. */
+export function presetTokens(value: unknown): string[] {
+  if (typeof value === 'string') return PRESET.test(value) ? (value.match(ANY) ?? [value]) : []
+  if (typeof value !== 'object' || value === null) return []
+  return Object.entries(value).flatMap(([key, item]) => [...presetTokens(key), ...presetTokens(item)])
+}
+
+export const holdsSecret = (text: string): boolean => SECRET.test(text)
+export const holdsToken = (text: string): boolean => SECRET.test(text) || CONTEXT.test(text)
+export const isSecretToken = (text: string): boolean => is(SECRET, text)
+
+/** The names of the arguments that a url takes. */
+export const placeholdersOf = (url: string): string[] =>
+  [...url.matchAll(PLACEHOLDER)].map(([, body, name]) => body ?? name)
+
+/** A text with its placeholders filled in. */
+export const fillPlaceholders = (text: string, value: (name: string) => string): string =>
+  text.replace(PLACEHOLDER, (_placeholder, body?: string, name?: string) => value((body ?? name) as string))
+
+/** What tokens stand for in one call. */
+export type TokenValues = { secrets: ReadonlyMap<string, string>; context: ToolContext }
+
+/**
+ * A text with its tokens filled in, in one pass: what a value holds is never read as a token.
+ * @param onMissing called for a context key that the call does not have
+ */
+export const fillTokens = (
+  text: string,
+  { secrets, context }: TokenValues,
+  onMissing: (key: string) => string,
+): string =>
+  text.replace(FILLED, (_token, secret?: string, key?: string) =>
+    secret !== undefined
+      ? (secrets.get(secret) as string)
+      : (valueAt(context, key as string) ?? onMissing(key as string)),
+  )
+
+/** The value of a context key; keys are headers, so their case does not matter. */
+const valueAt = (context: ToolContext, key: string): string | undefined =>
+  Object.entries(context).find(([name]) => name.toLowerCase() === key.toLowerCase())?.[1]

@@ -1,0 +1,54 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { countStatements } from '../bench/http.ts'
+import { type AgentApp, startAgentApp } from './fixtures.ts'
+
+/** Until the steps of a turn have gone into the file of its trace. */
+const TRACE_WRITTEN_MS = 500
+
+describe('statements', function () {
+  this.timeout(60_000)
+  let app: AgentApp
+
+  before(async () => {
+    app = await startAgentApp({ inProcess: true })
+  })
+  after(() => app.close())
+
+  /** The fewest of some tries, web and worker together: a poll or a heartbeat may come in between. */
+  const fewest = async (ask: () => Promise<unknown>): Promise<number> => {
+    for (let n = 0; n < 6; n++) await ask()
+    const counts: number[] = []
+    for (let n = 0; n < 8; n++) {
+      await sleep(TRACE_WRITTEN_MS)
+      const counter = countStatements()
+      await ask()
+      await sleep(15)
+      counter.stop()
+      counts.push(counter.value)
+    }
+    return Math.min(...counts)
+  }
+
+  it('of a waited turn are seven', async () => {
+    const count = await fewest(async () => {
+      const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
+      assert.equal(status, 200)
+    })
+    assert.equal(count, 7)
+  })
+
+  it('of a waited message of a session are twenty-five', async () => {
+    const actor = await app.key.post('/actors', { name: 'caller' })
+    const session = await app.key.post('/sessions', {
+      agent_id: app.agentId,
+      actor_id: actor.body.id,
+      auto_generate: true,
+    })
+    const count = await fewest(async () => {
+      const { body } = await app.key.post(`/sessions/${session.body.id}/messages?wait=true`, { message: 'hello' })
+      assert.ok(body.reply)
+    })
+    assert.equal(count, 25)
+  })
+})
