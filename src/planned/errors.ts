@@ -75,7 +75,6 @@ export const plannedErrors = {
       'Pattern must be *, prefix.*, or an exact name; platform-namespace patterns must match a registered event',
   },
   MODEL_NOT_PRICED: { status: 409, description: 'Generation on an unpriced model in a project that requires prices' },
-  NO_ACTIVE_RELEASE: { status: 409, description: 'Agent has no active release to promote or abort' },
   ORCHESTRATION_CYCLE_DETECTED: { status: 422, description: 'Graph has a cycle' },
   ORCHESTRATION_DISPATCH_FAILED: {
     status: 422,
@@ -111,10 +110,6 @@ export const plannedErrors = {
   PLAYBOOK_STEP_FAILED: { status: 422, description: 'Step timed out, was rejected, or could not be evaluated' },
   PLAYBOOK_VALIDATION_FAILED: { status: 400, description: 'Playbook definition invalid' },
   PRICE_IN_EFFECT: { status: 409, description: 'Delete of a price row already effective' },
-  PROMOTION_GATE_UNMET: {
-    status: 409,
-    description: 'Release promotion_gate has no passing eval run against the canary version',
-  },
   PUBLIC_SHARES_DISABLED: { status: 403, description: 'Share with grantee * while the deployment forbids it' },
   QUEUE_DRIVER_MISCONFIGURED: { status: 500, description: 'Orchestration queue driver misconfigured' },
   QUOTA_UNENFORCEABLE: {

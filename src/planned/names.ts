@@ -15,7 +15,6 @@ const actions: Record<string, string> = {
   sessions: 'SubmitSessionToolOutputs',
   chains: 'ListChains GetChain StopChain',
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
-  agents: `${versions('Agent')} SetAgentRelease`,
   guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations
     DetachGuardrail`,
   approvals: 'ListApprovals GetApproval ListApprovalRecurrences ResolveApproval',
@@ -55,7 +54,6 @@ const events: Record<string, string> = {
   memories: `${changes} superseded retracted`,
   memory_rules: changes,
   chats: changes,
-  agents: 'release_started release_promoted release_aborted',
   guardrails: `${changes} tripwire`,
   generations: 'chain_limit',
   approvals: 'created approved rejected expired',

@@ -131,6 +131,20 @@ describe('the commands of the pages', function () {
     assert.equal(of('Clean up'), '')
   })
 
+  it('of agents.md run as they are written', async () => {
+    const sections = commandsOf('docs/agents.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const of = (heading: string) => answers.get(heading) ?? ''
+    assert.match(of('Versions'), /"version":2,.*"label":"shorter".*"version":1,.*"label":"first"/s)
+    const [compared] = of('Compare and restore').split(/(?<=\})(?=\{)/)
+    const change = { path: 'instructions', op: 'changed', before: 'Be kind.', after: 'Be kind and brief.' }
+    assert.deepEqual(JSON.parse(compared), { from: 1, to: 2, changes: [change] })
+    assert.equal(last(of('Compare and restore')).version, 3)
+    assert.match(of('Release a version to a part of your users'), /canary_percent: 20,.*\n[34]\n[01]\n[45]$/s)
+  })
+
   it('of tools.md run as they are written', async () => {
     const sections = commandsOf('docs/tools.md')
     const answers = await answersOf(sections, base)

@@ -1,6 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { storedEvents } from '../support/events.ts'
 
 const allow = (action: string[], resource: string) => ({
   statement: [{ effect: 'Allow', action, resource: [resource] }],
@@ -12,8 +13,7 @@ describe('actors', () => {
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const ids = (reply: { body: any }) => reply.body.data.map((item: { id: string }) => item.id)
-  const events = (id: string) =>
-    rows('select name, envelope from events where resource_id = $1 order by created_at, id', [id])
+  const events = (id: string) => storedEvents(app.services.pool, { resource: id })
   const make = async (body: object = {}) => {
     const made = await app.key.post('/actors', { name: 'Alice', ...body })
     assert.equal(made.status, 201, JSON.stringify(made.body))
@@ -45,7 +45,7 @@ describe('actors', () => {
       assert.deepEqual((await app.key.get(`/actors/${id}`)).body, made)
       const [event] = await events(id)
       assert.equal(event.name, 'actors.created')
-      assert.deepEqual(JSON.parse(event.envelope).data, made)
+      assert.deepEqual(event.data, made)
       const [entry] = await rows('select * from audit_entries where resource_public_id = $1', [id])
       assert.equal(entry.action, 'actors:CreateActor')
     })
@@ -220,7 +220,7 @@ describe('actors', () => {
       assert.ok(updated_at > made.updated_at)
       const [, event] = await events(made.id)
       assert.equal(event.name, 'actors.updated')
-      assert.deepEqual(JSON.parse(event.envelope).data, changed.body)
+      assert.deepEqual(event.data, changed.body)
       assert.deepEqual((await app.key.patch(`/actors/${made.id}`, {})).body, changed.body)
       assert.equal((await events(made.id)).length, 2)
       assert.equal((await app.key.patch(`/actors/${made.id}`, { external_id: null })).status, 400)

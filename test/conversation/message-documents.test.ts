@@ -5,6 +5,7 @@ import pg from 'pg'
 import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
+import { storedEvents } from '../support/events.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
@@ -202,11 +203,9 @@ describe('documents of messages', function () {
         [stored.document_id, stored.content, stored.position, stored.metadata],
         [document_id, 'the whole report', 0, { source: 'upload' }],
       )
-      const [event] = await rows(`select envelope from events where resource_id = $1 and name = $2`, [
-        document_id,
-        'conversation_messages.created',
-      ])
-      assert.deepEqual(JSON.parse(event.envelope).data, stored)
+      const told = { resource: document_id, name: 'conversation_messages.created' }
+      const [event] = await storedEvents(app.services.pool, told)
+      assert.deepEqual(event.data, stored)
       expectStatus(await app.key.post(`/conversations/${id}/generate?wait=true`, { agent_id: agentId }), 200)
       const [{ body }] = await requests()
       assert.equal(JSON.stringify(body.messages.at(-1)).includes('the whole report'), true)

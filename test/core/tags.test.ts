@@ -1,6 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 
 describe('tags', () => {
   let app: TestApp
@@ -75,13 +76,8 @@ describe('tags', () => {
 
   it('emits the resource as it is after the change', async () => {
     await app.admin.patch(path, { mark: 'seen' })
-    const found = await app.services.pool.any(
-      rawQuery(
-        `select envelope from events where project_id = $1 and name = 'projects.updated' order by id desc limit 1`,
-        [project.id],
-      ),
-    )
-    assert.deepEqual(JSON.parse((found[0] as { envelope: string }).envelope).data.tags, { mark: 'seen' })
+    const told = await storedEvents(app.services.pool, { project: project.id, name: 'projects.updated' })
+    assert.deepEqual(told.at(-1)?.data.tags, { mark: 'seen' })
   })
 
   it('loses no write of concurrent merges', async () => {

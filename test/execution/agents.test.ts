@@ -90,6 +90,7 @@ describe('agents', () => {
       single_session_per_actor: false,
       trace_content_mode: null,
       version: 1,
+      active_release: null,
       created_at: record.created_at,
       updated_at: record.created_at,
     })
@@ -149,7 +150,16 @@ describe('agents', () => {
   })
 
   it('refuse fields they do not know', async () => {
-    for (const name of ['reasoning', 'tool_ids', 'tools', 'tool_bindings', 'guardrail_ids', 'version'])
+    for (const name of [
+      'reasoning',
+      'tool_ids',
+      'tools',
+      'tool_bindings',
+      'guardrail_ids',
+      'version',
+      'active_release',
+      'release_references',
+    ])
       refusedAt(await create({ [name]: null }), name)
   })
 

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 
 describe('AI providers', () => {
   let app: TestApp
@@ -33,10 +34,7 @@ describe('AI providers', () => {
   const secret = async (value = 'a secret value', as = key): Promise<string> =>
     (await as.post('/secrets', { name: 'credential', value })).body.id
 
-  const events = (id: string) =>
-    app.services.pool.any(
-      sql.unsafe`select name, envelope from events where resource_id = ${id} order by id`,
-    ) as unknown as Promise<{ name: string; envelope: string }[]>
+  const events = (id: string) => storedEvents(app.services.pool, { resource: id })
 
   const refusedAt = (reply: Reply, path: string) => {
     assert.equal(reply.status, 400, JSON.stringify(reply.body))
@@ -327,7 +325,7 @@ describe('AI providers', () => {
     await key.delete(`/ai-providers/${record.id}`)
     const said = await events(record.id)
     assert.deepEqual(
-      said.map(event => [event.name, JSON.parse(event.envelope).data]),
+      said.map(({ name, data }) => [name, data]),
       [
         ['ai_providers.created', record],
         ['ai_providers.updated', changed],

@@ -401,8 +401,8 @@ describe('a routed call', function () {
       assert.deepEqual([body.output?.content, body.usage !== null], ['x', true])
       const routing = counted.app.statements.slice(from).filter(text => /model_routes|model_breakers/.test(text))
       const carriers = [
-        /from agents t where t.id/,
-        /from generations t\s+join agents/,
+        /select a\..* from served_agent/s,
+        /from generations t\s+join served_agent/,
         /update generations set step_count/,
       ]
       assert.equal(routing.length, carriers.length, routing.join('\n\n'))

@@ -4,6 +4,7 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { etagOf, namesTag } from '../../core/api/etag.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tags } from '../../core/api/record.ts'
+import { requireVersion } from '../../core/api/versions.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { PartialSettings } from '../chunks/model.ts'
@@ -80,12 +81,6 @@ export function refuseReserved(row: Pick<DocumentRow, 'kind' | 'path'>): void {
 export function refuseWithdrawn(row: Pick<DocumentRow, 'status'>): void {
   if (row.status === 'withdrawn')
     invalid({ code: 'INVALID_STATE', path: '', message: 'the document is withdrawn; restore a version first' })
-}
-
-/** Raises VERSION_CONFLICT when the caller expected another version. */
-export function requireVersion(row: Pick<DocumentRow, 'version'>, expected_version: number | undefined): void {
-  if (expected_version !== undefined && expected_version !== row.version)
-    raise('VERSION_CONFLICT', { meta: { current_version: row.version, expected_version } })
 }
 
 /**

@@ -1,9 +1,10 @@
 import { isDeepStrictEqual } from 'node:util'
 import { invalid, raise } from '../../core/api/errors.ts'
 import type { Tags } from '../../core/api/record.ts'
+import { requireVersion } from '../../core/api/versions.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { removeChunks } from '../chunks/store.ts'
-import { changeDocument, refuseReserved, refuseWithdrawn, requireTag, requireVersion } from './change.ts'
+import { changeDocument, refuseReserved, refuseWithdrawn, requireTag } from './change.ts'
 import { type Author, type DocumentRow, type DocumentVersionRow, documentKind } from './model.ts'
 import { endAttempt, findVersion, lockDocument, updateDocument } from './store.ts'
 

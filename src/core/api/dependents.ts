@@ -75,13 +75,24 @@ function summed(sets: readonly { label: string }[], measured: readonly Measured[
   return { counts, sample_ids }
 }
 
+/** Rows that refer in several ways are counted once. A union, so that each way has its index. */
+function united(levels: readonly Level[]): Level[] {
+  const groups = Map.groupBy(levels, ({ kind, label, on_delete }) => `${kind.name} ${label} ${on_delete}`)
+  return [...groups.values()].map(([first, ...others]) => {
+    if (others.length === 0) return first
+    const table = sql.identifier([first.kind.table])
+    const ids = [first, ...others].map(({ where }) => sql.fragment`select id from ${table} where ${where}`)
+    return { ...first, where: sql.fragment`id in (${sql.join(ids, sql.fragment` union all `)})` }
+  })
+}
+
 /** What refers to a row, out of the `references` of every kind, in one statement. `held`: it keeps the row, save by force. */
 async function dependentsOf(
   db: Queryable,
   target: Pick<Kind, 'name'>,
   id: string,
 ): Promise<Dependents & { held: boolean }> {
-  const sets = levels(target.name, sql.fragment`select ${id}::text`)
+  const sets = united(levels(target.name, sql.fragment`select ${id}::text`))
   const measured = await measure(db, sets)
   const some = (...kinds: Level['on_delete'][]) =>
     sets.some(({ on_delete }, index) => kinds.includes(on_delete) && measured[index].count > 0)

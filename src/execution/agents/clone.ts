@@ -2,10 +2,14 @@ import type { Cloneable } from '../../identity/projects/clone.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { copyRoutes } from '../model-routes/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
+import { configOf, insertAgent } from './archive.ts'
 import { agentKind } from './model.ts'
 import { agentsOf } from './store.ts'
 
-/** An agent cannot be without what its calls go to, so the providers and routes of the copies come along, the default too. */
+/**
+ * An agent cannot be without what its calls go to, so the providers and routes of the copies come along, the default too.
+ * Versions and releases do not.
+ */
 export const agentCloning: Cloneable = {
   name: 'agents',
   async copy(tx, from, to, ids) {
@@ -15,15 +19,10 @@ export const agentCloning: Cloneable = {
     await copyProviders(tx, from, to, ids, new Set(agents.map(agent => agent.ai_provider_id)))
     await copyRoutes(tx, from, to, ids, new Set(routes))
     for (const agent of agents) {
-      const { id, version: _version, created_at: _created, updated_at: _updated, ...config } = agent
       const copied = (named: string | null) => named && (ids.get(named) as string)
-      const copy = await agentKind.insert(tx, {
-        ...config,
-        project_id: to,
-        ai_provider_id: copied(agent.ai_provider_id),
-        model_route_id: copied(agent.model_route_id),
-      })
-      ids.set(id, copy.id)
+      const bound = { ai_provider_id: copied(agent.ai_provider_id), model_route_id: copied(agent.model_route_id) }
+      const copy = await insertAgent(tx, { ...configOf(agent), ...bound, project_id: to }, { created_by: null })
+      ids.set(agent.id, copy.id)
       tx.emit(agentKind, 'created', copy)
     }
   },

@@ -8,6 +8,12 @@ export const agentErrors = {
     message: 'The agent named does not exist in the project',
   },
   INVALID_OUTPUT_SCHEMA: { status: 400, description: 'Output_schema not a JSON Schema object' },
+  NO_ACTIVE_RELEASE: { status: 409, description: 'Agent has no active release to promote or abort' },
+  PROMOTION_GATE_UNMET: {
+    status: 409,
+    description: 'Release promotion_gate has no passing eval run against the canary version',
+    message: 'The canary has not passed the eval that gates its promotion',
+  },
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
@@ -55,15 +55,85 @@ const fields = {
     .describe('Whether the content of turns is kept; null is as the project says, which may not be exceeded'),
 }
 
+/** Two versions that share the turns of an agent. */
+export const ActiveRelease = z
+  .object({
+    stable_version: z.int(),
+    canary_version: z.int(),
+    canary_percent: z.int().describe('Of a hundred end users so many get the canary'),
+    promotion_gate: z.string().nullable().describe('Eval that the canary has to pass before it is promoted'),
+    started_at: z.iso.datetime(),
+    started_by: z.string().nullable().describe('User who started it; of a key its owner'),
+  })
+  .meta({ id: 'ActiveRelease' })
+export type ActiveRelease = z.output<typeof ActiveRelease>
+
 export const Agent = record('Agent', {
   ...fields,
   output_schema: z.record(z.string(), z.unknown()).nullable(),
   version: z.int().describe('Counts the changes of the configuration, from 1'),
+  active_release: ActiveRelease.nullable().describe('The versions that are served in place of this configuration'),
 })
 
-export const AgentPatch = patchBody('AgentPatch', fields)
+const label = z.string().trim().min(1).max(255).optional()
+const expected_version = z
+  .int()
+  .min(1)
+  .optional()
+  .describe('The write goes through only while the agent is at this version')
+const version_label = label.describe('Label of the version that the write makes')
 
-export const AgentInput = createBody('AgentInput', fields, [])
+export const AgentPatch = patchBody('AgentPatch', { ...fields, version_label, expected_version })
+
+export const AgentInput = createBody('AgentInput', { ...fields, version_label }, [])
+
+/** A configuration by itself: every field that a caller may write, which is what a version keeps. */
+export const AgentConfig = z.object(fields)
+export type AgentConfig = Pick<AgentRow, keyof typeof fields>
+export const configFields = Object.keys(fields) as (keyof AgentConfig)[]
+
+export const AgentVersion = z
+  .object({
+    id: z.string(),
+    agent_id: z.string(),
+    version: z.int(),
+    config: z.record(z.string(), z.unknown()).describe('Every field that a caller may write, as it stood'),
+    label: z.string().nullable(),
+    eval_run_id: z.string().nullable().describe('The run that let a canary go live as this version'),
+    created_by: z.string().nullable().describe('User who wrote it; of a key its owner; null for the deployment'),
+    created_at: z.iso.datetime(),
+  })
+  .meta({ id: 'AgentVersion' })
+export type AgentVersion = z.output<typeof AgentVersion>
+
+export const RestoreInput = z
+  .strictObject({ label: label.describe('Label of the new version; default `restored from v<n>`'), expected_version })
+  .meta({ id: 'AgentRestoreInput' })
+
+const versionNumber = z.int().min(1).max(999_999_999)
+
+export const ReleaseInput = z
+  .strictObject({
+    stable_version: versionNumber.describe('Version that is served to everybody else'),
+    canary_version: versionNumber.describe('Version that is tried'),
+    canary_percent: z.int().min(0).max(100).describe('Of a hundred end users so many get the canary'),
+    promotion_gate: z
+      .string()
+      .min(1)
+      .max(255)
+      .nullish()
+      .describe('Eval of the agent that the canary has to pass before it is promoted; without one there is no gate'),
+    expected_version,
+  })
+  .meta({ id: 'ReleaseInput' })
+
+/** How an agent refers to what a served version names, for every kind of what a configuration names. */
+const byRelease = {
+  column: 'release_references',
+  many: true,
+  field: () => sql.fragment`'active_release'::text`,
+  on_delete: 'block',
+} as const
 
 export const agentKind = kind({
   name: 'agent',
@@ -73,10 +143,17 @@ export const agentKind = kind({
   references: [
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
     { kind: 'ai_provider', column: 'ai_provider_id', on_delete: 'block' },
+    { kind: 'ai_provider', ...byRelease },
     { kind: 'model_route', column: 'model_route_id', on_delete: 'block' },
+    { kind: 'model_route', ...byRelease },
   ],
   record: Agent,
-  events: ['created', 'updated', 'deleted'],
+  hidden: {
+    /** Ids that the served versions name; null without a release. */
+    release_references: z.array(z.string()).nullable(),
+  },
+  events: ['created', 'updated', 'deleted', 'release_started', 'release_promoted', 'release_aborted'],
+  eventNotes: 'release_* carry release',
 })
 
 export type AgentRow = z.output<typeof agentKind.row>

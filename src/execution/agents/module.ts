@@ -7,15 +7,17 @@ import { convertByAgent } from './convert.ts'
 import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
-import { inheritingAgents } from './store.ts'
+import { inheritingAgents, inheritingReleases } from './store.ts'
+import { versionOperations } from './version-operations.ts'
 
 export default module('agents', {
   errors: agentErrors,
   kinds: [agentKind],
-  operations: agentOperations,
+  operations: [...agentOperations, ...versionOperations],
   extensions: [
     cloneables.with(agentCloning),
     agentConverters.with(convertByAgent),
     defaultRouteInheritors.with(inheritingAgents),
+    defaultRouteInheritors.with(inheritingReleases),
   ],
 })

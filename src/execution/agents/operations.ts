@@ -4,9 +4,11 @@ import { contains, equals } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { requireVersion } from '../../core/api/versions.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
-import { AgentInput, AgentPatch, agentKind } from './model.ts'
+import { changeAgent, insertAgent } from './archive.ts'
+import { type AgentConfig, AgentInput, AgentPatch, agentKind } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
 
 const agents = resource(agentKind, { path: '/agents', tag: 'Agents' })
@@ -20,7 +22,11 @@ type Binding = { ai_provider_id?: string | null; model_route_id?: string | null;
  * Validates what a write would leave of the model binding: a provider, or a route, or neither where the project has a
  * default route, which then cannot be cleared before the write is committed.
  */
-async function checkBinding({ ai_provider_id, model_route_id, model }: Binding, tx: Queryable, projectId: string) {
+export async function checkBinding(
+  { ai_provider_id, model_route_id, model }: Binding,
+  tx: Queryable,
+  projectId: string,
+) {
   if (ai_provider_id != null && model_route_id != null)
     invalid({ code: 'INVALID_VALUE', path: 'model_route_id', message: 'does not go with ai_provider_id; clear one' })
   if (ai_provider_id != null) return
@@ -34,9 +40,9 @@ async function checkBinding({ ai_provider_id, model_route_id, model }: Binding, 
 }
 
 /** Validates what a body says of a configuration, which `next` is to become; what it leaves alone stays as it is. */
-async function checkConfig(
+export async function checkConfig(
   next: Binding,
-  body: z.output<typeof AgentPatch>,
+  body: Partial<z.output<typeof AgentConfig>>,
   { tx, services }: Pick<Context, 'tx' | 'services'>,
   projectId: string,
 ): Promise<void> {
@@ -51,7 +57,8 @@ async function checkConfig(
   if (body.output_schema != null) await checkOutputSchema(services, projectId, body.output_schema)
 }
 
-const raises = ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'INVALID_OUTPUT_SCHEMA'] as const
+/** What refuses a configuration. */
+export const refusals = ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'INVALID_OUTPUT_SCHEMA'] as const
 
 const change = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
@@ -61,10 +68,16 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
     description: 'Fields that are left out stay as they are. A write that changes nothing makes no version.',
     body: AgentPatch,
     quiet: true,
-    raises: [...raises],
-    check: (next, context) => checkConfig(next, context.body, context, next.project_id),
-    change: (next, { stored }) =>
-      Object.keys(agentKind.changes(stored, next)).length === 0 ? next : { ...next, version: stored.version + 1 },
+    raises: [...refusals, 'VERSION_CONFLICT'],
+    check(next, context) {
+      requireVersion(context.stored, context.body.expected_version)
+      return checkConfig(next, context.body, context, next.project_id)
+    },
+    write: (next, { stored, body, caller, tx }) =>
+      changeAgent(tx, stored, agentKind.changes(stored, next), {
+        created_by: caller.user.id,
+        label: body.version_label,
+      }),
   })
 
 export const agentOperations: Operation[] = [
@@ -78,8 +91,17 @@ export const agentOperations: Operation[] = [
   }),
   agents.create({
     body: AgentInput,
-    raises: [...raises],
+    raises: [...refusals],
     check: context => checkConfig(context.body, context.body, context, context.project),
+    make: ({ body, project, caller, tx }) =>
+      insertAgent(
+        tx,
+        { ...(body as AgentConfig), project_id: project },
+        {
+          created_by: caller.user.id,
+          label: body.version_label,
+        },
+      ),
   }),
   agents.get(),
   change('patch', 'updateAgent', 'Change an agent'),

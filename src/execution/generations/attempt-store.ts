@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import type { AgentRow } from '../agents/model.ts'
+import { servedAgent } from '../agents/served.ts'
 import { type LoadedRoute, loadedRoute, routeOf, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import { type Frame, frameRows } from './frame-store.ts'
@@ -12,6 +13,7 @@ import { wireStep } from './trace-store.ts'
 /** Everything an executor needs of a turn. What is of other kinds comes as jsonb, its times in the form of that. */
 const LoadedTurn = z.object({
   ...generationKind.row.shape,
+  /** With the version that the turn has, or gets if it starts now. */
   loaded_agent: z.custom<AgentRow>(),
   loaded_provider: z.custom<ProviderRow>().nullable(),
   loaded_route: loadedRoute,
@@ -47,7 +49,10 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
       coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
       coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame
     from generations t
-    join agents a on a.id = t.agent_id
+    join ${servedAgent(sql.fragment`t.agent_id`, {
+      version: sql.fragment`coalesce(t.agent_version, t.assigned_version)`,
+      key: sql.fragment`coalesce(t.actor_id, t.session_id, t.conversation_id)`,
+    })} a on true
     join projects p on p.id = t.project_id
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
     left join generation_work w on w.generation_id = t.id

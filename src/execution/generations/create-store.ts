@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { agentKind } from '../agents/model.ts'
+import { ownerKey, servedAgent, type TurnOwner } from '../agents/served.ts'
 import { type LoadedRoute, loadedRoute, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import type { GenerationRow } from './model.ts'
@@ -12,6 +13,7 @@ export type NewTurn = Pick<
   | 'id'
   | 'project_id'
   | 'agent_id'
+  | 'agent_version'
   | 'trace_id'
   | 'conversation_id'
   | 'session_id'
@@ -28,7 +30,14 @@ export type NewTurn = Pick<
   | 'shape'
   | 'deadline_at'
   | 'created_at'
-> & { newTrace: boolean; parent_trace_id: string | null; root_trace_id: string | null; sealedWork: string }
+> & {
+  newTrace: boolean
+  /** It keeps the version that it is given now. */
+  assigned: boolean
+  parent_trace_id: string | null
+  root_trace_id: string | null
+  sealedWork: string
+}
 
 /**
  * What goes with a new turn in its statement: a condition under which it is not made, and further ctes, which see by
@@ -48,6 +57,13 @@ export type ProjectFound = z.output<typeof ProjectFound>
 const provider = z.custom<ProviderRow>().nullable()
 const insertedTurn = sql.type(ProjectFound.extend({ provider, route: loadedRoute, made: z.boolean() }))
 
+/** The agent of a new turn, with the version that it was given already or is given now. */
+const servedTo = (turn: TurnOwner & { agent_id: string; agent_version?: number | null }): Fragment =>
+  servedAgent(sql.fragment`${turn.agent_id}`, {
+    version: sql.fragment`${turn.agent_version ?? null}`,
+    key: sql.fragment`${ownerKey(turn)}`,
+  })
+
 /**
  * Writes a pending generation, its trace when it is a new one, and its sealed working state, while it holds the project
  * against a pause. The ctes `project` and `runnable` say what was found; nothing is written in a paused project.
@@ -58,19 +74,21 @@ export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneS
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
     // The stricter of what the project and the agent say.
     sql.fragment`runnable as (
-      select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode
-      from project left join agents a on a.id = ${turn.agent_id} where paused_at is null ${wanted})`,
+      select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode,
+        a.version, a.project_id, a.ai_provider_id, a.model_route_id
+      from project left join ${servedTo(turn)} a on true where paused_at is null ${wanted})`,
     sql.fragment`new_trace as (
       insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
       select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
       from runnable where ${turn.newTrace})`,
     sql.fragment`new_generation as (
       insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, started_by_principal_type,
-        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, created_at, updated_at)
+        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at)
       select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
         ${turn.initiator_generation_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
         case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
-        ${turn.deadline_at}::timestamptz, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
+        ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
+        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
       from runnable)`,
     sql.fragment`open as (
       insert into generation_work (generation_id, sealed)
@@ -94,15 +112,14 @@ export async function insertTurn(
   const { ctes, columns, guard } = newTurnParts(turn, beside)
   return db.one(insertedTurn`
     with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
-      (select to_jsonb(pr) from agents a cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr
-        where a.id = ${turn.agent_id}) as provider,
-      (select ${routeOfRow('a')} from agents a where a.id = ${turn.agent_id}) as route`)
+      (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider,
+      (select ${routeOfRow('runnable')} from runnable) as route`)
 }
 
 /** What the calls of an agent go to: a provider, or else a route. */
 export type Binding = { provider: ProviderRow | null; route: LoadedRoute | null }
 
-/** An agent with its provider or route, for running it. */
+/** An agent with its provider or route, for running it: as one turn of nobody in particular is served it. */
 const RunnableAgent = agentKind.row.extend({ provider, route: loadedRoute })
 export type RunnableAgent = z.output<typeof RunnableAgent>
 const runnableAgent = sql.type(RunnableAgent)
@@ -110,5 +127,5 @@ const runnableAgent = sql.type(RunnableAgent)
 /** The agent of an id for running it, in one round trip; null when there is none. */
 export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgent`
-    select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route from (select ${agentKind.columns} from agents t where t.id = ${id}) a
+    select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)

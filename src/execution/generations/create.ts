@@ -25,6 +25,11 @@ export const generationRun = entityMailbox('generation-run', {
 export type TurnInput = {
   project_id: string
   agent_id: string
+  /**
+   * Version of the agent that the turn is served; without one it is given a version as the agent's release says, a turn of
+   * a conversation when it starts.
+   */
+  agent_version?: number
   /** Null: the turn's source prepares them when it starts. */
   messages: ModelMessage[] | null
   /** Steps of an earlier turn that this one goes on from; they follow the messages. */
@@ -75,6 +80,9 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     id,
     project_id: input.project_id,
     agent_id: input.agent_id,
+    agent_version: input.agent_version ?? null,
+    // Between a turn of a conversation and its start others may run, and the agent may change.
+    assigned: input.agent_version !== undefined || !input.conversation_id,
     trace_id: input.trace_id ?? newId('trace'),
     newTrace: !input.trace_id,
     parent_trace_id: input.parent_trace_id ?? null,

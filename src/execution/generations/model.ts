@@ -178,6 +178,8 @@ export const generationKind = kind({
     }),
     /** What is asked again when the turn starts. */
     permission: z.object({ action: z.string(), kind: z.string(), id: z.string() }).nullable(),
+    /** The version that a turn outside a conversation was given when it was made; `agent_version` is the one it started with. */
+    assigned_version: z.int().nullable(),
     /** Fence: every write of an attempt carries its number. */
     attempt: z.int(),
     /** Attempts lost since the last settled step. */

@@ -37,6 +37,7 @@ export async function retryGeneration(
         generation_id,
         project_id: failed.project_id,
         agent_id: failed.agent_id,
+        ...(failed.conversation_id === null ? { agent_version: agent.version } : {}),
         messages: failed.input,
         settled: settledSteps(steps),
         metadata: failed.metadata,

@@ -185,6 +185,7 @@ export const generateOperation = itemOperation(agentKind, {
           generation_id,
           project_id: agent.project_id,
           agent_id: agent.id,
+          agent_version: agent.version,
           messages,
           metadata: body.metadata ?? null,
           action_id: body.action_id ?? null,

@@ -244,7 +244,8 @@ class Execution {
     const { provider } = this.loaded
     if (provider)
       return callModel(services, provider, (work as Work).model ?? agent.model ?? provider.default_model, request)
-    if (!this.route) raise('MODEL_ROUTE_NOT_FOUND')
+    // Of an agent that has changed since, what its version names may be gone.
+    if (!this.route) raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND')
     // Noted while the call is made, and written with its step or with the failure of the turn.
     const routing = openRouting(this.route, generation.routing)
     this.generation = { ...generation, routing }

@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { changesBetween } from '../../core/api/compare.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -49,14 +49,6 @@ export async function comparePolicyVersions(db: Queryable, id: string, from: num
   const version = (number: number): PolicyVersion =>
     versions.get(number) ?? raise('RESOURCE_NOT_FOUND', { meta: { id, version: number } })
   return { from, to, changes: changesBetween(fields(version(from)), fields(version(to))) }
-}
-
-/** A version number as a path names it. Raises VALIDATION_FAILED. */
-export function versionNumber(text: string): number {
-  const number = Number(text)
-  if (!/^\d{1,9}$/.test(text) || number < 1)
-    invalid({ code: 'INVALID_VALUE', path: 'version', message: 'must be a positive integer' })
-  return number
 }
 
 /**

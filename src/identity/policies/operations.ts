@@ -5,11 +5,12 @@ import { newId } from '../../core/api/ids.ts'
 import { pageOf, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { versionNumber, versionQuery } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { userKind } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
-import { changePolicy, comparePolicyVersions, fields, policyVersion, refuseHeld, versionNumber } from './change.ts'
+import { changePolicy, comparePolicyVersions, fields, policyVersion, refuseHeld } from './change.ts'
 import {
   checkDocument,
   Policy,
@@ -42,12 +43,6 @@ const change = (method: 'patch' | 'put', summary: string, body: typeof PolicyInp
       return changed
     },
   })
-
-const versionQuery = z
-  .string()
-  .regex(/^[1-9]\d{0,8}$/, 'must be a positive integer')
-  .transform(Number)
-  .optional()
 
 export const policyOperations: Operation[] = [
   policies.list({

@@ -1,0 +1,23 @@
+import { z } from 'zod'
+import { invalid, raise } from './errors.ts'
+
+/** A version number in a query; absent is the caller's default. */
+export const versionQuery = z
+  .string()
+  .regex(/^[1-9]\d{0,8}$/, 'must be a positive integer')
+  .transform(Number)
+  .optional()
+
+/** A version number as a path names it. Raises VALIDATION_FAILED. */
+export function versionNumber(text: string): number {
+  const number = Number(text)
+  if (!/^\d{1,9}$/.test(text) || number < 1)
+    invalid({ code: 'INVALID_VALUE', path: 'version', message: 'must be a positive integer' })
+  return number
+}
+
+/** Raises VERSION_CONFLICT when the caller expected another version. */
+export function requireVersion(row: { version: number }, expected_version: number | undefined): void {
+  if (expected_version !== undefined && expected_version !== row.version)
+    raise('VERSION_CONFLICT', { meta: { current_version: row.version, expected_version } })
+}

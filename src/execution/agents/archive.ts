@@ -1,0 +1,49 @@
+import { picked, type Values } from '../../core/api/kind.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { type AgentConfig, type AgentRow, agentKind, configFields } from './model.ts'
+import { insertVersion } from './store.ts'
+
+/** Why a version is made, and by whom. */
+export type Making = { created_by: string | null; label?: string | null; eval_run_id?: string | null }
+
+/** The configuration of an agent as it is. */
+export const configOf = (agent: AgentRow): AgentConfig => picked(agent, configFields) as AgentConfig
+
+/** Of a field that is not set. */
+const unset = (name: keyof AgentConfig) => (name === 'single_session_per_actor' ? false : null)
+
+/**
+ * The configuration that a version kept, in the fields of this release: those it did not know are not set, those that
+ * only another release knows are left out.
+ */
+export const readConfig = (kept: Record<string, unknown>): AgentConfig =>
+  Object.fromEntries(configFields.map(name => [name, kept[name] ?? unset(name)])) as AgentConfig
+
+/** Adds an agent with its first version. */
+export async function insertAgent(tx: Tx, values: Values<AgentRow>, making: Making): Promise<AgentRow> {
+  const agent = await agentKind.insert(tx, values)
+  await archive(tx, agent, making)
+  return agent
+}
+
+/** Writes the next version of an agent whose row the caller holds. */
+export async function changeAgent(
+  tx: Tx,
+  stored: AgentRow,
+  values: Values<AgentRow>,
+  making: Making,
+): Promise<AgentRow> {
+  const agent = await agentKind.update(tx, stored.id, { ...values, version: stored.version + 1 })
+  await archive(tx, agent, making)
+  return agent
+}
+
+const archive = (tx: Tx, agent: AgentRow, { created_by, label = null, eval_run_id = null }: Making) =>
+  insertVersion(tx, {
+    agent_id: agent.id,
+    version: agent.version,
+    config: configOf(agent),
+    label,
+    eval_run_id,
+    created_by,
+  })

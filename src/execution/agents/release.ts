@@ -1,0 +1,139 @@
+import type { z } from 'zod'
+import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { requireReferences } from '../../core/api/references.ts'
+import { requireVersion } from '../../core/api/versions.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { extensionPoint } from '../../core/declarations.ts'
+import { changeAgent, readConfig } from './archive.ts'
+import { type ActiveRelease, type AgentConfig, type AgentRow, agentKind, type ReleaseInput } from './model.ts'
+import { checkBinding } from './operations.ts'
+import { findVersions, setEvalRun } from './store.ts'
+import { requireValid, versionOf } from './versions.ts'
+
+/** Evals as promotion gates. They build on agents, so they contribute it; without it no eval can be named. */
+export type PromotionGates = {
+  /** Whether an agent has the eval. */
+  exists(db: Queryable, agent: Pick<AgentRow, 'id' | 'project_id'>, evalId: string): Promise<boolean>
+  /** The newest run of the eval that a version of the agent passed; null without one. */
+  passedRun(
+    db: Queryable,
+    agent: Pick<AgentRow, 'id' | 'project_id'>,
+    evalId: string,
+    version: number,
+  ): Promise<string | null>
+}
+
+export const promotionGates = extensionPoint<PromotionGates>('promotion gates')
+
+type Released = Pick<Context, 'tx' | 'services' | 'caller' | 'audit'> & { resource: AgentRow }
+
+/**
+ * Starts a release, or replaces the one under way: from now on turns are served one of two versions, and the agent's own
+ * configuration is a draft. Raises VALIDATION_FAILED naming the version that cannot be served or the gate that is none,
+ * VERSION_CONFLICT.
+ */
+export async function setRelease(context: Released, body: z.output<typeof ReleaseInput>): Promise<AgentRow> {
+  const { tx, caller, audit } = context
+  const { stable_version, canary_version, canary_percent, promotion_gate = null } = body
+  const stored = await agentKind.lock(tx, context.resource.id)
+  requireVersion(stored, body.expected_version)
+  if (stable_version === canary_version)
+    invalid({ code: 'INVALID_VALUE', path: 'canary_version', message: 'must be another version than stable_version' })
+  const configs = [
+    await servable(context, stored, 'stable_version', stable_version),
+    await servable(context, stored, 'canary_version', canary_version),
+  ]
+  if (promotion_gate !== null && !(await promotionGates.only()?.exists(tx, stored, promotion_gate)))
+    invalid({ code: 'INVALID_VALUE', path: 'promotion_gate', message: 'names no eval of the agent' })
+  const release: ActiveRelease = {
+    stable_version,
+    canary_version,
+    canary_percent,
+    promotion_gate,
+    started_at: new Date().toISOString(),
+    started_by: caller.user.id,
+  }
+  audit.detail.release = release
+  const released = await agentKind.update(tx, stored.id, {
+    active_release: release,
+    release_references: [...new Set(configs.flatMap(namedBy))],
+  })
+  tx.emit(agentKind, 'release_started', released, { extra: { release } })
+  return released
+}
+
+/** The configuration of a version that is to be served. Raises VALIDATION_FAILED at the field that names the version. */
+async function servable(
+  context: Released,
+  agent: AgentRow,
+  path: 'stable_version' | 'canary_version',
+  number: number,
+): Promise<AgentConfig> {
+  const [version] = await findVersions(context.tx, agent.id, [number])
+  if (!version) return invalid({ code: 'NOT_FOUND', path, message: 'names no version of the agent' })
+  const config = readConfig(version.config)
+  try {
+    await requireValid(context, agent, config)
+    return config
+  } catch (error) {
+    if (!(error instanceof AppError) || error.status !== 400) throw error
+    const [problem] = (error.meta?.problems ?? []) as { path: string; message: string }[]
+    const reason = problem ? `${problem.path} ${problem.message}` : error.message
+    return invalid({ code: error.code, path, message: `could not be written today: ${reason}` })
+  }
+}
+
+/** Ids that a configuration names, through the references that agents declare. */
+const namedBy = (config: AgentConfig): string[] =>
+  agentKind.references.flatMap(({ column }) =>
+    [(config as Record<string, unknown>)[column]].flat().filter(id => typeof id === 'string'),
+  )
+
+/**
+ * Ends a release with one of its versions: its configuration becomes the agent's, as a new version unless it is that
+ * already. A promoted canary must have passed its gate and still be one that could be written today; going back to the
+ * stable version is refused for neither. Raises NO_ACTIVE_RELEASE, PROMOTION_GATE_UNMET, and what refuses an update.
+ */
+export async function endRelease(context: Released, outcome: 'promoted' | 'aborted'): Promise<AgentRow> {
+  const { tx, caller, audit } = context
+  const stored = await agentKind.lock(tx, context.resource.id)
+  const release = stored.active_release
+  if (!release) return raise('NO_ACTIVE_RELEASE', { meta: { agent_id: stored.id } })
+  const number = outcome === 'promoted' ? release.canary_version : release.stable_version
+  const config = readConfig((await versionOf(tx, stored.id, number)).config)
+  if (outcome === 'promoted') await requireValid(context, stored, config)
+  else {
+    await checkBinding(config, tx, stored.project_id)
+    await requireReferences(tx, agentKind, stored.project_id, config)
+  }
+  const eval_run_id = outcome === 'promoted' ? await requirePassed(tx, stored, release) : null
+
+  const ended = { active_release: null, release_references: null }
+  const changes = agentKind.changes(stored, { ...stored, ...config })
+  const live = Object.keys(changes).length === 0
+  const agent = live
+    ? await agentKind.update(tx, stored.id, ended)
+    : await changeAgent(
+        tx,
+        stored,
+        { ...changes, ...ended },
+        {
+          created_by: caller.user.id,
+          label: `${outcome} ${outcome === 'promoted' ? 'from' : 'to'} v${number}`,
+          eval_run_id,
+        },
+      )
+  if (live && eval_run_id) await setEvalRun(tx, agent.id, agent.version, eval_run_id)
+  Object.assign(audit.detail, { release, version: agent.version })
+  tx.emit(agentKind, `release_${outcome}`, agent, { extra: { release } })
+  return agent
+}
+
+/** The run by which the canary passed the gate of its release; null without a gate. Raises PROMOTION_GATE_UNMET. */
+async function requirePassed(db: Queryable, agent: AgentRow, release: ActiveRelease): Promise<string | null> {
+  const { promotion_gate, canary_version } = release
+  if (promotion_gate === null) return null
+  const run = await promotionGates.only()?.passedRun(db, agent, promotion_gate, canary_version)
+  return run ?? raise('PROMOTION_GATE_UNMET', { meta: { promotion_gate, agent_version: canary_version } })
+}
