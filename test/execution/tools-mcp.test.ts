@@ -25,6 +25,8 @@ describe('mcp tools', () => {
   /** Servers that misbehave. */
   let target: Target
   let other: Target
+  /** One that may not be called. */
+  let hidden: Target
   let id: string
   let key: Client
   /** May call tools of the project, and nothing else. */
@@ -34,6 +36,7 @@ describe('mcp tools', () => {
     server = await startMcpServer()
     target = await startTarget()
     other = await startTarget()
+    hidden = await startTarget()
     const allowed = [server, target, other].map(({ port }) => `127.0.0.1:${port}`)
     app = await startApp({
       env: {
@@ -56,13 +59,11 @@ describe('mcp tools', () => {
     await server?.close()
     await target?.close()
     await other?.close()
+    await hidden?.close()
   })
 
   /** Every session is ended; forgets what came. */
-  const settled = () =>
-    eventually(async () => {
-      assert.equal((await server.seen()).sessions, 0)
-    })
+  const settled = () => eventually(async () => (await server.seen()).sessions === 0)
   const tool = (path = '/stateful', fields: object = {}, mcp: object = {}) =>
     made(key, { type: 'mcp', mcp: { url: `${server.url}${path}`, ...mcp }, ...fields })
   const raw = (fields: object = {}, mcp: object = {}) =>
@@ -169,12 +170,15 @@ describe('mcp tools', () => {
       const mcp = { url: 'https://example.com/', headers: { A: `{{secret:${secret}}}`, B: 'b' } }
       await made(from.key, { name: 'one', type: 'mcp', mcp, denied_actions: ['x'] })
       await made(from.key, { name: 'two', type: 'mcp', mcp: { url: `https://example.com/{{secret:${secret}}}` } })
-      const clone = await app.admin.post(`/projects/${from.id}/clone`, { name: 'copy' })
+      const step = { id: 'a', tool: { name: 'x', type: 'mcp', mcp } }
+      await made(from.key, { name: 'three', type: 'pipeline', pipeline: { steps: [step] } })
+      const clone = await app.admin.post(`/projects/${from.id}/clone`, { name: 'copy', include: ['tools'] })
       assert.equal(clone.status, 201, JSON.stringify(clone.body))
-      const copies = (await app.admin.get(`/tools?project_id=${clone.body.id ?? clone.body.project?.id}`)).body.data
+      const copies = (await app.admin.get(`/tools?project_id=${clone.body.project.id}`)).body.data
       const of = (name: string) => copies.find((each: { name: string }) => each.name === name)
       assert.deepEqual([of('one').mcp, of('one').denied_actions], [{ url: mcp.url, headers: { B: 'b' } }, ['x']])
       assert.equal(of('two').mcp, null)
+      assert.deepEqual(of('three').pipeline.steps[0].tool.mcp, of('one').mcp)
     })
   })
 
@@ -217,7 +221,7 @@ describe('mcp tools', () => {
           const { requests, sessions } = await server.seen()
           methods.push(...requests.map(({ method, body }) => body?.method ?? method))
           const ends = methods.filter(each => each === 'DELETE').length
-          assert.deepEqual([sessions, ends], [0, path === '/stateless' ? 0 : 2])
+          return sessions === 0 && ends === (path === '/stateless' ? 0 : 2)
         })
         assert.deepEqual(methods.slice(0, 3), ['initialize', 'notifications/initialized', 'tools/call'])
       })
@@ -459,7 +463,7 @@ describe('mcp tools', () => {
         })
       })
       await failsWith('response_too_large', null)
-      await eventually(async () => assert.equal(open, 0))
+      await eventually(() => open === 0)
     })
 
     it('streams one event without end, or keeps silent', async () => {
@@ -555,7 +559,7 @@ describe('mcp tools', () => {
     })
     request.on('error', () => {})
     request.end('{"action":"slow"}')
-    await eventually(async () => assert.equal((await server.seen()).sessions, 1))
+    await eventually(async () => (await server.seen()).sessions === 1)
     await new Promise(resolve => setTimeout(resolve, 200))
     const gone = performance.now()
     request.destroy()
@@ -586,7 +590,7 @@ describe('mcp tools', () => {
       await eventually(async () => {
         const { requests, sessions } = await server.seen()
         for (const { headers } of requests) assert.equal(headers.authorization, `Bearer ${SECRET}`)
-        assert.equal(sessions, 0)
+        return sessions === 0
       })
       target.answer = json({}, 500)
       const inUrl = await raw({}, { url: `${target.url}/mcp?key=${S}` })
@@ -663,25 +667,24 @@ describe('mcp tools', () => {
         [got.authorization, got['x-key'], got['mcp-session-id'], got['x-open'], got['mcp-protocol-version']],
         [undefined, undefined, undefined, 'open', '2025-03-26'],
       )
-      await eventually(async () => assert.equal(target.last().method, 'DELETE'))
+      await eventually(() => target.last().method === 'DELETE')
       assert.equal(target.last().headers['mcp-session-id'], 'session-1')
     })
   })
 
   it('reach no private address, by themselves or by a redirect', async () => {
-    const { connections } = target
-    for (const url of [`http://localhost:${target.port}/`, `http://[::1]:${target.port}/`, 'http://169.254.169.254/']) {
+    for (const url of [`http://localhost:${hidden.port}/`, `${hidden.url}/`, 'http://169.254.169.254/']) {
       const { id } = await raw({}, { url })
       for (const reply of [await calling(id, 'x'), await key.get(`/tools/${id}/actions`)]) {
         const { meta } = refused(reply, 403, 'TOOL_EGRESS_BLOCKED')
         assert.equal(meta.tool_url, url)
-        assert.match(meta.tool_address, /^(127\.0\.0\.1|::1|169\.254\.169\.254)$/)
+        assert.match(meta.tool_address, /^(127\.0\.0\.1|169\.254\.169\.254)$/)
       }
     }
-    assert.equal(target.connections, connections)
-    target.answer = (_request, response) => response.writeHead(307, { location: 'http://169.254.169.254/' }).end()
+    target.answer = (_request, response) => response.writeHead(307, { location: `${hidden.url}/` }).end()
     const { meta } = refused(await calling((await raw()).id, 'x'), 403, 'TOOL_EGRESS_BLOCKED')
-    assert.equal(meta.tool_address, '169.254.169.254')
+    assert.deepEqual([meta.tool_url, meta.tool_address], [`${hidden.url}/`, '127.0.0.1'])
+    assert.equal(hidden.connections, 0)
     target.answer = (_request, response) => response.writeHead(307, { location: `${target.url}/again` }).end()
     refused(await calling((await raw()).id, 'x'), 403, 'TOOL_EGRESS_BLOCKED')
   })
@@ -690,7 +693,24 @@ describe('mcp tools', () => {
     const { id } = await tool()
     assert.equal(await called(id, 'say'), 'not { JSON')
     refused(await caller.get(`/tools/${id}`), 403, 'FORBIDDEN')
-    const reader = (await app.projectWith(['tools:GetTool'])).key
-    refused(await call(reader, id, undefined, { action: 'say' }), 404, 'RESOURCE_NOT_FOUND')
+    const statement = [{ effect: 'Allow', action: ['tools:GetTool'], resource: ['*'] }]
+    const reader = await app.user(undefined, [{ statement }])
+    assert.equal((await reader.get(`/tools/${id}/actions`)).status, 200)
+    refused(await call(reader, id, undefined, { action: 'say' }), 403, 'FORBIDDEN')
+  })
+
+  it('have a session for each of many calls at once', async () => {
+    const { id } = await tool()
+    const replies = await Promise.all(Array.from({ length: 20 }, (_, n) => called(id, 'echo', { n })))
+    assert.deepEqual(
+      replies.map(({ n }) => n),
+      Array.from({ length: 20 }, (_, n) => n),
+    )
+    const { requests } = await server.seen()
+    const sessions = requests
+      .filter(({ body }) => body?.method === 'tools/call')
+      .map(({ headers }) => headers['mcp-session-id'])
+    assert.equal(new Set(sessions).size, 20)
+    await settled()
   })
 })
