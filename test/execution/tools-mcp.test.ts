@@ -466,6 +466,21 @@ describe('mcp tools', () => {
       await eventually(() => open === 0)
     })
 
+    it('streams more messages than are looked at', async () => {
+      const [small, enough] = ['data: {}\n\n', 9_999]
+      for (const [count, expected] of [
+        [enough, 200],
+        [enough + 2, 502],
+      ]) {
+        target.answer = behind(({ id }, response) =>
+          stream(response).end(`${small.repeat(count)}data: ${result(id)}\n\n`),
+        )
+        const reply = await calling((await raw()).id, 'x')
+        assert.equal(reply.status, expected)
+        if (expected === 502) assert.equal(reply.body.error.meta.reason, 'response_too_large')
+      }
+    })
+
     it('streams one event without end, or keeps silent', async () => {
       target.answer = behind((_message, response) => {
         stream(response).write('data: ')
@@ -537,6 +552,13 @@ describe('mcp tools', () => {
       }
       await failsWith(undefined, 200)
       assert.equal(target.requests.length, 1)
+    })
+
+    it('begins a session without an answer, which is ended', async () => {
+      target.answer = (_request, response) => response.setHeader('mcp-session-id', 'session-2').end('{}')
+      await failsWith(undefined, 200)
+      await eventually(() => target.last().method === 'DELETE')
+      assert.equal(target.last().headers['mcp-session-id'], 'session-2')
     })
 
     it('is slow', async () => {

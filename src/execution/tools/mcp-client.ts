@@ -21,6 +21,8 @@ const CLIENT = { name: 'muster', version: '1' }
 const EVENT_STREAM = /^\s*text\/event-stream\b/i
 /** What the server may have repeated in headers. */
 const TOKEN = /^[\x21-\x7e]{1,1024}$/
+/** Messages of a stream that are looked at before the one that answers. */
+const MAX_MESSAGES = 10_000
 /** The end of a session is nobody's result. */
 const END_TIMEOUT_MS = 5000
 
@@ -82,12 +84,12 @@ export class McpLink {
     const reply = await this.#post({ id: ++this.#asked, method: 'initialize', params })
     const { answer, message } = reply
     if (message?.error || (answer.status >= 400 && answer.status < 500)) return
-    const { protocolVersion } = Object(resultOf(reply, 'initialize'))
-    this.#session = answer.headers['mcp-session-id'] ?? null
-    if (this.#session !== null && !TOKEN.test(this.#session)) {
-      this.#session = null
+    const session = answer.headers['mcp-session-id'] ?? null
+    if (session !== null && !TOKEN.test(session))
       failed(reply, 'The server of the tool gave a session id that no header can hold')
-    }
+    // Kept before the answer is looked at: whatever comes of it, the session is to be ended.
+    this.#session = session
+    const { protocolVersion } = Object(resultOf(reply, 'initialize'))
     if (typeof protocolVersion === 'string' && TOKEN.test(protocolVersion)) this.#version = protocolVersion
     // What a server that minds says to it, it says to the next request as well.
     await this.#post({ method: 'notifications/initialized' })
@@ -142,7 +144,7 @@ export class McpLink {
     limits.room.bytes -= answer.body.length
     if (!isStream(answer.headers)) found.lookIn(answer.body)
     if (found.refused)
-      return httpError(`The answer of the server ${found.refused.message}`, sent.request, {
+      return httpError(`The answer of the server ${found.refused}`, sent.request, {
         tool_status_code: answer.status,
         reason: 'response_too_large',
       })
@@ -198,8 +200,9 @@ const isStream = (headers: Record<string, string>): boolean => EVENT_STREAM.test
 class Found {
   readonly #id: number | undefined
   message: Message | null = null
-  /** Something that takes too much to parse. */
-  refused: AppError | null = null
+  /** What takes too much to look at. */
+  refused: string | null = null
+  #looked = 0
 
   constructor(id: number | undefined) {
     this.#id = id
@@ -214,8 +217,9 @@ class Found {
       // Older servers answer lists of messages.
       for (const each of [JSON.parse(bytes.toString('utf8'))].flat()) this.message ??= this.#answerIn(each)
     } catch (error) {
-      if (error instanceof AppError) this.refused = error
+      if (error instanceof AppError) this.refused = error.message
     }
+    if (++this.#looked > MAX_MESSAGES) this.refused ??= `holds more than ${MAX_MESSAGES} messages`
     return this.message !== null || this.refused !== null
   }
 
