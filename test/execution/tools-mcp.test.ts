@@ -444,10 +444,10 @@ describe('mcp tools', () => {
     const failsWith = async (reason: string | undefined, status: number | null, most = 4000) => {
       const { id } = await raw()
       const started = performance.now()
-      const { meta } = await failing(id)
+      const { meta, message } = await failing(id)
       assert.deepEqual([meta.reason, meta.tool_status_code], [reason, status], JSON.stringify(meta).slice(0, 500))
       assert.ok(performance.now() - started < most)
-      return meta
+      return { ...meta, message }
     }
 
     it('streams events without end', async () => {
@@ -500,10 +500,14 @@ describe('mcp tools', () => {
           response.writeHead(200, { 'content-type': type, 'content-encoding': 'gzip' }).end(bomb('gzip, gzip')),
         )
         const before = process.memoryUsage().rss
-        await failsWith(undefined, 200)
+        assert.match((await failsWith(undefined, 200)).message, /is compressed/)
         assert.equal(target.last().headers['accept-encoding'], 'identity')
         assert.ok(process.memoryUsage().rss - before < 100_000_000)
       }
+      target.answer = behind((_message, response) =>
+        response.writeHead(200, { 'content-type': 'application/json', 'content-encoding': 'gzip' }).end(bomb('gzip')),
+      )
+      await failsWith('response_too_large', null)
     })
 
     it('answers more values than are parsed, outside or in a text', async () => {

@@ -250,7 +250,8 @@ function resultOf(reply: Reply, method: string): unknown {
   if (answer.status < 200 || answer.status > 299)
     failed(reply, `The server of the tool answered ${answer.status} to ${method}`, rpc)
   if (rpc) failed(reply, `The server of the tool answered ${method} with an error`, rpc)
-  if (message?.result === undefined)
-    failed(reply, `The server of the tool ended its answer to ${method} without a result`)
-  return message.result
+  if (message?.result !== undefined) return message.result
+  const coding = answer.headers['content-encoding'] ?? 'identity'
+  const why = coding === 'identity' ? 'holds no result' : 'is compressed, which was not asked for'
+  return failed(reply, `The answer of the server to ${method} ${why}`)
 }
