@@ -150,7 +150,7 @@ describe('the commands of the pages', function () {
     const answers = await answersOf(sections, base)
     assert.deepEqual([...answers.keys()], [...sections.keys()])
     // The one that the page announces.
-    assert.deepEqual(failures(answers), ['VALIDATION_FAILED'])
+    assert.deepEqual(failures(answers), ['VALIDATION_FAILED', 'VALIDATION_FAILED'])
     const of = (heading: string) => answers.get(heading) ?? ''
     assert.equal(of('Call an endpoint'), '["double-1","double-embed"]')
     assert.match(
@@ -159,6 +159,7 @@ describe('the commands of the pages', function () {
     )
     assert.match(of('Secrets and credentials'), /^Bearer \{\{secret:sec_[0-9a-z]+\}\}\n\["double-1","double-embed"\]$/)
     assert.equal(of('Pipelines'), '{"model":"double-1","said":"echo: hello double-1"}')
+    assert.match(of('Tools of MCP servers'), /^\{"sum":3\}\[ 'sums_add' \]\n\{"error":\{"code":"VALIDATION_FAILED"/)
     assert.equal(of('Operations of the platform'), "Ann\n1\n[ 'people_create-actor', 'people_list-actors' ]")
   })
 

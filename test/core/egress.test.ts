@@ -662,6 +662,27 @@ describe('a request', () => {
     await eventually(() => sockets.size === 0, { what: 'the connection closed' })
   })
 
+  it('ends an answer where enough of it has come, and drops the connection', async () => {
+    const { url, sockets } = await serve((_r, response) => {
+      response.setHeader('x-kind', 'endless')
+      const timer = setInterval(() => response.write('0123456789'), 5)
+      response.on('close', () => clearInterval(timer))
+    })
+    const kinds = new Set<string>()
+    let left = 30
+    const isEnough = (chunk: Buffer, headers: Record<string, string>) => {
+      kinds.add(headers['x-kind'])
+      left -= chunk.length
+      return left <= 0
+    }
+    const outcome = await call(client(), url, { isEnough })
+    assert.ok(outcome.kind === 'answer')
+    assert.match(outcome.body.toString(), /^(0123456789){3,}$/)
+    assert.deepEqual([...kinds], ['endless'])
+    await eventually(() => sockets.size === 0, { what: 'the connection closed' })
+    assert.equal(gist(await call(client(), url, { maxBytes: 25, isEnough: () => false })), 'failed response_too_large')
+  })
+
   it('a short body under truncate keeps the connection', async () => {
     const server = await serve(ok)
     const egress = client()

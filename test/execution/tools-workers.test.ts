@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { startMcpServer } from './mcp-target.ts'
 import { made, secretOf, startTarget, type Target } from './tool-target.ts'
 
 describe('tools in workers', () => {
@@ -59,6 +60,26 @@ describe('tools in workers', () => {
     assert.equal(failed.error.code, 'CONVERTER_FAILED')
     assert.equal(failed.error.meta.cause.meta.tool_response_body, 'Bearer ***')
     assert.ok(!app.logs.join('').includes('the converter key'))
+  })
+
+  it('convert files by a tool of an MCP server', async () => {
+    const server = await startMcpServer()
+    try {
+      const tool = await made(key, {
+        type: 'mcp',
+        mcp: { url: `${server.url}/stateful` },
+        output_mapping: { cat: ['text of ', { var: 'output.file.filename' }] },
+      })
+      const rule = { tool_id: tool.id, content_type_glob: 'x/m' }
+      assert.equal((await key.post('/ingestion-rules', rule)).body.error.code, 'INGESTION_RULE_VALIDATION_FAILED')
+      assert.equal((await key.post('/ingestion-rules', { ...rule, action: 'echo' })).status, 201)
+      assert.equal((await ingested('x/m')).content, `text of file-${files}`)
+      const { requests } = await server.seen()
+      const sent = requests.find(({ body }) => body?.method === 'tools/call')
+      assert.match(sent?.headers['idempotency-key'] as string, /^iat_/)
+    } finally {
+      await server.close()
+    }
   })
 
   it('carry out operations as who asked for the work', async () => {

@@ -36,7 +36,9 @@ describe('tools', () => {
       description: null,
       parameters: null,
       execute: null,
+      mcp: null,
       actions: null,
+      denied_actions: null,
       context_keys: null,
       preset_parameters: null,
       pipeline: null,
@@ -107,11 +109,10 @@ describe('tools', () => {
       ['name', { name: '' }],
       ['name', { name: 'x'.repeat(129) }],
       ['name', { name: null }],
-      ['type', { type: 'mcp' }],
       ['type', { type: 'nothing' }],
       ['type', { type: null }],
       ['surprise', { surprise: 1 }],
-      ['mcp', { mcp: { url: URL } }],
+      ['mcp.url', { mcp: { url: 'nowhere' } }],
       ['guardrail_ids', { guardrail_ids: ['guard_1'] }],
       ['description', { description: 5 }],
       ['parameters', { parameters: [] }],
@@ -180,7 +181,7 @@ describe('tools', () => {
     assert.equal((await create({ guardrail_ids: null })).status, 201)
     assert.equal((await create({ guardrail_ids: [] })).status, 201)
     const total = async () => (await key.get('/tools?name=nowhere')).body.total
-    await create({ name: 'nowhere', type: 'mcp' })
+    await create({ name: 'nowhere', type: 'magic' })
     assert.equal(await total(), 0)
   })
 
@@ -322,7 +323,7 @@ describe('tools', () => {
     assert.deepEqual(await names('?name=0%25'), ['Alpha 100%'])
     assert.deepEqual(await names('?type=client'), ['alphabet', 'beta'])
     assert.deepEqual((await names('?type=client&type=http')).length, 3)
-    refusedAt(await own.key.get('/tools?type=mcp'), 'type')
+    refusedAt(await own.key.get('/tools?type=magic'), 'type')
   })
 
   it('answer 404 to other projects, and 403 without the permission of each action', async () => {

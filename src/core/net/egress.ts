@@ -42,6 +42,8 @@ export type EgressRequest = {
   maxBytes: number
   /** A longer body is cut at maxBytes and the connection dropped, instead of failing. */
   truncate?: boolean
+  /** Sees the body of an answer as it comes; true ends it there, and the connection with it. */
+  isEnough?(chunk: Buffer, headers: Record<string, string>): boolean
   /** header names that do not follow a redirect to another origin, beside the standard credential headers */
   sensitiveHeaders?: string[]
   signal?: AbortSignal
@@ -253,12 +255,13 @@ export function createEgress(options: EgressOptions): Egress {
           await body.dump({ limit: REDIRECT_BODY_BYTES, signal })
           return { kind: 'redirect', status, location }
         }
-        const received = await read(body, req)
+        const answerHeaders = flat(response.headers)
+        const received = await read(body, req, answerHeaders)
         if (!received) {
           const message = `the response body is larger than ${req.maxBytes} bytes`
           return { kind: 'failed', reason: 'response_too_large', message }
         }
-        return { kind: 'answer', status, headers: flat(response.headers), body: received, url: to.url.href }
+        return { kind: 'answer', status, headers: answerHeaders, body: received, url: to.url.href }
       } catch (error) {
         if (signal.aborted) return failure(signal.reason, 'aborted')
         if (!isConnectError(error)) return failure(error, 'connect')
@@ -433,14 +436,18 @@ function flat(headers: Record<string, string | string[] | undefined>): Record<st
 }
 
 /** The body up to maxBytes; null when it is longer and may not be cut. Leaving the loop early drops the connection. */
-async function read(body: AsyncIterable<Buffer>, req: EgressRequest): Promise<Buffer | null> {
+async function read(
+  body: AsyncIterable<Buffer>,
+  req: EgressRequest,
+  headers: Record<string, string>,
+): Promise<Buffer | null> {
   const chunks: Buffer[] = []
   let room = req.maxBytes
   for await (const chunk of body) {
     if (chunk.length > room && !req.truncate) return null
     chunks.push(chunk.length > room ? chunk.subarray(0, room) : chunk)
     room -= chunk.length
-    if (req.truncate && room <= 0) break
+    if ((req.truncate && room <= 0) || req.isEnough?.(chunk, headers)) break
   }
   return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks)
 }

@@ -12,7 +12,7 @@ export function resolvedName(name: string): string {
 }
 
 /** A schema without what presets fix. */
-function withoutPresets(schema: Record<string, unknown>, presets: Record<string, unknown> | null) {
+export function withoutPresets(schema: Record<string, unknown>, presets: Record<string, unknown> | null) {
   if (!presets) return schema
   const { properties, required, ...rest } = schema as { properties?: Record<string, unknown>; required?: unknown }
   const left = (name: string) => !Object.hasOwn(presets, name)
@@ -25,7 +25,7 @@ function withoutPresets(schema: Record<string, unknown>, presets: Record<string,
   }
 }
 
-/** What a tool offers, as models see it. */
+/** What a tool offers, as models see it; those of an mcp tool its server says (mcp.ts). */
 export function actionsOf(tool: Definition): ToolAction[] {
   const { name, description, parameters, preset_parameters, actions } = tool
   if (tool.type !== 'platform')

@@ -46,7 +46,7 @@ export async function authorize(
   } catch (error) {
     if (error instanceof AppError) throw error
     // What libraries say of key material may quote it.
-    return raise('TOOL_AUTH_FAILED', { message: 'The credentials of execute.auth cannot be used', cause: undefined })
+    return raise('TOOL_AUTH_FAILED', { message: 'The credentials of auth cannot be used', cause: undefined })
   }
 }
 

@@ -17,7 +17,7 @@ export type Limits = {
 }
 
 export type ToolCall = {
-  /** Operation of a platform tool. */
+  /** Operation of a platform tool, tool of the server of an mcp tool. */
   action: string | null
   input: Record<string, unknown>
   /** In whose name the platform's own operations run; null is nobody. */

@@ -9,6 +9,7 @@ import type { Callable, ToolCall } from './call-model.ts'
 import { parametersSchema } from './check-definition.ts'
 import { callHttp } from './http.ts'
 import { limitsOf, MAX_CALLS } from './limits.ts'
+import { callMcp } from './mcp.ts'
 import { callPipeline } from './pipeline.ts'
 import { actionOf, callPlatform } from './platform.ts'
 
@@ -40,7 +41,7 @@ export const openCall = (
  */
 export async function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
   if (tool.type === 'client') return raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
-  const action = tool.type === 'platform' ? actionOf(tool, call.action) : null
+  const action = tool.type === 'platform' || tool.type === 'mcp' ? actionOf(tool, call.action) : null
   const { limits } = call
   const most = services.config.PIPELINE_MAX_DEPTH
   if (limits.depth > most) tooDeep(`Calls of tools nest at most ${most} deep`)
@@ -62,6 +63,7 @@ function dispatch(
 ): Promise<unknown> {
   if (tool.type === 'pipeline') return callPipeline(services, tool, input, call, callTool)
   if (tool.type === 'platform') return callPlatform(services, tool, action as string, input, call)
+  if (tool.type === 'mcp') return callMcp(services, tool, action as string, input, call)
   return callHttp(services, tool, input, call)
 }
 

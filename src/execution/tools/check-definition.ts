@@ -2,9 +2,17 @@ import { invalid, type Problem, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
-import type { Auth, Definition, Execute } from './model.ts'
+import type { Auth, Definition, Execute, Mcp } from './model.ts'
 import { actionProblems } from './platform.ts'
-import { holdsSecret, isSecretToken, placeholdersOf, presetTokens, refuseTokens, strayTokens } from './tokens.ts'
+import {
+  holdsSecret,
+  isSecretToken,
+  placeholdersOf,
+  presetTokens,
+  refuseTokens,
+  type Sent,
+  strayTokens,
+} from './tokens.ts'
 
 /** What checks a definition, and says where in the body it stands. */
 export type Checking = Pick<Context, 'tx' | 'services' | 'allow'> & { project_id: string }
@@ -23,15 +31,17 @@ const problem = (path: string, message: string, code = 'INVALID_VALUE'): Problem
 /** Validates one definition, of a record or inline. `at` is its path in the body, ending in a dot where it has one. */
 export async function checkDefinition(checking: Checking, tool: Definition, at: string): Promise<void> {
   const { services, project_id } = checking
-  const { execute, parameters, preset_parameters, output_mapping, context_keys } = tool
+  const { execute, mcp, parameters, preset_parameters, output_mapping, context_keys } = tool
   if (execute) refuseTokens(strayTokens(execute), `${at}execute`)
+  if (mcp) refuseTokens(strayTokens(mcp), `${at}mcp`)
   refuseTokens(presetTokens(preset_parameters), `${at}preset_parameters`)
   const badKeys = (context_keys ?? []).filter(key => typeof key !== 'string' || !CONTEXT_KEY.test(key))
   if (badKeys.length > 0)
     raise('INVALID_TOOL_CONTEXT_KEY', { message: `${at}context_keys holds what is no key`, meta: { keys: badKeys } })
   const problems = [
     ...(execute ? executeProblems(execute, services.config.TOOL_CALL_TIMEOUT_MS, `${at}execute`) : []),
-    ...sizeProblems({ execute, preset_parameters }, at),
+    ...(mcp ? mcpProblems(mcp, `${at}mcp`) : []),
+    ...sizeProblems({ execute, mcp, preset_parameters }, at),
     ...actionProblems(tool, at),
   ]
   const unusable = output_mapping && expressionProblem(output_mapping)
@@ -63,7 +73,23 @@ const sizeProblems = (values: Record<string, unknown>, at: string): Problem[] =>
   )
 
 function executeProblems(execute: Execute, ceiling: number, at: string): Problem[] {
-  const { url, headers = {}, auth, body_mode, timeout_ms, sign } = execute
+  const { auth, body_mode, timeout_ms, sign } = execute
+  const problems = sentProblems(execute, at)
+  if (auth?.type === 'aws_sigv4' && body_mode === 'multipart')
+    problems.push(problem(`${at}.auth`, 'aws_sigv4 signs JSON only, not multipart'))
+  if (timeout_ms && timeout_ms > ceiling)
+    problems.push(problem(`${at}.timeout_ms`, `must be at most ${ceiling}`, 'TOO_BIG'))
+  if (sign && !isSecretToken(sign)) problems.push(problem(`${at}.sign`, 'must be one secret token'))
+  return problems
+}
+
+function mcpProblems(mcp: Mcp, at: string): Problem[] {
+  const problems = sentProblems(mcp, at)
+  if (placeholdersOf(mcp.url).length > 0) problems.push(problem(`${at}.url`, 'takes no arguments'))
+  return problems
+}
+
+function sentProblems({ url, headers = {}, auth }: Sent, at: string): Problem[] {
   const problems = urlProblems(url, `${at}.url`)
   const names = Object.keys(headers)
   if (names.length > MAX_HEADERS) problems.push(problem(`${at}.headers`, `must hold at most ${MAX_HEADERS}`, 'TOO_BIG'))
@@ -75,12 +101,7 @@ function executeProblems(execute: Execute, ceiling: number, at: string): Problem
     else if (lower.indexOf(lower[index]) < index) problems.push(problem(path, 'is there twice'))
     if (!HEADER_VALUE.test(headers[name])) problems.push(problem(path, 'must be a header value'))
   }
-  if (auth?.type === 'aws_sigv4' && body_mode === 'multipart')
-    problems.push(problem(`${at}.auth`, 'aws_sigv4 signs JSON only, not multipart'))
   if (auth) problems.push(...authProblems(auth, `${at}.auth`))
-  if (timeout_ms && timeout_ms > ceiling)
-    problems.push(problem(`${at}.timeout_ms`, `must be at most ${ceiling}`, 'TOO_BIG'))
-  if (sign && !isSecretToken(sign)) problems.push(problem(`${at}.sign`, 'must be one secret token'))
   return problems
 }
 

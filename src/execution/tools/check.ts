@@ -4,7 +4,7 @@ import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { type Checking, checkDefinition } from './check-definition.ts'
 import { checkPipeline } from './check-pipeline.ts'
 import type { Definition, ToolRow } from './model.ts'
-import { secretTextsOf } from './tokens.ts'
+import { type Senders, secretTextsOf, sendersOf } from './tokens.ts'
 
 /**
  * Validates a definition as a write would leave it. Naming a secret, and changing what is sent with one that was named
@@ -31,12 +31,10 @@ export async function checkTool(
   const linked = stored && sentBy(stored) === sentBy(tool) ? stored.secret_ids : []
   for (const id of secret_ids)
     if (!linked.includes(id)) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
-  if (given.execute !== undefined || given.pipeline !== undefined) await checkTokens(tx, project_id, texts)
+  if (given.execute !== undefined || given.mcp !== undefined || given.pipeline !== undefined)
+    await checkTokens(tx, project_id, texts)
   return secret_ids
 }
 
 /** Everything that decides where secrets go, and in which form. */
-const sentBy = ({ execute, pipeline }: Pick<Definition, 'execute' | 'pipeline'>): string =>
-  JSON.stringify(
-    [execute, ...(pipeline?.steps ?? []).map(({ tool }) => tool?.execute)].map(each => ({ ...each, timeout_ms: null })),
-  )
+const sentBy = (tool: Senders): string => JSON.stringify(sendersOf(tool).map(each => ({ ...each, timeout_ms: null })))

@@ -1,5 +1,5 @@
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { type Execute, type Pipeline, type ToolRow, toolKind } from './model.ts'
+import { type Execute, type Mcp, type Pipeline, type ToolRow, toolKind } from './model.ts'
 import { toolsOf } from './store.ts'
 import { holdsSecret, secretTexts } from './tokens.ts'
 
@@ -11,7 +11,7 @@ export const toolCloning: Cloneable = {
     const copies: { id: string; pipeline: Pipeline }[] = []
     for (const row of rows) {
       const { id, secret_ids: _secrets, created_at: _created, updated_at: _updated, pipeline, ...tool } = row
-      const values = { ...tool, project_id: to, execute: withoutSecrets(tool.execute), pipeline: withOwn(pipeline) }
+      const values = { ...tool, ...withoutSecretsOf(tool), project_id: to, pipeline: withOwn(pipeline) }
       const copy = await toolKind.insert(tx, values)
       ids.set(id, copy.id)
       if (values.pipeline) copies.push({ id: copy.id, pipeline: values.pipeline })
@@ -23,20 +23,28 @@ export const toolCloning: Cloneable = {
   },
 }
 
-/** An `execute` that needs no secret; null where its address does. */
-export function withoutSecrets(execute: Execute | null): Execute | null {
-  if (!execute || holdsSecret(execute.url)) return null
-  const { headers, auth, sign: _secret, ...rest } = execute
+type Sending = { execute?: Execute | null; mcp?: Mcp | null }
+
+const withoutSecretsOf = ({ execute = null, mcp = null }: Sending) => ({
+  execute: withoutSecrets(execute),
+  mcp: withoutSecrets(mcp),
+})
+
+/** An `execute` or `mcp` that needs no secret; null where its address does. */
+export function withoutSecrets<T extends Execute | Mcp>(sent: T | null): T | null {
+  if (!sent || holdsSecret(sent.url)) return null
+  const { headers, auth, sign: _secret, ...rest } = sent as Execute
   const kept = Object.entries(headers ?? {}).filter(([, value]) => !holdsSecret(value))
   const secret = auth && secretTexts({ url: rest.url, auth }).some(holdsSecret)
-  return { ...rest, ...(headers ? { headers: Object.fromEntries(kept) } : {}), ...(auth && !secret ? { auth } : {}) }
+  const own = { ...(headers ? { headers: Object.fromEntries(kept) } : {}), ...(auth && !secret ? { auth } : {}) }
+  return { ...rest, ...own } as T
 }
 
 const withOwn = (pipeline: ToolRow['pipeline']): ToolRow['pipeline'] =>
   pipeline && {
     ...pipeline,
     steps: pipeline.steps?.map(step =>
-      step.tool ? { ...step, tool: { ...step.tool, execute: withoutSecrets(step.tool.execute ?? null) } } : step,
+      step.tool ? { ...step, tool: { ...step.tool, ...withoutSecretsOf(step.tool) } } : step,
     ),
   }
 

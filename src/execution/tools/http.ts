@@ -12,7 +12,7 @@ import { requestOf, type ToolRequest } from './request.ts'
 import { fillTokens, secretTexts, type TokenValues } from './tokens.ts'
 
 /** Values of an answer: parsing more holds up the process. */
-const MAX_VALUES = 200_000
+export const MAX_VALUES = 200_000
 const JSON_TYPE = /^\s*(?:application|text)\/(?:[\w.-]+\+)?json\b/i
 
 /**
@@ -91,14 +91,15 @@ function sign(services: Services, execute: Execute, { headers, body = '' }: Tool
   headers.set(`${services.config.HEADER_PREFIX}Signature`, signature([secret], body, services.clock.now()), true)
 }
 
-type Answered = Extract<EgressOutcome, { kind: 'answer' }>
+export type Answered = Extract<EgressOutcome, { kind: 'answer' }>
 
-function httpError(message: string, { method, shown }: ToolRequest, meta: Record<string, unknown>): never {
+/** Raises TOOL_HTTP_ERROR. */
+export function httpError(message: string, { method, shown }: ToolRequest, meta: Record<string, unknown>): never {
   return raise('TOOL_HTTP_ERROR', { message, meta: { ...meta, tool_url: shown, tool_method: method } })
 }
 
 /** The answer that came; what came instead is raised. */
-function answered(outcome: EgressOutcome, request: ToolRequest, masked: (text: string) => string): Answered {
+export function answered(outcome: EgressOutcome, request: ToolRequest, masked: (text: string) => string): Answered {
   if (outcome.kind === 'answer') return outcome
   if (outcome.kind === 'blocked') {
     // A redirect may repeat what it was asked with.

@@ -3,7 +3,7 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { parseJson } from '../../core/http/body.ts'
 
-export const TOOL_TYPES = ['http', 'client', 'platform', 'pipeline'] as const
+export const TOOL_TYPES = ['http', 'client', 'mcp', 'platform', 'pipeline'] as const
 
 export type ToolType = (typeof TOOL_TYPES)[number]
 
@@ -51,6 +51,11 @@ const OAuth2Auth = z.strictObject({
 export const Auth = z.discriminatedUnion('type', [AwsAuth, GcpAuth, OAuth2Auth]).meta({ id: 'ToolAuth' })
 export type Auth = z.output<typeof Auth>
 
+const headers = z
+  .record(z.string(), z.string().max(16_384))
+  .optional()
+  .describe('Headers as they are sent; values may hold secret and context tokens')
+
 /** How an http tool is called. */
 export const Execute = z
   .strictObject({
@@ -63,10 +68,7 @@ export const Execute = z
       .pipe(z.enum(METHODS))
       .optional()
       .describe('GET, POST, PUT, PATCH, DELETE, HEAD or OPTIONS; default POST'),
-    headers: z
-      .record(z.string(), z.string().max(16_384))
-      .optional()
-      .describe('Headers as they are sent; values may hold secret and context tokens'),
+    headers,
     body_mode: z
       .enum(['json', 'multipart'])
       .optional()
@@ -84,6 +86,18 @@ export const Execute = z
   .meta({ id: 'ToolExecute' })
 export type Execute = z.output<typeof Execute>
 
+/** The server of an mcp tool. */
+export const Mcp = z
+  .strictObject({
+    url: text().describe(
+      'Absolute http or https address of a server that speaks MCP over Streamable HTTP; secret tokens may stand behind the host',
+    ),
+    headers,
+    auth: Auth.nullish().describe('A credential that is computed for each request'),
+  })
+  .meta({ id: 'ToolMcp' })
+export type Mcp = z.output<typeof Mcp>
+
 const shared = {
   name: z.string().trim().min(1).max(128).describe('Name, which a model sees; not unique'),
   description: z.string().max(16_384).nullable().describe('What the tool does, for the model'),
@@ -91,11 +105,19 @@ const shared = {
     .nullable()
     .describe('JSON Schema of the input, draft-07 or 2020-12, `type` object; null takes any object'),
   execute: orJsonText(Execute).nullable().describe('How an http tool is called'),
+  mcp: orJsonText(Mcp).nullable().describe('The server of an mcp tool'),
   actions: z
     .array(text(255))
     .max(500)
     .nullable()
-    .describe('Operations that a platform tool offers, such as `list-actors`; required for one, ignored elsewhere'),
+    .describe(
+      'Operations that a platform tool offers, such as `list-actors`; tools of its server that an mcp tool offers, where null is all and an empty list none; ignored elsewhere',
+    ),
+  denied_actions: z
+    .array(text(255))
+    .max(500)
+    .nullable()
+    .describe('Tools of its server that an mcp tool does not offer, whatever `actions` says; ignored elsewhere'),
   // Anything goes in here: what cannot be a header name has a code of its own.
   context_keys: z
     .array(z.unknown())
@@ -124,11 +146,13 @@ const typed = <const T extends readonly [string, ...string[]]>(types: T, describ
 export const InlineTool = z
   .strictObject({
     name: shared.name,
-    type: typed(['http', 'platform'], 'http or platform; default http').optional(),
+    type: typed(['http', 'mcp', 'platform'], 'http, mcp or platform; default http').optional(),
     description: shared.description.optional(),
     parameters: shared.parameters.optional(),
     execute: shared.execute.optional(),
+    mcp: shared.mcp.optional(),
     actions: shared.actions.optional(),
+    denied_actions: shared.denied_actions.optional(),
     context_keys: shared.context_keys.optional(),
     preset_parameters: shared.preset_parameters.optional(),
     output_mapping: shared.output_mapping.optional(),
@@ -143,7 +167,7 @@ export const PipelineStep = z
     id: z.string().optional().describe('Name of the step: 1 to 64 letters, digits and underscores, unique'),
     tool_id: z.string().nullish().describe('A tool of the project; exactly one of tool_id and tool is set'),
     tool: InlineTool.nullish().describe('A definition of its own'),
-    action: text(255).nullish().describe('Operation of a platform tool'),
+    action: text(255).nullish().describe('Operation of a platform tool, tool of the server of an mcp tool'),
     input: anObject.nullish().describe('Arguments; values may be JSON Logic over `input` and `steps`'),
   })
   .meta({ id: 'PipelineStep' })
@@ -159,7 +183,7 @@ export type PipelineStep = z.output<typeof PipelineStep>
 
 const fields = {
   ...shared,
-  type: typed(TOOL_TYPES, 'http, client, platform or pipeline; default http'),
+  type: typed(TOOL_TYPES, 'http, client, mcp, platform or pipeline; default http'),
   pipeline: orJsonText(Pipeline).nullable().describe('The calls of a pipeline tool'),
 }
 
@@ -175,7 +199,9 @@ export const Tool = record('Tool', {
   description: shared.description,
   parameters: anObject.nullable(),
   execute: Execute.nullable(),
+  mcp: Mcp.nullable(),
   actions: z.array(z.string()).nullable(),
+  denied_actions: z.array(z.string()).nullable(),
   context_keys: z.array(z.string()).nullable(),
   preset_parameters: anObject.nullable(),
   pipeline: Pipeline.nullable(),
@@ -190,7 +216,9 @@ export type ToolPatch = z.output<typeof ToolPatch>
 
 export const CallInput = z
   .strictObject({
-    action: text(255).nullish().describe('Operation of a platform tool; other types ignore it'),
+    action: text(255)
+      .nullish()
+      .describe('Operation of a platform tool, tool of the server of an mcp tool; other types ignore it'),
     input: anObject.nullish().describe('Arguments; default none'),
   })
   .meta({ id: 'ToolCallInput' })
@@ -231,7 +259,9 @@ export type Definition = Pick<
   | 'description'
   | 'parameters'
   | 'execute'
+  | 'mcp'
   | 'actions'
+  | 'denied_actions'
   | 'context_keys'
   | 'preset_parameters'
   | 'pipeline'
@@ -249,7 +279,9 @@ export const complete = (given: Given): Definition => ({
   description: given.description ?? null,
   parameters: given.parameters ?? null,
   execute: given.execute ?? null,
+  mcp: given.mcp ?? null,
   actions: given.actions ?? null,
+  denied_actions: given.denied_actions ?? null,
   // Checked to be texts before anything is kept.
   context_keys: (given.context_keys as string[] | null | undefined) ?? null,
   preset_parameters: given.preset_parameters ?? null,

@@ -7,6 +7,7 @@ import { requireRunnable } from '../../identity/projects/pause.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
 import { checkTool } from './check.ts'
+import { mcpActions } from './mcp.ts'
 import { CallInput, complete, TOOL_TYPES, ToolAction, ToolInput, ToolPatch, type ToolRow, toolKind } from './model.ts'
 
 const tools = resource(toolKind, { path: '/tools', tag: 'Tools' })
@@ -23,7 +24,7 @@ export const toolOperations: Operation[] = [
   tools.list({ filters: { name: contains('name'), type: oneOf('type', TOOL_TYPES) } }),
   tools.create({
     description:
-      'The definition is validated as a whole. Without what its type needs, `execute`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it, naming a tool in a step `tools:CallTool`.',
+      'The definition is validated as a whole. Without what its type needs, `execute` or `mcp`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it, naming a tool in a step `tools:CallTool`.',
     alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
     body: ToolInput,
     raises: [...raises],
@@ -98,7 +99,20 @@ export const toolOperations: Operation[] = [
     action: 'tools:GetTool',
     paged: true,
     timed: false,
+    description: 'The server of an mcp tool is asked each time; it is sent no tool context.',
     answers: { 200: pageOf(ToolAction) },
-    run: async ({ resource: tool, page }) => pageOfArray(actionsOf(tool), page),
+    raises: [
+      'TOOL_EGRESS_BLOCKED',
+      'TOOL_HTTP_ERROR',
+      'TOOL_AUTH_FAILED',
+      'MISSING_TOOL_CONTEXT_KEY',
+      'SECRET_NOT_FOUND',
+      'SECRET_NOT_DECRYPTABLE',
+    ],
+    async run({ services, resource: tool, page, request }) {
+      if (tool.type !== 'mcp') return pageOfArray(actionsOf(tool), page)
+      const call = openCall(services, { caller: async () => null, signal: request.closed })
+      return pageOfArray(await mcpActions(services, tool, call), page)
+    },
   }),
 ]

@@ -60,8 +60,14 @@ export function actionOf(tool: Definition, given: string | null): string {
   const pinned = pinnedAction(tool)
   if (pinned !== undefined && given !== null && given !== pinned) return wrong(`must be ${pinned}, which the tool pins`)
   const action = given ?? pinned
-  if (action === undefined) return wrong('is required for a platform tool', 'REQUIRED')
-  return tool.actions?.includes(action) ? action : wrong('is none of the actions of the tool')
+  if (action === undefined) return wrong(`is required for a tool of type ${tool.type}`, 'REQUIRED')
+  return isExposed(tool, action) ? action : wrong('is none of the actions of the tool')
+}
+
+/** Whether a tool offers an action: what a platform tool lists; of an mcp tool all of the server's, unless it says less. */
+export function isExposed({ type, actions, denied_actions }: Definition, action: string): boolean {
+  if (type !== 'mcp') return actions?.includes(action) ?? false
+  return (actions?.includes(action) ?? true) && !denied_actions?.includes(action)
 }
 
 /** The arguments of an action, without what says which one it is. */

@@ -63,13 +63,18 @@ export async function requestOf(
   const sent = withBody ? await bodyOf(execute.body_mode ?? 'json', rest) : null
   const headers = new RequestHeaders()
   if (sent) headers.set('Content-Type', sent.type)
-  setConfigured(headers, execute.headers ?? {}, values)
+  setConfigured(headers, execute.headers ?? {}, values, 'execute')
   // The boundary between parts is known here alone.
   if (sent && execute.body_mode === 'multipart') headers.set('Content-Type', sent.type)
-  for (const [key, value] of Object.entries(forwarded(values.context, context_keys)))
-    headers.set(`${options.contextPrefix}${key}`, headerText(value, `tool_context.${key}`), true)
+  setContext(headers, forwarded(values.context, context_keys), options.contextPrefix)
   if (options.idempotencyKey !== null) headers.set('Idempotency-Key', options.idempotencyKey)
   return { method, url, shown, headers, body: sent?.body }
+}
+
+/** Sends a tool context along. */
+export function setContext(headers: RequestHeaders, context: ToolContext, prefix: string): void {
+  for (const [key, value] of Object.entries(context))
+    headers.set(`${prefix}${key}`, headerText(value, `tool_context.${key}`), true)
 }
 
 /** The entries of a tool context that a tool is sent: those it lists, and those of the platform. */
@@ -115,12 +120,18 @@ function withQuery(url: string, args: readonly (readonly [string, unknown])[]): 
 }
 
 /** Secrets in an address are encoded, so that they stay where they were put. */
-function fillSecrets(url: string, { secrets }: TokenValues): string {
+export function fillSecrets(url: string, { secrets }: TokenValues): string {
   const values = new Map([...secrets].map(([id, value]) => [id, encoded(value)]))
   return fillTokens(url, { secrets: values, context: {} }, key => `{{context:${key}}}`)
 }
 
-function setConfigured(headers: RequestHeaders, configured: Record<string, string>, values: TokenValues): void {
+/** Sets headers as the author of a tool wrote them, in its `at`. Raises MISSING_TOOL_CONTEXT_KEY. */
+export function setConfigured(
+  headers: RequestHeaders,
+  configured: Record<string, string>,
+  values: TokenValues,
+  at: 'execute' | 'mcp',
+): void {
   for (const [name, template] of Object.entries(configured)) {
     const value = fillTokens(template, values, key =>
       raise('MISSING_TOOL_CONTEXT_KEY', {
@@ -128,7 +139,7 @@ function setConfigured(headers: RequestHeaders, configured: Record<string, strin
         meta: { key, header: name },
       }),
     )
-    headers.set(name, headerText(value, `execute.headers.${name}`), holdsToken(template))
+    headers.set(name, headerText(value, `${at}.headers.${name}`), holdsToken(template))
   }
 }
 

@@ -1,6 +1,6 @@
 import { raise } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
-import type { Auth, Definition, Execute } from './model.ts'
+import type { Auth, Definition, Execute, Mcp } from './model.ts'
 
 /**
  * Tokens in what a tool sends: `{{secret:<id>}}` and `{{context:<key>}}`, filled in for each call, and `{name}` or
@@ -22,8 +22,11 @@ const strayIn = (text: string, ...allowed: RegExp[]): string[] =>
 /** Every string of an auth, those in its lists too. */
 const textsOf = (auth: Auth): string[] => Object.values(auth).flat()
 
-/** Tokens of an `execute` that stand where they may not, or that there are none of. */
-export function strayTokens({ url, headers = {}, auth, sign }: Execute): string[] {
+/** What requests are made of: an `execute`, or an `mcp`. */
+export type Sent = Pick<Execute, 'url' | 'headers' | 'auth' | 'sign'>
+
+/** Tokens of it that stand where they may not, or that there are none of. */
+export function strayTokens({ url, headers = {}, auth, sign }: Sent): string[] {
   return [
     ...strayIn(url, SECRET),
     ...Object.keys(headers).flatMap(name => strayIn(name)),
@@ -33,19 +36,25 @@ export function strayTokens({ url, headers = {}, auth, sign }: Execute): string[
   ]
 }
 
-/** Every text of an `execute` that may hold a secret token. */
-export const secretTexts = ({ url, headers = {}, auth, sign }: Execute): string[] => [
+/** Every text of it that may hold a secret token. */
+export const secretTexts = ({ url, headers = {}, auth, sign }: Sent): string[] => [
   url,
   ...Object.values(headers),
   ...(auth ? textsOf(auth) : []),
   ...(sign ? [sign] : []),
 ]
 
-/** The same of a definition, with those inside it. */
-export const secretTextsOf = ({ execute, pipeline }: Pick<Definition, 'execute' | 'pipeline'>): string[] => [
-  ...(execute ? secretTexts(execute) : []),
-  ...(pipeline?.steps ?? []).flatMap(({ tool }) => (tool?.execute ? secretTexts(tool.execute) : [])),
+/** What a definition and those inside it send. */
+export const sendersOf = ({ execute, mcp, pipeline }: Senders): (Execute | Mcp | null | undefined)[] => [
+  execute,
+  mcp,
+  ...(pipeline?.steps ?? []).flatMap(({ tool }) => [tool?.execute, tool?.mcp]),
 ]
+export type Senders = Pick<Definition, 'execute' | 'mcp' | 'pipeline'>
+
+/** Every text of a definition that may hold a secret token. */
+export const secretTextsOf = (tool: Senders): string[] =>
+  sendersOf(tool).flatMap(sender => (sender ? secretTexts(sender) : []))
 
 /** Raises INVALID_TEMPLATE_TOKEN with the tokens. */
 export function refuseTokens(tokens: readonly string[], where: string): void {

@@ -11,6 +11,7 @@ import { createGates } from './gates.ts'
 import type { Lane } from './lanes.ts'
 import { createLanes, nextReply, withDefaults } from './lanes.ts'
 import { openLog } from './log.ts'
+import { answerMcp } from './mcp.ts'
 import { bodyCallId, completion, compose, defaultReply, frames, inlineReply, laneCallId, tokens } from './reply.ts'
 import type { JsonObject, Kind, ModelRequest } from './request.ts'
 import { isObject, readChat, readEmbeddings } from './request.ts'
@@ -103,6 +104,10 @@ async function handle(state: State, request: IncomingMessage, response: ServerRe
   if (method === 'POST' && path === '/v1/embeddings') return answerModel('embeddings', state, request, response, body)
   if (method === 'GET' && path === '/healthz') return sendJson(response, 200, { ok: true })
   if (method === 'GET' && path === '/v1/models') return sendJson(response, 200, listModels(state, request))
+  if (method === 'POST' && path === '/mcp') {
+    const answer = answerMcp(body)
+    return answer ? sendJson(response, 200, answer) : void response.writeHead(202).end()
+  }
   if (path.startsWith('/control/')) {
     const segments = decode(path.slice('/control/'.length).split('/'))
     const answer = segments && control(state, method, segments, new URLSearchParams(query), body.toString())

@@ -33,6 +33,26 @@ describe('model double: routes, lanes and log', () => {
     assert.deepEqual(await own.json(), { object: 'list', data: [{ id: 'm-1', object: 'model', owned_by: 'double' }] })
   })
 
+  it('answers as an MCP server without sessions', async () => {
+    const ask = async (method: string, params: object = {}) => {
+      const body = { jsonrpc: '2.0', id: 1, method, params }
+      return (await (await api.send('POST', '/mcp', body)).json()) as any
+    }
+    assert.equal((await ask('initialize', { protocolVersion: '2025-03-26' })).result.protocolVersion, '2025-03-26')
+    assert.deepEqual(
+      (await ask('tools/list')).result.tools.map(({ name }: { name: string }) => name),
+      ['add', 'echo'],
+    )
+    const call = async (name: string, args?: object) => ask('tools/call', { name, arguments: args })
+    assert.deepEqual((await call('add', { a: 1, b: 2 })).result.structuredContent, { sum: 3 })
+    assert.equal((await call('add')).result.isError, true)
+    assert.equal((await call('echo', { a: 1 })).result.content[0].text, '{"a":1}')
+    assert.equal((await call('other')).error.code, -32_602)
+    assert.equal((await ask('other')).error.code, -32_601)
+    const notified = await api.send('POST', '/mcp', { jsonrpc: '2.0', method: 'notifications/initialized' })
+    assert.deepEqual([notified.status, await notified.text()], [202, ''])
+  })
+
   it('anything else is 404 not_found', async () => {
     for (const [method, path] of [
       ['GET', '/'],

@@ -1,0 +1,257 @@
+import { z } from 'zod'
+import { AppError, invalid } from '../../core/api/errors.ts'
+import { boundJson } from '../../core/http/body.ts'
+import type { EgressRequest } from '../../core/net/egress.ts'
+import type { Services } from '../../core/process/services.ts'
+import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
+import { authorize } from './authorize.ts'
+import type { Callable, Limits, ToolCall } from './call-model.ts'
+import { EventReader } from './event-reader.ts'
+import { hide, shownBody } from './hide.ts'
+import { type Answered, answered, httpError, MAX_VALUES, timesOf } from './http.ts'
+import type { Mcp } from './model.ts'
+import { fillSecrets, forwarded, RequestHeaders, setConfigured, setContext, type ToolRequest } from './request.ts'
+import { secretTexts, type TokenValues } from './tokens.ts'
+
+/** The part of the Model Context Protocol (Streamable HTTP) that calls of tools need. */
+
+/** Asked for; whatever the server answers is spoken, since what is used here is the same in all of them. */
+const PROTOCOL_VERSION = '2025-06-18'
+const CLIENT = { name: 'muster', version: '1' }
+const EVENT_STREAM = /^\s*text\/event-stream\b/i
+/** What the server may have repeated in headers. */
+const TOKEN = /^[\x21-\x7e]{1,1024}$/
+/** Messages of a stream that are looked at before the one that answers. */
+const MAX_MESSAGES = 10_000
+/** The end of a session is nobody's result. */
+const END_TIMEOUT_MS = 5000
+
+const Message = z.object({
+  id: z.unknown().optional(),
+  result: z.unknown().optional(),
+  error: z.object({ code: z.unknown().optional(), message: z.unknown().optional() }).optional(),
+})
+type Message = z.output<typeof Message>
+
+type Reply = { answer: Answered; request: ToolRequest; message: Message | null; hidden: string[] }
+
+/**
+ * Opens a session with the server of a tool, where the server has such, does the work and ends the session.
+ * @throws VALIDATION_FAILED without `mcp`, MISSING_TOOL_CONTEXT_KEY, SECRET_NOT_FOUND, SECRET_NOT_DECRYPTABLE,
+ *   TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; secrets are in none of them
+ */
+export async function withMcpServer<T>(
+  services: Services,
+  { mcp, ...tool }: Callable,
+  call: ToolCall,
+  work: (link: McpLink) => Promise<T>,
+): Promise<T> {
+  if (!mcp) return invalid({ code: 'REQUIRED', path: 'mcp', message: 'is not set: the tool is a draft' })
+  const { pool } = services
+  const secrets = await openSecrets(pool, services, tool.project_id, tokenIds(secretTexts(mcp)))
+  const link = new McpLink(services, { ...tool, mcp }, call, { secrets, context: call.context })
+  try {
+    await link.open()
+    return await work(link)
+  } finally {
+    // Nobody waits for it.
+    void link.end()
+  }
+}
+
+/** What is said to one server during one call of a tool. */
+export class McpLink {
+  readonly #services: Services
+  readonly #tool: Callable & { mcp: Mcp }
+  readonly #call: ToolCall
+  readonly #values: TokenValues
+  #session: string | null = null
+  #version: string | null = null
+  #asked = 0
+  /** Values that may not be shown. */
+  #hidden: string[] = []
+
+  constructor(services: Services, tool: Callable & { mcp: Mcp }, call: ToolCall, values: TokenValues) {
+    this.#services = services
+    this.#tool = tool
+    this.#call = call
+    this.#values = values
+  }
+
+  /** Begins the session. A server that refuses to has none and is asked right away. */
+  async open(): Promise<void> {
+    const params = { protocolVersion: PROTOCOL_VERSION, capabilities: {}, clientInfo: CLIENT }
+    const reply = await this.#post({ id: ++this.#asked, method: 'initialize', params })
+    const { answer, message } = reply
+    if (message?.error || (answer.status >= 400 && answer.status < 500)) return
+    const session = answer.headers['mcp-session-id'] ?? null
+    if (session !== null && !TOKEN.test(session))
+      failed(reply, 'The server of the tool gave a session id that no header can hold')
+    // Kept before the answer is looked at: whatever comes of it, the session is to be ended.
+    this.#session = session
+    const { protocolVersion } = Object(resultOf(reply, 'initialize'))
+    if (typeof protocolVersion === 'string' && TOKEN.test(protocolVersion)) this.#version = protocolVersion
+    // What a server that minds says to it, it says to the next request as well.
+    await this.#post({ method: 'notifications/initialized' })
+  }
+
+  /**
+   * Makes one request and returns the result of its answer.
+   * @throws TOOL_HTTP_ERROR for a status but 2xx, for an error of the protocol (`meta.rpc_code`, `meta.rpc_message`), and
+   *   for an answer without a result
+   */
+  async ask(method: string, params: object, idempotencyKey: string | null = null): Promise<unknown> {
+    const reply = await this.#post({ id: ++this.#asked, method, params }, idempotencyKey)
+    return resultOf(reply, method)
+  }
+
+  /** Raises TOOL_HTTP_ERROR for a result that says that the work failed. */
+  refuse(message: string, text: string): never {
+    return httpError(message, this.#shown('POST'), {
+      tool_status_code: 200,
+      tool_response_body: shownBody(Buffer.from(text), this.#hidden),
+    })
+  }
+
+  /** Ends the session that the server gave. Never throws. */
+  async end(): Promise<void> {
+    if (this.#session === null) return
+    const limits = { ...this.#call.limits, until: performance.now() + END_TIMEOUT_MS, signal: undefined }
+    await this.#send('DELETE', undefined, limits, {
+      maxRedirects: 0,
+      redirectMode: 'none',
+      isEnough: () => true,
+    }).catch(error => this.#services.log.info({ tool_id: this.#tool.id, err: error }, 'session of a tool not ended'))
+    this.#session = null
+  }
+
+  #shown(method: 'POST' | 'DELETE'): ToolRequest {
+    const { url } = this.#tool.mcp
+    return { method, url, shown: url, headers: new RequestHeaders(), body: undefined }
+  }
+
+  async #post(message: { id?: number; method: string; params?: object }, key: string | null = null): Promise<Reply> {
+    const { limits } = this.#call
+    const { id } = message
+    const events = new EventReader()
+    const found = new Found(id)
+    const isEnough = (chunk: Buffer, headers: Record<string, string>): boolean =>
+      // Behind a message without an id nothing is waited for.
+      id === undefined || (isStream(headers) && events.read(chunk).some(data => found.lookIn(data)))
+    const body = JSON.stringify({ jsonrpc: '2.0', ...message })
+    const sent = await this.#send('POST', body, limits, { isEnough }, key)
+    const { answer } = sent
+    limits.room.bytes -= answer.body.length
+    if (!isStream(answer.headers)) found.lookIn(answer.body)
+    if (found.refused)
+      return httpError(`The answer of the server ${found.refused}`, sent.request, {
+        tool_status_code: answer.status,
+        reason: 'response_too_large',
+      })
+    return { ...sent, message: found.message }
+  }
+
+  async #send(
+    method: 'POST' | 'DELETE',
+    body: string | undefined,
+    limits: Limits,
+    options: Partial<EgressRequest>,
+    key: string | null = null,
+  ): Promise<Omit<Reply, 'message'>> {
+    const { config, egress } = this.#services
+    const { mcp, project_id, context_keys } = this.#tool
+    const values = this.#values
+    const headers = new RequestHeaders()
+    headers.set('Accept', 'application/json, text/event-stream')
+    if (body !== undefined) headers.set('Content-Type', 'application/json')
+    setConfigured(headers, mcp.headers ?? {}, values, 'mcp')
+    setContext(headers, forwarded(values.context, context_keys), config.TOOL_CONTEXT_HEADER_PREFIX)
+    if (key !== null) headers.set('Idempotency-Key', key)
+    if (this.#version !== null) headers.set('MCP-Protocol-Version', this.#version)
+    // Whoever has it takes part in the session.
+    if (this.#session !== null) headers.set('Mcp-Session-Id', this.#session, true)
+    const request = { ...this.#shown(method), url: fillSecrets(mcp.url, values), headers, body }
+    const credential = mcp.auth ? await authorize(this.#services, project_id, mcp.auth, request, values, limits) : null
+    const outcome = await egress.request({
+      url: request.url,
+      method,
+      headers: headers.all(),
+      body,
+      tenant: project_id,
+      ...timesOf(limits),
+      maxRedirects: config.TOOL_MAX_REDIRECTS,
+      redirectMode: 'standard',
+      maxBytes: Math.min(config.TOOL_MAX_RESPONSE_BYTES, Math.max(0, limits.room.bytes)),
+      sensitiveHeaders: headers.sensitive(),
+      signal: limits.signal,
+      ...options,
+    })
+    const hidden = [...values.secrets.values(), ...(credential?.hidden ?? [])]
+    this.#hidden = hidden
+    const answer = answered(outcome, request, text => hide(text, hidden))
+    if (answer.status === 401) credential?.forget()
+    return { answer, request, hidden }
+  }
+}
+
+const isStream = (headers: Record<string, string>): boolean => EVENT_STREAM.test(headers['content-type'] ?? '')
+
+/** Looks for the message that answers a request. */
+class Found {
+  readonly #id: number | undefined
+  message: Message | null = null
+  /** What takes too much to look at. */
+  refused: string | null = null
+  #looked = 0
+
+  constructor(id: number | undefined) {
+    this.#id = id
+  }
+
+  /** Whether the search is over. */
+  lookIn(text: string | Buffer): boolean {
+    if (this.#id === undefined) return true
+    try {
+      const bytes = Buffer.from(text)
+      boundJson(bytes, MAX_VALUES)
+      // Older servers answer lists of messages.
+      for (const each of [JSON.parse(bytes.toString('utf8'))].flat()) this.message ??= this.#answerIn(each)
+    } catch (error) {
+      if (error instanceof AppError) this.refused = error.message
+    }
+    if (++this.#looked > MAX_MESSAGES) this.refused ??= `holds more than ${MAX_MESSAGES} messages`
+    return this.message !== null || this.refused !== null
+  }
+
+  #answerIn(value: unknown): Message | null {
+    const { data } = Message.safeParse(value)
+    if (!data) return null
+    // An error without an id is about what could not be read.
+    const isOurs = data.id === this.#id || (data.error !== undefined && data.id == null)
+    return isOurs && (data.error !== undefined || data.result !== undefined) ? data : null
+  }
+}
+
+function failed({ answer, request, hidden }: Reply, text: string, meta: object = {}): never {
+  return httpError(text, request, {
+    tool_status_code: answer.status,
+    tool_response_body: shownBody(answer.body, hidden),
+    ...meta,
+  })
+}
+
+function resultOf(reply: Reply, method: string): unknown {
+  const { answer, message, hidden } = reply
+  const error = message?.error
+  const rpc = error && {
+    ...(typeof error.code === 'number' ? { rpc_code: error.code } : {}),
+    ...(typeof error.message === 'string' ? { rpc_message: shownBody(Buffer.from(error.message), hidden) } : {}),
+  }
+  if (answer.status < 200 || answer.status > 299)
+    failed(reply, `The server of the tool answered ${answer.status} to ${method}`, rpc)
+  if (rpc) failed(reply, `The server of the tool answered ${method} with an error`, rpc)
+  if (message?.result !== undefined) return message.result
+  const coding = answer.headers['content-encoding'] ?? 'identity'
+  const why = coding === 'identity' ? 'holds no result' : 'is compressed, which was not asked for'
+  return failed(reply, `The answer of the server to ${method} ${why}`)
+}

@@ -1,0 +1,46 @@
+import type { JsonObject } from './request.ts'
+import { isObject } from './request.ts'
+
+const TOOLS = [
+  {
+    name: 'add',
+    description: 'Adds two numbers',
+    inputSchema: {
+      type: 'object',
+      properties: { a: { type: 'number' }, b: { type: 'number' } },
+      required: ['a', 'b'],
+    },
+  },
+  { name: 'echo', description: 'Says what it is told', inputSchema: { type: 'object' } },
+]
+
+/** What the double answers to a message of MCP: a server without sessions and with two tools. Null for a notification. */
+export function answerMcp(body: Buffer): JsonObject | null {
+  let message: unknown
+  try {
+    message = JSON.parse(body.toString())
+  } catch {
+    message = null
+  }
+  if (!isObject(message)) return { jsonrpc: '2.0', id: null, error: { code: -32_700, message: 'Parse error' } }
+  const { id, method, params } = message
+  if (id === undefined) return null
+  const result = resultOf(String(method), isObject(params) ? params : {})
+  return { jsonrpc: '2.0', id, ...result }
+}
+
+function resultOf(method: string, params: JsonObject): JsonObject {
+  if (method === 'initialize') {
+    const { protocolVersion = '2025-06-18' } = params
+    const serverInfo = { name: 'llm-double', version: '1' }
+    return { result: { protocolVersion, capabilities: { tools: {} }, serverInfo } }
+  }
+  if (method === 'tools/list') return { result: { tools: TOOLS } }
+  const given = isObject(params.arguments) ? params.arguments : {}
+  if (method !== 'tools/call') return { error: { code: -32_601, message: `Method not found: ${method}` } }
+  if (params.name === 'echo') return { result: { content: [{ type: 'text', text: JSON.stringify(given) }] } }
+  if (params.name !== 'add') return { error: { code: -32_602, message: `Unknown tool: ${params.name}` } }
+  const sum = Number(given.a) + Number(given.b)
+  if (Number.isNaN(sum)) return { result: { content: [{ type: 'text', text: 'a and b are numbers' }], isError: true } }
+  return { result: { content: [{ type: 'text', text: String(sum) }], structuredContent: { sum } } }
+}
