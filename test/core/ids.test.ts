@@ -34,6 +34,7 @@ const PREFIXES: Record<string, string> = {
   document: 'doc',
   ingestion_rule: 'igr',
   metadata_schema: 'mdschema',
+  model_route: 'route',
 }
 
 describe('ids', () => {

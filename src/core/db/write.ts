@@ -198,6 +198,15 @@ function outboxParts(
   return { ctes, select }
 }
 
+const CONFLICT_TRIES = 3
+/** Codes of PostgreSQL: serialization failure, deadlock. */
+const CONFLICTS = ['40001', '40P01']
+
+const isConflict = (error: unknown): boolean => {
+  const { code, cause } = error as { code?: string; cause?: { code?: string } }
+  return CONFLICTS.includes(code ?? '') || CONFLICTS.includes(cause?.code ?? '')
+}
+
 const sending = sql.type(z.strictObject({ sent: z.int() }))
 
 async function writeOutbox(db: Queryable, outbox: Outbox, sends: SendPart[]): Promise<void> {
@@ -299,25 +308,36 @@ export function createWriter(options: {
     },
 
     async writeOne<Row>(work: (outgoing: Outgoing) => OneStatement) {
-      const { outbox, messages, after, outgoing } = gather()
-      const { ctes, guard, columns } = work(outgoing)
-      const sends = messages.length > 0 ? await queues.parts(messages) : []
-      const follows = outboxParts(outbox, guard, sends ?? [])
-      // Untyped: the columns are the caller's.
-      const statement = sql.unsafe`
+      // A statement that lost a deadlock has done nothing, and finds the other's work done.
+      for (let tries = 1; ; tries++) {
+        try {
+          return await once<Row>(work)
+        } catch (error) {
+          if (!isConflict(error) || tries === CONFLICT_TRIES) throw error
+        }
+      }
+    },
+  }
+
+  async function once<Row>(work: (outgoing: Outgoing) => OneStatement): Promise<Row & { held: boolean }> {
+    const { outbox, messages, after, outgoing } = gather()
+    const { ctes, guard, columns } = work(outgoing)
+    const sends = messages.length > 0 ? await queues.parts(messages) : []
+    const follows = outboxParts(outbox, guard, sends ?? [])
+    // Untyped: the columns are the caller's.
+    const statement = sql.unsafe`
         with ${sql.join([...ctes, ...follows.ctes, sql.fragment`outbox_sent as (${follows.select})`], sql.fragment`, `)}
         select ${columns}, (${guard}) as held, (select sent from outbox_sent) as sent`
-      const row = (
-        sends !== null
-          ? await pool.one(statement)
-          : await inTransaction(pool, async connection => {
-              const made = (await connection.one(statement)) as { held: boolean }
-              if (made.held) await queues.send(messages, executor(connection))
-              return made
-            })
-      ) as Row & { held: boolean }
-      if (row.held) committed(after)
-      return row
-    },
+    const row = (
+      sends !== null
+        ? await pool.one(statement)
+        : await inTransaction(pool, async connection => {
+            const made = (await connection.one(statement)) as { held: boolean }
+            if (made.held) await queues.send(messages, executor(connection))
+            return made
+          })
+    ) as Row & { held: boolean }
+    if (row.held) committed(after)
+    return row
   }
 }

@@ -49,10 +49,13 @@ const nestsDeeper = (value: unknown, levels: number): boolean =>
 
 /**
  * The value of an expression over a root, or of a literal with expressions in it: JSON that shares nothing with the root.
+ * @param spent what other expressions of the same work have cost, which counts
  * @throws ExpressionError when it costs too much or its result is too large
  */
-export function evaluate(expression: unknown, root: unknown): unknown {
-  return copied(new Evaluation().value(expression, root))
+export function evaluate(expression: unknown, root: unknown, spent: Spent = nothingSpent()): unknown {
+  const result = copied(new Evaluation(spent).value(expression, root))
+  spent.volume += result.values
+  return result.copy
 }
 
 /** The paths of the root that an expression names literally, each as often as it does. */
@@ -76,22 +79,30 @@ export function pathsOf(expression: unknown): string[] {
 const literalPaths = (values: readonly unknown[]): string[] =>
   values.filter(value => typeof value === 'string' || typeof value === 'number').map(String)
 
-/** One evaluation and what is left of its budget. */
+/** What evaluations have cost, where several share one budget. */
+export type Spent = { applications: number; volume: number }
+
+export const nothingSpent = (): Spent => ({ applications: 0, volume: 0 })
+
+/** An evaluation and what it has spent. */
 class Evaluation {
-  #applications = 0
-  #volume = 0
+  readonly #spent: Spent
+
+  constructor(spent: Spent) {
+    this.#spent = spent
+  }
 
   /** Counts characters or elements that are about to be read or made. */
   spend(volume: number): void {
-    this.#volume += volume
-    if (this.#volume > MAX_VOLUME) throw new ExpressionError('takes too long to evaluate')
+    this.#spent.volume += volume
+    if (this.#spent.volume > MAX_VOLUME) throw new ExpressionError('takes too long to evaluate')
   }
 
   value(expression: unknown, data: Data): unknown {
     this.spend(1)
     const operation = operationOf(expression)
     if (operation) {
-      if (++this.#applications > MAX_APPLICATIONS)
+      if (++this.#spent.applications > MAX_APPLICATIONS)
         throw new ExpressionError(`applies more than ${MAX_APPLICATIONS} operators`)
       const [name, given] = operation
       return OPERATORS[name](this, name === 'preserve' ? [given] : listOf(given), data) ?? null
@@ -327,7 +338,7 @@ const OPERATORS: Record<string, Operator> = {
  * A result as JSON: without what it shares with the root and within itself, and without numbers that JSON does not have.
  * @throws ExpressionError
  */
-function copied(result: unknown): unknown {
+function copied(result: unknown): { copy: unknown; values: number } {
   let room = MAX_RESULT_BYTES
   const take = (bytes: number) => {
     room -= bytes
@@ -355,5 +366,5 @@ function copied(result: unknown): unknown {
       }),
     )
   }
-  return copy(result, MAX_RESULT_NESTING)
+  return { copy: copy(result, MAX_RESULT_NESTING), values }
 }

@@ -82,8 +82,9 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
 }
 
 /**
- * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it. The
- * prepared state and the first frame ride along.
+ * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it, and by its
+ * steps: a statement of a worker that was lost may have journalled one since. The prepared state and the first frame ride
+ * along.
  */
 export function claimParts(claim: {
   generation: GenerationRow
@@ -101,7 +102,8 @@ export function claimParts(claim: {
     sql.fragment`claimed as (
       update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false,
         started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
-      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress')
+      where id = ${generation.id} and attempt = ${generation.attempt} and step_count = ${generation.step_count}
+        and status in ('pending', 'in_progress')
       returning id)`,
   ]
   if (claim.sealedWork !== null)

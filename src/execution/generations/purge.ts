@@ -5,12 +5,15 @@ import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
 import { redactEnvelopes, redactGenerations, redactTraces } from './purge-store.ts'
 import { generationsOf } from './store.ts'
 import { traceKind } from './trace-kind.ts'
-import { findTrace, lockSubtree, takeTraceFiles } from './trace-store.ts'
+import { findTrace, subtree, takeTraceFiles } from './trace-store.ts'
 
 type By = { type: string; id: string }
 
-const busy = (generations: readonly GenerationRow[]) =>
-  generations.filter(row => row.status === 'pending' || row.status === 'in_progress')
+/** Raises GENERATION_ALREADY_IN_PROGRESS for a turn that runs or waits. */
+function requireEnded(generations: readonly GenerationRow[]): void {
+  const open = generations.find(row => row.status === 'pending' || row.status === 'in_progress')
+  if (open) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: open.id } })
+}
 
 /**
  * Erases a generation's content and keeps its skeleton; a second purge keeps the first stamp and emits nothing. A paused
@@ -18,7 +21,7 @@ const busy = (generations: readonly GenerationRow[]) =>
  */
 export async function purgeGeneration(tx: Tx, id: string, by: By): Promise<GenerationRow> {
   const row = await generationKind.lock(tx, id)
-  if (busy([row]).length > 0) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: id } })
+  requireEnded([row])
   const [redacted] = await redactGenerations(tx, [id], by)
   if (!redacted) return row
   await redactEnvelopes(tx, [id])
@@ -28,12 +31,17 @@ export async function purgeGeneration(tx: Tx, id: string, by: By): Promise<Gener
 
 /** The same for a trace, its descendants and all their generations. */
 export async function purgeTrace(tx: Tx, id: string, by: By): Promise<TraceRow> {
-  const traces = await lockSubtree(tx, id)
-  if (traces.length === 0) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  // Generations before traces, as a turn that ends locks them.
+  const found = (await subtree(tx, id)).map(trace => trace.id)
+  if (found.length === 0) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  requireEnded(await generationsOf(tx, found))
+  const generations = await generationsOf(tx, found, true)
+  requireEnded(generations)
+  const traces = await subtree(tx, id, true)
   const ids = traces.map(trace => trace.id)
-  const generations = await generationsOf(tx, ids, true)
-  const running = busy(generations)
-  if (running.length > 0) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: running[0].id } })
+  // One that was made meanwhile: nobody can make another while the traces are held.
+  const later = (await generationsOf(tx, ids)).find(row => !generations.some(known => known.id === row.id))
+  if (later) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: later.id } })
   const redactedGenerations = await redactGenerations(
     tx,
     generations.map(row => row.id),

@@ -175,10 +175,10 @@ export const findTree = (db: Queryable, rootId: string, limit: number): Promise<
     select * from traces where id = ${rootId} or root_trace_id = ${rootId}
     order by (id = ${rootId}) desc, created_at, id limit ${limit + 1}`)
 
-/** A trace and every descendant of it, locked. */
-export const lockSubtree = (db: Queryable, id: string): Promise<readonly TraceRow[]> =>
+/** A trace and every descendant of it. */
+export const subtree = (db: Queryable, id: string, lock = false): Promise<readonly TraceRow[]> =>
   db.any(trace`
     with recursive subtree as (
       select t.id from traces t where t.id = ${id}
       union all select t.id from traces t join subtree s on t.parent_trace_id = s.id)
-    select t.* from traces t where t.id in (select id from subtree) order by t.id for update`)
+    select t.* from traces t where t.id in (select id from subtree) order by t.id ${lock ? sql.fragment`for update` : sql.fragment``}`)

@@ -1,4 +1,5 @@
 import { Counter } from 'prom-client'
+import { SlonikError } from 'slonik'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -60,10 +61,13 @@ export async function executeTurn(
   return new Execution(services, loaded, run).carryOut()
 }
 
-const recorded = (error: unknown): RecordedFailure =>
-  error instanceof AppError
-    ? error.recorded()
-    : { code: 'GENERATION_FAILED', message: error instanceof Error ? error.message : String(error) }
+/** What is recorded of a failure. Texts of the database are for the log alone. */
+function recorded(error: unknown): RecordedFailure {
+  if (error instanceof AppError) return error.recorded()
+  const message =
+    error instanceof SlonikError ? 'The turn could not be written' : String((error as Error)?.message ?? error)
+  return { code: 'GENERATION_FAILED', message }
+}
 
 /** One attempt at a turn. */
 class Execution {

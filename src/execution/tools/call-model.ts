@@ -1,4 +1,5 @@
 import type { ToolContext } from '../../core/api/tool-context.ts'
+import type { Spent } from '../../core/expressions/evaluate.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Definition } from './model.ts'
 
@@ -9,8 +10,15 @@ export type Callable = Definition & { id: string | null; project_id: string }
 export type Limits = {
   /** When it ends at the latest (performance.now). */
   until: number
-  /** Bytes of answers and calls that are left. */
-  room: { bytes: number; calls: number }
+  /** Bytes of answers and calls that are left, and what expressions have cost. */
+  room: {
+    bytes: number
+    calls: number
+    expressions: Spent
+    /** Bytes of answers that the call holds, and those of all calls of its project in this process. */
+    held: number
+    project: { bytes: number }
+  }
   signal?: AbortSignal
   /** Pipelines and operations of the platform that the call is in. */
   depth: number

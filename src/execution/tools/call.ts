@@ -1,6 +1,6 @@
 import { invalid, raise } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
-import { ExpressionError, evaluate, pathsOf, readPath } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, pathsOf, readPath, type Spent } from '../../core/expressions/evaluate.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
@@ -8,7 +8,7 @@ import type { Services } from '../../core/process/services.ts'
 import type { Callable, ToolCall } from './call-model.ts'
 import { parametersSchema } from './check-definition.ts'
 import { callHttp } from './http.ts'
-import { limitsOf, MAX_CALLS } from './limits.ts'
+import { limitsOf, MAX_CALLS, underWay } from './limits.ts'
 import { callMcp } from './mcp.ts'
 import { callPipeline } from './pipeline.ts'
 import { actionOf, callPlatform } from './platform.ts'
@@ -39,7 +39,12 @@ export const openCall = (
  * @throws TOOL_CALL_NOT_SUPPORTED, PIPELINE_DEPTH_EXCEEDED, VALIDATION_FAILED and what the type of the tool raises; SERVICE_NOT_READY while
  *   schemas cannot be checked
  */
-export async function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
+export function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
+  const work = () => carryOut(services, tool, call)
+  return call.limits.depth === 0 ? underWay(services, tool.project_id, call.limits, work) : work()
+}
+
+async function carryOut(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
   if (tool.type === 'client') return raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
   const action = tool.type === 'platform' || tool.type === 'mcp' ? actionOf(tool, call.action) : null
   const { limits } = call
@@ -49,7 +54,7 @@ export async function callTool(services: Services, tool: Callable, call: ToolCal
   const input = { ...call.input, ...tool.preset_parameters }
   await checkInput(services, tool, input, limits.signal)
   const output = await dispatch(services, tool, action, input, call)
-  return tool.output_mapping ? mapped(services, tool, { output, input }) : output
+  return tool.output_mapping ? mapped(services, tool, { output, input }, limits.room.expressions) : output
 }
 
 const tooDeep = (message: string): never => raise('PIPELINE_DEPTH_EXCEEDED', { message })
@@ -89,12 +94,13 @@ function mapped(
   { log }: Services,
   { id, output_mapping }: Callable,
   root: { output: unknown; input: Record<string, unknown> },
+  spent: Spent,
 ): unknown {
   const missing = pathsOf(output_mapping).filter(path => readPath(root, path) === null)
   if (missing.length > 0)
     log.info({ tool_id: id, missing: missing.slice(0, 20) }, 'output mapping reads what is not there')
   try {
-    return evaluate(output_mapping, root)
+    return evaluate(output_mapping, root, spent)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return invalid({ code: 'TOO_BIG', path: 'output_mapping', message: error.message })

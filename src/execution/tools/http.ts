@@ -7,6 +7,7 @@ import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
 import { authorize } from './authorize.ts'
 import type { Callable, Limits, ToolCall } from './call-model.ts'
 import { hide, shownBody } from './hide.ts'
+import { hold } from './limits.ts'
 import type { Execute } from './model.ts'
 import { requestOf, type ToolRequest } from './request.ts'
 import { fillTokens, secretTexts, type TokenValues } from './tokens.ts'
@@ -70,7 +71,7 @@ export async function callHttp(
   const hidden = [...values.secrets.values(), ...(credential?.hidden ?? [])]
   const answer = answered(outcome, request, text => hide(text, hidden))
   if (answer.status === 401) credential?.forget()
-  limits.room.bytes -= answer.body.length
+  hold(config, limits, answer.body.length)
   if (answer.status >= 200 && answer.status < 300) return outputOf(answer, request)
   return httpError(`The target of the tool answered ${answer.status}`, request, {
     tool_status_code: answer.status,

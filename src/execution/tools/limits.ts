@@ -1,11 +1,21 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import type { Config } from '../../config.ts'
+import { notReady } from '../../core/api/errors.ts'
+import { nothingSpent } from '../../core/expressions/evaluate.ts'
+import { perProcess } from '../../core/process/per-process.ts'
+import type { Services } from '../../core/process/services.ts'
+import { Shares } from '../../core/process/shares.ts'
 import type { Limits } from './call-model.ts'
 
 /** Answers of a call with everything that it calls, in multiples of the largest single one. */
 const ROOM_FACTOR = 4
 /** Calls that one call may lead to. */
 export const MAX_CALLS = 500
+
+/** Calls of one project that a process makes at once; further ones wait in turn. */
+const CALLS_AT_ONCE = 32
+/** Answers that the calls of one project hold in a process together, in multiples of the largest single one. */
+const PROJECT_FACTOR = 8
 
 const current = new AsyncLocalStorage<Limits>()
 
@@ -21,6 +31,61 @@ export function limitsOf(
   const { timeoutMs = Number.POSITIVE_INFINITY, signal } = given
   const until = performance.now() + Math.min(config.TOOL_CALL_TIMEOUT_MS, timeoutMs)
   if (outer) return { ...outer, until: Math.min(outer.until, until), signal: signal ?? outer.signal }
-  const room = { bytes: ROOM_FACTOR * config.TOOL_MAX_RESPONSE_BYTES, calls: MAX_CALLS }
+  const room = {
+    bytes: ROOM_FACTOR * config.TOOL_MAX_RESPONSE_BYTES,
+    calls: MAX_CALLS,
+    expressions: nothingSpent(),
+    held: 0,
+    project: { bytes: 0 },
+  }
   return { until, room, signal, depth: 0 }
 }
+
+/** The projects that have calls under way in a process. */
+const projectsOf = perProcess(() => new Map<string, { slots: Shares; calls: number; bytes: number }>())
+
+/**
+ * Makes a call with all that it leads to, as one of a bounded number of its project: what their answers take, together,
+ * is bounded with it.
+ * @throws SERVICE_NOT_READY when its time is over before its turn comes, and the reason of its signal
+ */
+export async function underWay<T>(
+  services: Services,
+  projectId: string,
+  { until, signal, room }: Limits,
+  work: () => Promise<T>,
+): Promise<T> {
+  const projects = projectsOf(services)
+  const project = projects.get(projectId) ?? { slots: new Shares(CALLS_AT_ONCE), calls: 0, bytes: 0 }
+  projects.set(projectId, project)
+  project.calls += 1
+  room.project = project
+  const late = new AbortController()
+  const timer = setTimeout(
+    () => late.abort(busy('The calls of the project that are under way left no time')),
+    until - performance.now(),
+  )
+  try {
+    const over = signal ? AbortSignal.any([signal, late.signal]) : late.signal
+    const giveBack = await project.slots.take(projectId, 1, over).finally(() => clearTimeout(timer))
+    return await work().finally(giveBack)
+  } finally {
+    project.bytes -= room.held
+    project.calls -= 1
+    if (project.calls === 0) projects.delete(projectId)
+  }
+}
+
+/**
+ * Takes an answer of so many bytes out of the room of a call.
+ * @throws SERVICE_NOT_READY when the calls of the project hold too much together
+ */
+export function hold(config: Pick<Config, 'TOOL_MAX_RESPONSE_BYTES'>, { room }: Limits, bytes: number): void {
+  room.bytes -= bytes
+  room.held += bytes
+  room.project.bytes += bytes
+  if (room.project.bytes > PROJECT_FACTOR * config.TOOL_MAX_RESPONSE_BYTES)
+    throw busy('The answers to calls of the project that are under way take all the memory there is for them')
+}
+
+const busy = (message: string) => notReady({ tools: 'busy' }, { message, retryAfterSeconds: 1 })

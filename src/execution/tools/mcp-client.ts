@@ -9,6 +9,7 @@ import type { Callable, Limits, ToolCall } from './call-model.ts'
 import { EventReader } from './event-reader.ts'
 import { hide, shownBody } from './hide.ts'
 import { type Answered, answered, httpError, MAX_VALUES, timesOf } from './http.ts'
+import { hold } from './limits.ts'
 import type { Mcp } from './model.ts'
 import { fillSecrets, forwarded, RequestHeaders, setConfigured, setContext, type ToolRequest } from './request.ts'
 import { secretTexts, type TokenValues } from './tokens.ts'
@@ -141,7 +142,7 @@ export class McpLink {
     const body = JSON.stringify({ jsonrpc: '2.0', ...message })
     const sent = await this.#send('POST', body, limits, { isEnough }, key)
     const { answer } = sent
-    limits.room.bytes -= answer.body.length
+    hold(this.#services.config, limits, answer.body.length)
     if (!isStream(answer.headers)) found.lookIn(answer.body)
     if (found.refused)
       return httpError(`The answer of the server ${found.refused}`, sent.request, {

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -7,6 +8,9 @@ import { toolsOfIds } from './store.ts'
 
 /** Failures of a pipeline within a pipeline are told as they are. */
 const UNWRAPPED = ['PIPELINE_STEP_FAILED', 'PIPELINE_DEPTH_EXCEEDED']
+
+const outOfTime = () =>
+  raise('TOOL_HTTP_ERROR', { message: 'The call took too long', meta: { tool_status_code: null, reason: 'timeout' } })
 
 type CallTool = (services: Services, tool: Callable, call: ToolCall) => Promise<unknown>
 
@@ -32,11 +36,14 @@ export async function callPipeline(
   let last: unknown = null
   for (const [index, step] of steps.entries()) {
     const root = { input, steps: results }
+    // Lets others have the process between two steps that take no time of their own.
+    await setImmediate()
     try {
+      if (performance.now() > call.limits.until) outOfTime()
       last = await callTool(services, toolOf(step, named, project_id), {
         ...call,
         action: step.action ?? null,
-        input: evaluated(step.input ?? {}, root) as Record<string, unknown>,
+        input: evaluated(step.input ?? {}, root, call) as Record<string, unknown>,
         // Each step is a call of its own to its target.
         idempotencyKey: call.idempotencyKey && `${call.idempotencyKey}.${index}`,
         limits: { ...call.limits, depth },
@@ -48,7 +55,7 @@ export async function callPipeline(
   }
   if (output === undefined) return last
   try {
-    return evaluated(output, { input, steps: results })
+    return evaluated(output, { input, steps: results }, call)
   } catch (error) {
     throw failureOf('output', error)
   }
@@ -59,9 +66,9 @@ function toolOf({ tool, tool_id }: PipelineStep, named: ReadonlyMap<string, Call
   return named.get(tool_id as string) ?? raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
 }
 
-function evaluated(expression: unknown, root: object): unknown {
+function evaluated(expression: unknown, root: object, { limits }: ToolCall): unknown {
   try {
-    return evaluate(expression, root)
+    return evaluate(expression, root, limits.room.expressions)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return raise('VALIDATION_FAILED', { message: `An expression of the pipeline ${error.message}` })

@@ -7,7 +7,7 @@ import { callAs } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Callable, ToolCall } from './call-model.ts'
-import { within } from './limits.ts'
+import { hold, within } from './limits.ts'
 import type { Definition } from './model.ts'
 
 /** Platform tools: operations of the product itself, called in this process with the rights of whoever calls the tool. */
@@ -161,7 +161,7 @@ export async function callPlatform(
   const { status } = answer
   const ms = Math.round(performance.now() - started)
   services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool call')
-  if (!(answer instanceof AppError)) return outputOf(answer, call)
+  if (!(answer instanceof AppError)) return outputOf(services, answer, call)
   const { code, message, meta } = answer
   return raise('TOOL_HTTP_ERROR', {
     message: `${action} answered ${status} ${code}`,
@@ -181,13 +181,13 @@ function refusedAs(error: unknown): AppError {
   throw error
 }
 
-function outputOf({ body, text, stream }: Answer, { limits }: ToolCall): unknown {
+function outputOf({ config }: Services, { body, text, stream }: Answer, { limits }: ToolCall): unknown {
   if (stream) {
     stream.destroy()
     return invalid({ code: 'INVALID_VALUE', path: 'input', message: 'asks for a stream, which a tool cannot answer' })
   }
   const answer = text ?? JSON.stringify(body ?? null)
-  limits.room.bytes -= answer.length
+  hold(config, limits, answer.length)
   if (limits.room.bytes < 0)
     invalid({ code: 'TOO_BIG', path: 'input', message: 'leads to answers that are larger than fit into one call' })
   return JSON.parse(answer)

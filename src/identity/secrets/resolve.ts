@@ -6,7 +6,7 @@ import { referencedSecrets, sealedValues } from './store.ts'
 
 /** `{{secret:<id>}}` inside a string. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
-const MASK = '***'
+export const MASK = '***'
 const MASKED_FROM = 8
 
 /** Ids of the secrets that tokens in the texts name, each once. */
