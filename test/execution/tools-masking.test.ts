@@ -28,6 +28,12 @@ describe('secrets in what a target answers', () => {
     assert.ok(shown.includes('***'))
   })
 
+  it('are hidden in addresses and forms also where they are long, such as keys', () => {
+    const key = 'private key/+= '.repeat(200)
+    for (const text of [encodeURIComponent(key), new URLSearchParams({ key }).toString(), JSON.stringify({ key })])
+      assert.ok(!shownBody(Buffer.from(text), [key]).includes('private'), text.slice(0, 60))
+  })
+
   it('leave the rest as it is, and texts that only look alike', () => {
     assert.equal(shownBody(Buffer.from('ab3/xy9+zz== a+b'), [secret]), 'ab3/xy9+zz== a+b')
   })

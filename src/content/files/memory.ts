@@ -32,13 +32,7 @@ export async function takeMemory(
 ): Promise<() => void> {
   const amount = Math.min(TIMES * bytes, services.config.FILES_MEMORY_BYTES)
   if (signal) return memory(services).take(projectId, amount, signal)
-  const late = new AbortController()
-  const timer = setTimeout(() => late.abort(busy()), WAIT_MS)
-  try {
-    return await memory(services).take(projectId, amount, late.signal)
-  } finally {
-    clearTimeout(timer)
-  }
+  return memory(services).takeWithin(projectId, amount, { ms: WAIT_MS, late: busy })
 }
 
 const busy = (): AppError =>

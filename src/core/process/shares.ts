@@ -58,6 +58,21 @@ export class Shares {
     }
   }
 
+  /** The same, waiting no longer than `ms`: then the error of `late` is thrown. */
+  async takeWithin(
+    project: string,
+    amount: number,
+    { ms, late, signal }: { ms: number; late: () => Error; signal?: AbortSignal },
+  ): Promise<() => void> {
+    const over = new AbortController()
+    const timer = setTimeout(() => over.abort(late()), ms)
+    try {
+      return await this.take(project, amount, signal ? AbortSignal.any([signal, over.signal]) : over.signal)
+    } finally {
+      clearTimeout(timer)
+    }
+  }
+
   /** Does work with a part. */
   async use<T>(project: string, amount: number, signal: AbortSignal | undefined, work: () => Promise<T>): Promise<T> {
     const giveBack = await this.take(project, amount, signal)

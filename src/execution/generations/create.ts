@@ -116,7 +116,7 @@ function checkProject(found: ProjectFound, projectId: string): void {
  * Refuses a turn whose first call could not be made: MODEL_ROUTE_NOT_FOUND, AI_PROVIDER_MISCONFIGURED; and a model of its
  * own beside a route, whose targets name theirs.
  */
-async function checkBinding(
+async function requireCallable(
   services: Services,
   { provider, route }: Binding,
   { model }: Pick<TurnInput, 'model'>,
@@ -156,7 +156,7 @@ export async function placeTurn(
   const turn = newTurn(services, input)
   const found = await insertTurn(tx, turn, beside)
   checkProject(found, input.project_id)
-  if (found.made) await checkBinding(services, found, input, tx)
+  if (found.made) await requireCallable(services, found, input, tx)
   return { generation_id: turn.id, trace_id: turn.trace_id, made: found.made }
 }
 
@@ -170,7 +170,7 @@ export async function createTurnAtOnce(
   binding: Binding,
   note: (outgoing: Outgoing) => void,
 ): Promise<{ generation_id: string; trace_id: string }> {
-  await checkBinding(services, binding, input)
+  await requireCallable(services, binding, input)
   const turn = newTurn(services, input)
   const found = await services.writeOne<ProjectFound>(outgoing => {
     outgoing.send(generationRun, { generation_id: turn.id, project_id: input.project_id })

@@ -3,14 +3,14 @@ import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
 import { redactEnvelopes, redactGenerations, redactTraces } from './purge-store.ts'
-import { generationsOf } from './store.ts'
+import { statesOf } from './store.ts'
 import { traceKind } from './trace-kind.ts'
 import { findTrace, subtree, takeTraceFiles } from './trace-store.ts'
 
 type By = { type: string; id: string }
 
 /** Raises GENERATION_ALREADY_IN_PROGRESS for a turn that runs or waits. */
-function requireEnded(generations: readonly GenerationRow[]): void {
+function requireEnded(generations: readonly Pick<GenerationRow, 'id' | 'status'>[]): void {
   const open = generations.find(row => row.status === 'pending' || row.status === 'in_progress')
   if (open) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: open.id } })
 }
@@ -34,13 +34,14 @@ export async function purgeTrace(tx: Tx, id: string, by: By): Promise<TraceRow> 
   // Generations before traces, as a turn that ends locks them.
   const found = (await subtree(tx, id)).map(trace => trace.id)
   if (found.length === 0) raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  requireEnded(await generationsOf(tx, found))
-  const generations = await generationsOf(tx, found, true)
+  // Not to wait for a turn that runs.
+  requireEnded(await statesOf(tx, found))
+  const generations = await statesOf(tx, found, true)
   requireEnded(generations)
   const traces = await subtree(tx, id, true)
   const ids = traces.map(trace => trace.id)
   // One that was made meanwhile: nobody can make another while the traces are held.
-  const later = (await generationsOf(tx, ids)).find(row => !generations.some(known => known.id === row.id))
+  const later = (await statesOf(tx, ids)).find(row => !generations.some(known => known.id === row.id))
   if (later) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: later.id } })
   const redactedGenerations = await redactGenerations(
     tx,

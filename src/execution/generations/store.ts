@@ -102,11 +102,19 @@ export const mergeMetadata = (db: Queryable, id: string, metadata: object): Prom
     where t.id = ${id} returning ${generationKind.columns}`)
 
 /** The generations of traces in their order; by generations_trace. */
-export const generationsOf = (
+export const generationsOf = (db: Queryable, traceIds: readonly string[]): Promise<readonly GenerationRow[]> =>
+  db.any(generationKind.sql`
+    select ${generationKind.columns} from generations t where t.trace_id = any(${sql.array([...traceIds], 'text')})
+    order by t.created_at, t.id`)
+
+const state = sql.type(generationKind.row.pick({ id: true, status: true }))
+
+/** How far the generations of traces are, without what they say; in the same order. */
+export const statesOf = (
   db: Queryable,
   traceIds: readonly string[],
   lock = false,
-): Promise<readonly GenerationRow[]> =>
-  db.any(generationKind.sql`
-    select ${generationKind.columns} from generations t where t.trace_id = any(${sql.array([...traceIds], 'text')})
+): Promise<readonly Pick<GenerationRow, 'id' | 'status'>[]> =>
+  db.any(state`
+    select t.id, t.status from generations t where t.trace_id = any(${sql.array([...traceIds], 'text')})
     order by t.created_at, t.id ${lock ? sql.fragment`for update` : sql.fragment``}`)

@@ -2,7 +2,7 @@ import { Counter } from 'prom-client'
 import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { CallOutcome } from '../providers/attempt.ts'
-import { attemptModel } from '../providers/call.ts'
+import { answerOf, attemptModel } from '../providers/call.ts'
 import type { ModelAnswer, ModelRequest } from '../providers/exchange.ts'
 import type { FailureClass } from '../providers/failure.ts'
 import { breakerOf } from './breaker.ts'
@@ -77,7 +77,5 @@ export async function callRoute(
     if (outcome.ok || !movesOn(outcome.failure.class)) break
   }
   outcome ??= await callTarget(0, breakerOf(services, loaded, route.targets[0]))
-  if (outcome.ok) return outcome.answer
-  const { code, message, meta, cause } = outcome.failure
-  return raise(code, { message, meta: { ...meta, model_route_id: route.id }, cause })
+  return answerOf(outcome, { model_route_id: route.id })
 }

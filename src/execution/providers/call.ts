@@ -69,7 +69,12 @@ export async function callModel(
   const outcome = await attemptModel(services, provider, model, request, {
     retries: services.config.PROVIDER_MAX_RETRIES,
   })
+  return answerOf(outcome)
+}
+
+/** The answer of a call. Raises its failure, with `more` in its meta. */
+export function answerOf(outcome: CallOutcome, more: Record<string, unknown> = {}): ModelAnswer {
   if (outcome.ok) return outcome.answer
   const { code, message, meta, cause } = outcome.failure
-  return raise(code, { message, meta, cause })
+  return raise(code, { message, meta: { ...meta, ...more }, cause })
 }

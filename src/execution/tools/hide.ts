@@ -1,14 +1,26 @@
 import { firstBytes, storableText } from '../../core/api/text.ts'
-import { MASK, mask } from '../../identity/secrets/resolve.ts'
+import { MASK, MASKED_FROM, mask } from '../../identity/secrets/resolve.ts'
 
 /** Bytes of a refusal's body that are shown. */
 const SHOWN_BYTES = 16 * 1024
 
-/** Longest value that is looked for in other spellings than its own and that of JSON, in characters. */
+/** Longest value that is looked for in any mixture of spellings, in characters. */
 const RESPELLED = 1024
 /** A character is written with at most so many, such as `&#x002f;`. */
 const SPELLED = 8
-const SHORTEST = 8
+
+/** A value as it stands in an address, in a form and in JSON. */
+const spellings = (value: string): string[] => {
+  const text = value.toWellFormed()
+  return [
+    value,
+    encodeURIComponent(text),
+    // As addresses are written in their query.
+    encodeURIComponent(text).replaceAll("'", '%27'),
+    new URLSearchParams([['', text]]).toString().slice(1),
+    JSON.stringify(value).slice(1, -1),
+  ]
+}
 
 const hex = (code: number): string => `0*${code.toString(16)}`
 
@@ -27,10 +39,9 @@ function spelled(char: string): string {
 
 /** A text of a stranger without the secret values that a request held, however it writes them. */
 export function hide(text: string, values: readonly string[]): string {
-  const long = values.filter(value => value.length >= SHORTEST)
-  const plain = mask(text, [...new Set(long.flatMap(value => [value, JSON.stringify(value).slice(1, -1)]))])
-  return long
-    .filter(value => value.length <= RESPELLED)
+  const plain = mask(text, [...new Set(values.flatMap(spellings))])
+  return values
+    .filter(({ length }) => length >= MASKED_FROM && length <= RESPELLED)
     .toSorted((one, other) => other.length - one.length)
     .reduce(
       (masked, value) => masked.replace(new RegExp([...value.toWellFormed()].map(spelled).join(''), 'gu'), MASK),

@@ -60,14 +60,10 @@ export async function underWay<T>(
   projects.set(projectId, project)
   project.calls += 1
   room.project = project
-  const late = new AbortController()
-  const timer = setTimeout(
-    () => late.abort(busy('The calls of the project that are under way left no time')),
-    until - performance.now(),
-  )
+  const ms = until - performance.now()
+  const late = () => busy('The calls of the project that are under way left no time')
   try {
-    const over = signal ? AbortSignal.any([signal, late.signal]) : late.signal
-    const giveBack = await project.slots.take(projectId, 1, over).finally(() => clearTimeout(timer))
+    const giveBack = await project.slots.takeWithin(projectId, 1, { ms, late, signal })
     return await work().finally(giveBack)
   } finally {
     project.bytes -= room.held

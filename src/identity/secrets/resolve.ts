@@ -7,7 +7,8 @@ import { referencedSecrets, sealedValues } from './store.ts'
 /** `{{secret:<id>}}` inside a string. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
 export const MASK = '***'
-const MASKED_FROM = 8
+/** Shorter values would hide what is no secret. In characters. */
+export const MASKED_FROM = 8
 
 /** Ids of the secrets that tokens in the texts name, each once. */
 export const tokenIds = (texts: readonly string[]): string[] => [
