@@ -86,25 +86,30 @@ export function openServer(
   return server
 }
 
+/** How many looks in a row find nothing new before a sender is said to pause. */
+const LOOKS = 4
+
 /**
  * Gives up a body whose sender pauses for longer than `idleMs` or takes longer than `totalMs`, as node gives up a
- * request that never ends: 408, and the connection is closed. Looks every `idleMs`, so both bounds are met up to that.
+ * request that never ends: 408, and the connection is closed. Both bounds are met up to a quarter of `idleMs`. One look
+ * would not do: it may fall into the moment between the end of a pause of ours and the next bytes.
  */
 export function boundBody(req: IncomingMessage, { totalMs, idleMs }: { totalMs: number; idleMs: number }): void {
   const { socket } = req
   const started = performance.now()
   let read = socket.bytesRead
+  let quiet = 0
   const timer = setInterval(() => {
     // Nothing waits for what has arrived; a full buffer is a pause of ours.
-    const paused = socket.bytesRead === read && req.readableLength === 0
+    quiet = socket.bytesRead === read && req.readableLength === 0 ? quiet + 1 : 0
     read = socket.bytesRead
-    if (!req.complete && !paused && performance.now() - started <= totalMs) return
+    if (!req.complete && quiet < LOOKS && performance.now() - started <= totalMs) return
     clearInterval(timer)
     if (req.complete) return
     const error = Object.assign(new Error('the body did not come in time'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
     const { server } = socket as Socket & { server?: Server }
     server?.emit('clientError', error, socket)
-  }, idleMs)
+  }, idleMs / LOOKS)
   timer.unref()
   req.once('close', () => clearInterval(timer))
 }
