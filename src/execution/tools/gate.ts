@@ -1,0 +1,50 @@
+import { extensionPoint } from '../../core/declarations.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+
+/** A call that is about to be made, as rules see it. */
+export type GateRequest = {
+  project_id: string
+  /** Null outside the turns of agents. */
+  agent: { id: string; guardrail_ids: string[] | null } | null
+  /** `id` is null for a tool that is defined in a binding. */
+  tool: { id: string | null; name: string; guardrail_ids: string[] | null }
+  /** Of tools with one action the name of the tool. */
+  action: string
+  /** With presets over the arguments: what will be executed. */
+  args: Record<string, unknown>
+  generation_id: string | null
+  guardrail_context: Record<string, unknown> | null
+  /** As whom tools are called that know the context; null without a credential. */
+  caller: () => Promise<Caller | null>
+  signal?: AbortSignal
+}
+
+export type Verdict =
+  | { decision: 'execute' }
+  | { decision: 'blocked' | 'tripwire'; reason: string }
+  | {
+      decision: 'route_to_approval'
+      /** `<guardrail id>@<version>` of the rule that governs. */
+      policy_version: string
+      /** Seconds until the approval expires. */
+      expires_in: number
+      /** Whether whoever started the chain may not resolve it. */
+      forbid_self_approval: boolean
+    }
+
+/** The rules that calls of tools are held to. */
+export type ToolGate = {
+  /** Rejects when the rules cannot be read: the call is not made then. */
+  judge: (services: Services, request: GateRequest) => Promise<Verdict>
+  /**
+   * Of each tool whether a rule may send its calls to a person, so that a model is asked for its reasons. Same order as
+   * `tools`.
+   */
+  mayAsk: (
+    services: Services,
+    scope: { project_id: string; agent: GateRequest['agent']; tools: GateRequest['tool'][] },
+  ) => Promise<boolean[]>
+}
+
+export const toolGate = extensionPoint<ToolGate>('tool gate')
