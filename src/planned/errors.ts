@@ -34,11 +34,6 @@ export const plannedErrors = {
   EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
   EXCEPTION_ALREADY_RESOLVED: { status: 409, description: 'Exception item already resolved' },
   EXCEPTION_NOT_FOUND: { status: 404, description: 'Exception item missing' },
-  FORCED_TOOL_CHOICE_CANNOT_STOP: {
-    status: 400,
-    description: 'Tool_choice forces tools every step but no has_tool_call stop condition is declared',
-    message: 'tool_choice forces a tool on every step but nothing would stop the turn',
-  },
   FORMATION_DELETE_FAILED: {
     status: 409,
     description: 'Some resources could not be deleted; stack left delete_failed',
@@ -138,11 +133,6 @@ export const plannedErrors = {
     description: 'Concurrent change invalidated the transition, or task closed',
   },
   TASK_TRANSITION_NOT_FOUND: { status: 400, description: 'Transition not in the workflow' },
-  TEXT_ENCODED_TOOL_CALL: { status: 502, description: 'Model wrote a tool call as plain text' },
-  TOOL_CALL_FAILED: {
-    status: 422,
-    description: "A transcript's tool result that failed without a code of its own; keeps the thrown message",
-  },
   TOOL_DISPATCH_FAILED: {
     status: 422,
     description: 'Workflow on_enter tool dispatch settled without a result (guardrail block or approval routing)',

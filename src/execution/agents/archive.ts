@@ -1,5 +1,6 @@
 import { picked, type Values } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { namedByBindings } from './bindings.ts'
 import { type AgentConfig, type AgentRow, agentKind, configFields } from './model.ts'
 import { insertVersion } from './store.ts'
 
@@ -21,7 +22,7 @@ export const readConfig = (kept: Record<string, unknown>): AgentConfig =>
 
 /** Adds an agent with its first version. */
 export async function insertAgent(tx: Tx, values: Values<AgentRow>, making: Making): Promise<AgentRow> {
-  const agent = await agentKind.insert(tx, values)
+  const agent = await agentKind.insert(tx, { ...values, ...namedByBindings(values.tool_bindings ?? null) })
   await archive(tx, agent, making)
   return agent
 }
@@ -33,7 +34,8 @@ export async function changeAgent(
   values: Values<AgentRow>,
   making: Making,
 ): Promise<AgentRow> {
-  const agent = await agentKind.update(tx, stored.id, { ...values, version: stored.version + 1 })
+  const named = values.tool_bindings === undefined ? {} : namedByBindings(values.tool_bindings)
+  const agent = await agentKind.update(tx, stored.id, { ...values, ...named, version: stored.version + 1 })
   await archive(tx, agent, making)
   return agent
 }

@@ -2,13 +2,14 @@ import type { Cloneable } from '../../identity/projects/clone.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { copyRoutes } from '../model-routes/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
+import { withoutSecretsOf } from '../tools/clone.ts'
 import { configOf, insertAgent } from './archive.ts'
-import { agentKind } from './model.ts'
+import { type AgentRow, agentKind } from './model.ts'
 import { agentsOf } from './store.ts'
 
 /**
  * An agent cannot be without what its calls go to, so the providers and routes of the copies come along, the default too.
- * Versions and releases do not.
+ * Versions and releases do not. Tools come along where they are copied too, definitions without what names secrets.
  */
 export const agentCloning: Cloneable = {
   name: 'agents',
@@ -21,9 +22,29 @@ export const agentCloning: Cloneable = {
     for (const agent of agents) {
       const copied = (named: string | null) => named && (ids.get(named) as string)
       const bound = { ai_provider_id: copied(agent.ai_provider_id), model_route_id: copied(agent.model_route_id) }
-      const copy = await insertAgent(tx, { ...configOf(agent), ...bound, project_id: to }, { created_by: null })
+      const config = { ...configOf(agent), ...bound, ...copiedTools(agent, ids) }
+      const copy = await insertAgent(tx, { ...config, project_id: to }, { created_by: null })
       ids.set(agent.id, copy.id)
       tx.emit(agentKind, 'created', copy)
     }
   },
+}
+
+/** The bindings and settings of an agent with the copies of its tools; those that were not copied are left out. */
+function copiedTools(agent: AgentRow, ids: ReadonlyMap<string, string>) {
+  const copied = (named: string[] | null | undefined) => named?.flatMap(id => ids.get(id) ?? [])
+  return {
+    tool_bindings:
+      agent.tool_bindings?.flatMap(({ tool_id, tool }) => {
+        if (tool) return { tool: { ...tool, ...withoutSecretsOf(tool) } }
+        const copy = ids.get(tool_id as string)
+        return copy === undefined ? [] : { tool_id: copy }
+      }) ?? null,
+    active_tool_ids: copied(agent.active_tool_ids) ?? null,
+    step_rules:
+      agent.step_rules?.map(rule => ({
+        ...rule,
+        ...(rule.active_tool_ids && { active_tool_ids: copied(rule.active_tool_ids) }),
+      })) ?? null,
+  }
 }

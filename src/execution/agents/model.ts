@@ -2,11 +2,67 @@ import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { BoundTool } from '../tools/model.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
 const fitsJson = (value: unknown) => Buffer.byteLength(JSON.stringify(value)) <= MAX_JSON_BYTES
 const positive = z.int().min(1).max(2_147_483_647)
+
+const toolName = z.string().min(1).max(255).describe('Name of the tool as the model sees it')
+const forced = z.strictObject({ type: z.literal('tool').describe('What it is'), tool_name: toolName })
+
+/** What a model has to do with its tools. */
+const ToolChoice = z.union([z.enum(['auto', 'required']), forced])
+/** The same for single steps, which may also go without tools. */
+export const StepToolChoice = z.union([z.enum(['auto', 'required', 'none']), forced])
+export type ToolChoice = z.output<typeof StepToolChoice>
+
+const choiceText = '`auto`, which null is, `required`, or `{ type: "tool", tool_name }`'
+export const toolIds = z.array(z.string().min(1).max(255)).max(128)
+
+export const ToolBinding = z
+  .strictObject({
+    tool_id: z
+      .string()
+      .min(1)
+      .max(255)
+      .optional()
+      .describe('A tool of the project; exactly one of tool_id and tool is set'),
+    tool: BoundTool.optional().describe('A definition of its own, which is always active'),
+  })
+  .meta({ id: 'ToolBinding' })
+export type ToolBinding = z.output<typeof ToolBinding>
+
+export const StepRule = z
+  .strictObject({
+    step: z.int().min(1).max(10_000).describe('Number of the step in its turn, from 1'),
+    tool_choice: StepToolChoice.optional().describe(`${choiceText}, or \`none\``),
+    active_tool_ids: toolIds.optional().describe('Bound tools that the step may call; an empty list is all'),
+  })
+  .refine(rule => rule.tool_choice !== undefined || rule.active_tool_ids !== undefined, {
+    message: 'tool_choice or active_tool_ids is required',
+  })
+  .meta({ id: 'StepRule' })
+export type StepRule = z.output<typeof StepRule>
+
+export const StepRules = z
+  .array(StepRule)
+  .max(100)
+  .refine(rules => new Set(rules.map(({ step }) => step)).size === rules.length, 'must name each step once')
+
+const HasToolCall = z.strictObject({
+  type: z.literal('has_tool_call').describe('Ends the turn once the step that called the tool has settled'),
+  tool_name: toolName,
+})
+const MaxChain = z.strictObject({
+  type: z.literal('max_chain_generations').describe('Bounds the generations that continue one another'),
+  max_generations: positive.describe('Most generations of a chain'),
+})
+export const StopCondition = z.discriminatedUnion('type', [HasToolCall, MaxChain]).meta({ id: 'StopCondition' })
+export type StopCondition = z.output<typeof StopCondition>
+/** Those of a single turn. */
+export const TurnStopConditions = z.array(HasToolCall).max(20)
 
 const fields = {
   name: z.string().trim().min(1).max(255).nullable().describe('Name to show'),
@@ -31,6 +87,23 @@ const fields = {
     .max(255)
     .nullable()
     .describe('Model of the provider; null is its default_model. Not with a route, whose targets name theirs'),
+  tool_bindings: z
+    .array(ToolBinding)
+    .max(128)
+    .nullable()
+    .describe('What the model may call: tools of the project, and definitions of its own. Replaced as a whole'),
+  active_tool_ids: toolIds
+    .nullable()
+    .describe('Bound tools that steps may call; null and an empty list are all. Definitions of its own always are'),
+  tool_choice: ToolChoice.nullable().describe(
+    `${choiceText}. One that forces a call needs a stop condition \`has_tool_call\``,
+  ),
+  stop_conditions: z.array(StopCondition).max(20).nullable().describe('What ends a turn or a chain, besides max_steps'),
+  step_rules: StepRules.nullable().describe('Settings of single steps'),
+  boundary_policy: z
+    .record(z.string(), z.unknown())
+    .nullable()
+    .describe('Policy document that bounds what the platform tools of the agent may do, besides who it runs as'),
   max_steps: positive.nullable().describe('Most model calls of one turn; null is 20'),
   temperature: z.number().min(0).max(2).nullable().describe('Sampling temperature; null is not sent'),
   max_output_tokens: positive.nullable().describe('Most tokens of one answer; null is not sent'),
@@ -146,11 +219,17 @@ export const agentKind = kind({
     { kind: 'ai_provider', ...byRelease },
     { kind: 'model_route', column: 'model_route_id', on_delete: 'block' },
     { kind: 'model_route', ...byRelease },
+    // They may go although a binding names them: the turn says that the tool is unavailable, the call that its secret is.
+    { kind: 'tool', column: 'tool_ids', many: true, on_delete: 'null' },
+    { kind: 'secret', column: 'secret_ids', many: true, on_delete: 'null' },
   ],
   record: Agent,
   hidden: {
     /** Ids that the served versions name; null without a release. */
     release_references: z.array(z.string()).nullable(),
+    /** Tools that bindings name, and secrets that definitions in bindings name; null for none. */
+    tool_ids: z.array(z.string()).nullable(),
+    secret_ids: z.array(z.string()).nullable(),
   },
   events: ['created', 'updated', 'deleted', 'release_started', 'release_promoted', 'release_aborted'],
   eventNotes: 'release_* carry release',

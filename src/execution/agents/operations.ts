@@ -1,14 +1,16 @@
-import type { z } from 'zod'
+import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
-import { contains, equals } from '../../core/api/filters.ts'
+import { contains, equals, filter } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { requireVersion } from '../../core/api/versions.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import { checkDocument } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
 import { changeAgent, insertAgent } from './archive.ts'
-import { type AgentConfig, AgentInput, AgentPatch, agentKind } from './model.ts'
+import { checkBindings, checkToolSettings, distinct } from './bindings.ts'
+import { type AgentConfig, AgentInput, AgentPatch, type AgentRow, agentKind } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
 
 const agents = resource(agentKind, { path: '/agents', tag: 'Agents' })
@@ -39,14 +41,26 @@ export async function checkBinding(
     })
 }
 
-/** Validates what a body says of a configuration, which `next` is to become; what it leaves alone stays as it is. */
+/**
+ * Validates what a body says of a configuration, which `next` is to become; what it leaves alone stays as it is.
+ * @param stored the agent so far
+ */
 export async function checkConfig(
-  next: Binding,
+  next: Partial<z.output<typeof AgentConfig>>,
   body: Partial<z.output<typeof AgentConfig>>,
-  { tx, services }: Pick<Context, 'tx' | 'services'>,
+  context: Pick<Context, 'tx' | 'services' | 'allow'>,
   projectId: string,
+  stored: Partial<AgentRow> = {},
 ): Promise<void> {
+  const { tx, services } = context
   await checkBinding(next, tx, projectId)
+  if (body.tool_bindings) {
+    body.tool_bindings = distinct(body.tool_bindings)
+    next.tool_bindings = body.tool_bindings
+    await checkBindings({ ...context, project_id: projectId }, body.tool_bindings, stored)
+  }
+  checkToolSettings(next, next.tool_bindings ?? null)
+  if (body.boundary_policy) checkDocument(body.boundary_policy, 'boundary_policy')
   const ceiling = services.config.AGENT_MAX_STEPS_CEILING
   // A stored value above a lowered ceiling stays and runs at the ceiling.
   if (body.max_steps && body.max_steps > ceiling)
@@ -58,20 +72,34 @@ export async function checkConfig(
 }
 
 /** What refuses a configuration. */
-export const refusals = ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'INVALID_OUTPUT_SCHEMA'] as const
+export const refusals = [
+  'AI_PROVIDER_NOT_FOUND',
+  'MODEL_ROUTE_NOT_FOUND',
+  'INVALID_OUTPUT_SCHEMA',
+  'TOOL_NOT_FOUND',
+  'FORCED_TOOL_CHOICE_CANNOT_STOP',
+  'INVALID_TEMPLATE_TOKEN',
+  'INVALID_TOOL_CONTEXT_KEY',
+  'SECRET_NOT_FOUND',
+] as const
+
+/** Rights that naming something in a configuration takes. */
+export const namingRights = ['tools:CallTool', 'secrets:UseSecret']
 
 const change = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
     method,
     id,
     summary,
-    description: 'Fields that are left out stay as they are. A write that changes nothing makes no version.',
+    description:
+      'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`.',
+    alsoActions: namingRights,
     body: AgentPatch,
     quiet: true,
     raises: [...refusals, 'VERSION_CONFLICT'],
     check(next, context) {
       requireVersion(context.stored, context.body.expected_version)
-      return checkConfig(next, context.body, context, next.project_id)
+      return checkConfig(next, context.body, context, next.project_id, context.stored)
     },
     write: (next, { stored, body, caller, tx }) =>
       changeAgent(tx, stored, agentKind.changes(stored, next), {
@@ -81,15 +109,20 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
   })
 
 export const agentOperations: Operation[] = [
-  // agents_project serves the order, agents_ai_provider and agents_model_route their filters.
+  // agents_project serves the order; agents_ai_provider, agents_model_route and agents_tools their filters.
   agents.list({
     filters: {
       name: contains('name'),
       ai_provider_id: equals('ai_provider_id'),
       model_route_id: equals('model_route_id'),
+      tool_id: filter(z.string().min(1).optional().describe('Tool that a binding names'), id =>
+        id === undefined ? null : sql.fragment`t.tool_ids @> ${sql.array([id], 'text')}`,
+      ),
     },
   }),
   agents.create({
+    description: 'Binding a tool needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`.',
+    alsoActions: namingRights,
     body: AgentInput,
     raises: [...refusals],
     check: context => checkConfig(context.body, context.body, context, context.project),

@@ -26,7 +26,7 @@ export type PromotionGates = {
 
 export const promotionGates = extensionPoint<PromotionGates>('promotion gates')
 
-type Released = Pick<Context, 'tx' | 'services' | 'caller' | 'audit'> & { resource: AgentRow }
+type Released = Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit'> & { resource: AgentRow }
 
 /**
  * Starts a release, or replaces the one under way: from now on turns are served one of two versions, and the agent's own

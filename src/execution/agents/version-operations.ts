@@ -5,7 +5,7 @@ import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionNumber, versionQuery } from '../../core/api/versions.ts'
 import { Agent, AgentVersion, agentKind, ReleaseInput, RestoreInput } from './model.ts'
-import { refusals } from './operations.ts'
+import { namingRights, refusals } from './operations.ts'
 import { endRelease, setRelease } from './release.ts'
 import { listVersions } from './store.ts'
 import { compareVersions, restoreVersion, versionOf } from './versions.ts'
@@ -58,6 +58,7 @@ export const versionOperations: Operation[] = [
     description:
       'It must still be one that could be written today. During a release it changes the draft, not what is served.',
     action: 'agents:RestoreAgentVersion',
+    alsoActions: namingRights,
     body: RestoreInput,
     bodyOptional: true,
     answers: { 200: Agent },
@@ -74,6 +75,7 @@ export const versionOperations: Operation[] = [
       'An end user keeps the version that it got. The configuration of the agent is a draft until the release ends. Replaces a release that is under way.',
     tag,
     action: 'agents:SetAgentRelease',
+    alsoActions: namingRights,
     body: ReleaseInput,
     answers: { 200: Agent },
     raises: ['VERSION_CONFLICT'],
@@ -84,6 +86,7 @@ export const versionOperations: Operation[] = [
     path: '/agents/{agent_id}/release/promote',
     summary: 'End a release with its canary as the configuration of the agent',
     action: 'agents:SetAgentRelease',
+    alsoActions: namingRights,
     answers: { 200: Agent },
     raises: [...refusals, 'NO_ACTIVE_RELEASE', 'PROMOTION_GATE_UNMET'],
     run: async context => agentKind.present(await endRelease(context, 'promoted')),

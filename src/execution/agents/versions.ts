@@ -41,12 +41,12 @@ export async function compareVersions(db: Queryable, agent: AgentRow, asked: { f
  * what refuses an update.
  */
 export async function requireValid(
-  context: Pick<Context, 'tx' | 'services'>,
+  context: Pick<Context, 'tx' | 'services' | 'allow'>,
   agent: AgentRow,
   config: AgentConfig,
 ): Promise<void> {
   const body = parse(AgentConfig, config)
-  await checkConfig(body, body, context, agent.project_id)
+  await checkConfig(body, body, context, agent.project_id, agent)
   await requireReferences(context.tx, agentKind, agent.project_id, body)
 }
 
@@ -55,7 +55,7 @@ export async function requireValid(
  * RESOURCE_NOT_FOUND, VERSION_CONFLICT, and what refuses an update.
  */
 export async function restoreVersion(
-  context: Pick<Context, 'tx' | 'services' | 'caller' | 'audit'> & { resource: AgentRow },
+  context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit'> & { resource: AgentRow },
   number: number,
   { label, expected_version }: { label?: string; expected_version?: number },
 ): Promise<AgentRow> {

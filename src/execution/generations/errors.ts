@@ -28,6 +28,11 @@ export const generationErrors = {
     description: 'A role system entry in messages; use the instructions field',
     message: 'Messages with the role system are not accepted; use the instructions field',
   },
+  TEXT_ENCODED_TOOL_CALL: { status: 502, description: 'Model wrote a tool call as plain text' },
+  TOOL_CALL_FAILED: {
+    status: 422,
+    description: "A transcript's tool result that failed without a code of its own; keeps the thrown message",
+  },
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {

@@ -25,7 +25,7 @@ export const toolCloning: Cloneable = {
 
 type Sending = { execute?: Execute | null; mcp?: Mcp | null }
 
-const withoutSecretsOf = ({ execute = null, mcp = null }: Sending) => ({
+export const withoutSecretsOf = ({ execute = null, mcp = null }: Sending) => ({
   execute: withoutSecrets(execute),
   mcp: withoutSecrets(mcp),
 })

@@ -161,6 +161,11 @@ export const InlineTool = z
   .meta({ id: 'InlineTool' })
 export type InlineTool = z.output<typeof InlineTool>
 
+/** A definition inside a binding of an agent. */
+export const BoundTool = InlineTool.extend({
+  type: typed(['http', 'client', 'mcp', 'platform'], 'http, client, mcp or platform; default http').optional(),
+}).meta({ id: 'BoundTool' })
+
 /** What is wrong with a step has a code of its own (check-pipeline.ts). */
 export const PipelineStep = z
   .strictObject({

@@ -1,0 +1,84 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import { secretKind } from '../../identity/secrets/model.ts'
+import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
+import { type Checking, checkDefinition } from '../tools/check-definition.ts'
+import { complete, toolKind } from '../tools/model.ts'
+import { toolTypes } from '../tools/store.ts'
+import { secretTextsOf } from '../tools/tokens.ts'
+import type { AgentConfig, AgentRow, StepRule, StopCondition, ToolBinding, ToolChoice } from './model.ts'
+
+type Bound = Partial<Pick<AgentRow, 'tool_ids' | 'secret_ids'>>
+
+/** Bindings with each tool of the project once. */
+export const distinct = (bindings: readonly ToolBinding[]): ToolBinding[] =>
+  bindings.filter(
+    ({ tool_id }, index) => tool_id === undefined || bindings.findIndex(each => each.tool_id === tool_id) === index,
+  )
+
+/** What bindings name, as columns of the agent. */
+export function namedByBindings(bindings: readonly ToolBinding[] | null): Required<Bound> {
+  const tool_ids = (bindings ?? []).flatMap(({ tool_id }) => tool_id ?? [])
+  const secret_ids = tokenIds((bindings ?? []).flatMap(({ tool }) => (tool ? secretTextsOf(complete(tool)) : [])))
+  return { tool_ids: tool_ids.length > 0 ? tool_ids : null, secret_ids: secret_ids.length > 0 ? secret_ids : null }
+}
+
+/**
+ * Validates bindings as a write would leave them. Who may write an agent may not thereby have tools called, or secrets
+ * sent, that it may not use itself: each that is named for the first time is asked for.
+ * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, FORBIDDEN, SECRET_NOT_FOUND, and what is wrong with a definition
+ */
+export async function checkBindings(
+  checking: Checking,
+  bindings: readonly ToolBinding[],
+  stored: Bound,
+): Promise<void> {
+  const { tx, allow, project_id } = checking
+  for (const [index, { tool_id, tool }] of bindings.entries())
+    if ((tool_id === undefined) === (tool === undefined))
+      invalid({
+        code: 'INVALID_VALUE',
+        path: `tool_bindings[${index}]`,
+        message: 'exactly one of tool_id and tool must be set',
+      })
+  const named = namedByBindings(bindings)
+  if (named.tool_ids) {
+    const found = await toolTypes(tx, project_id, named.tool_ids)
+    const missing = named.tool_ids.find(id => !found.has(id))
+    if (missing !== undefined) raise('TOOL_NOT_FOUND', { meta: { id: missing } })
+  }
+  for (const id of named.tool_ids ?? [])
+    if (!stored.tool_ids?.includes(id)) allow('tools:CallTool', { kind: toolKind, row: { id, project_id } })
+  const texts: string[] = []
+  for (const [index, { tool }] of bindings.entries()) {
+    if (!tool) continue
+    const definition = complete(tool)
+    await checkDefinition(checking, definition, `tool_bindings[${index}].tool.`)
+    texts.push(...secretTextsOf(definition))
+  }
+  for (const id of named.secret_ids ?? []) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
+  await checkTokens(tx, project_id, texts)
+}
+
+type ToolSettings = {
+  tool_choice?: ToolChoice | null
+  active_tool_ids?: string[] | null
+  step_rules?: StepRule[] | null
+  stop_conditions?: StopCondition[] | null
+}
+
+/**
+ * Validates settings against the bindings that they are about.
+ * @throws TOOL_NOT_FOUND for an id that is not bound, FORCED_TOOL_CHOICE_CANNOT_STOP
+ */
+export function checkToolSettings(settings: ToolSettings, bindings: AgentConfig['tool_bindings']): void {
+  const bound = new Set((bindings ?? []).flatMap(({ tool_id }) => tool_id ?? []))
+  const ids = [settings.active_tool_ids, ...(settings.step_rules ?? []).map(rule => rule.active_tool_ids)].flatMap(
+    each => each ?? [],
+  )
+  const unbound = ids.find(id => !bound.has(id))
+  if (unbound !== undefined)
+    raise('TOOL_NOT_FOUND', { message: 'The tool is not bound to the agent', meta: { id: unbound } })
+  const { tool_choice, stop_conditions } = settings
+  const forces = tool_choice === 'required' || (typeof tool_choice === 'object' && tool_choice !== null)
+  if (forces && !stop_conditions?.some(({ type }) => type === 'has_tool_call')) raise('FORCED_TOOL_CHOICE_CANNOT_STOP')
+}
