@@ -12,7 +12,6 @@ const actions: Record<string, string> = {
     CreateMemoryEntry UpdateMemoryEntry DeleteMemoryEntry ${crud('MemoryRules', 'MemoryRule')}`,
   actors: 'PurgeActorContent',
   chats: `${crud('Chats', 'Chat')} CreateChatCompletion`,
-  sessions: 'SubmitSessionToolOutputs',
   chains: 'ListChains GetChain StopChain',
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
   guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations

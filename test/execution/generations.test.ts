@@ -120,7 +120,7 @@ describe('generations', () => {
         [{ messages: [{ role: 'tool', content: 'x' }] }, '', 400, 'VALIDATION_FAILED'],
         [{ messages: [] }, '', 400, 'VALIDATION_FAILED'],
         [{ prompt: 5 }, '', 400, 'VALIDATION_FAILED'],
-        [{ prompt: 'x', tool_choice: 'auto' }, '', 400, 'VALIDATION_FAILED'],
+        [{ prompt: 'x', tool_choice: 'never' }, '', 400, 'VALIDATION_FAILED'],
         [{ prompt: 'x', stream: true }, '?wait=false', 400, 'VALIDATION_FAILED'],
         [{ prompt: 'x' }, '?wait=yes', 400, 'VALIDATION_FAILED'],
         [{ prompt: 'x', max_call_depth: 11 }, '', 400, 'VALIDATION_FAILED'],

@@ -2,7 +2,7 @@ import { module } from '../../core/api/module.ts'
 import { mailboxes } from '../../execution/generations/abort.ts'
 import { retryInMailbox } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
-import { endInMailbox } from '../turns/mailbox.ts'
+import { endInMailbox, resumeInMailbox } from '../turns/mailbox.ts'
 import { conversationKind, messageEvents } from './model.ts'
 import { conversationOperations } from './operations.ts'
 
@@ -12,5 +12,5 @@ export default module('conversations', {
   operations: conversationOperations,
   handlers: turnHandlers,
   schedules: turnSchedules,
-  extensions: [mailboxes.with({ end: endInMailbox, retry: retryInMailbox })],
+  extensions: [mailboxes.with({ end: endInMailbox, retry: retryInMailbox, resume: resumeInMailbox })],
 })

@@ -6,7 +6,7 @@ import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
-import { callOff, cancelTurns, enqueueTurn, mailboxState } from '../turns/mailbox.ts'
+import { callOff, cancelTurns, enqueueTurn, mailboxState, refuseOwn } from '../turns/mailbox.ts'
 import type { TurnRow } from '../turns/store.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { INTERRUPTED, lockBoth, ROLLED_BACK, requireOpen } from './state.ts'
@@ -27,12 +27,13 @@ const MAX_WAITING = 20
 export async function generate(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
-    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck'
+    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck' | 'origin'
   >,
 ): Promise<Answer> {
   const { services, caller, query, resource, request } = context
   const body = context.body ?? {}
   const mode = turnMode(body.stream, query.wait)
+  refuseOwn(context.origin, resource.conversation_id)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   return answerTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
@@ -51,6 +52,7 @@ export async function generate(
         tool_context: turnContext(session, sent),
         model: body.model,
         streamed: mode === 'stream',
+        origin: context.origin,
       })
       context.record(tx, madeStatus(mode))
       return enqueueTurn(tx, services, conversation, { kind: 'turn', input })

@@ -65,6 +65,13 @@ export const hooks: SessionHooks = {
       tx.emit(sessionKind, 'generation_completed', session, { extra: { generation_id, trace_id } })
       return
     }
+    if (status === 'requires_action') {
+      const { required_action } = turn
+      tx.emit(sessionKind, 'generation_requires_action', session, {
+        extra: { generation_id, trace_id, required_action },
+      })
+      return
+    }
     tx.emit(sessionKind, 'generation_failed', session, { extra: { generation_id, trace_id, error } })
     if (error?.meta?.reason === INTERRUPTED.meta?.reason) await keepText(tx, session, turn)
   },

@@ -4,7 +4,7 @@ import { type Answer, answer, type Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { expectTurn, raiseFailure } from '../../execution/generations/wait.ts'
 import { appendMessage, saidBy } from '../conversations/store.ts'
-import { coalesceAuto } from '../turns/mailbox.ts'
+import { coalesceAuto, refuseOwn } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
 import { lockBoth, requireOpen } from './state.ts'
 import { noteRequestedTurn, requestedTurn, touchSession } from './store.ts'
@@ -12,7 +12,7 @@ import { turnContext, turnInput } from './turns.ts'
 
 type Send = Pick<
   Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
-  'services' | 'caller' | 'allow' | 'body' | 'query' | 'resource' | 'request' | 'record'
+  'services' | 'caller' | 'allow' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'origin'
 >
 
 /**
@@ -52,6 +52,7 @@ function storeMessage(context: Send, turnId: string) {
   return services.write(async tx => {
     const { session, conversation } = await lockBoth(tx, resource)
     requireOpen(session)
+    if (session.auto_generate && context.query.wait) refuseOwn(context.origin, conversation.id)
     const stored = await appendMessage(tx, conversation, {
       ...saidBy(body, context.allow),
       role: 'user',
@@ -69,6 +70,7 @@ function storeMessage(context: Send, turnId: string) {
       generation_id: turnId,
       tool_context: turnContext(session, sent),
       streamed: false,
+      origin: context.origin,
     })
     const { generation_id } = await coalesceAuto(tx, services, conversation, {
       input,

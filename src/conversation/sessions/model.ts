@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
+import { ToolOutputs } from '../../execution/generations/tool-outputs.ts'
 import { Name } from '../actors/model.ts'
 import { idempotencyKey, SAYS_ONE, saidFields, saysOne, turnFields } from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'
@@ -145,3 +146,11 @@ export const SessionGenerateInput = z
   .meta({ id: 'SessionGenerateInput' })
 
 export type SessionStatus = (typeof SESSION_STATUSES)[number]
+
+export const SessionToolOutputs = z
+  .strictObject({
+    generation_id: z.string().min(1).max(255).describe('The turn that waits'),
+    tool_outputs: ToolOutputs,
+    stream: z.boolean().optional().describe('Answer with the event stream of what follows'),
+  })
+  .meta({ id: 'SessionToolOutputsInput' })

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
 import { contains, equals, filter, tagged } from '../../core/api/filters.ts'
 import type { Kind } from '../../core/api/kind.ts'
 import { anyOf, listTable, pageOf } from '../../core/api/lists.ts'
@@ -7,6 +8,9 @@ import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
+import { generationKind } from '../../execution/generations/model.ts'
+import { turnFailures } from '../../execution/generations/run.ts'
+import { submitToolOutputs } from '../../execution/generations/tool-outputs.ts'
 import { messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedTurn, TurnResult } from '../turns/result.ts'
@@ -28,6 +32,7 @@ import {
   SessionMessageStored,
   SessionPatch,
   type SessionRow,
+  SessionToolOutputs,
 } from './model.ts'
 import { failureOf } from './state.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
@@ -176,6 +181,33 @@ export const sessionOperations: Operation[] = [
       'SESSION_EXPIRED',
     ],
     run: generate,
+  }),
+  sessions.action('tool-outputs', {
+    id: 'submitSessionToolOutputs',
+    summary: 'Hand a paused turn of a session what the calls of its client tools gave, and let it go on',
+    description: 'Waits for the turn unless `wait=false`. It goes on behind turns of the session that run or wait.',
+    action: 'sessions:SubmitSessionToolOutputs',
+    transaction: false,
+    query: WaitQuery,
+    body: SessionToolOutputs,
+    answers: { 202: AcceptedTurn, 200: TurnResult },
+    produces: 'text/event-stream',
+    raises: [
+      ...turnFailures,
+      'GENERATION_NOT_FOUND',
+      'GENERATION_CONTENT_UNAVAILABLE',
+      'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
+      'PROJECT_PAUSED',
+      'SESSION_CLOSED',
+      'SESSION_EXPIRED',
+    ],
+    async run(context) {
+      const { body, services, resource } = context
+      const { generation_id, ...outputs } = body
+      const row = await generationKind.find(services.pool, generation_id)
+      if (row?.session_id !== resource.id) return raise('GENERATION_NOT_FOUND', { meta: { id: generation_id } })
+      return submitToolOutputs(context, row, outputs, { session_id: resource.id })
+    },
   }),
   sessions.action('cancel', {
     summary: 'Abort the running turn of a session and cancel automatic ones that wait',

@@ -2,8 +2,9 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
+import type { Origin } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { TurnInput } from '../../execution/generations/create.ts'
+import { nestedIn, type TurnInput } from '../../execution/generations/create.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { callOff, clearMailbox, mailboxState } from '../turns/mailbox.ts'
 import type { SessionRow } from './model.ts'
@@ -25,7 +26,13 @@ export function turnContext(session: SessionRow, sent: ToolContext | null | unde
 export const turnInput = (
   session: SessionRow,
   caller: Caller,
-  turn: { generation_id?: string; tool_context: ToolContext; model?: string | null; streamed: boolean },
+  turn: {
+    generation_id?: string
+    tool_context: ToolContext
+    model?: string | null
+    streamed: boolean
+    origin: Origin | null
+  },
 ): TurnInput => ({
   generation_id: turn.generation_id,
   project_id: session.project_id,
@@ -40,6 +47,7 @@ export const turnInput = (
   permission: { action: 'sessions:SendSessionMessage', kind: 'session', id: session.id },
   streamed: turn.streamed,
   shape: 'conversation',
+  ...nestedIn(turn.origin),
 })
 
 /** Cancels what waits and aborts what runs; all of it ends with the failure. */

@@ -8,11 +8,11 @@ import type { Services } from '../../core/process/services.ts'
 import type { Mailboxes } from '../../execution/generations/abort.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
+import { nestedIn } from '../../execution/generations/create.ts'
 import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
-import { sessionHooks } from './hooks.ts'
-import { callOff, enqueueTurn, mailboxState } from './mailbox.ts'
+import { callOff, enqueueTurn, mailboxState, openSession, refuseOwn } from './mailbox.ts'
 import { speakerOf } from './store.ts'
 
 type Body = z.output<typeof GenerateMessageInput>
@@ -27,6 +27,7 @@ type Generate = Context<{ wait?: boolean }, Body, ConversationRow>
 export async function generate(context: Generate): Promise<Answer> {
   const { body, query, services, resource } = context
   const mode = turnMode(body.stream, query.wait)
+  refuseOwn(context.origin, resource.id)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   return answerTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
@@ -40,7 +41,7 @@ export async function generate(context: Generate): Promise<Answer> {
 
 async function ask(
   tx: Tx,
-  { body, caller, services, resource }: Generate,
+  { body, caller, services, resource, origin }: Generate,
   turn: { generation_id: string; stream: boolean; sent: Record<string, string> | null },
 ) {
   const { project_id } = resource
@@ -74,6 +75,7 @@ async function ask(
       },
       streamed: turn.stream,
       shape: 'conversation',
+      ...nestedIn(origin),
     },
   })
 }
@@ -128,14 +130,5 @@ async function admitSession(tx: Tx, conversation: ConversationRow, agentId: stri
   const session = await openSession(tx, conversation)
   if (session && session.agent_id !== agentId)
     invalid({ code: 'INVALID_VALUE', path: 'agent_id', message: 'only the agent of the session answers here' })
-  return session
-}
-
-/** The open session of a conversation, null when it belongs to none. Raises SESSION_CLOSED, SESSION_EXPIRED. */
-export async function openSession(tx: Tx, conversation: ConversationRow) {
-  if (conversation.session_id === null) return null
-  const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null
-  if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
-  if (session?.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
   return session
 }

@@ -10,7 +10,7 @@ import { lockConversation } from '../conversations/store.ts'
 import { cancelTurns, conversationQueue, wakeConversation } from './mailbox.ts'
 import { preparePrompt } from './prompt.ts'
 import { type Picked, refusalOf, sessionOf, turnSource } from './source.ts'
-import { endTurns, nextTurn, requeueTurn, type TurnState, wakeableConversations } from './store.ts'
+import { endTurns, nextTurn, requeueTurn, startTurn, type TurnState, wakeableConversations } from './store.ts'
 
 /** Finds conversations with due turns and no message: the floor under the wake-ups. */
 export const conversationSweep = workQueue('conversation.sweep', {
@@ -45,11 +45,14 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> 
       await endTurns(tx, conversationId, [turn.seq], end)
       continue
     }
-    if (turn.generation_status === 'in_progress') return { conversation, turn, session: null, prompt: null }
+    if (turn.generation_status === 'in_progress') {
+      if (turn.state === 'queued') await startTurn(tx, turn)
+      return { conversation, turn, session: null, prompt: null }
+    }
     // Resumed by the project's resume or the sweep.
     if (turn.paused) return null
     if (turn.state === 'queued' && !turn.due) {
-      wakeConversation(tx, conversation, new Date(turn.not_before as string))
+      wakeConversation(tx, conversation, { startAfter: new Date(turn.not_before as string) })
       return null
     }
     const prompt = await preparePrompt(tx, conversation, turn)
@@ -78,6 +81,7 @@ async function drain(services: Services, conversationId: string, context: JobCon
       signal,
       stopping,
       log,
+      aside: context.aside,
       source: turnSource(picked, context.complete),
     })
     if (outcome === 'settled' && picked.alone) return

@@ -24,8 +24,10 @@ export type SessionFacts = {
 export type SettledTurn = {
   generation_id: string
   trace_id: string
-  status: 'completed' | 'failed'
+  status: 'completed' | 'failed' | 'requires_action'
   error: RecordedFailure | null
+  /** Of a paused turn whose content is kept. */
+  required_action?: Record<string, unknown> | null
   agent_id: string
   /** What the model had said when the turn was ended; null when nothing or when it completed. */
   partial: string | null

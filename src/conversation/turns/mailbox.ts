@@ -1,18 +1,29 @@
 import { z } from 'zod'
-import type { RecordedFailure } from '../../core/api/errors.ts'
+import { type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import type { Origin } from '../../core/invoke/call.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/abort.ts'
 import { amendTurn } from '../../execution/generations/amend.ts'
-import { placeTurn, type TurnInput } from '../../execution/generations/create.ts'
+import { placeTurn, priorityOf, type TurnInput } from '../../execution/generations/create.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { sessionHooks } from './hooks.ts'
-import { autoWaits, endTurns, moveTurn, newPlace, openTurnOf, openTurns, type TurnRow } from './store.ts'
+import {
+  addPlace,
+  autoWaits,
+  endTurns,
+  moveTurn,
+  newPlace,
+  openTurnOf,
+  openTurns,
+  speakerOf,
+  type TurnRow,
+} from './store.ts'
 
 /**
  * Wake-ups of conversations. A worker that dies costs a try, and one message may carry many turns, so the tries are
@@ -28,12 +39,12 @@ export const conversationQueue = entityMailbox('conversation', {
 })
 
 /** Sends the wake-up of a conversation, at once or for a time. */
-export const wakeConversation = (tx: Tx, conversation: { id: string; project_id: string }, startAfter?: Date): void =>
-  tx.send(
-    conversationQueue,
-    { conversation_id: conversation.id, project_id: conversation.project_id },
-    startAfter ? { startAfter } : {},
-  )
+export const wakeConversation = (
+  tx: Tx,
+  conversation: { id: string; project_id: string },
+  options: { startAfter?: Date; priority?: number } = {},
+): void =>
+  tx.send(conversationQueue, { conversation_id: conversation.id, project_id: conversation.project_id }, options)
 
 export type Asked = {
   kind: 'turn' | 'auto'
@@ -43,6 +54,12 @@ export type Asked = {
   /** Not to be started before. */
   not_before?: Date
 }
+
+/** A turn that another waits for goes before those that nobody waits for. */
+const wakeUpOf = (services: Services, { input, not_before }: Pick<Asked, 'input' | 'not_before'>) => ({
+  ...(not_before ? { startAfter: not_before } : {}),
+  ...(input.initiator_generation_id == null ? {} : { priority: priorityOf(services, input) }),
+})
 
 /** What its principal must still be allowed when the turn starts. */
 const permissionOf = (conversation: ConversationRow) =>
@@ -61,7 +78,7 @@ export async function enqueueTurn(
   conversation: ConversationRow,
   asked: Asked,
 ): Promise<{ generation_id: string; trace_id: string }> {
-  wakeConversation(tx, conversation, asked.not_before)
+  wakeConversation(tx, conversation, wakeUpOf(services, asked))
   const { generation_id, trace_id } = await place(tx, services, conversation, asked)
   return { generation_id, trace_id }
 }
@@ -111,7 +128,7 @@ export async function coalesceAuto(
   conversation: ConversationRow,
   asked: Omit<Asked, 'kind'>,
 ): Promise<{ generation_id: string; trace_id: string }> {
-  wakeConversation(tx, conversation, asked.not_before)
+  wakeConversation(tx, conversation, wakeUpOf(services, asked))
   const { made, ...ids } = await place(
     tx,
     services,
@@ -184,4 +201,41 @@ export async function clearMailbox(
 ): Promise<void> {
   const { running, queued } = await mailboxState(tx, conversation.id)
   await cancelTurns(tx, services, [...(running ? [running] : []), ...queued], failure)
+}
+
+/**
+ * Refuses a turn that would wait for the one that asks for it.
+ * @throws GENERATION_ALREADY_IN_PROGRESS
+ */
+export function refuseOwn(origin: Origin | null, conversationId: string): void {
+  if (origin?.conversations.includes(conversationId))
+    raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: origin.generation_id } })
+}
+
+/** The open session of a conversation, null when it belongs to none. Raises SESSION_CLOSED, SESSION_EXPIRED. */
+export async function openSession(tx: Tx, conversation: ConversationRow) {
+  if (conversation.session_id === null) return null
+  const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null
+  if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
+  if (session?.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
+  return session
+}
+
+/** Puts a paused turn whose calls its client has made at the end of its mailbox. Raises SESSION_CLOSED, SESSION_EXPIRED. */
+export const resumeInMailbox: Mailboxes['resume'] = async (tx, generation, principal) => {
+  const conversation = await lockConversation(tx, generation.conversation_id as string)
+  if (!conversation) return raise('GENERATION_NOT_FOUND', { meta: { id: generation.id } })
+  await openSession(tx, conversation)
+  return async () => {
+    wakeConversation(tx, conversation)
+    await addPlace(tx, {
+      conversation_id: conversation.id,
+      kind: 'tool_outputs',
+      generation_id: generation.id,
+      actor_id: await speakerOf(tx, generation.id),
+      principal_type: principal.type,
+      principal_id: principal.id,
+      not_before: null,
+    })
+  }
 }

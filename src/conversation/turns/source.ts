@@ -106,6 +106,36 @@ export function turnSource(picked: Picked, complete: (outgoing: Outgoing) => voi
         })
       return { result }
     },
+
+    async pause(tx, generation, { required_action, text, model }) {
+      if (!held) return undefined
+      const { conversation, turn } = held
+      const { id: generation_id, trace_id, agent_id } = generation
+      await endTurns(tx, conversation.id, [turn.seq], 'done')
+      if (turn.alone) complete(tx)
+      if (conversation.session_id !== null)
+        await sessionHooks.only()?.settled(tx, conversation.session_id, {
+          generation_id,
+          trace_id,
+          status: 'requires_action',
+          error: null,
+          required_action: generation.required_action,
+          agent_id,
+          partial: null,
+          reply_position: undefined,
+          session: turn.session,
+        })
+      const result = {
+        status: 'requires_action',
+        content: text,
+        message: null,
+        model,
+        generation_id,
+        trace_id,
+        required_action,
+      }
+      return { result }
+    },
   }
 }
 

@@ -42,8 +42,7 @@ const columns = sql.fragment`t.conversation_id, c.session_id, t.seq, t.kind, t.g
 const tables = sql.fragment`conversation_turns t join conversations c on c.id = t.conversation_id
   join generations g on g.id = t.generation_id join projects p on p.id = c.project_id`
 
-/** Adds a turn at the end, as a part of the statement that makes its generation; under the conversation's row lock. */
-export const newPlace = (row: {
+type NewPlace = {
   conversation_id: string
   kind: TurnRow['kind']
   generation_id: string
@@ -51,13 +50,20 @@ export const newPlace = (row: {
   principal_type: string
   principal_id: string
   not_before: Date | null
-}): Fragment => sql.fragment`
-  place as (
+}
+
+/** Adds a turn at the end, as a part of the statement that makes its generation; under the conversation's row lock. */
+export const newPlace = (row: NewPlace): Fragment => sql.fragment`
+  place as (${placeInsert(row)} having exists (select 1 from runnable))`
+
+/** The same for a generation that there is already. */
+export const addPlace = (db: Queryable, row: NewPlace) => db.query(statement`${placeInsert(row)}`)
+
+const placeInsert = (row: NewPlace): Fragment => sql.fragment`
     insert into conversation_turns (conversation_id, seq, kind, generation_id, actor_id, principal_type, principal_id, not_before)
     select ${row.conversation_id}, coalesce(max(seq), 0) + 1, ${row.kind}, ${row.generation_id}, ${row.actor_id},
       ${row.principal_type}, ${row.principal_id}, ${row.not_before?.toISOString() ?? null}::timestamptz
-    from conversation_turns where conversation_id = ${row.conversation_id}
-    having exists (select 1 from runnable))`
+    from conversation_turns where conversation_id = ${row.conversation_id}`
 
 /** Whether an automatic turn waits in a conversation. By conversation_turns_open. */
 export const autoWaits = (conversationId: string): Fragment => sql.fragment`
@@ -97,6 +103,12 @@ const speaker = sql.type(TurnRow.pick({ actor_id: true }))
 export const speakerOf = (db: Queryable, generationId: string): Promise<string | null> =>
   db.maybeOneFirst(speaker`
     select actor_id from conversation_turns where generation_id = ${generationId} order by seq limit 1`)
+
+/** Marks a turn that goes on as running; its generation has been in progress since it was asked to. */
+export const startTurn = (db: Queryable, { conversation_id, seq }: { conversation_id: string; seq: number }) =>
+  db.query(statement`
+    update conversation_turns set state = 'running', started_at = now()
+    where conversation_id = ${conversation_id} and seq = ${seq} and state = 'queued'`)
 
 /** Marks a running turn that has not started as queued again. */
 export const requeueTurn = (db: Queryable, { conversation_id, seq }: { conversation_id: string; seq: number }) =>

@@ -7,7 +7,7 @@ import type { Outgoing, Tx } from '../db/write.ts'
 import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
-import type { RequestFacts } from '../invoke/call.ts'
+import type { Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { ErrorCode } from './errors.ts'
@@ -97,6 +97,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   request: RequestFacts
   /** The tag that the row must still have, of whatever surface; the pipeline checks it where it can. */
   ifMatch: string | undefined
+  /** The turn of an agent that makes the call; null without one. */
+  origin: Origin | null
   /** Asks again, for what goes on after its answer began: raises what the call would be refused with now. */
   recheck(): Promise<void>
   /** A second permission, on another resource or with other tags. Raises FORBIDDEN; the check is in the audit entry. */

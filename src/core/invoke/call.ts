@@ -17,6 +17,17 @@ export type RequestFacts = {
   closed: AbortSignal
 }
 
+/** The turn of an agent that makes a call through one of its tools. */
+export type Origin = {
+  generation_id: string
+  trace_id: string
+  root_trace_id: string
+  /** Calls of agents that may still nest below it. */
+  depth: number
+  /** Conversations whose mailboxes it occupies while it waits for the call, with those of turns that wait for it. */
+  conversations: readonly string[]
+}
+
 /** One call of an operation, whatever surface it came through. */
 export type Call = {
   surface: Surface
@@ -32,6 +43,7 @@ export type Call = {
   idempotencyKey?: string
   ifMatch?: string
   ifNoneMatch?: string
+  origin?: Origin
   /** The request whose body an operation that receives uploads reads itself. */
   upload?: IncomingMessage
   /**
@@ -56,9 +68,11 @@ export function callAs(
     requestId?: string
     idempotencyKey?: string
     ifMatch?: string
+    origin?: Origin
   } = {},
 ): Call {
-  const { params = {}, query = {}, body, tx, signal = never, requestId = newId('req'), idempotencyKey, ifMatch } = input
+  const { params = {}, query = {}, body, tx, signal = never, requestId = newId('req') } = input
+  const { idempotencyKey, ifMatch, origin } = input
   return {
     surface,
     identify: async () => caller,
@@ -68,6 +82,7 @@ export function callAs(
     tx,
     idempotencyKey,
     ifMatch,
+    origin,
     path: JSON.stringify(params),
     request: { id: requestId, receivedAt: new Date(), ip: null, userAgent: null, headers: {}, closed: signal },
   }

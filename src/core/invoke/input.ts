@@ -73,6 +73,7 @@ export function contextOf(
     audit,
     request: call.request,
     ifMatch: call.ifMatch,
+    origin: call.origin ?? null,
     recheck,
     allow: (action, target) => {
       if (!check(action, target)) raise('FORBIDDEN', { meta: { action } })

@@ -27,6 +27,11 @@ export type JobContext = {
    * handler must not fail. Not for batches.
    */
   complete(outgoing: Outgoing): void
+  /**
+   * Does work that waits for other messages to be handled: meanwhile the slot is free for those, or they could wait for
+   * this one for ever.
+   */
+  aside<T>(work: () => Promise<T>): Promise<T>
 }
 
 /** Thrown by a handler to give its message back at once; the attempt does not count. */

@@ -17,6 +17,8 @@ type Attempt = HeldClaim & {
   claimedAt: number
   /** Completed by its handler, or about to be: `under_way` until the commit is known. */
   completion: 'none' | 'under_way' | 'committed'
+  /** Pieces of its work that wait for other messages. */
+  waits: number
 }
 
 /** When other workers are claiming everything that was found, the next claim waits so long. */
@@ -258,6 +260,7 @@ export class QueueLoop {
         heldSince: now,
         claimedAt,
         completion: 'none',
+        waits: 0,
         state: 'running',
         abort: new AbortController(),
       }),
@@ -275,6 +278,23 @@ export class QueueLoop {
         for (const attempt of attempts) this.#countProject(attempt, -1)
         if (this.#wantsSlot) this.#claimNow()
       })
+  }
+
+  /** Frees the slot of an attempt for as long as any work of it waits for other messages. */
+  async #aside<T>(attempt: Attempt, work: () => Promise<T>): Promise<T> {
+    if (attempt.waits++ === 0) {
+      this.#busy -= 1
+      this.#countProject(attempt, -1)
+      if (this.#wantsSlot) this.#claimNow()
+    }
+    try {
+      return await work()
+    } finally {
+      if (--attempt.waits === 0) {
+        this.#busy += 1
+        this.#countProject(attempt, 1)
+      }
+    }
   }
 
   #countProject({ project }: Claim, change: 1 | -1): void {
@@ -359,6 +379,7 @@ export class QueueLoop {
             attempt.completion = 'committed'
           })
         },
+        aside: work => this.#aside(attempt, work),
       },
     }
   }

@@ -6,6 +6,8 @@ type FaultPoint =
   | 'after_claim'
   | 'before_model'
   | 'after_model'
+  | 'before_tool'
+  | 'after_tool'
   | 'before_settle'
   | 'after_settle'
   | 'trace_staged'

@@ -35,6 +35,12 @@ export type Mailboxes = {
     failed: GenerationRow,
     input: TurnInput,
   ) => Promise<{ generation_id: string; trace_id: string }>
+  /** Takes the mailbox of a paused turn, before its generation is locked; the result puts the turn into it again. */
+  resume: (
+    tx: Tx,
+    generation: Pick<GenerationRow, 'id' | 'conversation_id'>,
+    principal: { type: string; id: string },
+  ) => Promise<() => Promise<void>>
 }
 
 export const mailboxes = extensionPoint<Mailboxes>('mailboxes of turns')
@@ -81,7 +87,7 @@ export async function abortTurn(
   }
   const after = storable(shown, now)
   const frames = [makeFrame(services, generation, (await lastFrame(tx, generationId)) + 1, 'error', failure)]
-  await settleTurn(tx, { generation, after, step: null, frames })
+  await settleTurn(tx, { generation, after, step: null, frames, journalled: generation.journalled > 0 })
   followEnd(tx, after)
   if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })
   return 'failed'

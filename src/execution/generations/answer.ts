@@ -28,26 +28,33 @@ export const madeStatus = (mode: TurnMode): number => (mode === 'background' ? 2
  * Makes a turn and answers in the caller's mode: its ids, its end, or its event stream. A caller that waits longer
  * than SYNC_WAIT_SECONDS gets the ids; one that goes away changes nothing. Raises what `make` raises, and the code of a
  * failed turn that was waited for.
- * @param make makes the turn with the generation id given and returns the ids that a background caller gets
+ * @param make makes the turn with the generation id given and returns the ids that a background caller gets; `frames` are
+ *   those of its stream that were there before
+ * @param generationId of a turn that there is already and that goes on
  */
 export async function answerTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
   mode: TurnMode,
-  make: (generationId: string) => Promise<{ generation_id: string; trace_id: string }>,
+  make: (generationId: string) => Promise<{ generation_id: string; trace_id: string; frames?: number }>,
+  generationId = newId('gen'),
 ): Promise<Answer> {
   const { services, request } = context
-  const generationId = newId('gen')
   // Listens before the turn exists, so that its end is not missed and need not be looked for.
   const expected = mode === 'wait' ? expectTurn(services, generationId) : null
   let made: object
+  let after = 0
   try {
-    made = await make(generationId)
+    const { frames = 0, ...ids } = await make(generationId)
+    made = ids
+    after = frames
   } catch (error) {
     expected?.cancel()
     throw error
   }
   if (mode === 'stream')
-    return streamed('text/event-stream', streamTurn(context, { id: generationId }, 0), { 'Cache-Control': 'no-store' })
+    return streamed('text/event-stream', streamTurn(context, { id: generationId }, after), {
+      'Cache-Control': 'no-store',
+    })
   const accepted = answer(202, { status: 'accepted', ...made })
   const ended = await expected?.wait({ closed: request.closed, running: true })
   if (!ended) return accepted

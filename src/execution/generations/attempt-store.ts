@@ -5,7 +5,9 @@ import type { AgentRow } from '../agents/model.ts'
 import { servedAgent } from '../agents/served.ts'
 import { type LoadedRoute, loadedRoute, routeOf, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
+import type { ToolRow } from '../tools/model.ts'
 import { type Frame, frameRows } from './frame-store.ts'
+import { JournalRow, journalClosed, journalInsert, journalTable } from './journal-store.ts'
 import { type GenerationRow, generationKind, StepRow } from './model.ts'
 import { workTable } from './store.ts'
 import { wireStep } from './trace-store.ts'
@@ -20,7 +22,11 @@ const LoadedTurn = z.object({
   loaded_paused: z.boolean(),
   loaded_work: z.string().nullable(),
   loaded_steps: z.array(StepRow),
+  loaded_journal: z.array(JournalRow),
+  /** json, so that schemas keep the order of their keys. */
+  loaded_tools: z.array(z.custom<ToolRow>()),
   loaded_frame: z.int(),
+  loaded_root: z.string().nullable(),
 })
 const loadedTurn = sql.type(LoadedTurn)
 
@@ -34,7 +40,12 @@ export type LoadedTurn = {
   paused: boolean
   sealedWork: string | null
   steps: StepRow[]
+  journal: JournalRow[]
+  /** Those that bindings of the agent name. */
+  tools: ToolRow[]
   lastFrame: number
+  /** Top of the tree of its trace; null when it is that itself. */
+  rootTrace: string | null
 }
 
 /** A turn as it is to be started or resumed, in one round trip; null when the generation is gone. */
@@ -47,7 +58,15 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
       p.paused_at is not null as loaded_paused,
       coalesce(w.sealed, wu.sealed) as loaded_work,
       coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
-      coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame
+      case when t.journalled > 0 then (
+        select coalesce(json_agg(j order by j.n, j.position), '[]') from (
+          select n, position, body from generation_journal where generation_id = t.id
+          union all select n, position, body from generation_journal_unlogged where generation_id = t.id) j) else '[]' end as loaded_journal,
+      case when a.tool_bindings is not null then (
+        select coalesce(json_agg(tl), '[]') from tools tl where tl.project_id = t.project_id
+          and tl.id in (select b ->> 'tool_id' from json_array_elements(a.tool_bindings) b)) else '[]' end as loaded_tools,
+      coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame,
+      (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root
     from generations t
     join ${servedAgent(sql.fragment`t.agent_id`, {
       version: sql.fragment`coalesce(t.agent_version, t.assigned_version)`,
@@ -66,7 +85,10 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
     loaded_paused,
     loaded_work,
     loaded_steps,
+    loaded_journal,
+    loaded_tools,
     loaded_frame,
+    loaded_root,
     ...generation
   } = row
   return {
@@ -77,13 +99,16 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
     paused: loaded_paused,
     sealedWork: loaded_work,
     steps: loaded_steps.map(wireStep),
+    journal: loaded_journal,
+    tools: loaded_tools,
     lastFrame: loaded_frame,
+    rootTrace: loaded_root,
   }
 }
 
 /**
  * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it, and by its
- * steps: a statement of a worker that was lost may have journalled one since. The prepared state and the first frame ride
+ * journal: a statement of a worker that was lost may have written to it since. The prepared state and the first frame ride
  * along.
  */
 export function claimParts(claim: {
@@ -102,7 +127,7 @@ export function claimParts(claim: {
     sql.fragment`claimed as (
       update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false,
         started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
-      where id = ${generation.id} and attempt = ${generation.attempt} and step_count = ${generation.step_count}
+      where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
         and status in ('pending', 'in_progress')
       returning id)`,
   ]
@@ -133,19 +158,58 @@ export async function journalStep(
   frames: Frame[],
   channel: string,
   consumer: Parameters<typeof routeOf>[0],
+  closed: Closed,
 ): Promise<{ route: LoadedRoute | null } | false> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const { owned, route } = await db.one(journalled`
     with owned as (
-        update generations set step_count = step_count + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
-          routing = ${jsonb(generation.routing)}
+        update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
+          routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
         where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id),
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
       journalled as (${stepInsert(generation.id, step, guard)}),
+      ${closedParts(generation, closed, step.n, guard)}
       added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
     select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned,
       ${routeOf(consumer)} as route from owned`)
   return owned === 1 && { route }
+}
+
+/** What closes the step under way in the journal: null when nothing of it is there, else the settled step if it is kept. */
+export type Closed = { kept: JournalRow | null } | null
+
+const closedParts = (generation: GenerationRow, closed: Closed, n: number, guard: Fragment): Fragment =>
+  closed
+    ? sql.fragment`${sql.join(journalClosed(generation, closed.kept, n, guard), sql.fragment`, `)},`
+    : sql.fragment``
+
+/**
+ * Leaves a turn until its client has made calls: nothing is held meanwhile. Guarded by the attempt: held unless another
+ * process owns the turn.
+ */
+export function pauseParts(
+  generation: GenerationRow,
+  after: GenerationRow,
+  entries: readonly JournalRow[],
+  frames: Frame[],
+): OneStatement {
+  const guard = sql.fragment`exists (select 1 from paused)`
+  const ctes = [
+    sql.fragment`paused as (
+      update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0,
+        required_action = ${jsonb(after.required_action)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)},
+        tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id)`,
+    ...(entries.length > 0 ? [sql.fragment`entries as (${journalInsert(generation, entries, guard)})`] : []),
+    ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
+  ]
+  return { ctes, guard, columns: sql.fragment`true as paused` }
+}
+
+/** The same in a transaction that goes on; returns whether it held. */
+export function pauseTurn(db: Queryable, ...which: Parameters<typeof pauseParts>): Promise<boolean> {
+  const { ctes, guard } = pauseParts(...which)
+  return db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
 }
 
 /** Stamps a trace as one that keeps no content, unless it has a turn whose content is kept. By generations_trace. */
@@ -172,22 +236,25 @@ export type Settlement = {
   after: GenerationRow
   step: StepRow | null
   frames: Frame[]
+  /** Something of the turn may be in the journal beside its settled steps. */
+  journalled: boolean
 }
 
 /**
  * Ends an attempt: the record, its trace, the last step, the working state and the last frames. Guarded by the attempt: held
  * unless another process owns the turn.
  */
-export function settlementParts({ generation, after, step, frames }: Settlement): OneStatement {
+export function settlementParts({ generation, after, step, frames, journalled }: Settlement): OneStatement {
   const guard = sql.fragment`exists (select 1 from settled)`
   const ctes = [
     sql.fragment`settled as (
       update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${jsonb(after.error)}, output = ${jsonb(after.output)},
-        input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)}, step_count = ${after.step_count}, completed_at = ${after.completed_at},
+        input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)}, tool_surface = ${jsonb(after.tool_surface)},
+        required_action = null, step_count = ${after.step_count}, completed_at = ${after.completed_at},
         last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
         content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
         content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}
-      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress')
+      where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress', 'requires_action')
       returning id)`,
     sql.fragment`traced as (
       update traces set step_count = step_count + ${step ? 1 : 0}, updated_at = ${after.updated_at}
@@ -198,6 +265,11 @@ export function settlementParts({ generation, after, step, frames }: Settlement)
     ...(generation.content_mode === 'none'
       ? [
           sql.fragment`emptied as (delete from generation_work_unlogged where generation_id = ${generation.id} and ${guard})`,
+        ]
+      : []),
+    ...(journalled
+      ? [
+          sql.fragment`unused as (delete from ${journalTable(generation.content_mode)} where generation_id = ${generation.id} and ${guard})`,
         ]
       : []),
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),

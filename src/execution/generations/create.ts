@@ -4,6 +4,7 @@ import { newId } from '../../core/api/ids.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import type { Origin } from '../../core/invoke/call.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
@@ -37,6 +38,12 @@ export type TurnInput = {
   system_extra?: string[]
   model?: string | null
   tool_context?: Record<string, string> | null
+  /** What guards see as `context`. */
+  guardrail_context?: Record<string, unknown> | null
+  /** Settings in place of the agent's. */
+  overrides?: Work['overrides']
+  /** Conversations whose mailboxes wait for the turn. */
+  occupied?: readonly string[]
   /** Calls that may nest below this one. */
   depth?: number
   metadata?: Record<string, unknown> | null
@@ -72,6 +79,10 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     system_extra: input.system_extra ?? [],
     model: input.model ?? null,
     tool_context: input.tool_context ?? null,
+    guardrail_context: input.guardrail_context ?? null,
+    overrides: input.overrides ?? {},
+    resumed: {},
+    occupied: input.occupied ?? [],
     depth: input.depth ?? services.config.AGENT_MAX_CALL_DEPTH,
     notes: {},
   }
@@ -133,6 +144,31 @@ async function requireCallable(
   await modelClient(services, first, db)
 }
 
+/**
+ * Turns that others wait for go before those that nobody waits for, the deepest first: they give back what is held for
+ * them.
+ */
+export const priorityOf = ({ config }: Services, { depth }: Pick<TurnInput, 'depth'>): number =>
+  config.AGENT_MAX_CALL_DEPTH - (depth ?? config.AGENT_MAX_CALL_DEPTH)
+
+function wakeTurn(outgoing: Outgoing, services: Services, input: TurnInput, generation_id: string): void {
+  const nested = input.initiator_generation_id != null
+  const options = nested ? { priority: priorityOf(services, input) } : {}
+  outgoing.send(generationRun, { generation_id, project_id: input.project_id }, options)
+}
+
+/** What a turn inherits from the one that waits for it. */
+export const nestedIn = (origin: Origin | null): Partial<TurnInput> =>
+  origin
+    ? {
+        initiator_generation_id: origin.generation_id,
+        parent_trace_id: origin.trace_id,
+        root_trace_id: origin.root_trace_id,
+        depth: Math.max(0, origin.depth - 1),
+        occupied: origin.conversations,
+      }
+    : {}
+
 type NewIds = { generation_id: string; trace_id: string }
 
 /**
@@ -142,7 +178,7 @@ type NewIds = { generation_id: string; trace_id: string }
  */
 export async function createTurn(tx: Tx, services: Services, input: TurnInput): Promise<NewIds> {
   const { made: _, ...ids } = await placeTurn(tx, services, input)
-  tx.send(generationRun, { generation_id: ids.generation_id, project_id: input.project_id })
+  wakeTurn(tx, services, input, ids.generation_id)
   return ids
 }
 
@@ -173,7 +209,7 @@ export async function createTurnAtOnce(
   await requireCallable(services, binding, input)
   const turn = newTurn(services, input)
   const found = await services.writeOne<ProjectFound>(outgoing => {
-    outgoing.send(generationRun, { generation_id: turn.id, project_id: input.project_id })
+    wakeTurn(outgoing, services, input, turn.id)
     note(outgoing)
     return newTurnParts(turn)
   })

@@ -7,7 +7,8 @@ import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from './abort.ts'
 import { generationRun } from './create.ts'
 import { deleteOldFrames } from './frame-store.ts'
-import { idleTurns } from './store.ts'
+import { generationKind } from './model.ts'
+import { idleTurns, overdueActions } from './store.ts'
 import { awaitSettling, unwrittenTraces } from './trace-store.ts'
 import { TRACES_AT_ONCE, traceWrite, writeTraces } from './trace-write.ts'
 import { executeTurn } from './turn.ts'
@@ -34,8 +35,8 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, signal, stopping, log, complete }) => {
-      const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete })
+    async ({ generation_id }, { services, signal, stopping, log, complete, aside }) => {
+      const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete, aside })
       if (outcome === 'handed_back') throw new HandBack()
     },
   ),
@@ -61,6 +62,22 @@ export const sdkLoading: Background = {
   },
 }
 
+/** Fails turns whose clients have not made their calls in time. Returns how many there were. */
+async function expireActions(services: Services, limit: number): Promise<number> {
+  const found = await overdueActions(services.pool, services.config.GENERATION_ACTION_TTL_SECONDS, Math.min(limit, 100))
+  const failure = {
+    code: 'GENERATION_FAILED',
+    message: 'The calls of the turn were not answered in time',
+    meta: { reason: 'action_expired' },
+  }
+  for (const { id } of found)
+    await services.write(async tx => {
+      const row = await generationKind.find(tx, id, true)
+      if (row?.status === 'requires_action') await abortTurn(tx, services, id, failure)
+    })
+  return found.length
+}
+
 /**
  * The floor under wake-ups: turns that nobody has touched for a lease and a sweep are run again, steps that did not get
  * into their file are written again, and old frames go.
@@ -72,6 +89,7 @@ async function sweepTurns(services: Services, stopping: AbortSignal): Promise<vo
     await queues.send(
       idle.map(({ id, project_id }) => ({ queue: generationRun, data: { generation_id: id, project_id } })),
     )
+  if (config.GENERATION_ACTION_TTL_SECONDS > 0) await inBatches(limit => expireActions(services, limit), stopping)
   await inBatches(limit => deleteOldFrames(pool, limit), stopping)
   // Without a place for bytes a message would only fail; the journal keeps the steps.
   const unwritten = stores(services).problem()

@@ -5,6 +5,7 @@ import { MetadataBag } from '../../core/api/metadata.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
+import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
 import { Routing } from '../model-routes/model.ts'
 import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
 
@@ -60,6 +61,15 @@ const redaction = {
   content_redacted_by_principal_id: z.string().nullable(),
 }
 
+const ToolSurface = z
+  .object({
+    tools: z.int(),
+    bytes: z.int().describe('Of names, descriptions and schemas, as JSON'),
+    estimated_tokens: z.int(),
+  })
+  .describe('What the model could call, before single steps narrowed it; null without tools')
+export type ToolSurface = z.output<typeof ToolSurface>
+
 /** A generation as lists show it; the single read adds output and required_action. */
 export const GenerationListed = record('GenerationListed', {
   agent_id: z.string(),
@@ -77,6 +87,7 @@ export const GenerationListed = record('GenerationListed', {
   error: RecordedFailure.nullable(),
   usage: UsageTotals.nullable(),
   routing: Routing.nullable().describe('How the calls went by a model route; null without one'),
+  tool_surface: ToolSurface.nullable(),
   step_count: z.int(),
   action_id: z.string().nullable(),
   source: z.string().nullable(),
@@ -144,6 +155,18 @@ export const StepRow = z.object({
 })
 export type StepRow = z.output<typeof StepRow>
 
+/** A step that the model has answered and whose calls are not all settled. */
+export type OpenStep = Omit<StepRow, 'tool_calls' | 'tool_results' | 'completed_at'> & {
+  /** `args_error` says why `args` could not be read; they are the raw text then. */
+  tool_calls: (StepRow['tool_calls'][number] & { args_error?: string })[]
+}
+
+/** What became of a call. */
+export type CallOutcome = Pick<StepRow['tool_results'][number], 'result' | 'error'>
+
+/** Settings of steps in place of the agent's. */
+export type StepSettings = { tool_choice?: ToolChoice; active_tool_ids?: string[] }
+
 /** What a turn works on until its end; sealed at rest. */
 export type Work = {
   /** Null until the turn's source prepared them. */
@@ -153,6 +176,13 @@ export type Work = {
   system_extra: string[]
   model: string | null
   tool_context: Record<string, string> | null
+  guardrail_context: Record<string, unknown> | null
+  /** What the request set, in place of the agent's settings. */
+  overrides: StepSettings & { step_rules?: StepRule[]; stop_conditions?: StopCondition[] }
+  /** What came with the tool outputs that the turn was last resumed by. */
+  resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }
+  /** Conversations that wait for the turn. */
+  occupied: readonly string[]
   /** Calls that may still nest below this one; at 0 the turn answers without a model call. */
   depth: number
   /** What the source remembers of its preparation (the last message seen, the speaker). */
@@ -190,6 +220,8 @@ export const generationKind = kind({
     shape: z.enum(['agent', 'conversation']),
     content_mode: z.enum(['full', 'none']),
     deadline_at: time.nullable(),
+    /** Writes of the journal so far: with the attempt it says whether a claim has seen the last one. */
+    journalled: z.int(),
   },
   events: ['started', 'requires_action', 'completed', 'failed', 'content_purged'],
   eventAliases: {
@@ -218,12 +250,16 @@ export function storable(row: GenerationRow, now: string): GenerationRow {
 }
 
 /** The working state of turns that are not at their end outlives a change of the encryption key. */
-export const sealedWork = ['generation_work', 'generation_work_unlogged'].map(table =>
+const project = sql.fragment`(select g.project_id from generations g where g.id = generation_id)`
+export const sealedWork = [
+  ...['generation_work', 'generation_work_unlogged'].map(table =>
+    sealedColumn({ table, column: 'sealed', kind: 'generation_work', id: sql.fragment`generation_id`, project }),
+  ),
   sealedColumn({
-    table,
-    column: 'sealed',
-    kind: 'generation_work',
-    id: sql.fragment`generation_id`,
-    project: sql.fragment`(select g.project_id from generations g where g.id = generation_id)`,
+    table: 'generation_journal_unlogged',
+    column: 'body',
+    kind: 'generation_journal',
+    id: sql.fragment`generation_id || ':' || n || ':' || position`,
+    project,
   }),
-)
+]

@@ -25,6 +25,7 @@ import { retryGeneration } from './retry.ts'
 import { Accepted, GenerateResult, generateOperation } from './run.ts'
 import { generationsOf, mergeMetadata } from './store.ts'
 import { lastEventId, streamTurn } from './stream.ts'
+import { toolOutputsOperation } from './tool-outputs.ts'
 import { readSteps } from './trace-file.ts'
 import { traceKind } from './trace-kind.ts'
 import { findTrace, findTree } from './trace-store.ts'
@@ -210,6 +211,7 @@ async function tree(context: Context<z.output<typeof TreeQuery>, undefined, Trac
 
 export const generationOperations: Operation[] = [
   generateOperation,
+  toolOutputsOperation,
   // Each id has an index ending in created_at; without one generations_project serves.
   generations.list({
     summary: 'List generations, newest first',

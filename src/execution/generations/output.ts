@@ -7,7 +7,7 @@ import { outputProblems } from '../agents/schema.ts'
 const FENCE = '```'
 
 /** A text minus one markdown fence around all of it; in time that grows with the text only. */
-function withoutFence(text: string): string {
+export function withoutFence(text: string): string {
   const trimmed = text.trim()
   const first = trimmed.slice(0, trimmed.indexOf('\n') + 1)
   if (!/^```[\w-]*\s*\n$/.test(first) || !trimmed.endsWith(FENCE)) return trimmed

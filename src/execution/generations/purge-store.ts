@@ -7,7 +7,7 @@ const trace = sql.type(Trace)
 
 type Redaction = { type: string; id: string }
 
-/** Erases the content of generations; the skeleton stays. The first stamp stays. */
+/** Erases the content of generations; the skeleton stays. The first stamp stays. One that was paused has failed then. */
 export async function redactGenerations(
   db: Queryable,
   ids: readonly string[],
@@ -18,8 +18,12 @@ export async function redactGenerations(
     with steps as (delete from generation_steps where generation_id = any(${list})),
       frames as (delete from stream_frames where generation_id = any(${list})),
       work as (delete from generation_work where generation_id = any(${list})),
-      hidden as (delete from generation_work_unlogged where generation_id = any(${list}))
-    update generations t set metadata = null, error = null, input = null, output = null, required_action = null, content_redacted_at = now(),
+      hidden as (delete from generation_work_unlogged where generation_id = any(${list})),
+      journal as (delete from generation_journal where generation_id = any(${list})),
+      hidden_journal as (delete from generation_journal_unlogged where generation_id = any(${list}))
+    update generations t set status = case when t.status = 'requires_action' then 'failed' else t.status end,
+      stop_reason = case when t.status = 'requires_action' then 'error' else t.stop_reason end,
+      completed_at = coalesce(t.completed_at, now()), metadata = null, error = null, input = null, output = null, required_action = null, content_redacted_at = now(),
       content_redacted_by_principal_type = ${by.type}, content_redacted_by_principal_id = ${by.id}, updated_at = now()
     where id = any(${list}) and content_redacted_at is null
     returning ${generationKind.columns}`)

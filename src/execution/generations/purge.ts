@@ -1,6 +1,7 @@
 import { dropAll } from '../../content/storage/stores.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { followEnd } from './ended.ts'
 import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
 import { redactEnvelopes, redactGenerations, redactTraces } from './purge-store.ts'
 import { statesOf } from './store.ts'
@@ -26,6 +27,7 @@ export async function purgeGeneration(tx: Tx, id: string, by: By): Promise<Gener
   if (!redacted) return row
   await redactEnvelopes(tx, [id])
   tx.emit(generationKind, 'content_purged', redacted)
+  if (row.status === 'requires_action') followEnd(tx, redacted)
   return redacted
 }
 
@@ -54,7 +56,11 @@ export async function purgeTrace(tx: Tx, id: string, by: By): Promise<TraceRow> 
     tx,
     [...redactedGenerations, ...redactedTraces].map(row => row.id),
   )
-  for (const row of redactedGenerations) tx.emit(generationKind, 'content_purged', row)
+  const paused = new Set(generations.filter(row => row.status === 'requires_action').map(row => row.id))
+  for (const row of redactedGenerations) {
+    tx.emit(generationKind, 'content_purged', row)
+    if (paused.has(row.id)) followEnd(tx, row)
+  }
   for (const row of redactedTraces) tx.emit(traceKind, 'content_purged', row)
   return (await findTrace(tx, id)) as TraceRow
 }

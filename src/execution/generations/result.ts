@@ -22,15 +22,19 @@ export function stepMessages(step: StepRow): ModelMessage[] {
   ]
 }
 
-/** What a waiting caller of an agent gets. */
-export function agentResult(generation: GenerationRow, steps: readonly StepRow[]) {
+/** What a waiting caller of an agent gets; of a paused turn with the step under way. */
+export function agentResult(
+  generation: GenerationRow,
+  steps: readonly StepRow[],
+  open?: Pick<StepRow, 'ai_provider_id'>,
+) {
   const { output } = generation
   return {
     id: generation.id,
     trace_id: generation.trace_id,
     status: generation.status,
     agent_version: generation.agent_version,
-    ai_provider_id: steps.at(-1)?.ai_provider_id ?? null,
+    ai_provider_id: (open ?? steps.at(-1))?.ai_provider_id ?? null,
     output: output && { ...output, response_messages: steps.flatMap(stepMessages) },
     required_action: generation.required_action,
     usage: generation.usage,

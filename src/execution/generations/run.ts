@@ -2,14 +2,17 @@ import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { type Context, itemOperation } from '../../core/api/operation.ts'
+import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
-import { agentKind } from '../agents/model.ts'
+import { checkToolSettings } from '../agents/bindings.ts'
+import { type AgentRow, agentKind, StepRules, StepToolChoice, TurnStopConditions, toolIds } from '../agents/model.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
-import { createTurnAtOnce } from './create.ts'
+import { createTurnAtOnce, nestedIn } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { type SentMessage, withDocuments } from './documents.ts'
 import { admitFiles } from './files.ts'
-import { UsageTotals } from './model.ts'
+import { UsageTotals, type Work } from './model.ts'
+import { requireContext } from './toolbox.ts'
 import { findTrace } from './trace-store.ts'
 
 const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
@@ -56,6 +59,22 @@ const GenerateInput = z
     parent_trace_id: z.string().min(1).optional().describe('Trace that the new trace is a child of'),
     root_trace_id: z.string().min(1).optional().describe('Root of the parent trace'),
     max_call_depth: z.int().min(0).optional().describe('Calls of agents that may nest below this one'),
+    tool_choice: StepToolChoice.optional().describe(
+      "What the model has to do with its tools, in place of the agent's setting",
+    ),
+    active_tool_ids: toolIds
+      .optional()
+      .describe("Bound tools that it may call, in place of the agent's setting; an empty list is all"),
+    step_rules: StepRules.optional().describe('Settings of single steps; they go before those of the agent'),
+    stop_conditions: TurnStopConditions.optional().describe(
+      "What ends the turn besides max_steps, in place of the agent's setting",
+    ),
+    tool_context: ToolContextInput.nullish().describe('Keys and values that calls of tools carry as headers'),
+    guardrail_context: z
+      .record(z.string(), z.unknown())
+      .refine(value => Buffer.byteLength(JSON.stringify(value)) <= 64 * 1024, 'must be at most 64 KiB')
+      .nullish()
+      .describe('What guardrails read as `context`'),
     timeout_seconds: z.int().min(1).max(3600).optional().describe('The turn fails when it has not ended by then'),
   })
   .meta({ id: 'GenerateInput' })
@@ -85,6 +104,19 @@ export const GenerateResult = z
   })
   .meta({ id: 'GenerateResult' })
 
+/** What a turn may fail with, for whoever waits for it. */
+export const turnFailures = [
+  'AI_PROVIDER_NOT_FOUND',
+  'MODEL_ROUTE_NOT_FOUND',
+  'AI_PROVIDER_MISCONFIGURED',
+  'AI_PROVIDER_ERROR',
+  'OUTPUT_SCHEMA_VALIDATION_FAILED',
+  'TEXT_ENCODED_TOOL_CALL',
+  'MISSING_TOOL_CONTEXT_KEY',
+  'GENERATION_FAILED',
+  'RESOURCE_NOT_FOUND',
+] as const
+
 type Body = z.output<typeof GenerateInput>
 
 /** Raises what refuses the messages of a request whatever they name. */
@@ -111,6 +143,19 @@ async function messagesOf(context: Pick<Context<unknown, Body>, 'services' | 'al
   if (messages !== sent) checkSize(messages)
   await admitFiles(services.pool, context, projectId, messages)
   return body.prompt === undefined ? messages : [...messages, { role: 'user' as const, content: body.prompt }]
+}
+
+/** The settings of a request in place of the agent's. Raises TOOL_NOT_FOUND, FORCED_TOOL_CHOICE_CANNOT_STOP. */
+function overridesOf(
+  agent: AgentRow,
+  { tool_choice, active_tool_ids, step_rules, stop_conditions }: Body,
+): Work['overrides'] {
+  const given = { tool_choice, active_tool_ids, step_rules, stop_conditions }
+  const overrides = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined))
+  if (Object.keys(overrides).length === 0) return overrides
+  const { tool_choice: kept, stop_conditions: stops } = agent
+  checkToolSettings({ tool_choice: kept, stop_conditions: stops, ...overrides }, agent.tool_bindings)
+  return overrides
 }
 
 /** Checks the traces a request names. */
@@ -157,14 +202,11 @@ export const generateOperation = itemOperation(agentKind, {
     'FILE_NOT_FOUND',
     'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
     'PROJECT_PAUSED',
-    'AI_PROVIDER_NOT_FOUND',
-    'MODEL_ROUTE_NOT_FOUND',
-    'AI_PROVIDER_MISCONFIGURED',
-    'AI_PROVIDER_ERROR',
-    'OUTPUT_SCHEMA_VALIDATION_FAILED',
-    'GENERATION_FAILED',
+    ...turnFailures,
+    'TOOL_NOT_FOUND',
+    'FORCED_TOOL_CHOICE_CANNOT_STOP',
+    'INVALID_TOOL_CONTEXT_KEY',
     'GENERATION_CONTENT_UNAVAILABLE',
-    'RESOURCE_NOT_FOUND',
   ],
   transaction: false,
   async run(context) {
@@ -176,8 +218,14 @@ export const generateOperation = itemOperation(agentKind, {
     const { AGENT_MAX_CALL_DEPTH } = services.config
     if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
       invalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
+    const overrides = overridesOf(agent, body)
+    const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+    await requireContext(services, agent, tool_context)
     await checkTraces(context)
     const messages = await messagesOf(context, agent.project_id)
+    const nested = nestedIn(context.origin)
+    // It may be grouped under a trace of its own choice.
+    if (body.trace_id) Object.assign(nested, { parent_trace_id: null, root_trace_id: null })
     return answerTurn(context, mode, generation_id =>
       createTurnAtOnce(
         services,
@@ -193,6 +241,10 @@ export const generateOperation = itemOperation(agentKind, {
           parent_trace_id: body.parent_trace_id ?? null,
           root_trace_id: body.root_trace_id ?? null,
           depth: body.max_call_depth,
+          overrides,
+          tool_context,
+          guardrail_context: body.guardrail_context ?? null,
+          ...nested,
           deadline_at: body.timeout_seconds ? new Date(Date.now() + body.timeout_seconds * 1000).toISOString() : null,
           authority: principalRecord(caller),
           streamed: mode === 'stream',

@@ -17,6 +17,9 @@ export type TurnOutcome = {
   notes: Record<string, unknown>
 }
 
+/** What a turn is paused with, kept or not. */
+export type PausedTurn = { required_action: Record<string, unknown>; text: string | null; model: string | null }
+
 /** What a turn's surface adds to it. */
 export type TurnSource = {
   /** Read once, at the first claim; a resumed turn sees what it gave. `refuse` fails the turn before it starts. */
@@ -35,6 +38,8 @@ export type TurnSource = {
    * which an abort takes it. A failure it answers ends a turn that would have completed.
    */
   lock?(tx: Tx, generation: GenerationRow): Promise<(RecordedFailure & { stop_reason?: 'error' | 'cancelled' }) | null>
+  /** Inside the transaction that pauses the turn, in place of `settle`; with the same result. */
+  pause?(tx: Tx, generation: GenerationRow, paused: PausedTurn): Promise<{ result: object | null } | undefined>
   /** Inside the settle transaction. `result` is what a waiting caller and the last frame get instead of the agent's result. */
   settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
 }
@@ -43,6 +48,8 @@ export type TurnRun = {
   signal: AbortSignal
   stopping: AbortSignal
   log: Logger
+  /** Does work that waits for other messages to be handled. */
+  aside: <T>(work: () => Promise<T>) => Promise<T>
   source?: TurnSource
   /** Completes the message of a turn that has no source, with its end. */
   complete?: (outgoing: Outgoing) => void

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
 import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type JournalRow, journalInsert } from './journal-store.ts'
 import { AbortRequest, type GenerationRow, generationKind } from './model.ts'
 
 /** Files of a project by their ids, in any order; by the primary key. */
@@ -22,7 +23,7 @@ export const findWithResult = (db: Queryable, id: string) =>
   db.maybeOne(withResult`
     select ${generationKind.columns}, (
       select jsonb_build_object('seq', f.seq, 'data', f.data) from stream_frames f
-      where f.generation_id = t.id and f.event in ('completed', 'error', 'requires_action') limit 1) as last_frame
+      where f.generation_id = t.id and f.event in ('completed', 'error', 'requires_action') order by f.seq desc limit 1) as last_frame
     from generations t where t.id = ${id}`)
 
 const PendingWork = generationKind.row
@@ -94,6 +95,31 @@ export const idleTurns = (db: Queryable, idleSeconds: number) =>
     where g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
       and g.updated_at < now() - make_interval(secs => ${idleSeconds})
     order by g.updated_at limit 1000`)
+
+const paused = sql.type(z.object({ id: z.string() }))
+
+/** Turns that have waited for their clients for so long. Reads generation_work, which has those that are not at their end. */
+export const overdueActions = (db: Queryable, ttlSeconds: number, limit: number) =>
+  db.any(paused`
+    select g.id from generation_work w join generations g on g.id = w.generation_id
+    where g.status = 'requires_action' and g.last_activity_at < now() - make_interval(secs => ${ttlSeconds})
+    order by g.last_activity_at limit ${limit}`)
+
+/** Lets a paused turn go on, under its lock: what its client answered, and the settings that came with it. */
+export async function resumeGeneration(
+  db: Queryable,
+  generation: GenerationRow,
+  { entries, sealedWork, streamed }: { entries: readonly JournalRow[]; sealedWork: string; streamed: boolean },
+): Promise<void> {
+  const guard = sql.fragment`exists (select 1 from resumed)`
+  await db.query(statement`
+    with resumed as (
+        update generations set status = 'in_progress', handed_back = true, required_action = null, streamed = ${streamed},
+          journalled = journalled + 1, last_activity_at = now(), updated_at = now()
+        where id = ${generation.id} and status = 'requires_action' returning id),
+      entries as (${journalInsert(generation, entries, guard)})
+    update ${workTable(generation.content_mode)} set sealed = ${sealedWork} where generation_id = ${generation.id} and ${guard}`)
+}
 
 /** One merge, so that concurrent patches of different keys both survive. */
 export const mergeMetadata = (db: Queryable, id: string, metadata: object): Promise<GenerationRow> =>

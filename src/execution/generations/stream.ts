@@ -10,7 +10,7 @@ import { type EndedTurn, readEnd } from './wait.ts'
 
 /** The record and the frames are read after every notification, and at least this often. */
 const POLL_MS = 2000
-const END_EVENTS = new Set(['completed', 'error', 'requires_action'])
+const END_EVENTS = new Set(['completed', 'error'])
 
 /** The position a client asks to go on from; anything but a whole number is the beginning. */
 export const lastEventId = (header: string | string[] | undefined): number =>
@@ -65,6 +65,9 @@ async function* follow(
           seq = frame.seq
           yield message(frame.seq, frame.event, readFrame(services, row, frame))
           if (END_EVENTS.has(frame.event)) return
+          // It may have gone on since.
+          if (frame.event === 'requires_action' && (await readEnd(services, generationId))?.status === frame.event)
+            return
         }
       } else if (seq === 0) {
         seq = 1

@@ -1,34 +1,51 @@
 import { Counter } from 'prom-client'
 import { SlonikError } from 'slonik'
-import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import type { Origin } from '../../core/invoke/call.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AgentRow } from '../agents/model.ts'
-import { callRoute, openRouting } from '../model-routes/call.ts'
 import type { LoadedRoute } from '../model-routes/store.ts'
-import { callModel } from '../providers/call.ts'
-import type { ModelAnswer, ModelRequest } from '../providers/exchange.ts'
+import type { ModelAnswer } from '../providers/exchange.ts'
+import { activeTools, askModel, offeredTools } from './ask.ts'
 import {
   claimParts,
   handBackTurn,
   journalStep,
   type LoadedTurn,
   loadTurn,
+  pauseParts,
+  pauseTurn,
   settlementParts,
   settleTurn,
 } from './attempt-store.ts'
-import { followEnd } from './ended.ts'
+import { actingCaller } from './authority.ts'
+import { makeCalls, openStepOf, type Released, settledStep, type Told } from './calls.ts'
+import { followEnd, followPause } from './ended.ts'
 import { type Attachments, attachFiles, readFiles } from './files.ts'
-import { addFrame } from './frame-store.ts'
+import { addFrame, type Frame } from './frame-store.ts'
 import { FrameWriter, startedOf } from './frames.ts'
+import { type Entry, journalRows, type OpenWork, readJournal, writeJournal } from './journal-store.ts'
 import { liveTurns, TURN_CHANNEL, TurnAborted, TurnLost } from './live.ts'
-import { type GenerationRow, generationKind, type StepRow, storable, sumUsage, type Work } from './model.ts'
+import {
+  type GenerationRow,
+  generationKind,
+  type OpenStep,
+  type StepRow,
+  storable,
+  sumUsage,
+  type Work,
+} from './model.ts'
 import { readObject } from './output.ts'
 import { prepareTurn } from './prepare.ts'
 import { agentResult, stepMessages } from './result.ts'
+import { reachable, settingsOf, stoppingTools } from './settings.ts'
 import type { TurnOutcome, TurnRun } from './source.ts'
-import { historyOf, stepOf, storedStep } from './steps.ts'
+import { historyOf, storedStep } from './steps.ts'
+import { textEncodedCall } from './text-call.ts'
+import { NO_TOOLS, openToolbox, type Toolbox, unavailableNote } from './toolbox.ts'
 import { traceWriter } from './trace-write.ts'
 import { sealWork } from './work.ts'
 
@@ -85,6 +102,13 @@ class Execution {
   private partial = ''
   /** Read at the first model call; later steps see the same bytes. */
   private files: Attachments | null = null
+  private tools: Toolbox = NO_TOOLS
+  /** The step under way, as far as the journal has it. */
+  private open: OpenWork['open']
+  /** The journal has the answer of the step under way. */
+  private noted: boolean
+  /** The journal may hold something beside the settled steps. */
+  private journalled: boolean
 
   constructor(services: Services, loaded: LoadedTurn, run: TurnRun) {
     this.services = services
@@ -92,7 +116,11 @@ class Execution {
     this.run = run
     this.agent = loaded.agent
     this.generation = loaded.generation
-    this.steps = loaded.steps
+    const { open, settled } = readJournal(services, loaded.generation, loaded.journal, loaded.generation.step_count)
+    this.open = open
+    this.noted = open !== null
+    this.journalled = loaded.journal.length > 0
+    this.steps = loaded.steps.map(step => settled.get(step.n) ?? step)
     this.route = loaded.route
     this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame)
   }
@@ -156,7 +184,8 @@ class Execution {
     this.frames = new FrameWriter(services, after, loaded.lastFrame)
     const frames = []
     if (after.streamed && first) frames.push(this.frames.next('started', startedOf(after)))
-    if (after.streamed && !first && loaded.lastFrame > 0)
+    // Of a step that the model has answered nothing is said again.
+    if (after.streamed && !first && loaded.lastFrame > 0 && !this.open)
       frames.push(this.frames.next('step_restarted', { step: this.steps.length + 1 }))
     const claim = {
       generation: before,
@@ -180,29 +209,104 @@ class Execution {
     this.generation = after
   }
 
-  /** Step after step until an answer, a limit or an abort. */
+  /** Step after step until an answer, a limit, a pause or an abort. */
   private async loop(controller: AbortController): Promise<'settled' | 'lost' | 'handed_back'> {
     const { agent, services, run } = this
+    const { signal } = controller
+    const work = this.work as Work
     const maxSteps = Math.min(agent.max_steps ?? DEFAULT_MAX_STEPS, services.config.AGENT_MAX_STEPS_CEILING)
+    const stopping = stoppingTools(agent, work)
     const limits = this.limit(controller)
     try {
+      this.tools = await this.openTools(signal)
       for (;;) {
-        controller.signal.throwIfAborted()
+        signal.throwIfAborted()
         if (run.stopping.aborted && this.steps.length > this.loaded.steps.length) return await this.handBack()
-        const startedAt = new Date().toISOString()
-        await fault(services, 'before_model')
-        this.partial = ''
-        const answer = await this.callModel(controller.signal)
-        await fault(services, 'after_model')
-        controller.signal.throwIfAborted()
-        const step = stepOf(answer, this.steps.length + 1, startedAt)
-        if (answer.tool_calls.length === 0) return await this.complete(answer, step, controller.signal)
-        if (step.n >= maxSteps) return await this.complete(answer, step, controller.signal, 'max_steps')
-        await this.journal(step)
+        const n = this.steps.length + 1
+        const settings = settingsOf(agent, work, n)
+        const tools = activeTools(this.tools, settings)
+        if (!this.open) {
+          const startedAt = new Date().toISOString()
+          await fault(services, 'before_model')
+          this.partial = ''
+          const answer = await this.ask(n, offeredTools(tools, settings), signal)
+          await fault(services, 'after_model')
+          signal.throwIfAborted()
+          const step = openStepOf(answer, n, startedAt, this.steps)
+          if (answer.tool_calls.length === 0)
+            return await this.complete(answer.text, settledStep(step, new Map()), signal)
+          this.open = { step, started: new Set(), outcomes: new Map() }
+        }
+        const { step, started, outcomes } = this.open
+        const { pending, called, told } = await makeCalls({
+          services,
+          generation: this.generation,
+          work,
+          step,
+          started,
+          outcomes,
+          tools,
+          gate: this.gate,
+          turn: this.calling,
+          caller: () => this.caller(),
+          signal,
+          aside: run.aside,
+          bounded: agent.boundary_policy !== null,
+          write: (entries, more) => this.note(entries, more),
+          executed: () => {},
+        })
+        if (pending.length > 0) return await this.pause(pending, told)
+        const settled = settledStep(step, outcomes)
+        const stop = [...called].some(name => stopping.has(name)) ? 'tool-calls' : n >= maxSteps ? 'max_steps' : null
+        if (stop) return await this.complete(step.text ?? '', settled, signal, { stop, told })
+        await this.journal(settled, told)
       }
     } finally {
       limits()
     }
+  }
+
+  /** What the model of the turn can call, asked for once an attempt. */
+  private async openTools(signal: AbortSignal): Promise<Toolbox> {
+    const { agent, loaded, services } = this
+    if (!agent.tool_bindings?.length) return NO_TOOLS
+    const work = this.work as Work
+    const tools = await openToolbox(services, {
+      agent,
+      tools: loaded.tools,
+      reachable: reachable(agent, work, this.steps.length + 1),
+      gate: this.gate,
+      context: work.tool_context ?? {},
+      signal,
+    })
+    this.generation = { ...this.generation, tool_surface: this.generation.tool_surface ?? tools.surface }
+    return tools
+  }
+
+  /** The agent as rules know it. */
+  private get gate() {
+    const { id } = this.agent
+    const { guardrail_ids = null } = this.agent as { guardrail_ids?: string[] | null }
+    return { id, guardrail_ids }
+  }
+
+  /** The turn as what its calls start knows it. */
+  private get calling(): Origin {
+    const { generation, loaded, work } = this
+    const { depth, occupied } = work as Work
+    const { id: generation_id, trace_id, conversation_id } = generation
+    return {
+      generation_id,
+      trace_id,
+      root_trace_id: loaded.rootTrace ?? trace_id,
+      depth,
+      conversations: conversation_id === null ? occupied : [...occupied, conversation_id],
+    }
+  }
+
+  /** Whom the turn runs as, within what its agent may do. */
+  private caller(): Promise<Caller | null> {
+    return actingCaller(this.services, this.generation, this.agent)
   }
 
   /** Ends the attempt when its segment or the turn's own deadline is over. */
@@ -223,37 +327,26 @@ class Execution {
     return () => clearTimeout(timer)
   }
 
-  private async callModel(signal: AbortSignal): Promise<ModelAnswer> {
-    const { agent, work, generation, services } = this
-    const system = [agent.instructions ?? '', ...(work as Work).system_extra]
-      .map(part => part.trim())
-      .filter(part => part !== '')
-    const history = historyOf((work as Work).messages ?? [], agent.max_context_messages)
+  private async ask(step: number, offered: ReturnType<typeof offeredTools>, signal: AbortSignal): Promise<ModelAnswer> {
+    const { agent, generation, services, loaded, route } = this
+    const work = this.work as Work
+    const history = historyOf(work.messages ?? [], agent.max_context_messages)
     this.files ??= await readFiles(services, generation.project_id, history, signal)
-    const request: ModelRequest = {
-      system: system.length > 0 ? system.join('\n\n') : null,
+    const asked = askModel(services, {
+      generation,
+      agent,
+      work,
+      provider: loaded.provider,
+      route,
+      step,
       messages: attachFiles([...history, ...this.steps.flatMap(stepMessages)], this.files),
-      temperature: agent.temperature,
-      tools: [],
-      tool_choice: null,
-      output_schema: agent.output_schema,
-      prompt_caching: agent.prompt_caching?.enabled ?? false,
-      max_output_tokens: agent.max_output_tokens,
-      top_p: agent.top_p,
-      seed: agent.seed,
-      provider_options: agent.provider_options,
+      note: unavailableNote(this.tools.unavailable),
+      offered,
       signal,
       ...(generation.streamed ? { onDelta: (text: string) => this.receive(text) } : {}),
-    }
-    const { provider } = this.loaded
-    if (provider)
-      return callModel(services, provider, (work as Work).model ?? agent.model ?? provider.default_model, request)
-    // Of an agent that has changed since, what its version names may be gone.
-    if (!this.route) raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND')
-    // Noted while the call is made, and written with its step or with the failure of the turn.
-    const routing = openRouting(this.route, generation.routing)
-    this.generation = { ...generation, routing }
-    return callRoute(services, this.route, request, { step: this.steps.length + 1, routing })
+    })
+    this.generation = asked.generation
+    return asked.answer
   }
 
   private receive(text: string) {
@@ -261,22 +354,52 @@ class Execution {
     this.frames.text(text)
   }
 
-  /** Keeps a settled step, so that another worker could go on from it. Raises TurnLost. */
-  private async journal(step: StepRow): Promise<void> {
+  /** Frames of what is to be told, behind the text that is not written yet; with a step, that it has settled. */
+  private async framesOf(told: readonly Told[], step?: StepRow | null): Promise<Frame[]> {
     const frames = await this.frames.drain()
-    if (this.generation.streamed && this.generation.shape === 'agent')
-      frames.push(this.frames.next('step', { step: step.n, finish_reason: step.finish_reason, usage: step.usage }))
+    if (!this.generation.streamed) return frames
+    for (const { event, data } of told) frames.push(this.frames.next(event, data))
+    if (!step || this.generation.shape !== 'agent') return frames
+    const { n, finish_reason, usage } = step
+    return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
+  }
+
+  /** Keeps what is known of the calls of the step under way; the first time, with what the model answered. Raises TurnLost. */
+  private async note(entries: Entry[], told: Told[]): Promise<void> {
+    const { services, generation } = this
+    const { step } = this.open as { step: OpenStep }
+    const first = !this.noted
+    const all = await this.framesOf(told)
+    const rows = journalRows(services, generation, [
+      ...(first ? [{ n: step.n, position: 0, value: step }] : []),
+      ...entries,
+    ])
+    if (!(await writeJournal(services.pool, generation, rows, all, TURN_CHANNEL, first))) throw new TurnLost()
+    this.noted = true
+    this.journalled = true
+  }
+
+  /** Keeps a settled step, so that another worker could go on from it. Raises TurnLost. */
+  private async journal(step: StepRow, told: Told[]): Promise<void> {
+    const { services, generation } = this
+    const all = await this.framesOf(told, step)
+    const hidden = generation.content_mode === 'none'
+    const kept = hidden ? journalRows(services, generation, [{ n: step.n, position: 0, value: step }])[0] : null
     const journalled = await journalStep(
-      this.services.pool,
-      this.generation,
-      storedStep(step, this.generation.content_mode),
-      frames,
+      services.pool,
+      generation,
+      storedStep(step, generation.content_mode),
+      all,
       TURN_CHANNEL,
       this.agent,
+      this.noted || kept ? { kept } : null,
     )
     if (!journalled) throw new TurnLost()
+    this.journalled ||= hidden
     this.route = journalled.route
     this.steps.push(step)
+    this.open = null
+    this.noted = false
     this.generation = {
       ...this.generation,
       step_count: this.generation.step_count + 1,
@@ -285,33 +408,88 @@ class Execution {
     }
   }
 
+  /** Leaves the turn to its client, who makes the calls that are pending. Raises TurnLost. */
+  private async pause(pending: readonly Released[], told: Told[]): Promise<'settled'> {
+    const { services, run } = this
+    const { step, outcomes } = this.open as NonNullable<OpenWork['open']>
+    await fault(services, 'before_settle')
+    const all = await this.framesOf(told)
+    const settled = [...outcomes].map(([position, value]): Entry => ({ n: step.n, position: position + 1, value }))
+    const entries = journalRows(services, this.generation, [{ n: step.n, position: 0, value: step }, ...settled])
+    const now = new Date().toISOString()
+    const required_action = requiredAction(step, pending)
+    const shown: GenerationRow = {
+      ...this.generation,
+      status: 'requires_action',
+      required_action,
+      usage: sumUsage([...this.steps, step]),
+      last_activity_at: now,
+      updated_at: now,
+    }
+    const after = shown.content_mode === 'none' ? { ...shown, required_action: null } : shown
+    const last = (result: object | null) =>
+      this.frames.next('requires_action', result ?? agentResult(shown, this.steps, step))
+    let owned: boolean
+    if (run.source?.pause) {
+      const { source } = run
+      const firstSeq = this.frames.seq
+      owned = await services.write(async tx => {
+        this.frames.seq = firstSeq
+        const stop = await source.lock?.(tx, this.generation)
+        if (stop) throw new TurnAborted({ stop_reason: 'error', ...stop })
+        if (!(await pauseTurn(tx, this.generation, after, entries, all))) return false
+        followPause(tx, after)
+        const given = await source.pause?.(tx, after, { required_action, text: step.text, model: step.model })
+        addFrame(tx, after.id, last(given?.result ?? null))
+        return true
+      })
+    } else {
+      const { held } = await services.writeOne(outgoing => {
+        followPause(outgoing, after)
+        run.complete?.(outgoing)
+        return pauseParts(this.generation, after, entries, [...all, last(null)])
+      })
+      owned = held
+    }
+    if (!owned) throw new TurnLost()
+    this.generation = after
+    await fault(services, 'after_settle')
+    turnsTotal.inc({ outcome: 'requires_action' })
+    this.report('requires_action', null)
+    return 'settled'
+  }
+
   private async complete(
-    answer: ModelAnswer,
+    text: string,
     step: StepRow,
     signal: AbortSignal,
-    stop?: 'max_steps',
+    { stop, told }: { stop?: 'max_steps' | 'tool-calls'; told?: Told[] } = {},
   ): Promise<'settled'> {
     const { agent } = this
+    const finish_reason = step.finish_reason as string
+    const failed = (code: string, message: string, meta: Record<string, unknown>) =>
+      this.settle({ status: 'failed', stop_reason: 'error', error: { code, message, meta }, output: null }, step, told)
     let object: unknown = null
-    if (agent.output_schema) {
+    if (agent.output_schema && stop !== 'tool-calls') {
       const read = stop
         ? {
             ok: false as const,
             problems: [{ code: 'NO_ANSWER', path: '', message: 'the turn ended at max_steps without an answer' }],
           }
-        : await readObject(this.services, agent.project_id, { text: answer.text, schema: agent.output_schema, signal })
-      if (!read.ok) {
-        const failure = {
-          code: 'OUTPUT_SCHEMA_VALIDATION_FAILED',
-          message: 'The answer does not satisfy the output schema',
-          meta: { problems: read.problems, finish_reason: answer.finish_reason },
-        }
-        return this.settle({ status: 'failed', stop_reason: 'error', error: failure, output: null }, step)
-      }
+        : await readObject(this.services, agent.project_id, { text, schema: agent.output_schema, signal })
+      if (!read.ok)
+        return failed('OUTPUT_SCHEMA_VALIDATION_FAILED', 'The answer does not satisfy the output schema', {
+          problems: read.problems,
+          finish_reason,
+        })
       object = read.object
+    } else if (!stop) {
+      const tool_name = textEncodedCall(text, new Set(this.tools.tools.keys()))
+      if (tool_name !== null)
+        return failed('TEXT_ENCODED_TOOL_CALL', `The model wrote a call of ${tool_name} as text`, { tool_name })
     }
-    const output = { model: answer.model, content: answer.text, finish_reason: answer.finish_reason, object }
-    return this.settle({ status: 'completed', stop_reason: stop ?? answer.finish_reason, error: null, output }, step)
+    const output = { model: step.model as string, content: text, finish_reason, object }
+    return this.settle({ status: 'completed', stop_reason: stop ?? finish_reason, error: null, output }, step, told)
   }
 
   /** The end of a chain of nested calls: a completed turn without a model call. */
@@ -344,13 +522,14 @@ class Execution {
   /** Ends the turn: record, journal, working state, frames and events in one transaction guarded by the attempt. Raises TurnLost. */
   private async settle(
     end: Pick<GenerationRow, 'status' | 'stop_reason' | 'error' | 'output'>,
-    step: StepRow | null,
+    given: StepRow | null,
+    told: Told[] = [],
   ): Promise<'settled'> {
     const { services, run } = this
     await fault(services, 'before_settle')
-    const frames = await this.frames.drain()
-    if (step && this.generation.streamed && this.generation.shape === 'agent')
-      frames.push(this.frames.next('step', { step: step.n, finish_reason: step.finish_reason, usage: step.usage }))
+    // What was done of the step under way stays, so that a retry does not do it again.
+    const step = given ?? this.cutOff()
+    const frames = await this.framesOf(told, step)
     const steps = step ? [...this.steps, step] : this.steps
     const now = new Date().toISOString()
     const shown: GenerationRow = {
@@ -372,6 +551,7 @@ class Execution {
       generation: this.generation,
       after,
       step: step ? storedStep(step, this.generation.content_mode) : null,
+      journalled: this.journalled,
     }
     let owned: boolean
     if (run.source?.settle) {
@@ -412,6 +592,13 @@ class Execution {
     return 'settled'
   }
 
+  /** The step under way as it is when the turn ends in the middle of it; null when none of its calls was started. */
+  private cutOff(): StepRow | null {
+    if (!this.open || !this.noted) return null
+    const { step, started, outcomes } = this.open
+    return settledStep(step, outcomes, started)
+  }
+
   private async handBack(): Promise<'handed_back'> {
     await handBackTurn(this.services.pool, this.generation)
     this.report('handed_back', null)
@@ -447,3 +634,12 @@ class Execution {
     )
   }
 }
+
+/** What the client of a paused turn is asked for. */
+const requiredAction = (step: OpenStep, pending: readonly Released[]) => ({
+  type: 'submit_tool_outputs',
+  tool_calls: pending.map(({ position, args }) => {
+    const { id, tool_name } = step.tool_calls[position]
+    return { id, tool_call_id: id, tool_name, args }
+  }),
+})

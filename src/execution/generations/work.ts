@@ -22,6 +22,10 @@ const EMPTY: Omit<Work, 'depth'> = {
   system_extra: [],
   model: null,
   tool_context: null,
+  guardrail_context: null,
+  overrides: {},
+  resumed: {},
+  occupied: [],
   notes: {},
 }
 

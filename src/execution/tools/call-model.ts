@@ -1,6 +1,7 @@
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Spent } from '../../core/expressions/evaluate.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import type { Origin } from '../../core/invoke/call.ts'
 import type { Definition } from './model.ts'
 
 /** A tool that is called: a record, or one that a step holds. */
@@ -33,5 +34,7 @@ export type ToolCall = {
   context: ToolContext
   /** Sent along by http tools: a call that is repeated under it has the effect of one, where the target keeps to that. */
   idempotencyKey: string | null
+  /** Null outside the turns of agents. */
+  turn: Origin | null
   limits: Limits
 }

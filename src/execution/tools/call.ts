@@ -2,6 +2,7 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import { ExpressionError, evaluate, pathsOf, readPath, type Spent } from '../../core/expressions/evaluate.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import type { Origin } from '../../core/invoke/call.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -11,7 +12,7 @@ import { callHttp } from './http.ts'
 import { limitsOf, MAX_CALLS, underWay } from './limits.ts'
 import { callMcp } from './mcp.ts'
 import { callPipeline } from './pipeline.ts'
-import { actionOf, callPlatform } from './platform.ts'
+import { actionOf, callPlatform, checkArguments } from './platform.ts'
 
 /** A call, with its limits. */
 export const openCall = (
@@ -22,6 +23,7 @@ export const openCall = (
     caller: () => Promise<Caller | null>
     context?: ToolContext
     idempotencyKey?: string | null
+    turn?: Origin
     timeoutMs?: number
     signal?: AbortSignal
   },
@@ -31,6 +33,7 @@ export const openCall = (
   caller: given.caller,
   context: given.context ?? {},
   idempotencyKey: given.idempotencyKey ?? null,
+  turn: given.turn ?? null,
   limits: limitsOf(config, given),
 })
 
@@ -41,20 +44,36 @@ export const openCall = (
  */
 export function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
   const work = () => carryOut(services, tool, call)
-  return call.limits.depth === 0 ? underWay(services, tool.project_id, call.limits, work) : work()
+  // Operations of the platform may wait for turns whose calls need room themselves.
+  const bounded = call.limits.depth === 0 && tool.type !== 'platform'
+  return bounded ? underWay(services, tool.project_id, call.limits, work) : work()
 }
 
 async function carryOut(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
   if (tool.type === 'client') return raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
-  const action = tool.type === 'platform' || tool.type === 'mcp' ? actionOf(tool, call.action) : null
   const { limits } = call
   const most = services.config.PIPELINE_MAX_DEPTH
   if (limits.depth > most) tooDeep(`Calls of tools nest at most ${most} deep`)
   if (--limits.room.calls < 0) tooDeep(`One call leads to at most ${MAX_CALLS} calls`)
-  const input = { ...call.input, ...tool.preset_parameters }
-  await checkInput(services, tool, input, limits.signal)
+  const { action, input } = await prepareCall(services, tool, call)
   const output = await dispatch(services, tool, action, input, call)
-  return tool.output_mapping ? mapped(services, tool, { output, input }, limits.room.expressions) : output
+  return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
+}
+
+/**
+ * What will be called, with which arguments: presets over those given, checked.
+ * @throws VALIDATION_FAILED; SERVICE_NOT_READY while schemas cannot be checked
+ */
+export async function prepareCall(
+  services: Services,
+  tool: Callable,
+  call: Pick<ToolCall, 'action' | 'input' | 'limits'>,
+): Promise<{ action: string | null; input: Record<string, unknown> }> {
+  const action = tool.type === 'platform' || tool.type === 'mcp' ? actionOf(tool, call.action) : null
+  const input = { ...call.input, ...tool.preset_parameters }
+  await checkInput(services, tool, input, call.limits.signal)
+  if (action !== null && tool.type === 'platform') checkArguments(tool, action, input)
+  return { action, input }
 }
 
 const tooDeep = (message: string): never => raise('PIPELINE_DEPTH_EXCEEDED', { message })
@@ -73,9 +92,9 @@ function dispatch(
 }
 
 /** Raises VALIDATION_FAILED where the arguments break the tool's schema. */
-async function checkInput(
+export async function checkInput(
   services: Services,
-  { parameters, project_id }: Callable,
+  { parameters, project_id }: Pick<Callable, 'parameters' | 'project_id'>,
   input: Record<string, unknown>,
   signal?: AbortSignal,
 ): Promise<void> {
@@ -90,7 +109,8 @@ async function checkInput(
   }
 }
 
-function mapped(
+/** The result of a call by the mapping of its tool. Raises VALIDATION_FAILED for one that costs too much. */
+export function mapOutput(
   { log }: Services,
   { id, output_mapping }: Callable,
   root: { output: unknown; input: Record<string, unknown> },

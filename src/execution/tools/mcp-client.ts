@@ -11,8 +11,8 @@ import { hide, shownBody } from './hide.ts'
 import { type Answered, answered, httpError, MAX_VALUES, timesOf } from './http.ts'
 import { hold } from './limits.ts'
 import type { Mcp } from './model.ts'
-import { fillSecrets, forwarded, RequestHeaders, setConfigured, setContext, type ToolRequest } from './request.ts'
-import { secretTexts, type TokenValues } from './tokens.ts'
+import { fillSecrets, RequestHeaders, setConfigured, setContext, type ToolRequest } from './request.ts'
+import { forwarded, secretTexts, type TokenValues } from './tokens.ts'
 
 /** The part of the Model Context Protocol (Streamable HTTP) that calls of tools need. */
 

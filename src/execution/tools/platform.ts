@@ -9,6 +9,7 @@ import type { Services } from '../../core/process/services.ts'
 import type { Callable, ToolCall } from './call-model.ts'
 import { hold, within } from './limits.ts'
 import type { Definition } from './model.ts'
+import { forwarded } from './tokens.ts'
 
 /** Platform tools: operations of the product itself, called in this process with the rights of whoever calls the tool. */
 
@@ -131,6 +132,24 @@ function requestOf(operation: Operation, input: Record<string, unknown>) {
   return { params, query, body: bodiless ? undefined : body }
 }
 
+/** Raises VALIDATION_FAILED for arguments that do not fit the operation of an action. */
+export function checkArguments(tool: Definition, action: string, input: Record<string, unknown>): void {
+  requestOf(operationOf(action), argumentsOf(tool, input))
+}
+
+const operationOf = (action: string): Operation =>
+  platformActions().get(action) ?? invalid({ code: 'INVALID_VALUE', path: 'action', message: 'is no longer offered' })
+
+/** Whether an operation only reads, so that a repeated call has no further effect. */
+export const isReadOnly = (action: string): boolean => {
+  const operation = platformActions().get(action)
+  return operation?.method === 'get' || operation?.reads === true
+}
+
+/** What of the turn that calls an operation goes with it, where it takes that. */
+const forwardedTo = (operation: Operation, tool: Definition, { turn, context }: ToolCall): Record<string, unknown> =>
+  turn && 'tool_context' in shapeOf(operation.body) ? { tool_context: forwarded(context, tool.context_keys) } : {}
+
 /**
  * One call of an operation through a platform tool: permission, quotas, audit and all.
  * @throws VALIDATION_FAILED for arguments that do not fit, UNAUTHORIZED without a caller, TOOL_HTTP_ERROR with the status
@@ -143,10 +162,9 @@ export async function callPlatform(
   input: Record<string, unknown>,
   call: ToolCall,
 ): Promise<unknown> {
-  const operation = platformActions().get(action)
-  if (!operation) return invalid({ code: 'INVALID_VALUE', path: 'action', message: 'is no longer offered' })
-  const { limits, idempotencyKey } = call
-  const asked = requestOf(operation, argumentsOf(tool, input))
+  const operation = operationOf(action)
+  const { limits, idempotencyKey, turn } = call
+  const asked = requestOf(operation, { ...argumentsOf(tool, input), ...forwardedTo(operation, tool, call) })
   const caller = (await call.caller()) ?? raise('UNAUTHORIZED')
   const late = AbortSignal.timeout(Math.max(1, Math.ceil(limits.until - performance.now())))
   const key = idempotencyKey !== null && operation.method === 'post' ? `${idempotencyKey}.${action}` : undefined
@@ -155,6 +173,7 @@ export async function callPlatform(
     body: asked.body,
     signal: limits.signal ? AbortSignal.any([limits.signal, late]) : late,
     idempotencyKey: key?.slice(0, 255),
+    origin: turn ?? undefined,
   })
   const started = performance.now()
   const answer = await within(limits, () => invoke(services, operation, invoked)).catch(refusedAs)

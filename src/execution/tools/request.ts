@@ -2,7 +2,7 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import { HEADER_VALUE } from './check-definition.ts'
 import type { Execute, ToolRow } from './model.ts'
-import { fillPlaceholders, fillTokens, holdsToken, placeholdersOf, type TokenValues } from './tokens.ts'
+import { fillPlaceholders, fillTokens, forwarded, holdsToken, placeholdersOf, type TokenValues } from './tokens.ts'
 
 /** A request before its credential is computed. Only `shown` may be told to anybody. */
 export type ToolRequest = {
@@ -16,8 +16,6 @@ export type ToolRequest = {
 
 const MAX_URL_BYTES = 64 * 1024
 const WITH_BODY = ['POST', 'PUT', 'PATCH']
-/** What the platform alone may say; sent whatever a tool's list of keys holds. */
-const SERVER_KEYS = ['sessionid', 'actorid', 'actorexternalid', 'calling_project_id']
 
 /** Headers as they are sent. A later one replaces an earlier one of its name, whatever the case. */
 export class RequestHeaders {
@@ -75,13 +73,6 @@ export async function requestOf(
 export function setContext(headers: RequestHeaders, context: ToolContext, prefix: string): void {
   for (const [key, value] of Object.entries(context))
     headers.set(`${prefix}${key}`, headerText(value, `tool_context.${key}`), true)
-}
-
-/** The entries of a tool context that a tool is sent: those it lists, and those of the platform. */
-export function forwarded(context: ToolContext, keys: readonly string[] | null): ToolContext {
-  if (keys === null) return context
-  const listed = new Set([...keys.map(key => key.toLowerCase()), ...SERVER_KEYS])
-  return Object.fromEntries(Object.entries(context).filter(([key]) => listed.has(key.toLowerCase())))
 }
 
 /** A text that leaves one place of an address as it is. */

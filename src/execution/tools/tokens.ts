@@ -103,3 +103,20 @@ export const fillTokens = (
 /** The value of a context key; keys are headers, so their case does not matter. */
 const valueAt = (context: ToolContext, key: string): string | undefined =>
   Object.entries(context).find(([name]) => name.toLowerCase() === key.toLowerCase())?.[1]
+
+/** The first context key that a text asks for and the context does not have; null when it has all. */
+export function missingContextKey(text: string, context: ToolContext): string | null {
+  for (const [, , key] of text.matchAll(FILLED))
+    if (key !== undefined && valueAt(context, key) === undefined) return key
+  return null
+}
+
+/** What the platform alone may say; sent whatever a tool's list of keys holds. */
+const SERVER_KEYS = ['sessionid', 'actorid', 'actorexternalid', 'calling_project_id']
+
+/** The entries of a tool context that a tool is sent: those it lists, and those of the platform. */
+export function forwarded(context: ToolContext, keys: readonly string[] | null): ToolContext {
+  if (keys === null) return context
+  const listed = new Set([...keys.map(key => key.toLowerCase()), ...SERVER_KEYS])
+  return Object.fromEntries(Object.entries(context).filter(([key]) => listed.has(key.toLowerCase())))
+}
