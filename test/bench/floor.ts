@@ -9,6 +9,8 @@ import { blocksOf } from '../../src/content/storage/blocks.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { createEgress } from '../../src/core/net/egress.ts'
+import { openResolver } from '../../src/core/net/resolver.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,
@@ -78,6 +80,17 @@ app.post('/turns', async (req, res) => {
   const { content } = choices[0].message
   await pool.query(sql.unsafe`update actors set name = ${content} where id = ${id}`)
   res.json({ id, content })
+})
+
+const egress = createEgress({
+  allowHosts: process.env.EGRESS_ALLOW_HOSTS ?? '',
+  resolve: openResolver({ servers: '' }),
+})
+
+// What a call of a tool cannot do without.
+app.post('/called', async (_req, res) => {
+  const answer = await egress.fetch(process.env.TOOL_URL as string)
+  res.json(await answer.json())
 })
 
 const CHUNK_BYTES = 262_144

@@ -13,7 +13,7 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names]`: every benchmark, or those named (http, lists, files, turns, queue, fairness, deliveries,
+ * `npm run bench [names]`: every benchmark, or those named (http, lists, files, turns, tools, queue, fairness, deliveries,
  * knowledge, ingestion, idle). All numbers of a run come from one machine at one time; ratios are against a floor measured
  * beside them.
  */
@@ -22,6 +22,7 @@ const all = {
   lists: async () => (await import('./lists.ts')).run(),
   files: async () => (await import('./files.ts')).run(),
   turns: async () => (await import('./turns.ts')).run(),
+  tools: async () => (await import('./tools.ts')).run(),
   queue: async () => (await import('./queue.ts')).run(),
   fairness: async () => (await import('./fairness.ts')).run(),
   deliveries: async () => (await import('./deliveries.ts')).run(),

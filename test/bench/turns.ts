@@ -1,6 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
-import autocannon from 'autocannon'
 import pg from 'pg'
 import { startDouble } from '../../src/local/double/server.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
@@ -9,17 +8,15 @@ import { testEnvironment } from '../support/environment.ts'
 import { countStatements, memory, start } from './http.ts'
 import { percentile, postmaster, processorTime, rounded, tableBytes, walBytes } from './measure.ts'
 import type { Row } from './rows.ts'
+import { alone, CALLERS, post, type Target, together } from './turn-load.ts'
 
 /**
  * Waited and streamed turns with web and worker in two processes and a double that answers at once, beside Express with
  * two writes and one request to the double. Usage: node test/bench/turns.ts [seconds, default 8]
  */
-const CALLERS = 16
 const WARM_UP = 200
 const TURNS = 300
 const STREAMS = 60
-
-type Target = { url: string; path: string; token: string; body: object }
 
 export async function run(seconds = 8): Promise<Row[]> {
   const rows = await statements()
@@ -109,42 +106,6 @@ export async function run(seconds = 8): Promise<Row[]> {
     await app.close()
   }
   return rows
-}
-
-const headersOf = ({ token }: Target) => ({ authorization: `Bearer ${token}`, 'content-type': 'application/json' })
-
-const post = ({ url, path, body, ...target }: Target, query: string, more: object = {}) =>
-  fetch(`${url}${path}${query}`, {
-    method: 'POST',
-    headers: headersOf({ url, path, body, ...target }),
-    body: JSON.stringify({ ...body, ...more }),
-  })
-
-/** Milliseconds of each of `count` waited turns, one after the other. */
-async function alone(target: Target, count: number): Promise<number[]> {
-  const taken: number[] = []
-  for (let n = 0; n < count; n++) {
-    const started = performance.now()
-    const answer = await post(target, '?wait=true')
-    if (answer.status !== 200) throw new Error(`a turn answered ${answer.status}: ${await answer.text()}`)
-    await answer.arrayBuffer()
-    taken.push(performance.now() - started)
-  }
-  return taken
-}
-
-async function together(target: Target, seconds: number): Promise<autocannon.Result> {
-  const result = await autocannon({
-    url: `${target.url}${target.path}?wait=true`,
-    method: 'POST',
-    headers: headersOf(target),
-    body: JSON.stringify(target.body),
-    connections: CALLERS,
-    duration: seconds,
-  })
-  if (Object.keys(result.statusCodeStats).join() !== '200')
-    throw new Error(`turns answered ${JSON.stringify(result.statusCodeStats)}`)
-  return result
 }
 
 /** Milliseconds until the first text of the model, on either wire. */

@@ -1,0 +1,44 @@
+import autocannon from 'autocannon'
+
+/** Waited turns, or anything that is asked for like them. */
+
+export const CALLERS = 16
+
+export type Target = { url: string; path: string; token: string; body: object }
+
+const headersOf = ({ token }: Target) => ({ authorization: `Bearer ${token}`, 'content-type': 'application/json' })
+
+export const post = ({ url, path, body, ...target }: Target, query: string, more: object = {}) =>
+  fetch(`${url}${path}${query}`, {
+    method: 'POST',
+    headers: headersOf({ url, path, body, ...target }),
+    body: JSON.stringify({ ...body, ...more }),
+  })
+
+/** Milliseconds of each of `count` waited turns, one after the other. */
+export async function alone(target: Target, count: number): Promise<number[]> {
+  const taken: number[] = []
+  for (let n = 0; n < count; n++) {
+    const started = performance.now()
+    const answer = await post(target, '?wait=true')
+    if (answer.status !== 200) throw new Error(`a turn answered ${answer.status}: ${await answer.text()}`)
+    await answer.arrayBuffer()
+    taken.push(performance.now() - started)
+  }
+  return taken
+}
+
+/** Waited turns of many callers at once. */
+export async function together(target: Target, seconds: number): Promise<autocannon.Result> {
+  const result = await autocannon({
+    url: `${target.url}${target.path}?wait=true`,
+    method: 'POST',
+    headers: headersOf(target),
+    body: JSON.stringify(target.body),
+    connections: CALLERS,
+    duration: seconds,
+  })
+  if (Object.keys(result.statusCodeStats).join() !== '200')
+    throw new Error(`turns answered ${JSON.stringify(result.statusCodeStats)}`)
+  return result
+}
