@@ -203,6 +203,18 @@ const settings = {
     'Largest answer of a tool; a call may gather four times as much.',
   ),
   TOOL_MAX_REDIRECTS: setting('egress', integer(0, 20), '5', 'Redirect hops of a tool.'),
+  GUARDRAIL_CONTEXT_TIMEOUT_MS: setting(
+    'egress',
+    integer(100, 60_000),
+    '5000',
+    'One call of the context tool of a guardrail.',
+  ),
+  GUARDRAIL_CONTEXT_TTL_MS: setting(
+    'egress',
+    integer(0, 3_600_000),
+    '5000',
+    'What a context tool answered a principal counts so long; 0 = it is asked each time.',
+  ),
   PIPELINE_MAX_DEPTH: setting('egress', integer(1, 20), '5', 'How deep calls of tools by tools nest.'),
 
   WORKER_KINDS: setting(
@@ -277,6 +289,12 @@ const settings = {
     '60000',
     'Lease of an attempt; above the time-out or the boot fails.',
   ),
+  APPROVAL_SWEEP_INTERVAL_MS: setting(
+    'control',
+    integer(1000),
+    '60000',
+    'Search for approvals whose time is over, and for what follows from resolved ones.',
+  ),
   WEBHOOK_SWEEP_INTERVAL_MS: setting(
     'control',
     integer(100),
@@ -291,6 +309,12 @@ const settings = {
     flag,
     'true',
     'Disable a webhook after 100 failed deliveries in a row over a day.',
+  ),
+  GUARDRAIL_EVALUATION_RETENTION_DAYS: setting(
+    'control',
+    integer(0),
+    '90',
+    'What guardrails said of single calls is kept so long; 0 = for ever.',
   ),
   AUDIT_RETENTION_DAYS: setting('control', integer(0), '365', 'Audit entries are kept so long; 0 = for ever.'),
   AUDIT_QUEUE_MAX_SIZE: setting(

@@ -17,7 +17,9 @@ import sessions from './conversation/sessions/module.ts'
 import type { Module } from './core/api/module.ts'
 import core from './core/module.ts'
 import agents from './execution/agents/module.ts'
+import approvals from './execution/approvals/module.ts'
 import generations from './execution/generations/module.ts'
+import guardrails from './execution/guardrails/module.ts'
 import modelRoutes from './execution/model-routes/module.ts'
 import providers from './execution/providers/module.ts'
 import tools from './execution/tools/module.ts'
@@ -55,8 +57,10 @@ export const modules: readonly Module[] = [
   providers,
   modelRoutes,
   tools,
+  guardrails,
   agents,
   generations,
+  approvals,
   actors,
   conversations,
   sessions,

@@ -5,14 +5,6 @@ export const plannedErrors = {
     status: 400,
     description: 'Activity cursor malformed or not a valid (created_at, id) position',
   },
-  APPROVAL_ALREADY_RESOLVED: { status: 409, description: 'Approval already approved, rejected or expired' },
-  APPROVAL_EXPIRED: { status: 409, description: 'Approval expired, can never execute' },
-  APPROVAL_INVALID_EDIT: {
-    status: 400,
-    description: "Edited arguments must be a JSON object satisfying the tool's parameters schema",
-  },
-  APPROVAL_NOT_FOUND: { status: 404, description: 'Approval missing' },
-  APPROVAL_REASON_REQUIRED: { status: 400, description: 'Rejecting requires a reason' },
   CASE_STATE_CONFLICT: { status: 409, description: "The case's status forbids the call" },
   CHAIN_NOT_FOUND: { status: 404, description: 'Continuation chain missing' },
   CHAT_NOT_FOUND: {
@@ -56,11 +48,6 @@ export const plannedErrors = {
       'Superseded resource not deleted after replacement; carried on the formation and operation, never a response status',
   },
   GENERATION_NOT_COMPLETED: { status: 409, description: 'Only a completed generation can be curated' },
-  GUARDRAIL_HAS_REFERENCES: {
-    status: 409,
-    description: 'Guardrail still attached; detach first (guardrails:DetachGuardrail)',
-  },
-  GUARDRAIL_NOT_FOUND: { status: 400, description: 'Guardrail in guardrail_ids missing' },
   HOOK_INVALID_JSON: { status: 400, description: 'Inbound hook body not JSON' },
   HOOK_PAYLOAD_TOO_LARGE: { status: 413, description: 'Inbound hook body over 1 MiB' },
   INVALID_CRON_EXPRESSION: { status: 400, description: 'Triggers need a strict 5-field cron evaluated in UTC' },
@@ -133,10 +120,6 @@ export const plannedErrors = {
     description: 'Concurrent change invalidated the transition, or task closed',
   },
   TASK_TRANSITION_NOT_FOUND: { status: 400, description: 'Transition not in the workflow' },
-  TOOL_DISPATCH_FAILED: {
-    status: 422,
-    description: 'Workflow on_enter tool dispatch settled without a result (guardrail block or approval routing)',
-  },
   TRIGGER_ACTION_NOT_ALLOWED: {
     status: 400,
     description:

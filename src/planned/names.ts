@@ -14,9 +14,6 @@ const actions: Record<string, string> = {
   chats: `${crud('Chats', 'Chat')} CreateChatCompletion`,
   chains: 'ListChains GetChain StopChain',
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
-  guardrails: `${crud('Guardrails', 'Guardrail')} ${versions('Guardrail')} EvaluateGuardrail ListGuardrailEvaluations
-    DetachGuardrail`,
-  approvals: 'ListApprovals GetApproval ListApprovalRecurrences ResolveApproval',
   exceptions: 'ListExceptions GetException AcknowledgeException ResolveException CreateException',
   activity: 'ListActivity ExportActivity',
   deciders: `${crud('Deciders', 'Decider')} ${versions('Decider')} CreateDecision CreateInlineDecision ListDecisions
@@ -40,7 +37,7 @@ const actions: Record<string, string> = {
 }
 
 /** Resource types to come. */
-const types = `oauth_client oauth_grant price share memory_store memory chat chain guardrail approval
+const types = `oauth_client oauth_grant price share memory_store memory chat chain
   exception activity decider decision orchestration orchestration_run trigger workflow task playbook case dataset eval
   formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
 
@@ -53,9 +50,7 @@ const events: Record<string, string> = {
   memories: `${changes} superseded retracted`,
   memory_rules: changes,
   chats: changes,
-  guardrails: `${changes} tripwire`,
   generations: 'chain_limit',
-  approvals: 'created approved rejected expired',
   exceptions: 'created acknowledged resolved',
   orchestrations: changes,
   orchestration_runs: 'started awaiting_input succeeded failed cancelled expired',

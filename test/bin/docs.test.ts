@@ -163,6 +163,13 @@ describe('the commands of the pages', function () {
     assert.equal(of('Operations of the platform'), "Ann\n1\n[ 'people_create-actor', 'people_list-actors' ]")
   })
 
+  it('of guardrails.md run as they are written', async () => {
+    const sections = commandsOf('docs/guardrails.md')
+    const answers = await answersOf(sections, base)
+    assert.equal(answers.get('Write one, and try it'), 'execute\ntripwire\nroute_to_approval')
+    assert.equal(answers.get('Attach it'), '2tripwire')
+  })
+
   it('of the README run as they are written', async () => {
     const commands = commandsOf('README.md')
     const headings = ['A first conversation', 'A first search']

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { ExpressionError, evaluate, expressionProblem, pathsOf } from '../../src/core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, expressionProblem } from '../../src/core/expressions/evaluate.ts'
+import { pathsOf } from '../../src/core/expressions/references.ts'
 
 const DATA = {
   a: { b: [10, { c: 'deep' }] },

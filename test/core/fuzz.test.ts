@@ -4,6 +4,7 @@ import net from 'node:net'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { propose } from '../support/approvals.ts'
 import {
   badAuthorizations,
   type Described,
@@ -185,6 +186,7 @@ async function populated(
       execute: { url: 'http://127.0.0.1:9/{id}', headers: { 'X-Key': `{{secret:${secret}}}` } },
       ...(count % 2 ? { type: 'platform', actions: ['list-actors', 'create-actor'] } : {}),
     })
+    await make('/guardrails', { project_id: projectId, name: label, document: { class: 'A' } })
     const actor = await make('/actors', { project_id: projectId, name: label, external_id: label })
     const conversation = await make('/conversations', { project_id: projectId, name: label })
     const message = await app.admin.post(`/conversations/${conversation}/messages`, { role: 'user', message: 'hello' })
@@ -215,6 +217,8 @@ async function populated(
     if (queued.status === 202) {
       ids.gen = [...(ids.gen ?? []), queued.body.id ?? queued.body.generation_id]
       ids.trace = [...(ids.trace ?? []), queued.body.trace_id]
+      const filed = await propose(app, queued.body.generation_id, { id: null, name: label }, { count })
+      ids.apr = [...(ids.apr ?? []), filed.id]
     }
   }
   // Projects that may be deleted, and the one that holds everything.

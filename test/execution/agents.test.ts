@@ -74,6 +74,8 @@ describe('agents', () => {
       id: record.id,
       project_id: project.id,
       name: null,
+      guardrail_ids: null,
+      on_approval_expiry: null,
       instructions: null,
       ai_provider_id,
       model_route_id: null,

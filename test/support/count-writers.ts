@@ -41,6 +41,9 @@ const WRITES = [
    select $2 || n, w.id, $1, $2 || n, 'x' from w, generate_series(1, 10) n`,
   `delete from webhook_deliveries where $2 <> '' and id in ${some('webhook_deliveries', '4')}`,
   `delete from webhooks where $2 <> '' and id in ${some('webhooks', '2')}`,
+  `insert into guardrail_evaluations (id, project_id, guardrail_id, scope, class, decision, context_source, context_snapshot)
+   select $2 || n, $1, 'g', 'tool', 'A', 'execute', 'none', '{}' from generate_series(1, 4) n`,
+  `delete from guardrail_evaluations where $2 <> '' and id in ${some('guardrail_evaluations', '3')}`,
   `insert into audit_entries (id, project_id, action, status, created_at)
    select $2 || n, nullif($1, 'proj_0'), 'x', 200, now() from generate_series(1, 2) n`,
   `delete from audit_entries where $2 <> '' and id in ${some('audit_entries', '3')}`,

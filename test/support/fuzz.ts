@@ -306,6 +306,16 @@ const statement = (random: Random, ids: Ids) => ({
   ...(random.chance(0.3) ? { condition: { StringEquals: { 'svc:ResourceTag/team': 'finance' } } } : {}),
 })
 
+const guardrailDocument = (random: Random) =>
+  random.pick([
+    { class: random.pick(['A', 'B', 'C', 'D']) },
+    {
+      class: { if: [{ var: 'args.amount' }, 'B', 'A'] },
+      guard: { '<': [{ var: 'context.spent' }, 5] },
+      escalate: true,
+    },
+  ])
+
 /** Bodies whose parts must fit each other, which a schema does not say. */
 const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> = {
   loginUser: () => ({ username: 'nobody', password: 'wrong password' }),
@@ -334,6 +344,13 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     limit: 1 + random.int(1e6),
     mode: 'monitor',
   }),
+  createGuardrail: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `g${random.int(1e6)}`,
+    document: guardrailDocument(random),
+  }),
+  updateGuardrail: random => ({ document: guardrailDocument(random) }),
+  evaluateGuardrail: random => ({ args: { amount: random.int(10) }, document: guardrailDocument(random) }),
   updateQuota: random => ({ limit: 1 + random.int(1e6) }),
   redispatchEvent: (random, ids) => ({ webhook_id: random.pick(ids.own.wh) }),
   redeliverWebhookDeliveries: (random, ids) => ({ webhook_id: random.pick(ids.own.wh) }),

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { kinds } from '../../src/core/api/kind.ts'
 import { operations } from '../../src/core/api/operation.ts'
-import type { TestApp } from './app.ts'
+import { eventually, type TestApp } from './app.ts'
+import { propose } from './approvals.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf } from './fuzz.ts'
 
 type Json = Record<string, any>
@@ -49,7 +50,18 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   // What comes to be by other operations than a create.
   ids.own.whd = [(await send(`/webhooks/${one('wh')}/test`)).id]
   await send(`/agents/${one('agent')}/generate?wait=false`, { prompt: 'hello' })
+  const [generation] = (await app.admin.get(`/generations?project_id=${one('proj')}`)).body.data
+  ids.own.apr = [(await propose(app, generation.id, { id: one('tool'), name: 'tool' }, { amount: 1 })).id]
   const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: 'hello' })
+
+  const project_id = one('proj')
+  const rule = await send('/guardrails', { project_id, name: 'open', document: { class: 'A' } })
+  const action = { action: 'list-tools', project_id }
+  const calling = { type: 'platform', actions: ['list-tools'], preset_parameters: action, guardrail_ids: [rule.id] }
+  await send(`/tools/${(await send('/tools', { project_id, name: 'guarded', ...calling })).id}/call`)
+  // What guardrails said is written beside the call.
+  const said = `/guardrail-evaluations?guardrail_id=${rule.id}`
+  ids.own.gev = [(await eventually(async () => (await app.admin.get(said)).body.data[0])).id]
 
   for (const { id, shape, kind } of operations.all()) {
     if (shape !== 'list' || !kind || ids.own[kind.prefix]) continue

@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
 import { z } from 'zod'
 import type { AuditEntry } from '../../core/api/audit.ts'
+import { canonicalJson } from '../../core/api/canonical.ts'
 import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
 import { every, handler } from '../../core/jobs/handler.ts'
@@ -44,17 +45,7 @@ const BUSY_MS = 50
 const LATE_MS = 120_000
 
 /** An entry as text that depends on its values only, whatever the order of the keys in its detail. */
-export const canonical = (entry: AuditEntry): string => JSON.stringify(sorted(auditEntryKind.present(entry)))
-
-function sorted(value: unknown): unknown {
-  if (typeof value !== 'object' || value === null) return value
-  if (Array.isArray(value)) return value.map(sorted)
-  return Object.fromEntries(
-    Object.entries(value)
-      .sort(([a], [b]) => (a < b ? -1 : 1))
-      .map(([key, inner]) => [key, sorted(inner)]),
-  )
-}
+export const canonical = (entry: AuditEntry): string => canonicalJson(auditEntryKind.present(entry))
 
 /** The hash of an entry behind the one of its predecessor. */
 export const hashOf = (previous: Buffer, entry: AuditEntry): Buffer =>

@@ -1,6 +1,6 @@
 import { module } from '../../core/api/module.ts'
 import { mailboxes } from '../../execution/generations/abort.ts'
-import { retryInMailbox } from '../turns/generate.ts'
+import { continueInMailbox, retryInMailbox } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
 import { endInMailbox, resumeInMailbox } from '../turns/mailbox.ts'
 import { conversationKind, messageEvents } from './model.ts'
@@ -12,5 +12,12 @@ export default module('conversations', {
   operations: conversationOperations,
   handlers: turnHandlers,
   schedules: turnSchedules,
-  extensions: [mailboxes.with({ end: endInMailbox, retry: retryInMailbox, resume: resumeInMailbox })],
+  extensions: [
+    mailboxes.with({
+      end: endInMailbox,
+      retry: retryInMailbox,
+      resume: resumeInMailbox,
+      continue: continueInMailbox,
+    }),
+  ],
 })

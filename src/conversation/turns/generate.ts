@@ -11,7 +11,7 @@ import { answerTurn, madeStatus, turnMode } from '../../execution/generations/an
 import { nestedIn } from '../../execution/generations/create.ts'
 import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
-import { lockConversation } from '../conversations/store.ts'
+import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { callOff, enqueueTurn, mailboxState, openSession, refuseOwn } from './mailbox.ts'
 import { speakerOf } from './store.ts'
 
@@ -110,6 +110,22 @@ export const retryInMailbox: Mailboxes['retry'] = async (tx, services, failed, i
       tool_context: session?.tool_context ?? null,
       actor_id: session?.actor_id ?? null,
     },
+  })
+}
+
+/**
+ * Carries on in a conversation: its opening, a message of nobody, and a turn that answers it, by whoever spoke in the turn
+ * that it follows.
+ */
+export const continueInMailbox: Mailboxes['continue'] = async (tx, services, conversationId, opening, input) => {
+  const conversation = await lockConversation(tx, conversationId)
+  if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: conversationId } })
+  const session = await openSession(tx, conversation)
+  await appendMessage(tx, conversation, { role: 'user', content: opening, actor_id: null })
+  return enqueueTurn(tx, services, conversation, {
+    kind: 'continuation',
+    speaker_actor_id: input.initiator_generation_id ? await speakerOf(tx, input.initiator_generation_id) : null,
+    input: { ...input, messages: null, actor_id: session?.actor_id ?? null, shape: 'conversation' },
   })
 }
 

@@ -47,7 +47,7 @@ export const wakeConversation = (
   tx.send(conversationQueue, { conversation_id: conversation.id, project_id: conversation.project_id }, options)
 
 export type Asked = {
-  kind: 'turn' | 'auto'
+  kind: 'turn' | 'auto' | 'continuation'
   input: TurnInput
   /** The actor that the agent speaks as. */
   speaker_actor_id?: string | null

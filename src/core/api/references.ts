@@ -36,6 +36,6 @@ export async function requireAll(
       : await db.anyFirst(named`
           select t.id from ${sql.identifier([target.table])} t
           where t.id = any(${sql.array(possible, 'text')}) and ${inProject(target, projectId)} for key share of t`)
-  const missing = ids.find(id => !found.includes(id))
-  if (missing !== undefined) raise(target.missing, { meta: { id: missing } })
+  const missing = ids.filter(id => !found.includes(id))
+  if (missing.length > 0) raise(target.missing, { meta: { id: missing[0], missing } })
 }

@@ -24,17 +24,18 @@ const SEARCH_STEPS = 16
 type Data = unknown
 type Operator = (run: Evaluation, args: readonly unknown[], data: Data) => unknown
 
-const isObject = (value: unknown): value is Record<string, unknown> =>
+export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /** The operator of an expression and what it is applied to; null for a literal. */
-function operationOf(value: unknown): [string, unknown] | null {
+export function operationOf(value: unknown): [string, unknown] | null {
   if (!isObject(value)) return null
   const keys = Object.keys(value)
   return keys.length === 1 && Object.hasOwn(OPERATORS, keys[0]) ? [keys[0], value[keys[0]]] : null
 }
 
-const listOf = (args: unknown): readonly unknown[] => (Array.isArray(args) ? args : [args])
+/** The arguments of an operator; a single one needs no list. */
+export const listOf = (args: unknown): readonly unknown[] => (Array.isArray(args) ? args : [args])
 
 /** Why a value cannot be kept as an expression; null when it can. */
 export function expressionProblem(expression: unknown): string | null {
@@ -57,27 +58,6 @@ export function evaluate(expression: unknown, root: unknown, spent: Spent = noth
   spent.volume += result.values
   return result.copy
 }
-
-/** The paths of the root that an expression names literally, each as often as it does. */
-export function pathsOf(expression: unknown): string[] {
-  const operation = operationOf(expression)
-  if (!operation) {
-    if (typeof expression !== 'object' || expression === null) return []
-    return Object.values(expression).flatMap(pathsOf)
-  }
-  const [name, given] = operation
-  if (name === 'preserve') return []
-  const args = listOf(given)
-  if (name === 'var') return [...literalPaths(args.slice(0, 1)), ...args.flatMap(pathsOf)]
-  if (name === 'missing') return [...literalPaths(args.flatMap(listOf)), ...args.flatMap(pathsOf)]
-  if (name === 'missing_some') return [...literalPaths(args.slice(1).flatMap(listOf)), ...args.flatMap(pathsOf)]
-  // The second argument of these reads elements, not the root.
-  if (Object.hasOwn(OVER_ELEMENTS, name)) return args.filter((_arg, index) => index !== 1).flatMap(pathsOf)
-  return args.flatMap(pathsOf)
-}
-
-const literalPaths = (values: readonly unknown[]): string[] =>
-  values.filter(value => typeof value === 'string' || typeof value === 'number').map(String)
 
 /** What evaluations have cost, where several share one budget. */
 export type Spent = { applications: number; volume: number }
@@ -268,6 +248,9 @@ const OVER_ELEMENTS: Record<string, Operator> = {
   none: (run, args, data) => !run.each(args, data).some(item => truthy(run.value(args[1], item))),
   some: (run, args, data) => run.each(args, data).some(item => truthy(run.value(args[1], item))),
 }
+
+/** Whether the second argument of an operator is evaluated for each element, with that as its root. */
+export const isOverElements = (name: string): boolean => Object.hasOwn(OVER_ELEMENTS, name)
 
 const OPERATORS: Record<string, Operator> = {
   ...OVER_ELEMENTS,

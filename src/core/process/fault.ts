@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/** Of a turn, of the file of its trace, and of an ingestion. */
+/** Of a turn, of the file of its trace, of an ingestion, and of what follows from an approval. */
 type FaultPoint =
   | 'after_claim'
   | 'before_model'
@@ -17,6 +17,9 @@ type FaultPoint =
   | 'ingestion_batch'
   | 'ingestion_written'
   | 'ingestion_settled'
+  | 'approval_executing'
+  | 'approval_called'
+  | 'approval_executed'
 
 /**
  * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=freeze:<ms>`

@@ -1,8 +1,8 @@
 import { picked, type Values } from '../../core/api/kind.ts'
+import { versionArchive } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { namedByBindings } from './bindings.ts'
-import { type AgentConfig, type AgentRow, agentKind, configFields } from './model.ts'
-import { insertVersion } from './store.ts'
+import { type AgentConfig, type AgentRow, AgentVersion, agentKind, configFields } from './model.ts'
 
 /** Why a version is made, and by whom. */
 export type Making = { created_by: string | null; label?: string | null; eval_run_id?: string | null }
@@ -19,6 +19,14 @@ const unset = (name: keyof AgentConfig) => (name === 'single_session_per_actor' 
  */
 export const readConfig = (kept: Record<string, unknown>): AgentConfig =>
   Object.fromEntries(configFields.map(name => [name, kept[name] ?? unset(name)])) as AgentConfig
+
+export const agentVersions = versionArchive({
+  table: 'agent_versions',
+  owner: 'agent_id',
+  prefix: 'agver',
+  record: AgentVersion,
+  read: readConfig,
+})
 
 /** Adds an agent with its first version. */
 export async function insertAgent(tx: Tx, values: Values<AgentRow>, making: Making): Promise<AgentRow> {
@@ -41,7 +49,7 @@ export async function changeAgent(
 }
 
 const archive = (tx: Tx, agent: AgentRow, { created_by, label = null, eval_run_id = null }: Making) =>
-  insertVersion(tx, {
+  agentVersions.insert(tx, {
     agent_id: agent.id,
     version: agent.version,
     config: configOf(agent),

@@ -3,12 +3,14 @@ import { projectKind } from '../../identity/projects/model.ts'
 import { copyRoutes } from '../model-routes/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
 import { withoutSecretsOf } from '../tools/clone.ts'
+import { guardrailCopies } from '../tools/gate.ts'
 import { configOf, insertAgent } from './archive.ts'
 import { type AgentRow, agentKind } from './model.ts'
 import { agentsOf } from './store.ts'
 
 /**
- * An agent cannot be without what its calls go to, so the providers and routes of the copies come along, the default too.
+ * An agent cannot be without what its calls go to, so the providers and routes of the copies come along, the default too, and the
+ * guardrails.
  * Versions and releases do not. Tools come along where they are copied too, definitions without what names secrets.
  */
 export const agentCloning: Cloneable = {
@@ -19,10 +21,12 @@ export const agentCloning: Cloneable = {
     const routes = agents.map(agent => agent.model_route_id ?? (agent.ai_provider_id === null ? inherited : null))
     await copyProviders(tx, from, to, ids, new Set(agents.map(agent => agent.ai_provider_id)))
     await copyRoutes(tx, from, to, ids, new Set(routes))
+    await guardrailCopies.only()?.(tx, from, to, ids)
     for (const agent of agents) {
       const copied = (named: string | null) => named && (ids.get(named) as string)
       const bound = { ai_provider_id: copied(agent.ai_provider_id), model_route_id: copied(agent.model_route_id) }
-      const config = { ...configOf(agent), ...bound, ...copiedTools(agent, ids) }
+      const guardrail_ids = agent.guardrail_ids?.map(id => ids.get(id) as string) ?? null
+      const config = { ...configOf(agent), ...bound, ...copiedTools(agent, ids), guardrail_ids }
       const copy = await insertAgent(tx, { ...config, project_id: to }, { created_by: null })
       ids.set(agent.id, copy.id)
       tx.emit(agentKind, 'created', copy)

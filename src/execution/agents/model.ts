@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import { BoundTool } from '../tools/model.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
@@ -104,6 +105,11 @@ const fields = {
     .record(z.string(), z.unknown())
     .nullable()
     .describe('Policy document that bounds what the platform tools of the agent may do, besides who it runs as'),
+  guardrail_ids: GuardrailIds.nullable().describe('Guardrails of every tool call of the agent; null for none'),
+  on_approval_expiry: z
+    .enum(['terminate', 'react'])
+    .nullable()
+    .describe('Whether a turn reports to the model that an approval expired (`react`); null is `terminate`'),
   max_steps: positive.nullable().describe('Most model calls of one turn; null is 20'),
   temperature: z.number().min(0).max(2).nullable().describe('Sampling temperature; null is not sent'),
   max_output_tokens: positive.nullable().describe('Most tokens of one answer; null is not sent'),
@@ -219,6 +225,8 @@ export const agentKind = kind({
     { kind: 'ai_provider', ...byRelease },
     { kind: 'model_route', column: 'model_route_id', on_delete: 'block' },
     { kind: 'model_route', ...byRelease },
+    { kind: 'guardrail', column: 'guardrail_ids', many: true, on_delete: 'block' },
+    { kind: 'guardrail', ...byRelease },
     // They may go although a binding names them: the turn says that the tool is unavailable, the call that its secret is.
     { kind: 'tool', column: 'tool_ids', many: true, on_delete: 'null' },
     { kind: 'secret', column: 'secret_ids', many: true, on_delete: 'null' },

@@ -8,12 +8,12 @@ import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
 import { inheritingAgents, inheritingReleases } from './store.ts'
-import { versionOperations } from './version-operations.ts'
+import { agentVersionOperations } from './version-operations.ts'
 
 export default module('agents', {
   errors: agentErrors,
   kinds: [agentKind],
-  operations: [...agentOperations, ...versionOperations],
+  operations: [...agentOperations, ...agentVersionOperations],
   extensions: [
     cloneables.with(agentCloning),
     agentConverters.with(convertByAgent),

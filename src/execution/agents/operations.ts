@@ -2,10 +2,12 @@ import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
 import { contains, equals, filter } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
+import { textFilter } from '../../core/api/lists.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { detaching, hasGuardrail, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { checkDocument } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
 import { changeAgent, insertAgent } from './archive.ts'
@@ -81,6 +83,7 @@ export const refusals = [
   'INVALID_TEMPLATE_TOKEN',
   'INVALID_TOOL_CONTEXT_KEY',
   'SECRET_NOT_FOUND',
+  'GUARDRAIL_NOT_FOUND',
 ] as const
 
 /** Rights that naming something in a configuration takes. */
@@ -92,13 +95,15 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
     id,
     summary,
     description:
-      'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`.',
-    alsoActions: namingRights,
+      'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`.',
+    alsoActions: [...namingRights, detaching],
     body: AgentPatch,
     quiet: true,
     raises: [...refusals, 'VERSION_CONFLICT'],
     check(next, context) {
-      requireVersion(context.stored, context.body.expected_version)
+      const { stored } = context
+      requireVersion(stored, context.body.expected_version)
+      requireDetach(context, next.project_id, lostGuardrails([stored.guardrail_ids], [next.guardrail_ids]))
       return checkConfig(next, context.body, context, next.project_id, context.stored)
     },
     write: (next, { stored, body, caller, tx }) =>
@@ -109,7 +114,7 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
   })
 
 export const agentOperations: Operation[] = [
-  // agents_project serves the order; agents_ai_provider, agents_model_route and agents_tools their filters.
+  // agents_project serves the order; agents_ai_provider, agents_model_route, agents_tools and agents_guardrails their filters.
   agents.list({
     filters: {
       name: contains('name'),
@@ -118,6 +123,7 @@ export const agentOperations: Operation[] = [
       tool_id: filter(z.string().min(1).optional().describe('Tool that a binding names'), id =>
         id === undefined ? null : sql.fragment`t.tool_ids @> ${sql.array([id], 'text')}`,
       ),
+      guardrail_id: filter(textFilter.describe('Guardrail that is attached'), hasGuardrail),
     },
   }),
   agents.create({

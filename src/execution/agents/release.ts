@@ -5,11 +5,12 @@ import { requireReferences } from '../../core/api/references.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import { changeAgent, readConfig } from './archive.ts'
+import { lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
+import { agentVersions, changeAgent, readConfig } from './archive.ts'
 import { type ActiveRelease, type AgentConfig, type AgentRow, agentKind, type ReleaseInput } from './model.ts'
 import { checkBinding } from './operations.ts'
-import { findVersions, setEvalRun } from './store.ts'
-import { requireValid, versionOf } from './versions.ts'
+import { setEvalRun } from './store.ts'
+import { requireValid } from './versions.ts'
 
 /** Evals as promotion gates. They build on agents, so they contribute it; without it no eval can be named. */
 export type PromotionGates = {
@@ -26,7 +27,7 @@ export type PromotionGates = {
 
 export const promotionGates = extensionPoint<PromotionGates>('promotion gates')
 
-type Released = Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit'> & { resource: AgentRow }
+type Released = Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit' | 'allowed'> & { resource: AgentRow }
 
 /**
  * Starts a release, or replaces the one under way: from now on turns are served one of two versions, and the agent's own
@@ -46,6 +47,7 @@ export async function setRelease(context: Released, body: z.output<typeof Releas
   ]
   if (promotion_gate !== null && !(await promotionGates.only()?.exists(tx, stored, promotion_gate)))
     invalid({ code: 'INVALID_VALUE', path: 'promotion_gate', message: 'names no eval of the agent' })
+  await requireKept(context, stored, configs)
   const release: ActiveRelease = {
     stable_version,
     canary_version,
@@ -70,7 +72,7 @@ async function servable(
   path: 'stable_version' | 'canary_version',
   number: number,
 ): Promise<AgentConfig> {
-  const [version] = await findVersions(context.tx, agent.id, [number])
+  const [version] = await agentVersions.find(context.tx, agent.id, [number])
   if (!version) return invalid({ code: 'NOT_FOUND', path, message: 'names no version of the agent' })
   const config = readConfig(version.config)
   try {
@@ -82,6 +84,21 @@ async function servable(
     const reason = problem ? `${problem.path} ${problem.message}` : error.message
     return invalid({ code: error.code, path, message: `could not be written today: ${reason}` })
   }
+}
+
+/** The configurations that turns of an agent are served now. */
+async function servedConfigs(db: Queryable, agent: AgentRow): Promise<Pick<AgentConfig, 'guardrail_ids'>[]> {
+  const release = agent.active_release
+  if (!release) return [agent]
+  const versions = await agentVersions.find(db, agent.id, [release.stable_version, release.canary_version])
+  return versions.map(({ config }) => readConfig(config))
+}
+
+/** Asks whether the caller may detach the guardrails that some turns lose when other configurations are served. */
+async function requireKept(context: Released, agent: AgentRow, next: readonly AgentConfig[]): Promise<void> {
+  const lists = (configs: readonly Pick<AgentConfig, 'guardrail_ids'>[]) => configs.map(each => each.guardrail_ids)
+  const lost = lostGuardrails(lists(await servedConfigs(context.tx, agent)), lists(next))
+  requireDetach(context, agent.project_id, lost)
 }
 
 /** Ids that a configuration names, through the references that agents declare. */
@@ -101,7 +118,8 @@ export async function endRelease(context: Released, outcome: 'promoted' | 'abort
   const release = stored.active_release
   if (!release) return raise('NO_ACTIVE_RELEASE', { meta: { agent_id: stored.id } })
   const number = outcome === 'promoted' ? release.canary_version : release.stable_version
-  const config = readConfig((await versionOf(tx, stored.id, number)).config)
+  const config = readConfig((await agentVersions.get(tx, stored.id, number)).config)
+  await requireKept(context, stored, [config])
   if (outcome === 'promoted') await requireValid(context, stored, config)
   else {
     await checkBinding(config, tx, stored.project_id)

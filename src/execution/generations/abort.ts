@@ -41,6 +41,14 @@ export type Mailboxes = {
     generation: Pick<GenerationRow, 'id' | 'conversation_id'>,
     principal: { type: string; id: string },
   ) => Promise<() => Promise<void>>
+  /** Puts a turn that carries on with what came of an earlier one into its mailbox, behind a message that says so. */
+  continue: (
+    tx: Tx,
+    services: Services,
+    conversationId: string,
+    opening: string,
+    input: Omit<TurnInput, 'messages'>,
+  ) => Promise<{ generation_id: string; trace_id: string }>
 }
 
 export const mailboxes = extensionPoint<Mailboxes>('mailboxes of turns')

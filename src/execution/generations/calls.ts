@@ -303,6 +303,7 @@ async function run(calling: Calling, { position, tool, args }: Released): Promis
     context: work.tool_context ?? {},
     idempotencyKey: `${generation.id}:${step.tool_calls[position].id}`,
     turn,
+    judged: true,
     signal,
   })
   try {

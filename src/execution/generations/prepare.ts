@@ -43,10 +43,10 @@ export async function prepareTurn(
 }
 
 /** Whether whom the turn runs as still has the permission that it was made with. */
-async function mayStart(
+export async function mayStart(
   services: Services,
-  { authority, permission, project_id }: GenerationRow,
-  source: TurnSource | undefined,
+  { authority, permission, project_id }: Pick<GenerationRow, 'authority' | 'permission' | 'project_id'>,
+  source?: TurnSource,
 ): Promise<boolean> {
   const caller = await callerForPrincipal(services, authority, project_id)
   if (!caller) return false

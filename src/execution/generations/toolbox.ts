@@ -41,7 +41,6 @@ export type TurnTool = {
   callable: Callable
   /** Operation of a platform tool, tool of the server of an mcp tool; null for others. */
   action: string | null
-  guardrail_ids: string[] | null
   /** A call whose outcome is not known may be made again. */
   repeatable: boolean
   /** Fields that the schema was given for the person who approves; not arguments. */
@@ -57,7 +56,6 @@ export type Toolbox = {
   surface: ToolSurface | null
 }
 
-type Bound = { callable: Callable; guardrail_ids: string[] | null }
 type Given = {
   agent: Pick<AgentRow, 'id' | 'project_id' | 'tool_bindings'>
   /** Those that the bindings name, as far as they exist. */
@@ -98,17 +96,16 @@ async function resolve(
 ): Promise<TurnTool[]> {
   const { reachable } = given
   if (binding.tool_id !== undefined && reachable && !reachable.has(binding.tool_id)) return []
-  const bound = boundOf(binding, given)
-  if (!bound) {
+  const callable = boundOf(binding, given)
+  if (!callable) {
     const tool_id = binding.tool_id as string
     unavailable.push({ tool_id, tool_name: tool_id, tool_type: null, reason: 'tool not found' })
     return []
   }
-  const { callable } = bound
   try {
     const actions = callable.type === 'mcp' ? await listed(services, callable, given) : actionsOf(callable)
     if (actions.length === 0) unavailable.push(missing(callable, 'it offers nothing'))
-    return actions.map(action => turnTool(bound, action))
+    return actions.map(action => turnTool(callable, action))
   } catch (error) {
     if (given.signal.aborted) throw given.signal.reason
     if (!(error instanceof AppError) || error.code === 'MISSING_TOOL_CONTEXT_KEY') throw error
@@ -117,11 +114,16 @@ async function resolve(
   }
 }
 
-function boundOf({ tool_id, tool }: ToolBinding, { agent, tools }: Given): Bound | null {
-  if (tool) return { callable: { ...complete(tool), id: null, project_id: agent.project_id }, guardrail_ids: null }
-  const row = tools.find(({ id }) => id === tool_id)
-  const { guardrail_ids = null } = (row ?? {}) as { guardrail_ids?: string[] | null }
-  return row ? { callable: row, guardrail_ids } : null
+/** The definition of a binding. */
+const ownTool = (tool: NonNullable<ToolBinding['tool']>, project_id: string): Callable => ({
+  ...complete(tool),
+  id: null,
+  project_id,
+  guardrail_ids: null,
+})
+
+function boundOf({ tool_id, tool }: ToolBinding, { agent, tools }: Given): Callable | null {
+  return tool ? ownTool(tool, agent.project_id) : (tools.find(({ id }) => id === tool_id) ?? null)
 }
 
 async function listed(services: Services, tool: Callable, { context, signal }: Given): Promise<ToolAction[]> {
@@ -137,7 +139,7 @@ async function listed(services: Services, tool: Callable, { context, signal }: G
   })
 }
 
-const turnTool = ({ callable, guardrail_ids }: Bound, action: ToolAction): TurnTool => {
+const turnTool = (callable: Callable, action: ToolAction): TurnTool => {
   const several = callable.type === 'mcp' || callable.type === 'platform'
   return {
     name: action.resolved_name,
@@ -146,7 +148,6 @@ const turnTool = ({ callable, guardrail_ids }: Bound, action: ToolAction): TurnT
     checked: callable.type === 'mcp' ? action.input_schema : null,
     callable,
     action: several ? action.name : null,
-    guardrail_ids,
     repeatable: callable.idempotent || (callable.type === 'platform' && isReadOnly(action.name)),
     justified: [],
   }
@@ -186,7 +187,7 @@ async function justify(services: Services, { agent, gate }: Given, tools: TurnTo
 }
 
 /** A tool as rules know it. */
-export const gatedAs = ({ callable: { id, name }, guardrail_ids }: TurnTool): GateRequest['tool'] => ({
+export const gatedAs = ({ callable: { id, name, guardrail_ids } }: TurnTool): GateRequest['tool'] => ({
   id,
   name,
   guardrail_ids,
@@ -214,7 +215,7 @@ export function clientTools(
   const found = new Map<string, Callable>()
   for (const { tool_id, tool } of agent.tool_bindings ?? []) {
     const row: Callable | undefined = tool
-      ? { ...complete(tool), id: null, project_id: agent.project_id }
+      ? ownTool(tool, agent.project_id)
       : tools.find(({ id }) => id === tool_id)
     if (row?.type === 'client' && !found.has(resolvedName(row.name))) found.set(resolvedName(row.name), row)
   }

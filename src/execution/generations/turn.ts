@@ -285,8 +285,7 @@ class Execution {
 
   /** The agent as rules know it. */
   private get gate() {
-    const { id } = this.agent
-    const { guardrail_ids = null } = this.agent as { guardrail_ids?: string[] | null }
+    const { id, guardrail_ids } = this.agent
     return { id, guardrail_ids }
   }
 

@@ -5,7 +5,7 @@ import type { Origin } from '../../core/invoke/call.ts'
 import type { Definition } from './model.ts'
 
 /** A tool that is called: a record, or one that a step holds. */
-export type Callable = Definition & { id: string | null; project_id: string }
+export type Callable = Definition & { id: string | null; project_id: string; guardrail_ids: string[] | null }
 
 /** What a call may take, with everything that it calls in turn. */
 export type Limits = {
@@ -36,5 +36,10 @@ export type ToolCall = {
   idempotencyKey: string | null
   /** Null outside the turns of agents. */
   turn: Origin | null
+  /**
+   * The guardrails have let this call pass, or a person has; those of the steps of a pipeline are asked still. `throughout`:
+   * nor are they, for what guardrails call themselves.
+   */
+  judged: boolean | 'throughout'
   limits: Limits
 }

@@ -1,6 +1,7 @@
 import { invalid, raise } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
-import { ExpressionError, evaluate, pathsOf, readPath, type Spent } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, readPath, type Spent } from '../../core/expressions/evaluate.ts'
+import { pathsOf } from '../../core/expressions/references.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
@@ -8,8 +9,9 @@ import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Callable, ToolCall } from './call-model.ts'
 import { parametersSchema } from './check-definition.ts'
+import { type GateRequest, toolGate } from './gate.ts'
 import { callHttp } from './http.ts'
-import { limitsOf, MAX_CALLS, underWay } from './limits.ts'
+import { limitsOf, MAX_CALLS, underWay, within } from './limits.ts'
 import { callMcp } from './mcp.ts'
 import { callPipeline } from './pipeline.ts'
 import { actionOf, callPlatform, checkArguments } from './platform.ts'
@@ -24,6 +26,7 @@ export const openCall = (
     context?: ToolContext
     idempotencyKey?: string | null
     turn?: Origin
+    judged?: ToolCall['judged']
     timeoutMs?: number
     signal?: AbortSignal
   },
@@ -34,12 +37,14 @@ export const openCall = (
   context: given.context ?? {},
   idempotencyKey: given.idempotencyKey ?? null,
   turn: given.turn ?? null,
+  judged: given.judged ?? false,
   limits: limitsOf(config, given),
 })
 
 /**
- * Calls a tool: presets over the arguments, `parameters`, the call itself, `output_mapping`. Returns JSON.
- * @throws TOOL_CALL_NOT_SUPPORTED, PIPELINE_DEPTH_EXCEEDED, VALIDATION_FAILED and what the type of the tool raises; SERVICE_NOT_READY while
+ * Calls a tool: presets over the arguments, `parameters`, the guardrails of the project and the tool, the call itself,
+ * `output_mapping`. Returns JSON.
+ * @throws TOOL_CALL_NOT_SUPPORTED, TOOL_DISPATCH_FAILED, PIPELINE_DEPTH_EXCEEDED, VALIDATION_FAILED and what the type of the tool raises; SERVICE_NOT_READY while
  *   schemas cannot be checked
  */
 export function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
@@ -56,6 +61,7 @@ async function carryOut(services: Services, tool: Callable, call: ToolCall): Pro
   if (limits.depth > most) tooDeep(`Calls of tools nest at most ${most} deep`)
   if (--limits.room.calls < 0) tooDeep(`One call leads to at most ${MAX_CALLS} calls`)
   const { action, input } = await prepareCall(services, tool, call)
+  if (!call.judged) await requireExecute(services, tool, action ?? tool.name, input, call)
   const output = await dispatch(services, tool, action, input, call)
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
 }
@@ -89,6 +95,35 @@ function dispatch(
   if (tool.type === 'platform') return callPlatform(services, tool, action as string, input, call)
   if (tool.type === 'mcp') return callMcp(services, tool, action as string, input, call)
   return callHttp(services, tool, input, call)
+}
+
+/** Raises TOOL_DISPATCH_FAILED unless the guardrails let a call pass: where nothing can wait, nobody is asked. */
+async function requireExecute(
+  services: Services,
+  tool: Callable,
+  action: string,
+  args: Record<string, unknown>,
+  { caller, limits }: ToolCall,
+): Promise<void> {
+  const { id, name, guardrail_ids, project_id } = tool
+  const request: GateRequest = {
+    project_id,
+    agent: null,
+    tool: { id, name, guardrail_ids },
+    action,
+    args,
+    generation_id: null,
+    guardrail_context: null,
+    caller,
+    signal: limits.signal,
+  }
+  // What the guardrails call is part of this call.
+  const verdict = await within(limits, async () => toolGate.only()?.judge(services, request))
+  if (!verdict || verdict.decision === 'execute') return
+  raise('TOOL_DISPATCH_FAILED', {
+    message: 'reason' in verdict ? verdict.reason : 'The call needs an approval, which cannot be given here',
+    meta: { tool_id: id, outcome: verdict.decision },
+  })
 }
 
 /** Raises VALIDATION_FAILED where the arguments break the tool's schema. */

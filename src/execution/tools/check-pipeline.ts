@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import { invalid, raise } from '../../core/api/errors.ts'
-import { expressionProblem, isHidden, pathsOf } from '../../core/expressions/evaluate.ts'
+import { expressionProblem, isHidden } from '../../core/expressions/evaluate.ts'
+import { pathsOf } from '../../core/expressions/references.ts'
 import { type Checking, checkDefinition } from './check-definition.ts'
 import { complete, type Pipeline, type PipelineStep, toolKind } from './model.ts'
 import { toolTypes } from './store.ts'

@@ -1,4 +1,5 @@
 import type { Cloneable } from '../../identity/projects/clone.ts'
+import { guardrailCopies } from './gate.ts'
 import { type Execute, type Mcp, type Pipeline, type ToolRow, toolKind } from './model.ts'
 import { toolsOf } from './store.ts'
 import { holdsSecret, secretTexts } from './tokens.ts'
@@ -8,18 +9,32 @@ export const toolCloning: Cloneable = {
   name: 'tools',
   async copy(tx, from, to, ids) {
     const rows = await toolsOf(tx, from)
-    const copies: { id: string; pipeline: Pipeline }[] = []
+    const copies: ToolRow[] = []
     for (const row of rows) {
-      const { id, secret_ids: _secrets, created_at: _created, updated_at: _updated, pipeline, ...tool } = row
+      const {
+        id,
+        secret_ids: _secrets,
+        guardrail_ids: _guardrails,
+        created_at: _created,
+        updated_at: _updated,
+        pipeline,
+        ...tool
+      } = row
       const values = { ...tool, ...withoutSecretsOf(tool), project_id: to, pipeline: withOwn(pipeline) }
       const copy = await toolKind.insert(tx, values)
       ids.set(id, copy.id)
-      if (values.pipeline) copies.push({ id: copy.id, pipeline: values.pipeline })
-      else tx.emit(toolKind, 'created', copy)
+      copies.push(copy)
     }
-    // Steps may name tools that were made later than their pipeline.
-    for (const { id, pipeline } of copies)
-      tx.emit(toolKind, 'created', await toolKind.update(tx, id, { pipeline: renamed(pipeline, ids) }))
+    // A copy is not without the guardrails of its original. They may name tools, so they are made after them.
+    await guardrailCopies.only()?.(tx, from, to, ids)
+    for (const [index, copy] of copies.entries()) {
+      const guardrail_ids = rows[index].guardrail_ids?.map(id => ids.get(id) as string) ?? null
+      // Steps may name tools that were made later than their pipeline.
+      const pipeline = copy.pipeline && renamed(copy.pipeline, ids)
+      const named = { ...(pipeline && { pipeline }), ...(guardrail_ids && { guardrail_ids }) }
+      const made = Object.keys(named).length > 0 ? await toolKind.update(tx, copy.id, named) : copy
+      tx.emit(toolKind, 'created', made)
+    }
   },
 }
 

@@ -19,6 +19,13 @@ export const toolErrors = {
     description: 'Tool type cannot run server-side (client tools)',
     message: 'A client tool runs at the client; the platform cannot call it',
   },
+  TOOL_DISPATCH_FAILED: {
+    status: 422,
+    description:
+      'A call that cannot wait was held back by guardrails: meta.outcome is blocked, tripwire or route_to_approval',
+    message: 'The guardrails did not let the call pass',
+    hint: 'Change the arguments, or the guardrails of the project or the tool; meta.outcome says what they decided.',
+  },
   TOOL_EGRESS_BLOCKED: {
     status: 403,
     description: 'Http or mcp tool target not publicly routable, bad scheme, or redirect chain too long',

@@ -1,3 +1,4 @@
+import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -48,3 +49,10 @@ export type ToolGate = {
 }
 
 export const toolGate = extensionPoint<ToolGate>('tool gate')
+
+/**
+ * Copies the guardrails of a project into another and notes the id of each copy, unless they have been copied before. What
+ * has guardrails asks for it, so that a copy of it has them, too.
+ */
+export const guardrailCopies =
+  extensionPoint<(tx: Tx, from: string, to: string, ids: Map<string, string>) => Promise<void>>('guardrail copies')

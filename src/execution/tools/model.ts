@@ -1,7 +1,8 @@
 import { z } from 'zod'
+import { orJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { parseJson } from '../../core/http/body.ts'
+import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 
 export const TOOL_TYPES = ['http', 'client', 'mcp', 'platform', 'pipeline'] as const
 
@@ -10,17 +11,6 @@ export type ToolType = (typeof TOOL_TYPES)[number]
 export const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD', 'OPTIONS'] as const
 
 const text = (max = 8192) => z.string().min(1).max(max)
-
-/** A field that is also taken as JSON text; what is no JSON is left to the schema behind it. */
-const orJsonText = <T extends z.ZodType>(schema: T) =>
-  z.preprocess(value => {
-    if (typeof value !== 'string') return value
-    try {
-      return parseJson(value)
-    } catch {
-      return value
-    }
-  }, schema)
 
 const anObject = z.record(z.string(), z.unknown())
 
@@ -192,11 +182,7 @@ const fields = {
   pipeline: orJsonText(Pipeline).nullable().describe('The calls of a pipeline tool'),
 }
 
-const guardrail_ids = z
-  .array(z.string())
-  .max(0, 'must be null or empty: there are no guardrails yet')
-  .nullable()
-  .describe('Null or empty: there are no guardrails yet')
+const guardrail_ids = GuardrailIds.nullable().describe('Guardrails of every call of the tool; null for none')
 
 export const Tool = record('Tool', {
   name: shared.name,
@@ -211,6 +197,7 @@ export const Tool = record('Tool', {
   preset_parameters: anObject.nullable(),
   pipeline: Pipeline.nullable(),
   output_mapping: anObject.nullable(),
+  guardrail_ids: z.array(z.string()).nullable(),
   idempotent: z.boolean(),
 })
 
@@ -247,6 +234,7 @@ export const toolKind = kind({
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
     // A secret may go although a token names it: a call then says so.
     { kind: 'secret', column: 'secret_ids', many: true, on_delete: 'null' },
+    { kind: 'guardrail', column: 'guardrail_ids', many: true, on_delete: 'block' },
   ],
   record: Tool,
   hidden: { secret_ids: z.array(z.string()) },

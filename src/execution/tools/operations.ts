@@ -3,6 +3,7 @@ import { contains, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { detaching, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { requireRunnable } from '../../identity/projects/pause.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
@@ -17,6 +18,7 @@ const raises = [
   'SECRET_NOT_FOUND',
   'INVALID_TOOL_CONTEXT_KEY',
   'PIPELINE_INVALID_STEP',
+  'GUARDRAIL_NOT_FOUND',
 ] as const
 
 export const toolOperations: Operation[] = [
@@ -32,17 +34,20 @@ export const toolOperations: Operation[] = [
       const { tx, body, project } = context
       const tool = complete(body)
       const secret_ids = await checkTool({ ...context, project_id: project }, tool, tool, null)
-      return toolKind.insert(tx, { ...tool, secret_ids, project_id: project })
+      const { guardrail_ids = null } = body
+      return toolKind.insert(tx, { ...tool, guardrail_ids, secret_ids, project_id: project })
     },
   }),
   tools.get(),
   tools.update({
     description:
-      'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it; changing a pipeline needs `tools:CallTool` on the tools of its steps.',
-    alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
+      'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it; changing a pipeline needs `tools:CallTool` on the tools of its steps, detaching a guardrail `guardrails:DetachGuardrail`.',
+    alsoActions: ['secrets:UseSecret', 'tools:CallTool', detaching],
     body: ToolPatch,
     quiet: true,
     raises: [...raises],
+    check: (next, context) =>
+      requireDetach(context, next.project_id, lostGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
     async change(next, context) {
       const { body, stored } = context
       const given = body as Partial<ToolRow>
@@ -58,7 +63,7 @@ export const toolOperations: Operation[] = [
   tools.action('call', {
     summary: 'Call a tool and wait for its result',
     description:
-      'Presets replace arguments of their names; the arguments must satisfy `parameters`. No tool context is sent. A repeat with the same Idempotency-Key gets the first result without another call.',
+      'Presets replace arguments of their names; the arguments must satisfy `parameters`, and the guardrails of the project and the tool must let the call pass: nobody is asked for approval here. No tool context is sent. A repeat with the same Idempotency-Key gets the first result without another call.',
     action: 'tools:CallTool',
     body: CallInput,
     bodyOptional: true,
@@ -74,6 +79,7 @@ export const toolOperations: Operation[] = [
       'PIPELINE_STEP_FAILED',
       'PIPELINE_DEPTH_EXCEEDED',
       'PROJECT_PAUSED',
+      'TOOL_DISPATCH_FAILED',
     ],
     transaction: false,
     // A result may hold what only the target may show.

@@ -46,6 +46,7 @@ export async function callPipeline(
         input: evaluated(step.input ?? {}, root, call) as Record<string, unknown>,
         // Each step is a call of its own to its target.
         idempotencyKey: call.idempotencyKey && `${call.idempotencyKey}.${index}`,
+        judged: call.judged === 'throughout' && call.judged,
         limits: { ...call.limits, depth },
       })
     } catch (error) {
@@ -62,7 +63,7 @@ export async function callPipeline(
 }
 
 function toolOf({ tool, tool_id }: PipelineStep, named: ReadonlyMap<string, Callable>, project_id: string): Callable {
-  if (tool) return { ...complete(tool), id: null, project_id }
+  if (tool) return { ...complete(tool), id: null, project_id, guardrail_ids: null }
   return named.get(tool_id as string) ?? raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
 }
 

@@ -49,7 +49,8 @@ export function actionProblems({ type, actions }: Pick<Definition, 'type' | 'act
   })
 }
 
-const pinnedAction = ({ preset_parameters }: Pick<Definition, 'preset_parameters'>): string | undefined =>
+/** The action that presets pin, whatever a call names. */
+export const pinnedAction = ({ preset_parameters }: Pick<Definition, 'preset_parameters'>): string | undefined =>
   typeof preset_parameters?.action === 'string' ? preset_parameters.action : undefined
 
 /**

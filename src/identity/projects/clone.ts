@@ -45,6 +45,8 @@ export async function cloneProject(
   }
   for (const entry of [...left]) await copy(entry)
   const route = original.default_model_route_id && ids.get(original.default_model_route_id)
-  const project = route ? await projectKind.update(tx, made.id, { default_model_route_id: route }) : made
+  const guardrail_ids = original.guardrail_ids.flatMap(id => ids.get(id) ?? [])
+  const named = { ...(guardrail_ids.length > 0 && { guardrail_ids }), ...(route && { default_model_route_id: route }) }
+  const project = Object.keys(named).length > 0 ? await projectKind.update(tx, made.id, named) : made
   return { made: project, ids: Object.fromEntries(ids) }
 }

@@ -3,6 +3,7 @@ import { kind } from '../../core/api/kind.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
+import { GuardrailIds } from '../guardrail-ids.ts'
 
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
@@ -51,11 +52,9 @@ export const ProjectInput = z.strictObject(settings).partial().required({ name: 
 
 export const ProjectPatch = patchBody('ProjectPatch', {
   ...settings,
-  guardrail_ids: z
-    .array(z.string().min(1).max(64))
-    .max(20)
-    .nullable()
-    .describe('Guardrails of every tool call in the project, in order; null for none'),
+  guardrail_ids: GuardrailIds.nullable().describe(
+    'Guardrails of every tool call in the project, in order; null for none',
+  ),
   default_model_route_id: z
     .string()
     .min(1)
@@ -113,6 +112,7 @@ export const projectKind = kind({
   shared: true,
   references: [
     { kind: 'model_route', column: 'default_model_route_id', counted: 'project_default', on_delete: 'block' },
+    { kind: 'guardrail', column: 'guardrail_ids', many: true, on_delete: 'block' },
   ],
   record: Project,
   hidden: { project_id: z.string() },

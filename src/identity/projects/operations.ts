@@ -4,9 +4,11 @@ import { contains } from '../../core/api/filters.ts'
 import { srn } from '../../core/api/kind.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { announce } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
 import { visibleRows } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import { detaching, lostGuardrails, projectGuardrailsChannel, requireDetach } from '../guardrail-ids.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
 import { refuseInherited } from './default-route.ts'
 import { removeProject, scheduleDelete } from './delete.ts'
@@ -63,7 +65,9 @@ export const projectOperations: Operation[] = [
   projects.get({ raises: ['API_KEY_PROJECT_SCOPE'] }),
   projects.update({
     summary: 'Change settings of a project',
-    description: 'A lowered limit binds new starts only.',
+    description:
+      'A lowered limit binds new starts only. Detaching a guardrail needs `guardrails:DetachGuardrail` on it.',
+    alsoActions: [detaching],
     body: ProjectPatch,
     raises: [
       'API_KEY_PROJECT_SCOPE',
@@ -71,12 +75,14 @@ export const projectOperations: Operation[] = [
       'MODEL_ROUTE_NOT_FOUND',
       'PROJECT_DEFAULT_ROUTE_INHERITED',
     ],
-    async change(next, { body, stored, tx }) {
-      if (body.guardrail_ids?.length) raise('GUARDRAIL_NOT_FOUND', { meta: { id: body.guardrail_ids[0] } })
+    check: (next, context) =>
+      requireDetach(context, next.id, lostGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
+    async change(next, { stored, tx }) {
       if (stored.default_model_route_id !== null && next.default_model_route_id === null)
         await refuseInherited(tx, stored.id)
-      return { ...next, guardrail_ids: [...new Set(next.guardrail_ids ?? [])] }
+      return { ...next, guardrail_ids: next.guardrail_ids ?? [] }
     },
+    changed: ({ id }, { tx }) => announce(tx, projectGuardrailsChannel, id),
   }),
   itemOperation(projectKind, {
     id: 'deleteProject',

@@ -1,0 +1,161 @@
+import { AppError } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { type Hold, type Outcome, workOn } from '../../core/jobs/attempt.ts'
+import type { JobContext } from '../../core/jobs/handler.ts'
+import type { Services } from '../../core/process/services.ts'
+import { projectKind } from '../../identity/projects/model.ts'
+import { mailboxes } from '../generations/abort.ts'
+import { admitTurn } from '../generations/admit.ts'
+import { createTurn, type TurnInput } from '../generations/create.ts'
+import { outcomeOf } from './execute.ts'
+import { type ApprovalRow, approvalKind, type CallOutcome } from './model.ts'
+import { openingOf } from './opening.ts'
+import { type ContinueMessage, continueQueue } from './queue.ts'
+import { openFrozen } from './seal.ts'
+import { type Continuation, chainLength, continuations } from './store.ts'
+
+/** Tries of the turn that carries on; the call is never one of them. */
+const MAX_TRIES = 4
+const FIRST_RETRY_MS = 1000
+
+/** Generations that may follow from each other where the project says nothing. */
+const MOST_IN_CHAIN = 100
+
+/** How long the lease of a worker is, and how often it renews it. */
+const leaseOf = ({ config }: Services) => {
+  const leaseMs = config.GENERATION_LEASE_SECONDS * 1000
+  return { leaseMs, beatMs: leaseMs / 4 }
+}
+
+/**
+ * Carries on after an approval: makes the call of an approved one, at most once, and starts the turn that tells the model.
+ * A worker that is lost in between is followed by another, which goes on from what is on record.
+ */
+export async function continueApproval(message: ContinueMessage, context: JobContext): Promise<void> {
+  const { services } = context
+  const taken = await services.write(tx => take(tx, services, message))
+  if (!taken) return
+  const { row, claim } = taken
+  await workOn(context, {
+    what: 'approval',
+    ids: { approval_id: row.id, attempt_id: claim.id, project_id: row.project_id },
+    attempts: continuations,
+    claim,
+    lease: leaseOf(services),
+    lock: tx => approvalKind.find(tx, row.id, true),
+    work: hold => carryOn(services, row, hold),
+    fail: (error, failed) => retryOrEnd(services, row, failed, error),
+  })
+}
+
+async function take(
+  tx: Tx,
+  services: Services,
+  message: ContinueMessage,
+): Promise<{ row: ApprovalRow; claim: Continuation } | null> {
+  const named = { entity: message.approval_id, id: message.attempt_id }
+  const row = await approvalKind.find(tx, named.entity, true)
+  if (!row) return null
+  const claim = await continuations.claim(tx, named, leaseOf(services).leaseMs)
+  if (claim) return { row, claim }
+  const until = await continuations.heldUntil(tx, named)
+  if (until) tx.send(continueQueue, message, { startAfter: new Date(until) })
+  return null
+}
+
+async function carryOn(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<Outcome> {
+  const outcome = row.status === 'approved' ? await outcomeOf(services, row, hold) : null
+  try {
+    const generation_id = await hold.write(async tx => {
+      await hold.guard(tx)
+      const turn = await startTurn(tx, services, row, outcome)
+      await finish(tx, row, hold.claim, turn.generation_id)
+      return turn.generation_id
+    })
+    return { outcome: 'continued', generation_id, call: outcome?.error?.code ?? null }
+  } catch (error) {
+    // The item stands; the model is not told.
+    if (!(error instanceof AppError) || error.status >= 500) throw error
+    await hold.write(async tx => {
+      await hold.guard(tx)
+      await finish(tx, row, hold.claim, null)
+    })
+    return { outcome: 'not_continued', error: error.recorded(), call: outcome?.error?.code ?? null }
+  }
+}
+
+/** Nothing follows any more: what was frozen goes. */
+async function finish(tx: Tx, { id }: ApprovalRow, claim: Continuation, generation_id: string | null): Promise<void> {
+  const now = await approvalKind.lock(tx, id)
+  const execution = now.execution && { ...now.execution, generation_id }
+  await approvalKind.update(tx, id, { sealed: null, execution })
+  await continuations.end(tx, claim)
+}
+
+/** Raises what refuses the turn: AGENT_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, FORBIDDEN for a chain that is too long. */
+async function startTurn(
+  tx: Tx,
+  services: Services,
+  row: ApprovalRow,
+  outcome: CallOutcome | null,
+): Promise<{ generation_id: string }> {
+  const { project_id, agent_id, session_id, conversation_id, generation_id, authority } = row
+  if (agent_id === null || authority === null) throw new AppError('AGENT_NOT_FOUND', { meta: { id: agent_id } })
+  await admitTurn(tx, { project_id, agent_id, session_id, conversation_id })
+  await requireRoom(tx, row)
+  const frozen = openFrozen(services, row)
+  const opening = openingOf(row, frozen, outcome)
+  const input: Omit<TurnInput, 'messages'> = {
+    project_id,
+    agent_id,
+    tool_context: frozen?.tool_context ?? null,
+    initiator_generation_id: generation_id,
+    authority,
+    streamed: false,
+    shape: 'agent',
+  }
+  const inMailbox = conversation_id === null ? null : mailboxes.only()
+  return inMailbox
+    ? inMailbox.continue(tx, services, conversation_id as string, opening, input)
+    : createTurn(tx, services, { ...input, messages: [{ role: 'user', content: opening }] })
+}
+
+/** A chain in which nobody takes part any more must end by itself. */
+async function requireRoom(tx: Tx, { project_id, generation_id }: ApprovalRow): Promise<void> {
+  if (generation_id === null) return
+  const most = Math.min((await projectKind.find(tx, project_id))?.max_chain_generations ?? MOST_IN_CHAIN, MOST_IN_CHAIN)
+  if ((await chainLength(tx, generation_id, most)) >= most)
+    throw new AppError('FORBIDDEN', { message: `A chain has at most ${most} generations`, meta: { generation_id } })
+}
+
+/** Another try after what the database or a worker did; the end after the last one. */
+async function retryOrEnd(services: Services, row: ApprovalRow, claim: Continuation, error: unknown): Promise<Outcome> {
+  const last = claim.failures + 1 >= MAX_TRIES
+  const delayMs = FIRST_RETRY_MS * 4 ** claim.failures
+  services.log.error({ err: error, approval_id: row.id, last }, 'what follows from an approval failed')
+  await services.write(async tx => {
+    if (!(await approvalKind.find(tx, row.id, true))) return
+    if (last) await finish(tx, row, claim, null)
+    else if (await continuations.requeue(tx, claim, { delayMs, failed: true }))
+      tx.send(
+        continueQueue,
+        { approval_id: row.id, attempt_id: claim.id, project_id: row.project_id },
+        { startAfter: new Date(Date.now() + delayMs) },
+      )
+  })
+  return last ? { outcome: 'given_up' } : { outcome: 'retry', next_ms: delayMs }
+}
+
+/** Gives up what too many workers were lost over. */
+export const giveUp = (services: Services, approvalId: string, limits: { silenceMs: number; queueMs: number }) =>
+  services.write(async tx => {
+    const row = await approvalKind.find(tx, approvalId, true)
+    if (!row || !(await continuations.endStalled(tx, approvalId, limits))) return
+    const execution = row.execution && { ...row.execution, ...(row.execution.finished_at ? {} : LOST) }
+    await approvalKind.update(tx, approvalId, { sealed: null, execution })
+  })
+
+const LOST = {
+  status: 'failed',
+  error: { code: 'TOOL_CALL_FAILED', message: 'Too many workers were lost', meta: { reason: 'outcome_unknown' } },
+} as const

@@ -1,0 +1,29 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const approvalErrors = {
+  APPROVAL_ALREADY_RESOLVED: {
+    status: 409,
+    description: 'Approval already approved, rejected or expired',
+    message: 'The approval has been resolved already',
+  },
+  APPROVAL_EXPIRED: {
+    status: 409,
+    description: 'Approval expired, can never execute',
+    message: 'The approval has expired; what it was about will not be executed',
+  },
+  APPROVAL_INVALID_EDIT: {
+    status: 400,
+    description: "Edited arguments must be a JSON object satisfying the tool's parameters schema",
+    message: 'The edited arguments do not fit the tool',
+  },
+  APPROVAL_NOT_FOUND: { status: 404, description: 'Approval missing', message: 'There is no such approval' },
+  APPROVAL_REASON_REQUIRED: {
+    status: 400,
+    description: 'Rejecting requires a reason',
+    message: 'A rejection needs a reason',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof approvalErrors> {}
+}

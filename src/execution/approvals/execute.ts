@@ -1,0 +1,122 @@
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { firstChars } from '../../core/api/text.ts'
+import { sql } from '../../core/db/sql.ts'
+import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import { requireRunnable } from '../../identity/projects/pause.ts'
+import { mayStart } from '../generations/prepare.ts'
+import { noteActivity } from '../guardrails/feed.ts'
+import { callTool, openCall } from '../tools/call.ts'
+import { type ApprovalRow, approvalKind, type CallOutcome, type Execution } from './model.ts'
+import { digestOf, openFrozen, openOutcome, sealOutcome } from './seal.ts'
+import { type Continuation, continuations } from './store.ts'
+import { isRepeatable, toolOf } from './tool.ts'
+
+/** Characters of a result that the model is told. */
+const MAX_TOLD = 64 * 1024
+
+const failure = (error: RecordedFailure): CallOutcome => ({ text: null, digest: null, error })
+
+const UNKNOWN = failure({
+  code: 'TOOL_CALL_FAILED',
+  message: 'The worker that made the call was lost; whether the call was made is not known',
+  meta: { reason: 'outcome_unknown' },
+})
+
+/**
+ * The outcome of the call of an approved item, which is made at most once: that it is about to be made is on record before
+ * it is, and a call that may have been made is repeated only where its tool allows that.
+ */
+export async function outcomeOf(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<CallOutcome> {
+  const known = openOutcome(services, row, hold.claim.outcome)
+  if (known) return known
+  const outcome = await call(services, row, hold)
+  // A call that was cut off because another worker took over is not this worker's to report.
+  hold.signal.throwIfAborted()
+  await fault(services, 'approval_called')
+  await hold.write(async tx => {
+    await hold.guard(tx)
+    const sealed = sealOutcome(services, row, outcome)
+    if (!(await continuations.set(tx, hold.claim, sql.fragment`outcome = ${sealed}`))) throw new Superseded()
+    await approvalKind.update(tx, row.id, { execution: finished(services, row, outcome) })
+    if (outcome.error) return
+    const { proposed_action, project_id, agent_id, generation_id } = row
+    noteActivity(tx, {
+      project_id,
+      kind: 'action_executed',
+      summary: `${proposed_action?.tool_name} was called`,
+      detail: {
+        tool_id: proposed_action?.tool_id ?? null,
+        tool_name: proposed_action?.tool_name,
+        action: proposed_action?.action,
+      },
+      agent_id,
+      generation_id,
+      ref_id: proposed_action?.tool_id ?? null,
+    })
+  })
+  await fault(services, 'approval_executed')
+  return outcome
+}
+
+/** What the item shows of a call; where no content is kept, of an error no more than its code. */
+function finished(services: Services, row: ApprovalRow, { digest, error }: CallOutcome): Execution {
+  return {
+    status: error ? 'failed' : 'succeeded',
+    result_digest: digest,
+    error: error && row.content_mode === 'none' ? { code: error.code, message: error.code } : error,
+    generation_id: null,
+    finished_at: services.clock.now().toISOString(),
+  }
+}
+
+async function call(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<CallOutcome> {
+  try {
+    const frozen = openFrozen(services, row)
+    if (!frozen) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The frozen call cannot be decrypted' })
+    const tool = await toolOf(services.pool, row)
+    if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: row.proposed_action?.tool_id ?? null } })
+    const action = row.proposed_action?.action
+    if (hold.claim.executing && !isRepeatable(tool, action)) return UNKNOWN
+    await requireRunnable(services.pool, row.project_id)
+    await requirePrincipal(services, row)
+    await begin(row, hold)
+    await fault(services, 'approval_executing')
+    const calling = openCall(services, {
+      action: tool.type === 'platform' || tool.type === 'mcp' ? action : null,
+      input: frozen.arguments,
+      caller: async () => row.authority && callerForPrincipal(services, row.authority, row.project_id),
+      context: frozen.tool_context ?? undefined,
+      idempotencyKey: row.id,
+      judged: true,
+      signal: hold.signal,
+    })
+    const result = (await callTool(services, tool, calling)) ?? null
+    return { text: firstChars(JSON.stringify(result), MAX_TOLD), digest: digestOf(result), error: null }
+  } catch (error) {
+    if (error instanceof AppError) return failure(error.recorded())
+    if (hold.signal.aborted || error instanceof Superseded) throw error
+    services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
+    return failure({ code: 'TOOL_CALL_FAILED', message: error instanceof Error ? error.message : String(error) })
+  }
+}
+
+/** The call is made as whoever the turn ran as, with the rights of this moment. */
+async function requirePrincipal(services: Services, { authority, permission, project_id }: ApprovalRow): Promise<void> {
+  if (authority === null || authority.via !== null) return
+  if (!(await mayStart(services, { authority, permission, project_id })))
+    throw new AppError('FORBIDDEN', {
+      message: 'Whoever started the turn may no longer run it',
+      meta: { principal_id: authority.id },
+    })
+}
+
+/** Puts on record that the call is about to be made. */
+const begin = (row: ApprovalRow, hold: Hold<Continuation>): Promise<void> =>
+  hold.write(async tx => {
+    await hold.guard(tx)
+    if (!(await continuations.set(tx, hold.claim, sql.fragment`executing = true`))) throw new Superseded()
+    if (row.execution) await approvalKind.update(tx, row.id, { execution: { ...row.execution, status: 'running' } })
+  })

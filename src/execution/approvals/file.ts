@@ -1,0 +1,109 @@
+import { newId } from '../../core/api/ids.ts'
+import { storableText, storableValue } from '../../core/api/text.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import type { ApprovalDesk, Proposal } from '../generations/proposals.ts'
+import { noteActivity } from '../guardrails/feed.ts'
+import { releaseEvaluations } from '../guardrails/records.ts'
+import { expireNow } from './expire.ts'
+import { type ApprovalRow, approvalKind, shown } from './model.ts'
+import { expireQueue } from './queue.ts'
+import { digestOf, sealFrozen } from './seal.ts'
+import { pendingOf, rejectedBefore } from './store.ts'
+
+/** Rounds in which another item of the same key is in the way and gone when it is looked for. */
+const ROUNDS = 5
+
+/** Equal for equal calls of a tool by an agent. */
+const dedupKey = ({ generation, tool, action, args }: Proposal): string =>
+  digestOf({
+    project: generation.project_id,
+    agent: generation.agent_id,
+    tool: tool.id ?? `inline:${tool.name}`,
+    action,
+    arguments: args,
+  })
+
+/** Asks people for approvals of calls that guardrails do not let pass by themselves. */
+export const desk: ApprovalDesk = {
+  async file(services, proposal) {
+    const { generation, tool, action, args } = proposal
+    const starter = await callerForPrincipal(services, generation.authority, generation.project_id)
+    const row = await services.write(tx => file(tx, services, proposal, starter?.user.id ?? null))
+    const asked = { generation_id: generation.id, tool: tool.id ?? tool.name, action, args }
+    releaseEvaluations(services, asked, row.id)
+    return { id: row.id, expires_at: row.expires_at }
+  },
+}
+
+/** The pending item of an equal proposal, or a new one: of several that come at once one is filed. */
+async function file(tx: Tx, services: Services, proposal: Proposal, started_by: string | null): Promise<ApprovalRow> {
+  const { project_id } = proposal.generation
+  const dedup_key = dedupKey(proposal)
+  for (let round = 0; round < ROUNDS; round++) {
+    const pending = await pendingOf(tx, project_id, dedup_key)
+    // One whose time is over and that nobody has expired yet makes room.
+    if (pending && !(await expireNow(tx, services, pending.id))) return pending
+    const made = await insert(tx, services, proposal, { dedup_key, started_by })
+    if (made) return made
+  }
+  throw new Error(`no approval could be filed under ${dedup_key}`)
+}
+
+async function insert(
+  tx: Tx,
+  services: Services,
+  proposal: Proposal,
+  { dedup_key, started_by }: { dedup_key: string; started_by: string | null },
+): Promise<ApprovalRow | null> {
+  const { generation, tool, action, args, tool_context, guardrail_context } = proposal
+  const { project_id } = generation
+  const id = newId(approvalKind.prefix)
+  const expires_at = new Date(services.clock.now().getTime() + proposal.expires_in * 1000)
+  const text = (value: string | null) => value && storableText(value)
+  const row = await approvalKind.insertUnlessTaken(tx, {
+    id,
+    project_id,
+    origin: 'tool_call',
+    proposed_action: {
+      tool_id: tool.id,
+      tool_name: tool.name,
+      action,
+      arguments: storableValue(args) as Record<string, unknown>,
+    },
+    reasoning: text(proposal.reasoning),
+    evidence: storableValue(proposal.evidence) as Proposal['evidence'],
+    predicted_impact: text(proposal.predicted_impact),
+    expires_at: expires_at.toISOString(),
+    dedup_key,
+    generation_id: generation.id,
+    session_id: generation.session_id,
+    agent_id: generation.agent_id,
+    policy_version: proposal.policy_version,
+    previous_item_id: await rejectedBefore(tx, project_id, dedup_key),
+    tool_type: tool.type,
+    agent_version: generation.agent_version,
+    conversation_id: generation.conversation_id,
+    authority: generation.authority,
+    permission: generation.permission,
+    started_by,
+    forbid_self_approval: proposal.forbid_self_approval,
+    content_mode: generation.content_mode,
+    sealed: sealFrozen(services, { id, project_id }, { arguments: args, tool_context, guardrail_context }),
+  })
+  if (!row) return null
+  tx.emit(approvalKind, 'created', shown(row))
+  tx.send(expireQueue, { approval_id: id, project_id }, { startAfter: expires_at })
+  const { policy_version } = row
+  noteActivity(tx, {
+    project_id,
+    kind: 'approval_created',
+    summary: `A call of ${tool.name} waits for approval`,
+    detail: { origin: row.origin, tool_id: tool.id, policy_version, expires_at: row.expires_at },
+    agent_id: row.agent_id,
+    generation_id: row.generation_id,
+    ref_id: id,
+  })
+  return row
+}

@@ -1,0 +1,50 @@
+import { sweepAttempts } from '../../core/jobs/attempt.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
+import { message } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
+import { continueApproval, giveUp } from './continue.ts'
+import { expireNow } from './expire.ts'
+import { approvalSweep, continueQueue, expireQueue } from './queue.ts'
+import { continuations, overdue } from './store.ts'
+
+/** What is this late has lost its message, or its worker. */
+const QUIET_SECONDS = 5
+const PAGE = 200
+/** Silence after which nobody is expected to take over any more, and time that a worker is waited for. */
+const LIMITS = { silenceMs: 3_600_000, queueMs: 7 * 86_400_000 }
+
+/** Who expires approvals and carries on after them. */
+export const approvalHandlers = [
+  handler(continueQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, continueApproval),
+  handler(expireQueue, {}, ({ approval_id }, { services }) =>
+    services.write(tx => expireNow(tx, services, approval_id)),
+  ),
+  handler(approvalSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweep(services, stopping)),
+]
+
+export const approvalSchedules = [
+  every('approval.sweep', config => Math.ceil(config.APPROVAL_SWEEP_INTERVAL_MS / 1000), approvalSweep, {}),
+]
+
+async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
+  for (let found: readonly string[] = await overdue(services.pool, PAGE); found.length > 0; ) {
+    for (const id of found) {
+      if (stopping.aborted) return
+      await services.write(tx => expireNow(tx, services, id))
+    }
+    found = found.length < PAGE ? [] : await overdue(services.pool, PAGE)
+  }
+  await sweepAttempts(services.pool, {
+    attempts: continuations,
+    limits: LIMITS,
+    quietSeconds: QUIET_SECONDS,
+    stopping,
+    wake: due =>
+      services.queues.send(
+        due.map(({ entity, id, project_id }) =>
+          message(continueQueue, { approval_id: entity, attempt_id: id, project_id }),
+        ),
+      ),
+    stall: id => giveUp(services, id, LIMITS),
+  })
+}

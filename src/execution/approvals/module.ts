@@ -1,0 +1,17 @@
+import { module } from '../../core/api/module.ts'
+import { approvalDesk } from '../generations/proposals.ts'
+import { approvalErrors } from './errors.ts'
+import { desk } from './file.ts'
+import { approvalHandlers, approvalSchedules } from './handlers.ts'
+import { approvalKind, sealedApprovals } from './model.ts'
+import { approvalOperations } from './operations.ts'
+
+export default module('approvals', {
+  errors: approvalErrors,
+  kinds: [approvalKind],
+  operations: approvalOperations,
+  handlers: approvalHandlers,
+  schedules: approvalSchedules,
+  sealedColumns: sealedApprovals,
+  extensions: [approvalDesk.with(desk)],
+})

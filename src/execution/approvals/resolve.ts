@@ -1,0 +1,143 @@
+import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { storableText } from '../../core/api/text.ts'
+import type { Outgoing } from '../../core/db/write.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { wireProblems } from '../../core/json-schema/problems.ts'
+import type { Services } from '../../core/process/services.ts'
+import { noteActivity } from '../guardrails/feed.ts'
+import { parametersSchema } from '../tools/check-definition.ts'
+import { expireNow, sendContinuation } from './expire.ts'
+import { type ApprovalRow, approvalKind, type Execution, shown } from './model.ts'
+import { openFrozen, sealFrozen } from './seal.ts'
+import { resolvePending } from './store.ts'
+import { argumentsSchema, toolOf } from './tool.ts'
+
+export type Decision = {
+  status: 'approved' | 'rejected'
+  reason: string | null
+  edited: Record<string, unknown> | null
+}
+
+const MAX_REASON = 10_000
+
+/** The reason of a decision. Raises APPROVAL_REASON_REQUIRED for a rejection without one. */
+export function reasonOf(status: Decision['status'], given: unknown): string | null {
+  const reason = typeof given === 'string' ? storableText(given.trim()) : ''
+  if (reason.length > MAX_REASON)
+    invalid({ code: 'TOO_BIG', path: 'reason', message: `must have at most ${MAX_REASON} characters` })
+  if (status === 'rejected' && reason === '') raise('APPROVAL_REASON_REQUIRED')
+  return reason === '' ? null : reason
+}
+
+/**
+ * Validates arguments that are to be executed in place of the proposed ones, with the presets of the tool.
+ * @throws APPROVAL_INVALID_EDIT with `meta.problems`
+ */
+export async function requireEdit(
+  services: Services,
+  row: ApprovalRow,
+  given: unknown,
+): Promise<Record<string, unknown>> {
+  const refuse = (problems: object[]): never => raise('APPROVAL_INVALID_EDIT', { meta: { problems } })
+  const wrong = (message: string) => refuse([{ code: 'INVALID_TYPE', path: 'arguments', message }])
+  if (!isObject(given)) return wrong('must be an object')
+  if (!row.proposed_action) return wrong('cannot be given: no tool is called')
+  const tool = await toolOf(services.pool, row)
+  const schema = tool && argumentsSchema(tool, row.proposed_action.action)
+  if (!tool || !schema) return given
+  try {
+    const input = { ...given, ...tool.preset_parameters }
+    const [problems] = await schemaChecks(services).problems(parametersSchema(row.project_id, schema), [input])
+    if (problems.length > 0) refuse(wireProblems(problems, 'arguments'))
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    refuse([{ code: 'INVALID_VALUE', path: 'parameters', message: error.message }])
+  }
+  return given
+}
+
+/**
+ * Resolves an item, with what follows in the same transaction. Of several who resolve it at once one does.
+ * @param record what else is written with it
+ * @throws FORBIDDEN for work in the background, and for whoever started the chain where that is forbidden;
+ *   APPROVAL_EXPIRED, APPROVAL_ALREADY_RESOLVED
+ */
+export async function resolveApproval(
+  { services, caller }: Pick<Context, 'services' | 'caller'>,
+  row: ApprovalRow,
+  decision: Decision,
+  record: (outgoing: Outgoing) => void,
+): Promise<ApprovalRow> {
+  requireResolver(caller, row)
+  const { status, reason, edited } = decision
+  const calls = status === 'approved' && row.origin === 'tool_call'
+  const resolved = await services.write(async tx => {
+    const found = await resolvePending(tx, row.id, {
+      status,
+      resolved_by: caller.user.id,
+      reason,
+      edited,
+      sealed: frozenBy(services, row, edited),
+      execution: calls ? WAITING : null,
+    })
+    if (!found) return null
+    tx.emit(approvalKind, status, shown(found))
+    if (found.origin === 'tool_call') await sendContinuation(tx, found)
+    const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
+    noteActivity(tx, {
+      project_id,
+      kind: 'approval_resolved',
+      summary: `A call of ${proposed_action?.tool_name ?? 'a tool'} was ${status}`,
+      detail: { status, tool_id: proposed_action?.tool_id ?? null, policy_version },
+      agent_id,
+      generation_id,
+      ref_id: row.id,
+    })
+    record(tx)
+    return found
+  })
+  return resolved ?? refuseResolved(services, row.id, status)
+}
+
+const WAITING: Execution = {
+  status: 'pending',
+  result_digest: null,
+  error: null,
+  generation_id: null,
+  finished_at: null,
+}
+
+/** Work in the background resolves nothing: an agent would clear its own gate. */
+function requireResolver(caller: Context['caller'], row: ApprovalRow): void {
+  const own = row.forbid_self_approval && row.started_by === caller.user.id
+  if (caller.credential.type !== 'run' && !own) return
+  raise('FORBIDDEN', {
+    message: own ? 'Whoever started the chain may not resolve its approval' : 'Work in the background resolves nothing',
+    meta: { action: 'approvals:ResolveApproval' },
+  })
+}
+
+/** What is executed later: edited arguments take the place of the proposed ones. */
+function frozenBy(services: Services, row: ApprovalRow, edited: Decision['edited']): string | null {
+  const frozen = edited && openFrozen(services, row)
+  return frozen ? sealFrozen(services, row, { ...frozen, arguments: edited }) : row.sealed
+}
+
+/** Says why an item could not be resolved; one whose time is over is expired first. */
+async function refuseResolved(services: Services, id: string, status: Decision['status']): Promise<never> {
+  await services.write(tx => expireNow(tx, services, id))
+  const row = await approvalKind.find(services.pool, id)
+  if (!row) return raise('APPROVAL_NOT_FOUND', { meta: { id } })
+  const meta = { id, status: row.status }
+  return raise(status === 'approved' && row.status === 'expired' ? 'APPROVAL_EXPIRED' : 'APPROVAL_ALREADY_RESOLVED', {
+    meta,
+  })
+}
+
+/** What is recorded of a refusal. */
+export const refusalOf = (error: unknown) => {
+  if (error instanceof AppError) return error.recorded()
+  throw error
+}

@@ -1,0 +1,127 @@
+import { z } from 'zod'
+import { newId } from '../../core/api/ids.ts'
+import { page } from '../../core/api/lists.ts'
+import type { Context, Page } from '../../core/api/operation.ts'
+import { identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { Claimed } from '../../core/jobs/attempt.ts'
+import { attempts } from '../../core/jobs/attempt.ts'
+import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution, type Recurrence } from './model.ts'
+
+const attemptRow = { executing: z.boolean(), outcome: z.string().nullable() }
+
+/** Workers that may be lost before what follows from an approval is given up. */
+const MAX_LOSSES = 5
+
+/** What follows from approvals: the call, at most once, and the turn that carries on. */
+export const continuations = attempts({
+  table: 'approval_attempts',
+  entity: 'approval_id',
+  owner: 'approvals',
+  row: attemptRow,
+  maxLosses: MAX_LOSSES,
+})
+
+export type Continuation = Claimed & z.output<z.ZodObject<typeof attemptRow>>
+
+/** Adds what follows from an approval; its id. */
+export async function insertAttempt(db: Queryable, approvalId: string): Promise<string> {
+  const id = newId('aat')
+  await db.query(statement`insert into approval_attempts (approval_id, id) values (${approvalId}, ${id})`)
+  return id
+}
+
+/** The pending item of a dedup key, under its lock. By approvals_dedup. */
+export const pendingOf = (db: Queryable, projectId: string, dedupKey: string): Promise<ApprovalRow | null> =>
+  db.maybeOne(approvalKind.sql`
+    select ${approvalKind.columns} from approvals t
+    where t.project_id = ${projectId} and t.dedup_key = ${dedupKey} and t.status = 'pending' for update`)
+
+/** The latest rejected item of a dedup key. By approvals_recurrences. */
+export const rejectedBefore = (db: Queryable, projectId: string, dedupKey: string): Promise<string | null> =>
+  db.maybeOneFirst(identifying`
+    select id from approvals where project_id = ${projectId} and dedup_key = ${dedupKey} and status = 'rejected'
+    order by created_at desc, id desc limit 1`)
+
+// What the model said is not kept beyond the decision where the project keeps no content.
+const redacted = sql.fragment`
+  proposed_action = case when t.content_mode = 'full' or t.proposed_action is null then t.proposed_action
+    else (t.proposed_action::jsonb || '{"arguments": null}')::json end,
+  reasoning = case when t.content_mode = 'full' then t.reasoning end,
+  evidence = case when t.content_mode = 'full' then t.evidence end,
+  predicted_impact = case when t.content_mode = 'full' then t.predicted_impact end`
+
+/** Resolves an item that is pending and has not expired; null for any other: of several callers one gets the row. */
+export const resolvePending = (
+  db: Queryable,
+  id: string,
+  to: {
+    status: 'approved' | 'rejected'
+    resolved_by: string
+    reason: string | null
+    edited: Record<string, unknown> | null
+    sealed: string | null
+    execution: Execution | null
+  },
+): Promise<ApprovalRow | null> =>
+  db.maybeOne(approvalKind.sql`
+    update approvals t set status = ${to.status}, resolved_by = ${to.resolved_by}, resolution_reason = ${to.reason},
+      edited_arguments = case when t.content_mode = 'full' then ${to.edited && JSON.stringify(to.edited)}::json end,
+      sealed = ${to.sealed}, execution = ${to.execution && JSON.stringify(to.execution)}::json, updated_at = now(), ${redacted}
+    where t.id = ${id} and t.status = 'pending' and t.expires_at > now()
+    returning ${approvalKind.columns}`)
+
+/** Expires an item whose time is over; null for any other. */
+export const expirePending = (db: Queryable, id: string): Promise<ApprovalRow | null> =>
+  db.maybeOne(approvalKind.sql`
+    update approvals t set status = 'expired', updated_at = now(), ${redacted}
+    where t.id = ${id} and t.status = 'pending' and t.expires_at <= now()
+    returning ${approvalKind.columns}`)
+
+/** Items whose time is over and that nobody has expired. By approvals_expiry. */
+export const overdue = (db: Queryable, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select id from approvals where status = 'pending' and expires_at <= now() order by expires_at limit ${limit}`)
+
+const length = sql.type(z.strictObject({ count: z.int() }))
+
+/** How many generations lead up to one, itself included, counted to `most`. By the primary key. */
+export const chainLength = (db: Queryable, generationId: string, most: number): Promise<number> =>
+  db.oneFirst(length`
+    with recursive chain as (
+      select id, initiator_generation_id, 1 as n from generations where id = ${generationId}
+      union all
+      select g.id, g.initiator_generation_id, c.n + 1 from chain c join generations g on g.id = c.initiator_generation_id
+      where c.n < ${most})
+    select count(*) as count from chain`)
+
+/** Entries of a group that are shown. */
+const CHAIN = 100
+
+/** Groups of equal proposals, the most frequent first; approvals_recurrences has the members of a group together. */
+export function listRecurrences(
+  { db, page: bounds, visible }: { db: Queryable; page: Page; visible: Context['visible'] },
+  { status, min_count }: { status: readonly (typeof APPROVAL_STATUSES)[number][]; min_count: number },
+) {
+  const mine = visible({ project: sql.fragment`a.project_id`, id: sql.fragment`a.id` }).rows
+  const chosen = sql.array([...status], 'text')
+  return page<z.output<typeof Recurrence> & { project_id: string }>(
+    { db, page: bounds },
+    {
+      columns: sql.fragment`t.dedup_key, t.agent_id, t.tool_id, t.count, l.chain, l.reasons`,
+      from: sql.fragment`(
+        select a.project_id, a.dedup_key, max(a.agent_id) as agent_id, max(a.proposed_action ->> 'tool_id') as tool_id,
+          count(*) as count, max(a.created_at) as latest, array_agg(a.id order by a.created_at desc, a.id desc) as ids
+        from approvals a where a.dedup_key is not null and a.status = any(${chosen}) and ${mine}
+        group by a.project_id, a.dedup_key having count(*) >= ${min_count}) t
+        cross join lateral (
+          select json_agg(json_build_object('id', m.id, 'status', m.status, 'resolution_reason', m.resolution_reason,
+              'created_at', to_char(m.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
+              order by m.created_at, m.id) as chain,
+            coalesce(json_agg(m.resolution_reason order by m.created_at, m.id)
+              filter (where m.resolution_reason <> ''), '[]') as reasons
+          from approvals m where m.id = any(t.ids[1:${CHAIN}::int])) l`,
+      order: sql.fragment`t.count desc, t.latest desc, t.dedup_key`,
+      present: group => group,
+    },
+  )
+}

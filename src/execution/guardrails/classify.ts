@@ -1,0 +1,83 @@
+import { storableValue } from '../../core/api/text.ts'
+import { ExpressionError, evaluate, readPath } from '../../core/expressions/evaluate.ts'
+import type { Reading } from '../../core/expressions/references.ts'
+import { isAmbient, isClass, isContext, type Rule } from './document.ts'
+import type { Class, Decision, Evaluation } from './model.ts'
+
+/** What the expressions of a rule read. */
+export type Facts = { args: Record<string, unknown>; context: Record<string, unknown> | null; runtime: object }
+
+/**
+ * What a rule says of a call. It fails closed: what depends on a value that is missing, or costs too much, gives the
+ * default class, and a guard that does not hold.
+ * @param contextFailed the context tool did not answer
+ */
+export function classify(
+  rule: Rule,
+  facts: Facts,
+  contextFailed: boolean,
+): Pick<Evaluation, 'class' | 'decision' | 'guard_result'> {
+  const given = classOf(rule, facts, contextFailed)
+  const guard_result = given === 'B' ? guardHolds(rule, facts, contextFailed) : null
+  return { class: given, guard_result, decision: decisionOf(given, guard_result, rule.document.escalate ?? false) }
+}
+
+function decisionOf(given: Class, guarded: boolean | null, escalate: boolean): Decision {
+  if (given === 'A' || (given === 'B' && guarded)) return 'execute'
+  if (given === 'D') return 'blocked'
+  return given === 'C' || escalate ? 'route_to_approval' : 'tripwire'
+}
+
+function classOf({ document, reads }: Rule, facts: Facts, contextFailed: boolean): Class {
+  if (isClass(document.class)) return document.class
+  const fallback = document.default_class ?? 'C'
+  if (contextFailed && reads.class.some(readsContext)) return fallback
+  // Null would compare as zero.
+  if (reads.class.some(reading => reading.ordered && isMissing(reading, facts))) return fallback
+  const result = quietly(document.class, facts)
+  return isClass(result) ? result : fallback
+}
+
+function guardHolds({ document, reads }: Rule, facts: Facts, contextFailed: boolean): boolean {
+  if (document.guard === undefined) return false
+  if (contextFailed && reads.guard.some(readsContext)) return false
+  const lacking = (reading: Reading) => isMissing(reading, facts) && !(reading.defaulted && readsContext(reading))
+  if (reads.guard.some(lacking)) return false
+  return quietly({ '!!': [document.guard] }, facts) === true
+}
+
+const readsContext = ({ path }: Reading): boolean => path !== null && isContext(path)
+
+const isMissing = ({ path, by }: Reading, facts: Facts): boolean =>
+  by === 'var' && path !== null && isAmbient(path) && readPath(facts, path) === null
+
+function quietly(expression: unknown, facts: Facts): unknown {
+  try {
+    return evaluate(expression, facts)
+  } catch (error) {
+    if (error instanceof ExpressionError) return null
+    throw error
+  }
+}
+
+/** Characters of a value that are kept. */
+const MAX_SHOWN = 2048
+
+/**
+ * What a rule reads, by its path. A long value is kept as the start of its text.
+ * @param keepsArguments false where the project keeps no content
+ */
+export function snapshotOf({ paths }: Rule, facts: Facts, keepsArguments: boolean): Record<string, unknown> {
+  return Object.fromEntries(
+    paths.map(path => [
+      path,
+      !keepsArguments && path.startsWith('args') ? null : storableValue(shown(readPath(facts, path))),
+    ]),
+  )
+}
+
+function shown(value: unknown): unknown {
+  if (typeof value !== 'object' && typeof value !== 'string') return value
+  const text = typeof value === 'string' ? value : JSON.stringify(value)
+  return text.length <= MAX_SHOWN ? value : `${text.slice(0, MAX_SHOWN)}…`
+}

@@ -1,0 +1,87 @@
+import { LRUCache } from 'lru-cache'
+import { AppError } from '../../core/api/errors.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import { perProcess } from '../../core/process/per-process.ts'
+import type { Services } from '../../core/process/services.ts'
+import { callTool, openCall } from '../tools/call.ts'
+import { toolsOfIds } from '../tools/store.ts'
+import type { Rule } from './document.ts'
+import type { Evaluation } from './model.ts'
+
+type Context = Record<string, unknown>
+
+/** Bytes of answers that a process keeps. */
+const MAX_BYTES = 16 * 1024 * 1024
+
+const answersOf = perProcess(({ config }) => ({
+  kept: new LRUCache<string, { context: Context }>({
+    ttl: Math.max(1, config.GUARDRAIL_CONTEXT_TTL_MS),
+    maxSize: MAX_BYTES,
+    sizeCalculation: ({ context }) => JSON.stringify(context).length + 1,
+  }),
+  /** Calls that ask for the same at once share one. */
+  underWay: new Map<string, Promise<Context | null>>(),
+}))
+
+export type Gathered = { context: Context | null; source: Evaluation['context_source']; failed: boolean }
+
+/** The `context` that a rule is applied with: what the caller gave, and what the context tool answers. */
+export async function contextOf(
+  services: Services,
+  rule: Rule,
+  given: { guardrail_context: Context | null; caller: () => Promise<Caller | null> },
+): Promise<Gathered> {
+  const { guardrail_context } = given
+  if (rule.context_tool_id === null || !rule.readsContext)
+    return { context: guardrail_context, source: guardrail_context ? 'caller' : 'none', failed: false }
+  const answer = await answerOf(services, rule, given.caller)
+  if (!answer) return { context: null, source: 'none', failed: true }
+  if (rule.context_mode === 'replace' || !guardrail_context) return { context: answer, source: 'tool', failed: false }
+  return { context: { ...guardrail_context, ...answer }, source: 'merged', failed: false }
+}
+
+/** What the context tool answers a principal, from a short memory if it is there; null when it does not give an object. */
+async function answerOf(services: Services, rule: Rule, caller: () => Promise<Caller | null>): Promise<Context | null> {
+  const { kept, underWay } = answersOf(services)
+  const by = await caller()
+  const key = [rule.guardrail_id, rule.context_tool_id, by?.credential.type, by?.credential.id, by?.principal.id].join(
+    ' ',
+  )
+  const known = kept.get(key)
+  if (known) return known.context
+  const asked = underWay.get(key) ?? ask(services, rule, by)
+  if (!underWay.has(key)) {
+    underWay.set(key, asked)
+    void asked.finally(() => underWay.delete(key))
+    const answer = await asked
+    if (answer && services.config.GUARDRAIL_CONTEXT_TTL_MS > 0) kept.set(key, { context: answer })
+  }
+  return asked
+}
+
+async function ask(services: Services, rule: Rule, caller: Caller | null): Promise<Context | null> {
+  const { guardrail_id, context_tool_id, project_id } = rule
+  const started = performance.now()
+  let outcome = 'no_object'
+  try {
+    const [tool] = await toolsOfIds(services.pool, project_id, [context_tool_id as string])
+    if (!tool) throw new AppError('TOOL_NOT_FOUND')
+    const call = openCall(services, {
+      caller: async () => caller,
+      timeoutMs: services.config.GUARDRAIL_CONTEXT_TIMEOUT_MS,
+      judged: 'throughout',
+    })
+    const answer = await callTool(services, tool, call)
+    if (!isObject(answer)) return null
+    outcome = 'answered'
+    return answer
+  } catch (error) {
+    outcome = error instanceof AppError ? error.code : 'INTERNAL_ERROR'
+    if (!(error instanceof AppError)) services.log.error({ err: error, guardrail_id }, 'context tool failed')
+    return null
+  } finally {
+    const ms = Math.round(performance.now() - started)
+    services.log.info({ guardrail_id, tool_id: context_tool_id, project_id, outcome, ms }, 'context of a guardrail')
+  }
+}

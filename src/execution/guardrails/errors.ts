@@ -1,0 +1,18 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const guardrailErrors = {
+  GUARDRAIL_HAS_REFERENCES: {
+    status: 409,
+    description: 'Guardrail still attached; detach first (guardrails:DetachGuardrail)',
+    message: 'The guardrail is attached to something; detach it first',
+  },
+  GUARDRAIL_NOT_FOUND: {
+    status: 400,
+    description: 'Guardrail in guardrail_ids missing',
+    message: 'A guardrail named does not exist in the project',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof guardrailErrors> {}
+}

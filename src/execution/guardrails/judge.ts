@@ -1,0 +1,162 @@
+import { setImmediate } from 'node:timers/promises'
+import type { Services } from '../../core/process/services.ts'
+import type { GateRequest, ToolGate, Verdict } from '../tools/gate.ts'
+import { classify, type Facts, snapshotOf } from './classify.ts'
+import { contextOf } from './context.ts'
+import { danglingRule, mayAskPerson, type Rule } from './document.ts'
+import { reportException } from './feed.ts'
+import { liveOf } from './live.ts'
+import { APPROVAL_SECONDS, type Decision, type Evaluation, guardrailKind, SCOPES, type Scope } from './model.ts'
+import { holdEvaluations, recordEvaluations } from './records.ts'
+import { type Circumstances, runtimeOf } from './runtime.ts'
+
+/** From the mildest to the strictest. */
+const STRICTNESS: readonly Decision[] = ['execute', 'route_to_approval', 'tripwire', 'blocked']
+
+/** Milliseconds that the rules of a call hold the event loop at a time. */
+const SLICE_MS = 5
+
+type Applied = { scope: Scope; rule: Rule }
+type Attached = Pick<GateRequest, 'project_id' | 'agent'> & { tool: Pick<GateRequest['tool'], 'guardrail_ids'> }
+
+/** What is judged: a call, or one that is only tried. */
+export type Judged = Circumstances &
+  Pick<GateRequest, 'args' | 'guardrail_context' | 'caller' | 'generation_id'> & { keepsContent: boolean }
+
+/** The rules that apply to a call: those of the project, of the agent, of the tool, each in its order. */
+async function rulesFor(services: Services, { project_id, agent, tool }: Attached): Promise<Applied[]> {
+  const { guardrail_ids } = await liveOf(services).projects.get(project_id)
+  const ids: Record<Scope, readonly string[] | null | undefined> = {
+    project: guardrail_ids,
+    agent: agent?.guardrail_ids,
+    tool: tool.guardrail_ids,
+  }
+  const attached = SCOPES.flatMap(scope => (ids[scope] ?? []).map(id => ({ scope, id })))
+  return Promise.all(
+    attached.map(async ({ scope, id }) => {
+      const { rule } = await liveOf(services).rules.get(id)
+      return { scope, rule: rule?.project_id === project_id ? rule : danglingRule(id, project_id) }
+    }),
+  )
+}
+
+/** What each rule says of a call, in their order. */
+export async function evaluateRules(
+  services: Services,
+  applied: readonly Applied[],
+  judged: Judged,
+): Promise<Evaluation[]> {
+  const { args, tool, action, agent, generation_id, keepsContent } = judged
+  const runtime = await runtimeOf(services, judged, new Set(applied.flatMap(({ rule }) => rule.paths)))
+  const contexts = await Promise.all(applied.map(({ rule }) => contextOf(services, rule, judged)))
+  const evaluations: Evaluation[] = []
+  let since = performance.now()
+  for (const [index, { scope, rule }] of applied.entries()) {
+    if (performance.now() - since > SLICE_MS) {
+      await setImmediate()
+      since = performance.now()
+    }
+    const { context, source, failed } = contexts[index]
+    const facts: Facts = { args, context, runtime }
+    evaluations.push({
+      kind: 'guardrail_evaluation',
+      guardrail_id: rule.guardrail_id,
+      guardrail_version: rule.version,
+      scope,
+      tool: tool?.name ?? null,
+      action,
+      ...classify(rule, facts, failed),
+      context_source: source,
+      context_snapshot: snapshotOf(rule, facts, keepsContent),
+      agent_id: agent?.id ?? null,
+      orchestration_run_id: null,
+      generation_id,
+    })
+  }
+  return evaluations
+}
+
+/** The strictest decision, and the first that made it: it governs. */
+function governing(evaluations: readonly Evaluation[]): number {
+  const strictness = evaluations.map(({ decision }) => STRICTNESS.indexOf(decision))
+  return strictness.indexOf(Math.max(...strictness))
+}
+
+const versionOf = ({ guardrail_id, version }: Rule): string => `${guardrail_id}@${version ?? 'none'}`
+
+async function judge(services: Services, request: GateRequest): Promise<Verdict> {
+  const applied = await rulesFor(services, request)
+  if (applied.length === 0) return { decision: 'execute' }
+  const { keepsContent } = await liveOf(services).projects.get(request.project_id)
+  const evaluations = await evaluateRules(services, applied, { ...request, keepsContent })
+  const at = governing(evaluations)
+  const { decision } = evaluations[at]
+  const { rule } = applied[at]
+  keep(services, request, evaluations, decision)
+  if (decision === 'execute') return { decision }
+  if (decision === 'route_to_approval')
+    return {
+      decision,
+      policy_version: versionOf(rule),
+      expires_in: rule.document.expires_in ?? APPROVAL_SECONDS,
+      // Any of those who ask a person may ask for another one.
+      forbid_self_approval: applied.some(
+        (each, index) => evaluations[index].decision === decision && each.rule.document.forbid_self_approval === true,
+      ),
+    }
+  if (decision === 'tripwire') await trip(services, request, rule)
+  const what = decision === 'blocked' ? 'forbids the call' : 'stopped the call: its guard does not hold'
+  return { decision, reason: `The guardrail ${rule.name} (${versionOf(rule)}) ${what}` }
+}
+
+function keep(
+  services: Services,
+  { project_id, tool, action, args, generation_id }: GateRequest,
+  evaluations: readonly Evaluation[],
+  decision: Decision,
+): void {
+  const drafts = evaluations.map(({ kind: _kind, ...evaluation }) => ({
+    ...evaluation,
+    project_id,
+    tool_id: tool.id,
+    approval_id: null,
+  }))
+  if (decision !== 'route_to_approval' || generation_id === null) recordEvaluations(services, drafts)
+  else holdEvaluations(services, { generation_id, tool: tool.id ?? tool.name, action, args }, drafts)
+}
+
+/** Tells that a guard stopped a call. What fails here is logged: the call does not happen in any case. */
+async function trip(services: Services, request: GateRequest, rule: Rule): Promise<void> {
+  const { project_id, tool, action, agent, generation_id } = request
+  const guardrail_version = versionOf(rule)
+  const called = { tool_id: tool.id, tool_name: tool.name, action, guardrail_version, generation_id }
+  reportException(services, {
+    project_id,
+    kind: 'guardrail_tripwire',
+    title: `A guardrail stopped a call of ${tool.name}`,
+    detail: called,
+    dedup_key: `${agent?.id ?? ''}:${tool.id ?? tool.name}:${guardrail_version}`,
+    agent_id: agent?.id ?? null,
+    guardrail_version,
+  })
+  const { row } = rule
+  if (!row) return
+  const extra = { ...called, agent_id: agent?.id ?? null, orchestration_run_id: null, node_id: null }
+  try {
+    await services.write(async tx => tx.emit(guardrailKind, 'tripwire', row, { extra }))
+  } catch (error) {
+    services.log.error({ err: error, project_id, guardrail_version }, 'event of a tripwire not written')
+  }
+}
+
+/** The guardrails of projects, agents and tools, as calls of tools ask them. */
+export const guardrailGate: ToolGate = {
+  judge,
+  async mayAsk(services, { project_id, agent, tools }) {
+    return Promise.all(
+      tools.map(async tool =>
+        (await rulesFor(services, { project_id, agent, tool })).some(({ rule }) => mayAskPerson(rule)),
+      ),
+    )
+  },
+}

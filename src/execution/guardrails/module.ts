@@ -1,0 +1,37 @@
+import { module } from '../../core/api/module.ts'
+import { inBatches } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import { detaching } from '../../identity/guardrail-ids.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { guardrailCopies, toolGate } from '../tools/gate.ts'
+import { copyGuardrails, guardrailCloning } from './clone.ts'
+import { guardrailErrors } from './errors.ts'
+import { guardrailGate } from './judge.ts'
+import { evaluationKind, guardrailKind } from './model.ts'
+import { guardrailOperations } from './operations.ts'
+import { deleteEvaluations } from './store.ts'
+
+const DAY_MS = 86_400_000
+
+/** Deletes evaluations older than GUARDRAIL_EVALUATION_RETENTION_DAYS (0 = none), in batches. */
+async function pruneEvaluations({ config, clock, pool }: Services, stopping: AbortSignal): Promise<number> {
+  const days = config.GUARDRAIL_EVALUATION_RETENTION_DAYS
+  if (days === 0) return 0
+  const before = new Date(clock.now().getTime() - days * DAY_MS)
+  return inBatches(limit => deleteEvaluations(pool, before, limit), stopping)
+}
+
+export default module('guardrails', {
+  errors: guardrailErrors,
+  kinds: [guardrailKind, evaluationKind],
+  operations: guardrailOperations,
+  extensions: [toolGate.with(guardrailGate), guardrailCopies.with(copyGuardrails), cloneables.with(guardrailCloning)],
+  policyActions: [
+    {
+      action: detaching,
+      description: 'Take a guardrail away from a project, an agent or a tool, beside the right to change that',
+      resource_type: 'guardrail',
+    },
+  ],
+  sweeps: [{ name: 'guardrail evaluations', when: '41 3 * * *', run: pruneEvaluations }],
+})

@@ -1,0 +1,76 @@
+import { z } from 'zod'
+import { referencesTo } from '../../core/api/dependents.ts'
+import { newId } from '../../core/api/ids.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'
+
+/** Guardrails by their ids. By the primary key. */
+export const guardrailsOfIds = (db: Queryable, ids: readonly string[]): Promise<readonly GuardrailRow[]> =>
+  db.any(guardrailKind.sql`
+    select ${guardrailKind.columns} from guardrails t where t.id = any(${sql.array([...ids], 'text')})`)
+
+/** The guardrails of a project, oldest first. By guardrails_project. */
+export const guardrailsOf = (db: Queryable, projectId: string): Promise<readonly GuardrailRow[]> =>
+  db.any(guardrailKind.sql`
+    select ${guardrailKind.columns} from guardrails t where t.project_id = ${projectId} order by t.id`)
+
+const project = sql.type(
+  z.strictObject({ id: z.string(), guardrail_ids: z.array(z.string()), trace_content_mode: z.string() }),
+)
+
+/** What projects say of the calls in them. By the primary key. */
+export const projectsOfIds = (db: Queryable, ids: readonly string[]) =>
+  db.any(project`
+    select id, guardrail_ids, trace_content_mode from projects where id = any(${sql.array([...ids], 'text')})`)
+
+const reference = sql.type(z.strictObject({ type: z.string(), ids: z.array(z.string()) }))
+
+/** Ids that a refusal names of one kind. */
+const NAMED = 100
+
+/** What a guardrail is attached to, by kind. */
+export async function attachedTo(
+  db: Queryable,
+  id: string,
+): Promise<Record<'tools' | 'agents' | 'projects', string[]>> {
+  const rows = await db.any(reference`
+    select type, (array_agg(distinct id))[1:${NAMED}::int] as ids
+    from ${referencesTo(guardrailKind, id) ?? sql.fragment`(select '' as type, '' as id where false)`} as r group by type`)
+  const of = (type: string) => rows.find(row => row.type === type)?.ids ?? []
+  return { tools: of('tool'), agents: of('agent'), projects: of('project') }
+}
+
+/** What is kept of one evaluation. */
+export type EvaluationDraft = Omit<EvaluationRow, 'id' | 'created_at'>
+
+const inserted = sql.type(z.strictObject({ n: z.int() }))
+
+/** Adds evaluations of projects that there are; returns the positions of those that were added. */
+export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraft[]): Promise<readonly number[]> =>
+  db.anyFirst(inserted`
+    with held as (
+      select id from projects
+      where id = any(${sql.array([...new Set(drafts.map(({ project_id }) => project_id))], 'text')}) for key share),
+    given as (
+      select * from json_to_recordset(${JSON.stringify(drafts.map((draft, n) => ({ ...draft, n, id: newId('gev') })))}::json)
+        as g (n integer, id text, project_id text, guardrail_id text, guardrail_version integer, scope text, tool_id text,
+          tool text, action text, class text, decision text, guard_result boolean, context_source text,
+          context_snapshot json, agent_id text, orchestration_run_id text, generation_id text, approval_id text)
+      where project_id in (select id from held)),
+    added as (
+      insert into guardrail_evaluations (id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action,
+        class, decision, guard_result, context_source, context_snapshot, agent_id, orchestration_run_id, generation_id,
+        approval_id)
+      select id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action, class, decision, guard_result,
+        context_source, context_snapshot, agent_id, orchestration_run_id, generation_id, approval_id
+      from given)
+    select n from given`)
+
+/** Deletes evaluations older than a time. By guardrail_evaluations_time. */
+export const deleteEvaluations = async (db: Queryable, before: Date, limit: number): Promise<number> =>
+  (
+    await db.query(sql.type(z.strictObject({}))`
+      delete from guardrail_evaluations where id in (
+        select id from guardrail_evaluations where created_at < ${before.toISOString()}::timestamptz
+        order by created_at limit ${limit})`)
+  ).rowCount

@@ -1,0 +1,84 @@
+import assert from 'node:assert/strict'
+import { eventually } from '../support/app.ts'
+import { propose } from '../support/approvals.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { made, startTarget, type Target } from './tool-target.ts'
+
+/** Short leases, so that a lost worker is missed within seconds. */
+const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', APPROVAL_SWEEP_INTERVAL_MS: '1000' }
+
+describe('what follows from an approval, when its worker is killed', function () {
+  this.timeout(60_000)
+  let app: AgentApp
+  let target: Target
+  const processes: TestProcess[] = []
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['generation'])
+    processes.push(made)
+    return made
+  }
+
+  before(async () => {
+    target = await startTarget()
+    app = await startAgentApp({ workers: [] })
+  })
+  after(async () => {
+    await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
+    await app?.close()
+    await target?.close()
+  })
+
+  /** Approves a call whose worker is killed at a point, and gives what became of it with another worker. */
+  async function killedAt(point: string, fields: object = {}) {
+    target.requests.length = 0
+    const tool = await made(app.key, { name: 'pay', execute: { url: `${target.url}/pay` }, ...fields })
+    const first = await worker({ FAULT_POINTS: `${point}=kill` })
+    const { body } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'pay' })
+    const { id } = await propose(app, body.id, { id: tool.id, name: 'pay' }, { amount: 1 })
+    assert.equal((await app.admin.post(`/approvals/${id}/approve`)).status, 200)
+    assert.equal((await first.exited).signal, 'SIGKILL')
+    const next = await worker()
+    const { execution } = await eventually(async () => {
+      const item = (await app.admin.get(`/approvals/${id}`)).body
+      return item.execution.generation_id && item
+    })
+    const followers = (await app.key.get('/generations?limit=100')).body.data.filter(
+      (each: any) => each.initiator_generation_id === body.id,
+    )
+    assert.equal(followers.length, 1)
+    await next.kill()
+    return { execution, id }
+  }
+
+  it('before the call, is not called: nobody knows that it was not', async () => {
+    const { execution } = await killedAt('approval_executing')
+    assert.deepEqual(
+      [execution.status, execution.error.code, execution.error.meta.reason],
+      ['failed', 'TOOL_CALL_FAILED', 'outcome_unknown'],
+    )
+    assert.equal(target.requests.length, 0)
+  })
+
+  it('after the call, is not called again', async () => {
+    const { execution } = await killedAt('approval_called')
+    assert.deepEqual([execution.status, execution.error.meta.reason], ['failed', 'outcome_unknown'])
+    assert.equal(target.requests.length, 1)
+  })
+
+  it('after the call of an idempotent tool, is called again under the same key', async () => {
+    const { execution, id } = await killedAt('approval_called', { idempotent: true })
+    assert.equal(execution.status, 'succeeded')
+    assert.deepEqual(
+      target.requests.map(({ headers }) => headers['idempotency-key']),
+      [id, id],
+    )
+  })
+
+  it('after the outcome was kept, carries on with it', async () => {
+    const { execution } = await killedAt('approval_executed')
+    assert.equal(execution.status, 'succeeded')
+    assert.equal(target.requests.length, 1)
+  })
+})

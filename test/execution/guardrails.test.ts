@@ -1,0 +1,263 @@
+import assert from 'node:assert/strict'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { guardrail, said, tried } from './guardrail-support.ts'
+import { made, refused, startTarget, type Target } from './tool-target.ts'
+
+const GUARDRAIL_RIGHTS = ['guardrails:*', 'tools:*', 'audit:*', 'events:ListEvents']
+
+describe('guardrails', () => {
+  let app: TestApp
+  let target: Target
+  let id: string
+  let key: Client
+
+  before(async () => {
+    target = await startTarget()
+    app = await startApp()
+    ;({ id, key } = await app.projectWith(GUARDRAIL_RIGHTS))
+  })
+  after(async () => {
+    await app?.close()
+    await target?.close()
+  })
+
+  const refusedDocument = async (document: object): Promise<any> =>
+    refused(await key.post('/guardrails', { name: 'x', document }), 400, 'VALIDATION_FAILED').meta
+
+  it('are kept with every document that they have had', async () => {
+    const first = await guardrail(key, { class: 'C' }, { version_label: 'careful', description: 'd' })
+    assert.match(first.id, /^guard_/)
+    assert.deepEqual([first.version, first.context_mode, first.context_tool_id], [1, 'merge', null])
+    const path = `/guardrails/${first.id}`
+    // Neither another name nor an equal document is a version.
+    assert.equal((await key.patch(path, { name: 'other' })).body.version, 1)
+    assert.equal((await key.patch(path, { document: { class: 'C' } })).body.version, 1)
+    const second = (await key.patch(path, { document: '{"class":"A","expires_in":5}', version_label: 'open' })).body
+    assert.deepEqual([second.version, second.document], [2, { class: 'A', expires_in: 5 }])
+    const versions = (await key.get(`${path}/versions`)).body.data
+    assert.deepEqual(
+      versions.map((each: any) => [each.version, each.label, each.config.document.class]),
+      [
+        [2, 'open', 'A'],
+        [1, 'careful', 'C'],
+      ],
+    )
+    assert.match(versions[0].id, /^guard_ver_/)
+    assert.equal((await key.get(`${path}/versions/1`)).body.label, 'careful')
+    assert.deepEqual((await key.get(`${path}/versions/compare?from=1&to=2`)).body.changes, [
+      { path: 'document.class', op: 'changed', before: 'C', after: 'A' },
+      { path: 'document.expires_in', op: 'added', before: null, after: 5 },
+    ])
+    assert.equal((await key.get(`${path}/versions/9`)).status, 404)
+    assert.equal((await key.get(`${path}/versions/x`)).status, 400)
+
+    assert.equal((await key.post(`${path}/versions/2/restore`)).body.version, 2)
+    const restored = (await key.post(`${path}/versions/1/restore`)).body
+    assert.deepEqual([restored.version, restored.document, restored.name], [3, { class: 'C' }, 'other'])
+    assert.equal((await key.get(`${path}/versions/3`)).body.label, 'restored from v1')
+    assert.equal((await key.delete(path)).status, 204)
+    assert.equal((await key.get(path)).status, 404)
+  })
+
+  it('number documents that are written at once one after the other', async () => {
+    const { id } = await guardrail(key, { class: 'C' })
+    const replies = await Promise.all(
+      ['A', 'D'].map(given => key.patch(`/guardrails/${id}`, { document: { class: given } })),
+    )
+    assert.deepEqual(replies.map(({ body }) => body.version).sort(), [2, 3])
+    for (const { body } of replies)
+      assert.deepEqual(
+        (await key.get(`/guardrails/${id}/versions/${body.version}`)).body.config.document,
+        body.document,
+      )
+  })
+
+  it('have documents that can be understood', async () => {
+    await refusedDocument({ class: 'Z' })
+    await refusedDocument({})
+    await refusedDocument({ class: 'A', typo: 1 })
+    await refusedDocument({ class: 'A', expires_in: 0 })
+    await refusedDocument({ class: { a: 1, b: 2 } })
+    assert.deepEqual(
+      [(await refusedDocument({ class: { var: 'env.x' } })).var, (await refusedDocument({ class: { var: '' } })).var],
+      ['env.x', ''],
+    )
+    const unknown = await refusedDocument({ class: 'B', guard: { var: 'runtime.usage.nope' } })
+    assert.deepEqual([unknown.field, unknown.var], ['document.guard', 'runtime.usage.nope'])
+    const typo = await refusedDocument({ class: 'B', guard: { and: [{ gt: [1, 2] }] } })
+    assert.equal(typo.field, 'document.guard')
+    // What a computed path reads cannot be known to be there.
+    await refusedDocument({ class: 'B', guard: { var: { cat: ['context.', 'x'] } } })
+    await refusedDocument({ class: 'B', guard: { '==': [{ missing: [{ var: 'args.key' }] }, []] } })
+    await guardrail(key, { class: 'B', guard: { '==': [{ preserve: { gt: [1] } }, 1] } })
+    await guardrail(key, { class: 'B', guard: { some: [{ var: 'args.list' }, { '<': [{ var: 'price' }, 5] }] } })
+  })
+
+  it('name a context tool that can be called, and that their writer may call', async () => {
+    const execute = { url: `${target.url}/context` }
+    const { id: tool } = await made(key, { execute })
+    const document = { class: 'C' }
+    await guardrail(key, document, { context_tool_id: tool })
+    const given = (context_tool_id: string) => key.post('/guardrails', { name: 'x', document, context_tool_id })
+    refused(await given('tool_00000000000000000000000000'), 400, 'TOOL_NOT_FOUND')
+    refused(await given((await made(key, { type: 'client' })).id), 400, 'VALIDATION_FAILED')
+    const open = await made(key, { type: 'platform', actions: ['list-tools'] })
+    refused(await given(open.id), 400, 'VALIDATION_FAILED')
+    const pinned = { type: 'platform', actions: ['list-tools'], preset_parameters: { action: 'list-tools' } }
+    assert.equal((await given((await made(key, pinned)).id)).status, 201)
+    const writer = await app.user(undefined, [
+      { statement: [{ effect: 'Allow', action: ['guardrails:*'], resource: [`srn:${id}:guardrail:*`] }] },
+    ])
+    const body = { name: 'x', document, project_id: id }
+    assert.equal((await writer.post('/guardrails', body)).status, 201)
+    assert.equal((await writer.post('/guardrails', { ...body, context_tool_id: tool })).status, 403)
+    const other = await app.projectWith(GUARDRAIL_RIGHTS)
+    refused(await other.key.post('/guardrails', { name: 'x', document, context_tool_id: tool }), 400, 'TOOL_NOT_FOUND')
+  })
+
+  describe('when they are tried', () => {
+    it('classify by the arguments, and keep nothing', async () => {
+      const { id } = await guardrail(key, {
+        class: { if: [{ '<': [{ var: 'args.amount' }, 500] }, 'B', 'C'] },
+        guard: { '<': [{ var: 'args.amount' }, 200] },
+      })
+      const outcome = async (amount: number) => said(await tried(key, id, { args: { amount } }))
+      assert.deepEqual(await outcome(150), ['B', 'execute', true])
+      assert.deepEqual(await outcome(900), ['C', 'route_to_approval', null])
+      assert.deepEqual(await outcome(450), ['B', 'tripwire', false])
+      assert.equal((await key.get(`/guardrail-evaluations?guardrail_id=${id}`)).body.total, 0)
+      assert.equal((await key.get(`/events?resource_id=${id}`)).body.total, 1)
+      const audited = (await key.get(`/audit-log?action=guardrails:Evaluate`)).body
+      assert.equal(audited.data.filter((entry: any) => entry.resource_public_id === id).length, 0)
+    })
+
+    it('show what they read, and fill in the tool', async () => {
+      const tool = await made(key, { name: 'pay' })
+      const { id } = await guardrail(key, {
+        class: { if: [{ '==': [{ var: 'runtime.tool.name' }, 'pay'] }, 'B', 'A'] },
+        guard: { '==': [{ var: 'args.to' }, { var: 'context.owner' }] },
+        escalate: true,
+      })
+      const record = await tried(key, id, {
+        args: { to: 'me' },
+        guardrail_context: { owner: 'you', other: 1 },
+        tool_id: tool.id,
+      })
+      assert.deepEqual(said(record), ['B', 'route_to_approval', false])
+      assert.deepEqual(record.context_snapshot, {
+        'runtime.tool.name': 'pay',
+        'args.to': 'me',
+        'context.owner': 'you',
+      })
+      assert.deepEqual(
+        [record.kind, record.scope, record.tool, record.action, record.context_source, record.guardrail_version],
+        ['guardrail_evaluation', 'tool', 'pay', 'pay', 'caller', 1],
+      )
+      assert.equal((await tried(key, id, {})).class, 'A')
+      refused(await key.post(`/guardrails/${id}/evaluate`, { tool_id: 'tool_x' }), 400, 'TOOL_NOT_FOUND')
+      const trial = await tried(key, id, { document: { class: 'D' } })
+      assert.deepEqual([trial.decision, trial.guardrail_version], ['blocked', null])
+      refused(await key.post(`/guardrails/${id}/evaluate`, { document: { class: 'Z' } }), 400, 'VALIDATION_FAILED')
+    })
+
+    it('fail closed on what is missing', async () => {
+      const outcome = async (document: object, body: object = {}) =>
+        said(await tried(key, (await guardrail(key, document)).id, body))
+      // A guard: whatever the branch, unless a value of the context is given for it.
+      const branch = { if: [true, true, { var: 'context.limit' }] }
+      assert.deepEqual(await outcome({ class: 'B', guard: branch }), ['B', 'tripwire', false])
+      assert.deepEqual(await outcome({ class: 'B', guard: branch }, { guardrail_context: { limit: 1 } }), [
+        'B',
+        'execute',
+        true,
+      ])
+      const defaulted = { '<': [{ var: ['context.spent', 0] }, 5] }
+      assert.deepEqual(await outcome({ class: 'B', guard: defaulted }), ['B', 'execute', true])
+      const run = { '<': [{ var: 'runtime.usage.orchestration_run_tokens' }, 10] }
+      assert.deepEqual(await outcome({ class: 'B', guard: run }), ['B', 'tripwire', false])
+      const counted = { '<': [{ var: ['runtime.activity.actions_1h', 0] }, 10] }
+      assert.deepEqual(await outcome({ class: 'B', guard: counted }), ['B', 'tripwire', false])
+      assert.deepEqual(await outcome({ class: 'B' }), ['B', 'tripwire', false])
+      // A class: within a comparison of size only.
+      const sized = { if: [{ '<': [{ '+': [{ var: 'context.limit' }, 1] }, 5] }, 'A', 'D'] }
+      assert.deepEqual(await outcome({ class: sized }), ['C', 'route_to_approval', null])
+      assert.deepEqual(await outcome({ class: sized, default_class: 'D' }), ['D', 'blocked', null])
+      const equal = { if: [{ '==': [{ var: 'context.limit' }, null] }, 'A', 'D'] }
+      assert.deepEqual(await outcome({ class: equal }), ['A', 'execute', null])
+      // Arguments compare as they do.
+      const args = { if: [{ '<': [{ var: 'args.amount' }, 5] }, 'A', 'D'] }
+      assert.deepEqual(await outcome({ class: args }), ['A', 'execute', null])
+      // No class at all, and too much work.
+      assert.deepEqual(await outcome({ class: { cat: ['x'] } }), ['C', 'route_to_approval', null])
+      const long = { reduce: [{ var: 'args.list' }, { '+': [{ var: 'current' }, { var: 'accumulator' }] }, 0] }
+      const list = Array.from({ length: 40_000 }, () => 1)
+      assert.deepEqual(await outcome({ class: { if: [long, 'A', 'A'] }, default_class: 'D' }, { args: { list } }), [
+        'D',
+        'blocked',
+        null,
+      ])
+    })
+
+    it('ask their context tool with the credential of who tries', async () => {
+      const limits: unknown[] = [{ limit: 10 }]
+      target.answer = (_request, response) =>
+        response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(limits[0]))
+      const tool = await made(key, { execute: { url: `${target.url}/limits` } })
+      const document = { class: 'B', guard: { '<': [{ var: 'args.n' }, { var: 'context.limit' }] } }
+      const body = { args: { n: 5 }, guardrail_context: { limit: 1, mine: true } }
+      const merging = await guardrail(key, document, { context_tool_id: tool.id })
+      const merged = await tried(key, merging.id, body)
+      assert.deepEqual([said(merged), merged.context_source], [['B', 'execute', true], 'merged'])
+      assert.equal((await tried(key, merging.id, { args: { n: 5 } })).context_source, 'tool')
+      const reading = { class: { if: [{ var: 'context.mine' }, 'A', 'D'] } }
+      const replacing = await guardrail(key, reading, { context_tool_id: tool.id, context_mode: 'replace' })
+      assert.equal((await tried(key, replacing.id, body)).decision, 'blocked')
+      // What it answered counts for a while.
+      const before = target.requests.length
+      await tried(key, merging.id, body)
+      assert.equal(target.requests.length, before)
+      // One that reads no context asks nobody.
+      const blind = await guardrail(key, { class: 'A' }, { context_tool_id: tool.id })
+      await tried(key, blind.id, body)
+      assert.equal(target.requests.length, before)
+
+      limits[0] = 'no object'
+      const failing = await guardrail(key, document, { context_tool_id: tool.id })
+      const failed = await tried(key, failing.id, body)
+      assert.deepEqual([said(failed), failed.context_source], [['B', 'tripwire', false], 'none'])
+      const classed = await guardrail(key, { ...reading, default_class: 'C' }, { context_tool_id: tool.id })
+      assert.equal((await tried(key, classed.id, body)).decision, 'route_to_approval')
+      await key.delete(`/tools/${tool.id}?force=true`)
+      assert.deepEqual(said(await tried(key, failing.id, body)), ['B', 'tripwire', false])
+    })
+
+    it('are not kept waiting by a context tool that does not answer', async () => {
+      const hurried = await startApp({ env: { GUARDRAIL_CONTEXT_TIMEOUT_MS: '200' } })
+      try {
+        const { key } = await hurried.projectWith(GUARDRAIL_RIGHTS)
+        target.answer = () => {}
+        const tool = await made(key, { execute: { url: `${target.url}/silent` } })
+        const document = { class: 'B', guard: { '==': [{ var: 'context.ok' }, true] } }
+        const { id } = await guardrail(key, document, { context_tool_id: tool.id })
+        assert.deepEqual(said(await tried(key, id, { guardrail_context: { ok: true } })), ['B', 'tripwire', false])
+      } finally {
+        await hurried.close()
+      }
+    })
+  })
+
+  it('are nobody else’s', async () => {
+    const { id } = await guardrail(key, { class: 'A' })
+    const other = await app.projectWith(GUARDRAIL_RIGHTS)
+    assert.equal((await other.key.get(`/guardrails/${id}`)).status, 404)
+    assert.equal((await other.key.post(`/guardrails/${id}/evaluate`, {})).status, 404)
+    assert.equal((await other.key.post(`/guardrails/${id}/versions/1/restore`)).status, 404)
+    const reader = await app.user(undefined, [
+      { statement: [{ effect: 'Allow', action: ['guardrails:GetGuardrail'], resource: ['*'] }] },
+    ])
+    assert.equal((await reader.get(`/guardrails/${id}`)).status, 200)
+    assert.equal((await reader.post(`/guardrails/${id}/evaluate`, {})).status, 403)
+    assert.equal((await reader.patch(`/guardrails/${id}`, { name: 'mine' })).status, 403)
+    await eventually(async () => (await key.get(`/events?resource_id=${id}`)).body.total === 1)
+  })
+})

@@ -1,0 +1,31 @@
+import { generationKind } from '../../src/execution/generations/model.ts'
+import { approvalDesk, type Proposal } from '../../src/execution/generations/proposals.ts'
+import type { TestApp } from './app.ts'
+
+/** Files what a turn proposes, as the loop of turns does when a guardrail sends a call to a person. */
+export async function propose(
+  app: Pick<TestApp, 'services'>,
+  generationId: string,
+  tool: { id: string | null; name: string; type?: string },
+  args: Record<string, unknown>,
+  more: Partial<Proposal> = {},
+): Promise<{ id: string; expires_at: string }> {
+  const generation = await generationKind.find(app.services.pool, generationId)
+  const desk = approvalDesk.only()
+  if (!generation || !desk) throw new Error('there is no such turn, or nobody files approvals')
+  return desk.file(app.services, {
+    generation,
+    tool: { type: 'http', ...tool },
+    action: tool.name,
+    args,
+    reasoning: 'because',
+    evidence: { seen: true },
+    predicted_impact: 'none',
+    policy_version: 'guard_1@1',
+    expires_in: 3600,
+    forbid_self_approval: false,
+    tool_context: null,
+    guardrail_context: null,
+    ...more,
+  })
+}
