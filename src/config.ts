@@ -216,6 +216,12 @@ const settings = {
     'What a context tool answered a principal counts so long; 0 = it is asked each time.',
   ),
   PIPELINE_MAX_DEPTH: setting('egress', integer(1, 20), '5', 'How deep calls of tools by tools nest.'),
+  SHARES_ALLOW_PUBLIC: setting(
+    'egress',
+    flag,
+    'false',
+    'Whether projects may share tools and agents with every other project at once.',
+  ),
 
   WORKER_KINDS: setting(
     'workers',

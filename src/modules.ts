@@ -22,6 +22,7 @@ import generations from './execution/generations/module.ts'
 import guardrails from './execution/guardrails/module.ts'
 import modelRoutes from './execution/model-routes/module.ts'
 import providers from './execution/providers/module.ts'
+import shares from './execution/shares/module.ts'
 import tools from './execution/tools/module.ts'
 import keys from './identity/keys/module.ts'
 import policies from './identity/policies/module.ts'
@@ -61,6 +62,7 @@ export const modules: readonly Module[] = [
   agents,
   generations,
   approvals,
+  shares,
   actors,
   conversations,
   sessions,

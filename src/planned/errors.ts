@@ -92,15 +92,11 @@ export const plannedErrors = {
   PLAYBOOK_STEP_FAILED: { status: 422, description: 'Step timed out, was rejected, or could not be evaluated' },
   PLAYBOOK_VALIDATION_FAILED: { status: 400, description: 'Playbook definition invalid' },
   PRICE_IN_EFFECT: { status: 409, description: 'Delete of a price row already effective' },
-  PUBLIC_SHARES_DISABLED: { status: 403, description: 'Share with grantee * while the deployment forbids it' },
   QUEUE_DRIVER_MISCONFIGURED: { status: 500, description: 'Orchestration queue driver misconfigured' },
   QUOTA_UNENFORCEABLE: {
     status: 409,
     description: 'Cost cap with on_unpriced block cannot be measured (pricing blackout)',
   },
-  SHARE_CAP_EXCEEDED: { status: 429, description: 'Share cap spent' },
-  SHARE_IN_USE: { status: 409, description: "The grantee's resources still name the shared resource" },
-  SHARE_REVOKED: { status: 403, description: "Share, or the caller's acceptance, revoked by the publisher" },
   TASK_AUTOMATION_CHAIN_LIMIT: {
     status: 409,
     description:

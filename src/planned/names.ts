@@ -18,8 +18,6 @@ const actions: Record<string, string> = {
   activity: 'ListActivity ExportActivity',
   deciders: `${crud('Deciders', 'Decider')} ${versions('Decider')} CreateDecision CreateInlineDecision ListDecisions
     GetDecision`,
-  shares: `${crud('Shares', 'Share')} AcceptShare SuspendShare ResumeShare RevokeShare ListShareReferences
-    ListShareAcceptances RevokeShareAcceptance DeleteShareAcceptance`,
   orchestrations: `${crud('Orchestrations', 'Orchestration')} ValidateOrchestration ${versions('Orchestration')} StartRun
     ListRuns GetRun CancelRun RetryRun PauseRun ResumeRun SubmitHumanInput GetQueueStats`,
   triggers: `${crud('Triggers', 'Trigger')} FireTrigger GetTriggerSecret RotateTriggerSecret ListTriggerFirings
@@ -37,7 +35,7 @@ const actions: Record<string, string> = {
 }
 
 /** Resource types to come. */
-const types = `oauth_client oauth_grant price share memory_store memory chat chain
+const types = `oauth_client oauth_grant price memory_store memory chat chain
   exception activity decider decision orchestration orchestration_run trigger workflow task playbook case dataset eval
   formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
 
@@ -45,7 +43,6 @@ const changes = 'created updated deleted'
 
 /** Events to come, by their prefix. */
 const events: Record<string, string> = {
-  shares: `${changes} accepted suspended resumed revoked`,
   memory_stores: changes,
   memories: `${changes} superseded retracted`,
   memory_rules: changes,

@@ -180,6 +180,12 @@ async function populated(
       secret_id: secret,
     })
     const agentId = await make('/agents', { project_id: projectId, name: label, ai_provider_id: provider })
+    await make('/shares', {
+      project_id: projectId,
+      resource: `srn:${projectId}:agent:${agentId}`,
+      actions: ['agents:CreateAgentGeneration'],
+      grantee: ids.proj[count],
+    })
     await make('/tools', {
       project_id: projectId,
       name: label,

@@ -354,6 +354,16 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   updateQuota: random => ({ limit: 1 + random.int(1e6) }),
   redispatchEvent: (random, ids) => ({ webhook_id: random.pick(ids.own.wh) }),
   redeliverWebhookDeliveries: (random, ids) => ({ webhook_id: random.pick(ids.own.wh) }),
+  createShare: (random, ids) => {
+    const project_id = ids.own.proj[0]
+    const kind = random.pick(['tool', 'agent'])
+    return {
+      project_id,
+      resource: `srn:${project_id}:${kind}:${random.pick(ids.own[kind])}`,
+      actions: [kind === 'tool' ? 'tools:CallTool' : 'agents:CreateAgentGeneration'],
+      grantee: random.pick(ids.foreign.proj),
+    }
+  },
   createFile: (random, ids) => ({ project_id: random.pick(ids.own.proj), filename: `f${random.int(1e9)}` }),
   uploadFileBase64: (random, ids) => ({ project_id: random.pick(ids.own.proj), content: 'eA==' }),
   createPresignedUrl: (random, ids) => ({ project_id: random.pick(ids.own.proj), prefix: '/in' }),

@@ -33,6 +33,9 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     .all()
     .filter(({ shape, path, answers }) => shape === 'create' && 201 in answers && !path.includes('{'))
     .filter(({ consumes }) => consumes.includes(JSON_TYPE))
+  // What is shared is shared with another project.
+  const guest = (await send('/projects', { name: 'guest' })).id
+  ids.foreign.proj = [guest]
   // What a create refers to may come after it, and a body chosen at random may be refused for what a schema cannot say.
   let refused: unknown
   for (let round = 0; round < ROUNDS; round++)
@@ -52,6 +55,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   await send(`/agents/${one('agent')}/generate?wait=false`, { prompt: 'hello' })
   const [generation] = (await app.admin.get(`/generations?project_id=${one('proj')}`)).body.data
   ids.own.apr = [(await propose(app, generation.id, { id: one('tool'), name: 'tool' }, { amount: 1 })).id]
+  const acceptance = await send(`/shares/${one('shr')}/accept`, { project_id: guest })
   const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: 'hello' })
 
   const project_id = one('proj')
@@ -80,6 +84,8 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
       operations.all().flatMap(({ param, kind }) => (param && kind ? [[param, one(kind.prefix)]] : [])),
     ),
     version: '1',
+    acceptance_id: acceptance.id,
+    grantee_id: guest,
     message_document_id: message.document_id,
   }
 }

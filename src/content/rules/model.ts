@@ -94,8 +94,8 @@ export const ingestionRuleKind = kind({
   prefix: 'igr',
   table: 'ingestion_rules',
   references: [
-    { kind: 'tool', column: 'tool_id', on_delete: 'block' },
-    { kind: 'agent', column: 'agent_id', on_delete: 'block' },
+    { kind: 'tool', column: 'tool_id', on_delete: 'block', grantable: true },
+    { kind: 'agent', column: 'agent_id', on_delete: 'block', grantable: true },
   ],
   record: IngestionRule,
   events: ['created', 'updated', 'deleted'],

@@ -191,7 +191,7 @@ export const messagePage = <Row>(
   page<Row>(context, {
     ...query,
     rows: sql.fragment`m.conversation_id = ${conversationId}`,
-    kept: sql.fragment`(select message_count from conversations where id = ${conversationId})`,
+    kept: sql.fragment`coalesce((select message_count from conversations where id = ${conversationId}), 0)`,
     time: sql.fragment`m.created_at`,
     order: sql.fragment`m.position`,
     // A message has no id of its own.

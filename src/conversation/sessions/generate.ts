@@ -39,7 +39,7 @@ export async function generate(
     const { trace_id } = await services.write(async tx => {
       const { session, conversation } = await lockBoth(tx, resource)
       requireOpen(session)
-      const agent = await admitTurn(tx, { ...session, session_id: session.id })
+      const agent = await admitTurn(tx, services, { ...session, session_id: session.id })
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       if (conversation.message_count === 0)
         invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })

@@ -48,7 +48,7 @@ async function ask(
   const agent_id = await answering(tx, project_id, body)
   const { id: conversation_id, session_id } = resource
   const actor_id = session_id === null ? null : resource.actor_id
-  const agent = await admitTurn(tx, { project_id, agent_id, actor_id, session_id, conversation_id })
+  const agent = await admitTurn(tx, services, { project_id, agent_id, actor_id, session_id, conversation_id })
   if (turn.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
   const conversation = await lockConversation(tx, resource.id)
   if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, identifying, type Queryable, sql } from '../db/sql.ts'
+import { all, type Fragment, identifying, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import { type ErrorCode, raise } from './errors.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
@@ -14,15 +14,31 @@ export type Dependents = {
 }
 
 /** Rows of one kind that name the target, directly or through rows that its delete takes along. */
-type Level = { kind: Kind; label: string; on_delete: 'block' | 'force' | 'follow'; where: Fragment }
+type Level = {
+  kind: Kind
+  /** Null for rows that are not counted. */
+  label: string | null
+  on_delete: 'block' | 'force' | 'follow'
+  where: Fragment
+  letGo: Reference['letGo']
+}
 
 const SAMPLE = 5
 
 /** The condition that a row names one of the ids that a subquery gives. */
-const names = ({ column, many }: Reference, ids: Fragment): Fragment =>
-  many
+export function namesOf({ column, many, where }: Reference, ids: Fragment): Fragment {
+  const named = many
     ? sql.fragment`${sql.identifier([column])} && array(${ids})`
     : sql.fragment`${sql.identifier([column])} in (${ids})`
+  return all([named, where])
+}
+
+/** The same of rows that count for the delete of what they name: not those of projects that it was granted to. */
+function bindsTo(reference: Reference, ids: Fragment): Fragment {
+  if (!reference.grantable) return namesOf(reference, ids)
+  const target = sql.identifier([kinds.get(reference.kind).table])
+  return sql.fragment`${namesOf(reference, ids)} and project_id in (select o.project_id from ${target} o where o.id in (${ids}))`
+}
 
 /**
  * The declared references to `target`, and below each that goes with a delete the references to it in turn.
@@ -32,11 +48,12 @@ function levels(target: string, id: Fragment, path: readonly string[] = []): Lev
   const found: Level[] = []
   for (const kind of kinds.all()) {
     for (const reference of kind.references) {
-      const { on_delete } = reference
+      const { on_delete, letGo } = reference
       if (reference.kind !== target || on_delete === 'cascade' || on_delete === 'null') continue
-      const where = names(reference, id)
-      found.push({ kind, label: reference.counted ?? kind.plural, on_delete, where })
-      if (on_delete !== 'block' && !path.includes(kind.name)) {
+      const where = bindsTo(reference, id)
+      const label = reference.counted === undefined ? kind.plural : reference.counted
+      found.push({ kind, label, on_delete, where, letGo })
+      if (on_delete !== 'block' && !letGo && !path.includes(kind.name)) {
         const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
         found.push(...levels(kind.name, ids, [...path, kind.name]))
       }
@@ -63,12 +80,12 @@ async function measure(db: Queryable, sets: readonly { kind: Kind; where: Fragme
 }
 
 /** Sums up by label what is there. */
-function summed(sets: readonly { label: string }[], measured: readonly Measured[]) {
+function summed(sets: readonly { label: string | null }[], measured: readonly Measured[]) {
   const counts: Record<string, number> = {}
   const sample_ids: Record<string, string[]> = {}
   for (const [index, { count, ids }] of measured.entries()) {
-    if (count === 0) continue
     const { label } = sets[index]
+    if (count === 0 || label === null) continue
     counts[label] = (counts[label] ?? 0) + count
     sample_ids[label] = [...new Set([...(sample_ids[label] ?? []), ...ids])].slice(0, SAMPLE)
   }
@@ -114,16 +131,17 @@ export async function refuseDependents(
   const going = levels(target.name, sql.fragment`select ${id}::text`).filter(
     ({ on_delete }) => on_delete === 'follow' || (force && on_delete === 'force'),
   )
-  const taken: { kind: Kind; ids: readonly string[] }[] = []
-  for (const { kind, where } of going) {
+  const taken: { kind: Kind; ids: readonly string[]; letGo: Reference['letGo'] }[] = []
+  for (const { kind, where, letGo } of going) {
     const ids = await tx.anyFirst(
       identifying`select id from ${sql.identifier([kind.table])} where ${where} order by id for update`,
     )
-    taken.push({ kind, ids })
+    taken.push({ kind, ids, letGo })
   }
   const { held, ...dependents } = await dependentsOf(tx, target, id)
   if (held && !(force && dependents.forcible)) raise(code, { meta: dependents })
-  for (const { kind, ids } of taken.reverse()) if (ids.length > 0) await removeRows(tx, kind, ids)
+  for (const { kind, ids, letGo } of taken.reverse())
+    if (ids.length > 0) await (letGo ? letGo(tx, ids) : removeRows(tx, kind, ids))
 }
 
 async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<void> {
@@ -188,7 +206,7 @@ export function referencesTo(target: Pick<Kind, 'name'>, id: string): Fragment |
       .map(
         reference => sql.fragment`select ${kind.name}::text as type, id,
             ${reference.field?.(sql.fragment`${id}::text`) ?? sql.fragment`${reference.column}::text`} as field
-          from ${sql.identifier([kind.table])} where ${names(reference, sql.fragment`select ${id}::text`)}`,
+          from ${sql.identifier([kind.table])} where ${namesOf(reference, sql.fragment`select ${id}::text`)}`,
       ),
   )
   return parts.length === 0 ? null : sql.fragment`(${sql.join(parts, sql.fragment` union all `)})`

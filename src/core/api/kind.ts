@@ -16,8 +16,14 @@ export type Reference = {
   many?: boolean
   /** Text expression over the row: the wire's field that names the id given. Default: the column. */
   field?: (id: Fragment) => Fragment
-  /** What a refused delete counts such rows under. Default: the plural of their kind. */
-  counted?: string
+  /** What a refused delete counts such rows under, null for nothing. Default: the plural of their kind. */
+  counted?: string | null
+  /** Which rows refer so, as a condition on their columns. Default: all. */
+  where?: Fragment
+  /** A target may be of another project that grants it. Such a row does not hold it and does not go with it. */
+  grantable?: boolean
+  /** What becomes of rows with `force` or `follow` in place of being deleted. */
+  letGo?: (tx: Tx, ids: readonly string[]) => Promise<unknown>
   /**
    * `block`: the target cannot be deleted while this row lives, nor by force. `force`: blocks unless forced, then deleted
    * with it. `follow`: deleted with it, forced or not; counted beside what blocks.

@@ -76,6 +76,14 @@ export type AllowTarget = {
   tags?: Record<string, string>
 }
 
+/** What lets a call act on a row of another project. */
+export type Grant = {
+  /** The project that acts: the call is decided, counted and audited there. */
+  project_id: string
+  /** The row as the operation gets it. */
+  row: KindRow
+}
+
 /** What an operation gets. `resource` is the row of the item it addresses; `tx` exists in writing operations. */
 export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P = undefined> = {
   caller: Caller
@@ -87,6 +95,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   prepared: P
   /** The one project the request was authorised for; null on lists over several and on global resources. */
   project: string | null
+  /** By what the operation acts on a row of another project; null on a row of its own. */
+  grant: Grant | null
   page: Page
   /** On lists: the rows the caller may see, over the columns given. */
   visible(columns: RowColumns): VisibleRows
@@ -179,6 +189,8 @@ export type Operation = {
   secretAnswer: boolean
   /** Left out of MCP tools and platform tools. */
   internal: boolean
+  /** Item operations: also on a row of another project that reaches the caller's. */
+  granted: boolean
   /** Slow work that needs no connection, such as hashing, before the transaction in which `run` uses its result. */
   prepare: ((context: Context<never, never, never, never>) => Promise<unknown>) | null
   run(context: Context<never, never, never, never>): Promise<unknown>
@@ -213,6 +225,7 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   admit?: Operation['admit']
   secretAnswer?: boolean
   internal?: boolean
+  granted?: boolean
 }
 
 type QueryOf<Q> = Q extends z.ZodType ? z.output<Q> : Record<string, never>
@@ -336,6 +349,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     admit: declaration.admit,
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,
+    granted: declaration.granted ?? false,
   }
 }
 

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../db/sql.ts'
 import { raise } from './errors.ts'
+import { grantingOf } from './grants.ts'
 import { inProject, isIdOf, type Kind, kinds } from './kind.ts'
 
 const named = sql.type(z.object({ id: z.string() }))
@@ -15,19 +16,20 @@ export async function requireReferences(
   projectId: string | null,
   values: Record<string, unknown>,
 ): Promise<void> {
-  for (const { kind: name, column } of kind.references) {
+  for (const { kind: name, column, grantable } of kind.references) {
     const value = values[column]
     if (value === undefined || value === null || name === 'project') continue
-    await requireAll(db, kinds.get(name), projectId, Array.isArray(value) ? value : [value as string])
+    await requireAll(db, kinds.get(name), projectId, Array.isArray(value) ? value : [value as string], grantable)
   }
 }
 
-/** The same for the ids of one kind, one statement for all. */
+/** The same for the ids of one kind, one statement for all. `grantable`: they may be of projects that grant them. */
 export async function requireAll(
   db: Queryable,
   target: Kind<any, any>,
   projectId: string | null,
   ids: readonly string[],
+  grantable = false,
 ): Promise<void> {
   const possible = ids.filter(id => isIdOf(target, id))
   const found =
@@ -36,6 +38,9 @@ export async function requireAll(
       : await db.anyFirst(named`
           select t.id from ${sql.identifier([target.table])} t
           where t.id = any(${sql.array(possible, 'text')}) and ${inProject(target, projectId)} for key share of t`)
-  const missing = ids.filter(id => !found.includes(id))
+  const others = grantable && projectId !== null ? possible.filter(id => !found.includes(id)) : []
+  const granted =
+    others.length > 0 ? await grantingOf(target.name)?.among(db, target.name, projectId as string, others) : []
+  const missing = ids.filter(id => !found.includes(id) && !granted?.includes(id))
   if (missing.length > 0) raise(target.missing, { meta: { id: missing[0], missing } })
 }

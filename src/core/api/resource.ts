@@ -23,7 +23,15 @@ import { replacedTags, tagOperations } from './tags.ts'
 type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> &
   Pick<
     Partial<Operation>,
-    'description' | 'alsoActions' | 'gate' | 'admit' | 'bodyLimit' | 'bodyOptional' | 'internal' | 'secretAnswer'
+    | 'description'
+    | 'alsoActions'
+    | 'gate'
+    | 'admit'
+    | 'bodyLimit'
+    | 'bodyOptional'
+    | 'internal'
+    | 'granted'
+    | 'secretAnswer'
   > & {
     raises?: ErrorCode[]
     answers?: Operation['answers']

@@ -65,6 +65,7 @@ export function contextOf(
     resource: inv.resource,
     prepared: undefined,
     project: inv.project,
+    grant: inv.grant,
     page,
     visible: columns => visibleRows(caller, listed, columns),
     db,

@@ -1,7 +1,7 @@
 import type { AuditDraft } from '../api/audit.ts'
 import type { IdempotencyClaim } from '../api/idempotency.ts'
 import type { KindRow } from '../api/kind.ts'
-import type { Operation, Received } from '../api/operation.ts'
+import type { Grant, Operation, Received } from '../api/operation.ts'
 import type { Queryable } from '../db/sql.ts'
 import type { Tenancy } from '../db/tenancy.ts'
 import type { Caller } from '../iam/caller.ts'
@@ -25,6 +25,8 @@ export type Invocation = {
   recorded: boolean
   /** The row of an item operation. */
   resource: KindRow | undefined
+  /** By what the row of another project was reached. */
+  grant: Grant | null
   /** The one project the call is about; null on lists over several and on global resources. */
   project: string | null
   body: unknown
@@ -54,6 +56,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
     decided: false,
     recorded: false,
     resource: undefined,
+    grant: null,
     project: null,
     body: call.body,
     received: null,

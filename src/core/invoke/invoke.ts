@@ -62,6 +62,8 @@ async function steps(inv: Invocation): Promise<Answer> {
   }
   const context = contextOf(inv, async () => {
     const again = openInvocation(inv.services, operation, call)
+    // What began by a grant is finished when the grant ends.
+    again.grant = inv.grant
     await authorize(again, await identify(again))
   })
   if (operation.method === 'post') {

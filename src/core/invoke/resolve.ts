@@ -1,7 +1,8 @@
 import { kept } from '../api/audit.ts'
 import { invalid, raise } from '../api/errors.ts'
+import { grantingOf } from '../api/grants.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../api/kind.ts'
-import type { Operation } from '../api/operation.ts'
+import type { Grant, Operation } from '../api/operation.ts'
 import { storable } from '../api/validate.ts'
 import { identifying } from '../db/sql.ts'
 import { projectBinding, sees, targetName } from '../iam/access.ts'
@@ -35,15 +36,40 @@ export async function findItem(inv: Invocation): Promise<KindRow | null> {
   return isIdOf(kind, id) ? await (operation.find ?? kind.find)(db, id) : null
 }
 
-/** Notes the item; its project must be visible to the caller, else it is as if it did not exist. Raises `notFound`. */
+/**
+ * Notes the item, and returns its row as policies name it. Its project must be visible to the caller or have granted it to
+ * the one that acts, else it is as if it did not exist. Raises `notFound`, API_KEY_PROJECT_SCOPE.
+ */
 export async function loadItem(inv: Invocation, caller: Caller): Promise<KindRow> {
   const kind = inv.operation.kind as Kind
   const id = itemId(inv)
   inv.audit.resource_public_id = id
   const row = await findItem(inv)
-  if (!row || !mayKnow(inv, caller, row)) return raise(kind.notFound, { meta: { id } })
-  noteItem(inv, row)
-  return row
+  const grant = row && (inv.grant ?? (await grantFor(inv, caller, row)))
+  if (!row || !grant || (grant === 'none' && !mayKnow(inv, caller, row))) return raise(kind.notFound, { meta: { id } })
+  const known = grant === 'none' ? row : { ...row, project_id: grant.project_id }
+  noteItem(inv, known)
+  if (grant !== 'none') {
+    inv.grant = grant
+    inv.resource = grant.row
+    inv.audit.detail.granted_by_project = row.project_id
+  }
+  return known
+}
+
+/**
+ * By what the project that acts reaches a row of another one; `none` where the row is its own, null where it is hidden
+ * from it. Raises API_KEY_PROJECT_SCOPE.
+ */
+async function grantFor(inv: Invocation, caller: Caller, row: KindRow): Promise<Grant | 'none' | null> {
+  const { operation, db } = inv
+  const kind = operation.kind as Kind
+  const project_id = namedProject(inv) ?? caller.project_id
+  if (project_id === null || row.project_id === null || project_id === row.project_id) return 'none'
+  const granting = operation.gate === 'policy' && sees(caller, project_id) ? grantingOf(kind.name) : undefined
+  const found = (await granting?.grant(db, { operation, kind, row, caller, project_id })) ?? 'none'
+  if (found === 'refused') refuseOtherProject(inv, caller, row.project_id)
+  return found === 'hidden' || found === 'refused' ? null : found
 }
 
 /** The item of a request that came with a pass for it. */
@@ -83,7 +109,11 @@ export function namedProject({ operation, call, body }: Invocation): string | un
  */
 export function keepToProject(inv: Invocation, caller: Caller): void {
   const requested = inv.operation.kind?.name === 'project' && inv.operation.param ? itemId(inv) : namedProject(inv)
-  if (requested === undefined || caller.project_id === null || caller.project_id === requested) return
+  if (requested !== undefined) refuseOtherProject(inv, caller, requested)
+}
+
+function refuseOtherProject(inv: Invocation, caller: Caller, requested: string): void {
+  if (caller.project_id === null || caller.project_id === requested) return
   inv.decided = true
   inv.audit.project_id = caller.project_id
   inv.audit.detail.requested_project = kept(requested)

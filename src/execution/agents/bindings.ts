@@ -3,7 +3,7 @@ import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { type Checking, checkDefinition } from '../tools/check-definition.ts'
 import { complete, toolKind } from '../tools/model.ts'
-import { toolTypes } from '../tools/store.ts'
+import { resolveSharedTools } from '../tools/resolve.ts'
 import { secretTextsOf } from '../tools/tokens.ts'
 import type { AgentConfig, AgentRow, StepRule, StopCondition, ToolBinding, ToolChoice } from './model.ts'
 
@@ -42,7 +42,7 @@ export async function checkBindings(
       })
   const named = namedByBindings(bindings)
   if (named.tool_ids) {
-    const found = await toolTypes(tx, project_id, named.tool_ids)
+    const found = await resolveSharedTools(tx, project_id, named.tool_ids, true)
     const missing = named.tool_ids.find(id => !found.has(id))
     if (missing !== undefined) raise('TOOL_NOT_FOUND', { meta: { id: missing } })
   }

@@ -1,10 +1,12 @@
 import type { AgentConverter, Conversion } from '../../content/rules/convert.ts'
-import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn } from '../generations/abort.ts'
+import { takeTurn } from '../generations/admit.ts'
 import { createTurn } from '../generations/create.ts'
 import { generationKind } from '../generations/model.ts'
 import { type EndedTurn, expectTurn } from '../generations/wait.ts'
+import { findAgent } from './model.ts'
 
 const INSTRUCTION =
   'Extract all text of the attached file verbatim. Answer with plain text only, and with nothing else.'
@@ -30,8 +32,11 @@ export const convertByAgent: AgentConverter = async (services, asked) => {
 /** Makes the generation. Raises what refuses a turn. */
 async function makeTurn(services: Services, id: string, asked: Asked): Promise<void> {
   const limit = services.config.CONVERTER_TIMEOUT_MS
-  await services.write(tx =>
-    createTurn(tx, services, {
+  await services.write(async tx => {
+    const agent = await findAgent(tx, asked.agent_id)
+    if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: asked.agent_id } })
+    await takeTurn(tx, services, asked.project_id, agent)
+    await createTurn(tx, services, {
       generation_id: id,
       project_id: asked.project_id,
       agent_id: asked.agent_id,
@@ -51,8 +56,8 @@ async function makeTurn(services: Services, id: string, asked: Asked): Promise<v
       streamed: false,
       shape: 'agent',
       deadline_at: new Date(Date.now() + limit).toISOString(),
-    }),
-  )
+    })
+  })
 }
 
 /** The end of the generation, which is forced when no worker brings it about in time. Throws the reason of `signal`. */

@@ -154,6 +154,9 @@ export const Agent = record('Agent', {
   active_release: ActiveRelease.nullable().describe('The versions that are served in place of this configuration'),
 })
 
+/** What other projects are shown of an agent that is shared with them. */
+export const AgentProjection = z.object({ id: z.string(), name: z.string().nullable() }).meta({ id: 'AgentProjection' })
+
 const label = z.string().trim().min(1).max(255).optional()
 const expected_version = z
   .int()
@@ -228,7 +231,7 @@ export const agentKind = kind({
     { kind: 'guardrail', column: 'guardrail_ids', many: true, on_delete: 'block' },
     { kind: 'guardrail', ...byRelease },
     // They may go although a binding names them: the turn says that the tool is unavailable, the call that its secret is.
-    { kind: 'tool', column: 'tool_ids', many: true, on_delete: 'null' },
+    { kind: 'tool', column: 'tool_ids', many: true, on_delete: 'null', grantable: true },
     { kind: 'secret', column: 'secret_ids', many: true, on_delete: 'null' },
   ],
   record: Agent,

@@ -12,7 +12,7 @@ import { checkDocument } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
 import { changeAgent, insertAgent } from './archive.ts'
 import { checkBindings, checkToolSettings, distinct } from './bindings.ts'
-import { type AgentConfig, AgentInput, AgentPatch, type AgentRow, agentKind } from './model.ts'
+import { Agent, type AgentConfig, AgentInput, AgentPatch, AgentProjection, type AgentRow, agentKind } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
 
 const agents = resource(agentKind, { path: '/agents', tag: 'Agents' })
@@ -142,8 +142,18 @@ export const agentOperations: Operation[] = [
         },
       ),
   }),
-  agents.get(),
+  agents.get({
+    description: 'With a credential of a project that the agent is shared with: its id and name.',
+    granted: true,
+    answers: { 200: z.union([Agent, AgentProjection]) },
+    present: async ({ resource: agent, grant }) =>
+      grant ? { id: agent.id, name: agent.name } : agentKind.present(agent),
+  }),
   change('patch', 'updateAgent', 'Change an agent'),
   change('put', 'putAgent', 'Change an agent, as PATCH does'),
-  agents.remove({ description: 'With `force`, what it produced goes with it.', dependents: 'AGENT_HAS_DEPENDENTS' }),
+  agents.remove({
+    description:
+      'With `force`, what it produced in its project goes with it, and shares that other projects use are revoked: what it produced there stays.',
+    dependents: 'AGENT_HAS_DEPENDENTS',
+  }),
 ]

@@ -101,7 +101,7 @@ async function startTurn(
 ): Promise<{ generation_id: string }> {
   const { project_id, agent_id, session_id, conversation_id, generation_id, authority } = row
   if (agent_id === null || authority === null) throw new AppError('AGENT_NOT_FOUND', { meta: { id: agent_id } })
-  await admitTurn(tx, { project_id, agent_id, session_id, conversation_id })
+  await admitTurn(tx, services, { project_id, agent_id, session_id, conversation_id })
   await requireRoom(tx, row)
   const frozen = openFrozen(services, row)
   const opening = openingOf(row, frozen, outcome)

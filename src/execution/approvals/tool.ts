@@ -3,7 +3,7 @@ import { agentVersions, readConfig } from '../agents/archive.ts'
 import type { Callable } from '../tools/call-model.ts'
 import { complete } from '../tools/model.ts'
 import { actionSchema, platformActions } from '../tools/platform.ts'
-import { toolsOfIds } from '../tools/store.ts'
+import { resolveSharedTool } from '../tools/resolve.ts'
 import type { ApprovalRow } from './model.ts'
 
 /** The tool of an item as it is now; of one that a binding defines, as the version of the agent had it. Null when it is gone. */
@@ -13,7 +13,7 @@ export async function toolOf(
 ): Promise<Callable | null> {
   if (!proposed_action) return null
   const { tool_id, tool_name } = proposed_action
-  if (tool_id !== null) return (await toolsOfIds(db, project_id, [tool_id]))[0] ?? null
+  if (tool_id !== null) return resolveSharedTool(db, project_id, tool_id)
   if (agent_id === null || agent_version === null) return null
   const [version] = await agentVersions.find(db, agent_id, [agent_version])
   const bindings = version ? readConfig(version.config).tool_bindings : null

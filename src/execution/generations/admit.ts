@@ -1,19 +1,42 @@
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { findServedAgent, type TurnOwner } from '../agents/served.ts'
+import { grantingShares } from '../shares/grants.ts'
+import { takeShareCall } from '../shares/take.ts'
 
 /**
  * What every surface asks before it makes a turn: the project is not paused (PROJECT_PAUSED) and stays so until the
- * transaction ends, the agent is one of the project's (AGENT_NOT_FOUND). Returns the agent as the turn would be served it.
+ * transaction ends, the agent is one of the project's or shared with it (AGENT_NOT_FOUND), and the share allows one more
+ * turn (SHARE_CAP_EXCEEDED). Returns the agent as the turn would be served it.
  */
 export async function admitTurn(
   tx: Tx,
+  services: Services,
   input: TurnOwner & { project_id: string; agent_id: string },
 ): Promise<AgentRow> {
   await lockRunnable(tx, input.project_id)
   const agent = await findServedAgent(tx, input.agent_id, input)
-  if (!agent || agent.project_id !== input.project_id) raise('AGENT_NOT_FOUND', { meta: { id: input.agent_id } })
+  if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: input.agent_id } })
+  await takeTurn(tx, services, input.project_id, agent)
   return agent
+}
+
+/**
+ * Takes a turn of an agent from the share that it reaches a project by, in the transaction that makes the turn; nothing
+ * for an agent of the project itself.
+ * @throws AGENT_NOT_FOUND where nothing shares it, SHARE_CAP_EXCEEDED
+ */
+export async function takeTurn(
+  tx: Tx,
+  services: Services,
+  projectId: string,
+  { id, project_id }: Pick<AgentRow, 'id' | 'project_id'>,
+): Promise<void> {
+  if (project_id === projectId) return
+  const share = (await grantingShares(tx, 'agent', projectId, [id])).get(id)
+  if (!share) return raise('AGENT_NOT_FOUND', { meta: { id } })
+  await takeShareCall(services, { project_id: projectId, share }, tx)
 }

@@ -16,7 +16,7 @@ import { wireStep } from './trace-store.ts'
 const LoadedTurn = z.object({
   ...generationKind.row.shape,
   /** With the version that the turn has, or gets if it starts now. */
-  loaded_agent: z.custom<AgentRow>(),
+  loaded_agent: z.custom<AgentRow>().nullable(),
   loaded_provider: z.custom<ProviderRow>().nullable(),
   loaded_route: loadedRoute,
   loaded_paused: z.boolean(),
@@ -33,7 +33,8 @@ const loadedTurn = sql.type(LoadedTurn)
 /** The same, by parts. */
 export type LoadedTurn = {
   generation: GenerationRow
-  agent: AgentRow
+  /** Null when it was deleted by the project that shared it. */
+  agent: AgentRow | null
   provider: ProviderRow | null
   /** Without a provider. */
   route: LoadedRoute | null
@@ -41,7 +42,7 @@ export type LoadedTurn = {
   sealedWork: string | null
   steps: StepRow[]
   journal: JournalRow[]
-  /** Those that bindings of the agent name. */
+  /** Those of its project that bindings of the agent name. */
   tools: ToolRow[]
   lastFrame: number
   /** Top of the tree of its trace; null when it is that itself. */
@@ -52,9 +53,9 @@ export type LoadedTurn = {
 export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | null> {
   const row = await db.maybeOne(loadedTurn`
     select ${generationKind.columns},
-      to_jsonb(a) as loaded_agent,
+      case when a.id is not null then to_jsonb(a) end as loaded_agent,
       to_jsonb(pr) as loaded_provider,
-      ${routeOfRow('a')} as loaded_route,
+      case when a.id is not null then ${routeOfRow('a')} end as loaded_route,
       p.paused_at is not null as loaded_paused,
       coalesce(w.sealed, wu.sealed) as loaded_work,
       coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
@@ -63,12 +64,12 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
           select n, position, body from generation_journal where generation_id = t.id
           union all select n, position, body from generation_journal_unlogged where generation_id = t.id) j) else '[]' end as loaded_journal,
       case when a.tool_bindings is not null then (
-        select coalesce(json_agg(tl), '[]') from tools tl where tl.project_id = t.project_id
+        select coalesce(json_agg(tl), '[]') from tools tl where tl.project_id = a.project_id
           and tl.id in (select b ->> 'tool_id' from json_array_elements(a.tool_bindings) b)) else '[]' end as loaded_tools,
       coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame,
       (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root
     from generations t
-    join ${servedAgent(sql.fragment`t.agent_id`, {
+    left join ${servedAgent(sql.fragment`t.agent_id`, {
       version: sql.fragment`coalesce(t.agent_version, t.assigned_version)`,
       key: sql.fragment`coalesce(t.actor_id, t.session_id, t.conversation_id)`,
     })} a on true

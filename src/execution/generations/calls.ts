@@ -8,12 +8,12 @@ import type { Origin } from '../../core/invoke/call.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelAnswer } from '../providers/exchange.ts'
-import { callTool, checkInput, openCall, prepareCall } from '../tools/call.ts'
+import { callTool, checkInput, gatedAs, openCall, prepareCall } from '../tools/call.ts'
 import { type GateRequest, toolGate } from '../tools/gate.ts'
 import type { Entry } from './journal-store.ts'
 import { type CallOutcome, type GenerationRow, type OpenStep, type StepRow, totalsOf, type Work } from './model.ts'
 import { approvalDesk, type Proposal } from './proposals.ts'
-import { gatedAs, type Justification, type TurnTool } from './toolbox.ts'
+import type { Justification, TurnTool } from './toolbox.ts'
 
 /** The calls of one step: decided one by one, made side by side, journalled before and after. */
 
@@ -202,7 +202,7 @@ async function judge(
   const verdict = await rules.judge(services, {
     project_id: generation.project_id,
     agent: gate,
-    tool: gatedAs(tool),
+    tool: gatedAs(tool.callable),
     action,
     args,
     generation_id: generation.id,

@@ -72,23 +72,28 @@ export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneS
   const wanted = beside.unless ? sql.fragment`and not (${beside.unless})` : sql.fragment``
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
-    // The stricter of what the project and the agent say.
+    // The stricter of what the project and the agent say; of an agent that another project shares, what the project says.
     sql.fragment`runnable as (
-      select case when project.trace_content_mode = 'none' then 'none' else coalesce(a.trace_content_mode, 'full') end as mode,
-        a.version, a.project_id, a.ai_provider_id, a.model_route_id
-      from project left join ${servedTo(turn)} a on true where paused_at is null ${wanted})`,
+      select case when project.trace_content_mode = 'none' then 'none' when p.id is not null then 'full'
+          else coalesce(a.trace_content_mode, 'full') end as mode,
+        a.version, a.project_id, a.ai_provider_id, a.model_route_id, p.id as publisher_project_id
+      from project left join ${servedTo(turn)} a on true
+        left join lateral (select a.project_id as id where a.project_id <> project.id) p on true
+      where paused_at is null ${wanted})`,
     sql.fragment`new_trace as (
-      insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at)
-      select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
+      insert into traces (id, project_id, agent_id, parent_trace_id, root_trace_id, created_at, updated_at, publisher_project_id)
+      select ${turn.trace_id}, ${turn.project_id}, ${turn.agent_id}, ${turn.parent_trace_id}, ${turn.root_trace_id}, ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz,
+        publisher_project_id
       from runnable where ${turn.newTrace})`,
     sql.fragment`new_generation as (
       insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, started_by_principal_type,
-        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at)
+        started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at,
+        publisher_project_id)
       select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
         ${turn.initiator_generation_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
         case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
         ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
-        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz
+        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz, publisher_project_id
       from runnable)`,
     sql.fragment`open as (
       insert into generation_work (generation_id, sealed)

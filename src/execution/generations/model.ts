@@ -91,6 +91,10 @@ export const GenerationListed = record('GenerationListed', {
   step_count: z.int(),
   action_id: z.string().nullable(),
   source: z.string().nullable(),
+  publisher_project_id: z
+    .string()
+    .nullable()
+    .describe('Project that shares the agent; null for an agent of the project'),
   metadata: z.record(z.string(), z.unknown()).nullable(),
   ...redaction,
   started_at: time.nullable(),
@@ -196,7 +200,7 @@ export const generationKind = kind({
   countKept: true,
   notFound: 'GENERATION_NOT_FOUND',
   missing: 'GENERATION_NOT_FOUND',
-  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force' }],
+  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'force', grantable: true }],
   record: Generation,
   hidden: {
     input: z.array(z.custom<ModelMessage>()).nullable(),

@@ -175,6 +175,8 @@ const retryOperation = itemOperation(runOfAgent, {
     'GENERATION_FAILED',
     'RESOURCE_NOT_FOUND',
     'FILE_STORAGE_MISCONFIGURED',
+    'AGENT_NOT_FOUND',
+    'SHARE_CAP_EXCEEDED',
   ],
   transaction: false,
   run: retryGeneration,

@@ -3,10 +3,13 @@ import { kinds } from '../../core/api/kind.ts'
 import { permitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
+import { grantingShares } from '../shares/grants.ts'
 import type { LoadedTurn } from './attempt-store.ts'
 import type { GenerationRow, Work } from './model.ts'
 import type { TurnSource } from './source.ts'
 import { openWork } from './work.ts'
+
+const AGENT_GONE = 'The agent is no longer there, or no longer shared with the project'
 
 /**
  * What a turn works on, and what refuses it before it starts: a refusal fails it without steps or usage. A turn that has
@@ -14,7 +17,7 @@ import { openWork } from './work.ts'
  */
 export async function prepareTurn(
   services: Services,
-  { generation, sealedWork }: LoadedTurn,
+  { generation, agent, sealedWork }: LoadedTurn,
   source: TurnSource | undefined,
 ): Promise<{ work: Work | null; refusal: RecordedFailure | null }> {
   const refused = (work: Work | null, code: string, message: string) => ({ work, refusal: { code, message } })
@@ -22,11 +25,13 @@ export async function prepareTurn(
     return refused(null, 'GENERATION_CONTENT_UNAVAILABLE', 'The working state of the turn is gone')
   const work = openWork(services, generation, sealedWork)
   if (!work) return refused(null, 'SECRET_NOT_DECRYPTABLE', 'The working state of the turn cannot be decrypted')
+  if (!agent) return refused(work, 'AGENT_NOT_FOUND', AGENT_GONE)
   if (generation.status !== 'pending') return { work, refusal: null }
   if (generation.abort) {
     const { stop_reason: _, ...refusal } = generation.abort
     return { work, refusal }
   }
+  if (!(await isStillShared(services, generation))) return refused(work, 'AGENT_NOT_FOUND', AGENT_GONE)
   if (!(await mayStart(services, generation, source))) return refused(work, 'FORBIDDEN', 'Forbidden')
   if (work.messages !== null || !source?.prepare) return { work, refusal: null }
   const prepared = await source.prepare(services.pool, generation)
@@ -40,6 +45,14 @@ export async function prepareTurn(
     },
     refusal: null,
   }
+}
+
+/** Whether an agent of another project may be called at this moment. */
+async function isStillShared(
+  { pool }: Services,
+  { project_id, publisher_project_id, agent_id }: GenerationRow,
+): Promise<boolean> {
+  return publisher_project_id === null || (await grantingShares(pool, 'agent', project_id, [agent_id])).has(agent_id)
 }
 
 /** Whether whom the turn runs as still has the permission that it was made with. */

@@ -29,7 +29,7 @@ export async function retryGeneration(
   const steps = resource.status === 'failed' ? await readSteps(services, resource) : []
   return answerTurn(context, mode, generation_id =>
     services.write(async tx => {
-      const agent = await admitTurn(tx, resource)
+      const agent = await admitTurn(tx, services, resource)
       const failed = await requireRetryable(tx, resource)
       await admitFiles(tx, context, failed.project_id, failed.input ?? [])
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')

@@ -3,11 +3,13 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { type Context, itemOperation } from '../../core/api/operation.ts'
 import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
+import type { Outgoing } from '../../core/db/write.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { checkToolSettings } from '../agents/bindings.ts'
 import { type AgentRow, agentKind, StepRules, StepToolChoice, TurnStopConditions, toolIds } from '../agents/model.ts'
+import { takeTurn } from './admit.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
-import { createTurnAtOnce, nestedIn } from './create.ts'
+import { createTurn, createTurnAtOnce, nestedIn, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { type SentMessage, withDocuments } from './documents.ts'
 import { admitFiles } from './files.ts'
@@ -197,6 +199,9 @@ export const generateOperation = itemOperation(agentKind, {
   body: GenerateInput,
   answers: { 202: Accepted, 200: GenerateResult },
   produces: 'text/event-stream',
+  granted: true,
+  description:
+    'An agent that another project shares runs in the project of the credential: what the turn says and costs is kept there.',
   raises: [
     'SYSTEM_MESSAGE_NOT_ALLOWED',
     'FILE_NOT_FOUND',
@@ -207,10 +212,13 @@ export const generateOperation = itemOperation(agentKind, {
     'FORCED_TOOL_CHOICE_CANNOT_STOP',
     'INVALID_TOOL_CONTEXT_KEY',
     'GENERATION_CONTENT_UNAVAILABLE',
+    'AGENT_NOT_FOUND',
+    'SHARE_CAP_EXCEEDED',
   ],
   transaction: false,
   async run(context) {
     const { body, query, services, caller } = context
+    const project_id = context.project as string
     const agent = context.resource as RunnableAgent
     checkMessages(body)
     const mode = turnMode(body.stream, query.wait)
@@ -222,37 +230,40 @@ export const generateOperation = itemOperation(agentKind, {
     const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
     await requireContext(services, agent, tool_context)
     await checkTraces(context)
-    const messages = await messagesOf(context, agent.project_id)
+    const messages = await messagesOf(context, project_id)
     const nested = nestedIn(context.origin)
     // It may be grouped under a trace of its own choice.
     if (body.trace_id) Object.assign(nested, { parent_trace_id: null, root_trace_id: null })
-    return answerTurn(context, mode, generation_id =>
-      createTurnAtOnce(
-        services,
-        {
-          generation_id,
-          project_id: agent.project_id,
-          agent_id: agent.id,
-          agent_version: agent.version,
-          messages,
-          metadata: body.metadata ?? null,
-          action_id: body.action_id ?? null,
-          trace_id: body.trace_id ?? null,
-          parent_trace_id: body.parent_trace_id ?? null,
-          root_trace_id: body.root_trace_id ?? null,
-          depth: body.max_call_depth,
-          overrides,
-          tool_context,
-          guardrail_context: body.guardrail_context ?? null,
-          ...nested,
-          deadline_at: body.timeout_seconds ? new Date(Date.now() + body.timeout_seconds * 1000).toISOString() : null,
-          authority: principalRecord(caller),
-          streamed: mode === 'stream',
-          shape: 'agent',
-        },
-        agent,
-        outgoing => context.record(outgoing, madeStatus(mode)),
-      ),
-    )
+    return answerTurn(context, mode, generation_id => {
+      const input: TurnInput = {
+        generation_id,
+        project_id,
+        agent_id: agent.id,
+        agent_version: agent.version,
+        messages,
+        metadata: body.metadata ?? null,
+        action_id: body.action_id ?? null,
+        trace_id: body.trace_id ?? null,
+        parent_trace_id: body.parent_trace_id ?? null,
+        root_trace_id: body.root_trace_id ?? null,
+        depth: body.max_call_depth,
+        overrides,
+        tool_context,
+        guardrail_context: body.guardrail_context ?? null,
+        ...nested,
+        deadline_at: body.timeout_seconds ? new Date(Date.now() + body.timeout_seconds * 1000).toISOString() : null,
+        authority: principalRecord(caller),
+        streamed: mode === 'stream',
+        shape: 'agent',
+      }
+      const note = (outgoing: Outgoing) => context.record(outgoing, madeStatus(mode))
+      if (!context.grant) return createTurnAtOnce(services, input, agent, note)
+      return services.write(async tx => {
+        await takeTurn(tx, services, project_id, agent)
+        const made = await createTurn(tx, services, input)
+        note(tx)
+        return made
+      })
+    })
   },
 })

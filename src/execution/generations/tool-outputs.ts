@@ -8,9 +8,10 @@ import { lockRunnable } from '../../identity/projects/pause.ts'
 import { checkToolSettings } from '../agents/bindings.ts'
 import { type AgentRow, agentKind, StepRules, StepToolChoice, toolIds } from '../agents/model.ts'
 import { mapOutput } from '../tools/call.ts'
+import type { Callable } from '../tools/call-model.ts'
 import { mailboxes } from './abort.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
-import { type LoadedTurn, loadTurn } from './attempt-store.ts'
+import { loadTurn } from './attempt-store.ts'
 import { generationRun } from './create.ts'
 import { lastFrame } from './frame-store.ts'
 import { type Entry, journalRows, readJournal } from './journal-store.ts'
@@ -72,12 +73,18 @@ export async function submitToolOutputs(
   const { open } = turn ? readJournal(services, generation, turn.journal, generation.step_count) : { open: null }
   if (!turn || !work || !open)
     return raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: generation.id } })
-  if (mode === 'stream' && turn.agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
-  checkToolSettings({ ...body, tool_choice: null }, turn.agent.tool_bindings)
-  checkToolSettings({ active_tool_ids: body.defaults?.active_tool_ids }, turn.agent.tool_bindings)
+  const { agent } = turn
+  if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: generation.agent_id } })
+  if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+  checkToolSettings({ ...body, tool_choice: null }, agent.tool_bindings)
+  checkToolSettings({ active_tool_ids: body.defaults?.active_tool_ids }, agent.tool_bindings)
   const { step, outcomes } = open
   const pending = [...step.tool_calls.keys()].filter(position => !outcomes.has(position))
-  const entries = journalRows(services, generation, answered(services, turn, step, pending, body))
+  const entries = journalRows(
+    services,
+    generation,
+    answered(services, clientTools(agent, turn.tools), step, pending, body),
+  )
   const sealedWork = sealWork(services, generation, resumed(work, step.n, body))
   return answerTurn(
     context,
@@ -130,14 +137,13 @@ function resumed(
 /** The outcomes of the pending calls. Raises VALIDATION_FAILED unless each of them is there once. */
 function answered(
   services: Services,
-  { agent, tools }: LoadedTurn,
+  definitions: ReadonlyMap<string, Callable>,
   step: OpenStep,
   pending: readonly number[],
   { tool_outputs }: ToolOutputsInput,
 ): Entry[] {
   const byId = new Map(pending.map(position => [step.tool_calls[position].id, position]))
   const seen = new Set<string>()
-  const definitions = clientTools(agent, tools)
   const wrong = (path: string, message: string) => invalid({ code: 'INVALID_VALUE', path, message })
   const entries = tool_outputs.map(({ tool_call_id, output = null }, index): Entry => {
     const at = `tool_outputs[${index}]`
@@ -180,6 +186,7 @@ export const toolOutputsOperation = itemOperation(agentKind, {
   produces: 'text/event-stream',
   raises: [
     ...turnFailures,
+    'AGENT_NOT_FOUND',
     'GENERATION_NOT_FOUND',
     'GENERATION_CONTENT_UNAVAILABLE',
     'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',

@@ -5,13 +5,14 @@ import type { Services } from '../../core/process/services.ts'
 import { namedByBindings } from '../agents/bindings.ts'
 import type { AgentRow, ToolBinding } from '../agents/model.ts'
 import { actionsOf, resolvedName } from '../tools/actions.ts'
-import { openCall } from '../tools/call.ts'
+import { gatedAs, inNameOf, openCall } from '../tools/call.ts'
 import type { Callable } from '../tools/call-model.ts'
 import { type GateRequest, toolGate } from '../tools/gate.ts'
 import { mcpActions } from '../tools/mcp.ts'
 import { complete, type ToolAction, type ToolRow } from '../tools/model.ts'
 import { isReadOnly } from '../tools/platform.ts'
-import { toolsOfIds } from '../tools/store.ts'
+import { resolveSharedTools } from '../tools/resolve.ts'
+import { toolsOfAnyProject } from '../tools/store.ts'
 import { missingContextKey } from '../tools/tokens.ts'
 import type { ToolSurface } from './model.ts'
 
@@ -58,7 +59,9 @@ export type Toolbox = {
 
 type Given = {
   agent: Pick<AgentRow, 'id' | 'project_id' | 'tool_bindings'>
-  /** Those that the bindings name, as far as they exist. */
+  /** Project that the turn runs in: another one than the agent's where that is shared. */
+  project_id: string
+  /** Tools of the agent's project that its bindings name. */
   tools: readonly ToolRow[]
   /** Tools that some step may call; null is no restriction. */
   reachable: ReadonlySet<string> | null
@@ -78,7 +81,8 @@ export async function openToolbox(services: Services, given: Given): Promise<Too
   const bindings = given.agent.tool_bindings ?? []
   if (bindings.length === 0) return NO_TOOLS
   const unavailable: Unavailable[] = []
-  const resolved = await Promise.all(bindings.map(binding => resolve(services, binding, given, unavailable)))
+  const shared = await sharedTools(services, given)
+  const resolved = await Promise.all(bindings.map(binding => resolve(services, binding, given, shared, unavailable)))
   const tools = new Map<string, TurnTool>()
   for (const tool of resolved.flat()) {
     if (!tools.has(tool.name)) tools.set(tool.name, tool)
@@ -92,14 +96,20 @@ async function resolve(
   services: Services,
   binding: ToolBinding,
   given: Given,
+  shared: Shared,
   unavailable: Unavailable[],
 ): Promise<TurnTool[]> {
   const { reachable } = given
   if (binding.tool_id !== undefined && reachable && !reachable.has(binding.tool_id)) return []
-  const callable = boundOf(binding, given)
+  const callable = boundOf(binding, given, shared)
   if (!callable) {
     const tool_id = binding.tool_id as string
-    unavailable.push({ tool_id, tool_name: tool_id, tool_type: null, reason: 'tool not found' })
+    unavailable.push({
+      tool_id,
+      tool_name: tool_id,
+      tool_type: null,
+      reason: shared.others.has(tool_id) ? 'share not active' : 'tool not found',
+    })
     return []
   }
   try {
@@ -122,13 +132,33 @@ const ownTool = (tool: NonNullable<ToolBinding['tool']>, project_id: string): Ca
   guardrail_ids: null,
 })
 
-function boundOf({ tool_id, tool }: ToolBinding, { agent, tools }: Given): Callable | null {
-  return tool ? ownTool(tool, agent.project_id) : (tools.find(({ id }) => id === tool_id) ?? null)
+/** Tools of other projects that bindings name: those that may be called, and the ids of all. */
+type Shared = { tools: ReadonlyMap<string, Callable>; others: ReadonlySet<string> }
+
+async function sharedTools({ pool }: Services, { agent, tools }: Given): Promise<Shared> {
+  const { tool_ids } = namedByBindings(agent.tool_bindings)
+  const missing = (tool_ids ?? []).filter(id => !tools.some(tool => tool.id === id))
+  if (missing.length === 0) return { tools: new Map(), others: new Set() }
+  const others = await toolsOfAnyProject(pool, missing)
+  const granted = others.length > 0 ? await resolveSharedTools(pool, agent.project_id, missing) : new Map()
+  return { tools: granted, others: new Set(others.map(({ id }) => id)) }
+}
+
+function boundOf({ tool_id, tool }: ToolBinding, given: Given, shared: Shared): Callable | null {
+  const { agent, tools, project_id } = given
+  const found: Callable | undefined = tool
+    ? ownTool(tool, agent.project_id)
+    : (tools.find(({ id }) => id === tool_id) ?? shared.tools.get(tool_id as string))
+  if (!found) return null
+  // A shared agent calls its own tools in the name of the project that it runs in; the turn was taken from the share.
+  return agent.project_id !== project_id && !found.consumer
+    ? { ...found, consumer: { project_id, share: null } }
+    : found
 }
 
 async function listed(services: Services, tool: Callable, { context, signal }: Given): Promise<ToolAction[]> {
   if (!tool.mcp) throw new AppError('VALIDATION_FAILED', { message: 'it names no server' })
-  const call = openCall(services, { caller: async () => null, context, signal, timeoutMs: LISTING_MS })
+  const call = inNameOf(tool, openCall(services, { caller: async () => null, context, signal, timeoutMs: LISTING_MS }))
   const actions = await mcpActions(services, tool, call)
   if (actions.length > 0) return actions
   throw new AppError('TOOL_HTTP_ERROR', {
@@ -169,10 +199,10 @@ function reasonOf({ message, meta }: AppError): string {
 }
 
 /** Lets the model say why, where a rule may send its call to a person. */
-async function justify(services: Services, { agent, gate }: Given, tools: TurnTool[]): Promise<void> {
+async function justify(services: Services, { project_id, gate }: Given, tools: TurnTool[]): Promise<void> {
   const rules = toolGate.only()
   if (!rules || tools.length === 0) return
-  const scope = { project_id: agent.project_id, agent: gate, tools: tools.map(gatedAs) }
+  const scope = { project_id, agent: gate, tools: tools.map(({ callable }) => gatedAs(callable)) }
   const asks = await rules.mayAsk(services, scope)
   for (const [index, tool] of tools.entries()) {
     if (!asks[index]) continue
@@ -185,13 +215,6 @@ async function justify(services: Services, { agent, gate }: Given, tools: TurnTo
     }
   }
 }
-
-/** A tool as rules know it. */
-export const gatedAs = ({ callable: { id, name, guardrail_ids } }: TurnTool): GateRequest['tool'] => ({
-  id,
-  name,
-  guardrail_ids,
-})
 
 function surfaceOf(tools: readonly TurnTool[]): ToolSurface | null {
   if (tools.length === 0) return null
@@ -214,9 +237,7 @@ export function clientTools(
 ): Map<string, Callable> {
   const found = new Map<string, Callable>()
   for (const { tool_id, tool } of agent.tool_bindings ?? []) {
-    const row: Callable | undefined = tool
-      ? ownTool(tool, agent.project_id)
-      : tools.find(({ id }) => id === tool_id)
+    const row: Callable | undefined = tool ? ownTool(tool, agent.project_id) : tools.find(({ id }) => id === tool_id)
     if (row?.type === 'client' && !found.has(resolvedName(row.name))) found.set(resolvedName(row.name), row)
   }
   return found
@@ -234,7 +255,7 @@ export async function requireContext(
 ): Promise<void> {
   if (!agent.tool_bindings?.length) return
   const { tool_ids } = namedByBindings(agent.tool_bindings)
-  const rows = tool_ids ? await toolsOfIds(pool, agent.project_id, tool_ids) : []
+  const rows = tool_ids ? (await resolveSharedTools(pool, agent.project_id, tool_ids)).values() : []
   const inline = agent.tool_bindings.flatMap(({ tool }) => (tool ? complete(tool) : []))
   for (const { type, mcp } of [...rows, ...inline])
     for (const [header, text] of type === 'mcp' ? Object.entries(mcp?.headers ?? {}) : []) {

@@ -114,7 +114,8 @@ class Execution {
     this.services = services
     this.loaded = loaded
     this.run = run
-    this.agent = loaded.agent
+    // A turn without one is refused before anything asks for it.
+    this.agent = loaded.agent as AgentRow
     this.generation = loaded.generation
     const { open, settled } = readJournal(services, loaded.generation, loaded.journal, loaded.generation.step_count)
     this.open = open
@@ -177,7 +178,7 @@ class Execution {
       lost_attempts: lost,
       handed_back: false,
       started_at: before.started_at ?? now,
-      agent_version: before.agent_version ?? loaded.agent.version,
+      agent_version: before.agent_version ?? this.agent.version,
       last_activity_at: before.last_activity_at ?? now,
       updated_at: now,
     }
@@ -273,6 +274,7 @@ class Execution {
     const work = this.work as Work
     const tools = await openToolbox(services, {
       agent,
+      project_id: this.generation.project_id,
       tools: loaded.tools,
       reachable: reachable(agent, work, this.steps.length + 1),
       gate: this.gate,
@@ -285,8 +287,9 @@ class Execution {
 
   /** The agent as rules know it. */
   private get gate() {
-    const { id, guardrail_ids } = this.agent
-    return { id, guardrail_ids }
+    const { id, guardrail_ids, project_id } = this.agent
+    // Those of another project, which shares the agent, do not apply.
+    return { id, guardrail_ids: project_id === this.generation.project_id ? guardrail_ids : null }
   }
 
   /** The turn as what its calls start knows it. */

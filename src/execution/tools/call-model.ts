@@ -2,10 +2,21 @@ import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Spent } from '../../core/expressions/evaluate.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
+import type { Consumer } from '../shares/grants.ts'
 import type { Definition } from './model.ts'
 
 /** A tool that is called: a record, or one that a step holds. */
-export type Callable = Definition & { id: string | null; project_id: string; guardrail_ids: string[] | null }
+export type Callable = Definition & {
+  id: string | null
+  /** Whose configuration and secrets it is. */
+  project_id: string
+  guardrail_ids: string[] | null
+  /** The project that calls it, where that is another one. */
+  consumer?: Consumer | null
+}
+
+/** The project in whose name a tool is called. */
+export const callingProject = ({ consumer, project_id }: Callable): string => consumer?.project_id ?? project_id
 
 /** What a call may take, with everything that it calls in turn. */
 export type Limits = {

@@ -1,5 +1,5 @@
-import { invalid, raise } from '../../core/api/errors.ts'
-import type { ToolContext } from '../../core/api/tool-context.ts'
+import { AppError, type ErrorCode, invalid, raise } from '../../core/api/errors.ts'
+import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
 import { ExpressionError, evaluate, readPath, type Spent } from '../../core/expressions/evaluate.ts'
 import { pathsOf } from '../../core/expressions/references.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -7,7 +7,8 @@ import type { Origin } from '../../core/invoke/call.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Callable, ToolCall } from './call-model.ts'
+import { takeShareCall } from '../shares/take.ts'
+import { type Callable, callingProject, type ToolCall } from './call-model.ts'
 import { parametersSchema } from './check-definition.ts'
 import { type GateRequest, toolGate } from './gate.ts'
 import { callHttp } from './http.ts'
@@ -42,16 +43,16 @@ export const openCall = (
 })
 
 /**
- * Calls a tool: presets over the arguments, `parameters`, the guardrails of the project and the tool, the call itself,
- * `output_mapping`. Returns JSON.
+ * Calls a tool: presets over the arguments, `parameters`, the guardrails of the project and the tool, the cap of a share
+ * that it goes through, the call itself, `output_mapping`. Returns JSON.
  * @throws TOOL_CALL_NOT_SUPPORTED, TOOL_DISPATCH_FAILED, PIPELINE_DEPTH_EXCEEDED, VALIDATION_FAILED and what the type of the tool raises; SERVICE_NOT_READY while
- *   schemas cannot be checked
+ *   schemas cannot be checked; SHARE_CAP_EXCEEDED
  */
 export function callTool(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
   const work = () => carryOut(services, tool, call)
   // Operations of the platform may wait for turns whose calls need room themselves.
   const bounded = call.limits.depth === 0 && tool.type !== 'platform'
-  return bounded ? underWay(services, tool.project_id, call.limits, work) : work()
+  return bounded ? underWay(services, callingProject(tool), call.limits, work) : work()
 }
 
 async function carryOut(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
@@ -62,7 +63,10 @@ async function carryOut(services: Services, tool: Callable, call: ToolCall): Pro
   if (--limits.room.calls < 0) tooDeep(`One call leads to at most ${MAX_CALLS} calls`)
   const { action, input } = await prepareCall(services, tool, call)
   if (!call.judged) await requireExecute(services, tool, action ?? tool.name, input, call)
-  const output = await dispatch(services, tool, action, input, call)
+  await takeShareCall(services, tool.consumer)
+  const output = await dispatch(services, tool, action, input, inNameOf(tool, call)).catch(error =>
+    rethrow(tool.consumer ? withoutDefinition(error) : error),
+  )
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
 }
 
@@ -82,6 +86,38 @@ export async function prepareCall(
   return { action, input }
 }
 
+/**
+ * A call as it reaches a tool of another project, or asks what that offers. It is told who calls; but what it is made of,
+ * which its project may change at any time, does not get to act on the platform with the rights of who calls.
+ */
+export function inNameOf({ consumer }: Callable, call: ToolCall): ToolCall {
+  if (!consumer) return call
+  return {
+    ...call,
+    context: mergeContext(call.context, { calling_project_id: consumer.project_id }),
+    caller: async () =>
+      raise('TOOL_CALL_NOT_SUPPORTED', { message: 'Operations of the platform are not called through a share' }),
+  }
+}
+
+/** What failures tell of how a tool is made and of what its presets are. */
+const OF_DEFINITION = ['tool_url', 'tool_address', 'upstream_body']
+
+/** A failure as another project is told it. */
+function withoutDefinition(error: unknown): unknown {
+  if (!(error instanceof AppError) || !OF_DEFINITION.some(name => error.meta && name in error.meta)) return error
+  const hidden = Object.fromEntries(OF_DEFINITION.filter(name => name in (error.meta ?? {})).map(name => [name, null]))
+  return new AppError(error.code as ErrorCode, {
+    message: error.code === 'TOOL_EGRESS_BLOCKED' ? 'The address of the tool may not be called' : error.message,
+    meta: { ...error.meta, ...hidden },
+    cause: error,
+  })
+}
+
+const rethrow = (error: unknown): never => {
+  throw error
+}
+
 const tooDeep = (message: string): never => raise('PIPELINE_DEPTH_EXCEEDED', { message })
 
 function dispatch(
@@ -97,6 +133,13 @@ function dispatch(
   return callHttp(services, tool, input, call)
 }
 
+/** A tool as rules know it. Through a share those of the project that calls count alone. */
+export const gatedAs = ({ id, name, guardrail_ids, consumer }: Callable): GateRequest['tool'] => ({
+  id,
+  name,
+  guardrail_ids: consumer ? null : guardrail_ids,
+})
+
 /** Raises TOOL_DISPATCH_FAILED unless the guardrails let a call pass: where nothing can wait, nobody is asked. */
 async function requireExecute(
   services: Services,
@@ -105,11 +148,10 @@ async function requireExecute(
   args: Record<string, unknown>,
   { caller, limits }: ToolCall,
 ): Promise<void> {
-  const { id, name, guardrail_ids, project_id } = tool
   const request: GateRequest = {
-    project_id,
+    project_id: callingProject(tool),
     agent: null,
-    tool: { id, name, guardrail_ids },
+    tool: gatedAs(tool),
     action,
     args,
     generation_id: null,
@@ -122,7 +164,7 @@ async function requireExecute(
   if (!verdict || verdict.decision === 'execute') return
   raise('TOOL_DISPATCH_FAILED', {
     message: 'reason' in verdict ? verdict.reason : 'The call needs an approval, which cannot be given here',
-    meta: { tool_id: id, outcome: verdict.decision },
+    meta: { tool_id: tool.id, outcome: verdict.decision },
   })
 }
 

@@ -4,11 +4,17 @@ import { expressionProblem, isHidden } from '../../core/expressions/evaluate.ts'
 import { pathsOf } from '../../core/expressions/references.ts'
 import { type Checking, checkDefinition } from './check-definition.ts'
 import { complete, type Pipeline, type PipelineStep, toolKind } from './model.ts'
-import { toolTypes } from './store.ts'
+import { resolveSharedTools } from './resolve.ts'
 
 const MAX_STEPS = 50
 const MAX_BYTES = 256 * 1024
 const STEP_ID = /^[A-Za-z0-9_]{1,64}$/
+
+/** Tools that the steps of a pipeline name, each once; null for none. */
+export function stepToolIds(pipeline: Pipeline | null): string[] | null {
+  const ids = new Set((pipeline?.steps ?? []).flatMap(({ tool_id }) => tool_id ?? []))
+  return ids.size > 0 ? [...ids] : null
+}
 
 function refuse(message: string, meta: Record<string, unknown> = {}): never {
   return raise('PIPELINE_INVALID_STEP', { message, meta })
@@ -60,17 +66,17 @@ function checkExpression(expression: unknown, at: string, earlier: ReadonlySet<s
 }
 
 function askForNamed({ allow, project_id }: Checking, steps: readonly PipelineStep[]): void {
-  const ids = new Set(steps.flatMap(({ tool_id }) => tool_id ?? []))
-  for (const id of ids) allow('tools:CallTool', { kind: toolKind, row: { id, project_id } })
+  for (const id of stepToolIds({ steps: [...steps] }) ?? [])
+    allow('tools:CallTool', { kind: toolKind, row: { id, project_id } })
 }
 
 async function checkNamed({ tx, project_id }: Checking, steps: readonly PipelineStep[]): Promise<void> {
   const ids = steps.flatMap(({ tool_id }) => tool_id ?? [])
   if (ids.length === 0) return
-  const types = await toolTypes(tx, project_id, ids)
+  const tools = await resolveSharedTools(tx, project_id, ids, true)
   for (const { id, tool_id } of steps) {
     if (tool_id == null) continue
-    const type = types.get(tool_id)
+    const type = tools.get(tool_id)?.type
     const meta = { step_id: id, tool_id }
     if (type === undefined) refuse('The tool of a step does not exist in the project', meta)
     if (type === 'client') refuse('A client tool cannot be a step', meta)

@@ -1,4 +1,5 @@
 import type { Cloneable } from '../../identity/projects/clone.ts'
+import { stepToolIds } from './check-pipeline.ts'
 import { guardrailCopies } from './gate.ts'
 import { type Execute, type Mcp, type Pipeline, type ToolRow, toolKind } from './model.ts'
 import { toolsOf } from './store.ts'
@@ -20,7 +21,13 @@ export const toolCloning: Cloneable = {
         pipeline,
         ...tool
       } = row
-      const values = { ...tool, ...withoutSecretsOf(tool), project_id: to, pipeline: withOwn(pipeline) }
+      const values = {
+        ...tool,
+        ...withoutSecretsOf(tool),
+        project_id: to,
+        pipeline: withOwn(pipeline),
+        step_tool_ids: null,
+      }
       const copy = await toolKind.insert(tx, values)
       ids.set(id, copy.id)
       copies.push(copy)
@@ -31,7 +38,10 @@ export const toolCloning: Cloneable = {
       const guardrail_ids = rows[index].guardrail_ids?.map(id => ids.get(id) as string) ?? null
       // Steps may name tools that were made later than their pipeline.
       const pipeline = copy.pipeline && renamed(copy.pipeline, ids)
-      const named = { ...(pipeline && { pipeline }), ...(guardrail_ids && { guardrail_ids }) }
+      const named = {
+        ...(pipeline && { pipeline, step_tool_ids: stepToolIds(pipeline) }),
+        ...(guardrail_ids && { guardrail_ids }),
+      }
       const made = Object.keys(named).length > 0 ? await toolKind.update(tx, copy.id, named) : copy
       tx.emit(toolKind, 'created', made)
     }

@@ -5,7 +5,7 @@ import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
 import { authorize } from './authorize.ts'
-import type { Callable, Limits, ToolCall } from './call-model.ts'
+import { type Callable, callingProject, type Limits, type ToolCall } from './call-model.ts'
 import { hide, shownBody } from './hide.ts'
 import { hold } from './limits.ts'
 import type { Execute } from './model.ts'
@@ -49,7 +49,7 @@ export async function callHttp(
     method: request.method,
     headers: request.headers.all(),
     body: request.body,
-    tenant: project_id,
+    tenant: callingProject(tool),
     ...timesOf(limits),
     maxRedirects: config.TOOL_MAX_REDIRECTS,
     redirectMode: 'standard',

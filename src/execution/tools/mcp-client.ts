@@ -5,7 +5,7 @@ import type { EgressRequest } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
 import { authorize } from './authorize.ts'
-import type { Callable, Limits, ToolCall } from './call-model.ts'
+import { type Callable, callingProject, type Limits, type ToolCall } from './call-model.ts'
 import { EventReader } from './event-reader.ts'
 import { hide, shownBody } from './hide.ts'
 import { type Answered, answered, httpError, MAX_VALUES, timesOf } from './http.ts'
@@ -178,7 +178,7 @@ export class McpLink {
       method,
       headers: headers.all(),
       body,
-      tenant: project_id,
+      tenant: callingProject(this.#tool),
       ...timesOf(limits),
       maxRedirects: config.TOOL_MAX_REDIRECTS,
       redirectMode: 'standard',

@@ -235,9 +235,11 @@ export const toolKind = kind({
     // A secret may go although a token names it: a call then says so.
     { kind: 'secret', column: 'secret_ids', many: true, on_delete: 'null' },
     { kind: 'guardrail', column: 'guardrail_ids', many: true, on_delete: 'block' },
+    // Nor does a step hold a tool.
+    { kind: 'tool', column: 'step_tool_ids', many: true, on_delete: 'null', grantable: true },
   ],
   record: Tool,
-  hidden: { secret_ids: z.array(z.string()) },
+  hidden: { secret_ids: z.array(z.string()), step_tool_ids: z.array(z.string()).nullable() },
   events: ['created', 'updated', 'deleted'],
   eventNotes: 'as GET shows it, secret tokens unresolved',
 })

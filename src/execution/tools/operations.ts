@@ -8,8 +8,20 @@ import { requireRunnable } from '../../identity/projects/pause.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
 import { checkTool } from './check.ts'
+import { stepToolIds } from './check-pipeline.ts'
 import { mcpActions } from './mcp.ts'
-import { CallInput, complete, TOOL_TYPES, ToolAction, ToolInput, ToolPatch, type ToolRow, toolKind } from './model.ts'
+import {
+  CallInput,
+  complete,
+  TOOL_TYPES,
+  Tool,
+  ToolAction,
+  ToolInput,
+  ToolPatch,
+  type ToolRow,
+  toolKind,
+} from './model.ts'
+import { projectionOf, ToolProjection } from './projection.ts'
 
 const tools = resource(toolKind, { path: '/tools', tag: 'Tools' })
 
@@ -35,10 +47,21 @@ export const toolOperations: Operation[] = [
       const tool = complete(body)
       const secret_ids = await checkTool({ ...context, project_id: project }, tool, tool, null)
       const { guardrail_ids = null } = body
-      return toolKind.insert(tx, { ...tool, guardrail_ids, secret_ids, project_id: project })
+      return toolKind.insert(tx, {
+        ...tool,
+        guardrail_ids,
+        secret_ids,
+        step_tool_ids: stepToolIds(tool.pipeline),
+        project_id: project,
+      })
     },
   }),
-  tools.get(),
+  tools.get({
+    description: 'With a credential of a project that the tool is shared with: what that project is shown of it.',
+    granted: true,
+    answers: { 200: z.union([Tool, ToolProjection]) },
+    present: async ({ resource: tool, grant }) => (grant ? projectionOf(tool) : toolKind.present(tool)),
+  }),
   tools.update({
     description:
       'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it; changing a pipeline needs `tools:CallTool` on the tools of its steps, detaching a guardrail `guardrails:DetachGuardrail`.',
@@ -53,18 +76,20 @@ export const toolOperations: Operation[] = [
       const given = body as Partial<ToolRow>
       const tool = { ...next, type: given.type ?? stored.type } as ToolRow
       const secret_ids = await checkTool({ ...context, project_id: stored.project_id }, tool, given, stored)
-      return { ...tool, secret_ids }
+      return { ...tool, secret_ids, step_tool_ids: stepToolIds(tool.pipeline) }
     },
   }),
   tools.remove({
-    description: 'Refused while an ingestion rule names it. Pipelines that name it fail from then on.',
+    description:
+      'Refused while an ingestion rule names it, or another project uses it through a share; with `force` its shares are revoked. Pipelines that name it fail from then on.',
     dependents: 'TOOL_HAS_DEPENDENTS',
   }),
   tools.action('call', {
     summary: 'Call a tool and wait for its result',
     description:
-      'Presets replace arguments of their names; the arguments must satisfy `parameters`, and the guardrails of the project and the tool must let the call pass: nobody is asked for approval here. No tool context is sent. A repeat with the same Idempotency-Key gets the first result without another call.',
+      'Presets replace arguments of their names; the arguments must satisfy `parameters`, and the guardrails of the project and the tool must let the call pass: nobody is asked for approval here. No tool context is sent, save to a tool that another project shares: it is told who calls, as `calling_project_id`. A repeat with the same Idempotency-Key gets the first result without another call.',
     action: 'tools:CallTool',
+    granted: true,
     body: CallInput,
     bodyOptional: true,
     answers: { 200: z.unknown().describe('What the tool answered, null for nothing') },
@@ -80,12 +105,13 @@ export const toolOperations: Operation[] = [
       'PIPELINE_DEPTH_EXCEEDED',
       'PROJECT_PAUSED',
       'TOOL_DISPATCH_FAILED',
+      'SHARE_CAP_EXCEEDED',
     ],
     transaction: false,
     // A result may hold what only the target may show.
     secretAnswer: true,
-    async run({ services, db, resource: tool, body, caller, request }) {
-      await requireRunnable(db, tool.project_id)
+    async run({ services, db, resource: tool, project, body, caller, request }) {
+      await requireRunnable(db, project as string)
       const call = openCall(services, {
         action: body?.action,
         input: body?.input,

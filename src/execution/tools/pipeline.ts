@@ -4,7 +4,7 @@ import { ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Callable, ToolCall } from './call-model.ts'
 import { complete, type PipelineStep } from './model.ts'
-import { toolsOfIds } from './store.ts'
+import { resolveSharedTools } from './resolve.ts'
 
 /** Failures of a pipeline within a pipeline are told as they are. */
 const UNWRAPPED = ['PIPELINE_STEP_FAILED', 'PIPELINE_DEPTH_EXCEEDED']
@@ -21,7 +21,7 @@ type CallTool = (services: Services, tool: Callable, call: ToolCall) => Promise<
  */
 export async function callPipeline(
   services: Services,
-  { pipeline, project_id }: Callable,
+  { pipeline, project_id, consumer }: Callable,
   input: Record<string, unknown>,
   call: ToolCall,
   callTool: CallTool,
@@ -29,9 +29,7 @@ export async function callPipeline(
   const { steps = [], output } = pipeline ?? {}
   const depth = call.limits.depth + 1
   const ids = steps.flatMap(({ tool_id }) => tool_id ?? [])
-  const named = new Map(
-    ids.length === 0 ? [] : (await toolsOfIds(services.pool, project_id, ids)).map(row => [row.id, row]),
-  )
+  const named = await resolveSharedTools(services.pool, project_id, ids)
   const results: Record<string, unknown> = Object.create(null)
   let last: unknown = null
   for (const [index, step] of steps.entries()) {
@@ -40,7 +38,7 @@ export async function callPipeline(
     await setImmediate()
     try {
       if (performance.now() > call.limits.until) outOfTime()
-      last = await callTool(services, toolOf(step, named, project_id), {
+      last = await callTool(services, toolOf(step, named, { project_id, consumer }), {
         ...call,
         action: step.action ?? null,
         input: evaluated(step.input ?? {}, root, call) as Record<string, unknown>,
@@ -62,9 +60,15 @@ export async function callPipeline(
   }
 }
 
-function toolOf({ tool, tool_id }: PipelineStep, named: ReadonlyMap<string, Callable>, project_id: string): Callable {
-  if (tool) return { ...complete(tool), id: null, project_id, guardrail_ids: null }
-  return named.get(tool_id as string) ?? raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
+/** The tool of a step, in the name of whoever calls the pipeline: a share of the pipeline is taken from once. */
+function toolOf(
+  { tool, tool_id }: PipelineStep,
+  named: ReadonlyMap<string, Callable>,
+  { project_id, consumer }: Pick<Callable, 'project_id' | 'consumer'>,
+): Callable {
+  const own = tool ? { ...complete(tool), id: null, project_id, guardrail_ids: null } : named.get(tool_id as string)
+  if (!own) return raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
+  return consumer && !own.consumer ? { ...own, consumer: { ...consumer, share: null } } : own
 }
 
 function evaluated(expression: unknown, root: object, { limits }: ToolCall): unknown {

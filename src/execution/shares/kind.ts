@@ -1,0 +1,100 @@
+import { z } from 'zod'
+import { kind, type Reference, selectList } from '../../core/api/kind.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { tellConsumers } from './activity.ts'
+import { Share, ShareAcceptance } from './model.ts'
+import { RESOURCE_KINDS, type ResourceKind } from './terms.ts'
+
+/**
+ * How shares name what they share: accepted ones hold it unless they are forced, and none outlives it but as revoked. Over
+ * the columns of `shares`.
+ */
+const sharesOf = (resource: ResourceKind): Reference[] => [
+  {
+    kind: resource,
+    column: 'resource_id',
+    on_delete: 'force',
+    counted: 'accepted_shares',
+    where: sql.fragment`revoked_at is null and (expires_at is null or expires_at > now()) and exists (
+      select 1 from share_acceptances a where a.share_id = shares.id and a.status = 'active')`,
+    letGo: revokeShares,
+  },
+  {
+    kind: resource,
+    column: 'resource_id',
+    on_delete: 'follow',
+    counted: null,
+    where: sql.fragment`revoked_at is null`,
+    letGo: revokeShares,
+  },
+]
+
+export const shareKind = kind({
+  name: 'share',
+  prefix: 'shr',
+  table: 'shares',
+  // Calls refer to it all the time.
+  shared: true,
+  references: [
+    { kind: 'project', column: 'project_id', on_delete: 'cascade' },
+    ...RESOURCE_KINDS.flatMap(resource => sharesOf(resource)),
+  ],
+  record: Share,
+  hidden: { resource_kind: z.enum(RESOURCE_KINDS), resource_id: z.string() },
+  computed: {
+    resource: sql.fragment`'srn:' || t.project_id || ':' || t.resource_kind || ':' || t.resource_id`,
+    acceptance: sql.fragment`null::jsonb`,
+    projection: sql.fragment`null::jsonb`,
+  },
+  events: ['created', 'updated', 'deleted', 'accepted', 'suspended', 'resumed', 'revoked'],
+  eventNotes: 'of the publisher; accepted, and revoked when it is about one acceptance, carry acceptance',
+})
+
+export type ShareRow = z.output<typeof shareKind.row>
+
+export const ACCEPTANCE_PREFIX = 'shr_acc'
+
+export const acceptanceColumns = selectList(Object.keys(ShareAcceptance.shape))
+export const acceptanceSql = sql.type(ShareAcceptance)
+
+const project = sql.type(z.object({ project_id: z.string() }))
+
+/** The projects that use a share (index share_acceptances_share). */
+export const consumersOf = (db: Queryable, shareId: string): Promise<readonly string[]> =>
+  db.anyFirst(project`
+    select project_id from share_acceptances where share_id = ${shareId} and status = 'active' order by project_id`)
+
+const ended = sql.type(shareKind.row.extend({ consumers: z.array(z.string()) }))
+
+/**
+ * Revokes shares for good, and their active acceptances in the name of the publisher. Those that are revoked already stay as
+ * they are. The caller holds their rows, or takes them here; rows of acceptances are taken behind those of shares.
+ * @returns the shares that were revoked
+ */
+export async function revokeShares(tx: Tx, ids: readonly string[]): Promise<readonly ShareRow[]> {
+  const rows = await tx.any(ended`
+    with revoked as (
+      update shares t set revoked_at = now(), updated_at = now()
+      where t.id = any(${sql.array([...ids], 'text')}) and t.revoked_at is null returning ${shareKind.columns}),
+    stopped as (
+      update share_acceptances a set status = 'revoked', revoked_by = 'publisher', revoked_at = now(), updated_at = now()
+      from revoked where a.share_id = revoked.id and a.status = 'active' returning a.share_id, a.project_id)
+    select revoked.*, array(
+      select s.project_id from stopped s where s.share_id = revoked.id order by s.project_id) as consumers
+    from revoked`)
+  return rows.map(({ consumers, ...share }) => {
+    tx.emit(shareKind, 'revoked', share)
+    tellConsumers(tx, 'share_revoked', share, consumers)
+    return share
+  })
+}
+
+/** Tells who uses the shares of a project that it is about to be deleted with them. */
+export async function tellOfProject(tx: Tx, projectId: string): Promise<void> {
+  const rows = await tx.any(ended`
+    select ${shareKind.columns}, array_agg(a.project_id order by a.project_id) as consumers
+    from shares t join share_acceptances a on a.share_id = t.id and a.status = 'active'
+    where t.project_id = ${projectId} group by t.id`)
+  for (const { consumers, ...share } of rows) tellConsumers(tx, 'share_revoked', share, consumers)
+}

@@ -1,0 +1,181 @@
+import { z } from 'zod'
+import { namesOf } from '../../core/api/dependents.ts'
+import { newId } from '../../core/api/ids.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
+import { page } from '../../core/api/lists.ts'
+import type { Context, Page } from '../../core/api/operation.ts'
+import { type Fragment, identifying, type Queryable, sql } from '../../core/db/sql.ts'
+import { ACCEPTANCE_PREFIX, acceptanceColumns, acceptanceSql, type ShareRow, shareKind } from './kind.ts'
+import type { ShareAcceptance, ShareReference } from './model.ts'
+import { EVERYBODY } from './terms.ts'
+
+/** The acceptance of a share by a project (unique index of the two). `lock` takes its row, behind that of the share. */
+export const acceptanceOf = (
+  db: Queryable,
+  shareId: string,
+  projectId: string,
+  lock = false,
+): Promise<ShareAcceptance | null> =>
+  db.maybeOne(acceptanceSql`
+    select ${acceptanceColumns} from share_acceptances t where t.share_id = ${shareId} and t.project_id = ${projectId}
+    ${lock ? sql.fragment`for update` : sql.fragment``}`)
+
+/** An acceptance of a share under its lock, by its id; null when the share has none of that id. */
+export const lockAcceptance = async (db: Queryable, shareId: string, id: string): Promise<ShareAcceptance | null> =>
+  isIdOf({ prefix: ACCEPTANCE_PREFIX, fixedIds: [] }, id)
+    ? db.maybeOne(acceptanceSql`
+        select ${acceptanceColumns} from share_acceptances t where t.id = ${id} and t.share_id = ${shareId} for update`)
+    : null
+
+/** Accepts a share, for the first time or again. The caller holds the share. */
+export const accept = (db: Queryable, shareId: string, projectId: string): Promise<ShareAcceptance> =>
+  db.one(acceptanceSql`
+    insert into share_acceptances as t (id, share_id, project_id, status)
+    values (${newId(ACCEPTANCE_PREFIX)}, ${shareId}, ${projectId}, 'active')
+    on conflict (share_id, project_id) do update
+    set status = 'active', revoked_by = null, revoked_at = null, accepted_at = now(), updated_at = now()
+    returning ${acceptanceColumns}`)
+
+/** Revokes an acceptance whose row the caller holds. */
+export const revokeAcceptance = (
+  db: Queryable,
+  id: string,
+  by: NonNullable<ShareAcceptance['revoked_by']>,
+): Promise<ShareAcceptance> =>
+  db.one(acceptanceSql`
+    update share_acceptances t set status = 'revoked', revoked_by = ${by}, revoked_at = now(), updated_at = now()
+    where t.id = ${id} returning ${acceptanceColumns}`)
+
+/** Deletes an acceptance with its counters. */
+export const deleteAcceptance = (db: Queryable, id: string): Promise<unknown> =>
+  db.query(identifying`delete from share_acceptances where id = ${id} returning id`)
+
+/** A page of the acceptances of a share, newest first (index share_acceptances_share). */
+export const listAcceptances = (context: Pick<Context, 'db' | 'page'>, shareId: string, statuses?: readonly string[]) =>
+  page<ShareAcceptance>(context, {
+    columns: acceptanceColumns,
+    from: sql.fragment`share_acceptances t`,
+    rows: sql.fragment`t.share_id = ${shareId}`,
+    filters: [statuses && sql.fragment`t.status = any(${sql.array([...statuses], 'text')})`],
+    time: sql.fragment`t.created_at`,
+    order: sql.fragment`t.created_at desc, t.id desc`,
+    key: sql.fragment`t.id`,
+    present: acceptance => acceptance,
+  })
+
+/** The shares that a project accepted or may accept: those for it, and those for everybody that it accepted. */
+export const sharedWith = (projectId: string): Fragment => sql.fragment`(t.grantee = ${projectId}
+  or t.grantee = ${EVERYBODY} and exists (
+    select 1 from share_acceptances a where a.share_id = t.id and a.project_id = ${projectId}))`
+
+/**
+ * A page of shares, newest first (indexes shares_project and shares_grantee), each with the acceptance of the project that
+ * reads them as a grantee.
+ */
+export async function listShares(
+  context: Pick<Context, 'db' | 'page'>,
+  { rows, filters, grantee }: { rows: Fragment; filters: (Fragment | false)[]; grantee: string | null },
+) {
+  const found = await page<ShareRow>(context, {
+    columns: shareKind.columns,
+    from: sql.fragment`shares t`,
+    rows,
+    filters,
+    time: sql.fragment`t.created_at`,
+    order: sql.fragment`t.created_at desc, t.id desc`,
+    key: sql.fragment`t.id`,
+    present: row => row,
+  })
+  const shares = found.data as ShareRow[]
+  const accepted = grantee === null ? new Map() : await acceptancesOf(context.db, shares, grantee)
+  const data = shares.map(share => shareKind.present({ ...share, acceptance: accepted.get(share.id) ?? null }))
+  return { ...found, data }
+}
+
+async function acceptancesOf(db: Queryable, shares: readonly ShareRow[], projectId: string) {
+  const ids = shares.map(({ id }) => id)
+  const rows = await db.any(acceptanceSql`
+    select ${acceptanceColumns} from share_acceptances t
+    where t.share_id = any(${sql.array(ids, 'text')}) and t.project_id = ${projectId}`)
+  return new Map(rows.map(row => [row.share_id, row]))
+}
+
+/** The configuration of a project that names what a share is of, as a relation `type, id`. */
+function namedIn({ resource_kind, resource_id }: ShareRow, projectId: string): Fragment {
+  const parts = kinds.all().flatMap(kind =>
+    kind.references
+      .filter(({ kind: target, grantable, on_delete }) => {
+        // What a delete of it would force is what it made, not what names it.
+        return target === resource_kind && grantable && (on_delete === 'block' || on_delete === 'null')
+      })
+      .map(
+        reference => sql.fragment`
+          select ${kind.name}::text as type, id, created_at from ${sql.identifier([kind.table])}
+          where project_id = ${projectId} and ${namesOf(reference, sql.fragment`select ${resource_id}::text`)}`,
+      ),
+  )
+  return sql.fragment`(${sql.join(parts, sql.fragment` union `)})`
+}
+
+/** A page of that configuration, newest first. */
+export const listReferences = (context: Pick<Context, 'db' | 'page'>, share: ShareRow, projectId: string) =>
+  page<ShareReference>(context, {
+    columns: sql.fragment`t.type, t.id`,
+    from: sql.fragment`${namedIn(share, projectId)} t`,
+    time: sql.fragment`t.created_at`,
+    order: sql.fragment`t.created_at desc, t.id desc`,
+    present: reference => reference,
+  })
+
+/** The same, at most so many. */
+export const referencesIn = (
+  db: Queryable,
+  share: ShareRow,
+  projectId: string,
+  most: number,
+): Promise<readonly ShareReference[]> =>
+  db.any(sql.type(z.object({ type: z.string(), id: z.string() }))`
+    select t.type, t.id from ${namedIn(share, projectId)} t order by t.created_at desc, t.id desc limit ${most}`)
+
+/** Calls of a share by the projects that called, in the hours of some bounds (primary key of share_usage). */
+export function listUsage({ db, page: bounds }: Pick<Context, 'db' | 'page'>, shareId: string) {
+  const { from, to } = bounds
+  const since = from && sql.fragment`and u.hour >= date_trunc('hour', ${from.toISOString()}::timestamptz, 'UTC')`
+  const until = to && sql.fragment`and u.hour <= ${to.toISOString()}::timestamptz`
+  const unbounded: Page = { ...bounds, from: null, to: null }
+  return page<{ project_id: string; calls: number; refused: number }>(
+    { db, page: unbounded },
+    {
+      columns: sql.fragment`t.project_id, t.calls, t.refused`,
+      from: sql.fragment`(
+        select u.project_id, sum(u.calls)::bigint as calls, sum(u.refused)::bigint as refused from share_usage u
+        where u.share_id = ${shareId} ${since ?? sql.fragment``} ${until ?? sql.fragment``} group by u.project_id) t`,
+      order: sql.fragment`t.project_id`,
+      present: row => row,
+    },
+  )
+}
+
+/** Shares that have run out since they were looked at last (index shares_expiring). Their rows are taken. */
+export const lockExpired = (db: Queryable, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select id from shares where expires_at <= now() and revoked_at is null order by expires_at limit ${limit}
+    for no key update skip locked`)
+
+/** Deletes up to `limit` counters of windows that began before a time (index share_counters_start). Returns how many. */
+export const deleteCounters = async (db: Queryable, before: Date, limit: number): Promise<number> =>
+  (
+    await db.query(identifying`
+      delete from share_counters where (acceptance_id, window_key) in (
+        select acceptance_id, window_key from share_counters where window_start < ${before.toISOString()}::timestamptz
+        order by window_start limit ${limit})`)
+  ).rowCount
+
+/** Deletes up to `limit` hours of usage before a time (index share_usage_hour). Returns how many. */
+export const deleteUsage = async (db: Queryable, before: Date, limit: number): Promise<number> =>
+  (
+    await db.query(identifying`
+      delete from share_usage where (share_id, project_id, hour) in (
+        select share_id, project_id, hour from share_usage where hour < ${before.toISOString()}::timestamptz
+        order by hour limit ${limit})`)
+  ).rowCount
