@@ -268,6 +268,13 @@ const settings = {
     '604800',
     'A turn that waits for its client this long fails; 0 is for ever.',
   ),
+  DECISION_LEASE_SECONDS: setting(
+    'workers',
+    integer(2),
+    '600',
+    'Lease of a decision whose tool is called, renewed every quarter of it.',
+  ),
+  DECISION_SWEEP_INTERVAL_MS: setting('workers', integer(1000), '60000', 'Search for decisions that nobody works on.'),
   AGENT_MAX_STEPS_CEILING: setting('workers', integer(1), '200', 'Largest max_steps.'),
   AGENT_MAX_CALL_DEPTH: setting('workers', integer(0), '10', 'Default and maximum of max_call_depth.'),
   PROVIDER_MAX_RETRIES: setting('workers', integer(0, 10), '2', 'Retries of a model call without a model route.'),

@@ -18,6 +18,7 @@ import type { Module } from './core/api/module.ts'
 import core from './core/module.ts'
 import agents from './execution/agents/module.ts'
 import approvals from './execution/approvals/module.ts'
+import deciders from './execution/deciders/module.ts'
 import generations from './execution/generations/module.ts'
 import guardrails from './execution/guardrails/module.ts'
 import modelRoutes from './execution/model-routes/module.ts'
@@ -63,6 +64,7 @@ export const modules: readonly Module[] = [
   generations,
   approvals,
   shares,
+  deciders,
   actors,
   conversations,
   sessions,

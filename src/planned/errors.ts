@@ -13,16 +13,6 @@ export const plannedErrors = {
     message: 'The chat named does not exist in the project',
   },
   CONTENT_ON_HOLD: { status: 409, description: 'Purge under a legal hold' },
-  DECIDER_AGENT_NOT_TOOL_LESS: { status: 400, description: "A decider's agent has a tool surface" },
-  DECIDER_TOOL_NOT_CALLABLE: {
-    status: 400,
-    description: "A decider's tool is not http or pipeline, or its presets pin input or questions",
-  },
-  DECISION_ANSWER_INVALID: { status: 422, description: "A decider tool's answer breaks the contract" },
-  DECISION_INTERRUPTED: {
-    status: 500,
-    description: 'The worker of a decision was lost and its tool call must not be repeated',
-  },
   EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
   EXCEPTION_ALREADY_RESOLVED: { status: 409, description: 'Exception item already resolved' },
   EXCEPTION_NOT_FOUND: { status: 404, description: 'Exception item missing' },

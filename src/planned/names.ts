@@ -16,8 +16,6 @@ const actions: Record<string, string> = {
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
   exceptions: 'ListExceptions GetException AcknowledgeException ResolveException CreateException',
   activity: 'ListActivity ExportActivity',
-  deciders: `${crud('Deciders', 'Decider')} ${versions('Decider')} CreateDecision CreateInlineDecision ListDecisions
-    GetDecision`,
   orchestrations: `${crud('Orchestrations', 'Orchestration')} ValidateOrchestration ${versions('Orchestration')} StartRun
     ListRuns GetRun CancelRun RetryRun PauseRun ResumeRun SubmitHumanInput GetQueueStats`,
   triggers: `${crud('Triggers', 'Trigger')} FireTrigger GetTriggerSecret RotateTriggerSecret ListTriggerFirings
@@ -36,7 +34,7 @@ const actions: Record<string, string> = {
 
 /** Resource types to come. */
 const types = `oauth_client oauth_grant price memory_store memory chat chain
-  exception activity decider decision orchestration orchestration_run trigger workflow task playbook case dataset eval
+  exception activity orchestration orchestration_run trigger workflow task playbook case dataset eval
   formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
 
 const changes = 'created updated deleted'
@@ -59,8 +57,6 @@ const events: Record<string, string> = {
   playbook_executions: 'started completed failed cancelled step_waiting step_completed step_overdue',
   playbook_exports: 'completed failed',
   cases: `${changes} status_changed`,
-  deciders: changes,
-  decisions: 'completed failed',
   datasets: changes,
   evals: changes,
   eval_runs: 'completed failed',

@@ -145,6 +145,20 @@ describe('the commands of the pages', function () {
     assert.match(of('Release a version to a part of your users'), /canary_percent: 20,.*\n[34]\n[01]\n[45]$/s)
   })
 
+  it('of deciders.md run as they are written', async () => {
+    const sections = commandsOf('docs/deciders.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const of = (heading: string) => answers.get(heading) ?? ''
+    const decision = last(of('Ask an agent'))
+    assert.deepEqual([decision.status, decision.answers?.length, decision.metadata], ['completed', 3, { mail: 7 }])
+    assert.equal(of('Ask a tool'), "[ { type: 'predicate', name: 'urgent', probability: 0.9 } ]")
+    assert.equal(of('Wait, or be told'), '2\nnull\n4')
+    const changes = '[{"path":"questions[0].instructions","op":"changed","before":"Is it?","after":"Is it urgent?"}]'
+    assert.equal(of('Versions'), `2\n{"from":1,"to":2,"changes":${changes}}3`)
+  })
+
   it('of tools.md run as they are written', async () => {
     const sections = commandsOf('docs/tools.md')
     const answers = await answersOf(sections, base)

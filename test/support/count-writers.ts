@@ -46,6 +46,8 @@ const WRITES = [
   `delete from guardrail_evaluations where $2 <> '' and id in ${some('guardrail_evaluations', '3')}`,
   `insert into audit_entries (id, project_id, action, status, created_at)
    select $2 || n, nullif($1, 'proj_0'), 'x', 200, now() from generate_series(1, 2) n`,
+  `insert into decisions (id, project_id, asked) select $2 || n, $1, '[]' from generate_series(1, 4) n`,
+  `delete from decisions where $2 <> '' and id in ${some('decisions', '3')}`,
   `delete from audit_entries where $2 <> '' and id in ${some('audit_entries', '3')}`,
 ]
 const DELETE_PROJECT = `delete from projects where id = $1 and $2 <> ''`

@@ -316,6 +316,20 @@ const guardrailDocument = (random: Random) =>
     },
   ])
 
+const questions = (random: Random) => [
+  { type: 'predicate', name: `q${random.int(9)}`, instructions: 'Is it?' },
+  ...(random.chance(0.5)
+    ? [
+        {
+          type: 'score',
+          name: 's',
+          instructions: 'How?',
+          levels: ['a', 'b'].map(label => ({ label, description: 'x' })),
+        },
+      ]
+    : []),
+]
+
 /** Bodies whose parts must fit each other, which a schema does not say. */
 const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> = {
   loginUser: () => ({ username: 'nobody', password: 'wrong password' }),
@@ -404,6 +418,21 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     base_url: 'http://127.0.0.1:9/v1',
   }),
   createAgent: (random, ids) => ({ project_id: random.pick(ids.own.proj), ai_provider_id: random.pick(ids.own.aip) }),
+  createDecider: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `decider ${random.int(1e9)}`,
+    agent_id: random.pick(ids.own.agent),
+    questions: questions(random),
+  }),
+  updateDecider: random => ({ questions: questions(random) }),
+  createDecision: random => ({ input: random.pick(['text', { a: [1] }, [{ role: 'user', content: 'x' }]]) }),
+  createDecisionBatch: () => ({ inputs: [{ input: 'one' }, { input: 2 }] }),
+  createInlineDecision: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    agent_id: random.pick(ids.own.agent),
+    questions: questions(random),
+    input: 'text',
+  }),
   createAgentGeneration: random => ({ prompt: 'hello', ...(random.chance(0.3) ? { stream: true } : {}) }),
   generateConversationMessage: (random, ids) => ({ agent_id: random.pick(ids.own.agent) }),
   createSession: (random, ids) => ({ agent_id: random.pick(ids.own.agent) }),

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/** Of a turn, of the file of its trace, of an ingestion, and of what follows from an approval. */
+/** Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes. */
 type FaultPoint =
   | 'after_claim'
   | 'before_model'
@@ -20,6 +20,8 @@ type FaultPoint =
   | 'approval_executing'
   | 'approval_called'
   | 'approval_executed'
+  | 'decision_claimed'
+  | 'decision_answered'
 
 /**
  * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=freeze:<ms>`

@@ -30,3 +30,9 @@ export const findServedAgent = (db: Queryable, id: string, owner: TurnOwner): Pr
   db.maybeOne(agentKind.sql`
     select ${agentKind.columns}
     from ${servedAgent(sql.fragment`${id}`, { version: sql.fragment`null`, key: sql.fragment`${ownerKey(owner)}` })} t`)
+
+/** An agent with the configuration of one of its versions; null when there is none of the id. */
+export const findAgentVersion = (db: Queryable, id: string, version: number): Promise<AgentRow | null> =>
+  db.maybeOne(agentKind.sql`
+    select ${agentKind.columns}
+    from ${servedAgent(sql.fragment`${id}`, { version: sql.fragment`${version}`, key: sql.fragment`null` })} t`)

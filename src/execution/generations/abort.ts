@@ -9,6 +9,7 @@ import { lastFrame } from './frame-store.ts'
 import { makeFrame } from './frames.ts'
 import { ABORT_CHANNEL } from './live.ts'
 import { type GenerationRow, generationKind, storable } from './model.ts'
+import { ownerOf } from './source.ts'
 import { findPendingWork, requestAbort } from './store.ts'
 import { traceWrite } from './trace-write.ts'
 import { openWork } from './work.ts'
@@ -97,6 +98,7 @@ export async function abortTurn(
   const frames = [makeFrame(services, generation, (await lastFrame(tx, generationId)) + 1, 'error', failure)]
   await settleTurn(tx, { generation, after, step: null, frames, journalled: generation.journalled > 0 })
   followEnd(tx, after)
+  await ownerOf(after)?.settled(tx, after, { status: 'failed', object: null, error: failure })
   if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })
   return 'failed'
 }

@@ -3,7 +3,7 @@ import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import type { AgentRow } from '../agents/model.ts'
-import { findServedAgent, type TurnOwner } from '../agents/served.ts'
+import { findAgentVersion, findServedAgent, type TurnOwner } from '../agents/served.ts'
 import { grantingShares } from '../shares/grants.ts'
 import { takeShareCall } from '../shares/take.ts'
 
@@ -15,10 +15,13 @@ import { takeShareCall } from '../shares/take.ts'
 export async function admitTurn(
   tx: Tx,
   services: Services,
-  input: TurnOwner & { project_id: string; agent_id: string },
+  input: TurnOwner & { project_id: string; agent_id: string; pinned_version?: number },
 ): Promise<AgentRow> {
   await lockRunnable(tx, input.project_id)
-  const agent = await findServedAgent(tx, input.agent_id, input)
+  const agent =
+    input.pinned_version === undefined
+      ? await findServedAgent(tx, input.agent_id, input)
+      : await findAgentVersion(tx, input.agent_id, input.pinned_version)
   if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: input.agent_id } })
   await takeTurn(tx, services, input.project_id, agent)
   return agent

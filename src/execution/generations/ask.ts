@@ -7,7 +7,7 @@ import { callModel } from '../providers/call.ts'
 import type { ModelAnswer, ModelRequest, PromptMessage } from '../providers/exchange.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import type { GenerationRow, Work } from './model.ts'
-import type { settingsOf } from './settings.ts'
+import { outputSchemaOf, type settingsOf } from './settings.ts'
 import type { Toolbox, TurnTool } from './toolbox.ts'
 
 type Settings = ReturnType<typeof settingsOf>
@@ -65,7 +65,7 @@ export function askModel(
     messages,
     temperature: agent.temperature,
     ...offered,
-    output_schema: agent.output_schema,
+    output_schema: outputSchemaOf(agent, work),
     prompt_caching: agent.prompt_caching?.enabled ?? false,
     max_output_tokens: agent.max_output_tokens,
     top_p: agent.top_p,

@@ -112,6 +112,6 @@ export const attachFiles = (messages: readonly ModelMessage[], { files }: Attach
     if (message.role !== 'user' || typeof message.content === 'string') return message as PromptMessage
     return {
       role: 'user',
-      content: message.content.map(part => (part.type === 'text' ? part : (files.get(part.file_id) as AttachedFile))),
+      content: message.content.map(part => (part.type === 'file' ? (files.get(part.file_id) as AttachedFile) : part)),
     }
   })

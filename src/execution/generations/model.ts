@@ -182,7 +182,7 @@ export type Work = {
   tool_context: Record<string, string> | null
   guardrail_context: Record<string, unknown> | null
   /** What the request set, in place of the agent's settings. */
-  overrides: StepSettings & { step_rules?: StepRule[]; stop_conditions?: StopCondition[] }
+  overrides: StepSettings & { step_rules?: StepRule[]; stop_conditions?: StopCondition[]; output_schema?: object }
   /** What came with the tool outputs that the turn was last resumed by. */
   resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }
   /** Conversations that wait for the turn. */

@@ -42,6 +42,10 @@ export function reachable(agent: Configured, work: Set_, from: number): Readonly
   return sets.includes(null) ? null : new Set(sets.flatMap(set => [...(set as ReadonlySet<string>)]))
 }
 
+/** JSON Schema that the answer satisfies; null for text. */
+export const outputSchemaOf = (agent: Pick<AgentRow, 'output_schema'>, { overrides }: Pick<Work, 'overrides'>) =>
+  overrides.output_schema ?? agent.output_schema
+
 /** Names of the tools whose calls end the turn. */
 export const stoppingTools = (agent: Configured, { overrides }: Pick<Work, 'overrides'>): ReadonlySet<string> =>
   new Set(

@@ -2,6 +2,7 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { Logger } from '../../core/process/log.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { GenerationRow } from './model.ts'
@@ -12,6 +13,8 @@ export type TurnOutcome = {
   /** Text of the step that was under way when the turn was aborted, as far as it was streamed. */
   partial: string | null
   model: string | null
+  /** The answer as its schema asks for it; null without one. */
+  object: unknown
   error: RecordedFailure | null
   /** What `prepare` noted. */
   notes: Record<string, unknown>
@@ -42,6 +45,32 @@ export type TurnSource = {
   pause?(tx: Tx, generation: GenerationRow, paused: PausedTurn): Promise<{ result: object | null } | undefined>
   /** Inside the settle transaction. `result` is what a waiting caller and the last frame get instead of the agent's result. */
   settle?(tx: Tx, generation: GenerationRow, outcome: TurnOutcome): Promise<{ result: object | null } | undefined>
+}
+
+/** A module that makes turns outside conversations for rows of its own, which move when the turns end. */
+export type TurnOwner = {
+  /** The `source` that its turns carry. */
+  source: string
+  /** Inside the transaction that ends a turn, whoever ends it, behind the turn's row. */
+  settled(tx: Tx, generation: GenerationRow, outcome: Pick<TurnOutcome, 'status' | 'object' | 'error'>): Promise<void>
+}
+
+export const turnOwners = extensionPoint<TurnOwner>('owners of turns')
+
+export const ownerOf = ({ source }: Pick<GenerationRow, 'source'>): TurnOwner | undefined =>
+  source === null ? undefined : turnOwners.all().find(owner => owner.source === source)
+
+/** What an owner adds to a turn. What its permission is on may be gone by now: only the name counts. */
+export function ownedTurn(generation: GenerationRow): TurnSource | undefined {
+  const owner = ownerOf(generation)
+  if (!owner) return undefined
+  return {
+    target: ({ id }) => ({ id, project_id: generation.project_id }),
+    async settle(tx, after, outcome) {
+      await owner.settled(tx, after, outcome)
+      return undefined
+    },
+  }
 }
 
 export type TurnRun = {

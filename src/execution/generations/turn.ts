@@ -41,8 +41,8 @@ import {
 import { readObject } from './output.ts'
 import { prepareTurn } from './prepare.ts'
 import { agentResult, stepMessages } from './result.ts'
-import { reachable, settingsOf, stoppingTools } from './settings.ts'
-import type { TurnOutcome, TurnRun } from './source.ts'
+import { outputSchemaOf, reachable, settingsOf, stoppingTools } from './settings.ts'
+import { ownedTurn, type TurnOutcome, type TurnRun } from './source.ts'
 import { historyOf, storedStep } from './steps.ts'
 import { textEncodedCall } from './text-call.ts'
 import { NO_TOOLS, openToolbox, type Toolbox, unavailableNote } from './toolbox.ts'
@@ -75,7 +75,8 @@ export async function executeTurn(
   const { status } = loaded.generation
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
   if (status === 'pending' && loaded.paused) return 'waiting'
-  return new Execution(services, loaded, run).carryOut()
+  const source = run.source ?? ownedTurn(loaded.generation)
+  return new Execution(services, loaded, { ...run, source }).carryOut()
 }
 
 /** What is recorded of a failure. Texts of the database are for the log alone. */
@@ -472,13 +473,14 @@ class Execution {
     const failed = (code: string, message: string, meta: Record<string, unknown>) =>
       this.settle({ status: 'failed', stop_reason: 'error', error: { code, message, meta }, output: null }, step, told)
     let object: unknown = null
-    if (agent.output_schema && stop !== 'tool-calls') {
+    const schema = outputSchemaOf(agent, this.work as Work)
+    if (schema && stop !== 'tool-calls') {
       const read = stop
         ? {
             ok: false as const,
             problems: [{ code: 'NO_ANSWER', path: '', message: 'the turn ended at max_steps without an answer' }],
           }
-        : await readObject(this.services, agent.project_id, { text, schema: agent.output_schema, signal })
+        : await readObject(this.services, agent.project_id, { text, schema, signal })
       if (!read.ok)
         return failed('OUTPUT_SCHEMA_VALIDATION_FAILED', 'The answer does not satisfy the output schema', {
           problems: read.problems,
@@ -570,6 +572,7 @@ class Execution {
           content: end.output?.content ?? null,
           partial: this.partial === '' ? null : this.partial.toWellFormed(),
           model: end.output?.model ?? null,
+          object: end.output?.object ?? null,
           error: end.error,
           notes: this.work?.notes ?? {},
         }

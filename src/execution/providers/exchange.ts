@@ -3,14 +3,14 @@ export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as 
 
 /** A stored message of a turn. `args` and `result` belong to the tool and are never renamed. */
 export type ModelMessage =
-  | { role: 'user'; content: string | (TextPart | FilePart)[] }
+  | { role: 'user'; content: string | (TextPart | FilePart | AttachedFile)[] }
   | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }
   | { role: 'tool'; content: ToolResultPart[] }
 
 export type TextPart = { type: 'text'; text: string }
 /** A file of the project, by its id alone: its bytes are read when a model is asked. */
 export type FilePart = { type: 'file'; file_id: string }
-/** The file as a model gets it, in base64: the SDK would make that of bytes in several copies. */
+/** A file as a model gets it, in base64: the SDK would make that of bytes in several copies. Stored only where it is no file of the project. */
 export type AttachedFile = { type: 'attachment'; filename: string; media_type: string; data_base64: string }
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {

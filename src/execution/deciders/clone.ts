@@ -1,0 +1,20 @@
+import type { Cloneable } from '../../identity/projects/clone.ts'
+import { deciderKind } from './model.ts'
+import { decidersOf } from './store.ts'
+import { insertDecider } from './versions.ts'
+
+/** A decider is copied where the agent or the tool that it asks is; versions and decisions are not. */
+export const deciderCloning: Cloneable = {
+  name: 'deciders',
+  async copy(tx, from, to, ids) {
+    for (const { id, agent_id, tool_id, name, description, questions } of await decidersOf(tx, from)) {
+      const backend = ids.get((agent_id ?? tool_id) as string)
+      if (backend === undefined) continue
+      const asked = agent_id === null ? { tool_id: backend } : { agent_id: backend }
+      const values = { name, description, questions, ...asked, project_id: to }
+      const copy = await insertDecider(tx, values, { created_by: null })
+      ids.set(id, copy.id)
+      tx.emit(deciderKind, 'created', copy)
+    }
+  },
+}

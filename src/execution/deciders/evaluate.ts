@@ -1,0 +1,188 @@
+import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import { isDatabaseLost, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { permitted } from '../../core/iam/access.ts'
+import { type Lease, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import type { JobContext } from '../../core/jobs/handler.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import { findAgentVersion } from '../agents/served.ts'
+import { createTurn } from '../generations/create.ts'
+import { callTool, openCall } from '../tools/call.ts'
+import { toolKind } from '../tools/model.ts'
+import { requireCallable } from './backend.ts'
+import { type DecisionRow, decisionKind, isSettled } from './model.ts'
+import { answersSchema, askingMessage } from './prompt.ts'
+import type { Answer } from './questions.ts'
+import { type DecisionMessage, decisionQueue } from './queue.ts'
+import { sealOf } from './request.ts'
+import { type End, SOURCE, settleDecision } from './settle.ts'
+import { type Claim, decisionAttempts, endAttempt, findHeld } from './store.ts'
+import { toolAnswers } from './tool-answer.ts'
+
+/** How long the lease of a worker is, and how often it renews it. */
+const leaseOf = ({ config }: Pick<Services, 'config'>): Lease => {
+  const leaseMs = config.DECISION_LEASE_SECONDS * 1000
+  return { leaseMs, beatMs: leaseMs / 4 }
+}
+
+/** What is recorded of a failure; one without a code is for the log alone. */
+export const failureOf = (error: unknown): RecordedFailure =>
+  (error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()
+
+/**
+ * Makes a decision: has an agent asked by a turn of its own, which settles the decision, or calls a tool and settles it.
+ * Throws what could not be recorded, and HandBack when the worker stops.
+ */
+export async function evaluate(message: DecisionMessage, context: JobContext): Promise<void> {
+  const decision = await decisionKind.find(context.services.pool, message.decision_id)
+  if (!decision || isSettled(decision)) return
+  if (decision.agent_id !== null) await askAgent(message, context)
+  else await askTool(message, context)
+}
+
+/** The input of a decision. Raises what makes it unreadable. */
+function inputOf(services: Services, decision: DecisionRow, sealed: string | null): unknown {
+  if (sealed === null) return raise('GENERATION_CONTENT_UNAVAILABLE', { message: 'The input of the decision is gone' })
+  const opened = services.secrets.open(sealed, sealOf(decision))
+  return opened.ok
+    ? JSON.parse(opened.value)
+    : raise('SECRET_NOT_DECRYPTABLE', { message: 'The input of the decision cannot be decrypted' })
+}
+
+/** Makes the turn of an agent, unless it is made: with the state of the decision and without its attempt, or not at all. */
+async function askAgent({ decision_id }: DecisionMessage, { services, log }: JobContext): Promise<void> {
+  try {
+    const made = await services.write(async tx => {
+      const decision = await decisionKind.find(tx, decision_id, true)
+      if (decision?.status !== 'queued') return null
+      const held = await findHeld(tx, decision_id)
+      // Taken up again once the project is resumed.
+      if (!held || held.paused) return null
+      const { project_id, asked, agent_id, agent_version } = decision
+      const agent = await findAgentVersion(tx, agent_id as string, agent_version as number)
+      if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: agent_id } })
+      const { generation_id } = await createTurn(tx, services, {
+        project_id,
+        agent_id: agent.id,
+        agent_version: agent_version as number,
+        messages: [askingMessage(asked, inputOf(services, decision, held.sealed))],
+        overrides: { output_schema: answersSchema(asked) },
+        source: SOURCE,
+        authority: held.principal,
+        permission: held.permission,
+        streamed: false,
+        shape: 'agent',
+      })
+      await decisionKind.update(tx, decision_id, { status: 'running', generation_id })
+      await endAttempt(tx, decision_id)
+      return generation_id
+    })
+    if (made) log.info({ decision_id, generation_id: made, outcome: 'asked' }, 'decision')
+  } catch (error) {
+    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
+    if (error.code === 'PROJECT_PAUSED') return
+    await services.write(tx => settleDecision(tx, decision_id, { error: failureOf(error) }))
+    log.info({ decision_id, outcome: 'failed', code: error.code, decision: 'given up' }, 'decision')
+  }
+}
+
+/** Calls the tool of a decision and settles it, unless another worker does. */
+async function askTool(message: DecisionMessage, context: JobContext): Promise<void> {
+  const { services } = context
+  const taken = await services.write(tx => take(tx, services, message))
+  if (!taken) return
+  const { claim, decision } = taken
+  await workOn(context, {
+    what: 'decision',
+    ids: { decision_id: decision.id, project_id: decision.project_id },
+    attempts: decisionAttempts,
+    claim,
+    lease: leaseOf(services),
+    lock: tx => decisionKind.find(tx, decision.id, true),
+    async work(hold) {
+      await fault(services, 'decision_claimed')
+      const answers = await answersOf(services, taken, hold.signal)
+      await fault(services, 'decision_answered')
+      await hold.write(tx => settleClaimed(tx, claim, { answers }))
+      return { outcome: 'completed' }
+    },
+    async fail(error) {
+      if (isDatabaseLost(error)) throw error
+      if (!(error instanceof AppError)) services.log.error({ err: error, decision_id: decision.id }, 'decision')
+      const failure = failureOf(error)
+      await services.write(tx => settleClaimed(tx, claim, { error: failure }))
+      return { outcome: 'failed', code: failure.code, decision: 'given up' }
+    },
+  })
+}
+
+type Taken = { claim: Claim; decision: DecisionRow; sealed: string | null }
+
+/** Claims the attempt of a decision. One that another worker holds is looked at again when its lease is over. */
+async function take(tx: Tx, services: Services, message: DecisionMessage): Promise<Taken | null> {
+  const named = { entity: message.decision_id, id: message.attempt_id }
+  const decision = await decisionKind.find(tx, named.entity, true)
+  const held = decision && (await findHeld(tx, decision.id))
+  if (!held) return null
+  // Taken up again once the project is resumed; what has begun goes on.
+  if (held.paused && decision.status === 'queued') return null
+  const claim = await decisionAttempts.claim(tx, named, leaseOf(services).leaseMs)
+  if (!claim) {
+    const until = await decisionAttempts.heldUntil(tx, named)
+    if (until) tx.send(decisionQueue, message, { startAfter: new Date(until) })
+    else await giveUp(tx, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
+    return null
+  }
+  await decisionKind.update(tx, decision.id, { status: 'running' })
+  return { claim, decision, sealed: held.sealed }
+}
+
+const LOST = 'The workers of the decision were lost one after the other'
+
+/** Ends a decision that no live worker holds with a failure. */
+export async function giveUp(tx: Tx, message: DecisionMessage, error: unknown): Promise<void> {
+  const { decision_id, attempt_id } = message
+  const decision = await decisionKind.find(tx, decision_id, true)
+  if (decision && (await decisionAttempts.endIdle(tx, { entity: decision_id, id: attempt_id })))
+    await settleDecision(tx, decision_id, { error: failureOf(error) })
+}
+
+/** Ends a decision that this worker holds. Raises Superseded when it does not. */
+async function settleClaimed(tx: Tx, claim: Claim, end: End): Promise<void> {
+  await decisionKind.find(tx, claim.entity, true)
+  if (!(await decisionAttempts.end(tx, claim))) throw new Superseded()
+  await settleDecision(tx, claim.entity, end)
+}
+
+/**
+ * Calls the tool in the name of who asked for the decision, as long as that may be done: a call whose worker was lost is
+ * repeated only for a tool that says that this has the effect of one.
+ * @throws DECISION_INTERRUPTED, TOOL_NOT_FOUND, FORBIDDEN, DECISION_ANSWER_INVALID, what the call fails with, Superseded
+ */
+async function answersOf(
+  services: Services,
+  { claim, decision, sealed }: Taken,
+  signal: AbortSignal,
+): Promise<Answer[]> {
+  const { id, project_id, asked } = decision
+  const { principal, permission } = claim
+  const tool = await toolKind.find(services.pool, decision.tool_id as string)
+  if (claim.called && !tool?.idempotent) return raise('DECISION_INTERRUPTED')
+  if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: decision.tool_id } })
+  requireCallable(tool)
+  const input = inputOf(services, decision, sealed)
+  const caller = await callerForPrincipal(services, principal, project_id)
+  const target = { kind: kinds.get(permission.kind), row: { id: permission.id, project_id } }
+  if (!caller || !permitted(caller, permission.action, target)) return raise('FORBIDDEN')
+  if (!(await decisionAttempts.set(services.pool, claim, sql.fragment`called = true`))) throw new Superseded()
+  const call = openCall(services, {
+    input: { input, questions: asked },
+    caller: () => callerForPrincipal(services, principal, project_id),
+    idempotencyKey: id,
+    signal,
+  })
+  return toolAnswers(asked, await callTool(services, tool, call))
+}

@@ -1,0 +1,73 @@
+import { z } from 'zod'
+import { invalid } from '../../core/api/errors.ts'
+import { parse } from '../../core/api/validate.ts'
+import type { AttachedFile } from '../providers/exchange.ts'
+
+/** What decisions are made about. */
+
+/** Of the inputs of one request, as JSON. */
+export const MAX_INPUT_BYTES = 10 * 1024 * 1024
+
+const IMAGE = /^data:(image\/[\w.+-]{1,100});base64,/
+/** Searched for what does not belong there: a match of all of it would keep a position for each character. */
+const NOT_BASE64 = /[^A-Za-z0-9+/]/
+
+type Image = Pick<AttachedFile, 'media_type' | 'data_base64'>
+
+/** An image out of a data URL; null for anything else. */
+function imageOf(url: string): Image | null {
+  const [start, media_type] = IMAGE.exec(url) ?? []
+  if (start === undefined) return null
+  const data_base64 = url.slice(start.length)
+  const digits = data_base64.endsWith('==') ? -2 : data_base64.endsWith('=') ? -1 : undefined
+  const body = data_base64.slice(0, digits)
+  return body === '' || NOT_BASE64.test(body) ? null : { media_type, data_base64 }
+}
+
+const Part = z.discriminatedUnion('type', [
+  z.strictObject({ type: z.literal('input_text'), text: z.string() }),
+  z.strictObject({
+    type: z.literal('input_image'),
+    image_url: z.string().refine(url => imageOf(url) !== null, 'must be an image as a data URL in base64'),
+  }),
+])
+
+const Messages = z.array(
+  z.strictObject({ role: z.literal('user'), content: z.union([z.string(), z.array(Part).min(1)]) }),
+)
+
+/** Whether an input is messages: a list in which every entry has a role. */
+const isMessages = (value: unknown): value is object[] =>
+  Array.isArray(value) &&
+  value.length > 0 &&
+  value.every(entry => typeof entry === 'object' && entry !== null && Object.hasOwn(entry, 'role'))
+
+/**
+ * Validates the inputs of a request and returns them as JSON. Raises VALIDATION_FAILED for messages that are none, and for
+ * inputs that are too large, alone or together.
+ * @param pathOf where the request has each
+ */
+export function inputTexts(values: readonly unknown[], pathOf: (index: number) => string): string[] {
+  let left = MAX_INPUT_BYTES
+  return values.map((value, index) => {
+    const path = pathOf(index)
+    const text = JSON.stringify(value)
+    left -= Buffer.byteLength(text)
+    if (left < 0) invalid({ code: 'TOO_BIG', path, message: `must be at most ${MAX_INPUT_BYTES} bytes as JSON` })
+    if (isMessages(value)) parse(Messages, value, path)
+    return text
+  })
+}
+
+/** An input as an agent is shown it: its texts joined by a blank line, and its images. Other JSON is indented. */
+export function shownInput(value: unknown): { text: string; images: Image[] } {
+  if (typeof value === 'string') return { text: value, images: [] }
+  if (!isMessages(value)) return { text: JSON.stringify(value, null, 2), images: [] }
+  const parts = (value as z.output<typeof Messages>).flatMap(({ content }) =>
+    typeof content === 'string' ? [{ type: 'input_text' as const, text: content }] : content,
+  )
+  return {
+    text: parts.flatMap(part => (part.type === 'input_text' ? [part.text] : [])).join('\n\n'),
+    images: parts.flatMap(part => (part.type === 'input_image' ? [imageOf(part.image_url) as Image] : [])),
+  }
+}

@@ -1,0 +1,19 @@
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { turnOwners } from '../generations/source.ts'
+import { deciderCloning } from './clone.ts'
+import { deciderErrors } from './errors.ts'
+import { decisionHandlers, decisionSchedules } from './handlers.ts'
+import { deciderKind, decisionKind, sealedInputs } from './model.ts'
+import { allDeciderOperations } from './operations.ts'
+import { decidingTurns } from './settle.ts'
+
+export default module('deciders', {
+  errors: deciderErrors,
+  kinds: [deciderKind, decisionKind],
+  operations: allDeciderOperations,
+  handlers: decisionHandlers,
+  schedules: decisionSchedules,
+  sealedColumns: sealedInputs,
+  extensions: [cloneables.with(deciderCloning), turnOwners.with(decidingTurns)],
+})

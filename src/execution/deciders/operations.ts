@@ -1,0 +1,200 @@
+import { contains, equals, oneOf } from '../../core/api/filters.ts'
+import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { versionOperations } from '../../core/api/version-archive.ts'
+import { requireVersion, versionNumber } from '../../core/api/versions.ts'
+import { allowBackend, requireBackend } from './backend.ts'
+import { inputTexts, MAX_INPUT_BYTES } from './input.ts'
+import {
+  Batch,
+  BatchInput,
+  DECISION_STATUSES,
+  Decider,
+  DeciderInput,
+  DeciderPatch,
+  type DeciderRow,
+  DeciderVersion,
+  Decision,
+  DecisionInput,
+  deciderKind,
+  decisionKind,
+  InlineDecisionInput,
+  RestoreInput,
+} from './model.ts'
+import { type Asking, answerDecision, insertDecisions } from './request.ts'
+import { deciderVersions } from './store.ts'
+import { changeDecider, insertDecider, restoreVersion } from './versions.ts'
+
+const tag = 'Deciders'
+const deciders = resource(deciderKind, { path: '/deciders', tag })
+const decisions = resource(decisionKind, { path: '/decisions', tag })
+
+/** What refuses a backend. */
+const refusals = [
+  'AGENT_NOT_FOUND',
+  'TOOL_NOT_FOUND',
+  'DECIDER_AGENT_NOT_TOOL_LESS',
+  'DECIDER_TOOL_NOT_CALLABLE',
+] as const
+const RIGHTS = ['agents:CreateAgentGeneration', 'tools:CallTool']
+
+/** An input, and the questions of an inline decision. */
+const bodyLimit = () => MAX_INPUT_BYTES + 2 * 1024 * 1024
+
+const asking = ({ id, project_id, version, questions, agent_id, tool_id }: DeciderRow): Asking => ({
+  project_id,
+  decider: { id, version },
+  questions,
+  backend: { agent_id, tool_id },
+})
+
+const deciderOperations: Operation[] = [
+  // deciders_project serves the order.
+  deciders.list({ filters: { name: contains('name') } }),
+  deciders.create({
+    description:
+      'Naming an agent needs `agents:CreateAgentGeneration` on it, naming a tool `tools:CallTool`: whoever may ask the decider has it asked.',
+    alsoActions: RIGHTS,
+    body: DeciderInput,
+    raises: [...refusals, 'NAME_CONFLICT'],
+    check: async ({ tx, body, project, allow }) => allowBackend(allow, await requireBackend(tx, project, body)),
+    make: ({ tx, body: { version_label, ...body }, project, caller }) =>
+      insertDecider(tx, { ...body, project_id: project }, { created_by: caller.user.id, label: version_label }),
+  }),
+  deciders.get(),
+  deciders.update({
+    description:
+      'An agent replaces a tool and the other way round. Other questions make a version, other fields do not; decisions that were asked for keep theirs. Naming another agent or tool needs the right to ask it.',
+    alsoActions: RIGHTS,
+    body: DeciderPatch,
+    quiet: true,
+    raises: [...refusals, 'NAME_CONFLICT', 'VERSION_CONFLICT'],
+    async change(next, { body, stored, tx, allow }) {
+      requireVersion(stored, body.expected_version)
+      const { agent_id, tool_id } = body
+      const named = {
+        agent_id: agent_id === undefined && tool_id != null ? null : next.agent_id,
+        tool_id: tool_id === undefined && agent_id != null ? null : next.tool_id,
+      }
+      const backend = await requireBackend(tx, stored.project_id, named)
+      if (named.agent_id !== stored.agent_id || named.tool_id !== stored.tool_id) allowBackend(allow, backend)
+      return { ...next, ...named }
+    },
+    write: (next, { tx, stored, body, caller }) =>
+      changeDecider(tx, stored, deciderKind.changes(stored, next), {
+        created_by: caller.user.id,
+        label: body.version_label,
+      }),
+  }),
+  deciders.remove({ description: 'Its decisions stay; those that are under way are made.' }),
+  ...versionOperations(deciderKind, { path: '/deciders', tag, record: DeciderVersion, archive: deciderVersions }),
+  deciders.action('restore', {
+    id: 'restoreDeciderVersion',
+    path: '/deciders/{decider_id}/versions/{version}/restore',
+    summary: 'Ask the questions of an earlier version again, as the next one',
+    action: 'deciders:RestoreDeciderVersion',
+    body: RestoreInput,
+    bodyOptional: true,
+    answers: { 200: Decider },
+    run: async context =>
+      deciderKind.present(await restoreVersion(context, versionNumber(context.params.version), context.body?.label)),
+  }),
+]
+
+const DECISION_RAISES = [...refusals, 'PROJECT_PAUSED'] as const
+
+const decisionOperations: Operation[] = [
+  itemOperation(deciderKind, {
+    id: 'createDecision',
+    method: 'post',
+    path: '/deciders/{decider_id}/decisions',
+    summary: 'Ask a decider about an input',
+    description:
+      'Answers at once with a queued decision; with `wait` once it has settled, whether it completed or failed, or as it is when SYNC_WAIT_SECONDS are over. The input is no part of the record.',
+    tag,
+    action: 'deciders:CreateDecision',
+    body: DecisionInput,
+    bodyLimit,
+    answers: { 201: Decision },
+    raises: [...DECISION_RAISES],
+    transaction: false,
+    async run(context) {
+      const { services, resource: decider, body } = context
+      const [text] = inputTexts([body.input], () => 'input')
+      return answerDecision(context, body.wait === true, () =>
+        services.write(async tx => {
+          const [row] = await insertDecisions(tx, context, asking(decider), [{ text, metadata: body.metadata }], {
+            permission: () => ({ action: 'deciders:CreateDecision', kind: 'decider', id: decider.id }),
+          })
+          context.record(tx, 201)
+          return row
+        }),
+      )
+    },
+  }),
+  itemOperation(deciderKind, {
+    id: 'createDecisionBatch',
+    method: 'post',
+    path: '/deciders/{decider_id}/decisions/batch',
+    summary: 'Ask a decider about many inputs',
+    description: 'Answers at once with queued decisions in the order of the inputs, all of them or none.',
+    tag,
+    action: 'deciders:CreateDecision',
+    body: BatchInput,
+    bodyLimit,
+    answers: { 201: Batch },
+    raises: [...DECISION_RAISES],
+    async run({ tx, services, caller, resource: decider, body }) {
+      const texts = inputTexts(
+        body.inputs.map(({ input }) => input),
+        index => `inputs[${index}].input`,
+      )
+      const items = body.inputs.map(({ metadata }, index) => ({ text: texts[index], metadata }))
+      const rows = await insertDecisions(tx, { services, caller }, asking(decider), items, {
+        permission: () => ({ action: 'deciders:CreateDecision', kind: 'decider', id: decider.id }),
+      })
+      return { data: rows.map(decisionKind.present) }
+    },
+  }),
+  operation({
+    id: 'createInlineDecision',
+    method: 'post',
+    path: '/decisions',
+    summary: 'Ask questions about an input without a decider',
+    description:
+      'As `POST /deciders/{decider_id}/decisions`, with the questions and who answers them in the request; asking needs `agents:CreateAgentGeneration` on the agent or `tools:CallTool` on the tool.',
+    tag,
+    action: 'deciders:CreateInlineDecision',
+    alsoActions: RIGHTS,
+    creates: decisionKind,
+    body: InlineDecisionInput,
+    bodyLimit,
+    answers: { 201: Decision },
+    raises: [...DECISION_RAISES],
+    transaction: false,
+    async run(context) {
+      const { services, body, project, allow } = context
+      const [text] = inputTexts([body.input], () => 'input')
+      return answerDecision(context, body.wait === true, () =>
+        services.write(async tx => {
+          const { questions, agent_id, tool_id } = body
+          const asked = { project_id: project as string, decider: null, questions, backend: { agent_id, tool_id } }
+          const [row] = await insertDecisions(tx, context, asked, [{ text, metadata: body.metadata }], {
+            permission: id => ({ action: 'deciders:CreateInlineDecision', kind: 'decision', id }),
+            admit: backend => allowBackend(allow, backend),
+          })
+          context.record(tx, 201, row.id)
+          return row
+        }),
+      )
+    },
+  }),
+  // decisions_project serves the order, decisions_decider the filter by a decider with it.
+  decisions.list({
+    action: 'deciders:ListDecisions',
+    filters: { decider_id: equals('decider_id'), status: oneOf('status', DECISION_STATUSES) },
+  }),
+  decisions.get({ action: 'deciders:GetDecision' }),
+]
+
+export const allDeciderOperations: Operation[] = [...deciderOperations, ...decisionOperations]

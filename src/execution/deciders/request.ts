@@ -1,0 +1,122 @@
+import { raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { kinds } from '../../core/api/kind.ts'
+import { type Answer as Answered, answer, type Context } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
+import { expectEnd } from '../../core/jobs/wait.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { admitTurn } from '../generations/admit.ts'
+import { type Backend, type Named, requireBackend } from './backend.ts'
+import { type DecisionRow, decisionKind, isSettled, SETTLED_CHANNEL } from './model.ts'
+import type { Question } from './questions.ts'
+import { decisionQueue } from './queue.ts'
+import { type ContentMode, insertAttempt, type Permission } from './store.ts'
+
+/** What is asked of whom. */
+export type Asking = {
+  project_id: string
+  decider: { id: string; version: number } | null
+  questions: Question[]
+  backend: Named
+}
+
+/** What is asked about, as JSON. */
+export type Item = { text: string; metadata?: Record<string, unknown> | null }
+
+type Requesting = Pick<Context, 'services' | 'caller'>
+
+/** What binds a sealed input to its decision. */
+export const sealOf = ({ id, project_id }: Pick<DecisionRow, 'id' | 'project_id'>) => ({
+  kind: 'decision_input',
+  id,
+  project_id,
+})
+
+/**
+ * Writes decisions with their attempts and wake-ups, all or none. What can refuse one does so here, so that no decision
+ * fails for it.
+ * @param permission what each is asked for again when it is made, by its id
+ * @throws what requireBackend does, PROJECT_PAUSED
+ */
+export async function insertDecisions(
+  tx: Tx,
+  { services, caller }: Requesting,
+  { project_id, decider, questions, backend: named }: Asking,
+  items: readonly Item[],
+  options: { permission: (id: string) => Permission; admit?: (backend: Backend) => void },
+): Promise<DecisionRow[]> {
+  const backend = await requireBackend(tx, project_id, named)
+  options.admit?.(backend)
+  await admit(tx, services, project_id, backend)
+  const mode = await contentMode(tx, project_id, backend)
+  const rows: DecisionRow[] = []
+  for (const { text, metadata = null } of items) {
+    const row = await decisionKind.insert(tx, {
+      project_id,
+      decider_id: decider?.id ?? null,
+      decider_version: decider?.version ?? null,
+      asked: questions,
+      agent_id: backend.agent?.id ?? null,
+      agent_version: backend.agent_version,
+      tool_id: backend.tool?.id ?? null,
+      metadata,
+    })
+    const attempt_id = newId('dec')
+    await insertAttempt(tx, {
+      decision_id: row.id,
+      id: attempt_id,
+      principal: principalRecord(caller),
+      permission: options.permission(row.id),
+      mode,
+      sealed: services.secrets.seal(text, sealOf(row)),
+    })
+    tx.send(decisionQueue, { decision_id: row.id, attempt_id, project_id })
+    rows.push(row)
+  }
+  return rows
+}
+
+/** Raises what refuses work in the project, and of an agent what refuses a turn. */
+async function admit(tx: Tx, services: Services, project_id: string, { agent, agent_version }: Backend): Promise<void> {
+  if (agent) await admitTurn(tx, services, { project_id, agent_id: agent.id, pinned_version: agent_version })
+  else await lockRunnable(tx, project_id)
+}
+
+/** The stricter of what the project and the agent say. */
+async function contentMode(tx: Tx, projectId: string, { agent }: Backend): Promise<ContentMode> {
+  if (agent?.trace_content_mode === 'none') return 'none'
+  const project = await kinds.get('project').find(tx, projectId)
+  return project?.trace_content_mode === 'none' ? 'none' : 'full'
+}
+
+/** The floor under the notifications. */
+const POLL_MS = 2000
+
+/**
+ * Answers 201 with a new decision: as it is at once, or with `wait` as it is once it has settled or SYNC_WAIT_SECONDS are
+ * over. A caller that goes away changes nothing.
+ * @param make writes the decision; what it raises refuses the request
+ */
+export async function answerDecision(
+  { services, request }: Pick<Context, 'services' | 'request'>,
+  wait: boolean,
+  make: () => Promise<DecisionRow>,
+): Promise<Answered> {
+  const made = await make()
+  if (!wait) return answer(201, decisionKind.present(made))
+  const settled = await endOf(services, made.id, request.closed)
+  if (!settled) return raise('RESOURCE_NOT_FOUND', { message: 'The decision is gone', meta: { id: made.id } })
+  return answer(201, decisionKind.present(settled))
+}
+
+/** A decision as it is at its end, or when the time is over; null when it is gone. */
+const endOf = (services: Services, id: string, closed: AbortSignal): Promise<DecisionRow | null> =>
+  expectEnd<DecisionRow | null>({
+    subscribe: notice =>
+      services.notifications.listen(SETTLED_CHANNEL, settled => settled === id && notice(), { onReconnect: notice }),
+    read: () => decisionKind.find(services.pool, id),
+    isOver: decision => !decision || isSettled(decision),
+    pollMs: POLL_MS,
+  }).wait({ closed, withinMs: services.config.SYNC_WAIT_SECONDS * 1000 })

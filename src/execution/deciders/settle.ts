@@ -1,0 +1,72 @@
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/text.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { TurnOwner } from '../generations/source.ts'
+import { type DecisionRow, decisionKind, SETTLED_CHANNEL } from './model.ts'
+import { agentAnswers } from './prompt.ts'
+import type { Answer } from './questions.ts'
+import { decisionOfTurn, endAttempt, settle } from './store.ts'
+
+/** The end of a decision. */
+export type End = { answers: Answer[]; error?: undefined } | { answers?: undefined; error: RecordedFailure }
+
+/**
+ * Ends a decision, unless it has ended: its answers or its failure, its event, the notice for those who wait. What it was
+ * about is erased. Returns whether this was the end.
+ */
+export async function settleDecision(tx: Tx, id: string, end: End): Promise<boolean> {
+  const settled = await settle(tx, id, {
+    status: end.error ? 'failed' : 'completed',
+    answers: end.answers ?? null,
+    error: end.error ? withoutContent(end.error) : null,
+  })
+  if (!settled) return false
+  await endAttempt(tx, id)
+  tx.emit(decisionKind, settled.status as 'completed' | 'failed', settled)
+  tx.notify(SETTLED_CHANNEL, id)
+  return true
+}
+
+/** What may repeat the input: it is in no decision. */
+const REPEATING = ['tool_response_body', 'provider_response_body', 'upstream_body']
+
+/** A failure without what may repeat the input, at any depth; of an address what says whose it is. */
+function withoutContent(failure: RecordedFailure): RecordedFailure {
+  const cleaned = (value: unknown): unknown => {
+    if (Array.isArray(value)) return value.map(cleaned)
+    if (typeof value !== 'object' || value === null) return value
+    return Object.fromEntries(
+      Object.entries(value)
+        .filter(([name]) => !REPEATING.includes(name))
+        .map(([name, item]) => [name, name === 'tool_url' ? originOf(item) : cleaned(item)]),
+    )
+  }
+  return storableValue(cleaned(failure)) as RecordedFailure
+}
+
+const originOf = (url: unknown): unknown => (typeof url === 'string' ? (URL.parse(url)?.origin ?? null) : url)
+
+/** What `source` says of the turns of agents that make decisions. */
+export const SOURCE = 'decider'
+
+/** A turn that makes a decision settles it, whoever ends the turn. */
+export const decidingTurns: TurnOwner = {
+  source: SOURCE,
+  async settled(tx, { id }, { status, object, error }) {
+    const decision = await decisionOfTurn(tx, id)
+    if (!decision) return
+    const end = status === 'completed' ? answered(decision, object) : { error: error ?? UNKNOWN }
+    await settleDecision(tx, decision.id, end)
+  },
+}
+
+const UNKNOWN: RecordedFailure = { code: 'GENERATION_FAILED', message: 'The turn failed' }
+
+function answered({ asked }: DecisionRow, object: unknown): End {
+  if (typeof object === 'object' && object !== null)
+    return { answers: agentAnswers(asked, object as Record<string, unknown>) }
+  // A turn that was stopped short ends without an answer.
+  return {
+    error: { code: 'OUTPUT_SCHEMA_VALIDATION_FAILED', message: 'The turn ended without an answer to the questions' },
+  }
+}

@@ -1,0 +1,329 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
+import { client } from '../local/double/client.ts'
+import { eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { DECIDER_ACTIONS, eventsOf, madeDecider, QUESTIONS, settled, TOOL_ANSWERS, toolAt } from './decider-support.ts'
+import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { json, startTarget, type Target } from './tool-target.ts'
+
+/** Short leases, so that a lost worker is missed within seconds. */
+const FAST = {
+  GENERATION_LEASE_SECONDS: '2',
+  GENERATION_SWEEP_SECONDS: '1',
+  DECISION_LEASE_SECONDS: '2',
+  DECISION_SWEEP_INTERVAL_MS: '1000',
+  SHUTDOWN_GRACE_MS: '300',
+  EGRESS_ALLOW_HOSTS: '127.0.0.1',
+}
+const GOOD = JSON.stringify({ urgent: true, team: 'support', anger: 2 })
+const SECRET = 'what nobody else may read'
+
+describe('decisions and their workers', function () {
+  this.timeout(60_000)
+  let app: AgentApp
+  let target: Target
+  let double: ReturnType<typeof client>
+  const processes: TestProcess[] = []
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['generation'])
+    processes.push(made)
+    return made
+  }
+  const ask = async (body: object, decider: string): Promise<string> => {
+    const reply = await app.key.post(`/deciders/${decider}/decisions`, { input: SECRET, ...body })
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    return reply.body.id
+  }
+  /** A tool that keeps its caller waiting at the first request, and a decider that asks it. */
+  const slowTool = async (fields: object = {}) => {
+    let free = () => {}
+    target.answer = (request, response) => {
+      free = () => json(TOOL_ANSWERS)(request, response)
+      target.answer = json(TOOL_ANSWERS)
+    }
+    const { id } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url, fields) })
+    return { decider: id as string, answer: () => free() }
+  }
+  const called = (count = 1) => eventually(() => target.requests.length === count, { what: `${count} calls` })
+  const rows = async (table: string) =>
+    (await app.services.pool.any(sql.unsafe`select * from ${sql.identifier([table])}`)) as Record<string, unknown>[]
+  const inputsLeft = async () =>
+    [...(await rows('decision_inputs')), ...(await rows('decision_inputs_unlogged'))].length
+  const endedOnce = async (id: string) =>
+    assert.equal((await eventsOf(app.key, id)).length, 1, JSON.stringify(await eventsOf(app.key, id)))
+
+  before(async () => {
+    target = await startTarget()
+    app = await startAgentApp({ workers: [], actions: [...DECIDER_ACTIONS, 'projects:*'] })
+    double = client(app.double)
+  })
+  beforeEach(() => {
+    target.requests.length = 0
+    target.answer = json(TOOL_ANSWERS)
+  })
+  afterEach(async () => {
+    const running = processes.splice(0).filter(each => (each.child.exitCode ?? each.child.signalCode) === null)
+    await Promise.all(running.map(each => each.kill()))
+    assert.equal(await inputsLeft(), 0)
+  })
+  after(async () => {
+    await app?.close()
+    await target?.close()
+  })
+
+  it('an agent is asked again when its worker is killed, and the decision ends once', async () => {
+    await double.put('killed', {
+      rules: [{ when: { call: 1 }, reply: { text: GOOD, gate: 'killed' } }, { reply: { text: GOOD } }],
+    })
+    const { id: decider } = await madeDecider(app.key, { agent_id: await app.agent({ model: 'killed/m' }) })
+    const first = await worker()
+    const id = await ask({}, decider)
+    await eventually(async () => ((await double.gate('killed'))?.waiting ?? 0) > 0, { what: 'the model being asked' })
+    await first.kill()
+    await worker()
+    const decision = await settled(app.key, id)
+    assert.deepEqual([decision.status, decision.answers.length], ['completed', 3])
+    assert.equal((await app.key.get(`/generations?agent_id=${decision.agent_id}`)).body.total, 1)
+    assert.equal((await double.requests('killed')).length, 2)
+    await endedOnce(id)
+  })
+
+  it('a tool that was called is not called again when its worker is killed', async () => {
+    const { decider } = await slowTool()
+    const first = await worker()
+    const id = await ask({}, decider)
+    await called()
+    await first.kill()
+    await worker()
+    const decision = await settled(app.key, id)
+    assert.deepEqual([decision.status, decision.error.code], ['failed', 'DECISION_INTERRUPTED'])
+    assert.equal(target.requests.length, 1)
+    await endedOnce(id)
+  })
+
+  it('one that is idempotent is called again under the same key', async () => {
+    const { decider } = await slowTool({ idempotent: true })
+    const first = await worker()
+    const id = await ask({}, decider)
+    await called()
+    await first.kill()
+    await worker()
+    assert.equal((await settled(app.key, id)).status, 'completed')
+    assert.deepEqual(
+      target.requests.map(({ headers }) => headers['idempotency-key']),
+      [id, id],
+    )
+    await endedOnce(id)
+  })
+
+  it('one that had not been called yet is called by another worker', async () => {
+    const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
+    const first = await worker({ FAULT_POINTS: 'decision_claimed=kill' })
+    const id = await ask({}, decider)
+    await first.exited
+    await worker()
+    assert.equal((await settled(app.key, id)).status, 'completed')
+    assert.equal(target.requests.length, 1)
+  })
+
+  it('an answer that a worker could not record any more is lost', async () => {
+    const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
+    const first = await worker({ FAULT_POINTS: 'decision_answered=kill' })
+    const id = await ask({}, decider)
+    await first.exited
+    await worker()
+    assert.equal((await settled(app.key, id)).error.code, 'DECISION_INTERRUPTED')
+    assert.equal(target.requests.length, 1)
+  })
+
+  it('an idempotent tool is not called for ever by workers that are lost', async () => {
+    const { id: decider } = await madeDecider(app.key, {
+      tool_id: await toolAt(app.key, target.url, { idempotent: true }),
+    })
+    const id = await ask({}, decider)
+    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'decision_answered=kill' })).exited
+    await worker()
+    assert.equal((await settled(app.key, id)).error.code, 'DECISION_INTERRUPTED')
+    assert.equal(target.requests.length, 3)
+  })
+
+  it('a worker that was frozen past its lease changes nothing when it thaws', async () => {
+    const { decider, answer } = await slowTool()
+    const first = await worker()
+    const id = await ask({}, decider)
+    await called()
+    first.child.kill('SIGSTOP')
+    await worker()
+    const decision = await settled(app.key, id)
+    assert.equal(decision.error.code, 'DECISION_INTERRUPTED')
+    answer()
+    first.child.kill('SIGCONT')
+    await eventually(() => first.output.some(line => line.includes(id) && line.includes('superseded')), {
+      what: 'the late worker leaving',
+    })
+    assert.deepEqual((await app.key.get(`/decisions/${id}`)).body, decision)
+    await endedOnce(id)
+  })
+
+  it('a worker that stops gives the call of an idempotent tool to another', async () => {
+    const { decider } = await slowTool({ idempotent: true })
+    const first = await worker()
+    const id = await ask({}, decider)
+    await called()
+    await first.kill('SIGTERM')
+    await worker()
+    assert.equal((await settled(app.key, id)).status, 'completed')
+    assert.equal(target.requests.length, 2)
+  })
+
+  it('a decision whose message is lost is found by the sweep', async () => {
+    const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
+    const id = await ask({}, decider)
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'decision.evaluate'`)
+    await worker()
+    assert.equal((await settled(app.key, id)).status, 'completed')
+  })
+
+  it('what was asked for before a pause waits for its end', async () => {
+    await double.put('paused', { rules: [{ reply: { text: GOOD } }] })
+    const deciders = [
+      await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) }),
+      await madeDecider(app.key, { agent_id: await app.agent({ model: 'paused/m' }) }),
+    ]
+    const ids = await Promise.all(deciders.map(({ id }) => ask({}, id)))
+    assert.equal((await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'x' })).status, 200)
+    await worker()
+    await eventually(
+      async () =>
+        (
+          await app.services.pool.any(sql.unsafe`
+          select from pgboss.job_common where name = 'decision.evaluate' and state < 'completed'`)
+        ).length === 0,
+      { what: 'the messages being looked at' },
+    )
+    for (const id of ids) assert.equal((await app.key.get(`/decisions/${id}`)).body.status, 'queued')
+    await app.admin.post(`/projects/${app.projectId}/resume`)
+    for (const id of ids) assert.equal((await settled(app.key, id)).status, 'completed')
+  })
+
+  it('who may not decide any more does not, and a decider that is gone is still asked', async () => {
+    await double.put('rights', { rules: [{ reply: { text: GOOD } }] })
+    const deciders = [
+      await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) }),
+      await madeDecider(app.key, { agent_id: await app.agent({ model: 'rights/m' }) }),
+    ]
+    const statement = [{ effect: 'Allow', action: ['deciders:*'], resource: [`srn:${app.projectId}:*:*`] }]
+    const user = await app.user(undefined, [{ statement }])
+    const refused: string[] = []
+    for (const { id } of deciders) refused.push((await user.post(`/deciders/${id}/decisions`, { input: 'x' })).body.id)
+    const made = await Promise.all(deciders.map(({ id }) => ask({}, id)))
+    await app.admin.put(`/users/${user.id}/policies`, { policy_ids: [] })
+    for (const { id } of deciders) assert.equal((await app.key.delete(`/deciders/${id}`)).status, 204)
+    await worker()
+    for (const id of refused) assert.equal((await settled(app.key, id)).error?.code, 'FORBIDDEN')
+    for (const id of made) assert.equal((await settled(app.key, id)).status, 'completed')
+    assert.equal(target.requests.length, 1)
+  })
+
+  it('a decision ends with its agent, and with its tool', async () => {
+    await double.put('doomed', { rules: [{ reply: { text: GOOD, gate: 'doomed' } }] })
+    const agent_id = await app.agent({ model: 'doomed/m' })
+    const tool_id = await toolAt(app.key, target.url)
+    const inline = { questions: QUESTIONS, input: 'x' }
+    const asked = (await app.key.post('/decisions', { ...inline, agent_id })).body.id
+    await worker()
+    await eventually(async () => ((await double.gate('doomed'))?.waiting ?? 0) > 0, { what: 'the model being asked' })
+    assert.equal((await app.admin.delete(`/agents/${agent_id}?force=true`)).status, 204)
+    assert.equal((await settled(app.key, asked)).error.code, 'AGENT_NOT_FOUND')
+    await double.read('POST', '/control/gates/doomed/open')
+    for (const each of processes.splice(0)) await each.kill()
+    const second = await app.agent({ model: 'doomed/m' })
+    const waiting = [
+      (await app.key.post('/decisions', { ...inline, agent_id: second })).body.id,
+      (await app.key.post('/decisions', { ...inline, tool_id })).body.id,
+    ]
+    assert.equal((await app.admin.delete(`/agents/${second}`)).status, 204)
+    assert.equal((await app.admin.delete(`/tools/${tool_id}`)).status, 204)
+    await worker()
+    assert.equal((await settled(app.key, waiting[0])).error.code, 'AGENT_NOT_FOUND')
+    assert.equal((await settled(app.key, waiting[1])).error.code, 'TOOL_NOT_FOUND')
+  })
+
+  it('of ends that come at once one counts', async () => {
+    await double.put('race', { rules: [{ reply: { text: GOOD, gate: 'race' } }] })
+    const { id: decider } = await madeDecider(app.key, { agent_id: await app.agent({ model: 'race/m' }) })
+    await Promise.all([worker(), worker()])
+    const ids = await Promise.all(Array.from({ length: 8 }, () => ask({}, decider)))
+    await eventually(async () => ((await double.gate('race'))?.waiting ?? 0) === 8, { what: 'the model being asked' })
+    const turns = await Promise.all(
+      ids.map(async id => (await app.key.get(`/decisions/${id}`)).body.generation_id as string),
+    )
+    await Promise.all([
+      double.read('POST', '/control/gates/race/open'),
+      ...turns.flatMap(id => [1, 2].map(() => app.key.post(`/generations/${id}/cancel`))),
+    ])
+    for (const id of ids) {
+      await settled(app.key, id)
+      await endedOnce(id)
+    }
+  })
+
+  describe('what is decided about', () => {
+    it('is held sealed until the end', async () => {
+      const { decider, answer } = await slowTool()
+      const id = await ask({}, decider)
+      const [held] = await rows('decision_inputs')
+      assert.equal(held.decision_id, id)
+      assert.ok(!JSON.stringify(held).includes(SECRET))
+      await worker()
+      await called()
+      assert.equal(await inputsLeft(), 1)
+      answer()
+      assert.equal((await settled(app.key, id)).status, 'completed')
+      assert.equal(await inputsLeft(), 0)
+    })
+
+    it('is in no log of the database where no content is kept, and is lost with a crash of it', async () => {
+      await double.put('none', { rules: [{ reply: { text: GOOD } }] })
+      const silent = await app.agent({ model: 'none/m', trace_content_mode: 'none' })
+      const deciders = [
+        await madeDecider(app.key, { agent_id: silent }),
+        await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) }),
+      ]
+      const asAgent = await ask({}, deciders[0].id)
+      assert.deepEqual(
+        (await rows('decision_inputs_unlogged')).map(({ decision_id }) => decision_id),
+        [asAgent],
+      )
+      await app.admin.patch(`/projects/${app.projectId}`, { trace_content_mode: 'none' })
+      const kept = await ask({}, deciders[1].id)
+      const lost = [await ask({}, deciders[0].id), await ask({}, deciders[1].id)]
+      assert.deepEqual(await rows('decision_inputs'), [])
+      await app.services.pool.query(
+        sql.unsafe`delete from decision_inputs_unlogged where decision_id = any(${sql.array(lost, 'text')})`,
+      )
+      await worker()
+      for (const id of lost) assert.equal((await settled(app.key, id)).error.code, 'GENERATION_CONTENT_UNAVAILABLE')
+      const decision = await settled(app.key, asAgent)
+      assert.deepEqual([decision.status, decision.answers[1].choice], ['completed', 'support'])
+      assert.equal((await app.key.get(`/generations/${decision.generation_id}`)).body.output, null)
+      assert.equal((await settled(app.key, kept)).status, 'completed')
+      await app.admin.patch(`/projects/${app.projectId}`, { trace_content_mode: 'full' })
+    })
+
+    it('is in no log line and no audit entry', async () => {
+      const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
+      const made = await worker()
+      const id = await ask({}, decider)
+      await settled(app.key, id)
+      await eventually(() => made.output.some(line => line.includes(id)), { what: 'the line of the decision' })
+      assert.ok(![...made.output, ...app.logs].some(line => line.includes(SECRET)))
+      const entries = (await app.admin.get(`/audit-log?project_id=${app.projectId}&limit=200`)).body
+      assert.ok(!JSON.stringify(entries).includes(SECRET))
+      const of = `resource_public_id=${decider}&action=deciders:CreateDecision`
+      assert.equal((await app.admin.get(`/audit-log?project_id=${app.projectId}&${of}`)).body.total, 1)
+    })
+  })
+})
