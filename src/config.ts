@@ -28,6 +28,11 @@ const optional = z
   .string()
   .transform(value => (value === '' ? null : value))
   .nullable() as unknown as z.ZodType<string | null, string>
+const address = z
+  .string()
+  .refine(value => value === '' || /^https?:\/\/[^/?#\\\s@]+[^?#\s]*$/.test(value), 'must be an http or https address')
+  .transform(value => (value === '' ? null : value))
+  .nullable() as unknown as z.ZodType<string | null, string>
 const integer = (min: number, max = Number.MAX_SAFE_INTEGER) =>
   z
     .string()
@@ -168,6 +173,46 @@ const settings = {
     { production: true, secret: true },
   ),
   SECRETS_ENCRYPTION_KEY_PREVIOUS: setting('identity', hexKeys, '', 'Comma list, decrypt only.', { secret: true }),
+  SECRETS_STORE_PREFIX: setting(
+    'identity',
+    z
+      .string()
+      .regex(/^(?:[A-Za-z0-9_.+=@-]|\{project_id\}|\/)*$/, 'must be names joined by /')
+      .refine(text => text.includes('{project_id}') && text.endsWith('/'), 'must contain {project_id} and end in /'),
+    'muster/{project_id}/',
+    'Folder of a project in external stores of secrets: its secrets are read below it and nowhere else.',
+  ),
+  SECRETS_STORE_TIMEOUT_MS: setting('identity', integer(100, 60_000), '5000', 'One read of a secret from its store.'),
+  SECRETS_VAULT_ADDR: setting(
+    'identity',
+    address,
+    '',
+    'Address of a Vault whose key-value engine (version 2) may hold secrets; unset: no secret lies there.',
+  ),
+  SECRETS_VAULT_MOUNT: setting('identity', text, 'secret', 'Mount of that engine.'),
+  SECRETS_VAULT_NAMESPACE: setting('identity', optional, '', 'Namespace of that Vault.'),
+  SECRETS_VAULT_TOKEN: setting(
+    'identity',
+    optional,
+    '',
+    'Token for that Vault: read access below the prefix is enough.',
+    {
+      secret: true,
+    },
+  ),
+  SECRETS_VAULT_TOKEN_FILE: setting(
+    'identity',
+    optional,
+    '',
+    'File that holds the token instead, read at each use: an agent may renew it.',
+  ),
+  SECRETS_AWS_REGION: setting(
+    'identity',
+    optional,
+    '',
+    "Region of an AWS Secrets Manager that may hold secrets, read with the deployment's AWS keys; unset: no secret lies there.",
+  ),
+  SECRETS_AWS_ENDPOINT: setting('identity', address, '', 'Its address, where it is not the usual one of the region.'),
   KEY_MAX_TTL_DAYS: setting('identity', integer(0), '0', 'Longest life of a project key; 0 = no bound.'),
   PROVIDER_AMBIENT_CREDENTIALS: setting(
     'identity',
@@ -335,6 +380,12 @@ const settings = {
     integer(1),
     '1000',
     'Buffered audit entries of reads; above it they are dropped and counted.',
+  ),
+  ACTIVITY_RETENTION_DAYS: setting(
+    'control',
+    integer(0),
+    '0',
+    'Entries of the activity feed are kept so long; 0 = for ever.',
   ),
   AUDIT_RETENTION_SWEEP_DISABLED: setting('control', flag, 'false', 'No daily deletion of audit entries.'),
   FILES_STORAGE_PROVIDER: setting(

@@ -5,8 +5,10 @@ import ingestion from './content/ingestion/module.ts'
 import knowledge from './content/knowledge/module.ts'
 import ingestionRules from './content/rules/module.ts'
 import metadataSchemas from './content/schemas/module.ts'
+import activity from './control/activity/module.ts'
 import audit from './control/audit/module.ts'
 import events from './control/events/module.ts'
+import exceptions from './control/exceptions/module.ts'
 import quotas from './control/quotas/module.ts'
 import retention from './control/retention/module.ts'
 import storage from './control/storage/module.ts'
@@ -46,6 +48,8 @@ export const modules: readonly Module[] = [
   quotas,
   audit,
   events,
+  activity,
+  exceptions,
   webhooks,
   retention,
   storage,

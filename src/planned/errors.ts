@@ -1,10 +1,6 @@
 import type { Codes, ErrorTable } from '../core/api/errors.ts'
 
 export const plannedErrors = {
-  ACTIVITY_INVALID_CURSOR: {
-    status: 400,
-    description: 'Activity cursor malformed or not a valid (created_at, id) position',
-  },
   CASE_STATE_CONFLICT: { status: 409, description: "The case's status forbids the call" },
   CHAIN_NOT_FOUND: { status: 404, description: 'Continuation chain missing' },
   CHAT_NOT_FOUND: {
@@ -14,8 +10,6 @@ export const plannedErrors = {
   },
   CONTENT_ON_HOLD: { status: 409, description: 'Purge under a legal hold' },
   EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
-  EXCEPTION_ALREADY_RESOLVED: { status: 409, description: 'Exception item already resolved' },
-  EXCEPTION_NOT_FOUND: { status: 404, description: 'Exception item missing' },
   FORMATION_DELETE_FAILED: {
     status: 409,
     description: 'Some resources could not be deleted; stack left delete_failed',

@@ -14,8 +14,6 @@ const actions: Record<string, string> = {
   chats: `${crud('Chats', 'Chat')} CreateChatCompletion`,
   chains: 'ListChains GetChain StopChain',
   'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
-  exceptions: 'ListExceptions GetException AcknowledgeException ResolveException CreateException',
-  activity: 'ListActivity ExportActivity',
   orchestrations: `${crud('Orchestrations', 'Orchestration')} ValidateOrchestration ${versions('Orchestration')} StartRun
     ListRuns GetRun CancelRun RetryRun PauseRun ResumeRun SubmitHumanInput GetQueueStats`,
   triggers: `${crud('Triggers', 'Trigger')} FireTrigger GetTriggerSecret RotateTriggerSecret ListTriggerFirings
@@ -34,7 +32,7 @@ const actions: Record<string, string> = {
 
 /** Resource types to come. */
 const types = `oauth_client oauth_grant price memory_store memory chat chain
-  exception activity orchestration orchestration_run trigger workflow task playbook case dataset eval
+  orchestration orchestration_run trigger workflow task playbook case dataset eval
   formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
 
 const changes = 'created updated deleted'
@@ -46,7 +44,6 @@ const events: Record<string, string> = {
   memory_rules: changes,
   chats: changes,
   generations: 'chain_limit',
-  exceptions: 'created acknowledged resolved',
   orchestrations: changes,
   orchestration_runs: 'started awaiting_input succeeded failed cancelled expired',
   workflows: changes,

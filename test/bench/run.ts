@@ -13,13 +13,14 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names]`: every benchmark, or those named (http, lists, files, turns, tools, queue, fairness, deliveries,
- * knowledge, ingestion, idle). All numbers of a run come from one machine at one time; ratios are against a floor measured
+ * `npm run bench [names]`: every benchmark, or those named (http, lists, activity, files, turns, tools, queue, fairness,
+ * deliveries, knowledge, ingestion, idle). All numbers of a run come from one machine at one time; ratios are against a floor measured
  * beside them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),
   lists: async () => (await import('./lists.ts')).run(),
+  activity: async () => (await import('./activity.ts')).run(),
   files: async () => (await import('./files.ts')).run(),
   turns: async () => (await import('./turns.ts')).run(),
   tools: async () => (await import('./tools.ts')).run(),

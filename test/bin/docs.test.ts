@@ -184,6 +184,14 @@ describe('the commands of the pages', function () {
     assert.equal(answers.get('Attach it'), '2tripwire')
   })
 
+  it('of activity.md run as they are written', async () => {
+    const sections = commandsOf('docs/activity.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.equal(answers.get('Exceptions'), '2\nacknowledged\nresolved')
+    assert.equal(answers.get('The activity feed'), 'exception_created')
+  })
+
   it('of the README run as they are written', async () => {
     const commands = commandsOf('README.md')
     const headings = ['A first conversation', 'A first search']

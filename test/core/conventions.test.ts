@@ -57,10 +57,11 @@ describe('conventions', () => {
   }
 
   describe('every list', () => {
+    // The activity feed has a cursor in place of an offset.
     const lists = () =>
       operations.filter(({ operation }) =>
         (operation.parameters as Json[] | undefined)?.some(
-          ({ name, in: place }) => name === 'limit' && place === 'query',
+          ({ name, in: place }) => name === 'offset' && place === 'query',
         ),
       )
     /** What a list needs to answer at all. */

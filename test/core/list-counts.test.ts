@@ -21,6 +21,7 @@ const COUNTED = {
   audit_entries: 'project_id',
   decisions: 'project_id',
   events: 'project_id',
+  exceptions: 'project_id',
   generations: 'project_id',
   guardrail_evaluations: 'project_id',
   webhook_deliveries: 'webhook_id',

@@ -269,7 +269,7 @@ describe('the OpenAPI document', () => {
       const ids: Json = { document_id, file_id, user_id, project_id }
       const lists = described.filter(
         ({ path, operation }) =>
-          operation.parameters?.some(({ name }: Json) => name === 'limit') &&
+          operation.parameters?.some(({ name }: Json) => name === 'offset') &&
           !operation.parameters.some(({ required, in: place }: Json) => required && place === 'query') &&
           [...path.matchAll(/\{(\w+)\}/g)].every(([, name]) => name in ids),
       )

@@ -5,13 +5,26 @@ export type Message = { id: number; event: string; data: any }
 
 export type OpenStream = { status: number; headers: Headers; messages: AsyncIterable<Message>; close(): void }
 
+/** Opens an event stream whose ids are numbers: a POST when there is a body, else a GET. */
+export async function openStream(...given: Parameters<typeof openEvents>): Promise<OpenStream> {
+  const stream = await openEvents(...given)
+  return { ...stream, messages: numbered(stream.messages) }
+}
+
+async function* numbered(events: AsyncIterable<StreamedEvent>): AsyncGenerator<Message> {
+  for await (const event of events) yield { ...event, id: Number(event.id) }
+}
+
+/** One event of a stream, with its id as it was sent. */
+export type StreamedEvent = Omit<Message, 'id'> & { id: string }
+
 /** Opens an event stream: a POST when there is a body, else a GET. */
-export async function openStream(
+export async function openEvents(
   app: Pick<TestApp, 'url'> & { key: Client },
   path: string,
   body?: object,
   headers: Record<string, string> = {},
-): Promise<OpenStream> {
+): Promise<Omit<OpenStream, 'messages'> & { messages: AsyncIterable<StreamedEvent> }> {
   const controller = new AbortController()
   const response = await fetch(`${app.url}/api/v1${path}`, {
     method: body ? 'POST' : 'GET',
@@ -32,7 +45,7 @@ export async function openStream(
   }
 }
 
-async function* parse(body: ReadableStream<Uint8Array>): AsyncGenerator<Message> {
+async function* parse(body: ReadableStream<Uint8Array>): AsyncGenerator<StreamedEvent> {
   const decoder = new TextDecoder()
   let rest = ''
   for await (const chunk of body) {
@@ -43,7 +56,7 @@ async function* parse(body: ReadableStream<Uint8Array>): AsyncGenerator<Message>
       const fields = Object.fromEntries(
         block.split('\n').map(line => [line.slice(0, line.indexOf(': ')), line.slice(line.indexOf(': ') + 2)]),
       )
-      if (fields.event) yield { id: Number(fields.id), event: fields.event, data: JSON.parse(fields.data) }
+      if (fields.event) yield { id: fields.id, event: fields.event, data: JSON.parse(fields.data) }
     }
   }
 }

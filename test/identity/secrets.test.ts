@@ -38,7 +38,13 @@ describe('secrets', () => {
       const { id, created_at, updated_at, value_updated_at, ...rest } = made.body
       assert.match(id, /^sec_[0-9a-z]{26}$/)
       assert.ok(created_at && updated_at && value_updated_at)
-      assert.deepEqual(rest, { project_id: project.id, name: 'openai', has_value: true })
+      assert.deepEqual(rest, {
+        project_id: project.id,
+        name: 'openai',
+        has_value: true,
+        source: null,
+        expires_at: null,
+      })
       assert.deepEqual((await project.key.get(`/secrets/${id}`)).body, made.body)
     })
 
@@ -53,7 +59,8 @@ describe('secrets', () => {
         { name: 'x', value: null },
         { name: 'x', value: 1 },
         { name: 'x', value: 'é'.repeat(32_769) },
-        { name: 'x', value: 'x', expires_at: null },
+        { name: 'x', value: 'x', expires_at: 'soon' },
+        { name: 'x', value: 'x', source: { type: 'vault', path: 'x' } },
         { name: 'x', value: 'x', has_value: true },
       ])
         assert.equal((await project.key.post('/secrets', body)).status, 400, JSON.stringify(body).slice(0, 60))
@@ -329,7 +336,7 @@ describe('secrets', () => {
       const minted = { 'idempotency-key': 'reencrypted-answer' }
       const key = (await app.admin.post('/project-keys', { name: 'kept' }, minted)).body.secret
       const open = (box: ReturnType<typeof createSecretBox>) =>
-        openSecret(app.services.pool, { secrets: box }, project.id, id)
+        openSecret(app.services.pool, { ...app.services, secrets: box }, project.id, id)
       const alone = createSecretBox({ key: next })
       const both = createSecretBox({ key: next, previous: [old] })
       await assert.rejects(open(alone), failsWith('SECRET_NOT_DECRYPTABLE', id))
@@ -389,9 +396,15 @@ describe('secrets', () => {
       ])
       assert.equal(result.remaining, 2)
       assert.ok(batches.length >= 3, String(batches))
-      assert.equal(await openSecret(app.services.pool, { secrets: both }, project.id, bulk[1199]), bulk[1199])
+      assert.equal(
+        await openSecret(app.services.pool, { ...app.services, secrets: both }, project.id, bulk[1199]),
+        bulk[1199],
+      )
       for (const [index, id] of ids.entries())
-        assert.equal(await openSecret(app.services.pool, { secrets: both }, project.id, id), `value ${index}`)
+        assert.equal(
+          await openSecret(app.services.pool, { ...app.services, secrets: both }, project.id, id),
+          `value ${index}`,
+        )
       await reencryptSecrets({ ...app.services, secrets: createSecretBox({ key: old, previous: [next] }) })
     })
 

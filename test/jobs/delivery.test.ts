@@ -468,6 +468,13 @@ describe('a webhook whose deliveries keep failing', () => {
         .body
       assert.equal(data.length, 1)
       assert.equal(data[0].data.active, false)
+      const filed = async () =>
+        (await app.admin.get(`/exceptions?project_id=${project}&kind=webhook_failing`)).body.data
+      const [exception, ...more] = await eventually(async () => {
+        const items = await filed()
+        return items.length > 0 ? items : null
+      })
+      assert.deepEqual([exception.severity, exception.detail.webhook_id, more.length], ['warning', id, 0])
       await app.admin.patch(`/webhooks/${id}`, { active: true })
       await fail(1)
       assert.equal(await active(), true)

@@ -349,6 +349,11 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   createApiKey: (random, ids) => ({ projectId: random.pick(ids.own.proj) }),
   updateProjectKey: () => ({ name: 'renamed' }),
   rotateProjectKey: random => ({ grace_seconds: random.int(100) }),
+  createSecret: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: 'secret',
+    value: `value ${random.int(9)}`,
+  }),
   updateSecret: random => ({ value: `value ${random.int(9)}` }),
   createQuota: (random, ids) => ({
     project_id: random.pick(ids.own.proj),

@@ -1,11 +1,11 @@
-import { Readable } from 'node:stream'
 import type { AuditEntry as Entry } from '../../core/api/audit.ts'
 import { invalid } from '../../core/api/errors.ts'
 import { filterConditions } from '../../core/api/filters.ts'
 import { between } from '../../core/api/lists.ts'
-import { type Context, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { ndjson } from '../../core/api/ndjson.ts'
+import { type Context, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { all, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { all, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
 import { AuditEntry, auditEntryKind, ExportQuery, filters, Verification, VerificationQuery } from './model.ts'
 import { entriesAfter, GLOBAL_CHAIN } from './store.ts'
@@ -17,20 +17,6 @@ const tag = 'Audit'
 const seesGlobal = (caller: Caller): boolean => isAdmin(caller) && caller.project_id === null
 
 const EXPORT_PAGE = 500
-
-/**
- * NDJSON chunks of the entries a condition selects, oldest first. Pages are read as the client takes them, so memory
- * stays bounded; entries made after the start are left out, so it ends.
- */
-async function* exportChunks(db: Queryable, where: Fragment): AsyncGenerator<string> {
-  let last: Entry | null = null
-  for (;;) {
-    const page: readonly Entry[] = await entriesAfter(db, where, last, EXPORT_PAGE)
-    if (page.length > 0) yield `${page.map(entry => JSON.stringify(auditEntryKind.present(entry))).join('\n')}\n`
-    if (page.length < EXPORT_PAGE) return
-    last = page[page.length - 1]
-  }
-}
 
 /** The project an export or a verification is about; raises VALIDATION_FAILED when none is named. */
 function namedProject({ project }: Pick<Context, 'project'>): string {
@@ -68,9 +54,15 @@ const exportEntries = operation({
       between(sql.fragment`t.created_at`, { from: query.from ?? null, to }),
       ...filterConditions(filters, query),
     ])
-    return streamed('application/x-ndjson', Readable.from(exportChunks(services.pool, where), { highWaterMark: 1 }), {
-      'Content-Disposition': `attachment; filename="audit-log-${project}.ndjson"`,
-    })
+    return ndjson<Entry>(
+      context,
+      {
+        read: (after, limit) => entriesAfter(services.pool, where, after, limit),
+        pageSize: EXPORT_PAGE,
+        present: entry => auditEntryKind.present(entry),
+      },
+      { 'Content-Disposition': `attachment; filename="audit-log-${project}.ndjson"` },
+    )
   },
 })
 

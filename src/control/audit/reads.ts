@@ -2,10 +2,10 @@ import { Counter } from 'prom-client'
 import type { AuditEntry } from '../../core/api/audit.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { isProjectGone } from '../../core/db/sql.ts'
-import { outsideTenancy } from '../../core/db/tenancy.ts'
 import type { ReadAudit } from '../../core/invoke/hooks.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { WriteBehind } from '../../core/process/write-behind.ts'
 import { readSwitches } from './store.ts'
 
 /** A trigger on projects notifies it with the id of a project whose audit_reads_enabled has changed. */
@@ -19,7 +19,7 @@ const RETRY_MS = 1000
 
 export const auditReadsDropped = new Counter({
   name: 'muster_audit_reads_dropped_total',
-  help: 'Audit entries of reads dropped because the buffer was full',
+  help: 'Audit entries of reads dropped: the buffer was full, or the database refused them',
   registers: [],
 })
 
@@ -39,69 +39,36 @@ export function openReadAudit(services: Services): ReadAudit & { close(): Promis
       return projectIds.map(id => ({ on: on.has(id) }))
     },
   })
-  let buffer: AuditEntry[] = []
-  let timer: NodeJS.Timeout | undefined
-  let writing: Promise<boolean> | null = null
-  let closed = false
-
   const write = (entries: AuditEntry[]) =>
     services.write(async tx => {
       for (const entry of entries) tx.audit(entry)
     })
-
-  /** Writes the oldest entries; they stay in the buffer, and count against its size, until they are stored. */
-  async function writeSome(): Promise<boolean> {
-    const batch = buffer.slice(0, BATCH)
-    try {
-      await write(batch).catch(async error => {
+  const buffer = new WriteBehind<AuditEntry>({
+    what: 'audit entries of reads',
+    log,
+    most: config.AUDIT_QUEUE_MAX_SIZE,
+    gatherMs: GATHER_MS,
+    batch: BATCH,
+    retryMs: RETRY_MS,
+    write: entries =>
+      write(entries).catch(async error => {
         if (!isProjectGone(error)) throw error
         // Events cannot be written for a project that is gone; its entries can, as those of the deployment.
-        const present = new Set((await readSwitches(pool, batch.map(projectOf))).map(({ id }) => id))
-        await write(batch.map(entry => (present.has(projectOf(entry)) ? entry : { ...entry, project_id: null })))
-      })
-      buffer = buffer.slice(batch.length)
-      return true
-    } catch (error) {
-      log.error({ err: error, entries: batch.length }, 'audit entries of reads not written')
-      return false
-    }
-  }
-
-  function flushLater(ms: number) {
-    if (closed || timer || writing) return
-    timer = setTimeout(() => {
-      timer = undefined
-      writing = outsideTenancy(writeSome)
-      void writing.then(stored => {
-        writing = null
-        if (buffer.length > 0) flushLater(stored ? (buffer.length < BATCH ? GATHER_MS : 0) : RETRY_MS)
-      })
-    }, ms)
-  }
+        const present = new Set((await readSwitches(pool, entries.map(projectOf))).map(({ id }) => id))
+        await write(entries.map(entry => (present.has(projectOf(entry)) ? entry : { ...entry, project_id: null })))
+      }),
+    dropped: count => auditReadsDropped.inc(count),
+  })
 
   return {
     enabledFor(projectId) {
       const known = switches.get(projectId)
       return known instanceof Promise ? known.then(({ on }) => on) : known.on
     },
-    record(entry) {
-      if (buffer.length >= config.AUDIT_QUEUE_MAX_SIZE) {
-        auditReadsDropped.inc()
-        return
-      }
-      buffer.push(entry)
-      flushLater(GATHER_MS)
-    },
+    record: entry => buffer.add(entry),
     async close() {
-      closed = true
-      clearTimeout(timer)
       switches.close()
-      await writing
-      while (buffer.length > 0) {
-        if (await writeSome()) continue
-        auditReadsDropped.inc(buffer.length)
-        return
-      }
+      await buffer.close()
     },
   }
 }

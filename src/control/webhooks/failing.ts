@@ -1,4 +1,5 @@
 import type { Services } from '../../core/process/services.ts'
+import { addException } from '../exceptions/file.ts'
 import type { Outcome } from './deliver.ts'
 import { type ClaimedDelivery, countFailures } from './delivery-store.ts'
 import { webhookKind } from './model.ts'
@@ -8,7 +9,7 @@ const FAILURES = 100
 const FAILING_MS = 24 * 60 * 60 * 1000
 
 /**
- * Counts consecutive failed deliveries and switches off webhooks that fail for too long. A success has reset the count
+ * Counts consecutive failed deliveries, and switches off webhooks that fail for too long, with an exception. A success has reset the count
  * already when it was recorded.
  * @param ended deliveries with the outcome of their attempt, in the order they ended
  */
@@ -36,6 +37,13 @@ async function switchOff(services: Services, id: string): Promise<void> {
     if (!before?.active) return
     const row = await webhookKind.update(tx, id, { active: false })
     tx.emit(webhookKind, 'updated', row)
+    addException(tx, {
+      project_id: before.project_id,
+      kind: 'webhook_failing',
+      title: `Webhook ${before.name} was switched off: its deliveries keep failing`,
+      detail: { webhook_id: id, name: before.name, failures: before.failures, failing_since: before.failing_since },
+      dedup_key: id,
+    })
     services.log.warn(
       { webhook_id: id, project_id: row.project_id },
       'webhook switched off: its deliveries keep failing',

@@ -1,10 +1,10 @@
-import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { contains, equals, filter, oneOf, tagged } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { anyOf, pageOf, textFilter } from '../../core/api/lists.ts'
-import { answer, type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
+import { ndjson } from '../../core/api/ndjson.ts'
+import { answer, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
@@ -19,7 +19,6 @@ import {
   ConversationInput,
   ConversationMessage,
   ConversationPatch,
-  type ConversationRow,
   conversationKind,
   GenerateMessageInput,
   MESSAGE_ROLES,
@@ -163,26 +162,6 @@ const deleteMessage = itemOperation(conversationKind, {
 /** A text may have 1 MiB, that of a named document more. */
 const EXPORT_PAGE = 50
 
-/**
- * The messages as lines of JSON, in order, read page by page as the client takes them. A caller who loses the right to
- * them in the meantime gets no further page: the answer breaks off.
- */
-async function* exportLines({ services, resource, recheck }: Context<unknown, undefined, ConversationRow>) {
-  const { STREAM_PING_INTERVAL_MS } = services.config
-  let after = -1
-  let checkedAt = Date.now()
-  for (;;) {
-    if (Date.now() - checkedAt >= STREAM_PING_INTERVAL_MS) {
-      await recheck()
-      checkedAt = Date.now()
-    }
-    const rows: readonly MessageRow[] = await messagesAfter(services.pool, resource.id, after, EXPORT_PAGE)
-    if (rows.length > 0) yield `${rows.map(row => JSON.stringify(row)).join('\n')}\n`
-    if (rows.length < EXPORT_PAGE) return
-    after = rows[rows.length - 1].position
-  }
-}
-
 export const conversationOperations: Operation[] = [
   conversations.create({ body: ConversationInput, raises: ['ACTOR_NOT_FOUND'] }),
   // conversations_project serves the order; conversations_actor, conversations_tags and conversation_messages_actor filters.
@@ -213,7 +192,14 @@ export const conversationOperations: Operation[] = [
     action: 'conversations:GetConversation',
     answers: { 200: null },
     produces: 'application/x-ndjson',
-    run: async context => streamed('application/x-ndjson', Readable.from(exportLines(context), { objectMode: false })),
+    async run(context) {
+      const { services, resource } = context
+      return ndjson<MessageRow>(context, {
+        read: (last, limit) => messagesAfter(services.pool, resource.id, last?.position ?? -1, limit),
+        pageSize: EXPORT_PAGE,
+        present: message => message,
+      })
+    },
   }),
   conversations.action('generate', {
     id: 'generateConversationMessage',

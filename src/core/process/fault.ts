@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/** Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes. */
+/** Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of filing an exception. */
 type FaultPoint =
   | 'after_claim'
   | 'before_model'
@@ -22,6 +22,7 @@ type FaultPoint =
   | 'approval_executed'
   | 'decision_claimed'
   | 'decision_answered'
+  | 'exception_filed'
 
 /**
  * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=freeze:<ms>`

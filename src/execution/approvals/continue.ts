@@ -109,6 +109,7 @@ async function startTurn(
     project_id,
     agent_id,
     tool_context: frozen?.tool_context ?? null,
+    guardrail_context: frozen?.guardrail_context ?? null,
     initiator_generation_id: generation_id,
     authority,
     streamed: false,

@@ -1,13 +1,15 @@
+import { addActivity } from '../../control/activity/record.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
-import { callerForPrincipal } from '../../identity/principals.ts'
 import { requireRunnable } from '../../identity/projects/pause.ts'
+import { findAgent } from '../agents/model.ts'
+import { actingCaller } from '../generations/authority.ts'
 import { mayStart } from '../generations/prepare.ts'
-import { noteActivity } from '../guardrails/feed.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { type ApprovalRow, approvalKind, type CallOutcome, type Execution } from './model.ts'
 import { digestOf, openFrozen, openOutcome, sealOutcome } from './seal.ts'
@@ -43,7 +45,7 @@ export async function outcomeOf(services: Services, row: ApprovalRow, hold: Hold
     await approvalKind.update(tx, row.id, { execution: finished(services, row, outcome) })
     if (outcome.error) return
     const { proposed_action, project_id, agent_id, generation_id } = row
-    noteActivity(tx, {
+    addActivity(tx, {
       project_id,
       kind: 'action_executed',
       summary: `${proposed_action?.tool_name} was called`,
@@ -87,7 +89,7 @@ async function call(services: Services, row: ApprovalRow, hold: Hold<Continuatio
     const calling = openCall(services, {
       action: tool.type === 'platform' || tool.type === 'mcp' ? action : null,
       input: frozen.arguments,
-      caller: async () => row.authority && callerForPrincipal(services, row.authority, row.project_id),
+      caller: () => callerOf(services, row),
       context: frozen.tool_context ?? undefined,
       idempotencyKey: row.id,
       judged: true,
@@ -101,6 +103,12 @@ async function call(services: Services, row: ApprovalRow, hold: Hold<Continuatio
     services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
     return failure({ code: 'TOOL_CALL_FAILED', message: error instanceof Error ? error.message : String(error) })
   }
+}
+
+/** As whom the call is made, within what the agent may do now. */
+async function callerOf(services: Services, { authority, agent_id, project_id }: ApprovalRow): Promise<Caller | null> {
+  const agent = agent_id && (await findAgent(services.pool, agent_id))
+  return authority && agent ? actingCaller(services, { authority, project_id }, agent) : null
 }
 
 /** The call is made as whoever the turn ran as, with the rights of this moment. */

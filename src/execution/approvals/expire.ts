@@ -1,7 +1,6 @@
+import { addException } from '../../control/exceptions/file.ts'
 import type { Tx } from '../../core/db/write.ts'
-import type { Services } from '../../core/process/services.ts'
 import { findServedAgent } from '../agents/served.ts'
-import { reportException } from '../guardrails/feed.ts'
 import { type ApprovalRow, approvalKind, shown } from './model.ts'
 import { continueQueue } from './queue.ts'
 import { expirePending, insertAttempt } from './store.ts'
@@ -15,22 +14,20 @@ export async function sendContinuation(tx: Tx, { id, project_id }: ApprovalRow):
  * Expires an item whose time is over, with what follows: its event, an exception, and a turn that tells the model where
  * the agent wants one. Null for any other item: one expires once.
  */
-export async function expireNow(tx: Tx, services: Services, id: string): Promise<ApprovalRow | null> {
+export async function expireNow(tx: Tx, id: string): Promise<ApprovalRow | null> {
   const row = await expirePending(tx, id)
   if (!row) return null
   const { project_id, proposed_action, agent_id, policy_version } = row
   tx.emit(approvalKind, 'expired', shown(row))
-  tx.afterCommit(() =>
-    reportException(services, {
-      project_id,
-      kind: 'approval_expired',
-      title: `Nobody resolved the approval of a call of ${proposed_action?.tool_name ?? 'a tool'} in time`,
-      detail: { approval_id: id, tool_id: proposed_action?.tool_id ?? null },
-      dedup_key: id,
-      agent_id,
-      guardrail_version: policy_version,
-    }),
-  )
+  addException(tx, {
+    project_id,
+    kind: 'approval_expired',
+    title: `Nobody resolved the approval of a call of ${proposed_action?.tool_name ?? 'a tool'} in time`,
+    detail: { approval_id: id, tool_id: proposed_action?.tool_id ?? null },
+    dedup_key: id,
+    agent_id,
+    guardrail_version: policy_version,
+  })
   if (await reacts(tx, row)) await sendContinuation(tx, row)
   return row
 }

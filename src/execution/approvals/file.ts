@@ -1,10 +1,10 @@
+import { addActivity } from '../../control/activity/record.ts'
 import { newId } from '../../core/api/ids.ts'
 import { storableText, storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { ApprovalDesk, Proposal } from '../generations/proposals.ts'
-import { noteActivity } from '../guardrails/feed.ts'
 import { releaseEvaluations } from '../guardrails/records.ts'
 import { expireNow } from './expire.ts'
 import { type ApprovalRow, approvalKind, shown } from './model.ts'
@@ -44,7 +44,7 @@ async function file(tx: Tx, services: Services, proposal: Proposal, started_by: 
   for (let round = 0; round < ROUNDS; round++) {
     const pending = await pendingOf(tx, project_id, dedup_key)
     // One whose time is over and that nobody has expired yet makes room.
-    if (pending && !(await expireNow(tx, services, pending.id))) return pending
+    if (pending && !(await expireNow(tx, pending.id))) return pending
     const made = await insert(tx, services, proposal, { dedup_key, started_by })
     if (made) return made
   }
@@ -96,7 +96,7 @@ async function insert(
   tx.emit(approvalKind, 'created', shown(row))
   tx.send(expireQueue, { approval_id: id, project_id }, { startAfter: expires_at })
   const { policy_version } = row
-  noteActivity(tx, {
+  addActivity(tx, {
     project_id,
     kind: 'approval_created',
     summary: `A call of ${tool.name} waits for approval`,

@@ -16,9 +16,7 @@ const LIMITS = { silenceMs: 3_600_000, queueMs: 7 * 86_400_000 }
 /** Who expires approvals and carries on after them. */
 export const approvalHandlers = [
   handler(continueQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, continueApproval),
-  handler(expireQueue, {}, ({ approval_id }, { services }) =>
-    services.write(tx => expireNow(tx, services, approval_id)),
-  ),
+  handler(expireQueue, {}, ({ approval_id }, { services }) => services.write(tx => expireNow(tx, approval_id))),
   handler(approvalSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweep(services, stopping)),
 ]
 
@@ -30,7 +28,7 @@ async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
   for (let found: readonly string[] = await overdue(services.pool, PAGE); found.length > 0; ) {
     for (const id of found) {
       if (stopping.aborted) return
-      await services.write(tx => expireNow(tx, services, id))
+      await services.write(tx => expireNow(tx, id))
     }
     found = found.length < PAGE ? [] : await overdue(services.pool, PAGE)
   }

@@ -1,3 +1,4 @@
+import { addActivity } from '../../control/activity/record.ts'
 import { AppError, invalid, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { storableText } from '../../core/api/text.ts'
@@ -6,7 +7,6 @@ import { isObject } from '../../core/expressions/evaluate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
-import { noteActivity } from '../guardrails/feed.ts'
 import { parametersSchema } from '../tools/check-definition.ts'
 import { expireNow, sendContinuation } from './expire.ts'
 import { type ApprovalRow, approvalKind, type Execution, shown } from './model.ts'
@@ -86,7 +86,7 @@ export async function resolveApproval(
     tx.emit(approvalKind, status, shown(found))
     if (found.origin === 'tool_call') await sendContinuation(tx, found)
     const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
-    noteActivity(tx, {
+    addActivity(tx, {
       project_id,
       kind: 'approval_resolved',
       summary: `A call of ${proposed_action?.tool_name ?? 'a tool'} was ${status}`,
@@ -127,7 +127,7 @@ function frozenBy(services: Services, row: ApprovalRow, edited: Decision['edited
 
 /** Says why an item could not be resolved; one whose time is over is expired first. */
 async function refuseResolved(services: Services, id: string, status: Decision['status']): Promise<never> {
-  await services.write(tx => expireNow(tx, services, id))
+  await services.write(tx => expireNow(tx, id))
   const row = await approvalKind.find(services.pool, id)
   if (!row) return raise('APPROVAL_NOT_FOUND', { meta: { id } })
   const meta = { id, status: row.status }

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { invalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
-import { type Answer, answer, type Context, streamed } from '../../core/api/operation.ts'
+import { type Answer, answer, type Context } from '../../core/api/operation.ts'
 import { streamTurn } from './stream.ts'
 import { expectTurn, raiseFailure } from './wait.ts'
 
@@ -51,10 +51,7 @@ export async function answerTurn(
     expected?.cancel()
     throw error
   }
-  if (mode === 'stream')
-    return streamed('text/event-stream', streamTurn(context, { id: generationId }, after), {
-      'Cache-Control': 'no-store',
-    })
+  if (mode === 'stream') return streamTurn(context, { id: generationId }, after)
   const accepted = answer(202, { status: 'accepted', ...made })
   const ended = await expected?.wait({ closed: request.closed, running: true })
   if (!ended) return accepted

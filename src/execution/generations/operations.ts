@@ -3,7 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import { equals, filter, oneOf } from '../../core/api/filters.ts'
 import { picked } from '../../core/api/kind.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { parse } from '../../core/api/validate.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -248,12 +248,7 @@ export const generationOperations: Operation[] = [
     action: 'generations:GetGeneration',
     answers: { 200: null },
     produces: 'text/event-stream',
-    run: async context => {
-      const after = lastEventId(context.request.headers['last-event-id'])
-      return streamed('text/event-stream', streamTurn(context, context.resource, after), {
-        'Cache-Control': 'no-store',
-      })
-    },
+    run: async context => streamTurn(context, context.resource, lastEventId(context.request.headers['last-event-id'])),
   }),
   updateGeneration,
   generations.action('cancel', {

@@ -1,5 +1,7 @@
 import { Counter } from 'prom-client'
 import { SlonikError } from 'slonik'
+import type { ActivityKind } from '../../control/activity/model.ts'
+import { recordActivity } from '../../control/activity/record.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -45,7 +47,7 @@ import { outputSchemaOf, reachable, settingsOf, stoppingTools } from './settings
 import { ownedTurn, type TurnOutcome, type TurnRun } from './source.ts'
 import { historyOf, storedStep } from './steps.ts'
 import { textEncodedCall } from './text-call.ts'
-import { NO_TOOLS, openToolbox, type Toolbox, unavailableNote } from './toolbox.ts'
+import { NO_TOOLS, openToolbox, type Toolbox, type TurnTool, unavailableNote } from './toolbox.ts'
 import { traceWriter } from './trace-write.ts'
 import { sealWork } from './work.ts'
 
@@ -255,7 +257,7 @@ class Execution {
           aside: run.aside,
           bounded: agent.boundary_policy !== null,
           write: (entries, more) => this.note(entries, more),
-          executed: () => {},
+          executed: tool => this.noteExecuted(tool),
         })
         if (pending.length > 0) return await this.pause(pending, told)
         const settled = settledStep(step, outcomes)
@@ -283,7 +285,32 @@ class Execution {
       signal,
     })
     this.generation = { ...this.generation, tool_surface: this.generation.tool_surface ?? tools.surface }
+    // Once a turn, not with each worker that goes on with it.
+    if (this.generation.attempt === 1)
+      for (const { tool_name, ...about } of tools.unavailable)
+        this.noteActivity('tool_resolution_failed', `${tool_name} is not available`, { tool_name, ...about })
     return tools
+  }
+
+  private noteExecuted({ callable: { id, name }, action }: TurnTool): void {
+    this.noteActivity('action_executed', `${name} was called`, { tool_id: id, tool_name: name, action: action ?? name })
+  }
+
+  private noteActivity(
+    kind: ActivityKind,
+    summary: string,
+    detail: { tool_id: string | null; [name: string]: unknown },
+  ) {
+    const { project_id, agent_id, id: generation_id } = this.generation
+    recordActivity(this.services, {
+      project_id,
+      kind,
+      summary,
+      detail,
+      agent_id,
+      generation_id,
+      ref_id: detail.tool_id,
+    })
   }
 
   /** The agent as rules know it. */

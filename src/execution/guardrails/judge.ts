@@ -1,10 +1,10 @@
 import { setImmediate } from 'node:timers/promises'
+import { fileException } from '../../control/exceptions/file.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GateRequest, ToolGate, Verdict } from '../tools/gate.ts'
 import { classify, type Facts, snapshotOf } from './classify.ts'
 import { contextOf } from './context.ts'
 import { danglingRule, mayAskPerson, type Rule } from './document.ts'
-import { reportException } from './feed.ts'
 import { liveOf } from './live.ts'
 import { APPROVAL_SECONDS, type Decision, type Evaluation, guardrailKind, SCOPES, type Scope } from './model.ts'
 import { holdEvaluations, recordEvaluations } from './records.ts'
@@ -130,7 +130,7 @@ async function trip(services: Services, request: GateRequest, rule: Rule): Promi
   const { project_id, tool, action, agent, generation_id } = request
   const guardrail_version = versionOf(rule)
   const called = { tool_id: tool.id, tool_name: tool.name, action, guardrail_version, generation_id }
-  reportException(services, {
+  fileException(services, {
     project_id,
     kind: 'guardrail_tripwire',
     title: `A guardrail stopped a call of ${tool.name}`,

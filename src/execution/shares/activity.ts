@@ -1,27 +1,7 @@
+import { addActivity, recordActivity } from '../../control/activity/record.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Outgoing } from '../../core/db/write.ts'
-import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
-
-/** An entry of a project's feed about a share that it accepted. */
-export type ShareActivity = {
-  project_id: string
-  kind: 'share_suspended' | 'share_resumed' | 'share_revoked' | 'share_cap_exceeded'
-  severity: 'info' | 'warning'
-  summary: string
-  detail: Record<string, unknown>
-  ref_id: string
-}
-
-/** The feed of projects. Without one nothing is noted. */
-export type ActivityFeed = {
-  /** Notes it beside what happens; never throws. */
-  record(services: Services, entry: ShareActivity): void
-  /** Notes it with a change. */
-  add(outgoing: Outgoing, entry: ShareActivity): void
-}
-
-export const activityFeed = extensionPoint<ActivityFeed>('activity of shares')
 
 const SUMMARIES = {
   share_suspended: 'was suspended by its publisher',
@@ -45,12 +25,10 @@ export function tellConsumers(
   share: Shared,
   projectIds: readonly string[],
 ): void {
-  const feed = activityFeed.only()
   for (const project_id of projectIds)
-    feed?.add(outgoing, {
+    addActivity(outgoing, {
       project_id,
       kind,
-      severity: kind === 'share_resumed' ? 'info' : 'warning',
       summary: `The share of ${share.resource_kind} ${share.resource_id} ${SUMMARIES[kind]}`,
       detail: about(share),
       ref_id: share.id,
@@ -64,10 +42,9 @@ export function noteRefused(
   share: Shared,
   cap: { calls: number; window: string },
 ): void {
-  activityFeed.only()?.record(services, {
+  recordActivity(services, {
     project_id: consumerId,
     kind: 'share_cap_exceeded',
-    severity: 'warning',
     summary: `The share of ${share.resource_kind} ${share.resource_id} allows no more calls in this window`,
     detail: { ...about(share), ...cap },
     ref_id: share.id,

@@ -1,16 +1,39 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { parseTime } from '../../core/api/lists.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 const MAX_BYTES = 65_536
 
+const SEGMENT = '[A-Za-z0-9_+=@-][A-Za-z0-9_.+=@-]*'
+const PATH = new RegExp(`^${SEGMENT}(?:/${SEGMENT})*(?:#[A-Za-z0-9_.-]{1,128})?$`)
+
+/** Where the value of a secret lies when it is not stored here. */
+export const SecretSource = z
+  .strictObject({
+    type: z
+      .enum(['vault', 'aws_secrets_manager'])
+      .describe('Kind of the store; the deployment has to be set up for it'),
+    path: z
+      .string()
+      .max(512)
+      .regex(PATH, 'must be names joined by /, with # and a field behind them where one is meant')
+      .describe(
+        "Where it lies below the project's folder of the store, such as `openai` or `openai#api_key`; without a field the field `value` (vault) or the whole text (aws_secrets_manager)",
+      ),
+  })
+  .meta({ id: 'SecretSource' })
+export type SecretSource = z.output<typeof SecretSource>
+
 /** A secret as the wire shows it; its value is in no answer. */
 export const Secret = record('Secret', {
   name: z.string(),
   has_value: z.boolean(),
+  source: SecretSource.nullable(),
   value_updated_at: z.string().nullable(),
+  expires_at: z.string().nullable(),
 })
 
 const fields = {
@@ -20,11 +43,28 @@ const fields = {
     .min(1)
     .refine(text => Buffer.byteLength(text) <= MAX_BYTES, 'must be at most 64 KiB of UTF-8')
     .describe('The value, stored encrypted and never shown again'),
+  source: SecretSource.describe('External store that the value is read from at use, in place of `value`'),
+  expires_at: z
+    .string()
+    .refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
+    .transform(value => (parseTime(value) as Date).toISOString())
+    .nullable()
+    .describe('When the value ends where it is used: an exception says so 14 days ahead; null for never'),
 }
 
-export const SecretInput = createBody('SecretInput', fields, ['name', 'value'])
+type Value = { value?: string; source?: SecretSource }
 
-export const SecretPatch = patchBody('SecretPatch', fields)
+const oneValue = (required: boolean) => (body: Value, context: z.core.$RefinementCtx) => {
+  const { value, source } = body
+  if (value !== undefined && source !== undefined)
+    context.addIssue({ code: 'custom', path: ['source'], message: 'must be left out where there is a value' })
+  if (required && value === undefined && source === undefined)
+    context.addIssue({ code: 'custom', path: ['value'], message: 'is required', params: { code: 'REQUIRED' } })
+}
+
+export const SecretInput = createBody('SecretInput', fields, ['name']).superRefine(oneValue(true))
+
+export const SecretPatch = patchBody('SecretPatch', fields).superRefine(oneValue(false))
 
 export const SecretReference = z
   .object({ type: z.string(), id: z.string(), field: z.string() })

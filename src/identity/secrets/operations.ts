@@ -1,29 +1,49 @@
 import { type ReferenceEntry, referencesTo } from '../../core/api/dependents.ts'
-import { raise } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { contains } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { page, pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { Secret, SecretInput, SecretPatch, SecretReference, sealedFor, secretKind } from './model.ts'
-import { insertSecret, replaceValue, rollbackSecret } from './store.ts'
+import type { Services } from '../../core/process/services.ts'
+import { isConfigured } from './external.ts'
+import { Secret, SecretInput, SecretPatch, SecretReference, type SecretSource, sealedFor, secretKind } from './model.ts'
+import { insertSecret, replaceValue, rollbackSecret, type StoredValue } from './store.ts'
 
 /** How long a replaced value can be restored. */
 const ROLLBACK_HOURS = 24
 
 const secrets = resource(secretKind, { path: '/secrets', tag: 'Secrets' })
 
+type Given = { value?: string; source?: SecretSource }
+
+/** A value as it is stored; null for none. Raises VALIDATION_FAILED for a store that the deployment is not set up for. */
+function stored(services: Services, { value, source }: Given, id: string, project: string): StoredValue | null {
+  if (source) {
+    if (!isConfigured(services.config, source.type))
+      invalid({
+        code: 'INVALID_VALUE',
+        path: 'source.type',
+        message: 'is a store that this deployment is not set up for',
+      })
+    return { sealed_value: null, source }
+  }
+  if (value === undefined) return null
+  return { sealed_value: services.secrets.seal(value, sealedFor(id, project)), source: null }
+}
+
 const change = (method: 'patch' | 'put') =>
   secrets.update({
     method,
-    summary: 'Rename a secret or replace its value',
+    summary: 'Rename a secret, replace its value or change when it expires',
     description: 'A new value is used from the next call on.',
     body: SecretPatch,
-    write({ name }, { stored: { id, project_id }, body: { value }, tx, services }) {
-      if (value === undefined) return secretKind.update(tx, id, { name })
-      const sealed_value = services.secrets.seal(value, sealedFor(id, project_id))
-      return replaceValue(tx, id, { name, sealed_value }, ROLLBACK_HOURS)
+    write({ name, expires_at }, { stored: { id, project_id }, body, tx, services }) {
+      const value = stored(services, body, id, project_id)
+      return value
+        ? replaceValue(tx, id, { name, expires_at, ...value }, ROLLBACK_HOURS)
+        : secretKind.update(tx, id, { name, expires_at })
     },
   })
 
@@ -31,12 +51,15 @@ export const secretOperations: Operation[] = [
   // secrets_project
   secrets.list({ summary: 'List secrets; values are never shown', filters: { name: contains('name') } }),
   secrets.create({
-    summary: 'Store a value encrypted',
+    summary: 'Store a value encrypted, or say which external store has it',
+    description:
+      'Either `value` or `source`. What lies in an external store is read at use and kept in memory for a minute.',
     body: SecretInput,
-    make({ body: { name, value }, project, tx, services }) {
+    make({ body, project, tx, services }) {
       const id = newId(secretKind.prefix)
-      const sealed_value = services.secrets.seal(value, sealedFor(id, project))
-      return insertSecret(tx, { id, project_id: project, name, sealed_value })
+      const { name, expires_at = null } = body
+      const value = stored(services, body, id, project) as StoredValue
+      return insertSecret(tx, { id, project_id: project, name, expires_at, ...value })
     },
   }),
   secrets.get({ summary: 'Read a secret; its value is never shown' }),

@@ -1,8 +1,10 @@
 import { raise } from '../../core/api/errors.ts'
+import { RunFirst } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
+import { externalValue, keptValue } from './external.ts'
 import { sealedFor } from './model.ts'
-import { referencedSecrets, sealedValues } from './store.ts'
+import { referencedSecrets, storedValues } from './store.ts'
 
 /** `{{secret:<id>}}` inside a string. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
@@ -15,26 +17,45 @@ export const tokenIds = (texts: readonly string[]): string[] => [
   ...new Set(texts.flatMap(text => [...text.matchAll(TOKEN)].map(match => match[1]))),
 ]
 
-type Opener = { secrets: Services['secrets'] }
-
-/** Values of secrets by id, in one query; none for no id. Never keep, log or send them on as such. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`. */
+/**
+ * Values of secrets by id, in one query; none for no id. Those in external stores are read there, at most once a minute.
+ * Never keep, log or send them on as such. Raises SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`.
+ * @param db the transaction of a caller that has one open. It does not wait for a store: it is rolled back and run again
+ *   when the value is there (RunFirst).
+ */
 export async function openSecrets(
   db: Queryable,
-  services: Opener,
+  services: Services,
   projectId: string,
   ids: readonly string[],
 ): Promise<Map<string, string>> {
-  const values = new Map<string, string>()
-  if (ids.length === 0) return values
-  const sealed = new Map((await sealedValues(db, projectId, ids)).map(row => [row.id, row.sealed_value]))
-  for (const id of ids) {
-    const text = sealed.get(id)
-    if (text === undefined) return raise('SECRET_NOT_FOUND', { meta: { secret_id: id } })
-    const opened = services.secrets.open(text, sealedFor(id, projectId))
-    if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE', { meta: { secret_id: id } })
-    values.set(id, opened.value)
-  }
-  return values
+  if (ids.length === 0) return new Map()
+  const stored = new Map((await storedValues(db, projectId, ids)).map(row => [row.id, row]))
+  const rows = ids.map(id => stored.get(id) ?? raise('SECRET_NOT_FOUND', { meta: { secret_id: id } }))
+  const values = await Promise.all(
+    rows.map(({ id, sealed_value, source }) =>
+      source
+        ? fromStore(db, services, { id, project_id: projectId, source })
+        : opened(services, projectId, id, sealed_value as string),
+    ),
+  )
+  return new Map(rows.map(({ id }, index) => [id, values[index]]))
+}
+
+function opened(services: Services, projectId: string, id: string, sealed: string): string {
+  const value = services.secrets.open(sealed, sealedFor(id, projectId))
+  return value.ok ? value.value : raise('SECRET_NOT_DECRYPTABLE', { meta: { secret_id: id } })
+}
+
+function fromStore(
+  db: Queryable,
+  services: Services,
+  secret: Parameters<typeof externalValue>[1],
+): Promise<string> | string {
+  if (db === services.pool) return externalValue(services, secret)
+  const kept = keptValue(services, secret.project_id, secret.source)
+  if (kept !== null) return kept
+  throw new RunFirst(() => externalValue(services, secret))
 }
 
 /**
@@ -43,7 +64,7 @@ export async function openSecrets(
  */
 export async function openSecret(
   db: Queryable,
-  services: Opener,
+  services: Services,
   projectId: string,
   secretId: string,
 ): Promise<string> {
@@ -58,7 +79,7 @@ export async function openSecret(
  */
 export async function resolveTokens(
   db: Queryable,
-  services: Opener,
+  services: Services,
   projectId: string,
   texts: readonly string[],
 ): Promise<{ texts: string[]; values: string[] }> {

@@ -1,0 +1,12 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const activityErrors = {
+  ACTIVITY_INVALID_CURSOR: {
+    status: 400,
+    description: 'Activity cursor malformed or not a valid (created_at, id) position',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof activityErrors> {}
+}

@@ -1,0 +1,87 @@
+import { z } from 'zod'
+import { invalid } from '../../core/api/errors.ts'
+import { anyOf, between, parseTime, textFilter } from '../../core/api/lists.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { all, sql } from '../../core/db/sql.ts'
+import { KIND_NAMES, SEVERITIES } from './model.ts'
+import type { Selection } from './store.ts'
+
+const project = z
+  .string()
+  .optional()
+  .describe('Project whose feed is read; a credential that is bound to a project needs none')
+
+const filters = {
+  kind: anyOf(KIND_NAMES).describe('One `kind` or several, by repeating it'),
+  severity: anyOf(SEVERITIES).describe('One `severity` or several, by repeating it'),
+  agent_id: textFilter.describe('Exact match of `agent_id`'),
+  generation_id: textFilter.describe('Exact match of `generation_id`'),
+  orchestration_run_id: textFilter.describe('Exact match of `orchestration_run_id`'),
+}
+
+const time = z
+  .string()
+  .refine(value => parseTime(value) !== null, 'must be one ISO 8601 time')
+  .transform(value => parseTime(value) as Date)
+  .optional()
+
+const bounds = {
+  from: time.describe('Entries created at this time or later'),
+  to: time.describe('Entries created at this time or earlier'),
+}
+
+export const FeedQuery = z
+  .looseObject({
+    project_id: project,
+    ...filters,
+    ...bounds,
+    cursor: z.string().optional().describe('`next_cursor` of the page before'),
+    limit: z
+      .string()
+      .regex(/^0*[1-9]\d{0,14}$/, 'must be an integer of at least 1')
+      .default('50')
+      .transform(value => Math.min(Number(value), 100))
+      .describe('Page size; a larger value than 100 is taken as 100'),
+  })
+  .superRefine((query, context) => {
+    // Elsewhere it pages: a client that counts on it would read the first page again and again.
+    if ('offset' in query)
+      context.addIssue({ code: 'custom', path: ['offset'], message: 'must be left out: pages follow by cursor' })
+  })
+
+export const ExportQuery = z.object({
+  project_id: z.string().describe('Project whose feed is exported'),
+  ...filters,
+  ...bounds,
+})
+
+export const StreamQuery = z.object({ project_id: project, ...filters })
+
+type Filters = z.output<z.ZodObject<typeof filters>> & { from?: Date; to?: Date }
+
+/** The entries that a call may see and asks for. Raises VALIDATION_FAILED without a project. */
+export function selectionOf({
+  project,
+  query,
+  visible,
+}: Pick<Context<Filters>, 'project' | 'query' | 'visible'>): Selection {
+  if (project === null)
+    return invalid({
+      code: 'REQUIRED',
+      path: 'project_id',
+      message: 'is required with a credential that is bound to no project',
+    })
+  const { kind, severity, agent_id, generation_id, orchestration_run_id, from, to } = query
+  return {
+    project,
+    kinds: kind,
+    severities: severity,
+    where: all([
+      visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
+      agent_id !== undefined && sql.fragment`t.agent_id = ${agent_id}`,
+      generation_id !== undefined && sql.fragment`t.generation_id = ${generation_id}`,
+      orchestration_run_id !== undefined && sql.fragment`t.orchestration_run_id = ${orchestration_run_id}`,
+      between(sql.fragment`t.created_at`, { from: from ?? null, to: to ?? null }),
+    ]),
+  }
+}

@@ -1,0 +1,15 @@
+import { inBatches } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import { deleteEntries } from './store.ts'
+
+const DAY_MS = 86_400_000
+
+/** Deletes entries older than ACTIVITY_RETENTION_DAYS (0 = none), in batches. Returns how many. */
+export async function pruneActivity(
+  { config, clock, pool }: Pick<Services, 'config' | 'clock' | 'pool'>,
+  stopping?: AbortSignal,
+): Promise<number> {
+  if (config.ACTIVITY_RETENTION_DAYS === 0) return 0
+  const before = new Date(clock.now().getTime() - config.ACTIVITY_RETENTION_DAYS * DAY_MS)
+  return inBatches(limit => deleteEntries(pool, before, limit), stopping)
+}

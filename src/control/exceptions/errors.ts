@@ -1,0 +1,10 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const exceptionErrors = {
+  EXCEPTION_ALREADY_RESOLVED: { status: 409, description: 'Exception item already resolved' },
+  EXCEPTION_NOT_FOUND: { status: 404, description: 'Exception item missing' },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof exceptionErrors> {}
+}

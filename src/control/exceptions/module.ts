@@ -1,0 +1,15 @@
+import { module } from '../../core/api/module.ts'
+import { exceptionErrors } from './errors.ts'
+import { exceptionsDropped, filingHandler } from './file.ts'
+import { exceptionKind } from './model.ts'
+import { exceptionOperations } from './operations.ts'
+import { reportExpiring } from './secret-expiry.ts'
+
+export default module('exceptions', {
+  errors: exceptionErrors,
+  kinds: [exceptionKind],
+  operations: exceptionOperations,
+  handlers: [filingHandler],
+  metrics: [exceptionsDropped],
+  sweeps: [{ name: 'expiring secrets', when: '11 * * * *', run: reportExpiring }],
+})

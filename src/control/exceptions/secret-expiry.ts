@@ -1,0 +1,35 @@
+import { inBatches } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import { takeExpiring } from '../../identity/secrets/store.ts'
+import { addException } from './file.ts'
+
+/** How long before it expires a secret is reported. */
+const AHEAD_MS = 14 * 86_400_000
+
+/**
+ * Files an exception for each secret that expires within 14 days or has expired, once for each date: the date is marked as
+ * reported in the transaction that files it. The secret can be used on. Returns how many were filed.
+ */
+export const reportExpiring = (
+  { write, clock }: Pick<Services, 'write' | 'clock'>,
+  stopping?: AbortSignal,
+): Promise<number> => {
+  const now = clock.now()
+  const before = new Date(now.getTime() + AHEAD_MS)
+  return inBatches(
+    limit =>
+      write(async tx => {
+        const secrets = await takeExpiring(tx, before, limit)
+        for (const { id, project_id, name, expires_at } of secrets)
+          addException(tx, {
+            project_id,
+            kind: 'secret_expiring',
+            title: `Secret ${name} ${new Date(expires_at) <= now ? 'expired' : 'expires'} on ${expires_at.slice(0, 10)}`,
+            detail: { secret_id: id, name, expires_at },
+            dedup_key: id,
+          })
+        return secrets.length
+      }),
+    stopping,
+  )
+}

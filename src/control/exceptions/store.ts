@@ -1,0 +1,64 @@
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { type ExceptionRow, exceptionKind } from './model.ts'
+
+/** An item to be, with what it is folded by; `detail` is JSON text. */
+export type Filing = Pick<
+  ExceptionRow,
+  | 'id'
+  | 'project_id'
+  | 'kind'
+  | 'severity'
+  | 'title'
+  | 'orchestration_run_id'
+  | 'node_id'
+  | 'agent_id'
+  | 'guardrail_version'
+> & { detail: string | null; dedup_key: string | null; occurrences: number }
+
+/**
+ * Files items in one statement: one whose key an unresolved item of its project has (unique index exceptions_dedup) counts
+ * there, however many file it at once. No two of them may have the same key, and the caller gives them in the order of
+ * their keys, so that two that file the same ones do not meet crosswise.
+ * @returns the items as they stand; one that is new has the id it was given
+ */
+export const fileRows = (db: Queryable, filings: readonly Filing[]): Promise<readonly ExceptionRow[]> =>
+  db.any(exceptionKind.sql`
+    insert into exceptions as t (id, project_id, severity, kind, title, detail, dedup_key, occurrence_count,
+      orchestration_run_id, node_id, agent_id, guardrail_version)
+    select f.id, f.project_id, f.severity, f.kind, f.title, f.detail::json, f.dedup_key, f.occurrences,
+      f.orchestration_run_id, f.node_id, f.agent_id, f.guardrail_version
+    from json_to_recordset(${JSON.stringify(filings)}::json) as f (id text, project_id text, severity text, kind text,
+      title text, detail text, dedup_key text, occurrences bigint, orchestration_run_id text, node_id text, agent_id text,
+      guardrail_version text)
+    on conflict (project_id, dedup_key) where status <> 'resolved' do update
+      set occurrence_count = t.occurrence_count + excluded.occurrence_count, detail = excluded.detail,
+        last_seen_at = now(), updated_at = now()
+    returning ${exceptionKind.columns}`)
+
+/** Marks an open item as taken care of; null when it is not open. */
+export const acknowledgeRow = (db: Queryable, id: string, userId: string): Promise<ExceptionRow | null> =>
+  db.maybeOne(exceptionKind.sql`
+    update exceptions t set status = 'acknowledged', acknowledged_by = ${userId}, updated_at = now()
+    where t.id = ${id} and t.status = 'open' returning ${exceptionKind.columns}`)
+
+/** Resolves those of some items that are not resolved, in the order of their ids. */
+export const resolveRows = (
+  db: Queryable,
+  ids: readonly string[],
+  { userId, note }: { userId: string; note: string | null },
+): Promise<readonly ExceptionRow[]> =>
+  db.any(exceptionKind.sql`
+    with held as (
+      select id from exceptions where id = any(${sql.array([...ids], 'text')}) order by id for update
+    )
+    update exceptions t set status = 'resolved', resolved_by = ${userId}, resolution_note = ${note}, updated_at = now()
+    from held where t.id = held.id and t.status <> 'resolved' returning ${exceptionKind.columns}`)
+
+/** Items by id, those that a condition over the alias `t` holds for. */
+export const findRows = (
+  db: Queryable,
+  ids: readonly string[],
+  where: Fragment = sql.fragment`true`,
+): Promise<readonly ExceptionRow[]> =>
+  db.any(exceptionKind.sql`
+    select ${exceptionKind.columns} from exceptions t where t.id = any(${sql.array([...ids], 'text')}) and ${where}`)

@@ -1,0 +1,58 @@
+import { deploymentKeys } from '../../../core/net/aws.ts'
+import { boundedFetch } from '../../../core/net/bounded.ts'
+import { ANSWER_BYTES, failed, fieldOf, type SecretStore } from './store.ts'
+
+const awsFetch = boundedFetch(ANSWER_BYTES)
+
+/** AWS Secrets Manager, with the deployment's own keys. */
+export const awsSecretsManager: SecretStore = {
+  configured: ({ SECRETS_AWS_REGION }) => SECRETS_AWS_REGION !== null,
+  async read({ config }, name, field, signal) {
+    const { SECRETS_AWS_REGION: region, SECRETS_AWS_ENDPOINT: endpoint } = config
+    if (!region) return failed('store_not_configured', 'no region')
+    const keys = await deploymentKeys()
+    if (!keys) return failed('store_not_configured', 'no AWS keys')
+    const { AwsV4Signer } = await import('aws4fetch')
+    const signed = await new AwsV4Signer({
+      ...keys,
+      method: 'POST',
+      url: endpoint ?? `https://secretsmanager.${region}.amazonaws.com/`,
+      region,
+      service: 'secretsmanager',
+      headers: { 'Content-Type': 'application/x-amz-json-1.1', 'X-Amz-Target': 'secretsmanager.GetSecretValue' },
+      body: JSON.stringify({ SecretId: name }),
+    }).sign()
+    const { url, method, headers, body } = signed
+    const response = await awsFetch(url, { method, headers, body, redirect: 'error', signal })
+    const text = await response.text()
+    if (response.status !== 200) return refused(response.status, text)
+    const { SecretString: value } = JSON.parse(text) as { SecretString?: unknown }
+    if (typeof value !== 'string') return failed('unusable_value', 'the value is binary')
+    return field === null ? { ok: true, value } : fieldOf(parsed(value), field)
+  },
+}
+
+function refused(status: number, text: string) {
+  const type = (parsed(text) as { __type?: unknown } | null)?.__type
+  const name = typeof type === 'string' ? type.replace(/^.*#/, '') : ''
+  const detail = `${status} ${name}`
+  if (name === 'ResourceNotFoundException') return failed('not_in_store', detail)
+  // Marked for deletion.
+  if (name === 'InvalidRequestException') return failed('not_in_store', detail)
+  if (name === 'DecryptionFailure' || status === 401 || status === 403) return failed('store_denied', detail)
+  const denied = [
+    'AccessDeniedException',
+    'UnrecognizedClientException',
+    'InvalidSignatureException',
+    'ExpiredTokenException',
+  ]
+  return failed(denied.includes(name) ? 'store_denied' : 'store_unreachable', detail)
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    return null
+  }
+}

@@ -1,0 +1,41 @@
+import { readFile } from 'node:fs/promises'
+import { boundedFetch } from '../../../core/net/bounded.ts'
+import { ANSWER_BYTES, failed, fieldOf, type SecretStore } from './store.ts'
+
+const DEFAULT_FIELD = 'value'
+
+const vaultFetch = boundedFetch(ANSWER_BYTES)
+
+/** HashiCorp Vault and what speaks like it: the second version of the key-value engine. */
+export const vault: SecretStore = {
+  configured: ({ SECRETS_VAULT_ADDR }) => SECRETS_VAULT_ADDR !== null,
+  async read({ config }, name, field, signal) {
+    const { SECRETS_VAULT_ADDR, SECRETS_VAULT_MOUNT, SECRETS_VAULT_NAMESPACE } = config
+    const token = await tokenOf(config)
+    if (!SECRETS_VAULT_ADDR || !token) return failed('store_not_configured', 'no address or no token')
+    const path = `${SECRETS_VAULT_MOUNT}/data/${name}`.split('/').map(encodeURIComponent).join('/')
+    const response = await vaultFetch(`${SECRETS_VAULT_ADDR.replace(/\/+$/, '')}/v1/${path}`, {
+      headers: {
+        'X-Vault-Token': token,
+        'X-Vault-Request': 'true',
+        ...(SECRETS_VAULT_NAMESPACE ? { 'X-Vault-Namespace': SECRETS_VAULT_NAMESPACE } : {}),
+      },
+      // Another address would be handed the token.
+      redirect: 'error',
+      signal,
+    })
+    const text = await response.text()
+    if (response.status === 404) return failed('not_in_store')
+    if (response.status === 401 || response.status === 403) return failed('store_denied', text)
+    if (response.status !== 200) return failed('store_unreachable', `${response.status} ${text}`)
+    const answer = JSON.parse(text) as { data?: { data?: unknown } }
+    return fieldOf(answer.data?.data, field ?? DEFAULT_FIELD)
+  },
+}
+
+/** The token of the settings, or what its file holds now: an agent of Vault renews it there. */
+async function tokenOf(config: { SECRETS_VAULT_TOKEN: string | null; SECRETS_VAULT_TOKEN_FILE: string | null }) {
+  const { SECRETS_VAULT_TOKEN, SECRETS_VAULT_TOKEN_FILE } = config
+  if (SECRETS_VAULT_TOKEN_FILE === null) return SECRETS_VAULT_TOKEN
+  return (await readFile(SECRETS_VAULT_TOKEN_FILE, 'utf8')).trim()
+}
