@@ -7,8 +7,10 @@ import { projectKind } from '../../identity/projects/model.ts'
 import { mailboxes } from '../generations/abort.ts'
 import { admitTurn } from '../generations/admit.ts'
 import { createTurn, type TurnInput } from '../generations/create.ts'
+import { createPausedTurn } from '../generations/create-paused.ts'
+import { resolvedName } from '../tools/actions.ts'
 import { outcomeOf } from './execute.ts'
-import { type ApprovalRow, approvalKind, type CallOutcome } from './model.ts'
+import { type ApprovalRow, approvalKind, type CallOutcome, type Execution } from './model.ts'
 import { openingOf } from './opening.ts'
 import { type ContinueMessage, continueQueue } from './queue.ts'
 import { openFrozen } from './seal.ts'
@@ -64,7 +66,9 @@ async function take(
 }
 
 async function carryOn(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<Outcome> {
-  const outcome = row.status === 'approved' ? await outcomeOf(services, row, hold) : null
+  // The call of a client's tool is for the client to make.
+  const clients = row.status === 'approved' && row.tool_type === 'client'
+  const outcome = row.status === 'approved' && !clients ? await outcomeOf(services, row, hold) : null
   try {
     const generation_id = await hold.write(async tx => {
       await hold.guard(tx)
@@ -87,10 +91,16 @@ async function carryOn(services: Services, row: ApprovalRow, hold: Hold<Continua
 /** Nothing follows any more: what was frozen goes. */
 async function finish(tx: Tx, { id }: ApprovalRow, claim: Continuation, generation_id: string | null): Promise<void> {
   const now = await approvalKind.lock(tx, id)
-  const execution = now.execution && { ...now.execution, generation_id }
+  const execution = now.execution && { ...now.execution, generation_id, ...handed(now, generation_id) }
   await approvalKind.update(tx, id, { sealed: null, execution })
   await continuations.end(tx, claim)
 }
+
+/** What becomes of a call that a client makes: it is in its hands, unless no turn asks for it. */
+const handed = ({ tool_type, status }: ApprovalRow, generation_id: string | null): Partial<Execution> =>
+  tool_type !== 'client' || status !== 'approved'
+    ? {}
+    : { status: generation_id === null ? 'failed' : 'succeeded', finished_at: new Date().toISOString() }
 
 /** Raises what refuses the turn: AGENT_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, FORBIDDEN for a chain that is too long. */
 async function startTurn(
@@ -101,7 +111,7 @@ async function startTurn(
 ): Promise<{ generation_id: string }> {
   const { project_id, agent_id, session_id, conversation_id, generation_id, authority } = row
   if (agent_id === null || authority === null) throw new AppError('AGENT_NOT_FOUND', { meta: { id: agent_id } })
-  await admitTurn(tx, services, { project_id, agent_id, session_id, conversation_id })
+  const agent = await admitTurn(tx, services, { project_id, agent_id, session_id, conversation_id })
   await requireRoom(tx, row)
   const frozen = openFrozen(services, row)
   const opening = openingOf(row, frozen, outcome)
@@ -114,6 +124,11 @@ async function startTurn(
     authority,
     streamed: false,
     shape: 'agent',
+  }
+  if (row.tool_type === 'client' && row.status === 'approved' && frozen && row.proposed_action) {
+    const turn = { ...input, agent_version: agent.version, messages: [{ role: 'user' as const, content: opening }] }
+    const tool_name = resolvedName(row.proposed_action.tool_name)
+    return createPausedTurn(tx, services, turn, { tool_name, args: frozen.arguments })
   }
   const inMailbox = conversation_id === null ? null : mailboxes.only()
   return inMailbox

@@ -10,6 +10,7 @@ export function openingOf(row: ApprovalRow, frozen: Frozen | null, outcome: Call
   if (resolution_reason !== null) lines.push(`Reason: ${resolution_reason}`)
   if (outcome?.error) lines.push(`It failed: ${JSON.stringify({ error: outcome.error })}`)
   else if (outcome) lines.push(`Result: ${outcome.text}`)
+  else if (status === 'approved') lines.push('The client is asked to make it.')
   else lines.push('It was not executed.')
   return lines.join('\n')
 }

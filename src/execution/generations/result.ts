@@ -1,5 +1,5 @@
 import type { ModelMessage } from '../providers/exchange.ts'
-import type { GenerationRow, StepRow } from './model.ts'
+import type { GenerationRow, OpenStep, StepRow } from './model.ts'
 
 /** A step as stored history: the assistant's message and, when it called tools, their results. */
 export function stepMessages(step: StepRow): ModelMessage[] {
@@ -40,3 +40,15 @@ export function agentResult(
     usage: generation.usage,
   }
 }
+
+/** What the client of a paused turn is asked for. */
+export const requiredAction = (
+  step: OpenStep,
+  pending: readonly { position: number; args: Record<string, unknown> }[],
+) => ({
+  type: 'submit_tool_outputs',
+  tool_calls: pending.map(({ position, args }) => {
+    const { id, tool_name } = step.tool_calls[position]
+    return { id, tool_call_id: id, tool_name, args }
+  }),
+})

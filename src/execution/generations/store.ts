@@ -105,6 +105,20 @@ export const overdueActions = (db: Queryable, ttlSeconds: number, limit: number)
     where g.status = 'requires_action' and g.last_activity_at < now() - make_interval(secs => ${ttlSeconds})
     order by g.last_activity_at limit ${limit}`)
 
+/** Lets a turn that was just made begin with a pause. */
+export async function openPaused(
+  db: Queryable,
+  generation: GenerationRow,
+  entries: readonly JournalRow[],
+): Promise<void> {
+  await db.query(statement`
+    with entries as (${journalInsert(generation, entries, sql.fragment`true`)})
+    update generations set status = 'requires_action', required_action = ${jsonb(generation.required_action)},
+      agent_version = ${generation.agent_version}, started_at = ${generation.started_at}, journalled = 1,
+      last_activity_at = ${generation.last_activity_at}, updated_at = ${generation.updated_at}
+    where id = ${generation.id}`)
+}
+
 /** Lets a paused turn go on, under its lock: what its client answered, and the settings that came with it. */
 export async function resumeGeneration(
   db: Queryable,

@@ -42,7 +42,7 @@ import {
 } from './model.ts'
 import { readObject } from './output.ts'
 import { prepareTurn } from './prepare.ts'
-import { agentResult, stepMessages } from './result.ts'
+import { agentResult, requiredAction, stepMessages } from './result.ts'
 import { outputSchemaOf, reachable, settingsOf, stoppingTools } from './settings.ts'
 import { ownedTurn, type TurnOutcome, type TurnRun } from './source.ts'
 import { historyOf, storedStep } from './steps.ts'
@@ -666,12 +666,3 @@ class Execution {
     )
   }
 }
-
-/** What the client of a paused turn is asked for. */
-const requiredAction = (step: OpenStep, pending: readonly Released[]) => ({
-  type: 'submit_tool_outputs',
-  tool_calls: pending.map(({ position, args }) => {
-    const { id, tool_name } = step.tool_calls[position]
-    return { id, tool_call_id: id, tool_name, args }
-  }),
-})
