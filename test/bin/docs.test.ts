@@ -174,6 +174,7 @@ describe('the commands of the pages', function () {
     assert.match(of('Secrets and credentials'), /^Bearer \{\{secret:sec_[0-9a-z]+\}\}\n\["double-1","double-embed"\]$/)
     assert.equal(of('Pipelines'), '{"model":"double-1","said":"echo: hello double-1"}')
     assert.match(of('Tools of MCP servers'), /^\{"sum":3\}\[ 'sums_add' \]\n\{"error":\{"code":"VALIDATION_FAILED"/)
+    assert.equal(of('Let an agent call them'), 'There are ["double-1","double-embed"]\nYou chose the first')
     assert.equal(of('Operations of the platform'), "Ann\n1\n[ 'people_create-actor', 'people_list-actors' ]")
   })
 
