@@ -10,6 +10,7 @@ create table deciders (
   version integer not null default 1,
   -- json, not jsonb: what a caller wrote comes back with its keys in their order.
   questions json not null,
+  escalate_below double precision,
   created_at timestamptz(3) not null default now(),
   updated_at timestamptz(3) not null default now(),
   check ((agent_id is null) <> (tool_id is null))

@@ -29,6 +29,7 @@ describe('deciders', () => {
         description: 'Mail',
         agent_id: app.agentId,
         tool_id: null,
+        escalate_below: null,
         version: 1,
         questions: QUESTIONS,
         created_at: 0,

@@ -24,7 +24,11 @@ describe('decisions', () => {
   let decider: string
   before(async () => {
     target = await startTarget()
-    app = await startAgentApp({ actions: DECIDER_ACTIONS, env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
+    app = await startAgentApp({
+      workers: ['generation', 'delivery'],
+      actions: DECIDER_ACTIONS,
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+    })
     double = client(app.double)
     tool = await toolAt(app.key, target.url)
     decider = (await madeDecider(app.key, { tool_id: tool })).id
@@ -180,6 +184,20 @@ describe('decisions', () => {
       assert.deepEqual(JSON.parse(request.body), { input: { any: ['json'] }, questions: QUESTIONS })
       assert.equal(request.headers['idempotency-key'], decision.id)
       assert.equal(decision.generation_id, null)
+    })
+
+    it('that are not sure enough for their decider are told to people, once each, with the least sure one', async () => {
+      const tool_id = await toolAt(app.key, target.url)
+      const [unsure, sure] = [0.5, 0.4].map(escalate_below => madeDecider(app.key, { tool_id, escalate_below }))
+      const decision = await decided(app.key, (await unsure).id, 'x')
+      await decided(app.key, (await sure).id, 'x')
+      const found = await eventually(async () => {
+        const { body } = await app.admin.get(`/exceptions?project_id=${app.projectId}&kind=manual`)
+        return body.total > 0 && body.data
+      })
+      assert.equal(found.length, 1)
+      assert.equal(found[0].severity, 'info')
+      assert.deepEqual(found[0].detail, { decision_id: decision.id, question: 'anger', confidence: 0.4 })
     })
 
     it('come as a text of JSON, too, and through an output mapping', async () => {

@@ -7,11 +7,11 @@ import { insertDecider } from './versions.ts'
 export const deciderCloning: Cloneable = {
   name: 'deciders',
   async copy(tx, from, to, ids) {
-    for (const { id, agent_id, tool_id, name, description, questions } of await decidersOf(tx, from)) {
+    for (const { id, agent_id, tool_id, name, description, escalate_below, questions } of await decidersOf(tx, from)) {
       const backend = ids.get((agent_id ?? tool_id) as string)
       if (backend === undefined) continue
       const asked = agent_id === null ? { tool_id: backend } : { agent_id: backend }
-      const values = { name, description, questions, ...asked, project_id: to }
+      const values = { name, description, escalate_below, questions, ...asked, project_id: to }
       const copy = await insertDecider(tx, values, { created_by: null })
       ids.set(id, copy.id)
       tx.emit(deciderKind, 'created', copy)

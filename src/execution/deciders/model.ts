@@ -18,6 +18,12 @@ const fields = {
   name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
   description: z.string().max(16_384).nullable().describe('What is decided'),
   ...backend,
+  escalate_below: z
+    .number()
+    .min(0)
+    .max(1)
+    .nullable()
+    .describe('A decision with an answer of less confidence files an exception; null for none'),
   questions: Questions,
 }
 

@@ -1,8 +1,9 @@
+import { addException } from '../../control/exceptions/file.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { TurnOwner } from '../generations/source.ts'
-import { type DecisionRow, decisionKind, SETTLED_CHANNEL } from './model.ts'
+import { type DecisionRow, deciderKind, decisionKind, SETTLED_CHANNEL } from './model.ts'
 import { agentAnswers } from './prompt.ts'
 import type { Answer } from './questions.ts'
 import { decisionOfTurn, endAttempt, settle } from './store.ts'
@@ -24,7 +25,30 @@ export async function settleDecision(tx: Tx, id: string, end: End): Promise<bool
   await endAttempt(tx, id)
   tx.emit(decisionKind, settled.status as 'completed' | 'failed', settled)
   tx.notify(SETTLED_CHANNEL, id)
+  if (end.answers && settled.decider_id !== null) await escalate(tx, settled, settled.decider_id, end.answers)
   return true
+}
+
+/** Files an exception for a decision whose least sure answer is below what its decider takes. */
+async function escalate(tx: Tx, { id, project_id, agent_id }: DecisionRow, deciderId: string, answers: Answer[]) {
+  const rated = answers.flatMap(answer =>
+    'confidence' in answer && typeof answer.confidence === 'number'
+      ? { question: answer.name, confidence: answer.confidence }
+      : [],
+  )
+  if (rated.length === 0) return
+  const least = rated.reduce((lowest, each) => (each.confidence < lowest.confidence ? each : lowest))
+  const decider = await deciderKind.find(tx, deciderId)
+  if (decider?.escalate_below == null || least.confidence >= decider.escalate_below) return
+  addException(tx, {
+    project_id,
+    kind: 'manual',
+    severity: 'info',
+    title: `A decision of ${decider.name} is not sure of ${least.question}`,
+    detail: { decision_id: id, ...least },
+    dedup_key: null,
+    agent_id,
+  })
 }
 
 /** What may repeat the input: it is in no decision. */
