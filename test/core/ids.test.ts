@@ -35,6 +35,14 @@ const PREFIXES: Record<string, string> = {
   ingestion_rule: 'igr',
   metadata_schema: 'mdschema',
   model_route: 'route',
+  guardrail: 'guard',
+  guardrail_evaluation: 'gev',
+  approval: 'apr',
+  share: 'shr',
+  decider: 'dcd',
+  decision: 'dec',
+  activity: 'acte',
+  exception: 'exc',
 }
 
 describe('ids', () => {

@@ -402,7 +402,7 @@ describe('a routed call', function () {
       const routing = counted.app.statements.slice(from).filter(text => /model_routes|model_breakers/.test(text))
       const carriers = [
         /select a\..* from served_agent/s,
-        /from generations t\s+join served_agent/,
+        /from generations t\s+left join served_agent/,
         /update generations set step_count/,
       ]
       assert.equal(routing.length, carriers.length, routing.join('\n\n'))

@@ -108,7 +108,8 @@ describe('project keys', () => {
       assert.deepEqual([refused.status, refused.body.error.meta.problems[0].path], [400, 'policy_ids'])
       const missing = await app.admin.post('/project-keys', { policyIds: [p1, 'pol_00000000000000000000000000'] })
       assert.deepEqual([missing.status, missing.body.error.code], [400, 'POLICY_NOT_FOUND'])
-      assert.deepEqual(missing.body.error.meta, { id: 'pol_00000000000000000000000000' })
+      const id = 'pol_00000000000000000000000000'
+      assert.deepEqual(missing.body.error.meta, { id, missing: [id] })
     })
 
     it('answers a repeat with the same key, and keeps that answer encrypted', async () => {
