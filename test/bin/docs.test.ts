@@ -185,6 +185,14 @@ describe('the commands of the pages', function () {
     assert.equal(answers.get('Attach it'), '2tripwire')
   })
 
+  it('of approvals.md run as they are written', async () => {
+    const answers = await answersOf(commandsOf('docs/approvals.md'), base)
+    assert.equal(
+      answers.get('From a rule to a decided call'),
+      'pending_approval\napproved\nsucceeded\nResult: "list"',
+    )
+  })
+
   it('of activity.md run as they are written', async () => {
     const sections = commandsOf('docs/activity.md')
     const answers = await answersOf(sections, base)
