@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import { idFloor, newId } from '../../src/core/api/ids.ts'
 import { isIdOf, kinds } from '../../src/core/api/kind.ts'
+import { loadModules } from '../../src/core/api/module.ts'
+import { modules } from '../../src/modules.ts'
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'
 
@@ -46,6 +48,8 @@ const PREFIXES: Record<string, string> = {
 }
 
 describe('ids', () => {
+  before(() => loadModules(modules))
+
   it('have the prefix of their kind', () => {
     assert.deepEqual(Object.fromEntries(kinds.all().map(({ name, prefix }) => [name, prefix])), PREFIXES)
     assert.equal(new Set(Object.values(PREFIXES)).size, Object.keys(PREFIXES).length)
