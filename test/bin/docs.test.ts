@@ -187,10 +187,7 @@ describe('the commands of the pages', function () {
 
   it('of approvals.md run as they are written', async () => {
     const answers = await answersOf(commandsOf('docs/approvals.md'), base)
-    assert.equal(
-      answers.get('From a rule to a decided call'),
-      'pending_approval\napproved\nsucceeded\nResult: "list"',
-    )
+    assert.equal(answers.get('From a rule to a decided call'), 'pending_approval\napproved\nsucceeded\nResult: "list"')
   })
 
   it('of activity.md run as they are written', async () => {
