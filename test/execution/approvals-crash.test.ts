@@ -3,6 +3,7 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { guardrail } from './guardrail-support.ts'
 import { made, startTarget, type Target } from './tool-target.ts'
 
 /** Short leases, so that a lost worker is missed within seconds. */
@@ -80,5 +81,26 @@ describe('what follows from an approval, when its worker is killed', function ()
     const { execution } = await killedAt('approval_executed')
     assert.equal(execution.status, 'succeeded')
     assert.equal(target.requests.length, 1)
+  })
+
+  it('of a turn that filed it beside another call, nobody is asked again', async () => {
+    const rule = await guardrail(app.key, { class: 'C' })
+    const url = `${target.url}/tool`
+    const held = await made(app.key, { name: 'held', execute: { url }, guardrail_ids: [rule.id] })
+    const free = await made(app.key, { name: 'free', execute: { url }, idempotent: true })
+    const agent = await app.agent({ tool_bindings: [{ tool_id: held.id }, { tool_id: free.id }] })
+    const first = await worker({ FAULT_POINTS: 'before_tool=kill' })
+    const calls = ['held', 'free'].map(name => ({ name, args: {} }))
+    const prompt = `@double ${JSON.stringify([{ tool_calls: calls }, { text: 'done' }])}`
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt })
+    assert.equal((await first.exited).signal, 'SIGKILL')
+    const [item] = (await app.key.get(`/approvals?agent_id=${agent}`)).body.data
+    assert.equal((await app.admin.post(`/approvals/${item.id}/reject`, { reason: 'no' })).status, 200)
+    const next = await worker()
+    await eventually(async () => (await app.key.get(`/generations/${body.generation_id}`)).body.status === 'completed')
+    const { steps } = (await app.key.get(`/generations/${body.generation_id}/transcript`)).body
+    assert.equal(steps[0].tool_results[0].result.approval_id, item.id)
+    assert.equal((await app.key.get(`/approvals?agent_id=${agent}`)).body.total, 1)
+    await next.kill()
   })
 })

@@ -1,6 +1,6 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { type Hold, type Lease, type Outcome, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import { type Hold, type Lease, leaseOf, type Outcome, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -33,11 +33,8 @@ const NAMED: readonly string[] = [
 const FIRST_RETRY_MS = 10_000
 const LAST_RETRY_MS = 600_000
 
-/** How long the lease of a worker is, and how often it renews it. */
-function leaseOf({ config }: Services): Lease {
-  const leaseMs = Math.min(config.INGESTION_LEASE_SECONDS * 1000, config.INGESTION_STALL_TIMEOUT_MS)
-  return { leaseMs, beatMs: leaseMs / 4 }
-}
+const ownLease = ({ config }: Services): Lease =>
+  leaseOf(Math.min(config.INGESTION_LEASE_SECONDS * 1000, config.INGESTION_STALL_TIMEOUT_MS))
 
 /**
  * One try of an ingestion attempt: claims it, reads, cuts and embeds the text, writes chunks batch by batch, and settles
@@ -48,7 +45,7 @@ export async function ingest(message: IngestionMessage, context: JobContext): Pr
   const { services } = context
   const named = { entity: message.document_id, id: message.attempt_id }
   const taken =
-    (await beginFirst(services.pool, named, leaseOf(services).leaseMs)) ??
+    (await beginFirst(services.pool, named, ownLease(services).leaseMs)) ??
     (await services.write(tx => takeAgain(tx, services, message)))
   if (!taken) return
   const { claim, document } = taken
@@ -57,7 +54,7 @@ export async function ingest(message: IngestionMessage, context: JobContext): Pr
     ids: { document_id: document.id, attempt_id: claim.id },
     attempts: ingestions,
     claim,
-    lease: leaseOf(services),
+    lease: ownLease(services),
     lock: tx => lockDocument(tx, document.id),
     async work(hold) {
       await fault(services, 'ingestion_claimed')
@@ -76,7 +73,7 @@ async function takeAgain(
   const named = { entity: message.document_id, id: message.attempt_id }
   const document = await lockDocument(tx, named.entity)
   if (!document) return null
-  const claim = await ingestions.claim(tx, named, leaseOf(services).leaseMs)
+  const claim = await ingestions.claim(tx, named, ownLease(services).leaseMs)
   if (!claim) {
     const until = await ingestions.heldUntil(tx, named)
     if (until) tx.send(ingestionQueue, message, { startAfter: new Date(until) })

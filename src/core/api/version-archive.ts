@@ -18,6 +18,9 @@ export type ArchivedVersion = {
   created_at: string
 }
 
+/** By whom a version is made, and what it is called. */
+export type Making = { created_by: string | null; label?: string | null }
+
 type Versioned = KindRow & { version: number }
 
 /**

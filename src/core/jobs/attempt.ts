@@ -160,6 +160,9 @@ export function attempts<S extends z.ZodRawShape>(declaration: {
 /** How long a lease is, and how often it is renewed: often enough that its worker never seems to have stalled. */
 export type Lease = { leaseMs: number; beatMs: number }
 
+/** A lease of so many milliseconds: of the renewals that fall into it three may fail. */
+export const leaseOf = (leaseMs: number): Lease => ({ leaseMs, beatMs: leaseMs / 4 })
+
 /** A claim while it is worked on: its lease is renewed, and `signal` is aborted once it is lost. */
 export class Hold<C extends Claimed> {
   readonly claim: C

@@ -1,11 +1,11 @@
 import { picked, type Values } from '../../core/api/kind.ts'
-import { versionArchive } from '../../core/api/version-archive.ts'
+import { type Making, versionArchive } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { namedByBindings } from './bindings.ts'
 import { type AgentConfig, type AgentRow, AgentVersion, agentKind, configFields } from './model.ts'
 
-/** Why a version is made, and by whom. */
-export type Making = { created_by: string | null; label?: string | null; eval_run_id?: string | null }
+/** What an agent's version says beside: the evaluation that it was made by. */
+type AgentMaking = Making & { eval_run_id?: string | null }
 
 /** The configuration of an agent as it is. */
 export const configOf = (agent: AgentRow): AgentConfig => picked(agent, configFields) as AgentConfig
@@ -29,7 +29,7 @@ export const agentVersions = versionArchive({
 })
 
 /** Adds an agent with its first version. */
-export async function insertAgent(tx: Tx, values: Values<AgentRow>, making: Making): Promise<AgentRow> {
+export async function insertAgent(tx: Tx, values: Values<AgentRow>, making: AgentMaking): Promise<AgentRow> {
   const agent = await agentKind.insert(tx, { ...values, ...namedByBindings(values.tool_bindings ?? null) })
   await archive(tx, agent, making)
   return agent
@@ -40,7 +40,7 @@ export async function changeAgent(
   tx: Tx,
   stored: AgentRow,
   values: Values<AgentRow>,
-  making: Making,
+  making: AgentMaking,
 ): Promise<AgentRow> {
   const named = values.tool_bindings === undefined ? {} : namedByBindings(values.tool_bindings)
   const agent = await agentKind.update(tx, stored.id, { ...values, ...named, version: stored.version + 1 })
@@ -48,7 +48,7 @@ export async function changeAgent(
   return agent
 }
 
-const archive = (tx: Tx, agent: AgentRow, { created_by, label = null, eval_run_id = null }: Making) =>
+const archive = (tx: Tx, agent: AgentRow, { created_by, label = null, eval_run_id = null }: AgentMaking) =>
   agentVersions.insert(tx, {
     agent_id: agent.id,
     version: agent.version,

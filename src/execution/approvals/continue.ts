@@ -1,6 +1,6 @@
 import { AppError } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { type Hold, type Outcome, workOn } from '../../core/jobs/attempt.ts'
+import { type Hold, type Lease, leaseOf, type Outcome, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { projectKind } from '../../identity/projects/model.ts'
@@ -23,11 +23,7 @@ const FIRST_RETRY_MS = 1000
 /** Generations that may follow from each other where the project says nothing. */
 const MOST_IN_CHAIN = 100
 
-/** How long the lease of a worker is, and how often it renews it. */
-const leaseOf = ({ config }: Services) => {
-  const leaseMs = config.GENERATION_LEASE_SECONDS * 1000
-  return { leaseMs, beatMs: leaseMs / 4 }
-}
+const ownLease = ({ config }: Services): Lease => leaseOf(config.GENERATION_LEASE_SECONDS * 1000)
 
 /**
  * Carries on after an approval: makes the call of an approved one, at most once, and starts the turn that tells the model.
@@ -43,7 +39,7 @@ export async function continueApproval(message: ContinueMessage, context: JobCon
     ids: { approval_id: row.id, attempt_id: claim.id, project_id: row.project_id },
     attempts: continuations,
     claim,
-    lease: leaseOf(services),
+    lease: ownLease(services),
     lock: tx => approvalKind.find(tx, row.id, true),
     work: hold => carryOn(services, row, hold),
     fail: (error, failed) => retryOrEnd(services, row, failed, error),
@@ -58,7 +54,7 @@ async function take(
   const named = { entity: message.approval_id, id: message.attempt_id }
   const row = await approvalKind.find(tx, named.entity, true)
   if (!row) return null
-  const claim = await continuations.claim(tx, named, leaseOf(services).leaseMs)
+  const claim = await continuations.claim(tx, named, ownLease(services).leaseMs)
   if (claim) return { row, claim }
   const until = await continuations.heldUntil(tx, named)
   if (until) tx.send(continueQueue, message, { startAfter: new Date(until) })

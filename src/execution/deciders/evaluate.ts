@@ -3,7 +3,7 @@ import { kinds } from '../../core/api/kind.ts'
 import { isDatabaseLost, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { permitted } from '../../core/iam/access.ts'
-import { type Lease, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import { type Lease, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -23,10 +23,7 @@ import { type Claim, decisionAttempts, endAttempt, findHeld } from './store.ts'
 import { toolAnswers } from './tool-answer.ts'
 
 /** How long the lease of a worker is, and how often it renews it. */
-const leaseOf = ({ config }: Pick<Services, 'config'>): Lease => {
-  const leaseMs = config.DECISION_LEASE_SECONDS * 1000
-  return { leaseMs, beatMs: leaseMs / 4 }
-}
+const ownLease = ({ config }: Pick<Services, 'config'>): Lease => leaseOf(config.DECISION_LEASE_SECONDS * 1000)
 
 /** What is recorded of a failure; one without a code is for the log alone. */
 export const failureOf = (error: unknown): RecordedFailure =>
@@ -100,7 +97,7 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
     ids: { decision_id: decision.id, project_id: decision.project_id },
     attempts: decisionAttempts,
     claim,
-    lease: leaseOf(services),
+    lease: ownLease(services),
     lock: tx => decisionKind.find(tx, decision.id, true),
     async work(hold) {
       await fault(services, 'decision_claimed')
@@ -129,7 +126,7 @@ async function take(tx: Tx, services: Services, message: DecisionMessage): Promi
   if (!held) return null
   // Taken up again once the project is resumed; what has begun goes on.
   if (held.paused && decision.status === 'queued') return null
-  const claim = await decisionAttempts.claim(tx, named, leaseOf(services).leaseMs)
+  const claim = await decisionAttempts.claim(tx, named, ownLease(services).leaseMs)
   if (!claim) {
     const until = await decisionAttempts.heldUntil(tx, named)
     if (until) tx.send(decisionQueue, message, { startAfter: new Date(until) })

@@ -2,13 +2,11 @@ import type { z } from 'zod'
 import type { Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { parse } from '../../core/api/validate.ts'
+import type { Making } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { type DeciderRow, deciderKind } from './model.ts'
 import { Questions } from './questions.ts'
 import { deciderVersions } from './store.ts'
-
-/** Who writes a version, and what it is called. */
-type Making = { created_by: string | null; label?: string | null }
 
 const archive = (tx: Tx, { id, version, questions }: DeciderRow, { created_by, label = null }: Making) =>
   deciderVersions.insert(tx, { decider_id: id, version, config: { questions }, label, created_by })

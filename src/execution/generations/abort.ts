@@ -2,7 +2,7 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
-import { settleTurn } from './attempt-store.ts'
+import { heldBy, settlementParts } from './attempt-store.ts'
 import type { TurnInput } from './create.ts'
 import { followEnd } from './ended.ts'
 import { lastFrame } from './frame-store.ts'
@@ -96,7 +96,8 @@ export async function abortTurn(
   }
   const after = storable(shown, now)
   const frames = [makeFrame(services, generation, (await lastFrame(tx, generationId)) + 1, 'error', failure)]
-  await settleTurn(tx, { generation, after, step: null, frames, journalled: generation.journalled > 0 })
+  const journalled = generation.journalled > 0
+  await heldBy(tx, settlementParts({ generation, after, step: null, frames, journalled }))
   followEnd(tx, after)
   await ownerOf(after)?.settled(tx, after, { status: 'failed', object: null, error: failure })
   if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })

@@ -177,7 +177,7 @@ export async function journalStep(
 }
 
 /** What closes the step under way in the journal: null when nothing of it is there, else the settled step if it is kept. */
-export type Closed = { kept: JournalRow | null } | null
+type Closed = { kept: JournalRow | null } | null
 
 const closedParts = (generation: GenerationRow, closed: Closed, n: number, guard: Fragment): Fragment =>
   closed
@@ -205,12 +205,6 @@ export function pauseParts(
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]
   return { ctes, guard, columns: sql.fragment`true as paused` }
-}
-
-/** The same in a transaction that goes on; returns whether it held. */
-export function pauseTurn(db: Queryable, ...which: Parameters<typeof pauseParts>): Promise<boolean> {
-  const { ctes, guard } = pauseParts(...which)
-  return db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
 }
 
 /** Stamps a trace as one that keeps no content, unless it has a turn whose content is kept. By generations_trace. */
@@ -282,11 +276,9 @@ export function settlementParts({ generation, after, step, frames, journalled }:
 
 const held = sql.type(z.object({ held: z.boolean() }))
 
-/** The same in a transaction that goes on; returns whether it held. */
-export function settleTurn(db: Queryable, settlement: Settlement): Promise<boolean> {
-  const { ctes, guard } = settlementParts(settlement)
-  return db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
-}
+/** Sends such a statement in a transaction that goes on; returns whether it held. */
+export const heldBy = (db: Queryable, { ctes, guard }: OneStatement): Promise<boolean> =>
+  db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
 
 /** Gives a running turn back without counting the attempt as lost. */
 export async function handBackTurn(db: Queryable, generation: GenerationRow): Promise<void> {

@@ -4,7 +4,7 @@ import { generationHandlers, generationSchedules, sdkLoading } from './handler.t
 import { generationKind, sealedWork } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
 import { traceKind } from './trace-kind.ts'
-import { turnsTotal } from './turn.ts'
+import { turnsTotal } from './turn-attempt.ts'
 
 export default module('generations', {
   errors: generationErrors,

@@ -167,7 +167,7 @@ function answered(
 }
 
 /** The generation of an agent. Raises GENERATION_NOT_FOUND. */
-export async function turnOfAgent(services: Services, agent: Pick<AgentRow, 'id'>, id: string): Promise<GenerationRow> {
+async function turnOfAgent(services: Services, agent: Pick<AgentRow, 'id'>, id: string): Promise<GenerationRow> {
   const row = await generationKind.find(services.pool, id)
   return row?.agent_id === agent.id ? row : notFound(id)
 }

@@ -11,8 +11,7 @@ import { type GateRequest, toolGate } from '../tools/gate.ts'
 import { mcpActions } from '../tools/mcp.ts'
 import { complete, type ToolAction, type ToolRow } from '../tools/model.ts'
 import { isReadOnly } from '../tools/platform.ts'
-import { resolveSharedTools } from '../tools/resolve.ts'
-import { toolsOfAnyProject } from '../tools/store.ts'
+import { lookUpTools, type Resolved, resolveSharedTools } from '../tools/resolve.ts'
 import { missingContextKey } from '../tools/tokens.ts'
 import type { ToolSurface } from './model.ts'
 
@@ -21,7 +20,7 @@ const LISTING_MS = 30_000
 const BYTES_PER_TOKEN = 3.4
 
 /** What a model writes beside its arguments where a rule may ask a person. */
-export const JUSTIFICATION = {
+const JUSTIFICATION = {
   approval_reasoning: {
     type: 'string',
     description: 'Why the call is needed, for the person who may have to approve it',
@@ -96,7 +95,7 @@ async function resolve(
   services: Services,
   binding: ToolBinding,
   given: Given,
-  shared: Shared,
+  shared: Resolved,
   unavailable: Unavailable[],
 ): Promise<TurnTool[]> {
   const { reachable } = given
@@ -108,7 +107,7 @@ async function resolve(
       tool_id,
       tool_name: tool_id,
       tool_type: null,
-      reason: shared.others.has(tool_id) ? 'share not active' : 'tool not found',
+      reason: shared.denied.has(tool_id) ? 'share not active' : 'tool not found',
     })
     return []
   }
@@ -132,19 +131,14 @@ const ownTool = (tool: NonNullable<ToolBinding['tool']>, project_id: string): Ca
   guardrail_ids: null,
 })
 
-/** Tools of other projects that bindings name: those that may be called, and the ids of all. */
-type Shared = { tools: ReadonlyMap<string, Callable>; others: ReadonlySet<string> }
-
-async function sharedTools({ pool }: Services, { agent, tools }: Given): Promise<Shared> {
+/** Tools of other projects that bindings name. */
+function sharedTools({ pool }: Services, { agent, tools }: Given): Promise<Resolved> {
   const { tool_ids } = namedByBindings(agent.tool_bindings)
   const missing = (tool_ids ?? []).filter(id => !tools.some(tool => tool.id === id))
-  if (missing.length === 0) return { tools: new Map(), others: new Set() }
-  const others = await toolsOfAnyProject(pool, missing)
-  const granted = others.length > 0 ? await resolveSharedTools(pool, agent.project_id, missing) : new Map()
-  return { tools: granted, others: new Set(others.map(({ id }) => id)) }
+  return lookUpTools(pool, agent.project_id, missing)
 }
 
-function boundOf({ tool_id, tool }: ToolBinding, given: Given, shared: Shared): Callable | null {
+function boundOf({ tool_id, tool }: ToolBinding, given: Given, shared: Resolved): Callable | null {
   const { agent, tools, project_id } = given
   const found: Callable | undefined = tool
     ? ownTool(tool, agent.project_id)

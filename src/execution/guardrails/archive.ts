@@ -1,5 +1,5 @@
 import type { Values } from '../../core/api/kind.ts'
-import { versionArchive } from '../../core/api/version-archive.ts'
+import { type Making, versionArchive } from '../../core/api/version-archive.ts'
 import { announce } from '../../core/db/notified-cache.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { guardrailChannel } from './live.ts'
@@ -11,9 +11,6 @@ export const guardrailVersions = versionArchive({
   prefix: 'guard_ver',
   record: GuardrailVersion,
 })
-
-/** By whom a version is made, and what it is called. */
-export type Making = { created_by: string | null; label?: string | null }
 
 /** Adds a guardrail with its first version. */
 export async function insertGuardrail(tx: Tx, values: Values<GuardrailRow>, making: Making): Promise<GuardrailRow> {

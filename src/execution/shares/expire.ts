@@ -17,7 +17,7 @@ const expiry = workQueue('share.expire', {
 })
 
 /** Revokes the shares that have run out. They grant nothing since then: this makes their record and its events say so. */
-export async function revokeExpired({ write }: Pick<Services, 'write'>, stopping?: AbortSignal): Promise<number> {
+async function revokeExpired({ write }: Pick<Services, 'write'>, stopping?: AbortSignal): Promise<number> {
   let revoked = 0
   while (!stopping?.aborted) {
     const found = await write(async tx => {

@@ -16,7 +16,7 @@ export const hasEnded = ({ revoked_at, expires_at }: ShareRow): boolean =>
   revoked_at !== null || (expires_at !== null && new Date(expires_at) <= new Date())
 
 /** The share under its lock, unless it has ended. Raises SHARE_REVOKED. */
-export async function lockLive(tx: Tx, id: string): Promise<ShareRow> {
+async function lockLive(tx: Tx, id: string): Promise<ShareRow> {
   const share = await shareKind.lock(tx, id)
   if (hasEnded(share)) raise('SHARE_REVOKED', { meta: { share_id: id } })
   return share

@@ -8,7 +8,7 @@ export type ResourceKind = (typeof RESOURCE_KINDS)[number]
 /** The grantee of a share with every project. */
 export const EVERYBODY = '*'
 
-export const CAP_WINDOWS = ['rolling_1m', 'rolling_1h', 'rolling_24h', 'calendar_month'] as const
+const CAP_WINDOWS = ['rolling_1m', 'rolling_1h', 'rolling_24h', 'calendar_month'] as const
 
 export const Cap = z
   .strictObject({

@@ -56,7 +56,7 @@ export const withoutSecretsOf = ({ execute = null, mcp = null }: Sending) => ({
 })
 
 /** An `execute` or `mcp` that needs no secret; null where its address does. */
-export function withoutSecrets<T extends Execute | Mcp>(sent: T | null): T | null {
+function withoutSecrets<T extends Execute | Mcp>(sent: T | null): T | null {
   if (!sent || holdsSecret(sent.url)) return null
   const { headers, auth, sign: _secret, ...rest } = sent as Execute
   const kept = Object.entries(headers ?? {}).filter(([, value]) => !holdsSecret(value))

@@ -9,7 +9,7 @@ import { failed, type SecretStore, type StoreAnswer } from './stores/store.ts'
 import { vault } from './stores/vault.ts'
 
 /** How long a value that was read is used before it is read again. */
-export const KEPT_MS = 60_000
+const KEPT_MS = 60_000
 const KEPT = 1000
 const VALUE_BYTES = 65_536
 const DETAIL_LENGTH = 300

@@ -1,0 +1,231 @@
+import { Counter } from 'prom-client'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { AgentRow } from '../agents/model.ts'
+import type { LoadedRoute } from '../model-routes/store.ts'
+import { claimParts, handBackTurn, journalStep, type LoadedTurn } from './attempt-store.ts'
+import type { Told } from './calls.ts'
+import type { Attachments } from './files.ts'
+import type { Frame } from './frame-store.ts'
+import { FrameWriter, startedOf } from './frames.ts'
+import { type Entry, journalRows, type OpenWork, readJournal, writeJournal } from './journal-store.ts'
+import { TURN_CHANNEL, TurnLost } from './live.ts'
+import { type GenerationRow, generationKind, type OpenStep, type StepRow, type Work } from './model.ts'
+import type { TurnRun } from './source.ts'
+import { storedStep } from './steps.ts'
+import { NO_TOOLS, type Toolbox } from './toolbox.ts'
+import { sealWork } from './work.ts'
+
+export const turnsTotal = new Counter({
+  name: 'muster_turns_total',
+  help: 'Agent turns by outcome',
+  labelNames: ['outcome'],
+  registers: [],
+})
+
+/** One attempt at a turn: how far it has come, and what is written of it while it goes on. */
+export class TurnAttempt {
+  readonly services: Services
+  readonly run: TurnRun
+  readonly loaded: LoadedTurn
+  readonly agent: AgentRow
+  generation: GenerationRow
+  /** Null until the turn is prepared. */
+  work: Work | null = null
+  /** Settled steps, with their content. */
+  readonly steps: StepRow[]
+  /** Of an agent without a provider; read anew with each step. */
+  route: LoadedRoute | null
+  frames: FrameWriter
+  /** Text of the step under way, as far as the model has said it. */
+  partial = ''
+  /** Read at the first model call; later steps see the same bytes. */
+  files: Attachments | null = null
+  tools: Toolbox = NO_TOOLS
+  /** The step under way, once the model has answered. */
+  open: OpenWork['open']
+  /** Something of the turn may be in the journal beside its settled steps. */
+  journalled: boolean
+  /** The journal has the answer of the step under way. */
+  private noted: boolean
+  private readonly startedAt = performance.now()
+
+  constructor(services: Services, loaded: LoadedTurn, run: TurnRun) {
+    this.services = services
+    this.loaded = loaded
+    this.run = run
+    // A turn without one is refused before anything asks for it.
+    this.agent = loaded.agent as AgentRow
+    this.generation = loaded.generation
+    const { open, settled } = readJournal(services, loaded.generation, loaded.journal, loaded.generation.step_count)
+    this.open = open
+    this.noted = open !== null
+    this.journalled = loaded.journal.length > 0
+    this.steps = loaded.steps.map(step => settled.get(step.n) ?? step)
+    this.route = loaded.route
+    this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame)
+  }
+
+  /** Takes the turn. On a resume, a frame says that the interrupted step's text is void. Raises TurnLost. */
+  async claim(): Promise<void> {
+    const { generation: before, services, run } = this
+    const now = new Date().toISOString()
+    const first = before.status === 'pending'
+    const after = this.claimed(now)
+    this.frames = new FrameWriter(services, after, this.loaded.lastFrame)
+    const frames = this.firstFrames(after, first)
+    const claim = {
+      generation: before,
+      attempt: after.attempt,
+      lostAttempts: after.lost_attempts,
+      startedAt: after.started_at as string,
+      agentVersion: after.agent_version as number,
+      now,
+      sealedWork: first && run.source?.prepare && this.work ? sealWork(services, before, this.work) : null,
+      frames,
+    }
+    const { held } = await services.writeOne(outgoing => {
+      if (first) {
+        outgoing.emit(generationKind, 'started', after)
+        run.source?.started?.(outgoing, after)
+      }
+      if (frames.length > 0) outgoing.notify(TURN_CHANNEL, `${before.id} frames`)
+      return claimParts(claim)
+    })
+    if (!held) throw new TurnLost()
+    this.generation = after
+  }
+
+  private claimed(now: string): GenerationRow {
+    const { generation: before, agent } = this
+    const counted = before.status === 'pending' || before.handed_back
+    return {
+      ...before,
+      status: 'in_progress',
+      attempt: before.attempt + 1,
+      lost_attempts: counted ? before.lost_attempts : before.lost_attempts + 1,
+      handed_back: false,
+      started_at: before.started_at ?? now,
+      agent_version: before.agent_version ?? agent.version,
+      last_activity_at: before.last_activity_at ?? now,
+      updated_at: now,
+    }
+  }
+
+  private firstFrames(claimed: GenerationRow, first: boolean): Frame[] {
+    if (!claimed.streamed) return []
+    if (first) return [this.frames.next('started', startedOf(claimed))]
+    // Of a step that the model has answered nothing is said again.
+    if (this.open || this.loaded.lastFrame === 0) return []
+    return [this.frames.next('step_restarted', { step: this.steps.length + 1 })]
+  }
+
+  /** Takes a piece of what the model says. */
+  receive(text: string): void {
+    this.partial += text
+    this.frames.text(text)
+  }
+
+  /** Frames of what is to be told, behind the text that is not written yet; with a step, that it has settled. */
+  async framesOf(told: readonly Told[], step?: StepRow | null): Promise<Frame[]> {
+    const frames = await this.frames.drain()
+    if (!this.generation.streamed) return frames
+    for (const { event, data } of told) frames.push(this.frames.next(event, data))
+    if (!step || this.generation.shape !== 'agent') return frames
+    const { n, finish_reason, usage } = step
+    return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
+  }
+
+  /** The step under way, once the first of its calls has begun. */
+  get begun(): OpenWork['open'] {
+    return this.noted ? this.open : null
+  }
+
+  /** Keeps what is known of the calls of the step under way; the first time, with what the model answered. Raises TurnLost. */
+  async note(entries: Entry[], told: Told[]): Promise<void> {
+    const { services, generation } = this
+    const { step } = this.open as { step: OpenStep }
+    const first = !this.noted
+    const frames = await this.framesOf(told)
+    const answer: Entry[] = first ? [{ n: step.n, position: 0, value: step }] : []
+    const rows = journalRows(services, generation, [...answer, ...entries])
+    if (!(await writeJournal(services.pool, generation, rows, frames, TURN_CHANNEL, first))) throw new TurnLost()
+    this.noted = true
+    this.journalled = true
+  }
+
+  /** Keeps a settled step, so that another worker could go on from it. Raises TurnLost. */
+  async journal(step: StepRow, told: Told[]): Promise<void> {
+    const { services, generation } = this
+    const frames = await this.framesOf(told, step)
+    const hidden = generation.content_mode === 'none'
+    const kept = hidden ? journalRows(services, generation, [{ n: step.n, position: 0, value: step }])[0] : null
+    const journalled = await journalStep(
+      services.pool,
+      generation,
+      storedStep(step, generation.content_mode),
+      frames,
+      TURN_CHANNEL,
+      this.agent,
+      this.noted || kept ? { kept } : null,
+    )
+    if (!journalled) throw new TurnLost()
+    this.journalled ||= hidden
+    this.route = journalled.route
+    this.steps.push(step)
+    this.open = null
+    this.noted = false
+    this.generation = {
+      ...this.generation,
+      step_count: this.generation.step_count + 1,
+      lost_attempts: 0,
+      last_activity_at: step.completed_at,
+    }
+  }
+
+  /** Gives the turn back, for another worker to go on with. */
+  async handBack(): Promise<'handed_back'> {
+    await handBackTurn(this.services.pool, this.generation)
+    this.report('handed_back')
+    return 'handed_back'
+  }
+
+  /** Leaves a turn that another process owns, or gives it back when this one is stopping. */
+  async leave(): Promise<'lost' | 'handed_back'> {
+    // The worker that stops hard gives its turns back; one that lost its lease no longer owns them, and this finds no row.
+    if (this.run.stopping.aborted && this.generation.status === 'in_progress') {
+      await handBackTurn(this.services.pool, this.generation).catch(() => {})
+      this.report('handed_back')
+      return 'handed_back'
+    }
+    this.report('lost')
+    return 'lost'
+  }
+
+  /** Counts and reports an end, or a pause, that is written. */
+  async ended(outcome: 'completed' | 'failed' | 'requires_action', error: RecordedFailure | null): Promise<'settled'> {
+    await fault(this.services, 'after_settle')
+    turnsTotal.inc({ outcome })
+    this.report(outcome, error)
+    return 'settled'
+  }
+
+  private report(outcome: string, error: RecordedFailure | null = null): void {
+    const { id, attempt, project_id, agent_id, conversation_id } = this.generation
+    this.run.log.info(
+      {
+        generation_id: id,
+        project_id,
+        agent_id,
+        conversation_id,
+        attempt,
+        steps: this.steps.length,
+        outcome,
+        code: error?.code,
+        ms: Math.round(performance.now() - this.startedAt),
+      },
+      'turn',
+    )
+  }
+}

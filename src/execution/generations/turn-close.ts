@@ -1,0 +1,56 @@
+import type { OneStatement, Outgoing, Tx } from '../../core/db/write.ts'
+import { heldBy } from './attempt-store.ts'
+import { addFrame, type Frame } from './frame-store.ts'
+import { TurnAborted, TurnLost } from './live.ts'
+import type { GenerationRow } from './model.ts'
+import type { TurnAttempt } from './turn-attempt.ts'
+
+type Closing = {
+  /** The record as it stands afterwards. */
+  after: GenerationRow
+  /** Frames of what came before the last one. */
+  frames: Frame[]
+  /** The last frame, with what the turn's source gives instead of the agent's result. */
+  last: (result: object | null) => Frame
+  parts: (frames: Frame[]) => OneStatement
+  follow: (outgoing: Outgoing, after: GenerationRow) => void
+  /** What the turn's source adds in the same transaction. */
+  add: ((tx: Tx) => Promise<{ result: object | null } | undefined> | undefined) | undefined
+  /** Whether a failure that the source finds when it takes its locks comes before this end. */
+  yields: boolean
+}
+
+/**
+ * Writes the end or the pause of an attempt: one statement, or a transaction where the turn's source adds to it.
+ * @throws TurnLost when another process owns the turn, TurnAborted for a failure that comes before
+ */
+export async function closeAttempt(
+  turn: TurnAttempt,
+  { after, frames, last, parts, follow, add, yields }: Closing,
+): Promise<void> {
+  const { services, run, generation } = turn
+  let owned: boolean
+  if (add) {
+    const firstSeq = turn.frames.seq
+    owned = await services.write(async tx => {
+      // A transaction that is tried again numbers its last frame as the first try did.
+      turn.frames.seq = firstSeq
+      const stop = await run.source?.lock?.(tx, generation)
+      if (stop && yields) throw new TurnAborted({ stop_reason: 'error', ...stop })
+      if (!(await heldBy(tx, parts(frames)))) return false
+      follow(tx, after)
+      const given = await add(tx)
+      addFrame(tx, after.id, last(given?.result ?? null))
+      return true
+    })
+  } else {
+    const { held } = await services.writeOne(outgoing => {
+      follow(outgoing, after)
+      run.complete?.(outgoing)
+      return parts([...frames, last(null)])
+    })
+    owned = held
+  }
+  if (!owned) throw new TurnLost()
+  turn.generation = after
+}

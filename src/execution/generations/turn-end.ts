@@ -1,0 +1,146 @@
+import { SlonikError } from 'slonik'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { fault } from '../../core/process/fault.ts'
+import { settlementParts } from './attempt-store.ts'
+import type { Told } from './calls.ts'
+import { followEnd } from './ended.ts'
+import { type GenerationRow, type StepRow, storable, sumUsage, type Work } from './model.ts'
+import { settledStep } from './open-step.ts'
+import { readObject } from './output.ts'
+import { agentResult } from './result.ts'
+import { outputSchemaOf } from './settings.ts'
+import { storedStep } from './steps.ts'
+import { textEncodedCall } from './text-call.ts'
+import { traceWriter } from './trace-write.ts'
+import type { TurnAttempt } from './turn-attempt.ts'
+import { closeAttempt } from './turn-close.ts'
+
+const DEPTH_GUARD_TEXT = 'The largest depth of nested calls is reached; this agent was not asked.'
+
+/** Why a turn ends behind a step whose calls the model would have gone on from. */
+export type Stop = 'max_steps' | 'tool-calls'
+
+type End =
+  | (Pick<GenerationRow, 'stop_reason' | 'output'> & { status: 'completed'; error: null })
+  | (Pick<GenerationRow, 'stop_reason'> & { status: 'failed'; error: RecordedFailure; output: null })
+
+/** What is recorded of a failure. Texts of the database are for the log alone. */
+export function recordedFailure(error: unknown): RecordedFailure {
+  if (error instanceof AppError) return error.recorded()
+  const message =
+    error instanceof SlonikError ? 'The turn could not be written' : String((error as Error)?.message ?? error)
+  return { code: 'GENERATION_FAILED', message }
+}
+
+const failed = (error: RecordedFailure, stop_reason = 'error'): End => ({
+  status: 'failed',
+  stop_reason,
+  error,
+  output: null,
+})
+
+/** Ends the turn with its last step, completed unless the answer is not what it has to be. Raises TurnLost, TurnAborted. */
+export async function completeTurn(
+  turn: TurnAttempt,
+  step: StepRow,
+  signal: AbortSignal,
+  { stop = null, told }: { stop?: Stop | null; told?: Told[] } = {},
+): Promise<'settled'> {
+  const text = step.text ?? ''
+  const read = await readAnswer(turn, text, step, stop, signal)
+  if ('failure' in read) return settle(turn, failed(read.failure), step, told)
+  const finish_reason = step.finish_reason as string
+  const output = { model: step.model as string, content: text, finish_reason, object: read.object }
+  return settle(turn, { status: 'completed', stop_reason: stop ?? finish_reason, error: null, output }, step, told)
+}
+
+/** The answer as its schema asks for it, null without one; or why it is no answer. */
+async function readAnswer(
+  { services, agent, work, tools }: TurnAttempt,
+  text: string,
+  { finish_reason }: StepRow,
+  stop: Stop | null,
+  signal: AbortSignal,
+): Promise<{ object: unknown } | { failure: RecordedFailure }> {
+  const schema = outputSchemaOf(agent, work as Work)
+  if (schema && stop !== 'tool-calls') {
+    const read = stop
+      ? { ok: false as const, problems: [NO_ANSWER] }
+      : await readObject(services, agent.project_id, { text, schema, signal })
+    if (read.ok) return { object: read.object }
+    const message = 'The answer does not satisfy the output schema'
+    const meta = { problems: read.problems, finish_reason }
+    return { failure: { code: 'OUTPUT_SCHEMA_VALIDATION_FAILED', message, meta } }
+  }
+  const tool_name = stop ? null : textEncodedCall(text, new Set(tools.tools.keys()))
+  if (tool_name === null) return { object: null }
+  const message = `The model wrote a call of ${tool_name} as text`
+  return { failure: { code: 'TEXT_ENCODED_TOOL_CALL', message, meta: { tool_name } } }
+}
+
+const NO_ANSWER = { code: 'NO_ANSWER', path: '', message: 'the turn ended at max_steps without an answer' }
+
+/** The end of a chain of nested calls: a completed turn without a model call. Raises TurnLost, TurnAborted. */
+export function guardDepth(turn: TurnAttempt): Promise<'settled'> {
+  const { agent, loaded, work } = turn
+  const first = loaded.provider?.default_model ?? loaded.route?.route.targets[0].model
+  const model = (work as Work).model ?? agent.model ?? first ?? ''
+  const output = { model, content: DEPTH_GUARD_TEXT, finish_reason: 'other', object: null }
+  return settle(turn, { status: 'completed', stop_reason: 'depth_guard', error: null, output }, null)
+}
+
+/** Ends the turn as failed. Raises TurnLost. */
+export const failTurn = (turn: TurnAttempt, { code, message, meta }: RecordedFailure, stop_reason?: string) =>
+  settle(turn, failed({ code, message, ...(meta ? { meta } : {}) }, stop_reason), null)
+
+/** Ends the turn: record, journal, working state, frames and events in one transaction guarded by the attempt. */
+async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: Told[] = []): Promise<'settled'> {
+  const { services, generation, run, work } = turn
+  const { source } = run
+  await fault(services, 'before_settle')
+  // What was done of the step under way stays, so that a retry does not do it again.
+  const step = given ?? cutOff(turn)
+  const frames = await turn.framesOf(told, step)
+  const steps = step ? [...turn.steps, step] : turn.steps
+  const now = new Date().toISOString()
+  const shown: GenerationRow = {
+    ...generation,
+    ...end,
+    input: work?.messages ?? null,
+    usage: sumUsage(steps),
+    step_count: steps.length,
+    completed_at: now,
+    last_activity_at: now,
+    updated_at: now,
+  }
+  const after = storable(shown, now)
+  const stored = step ? storedStep(step, generation.content_mode) : null
+  const outcome = () => ({
+    status: end.status,
+    content: end.output?.content ?? null,
+    partial: turn.partial === '' ? null : turn.partial.toWellFormed(),
+    model: end.output?.model ?? null,
+    object: end.output?.object ?? null,
+    error: end.error,
+    notes: work?.notes ?? {},
+  })
+  await closeAttempt(turn, {
+    after,
+    frames,
+    last: result =>
+      end.status === 'completed'
+        ? turn.frames.next('completed', result ?? agentResult(shown, steps))
+        : turn.frames.next('error', end.error),
+    parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
+    follow: followEnd,
+    add: source?.settle && (tx => source.settle?.(tx, after, outcome())),
+    yields: end.status === 'completed',
+  })
+  if (after.step_count > 0) traceWriter(services).add(after)
+  return turn.ended(end.status, end.error)
+}
+
+/** The step under way as it is when the turn ends in the middle of it; null when none of its calls was started. */
+function cutOff({ begun }: TurnAttempt): StepRow | null {
+  return begun && settledStep(begun.step, begun.outcomes, begun.started)
+}

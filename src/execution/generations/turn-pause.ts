@@ -1,0 +1,42 @@
+import { fault } from '../../core/process/fault.ts'
+import { pauseParts } from './attempt-store.ts'
+import type { Told } from './calls.ts'
+import type { Released } from './decide-call.ts'
+import { followPause } from './ended.ts'
+import { type Entry, journalRows, type OpenWork } from './journal-store.ts'
+import { type GenerationRow, sumUsage } from './model.ts'
+import { agentResult, requiredAction } from './result.ts'
+import type { TurnAttempt } from './turn-attempt.ts'
+import { closeAttempt } from './turn-close.ts'
+
+/** Leaves the turn to its client, who makes the calls that are pending. Raises TurnLost, TurnAborted. */
+export async function pauseTurn(turn: TurnAttempt, pending: readonly Released[], told: Told[]): Promise<'settled'> {
+  const { services, run, generation, steps } = turn
+  const { step, outcomes } = turn.open as NonNullable<OpenWork['open']>
+  const { source } = run
+  await fault(services, 'before_settle')
+  const frames = await turn.framesOf(told)
+  const settled = [...outcomes].map(([position, value]): Entry => ({ n: step.n, position: position + 1, value }))
+  const entries = journalRows(services, generation, [{ n: step.n, position: 0, value: step }, ...settled])
+  const now = new Date().toISOString()
+  const required_action = requiredAction(step, pending)
+  const shown: GenerationRow = {
+    ...generation,
+    status: 'requires_action',
+    required_action,
+    usage: sumUsage([...steps, step]),
+    last_activity_at: now,
+    updated_at: now,
+  }
+  const after = shown.content_mode === 'none' ? { ...shown, required_action: null } : shown
+  await closeAttempt(turn, {
+    after,
+    frames,
+    last: result => turn.frames.next('requires_action', result ?? agentResult(shown, steps, step)),
+    parts: frames => pauseParts(generation, after, entries, frames),
+    follow: followPause,
+    add: source?.pause && (tx => source.pause?.(tx, after, { required_action, text: step.text, model: step.model })),
+    yields: true,
+  })
+  return turn.ended('requires_action', null)
+}

@@ -1,0 +1,92 @@
+import type { ActivityKind } from '../../control/activity/model.ts'
+import { recordActivity } from '../../control/activity/record.ts'
+import type { Origin } from '../../core/invoke/call.ts'
+import { actingCaller } from './authority.ts'
+import { type CallsMade, makeCalls } from './calls.ts'
+import type { OpenWork } from './journal-store.ts'
+import type { Work } from './model.ts'
+import { reachable } from './settings.ts'
+import { NO_TOOLS, openToolbox, type Toolbox, type TurnTool } from './toolbox.ts'
+import type { TurnAttempt } from './turn-attempt.ts'
+
+/** What the model of the turn can call, asked for once an attempt. Raises what `openToolbox` raises. */
+export async function openTools(turn: TurnAttempt, work: Work, signal: AbortSignal): Promise<Toolbox> {
+  const { agent, generation, loaded, services, steps } = turn
+  if (!agent.tool_bindings?.length) return NO_TOOLS
+  const tools = await openToolbox(services, {
+    agent,
+    project_id: generation.project_id,
+    tools: loaded.tools,
+    reachable: reachable(agent, work, steps.length + 1),
+    gate: agentOfRules(turn),
+    context: work.tool_context ?? {},
+    signal,
+  })
+  turn.generation = { ...generation, tool_surface: generation.tool_surface ?? tools.surface }
+  // Once a turn, not with each worker that goes on with it.
+  if (generation.attempt === 1)
+    for (const { tool_name, ...about } of tools.unavailable)
+      noteActivity(turn, 'tool_resolution_failed', `${tool_name} is not available`, { tool_name, ...about })
+  return tools
+}
+
+/** Makes the calls of the step under way. Raises what `makeCalls` raises. */
+export function callTools(
+  turn: TurnAttempt,
+  work: Work,
+  open: NonNullable<OpenWork['open']>,
+  tools: ReadonlyMap<string, TurnTool>,
+  signal: AbortSignal,
+): Promise<CallsMade> {
+  const { agent, generation, run, services } = turn
+  return makeCalls({
+    services,
+    generation,
+    work,
+    ...open,
+    tools,
+    gate: agentOfRules(turn),
+    turn: originOf(turn, work),
+    caller: () => actingCaller(services, generation, agent),
+    signal,
+    aside: run.aside,
+    bounded: agent.boundary_policy !== null,
+    write: (entries, told) => turn.note(entries, told),
+    executed: ({ callable: { id, name }, action }) =>
+      noteActivity(turn, 'action_executed', `${name} was called`, {
+        tool_id: id,
+        tool_name: name,
+        action: action ?? name,
+      }),
+  })
+}
+
+/** The agent as rules know it. */
+const agentOfRules = ({ agent: { id, guardrail_ids, project_id }, generation }: TurnAttempt) => ({
+  id,
+  // Those of another project, which shares the agent, do not apply.
+  guardrail_ids: project_id === generation.project_id ? guardrail_ids : null,
+})
+
+/** The turn as what its calls start knows it. */
+function originOf({ generation, loaded }: TurnAttempt, { depth, occupied }: Work): Origin {
+  const { id: generation_id, trace_id, conversation_id } = generation
+  return {
+    generation_id,
+    trace_id,
+    root_trace_id: loaded.rootTrace ?? trace_id,
+    depth,
+    conversations: conversation_id === null ? occupied : [...occupied, conversation_id],
+  }
+}
+
+function noteActivity(
+  { services, generation }: TurnAttempt,
+  kind: ActivityKind,
+  summary: string,
+  detail: { tool_id: string | null; [name: string]: unknown },
+): void {
+  const { project_id, agent_id, id: generation_id } = generation
+  const about = { agent_id, generation_id, ref_id: detail.tool_id }
+  recordActivity(services, { project_id, kind, summary, detail, ...about })
+}
