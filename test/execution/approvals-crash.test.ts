@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -102,5 +103,57 @@ describe('what follows from an approval, when its worker is killed', function ()
     assert.equal(steps[0].tool_results[0].result.approval_id, item.id)
     assert.equal((await app.key.get(`/approvals?agent_id=${agent}`)).body.total, 1)
     await next.kill()
+  })
+
+  describe('and the database refuses to keep', () => {
+    /** Has the database raise an error so many times; the sequence counts those that were rolled back, too. */
+    const refusing = async (column: 'executing' | 'outcome', sqlstate: string, times: number) => {
+      await statements(
+        'create sequence refused',
+        `create function refuse() returns trigger language plpgsql as $$ begin
+          if new.${column} is distinct from old.${column} and nextval('refused') <= ${times} then
+            raise exception 'not now' using errcode = '${sqlstate}';
+          end if;
+          return new;
+        end $$`,
+        'create trigger refuse before update on approval_attempts for each row execute function refuse()',
+      )
+    }
+    const statements = async (...texts: string[]) => {
+      for (const text of texts) await app.services.pool.query(rawQuery(text))
+    }
+    afterEach(() => statements('drop function refuse cascade', 'drop sequence refused'))
+
+    async function executed(): Promise<any> {
+      target.requests.length = 0
+      const tool = await made(app.key, { name: 'pay', execute: { url: `${target.url}/pay` } })
+      const next = await worker()
+      const { body } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'pay' })
+      const { id } = await propose(app, body.id, { id: tool.id, name: 'pay' }, { amount: 2 })
+      assert.equal((await app.admin.post(`/approvals/${id}/approve`)).status, 200)
+      const execution = await eventually(
+        async () => {
+          const item = (await app.admin.get(`/approvals/${id}`)).body
+          return item.execution.finished_at && item.execution
+        },
+        { within: 50_000 },
+      )
+      await next.kill()
+      return execution
+    }
+
+    it('that the call is about to be made, as it goes away: is called once it is there', async () => {
+      await refusing('executing', '57P01', 1)
+      const { status, error } = await executed()
+      assert.deepEqual([status, error], ['succeeded', null])
+      assert.equal(target.requests.length, 1)
+    })
+
+    it('its outcome, for good: is given up, and not called again', async () => {
+      await refusing('outcome', '23514', 1_000)
+      const { status, error } = await executed()
+      assert.deepEqual([status, error.code, error.meta.reason], ['failed', 'TOOL_CALL_FAILED', 'outcome_unknown'])
+      assert.equal(target.requests.length, 1)
+    })
   })
 })

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { identifying, sql } from '../../src/core/db/sql.ts'
 import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
@@ -152,6 +153,41 @@ describe('approvals', () => {
     assert.equal((await approver.get(next.path)).body.previous_item_id, id)
   })
 
+  it('are each resolved once, however many people work on the queue at once', async () => {
+    const { body } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'pay' })
+    const amounts = Array.from({ length: 200 }, (_, index) => 100_000 + index)
+    const ids: string[] = []
+    for (const each of amounts)
+      ids.push((await propose(app, body.id, { id: tool.id, name: 'pay' }, { amount: each })).id)
+    // Two callers are always on the same item; every third is also rejected.
+    const replies = await Promise.all(
+      Array.from({ length: 8 }, async (_, who) => {
+        const mine: [number, string][] = []
+        for (let index = who >> 1; index < ids.length; index += 4) {
+          const decision = who % 2 === 1 && index % 3 === 0 ? 'reject' : 'approve'
+          const { status, body } = await approver.post(`/approvals/${ids[index]}/${decision}`, {
+            ...(decision === 'reject' ? { reason: 'no' } : {}),
+          })
+          mine.push([index, status === 200 ? body.status : body.error.code])
+        }
+        return mine
+      }),
+    )
+    const outcomes = Map.groupBy(replies.flat(), ([index]) => index)
+    const won = new Map([...outcomes].map(([index, both]) => [index, both.map(([, outcome]) => outcome).sort()]))
+    for (const [first, second] of won.values()) {
+      assert.equal(first, 'APPROVAL_ALREADY_RESOLVED')
+      assert.match(second, /^(approved|rejected)$/)
+    }
+    const open = async () =>
+      app.services.pool.any(
+        identifying`
+          select approval_id as id from approval_attempts where approval_id = any(${sql.array(ids, 'text')})`,
+      )
+    await eventually(async () => (await open()).length === 0)
+    for (const [index, [, outcome]] of won) assert.equal(calls(amounts[index]), outcome === 'approved' ? 1 : 0)
+  })
+
   it('are either approved or rejected', async () => {
     for (let round = 0; round < 5; round++) {
       const { path } = await proposed()
@@ -227,6 +263,23 @@ describe('approvals', () => {
     assert.equal(target.last().headers['x-svc-context-tenant'], 't1')
   })
 
+  it('act within the boundary of the version that is served', async () => {
+    const act = { type: 'platform', name: 'act', actions: ['create-secret'] }
+    const boundary = { statement: [{ effect: 'Allow', action: ['secrets:ListSecrets'], resource: ['*'] }] }
+    const agent = await app.agent({ tool_bindings: [{ tool: act }], boundary_policy: boundary })
+    await app.key.patch(`/agents/${agent}`, { boundary_policy: null })
+    const release = { stable_version: 1, canary_version: 2, canary_percent: 0 }
+    assert.equal((await app.key.put(`/agents/${agent}/release`, release)).status, 200)
+    const { body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'x' })
+    assert.equal(body.agent_version, 1)
+    const action = 'create-secret'
+    const args = { name: 'beyond', value: 'x' }
+    const { id } = await propose(app, body.id, { id: null, name: 'act', type: 'platform' }, args, { action })
+    await approver.post(`/approvals/${id}/approve`)
+    const { status, error } = (await followed(`/approvals/${id}`)).execution
+    assert.deepEqual([status, error?.meta.tool_status_code], ['failed', 403])
+  })
+
   it('carry on in the session of the turn, behind a message that says what came of it', async () => {
     const session = (await app.key.post('/sessions', { agent_id: app.agentId })).body
     await app.key.post(`/sessions/${session.id}/messages`, { message: 'please pay' })
@@ -246,13 +299,16 @@ describe('approvals', () => {
     assert.equal(messages[2].actor_id, null)
     // A closed session is not opened again; the item stands.
     const late = await propose(app, body.generation_id, { id: tool.id, name: 'pay' }, { amount: ++amount })
-    await app.key.post(`/sessions/${session.id}/close`)
+    assert.equal((await app.key.patch(`/sessions/${session.id}`, { status: 'closed' })).status, 200)
     await approver.post(`/approvals/${late.id}/approve`)
-    const item = await eventually(async () => {
-      const found = (await approver.get(`/approvals/${late.id}`)).body
-      return found.execution.status === 'succeeded' && found
-    })
-    assert.equal(item.execution.generation_id, null)
+    await eventually(
+      async () =>
+        !(await app.services.pool.exists(
+          identifying`select approval_id as id from approval_attempts where approval_id = ${late.id}`,
+        )),
+    )
+    const { execution } = (await approver.get(`/approvals/${late.id}`)).body
+    assert.deepEqual([execution.status, execution.generation_id], ['succeeded', null])
   })
 
   it('are found by what they are about', async () => {

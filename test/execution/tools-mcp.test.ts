@@ -352,6 +352,16 @@ describe('mcp tools', () => {
         { name: 'a', resolved_name: 'tool_a', description: null, input_schema: { type: 'object' } },
       ])
     })
+
+    it('without names that nothing could be recorded of', async () => {
+      const { id } = await raw()
+      const names = ['a\0b', 'half \ud800', 'n'.repeat(256), 'n'.repeat(255)]
+      target.answer = rpc(() => ({ tools: names.map(name => ({ name, inputSchema: { type: 'object' } })) }))
+      assert.deepEqual(
+        (await actions(id)).data.map(({ name }: { name: string }) => name),
+        ['n'.repeat(255)],
+      )
+    })
   })
 
   /** A server without sessions that answers requests with what `result` makes of them. */

@@ -1,4 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
+import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { type Hold, type Lease, leaseOf, type Outcome, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
@@ -42,7 +43,11 @@ export async function continueApproval(message: ContinueMessage, context: JobCon
     lease: ownLease(services),
     lock: tx => approvalKind.find(tx, row.id, true),
     work: hold => carryOn(services, row, hold),
-    fail: (error, failed) => retryOrEnd(services, row, failed, error),
+    fail: (error, failed) => {
+      // As when the worker had been lost.
+      if (isDatabaseLost(error)) throw error
+      return retryOrEnd(services, row, failed, error)
+    },
   })
 }
 
@@ -87,16 +92,23 @@ async function carryOn(services: Services, row: ApprovalRow, hold: Hold<Continua
 /** Nothing follows any more: what was frozen goes. */
 async function finish(tx: Tx, { id }: ApprovalRow, claim: Continuation, generation_id: string | null): Promise<void> {
   const now = await approvalKind.lock(tx, id)
-  const execution = now.execution && { ...now.execution, generation_id, ...handed(now, generation_id) }
+  const execution = now.execution && {
+    ...(isHanded(now, generation_id) ? handed(now.execution) : ended(now.execution)),
+    generation_id,
+  }
   await approvalKind.update(tx, id, { sealed: null, execution })
   await continuations.end(tx, claim)
 }
 
-/** What becomes of a call that a client makes: it is in its hands, unless no turn asks for it. */
-const handed = ({ tool_type, status }: ApprovalRow, generation_id: string | null): Partial<Execution> =>
-  tool_type !== 'client' || status !== 'approved'
-    ? {}
-    : { status: generation_id === null ? 'failed' : 'succeeded', finished_at: new Date().toISOString() }
+/** Whether a turn asks the client for the call. */
+const isHanded = ({ tool_type, status }: ApprovalRow, generation_id: string | null): boolean =>
+  tool_type === 'client' && status === 'approved' && generation_id !== null
+
+const handed = (execution: Execution): Execution => ({
+  ...execution,
+  status: 'succeeded',
+  finished_at: new Date().toISOString(),
+})
 
 /** Raises what refuses the turn: AGENT_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, FORBIDDEN for a chain that is too long. */
 async function startTurn(
@@ -163,11 +175,17 @@ export const giveUp = (services: Services, approvalId: string, limits: { silence
   services.write(async tx => {
     const row = await approvalKind.find(tx, approvalId, true)
     if (!row || !(await continuations.endStalled(tx, approvalId, limits))) return
-    const execution = row.execution && { ...row.execution, ...(row.execution.finished_at ? {} : LOST) }
+    const execution = row.execution && ended(row.execution)
     await approvalKind.update(tx, approvalId, { sealed: null, execution })
   })
 
-const LOST = {
-  status: 'failed',
-  error: { code: 'TOOL_CALL_FAILED', message: 'Too many workers were lost', meta: { reason: 'outcome_unknown' } },
-} as const
+/** What became of a call when nobody goes on with it. */
+const ended = (execution: Execution): Execution =>
+  execution.finished_at
+    ? execution
+    : {
+        ...execution,
+        status: 'failed',
+        error: { code: 'TOOL_CALL_FAILED', message: 'The call was given up', meta: { reason: 'outcome_unknown' } },
+        finished_at: new Date().toISOString(),
+      }

@@ -1,13 +1,14 @@
+import { SlonikError } from 'slonik'
 import { addActivity } from '../../control/activity/record.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
-import { sql } from '../../core/db/sql.ts'
+import { isDatabaseLost, sql } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { requireRunnable } from '../../identity/projects/pause.ts'
-import { findAgent } from '../agents/model.ts'
+import { findServedAgent } from '../agents/served.ts'
 import { actingCaller } from '../generations/authority.ts'
 import { mayStart } from '../generations/prepare.ts'
 import { callTool, openCall } from '../tools/call.ts'
@@ -99,15 +100,18 @@ async function call(services: Services, row: ApprovalRow, hold: Hold<Continuatio
     return { text: firstChars(JSON.stringify(result), MAX_TOLD), digest: digestOf(result), error: null }
   } catch (error) {
     if (error instanceof AppError) return failure(error.recorded())
-    if (hold.signal.aborted || error instanceof Superseded) throw error
+    // Without the database nobody knows yet whether the call was made: who takes this up finds out.
+    if (hold.signal.aborted || error instanceof Superseded || isDatabaseLost(error)) throw error
     services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
-    return failure({ code: 'TOOL_CALL_FAILED', message: error instanceof Error ? error.message : String(error) })
+    const told = error instanceof Error && !(error instanceof SlonikError)
+    return failure({ code: 'TOOL_CALL_FAILED', message: told ? error.message : 'The call could not be made' })
   }
 }
 
-/** As whom the call is made, within what the agent may do now. */
-async function callerOf(services: Services, { authority, agent_id, project_id }: ApprovalRow): Promise<Caller | null> {
-  const agent = agent_id && (await findAgent(services.pool, agent_id))
+/** As whom the call is made, within what the agent may do as it is served now. */
+async function callerOf(services: Services, row: ApprovalRow): Promise<Caller | null> {
+  const { authority, agent_id, project_id } = row
+  const agent = agent_id && (await findServedAgent(services.pool, agent_id, row))
   return authority && agent ? actingCaller(services, { authority, project_id }, agent) : null
 }
 

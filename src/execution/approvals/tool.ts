@@ -8,24 +8,29 @@ import { actionSchema, platformActions } from '../tools/platform.ts'
 import { resolveSharedTool } from '../tools/resolve.ts'
 import type { ApprovalRow } from './model.ts'
 
-/** The tool of an item as it is now; of one that a binding defines, as the version of the agent had it. Null when it is gone. */
+/**
+ * The tool of an item as it is now; of one that a binding defines, as the version of the agent had it. That of an agent of
+ * another project is called as in its turns: with what its project made it of, and not with the rights of who calls. Null
+ * when it is gone, or the agent no longer shared.
+ */
 export async function toolOf(db: Queryable, row: ApprovalRow): Promise<Callable | null> {
-  const { proposed_action, project_id, agent_id } = row
-  if (!proposed_action) return null
-  const { tool_id } = proposed_action
+  const { project_id, agent_id } = row
+  if (!row.proposed_action) return null
   const agent = agent_id === null ? null : await findAgent(db, agent_id)
   const owner = agent?.project_id ?? project_id
-  const shared = owner !== project_id
-  if (shared && !(await grantingShares(db, 'agent', project_id, [agent_id as string])).has(agent_id as string))
+  if (agent && owner !== project_id && !(await grantingShares(db, 'agent', project_id, [agent.id])).has(agent.id))
     return null
-  const found = tool_id !== null ? await resolveSharedTool(db, owner, tool_id) : await ownTool(db, owner, row)
-  // A shared agent calls its own tools in the name of the project that it runs in.
-  return found && shared && !found.consumer ? { ...found, consumer: { project_id, share: null } } : found
+  const found = await proposedTool(db, row, owner)
+  return found && owner !== project_id && !found.consumer ? { ...found, consumer: { project_id, share: null } } : found
 }
 
-/** A tool that a binding of the agent defines. */
-async function ownTool(db: Queryable, project_id: string, row: ApprovalRow): Promise<Callable | null> {
-  const { agent_id, agent_version, proposed_action } = row
+async function proposedTool(
+  db: Queryable,
+  { proposed_action, agent_id, agent_version }: ApprovalRow,
+  project_id: string,
+): Promise<Callable | null> {
+  const { tool_id = null } = proposed_action ?? {}
+  if (tool_id !== null) return resolveSharedTool(db, project_id, tool_id)
   if (agent_id === null || agent_version === null) return null
   const [version] = await agentVersions.find(db, agent_id, [agent_version])
   const bindings = version ? readConfig(version.config).tool_bindings : null

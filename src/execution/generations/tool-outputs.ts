@@ -166,10 +166,13 @@ function answered(
   return entries
 }
 
-/** The generation of an agent. Raises GENERATION_NOT_FOUND. */
-async function turnOfAgent(services: Services, agent: Pick<AgentRow, 'id'>, id: string): Promise<GenerationRow> {
+/** The generation of an agent in the project that acts: a shared agent has some in others. Raises GENERATION_NOT_FOUND. */
+async function turnOfAgent(
+  { services, project, resource }: Pick<Context, 'services' | 'project'> & { resource: Pick<AgentRow, 'id'> },
+  id: string,
+): Promise<GenerationRow> {
   const row = await generationKind.find(services.pool, id)
-  return row?.agent_id === agent.id ? row : notFound(id)
+  return row?.agent_id === resource.id && row.project_id === project ? row : notFound(id)
 }
 
 export const toolOutputsOperation = itemOperation(agentKind, {
@@ -184,6 +187,7 @@ export const toolOutputsOperation = itemOperation(agentKind, {
   body: Body,
   answers: { 202: Accepted, 200: z.union([GenerateResult, z.record(z.string(), z.unknown())]) },
   produces: 'text/event-stream',
+  granted: true,
   raises: [
     ...turnFailures,
     'AGENT_NOT_FOUND',
@@ -197,9 +201,5 @@ export const toolOutputsOperation = itemOperation(agentKind, {
   ],
   transaction: false,
   run: async context =>
-    submitToolOutputs(
-      context,
-      await turnOfAgent(context.services, context.resource, context.params.generation_id),
-      context.body,
-    ),
+    submitToolOutputs(context, await turnOfAgent(context, context.params.generation_id), context.body),
 })

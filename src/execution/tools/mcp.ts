@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { AppError } from '../../core/api/errors.ts'
+import { storable } from '../../core/api/validate.ts'
 import { boundJson } from '../../core/http/body.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolvedName, withoutPresets } from './actions.ts'
@@ -13,9 +14,11 @@ import { argumentsOf, isExposed } from './platform.ts'
 
 const MAX_PAGES = 20
 const MAX_TOOLS = 500
+const MAX_NAME = 255
 
 const Listed = z.object({
-  name: z.string().min(1),
+  // What the database could not hold would keep records of its calls from being written.
+  name: z.string().min(1).max(MAX_NAME).refine(storable),
   description: z.string().nullish().catch(null),
   inputSchema: z.record(z.string(), z.unknown()).catch({ type: 'object' }),
 })

@@ -1,0 +1,120 @@
+import assert from 'node:assert/strict'
+import { eventually, type TestProject } from '../support/app.ts'
+import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { guardrail } from './guardrail-support.ts'
+import { accepted, shared } from './share-support.ts'
+import { made, refused, secretOf, startTarget, type Target } from './tool-target.ts'
+
+/** A prompt that makes the model call a tool, and say what came of it. */
+const calling = (name: string, args: object = {}) => ({
+  prompt: `@double ${JSON.stringify([{ tool_calls: [{ name, args }] }, { text: `{{tool.${name}}}` }])}`,
+})
+
+const RUNNING = ['agents:*', 'shares:*', 'approvals:*', 'guardrails:*', 'secrets:*']
+
+describe('turns of shared agents', () => {
+  let app: AgentApp
+  let target: Target
+  let grantee: TestProject
+  let agent: string
+  let shareId: string
+
+  before(async () => {
+    target = await startTarget()
+    app = await startAgentApp({
+      actions: ['agents:*', 'shares:*', 'tools:*', 'secrets:*'],
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+    })
+    grantee = await app.projectWith(RUNNING)
+    const secret = await secretOf(app.key, 'the publisher knows')
+    const execute = { url: `${target.url}/pay`, headers: { 'x-secret': `{{secret:${secret}}}` } }
+    const tool = await made(app.key, { name: 'pay', execute })
+    agent = await app.agent({
+      tool_bindings: [
+        { tool_id: tool.id },
+        { tool: { type: 'http', name: 'own', execute } },
+        { tool: { type: 'platform', name: 'act', actions: ['create-secret'] } },
+        { tool: { type: 'client', name: 'ask' } },
+      ],
+    })
+    const share = await shared(app.key, `srn:${app.projectId}:agent:${agent}`, { grantee: grantee.id })
+    await accepted(grantee.key, share.id)
+    shareId = share.id
+  })
+  beforeEach(() => {
+    target.requests.length = 0
+  })
+  after(async () => {
+    await app?.close()
+    await target?.close()
+  })
+
+  const generate = async (body: object) => {
+    const reply = await grantee.key.post(`/agents/${agent}/generate?wait=true`, body)
+    assert.equal(reply.status, 200, JSON.stringify(reply.body))
+    return reply.body
+  }
+
+  it('that wait for their client go on by who asked for them, not by who made the agent', async () => {
+    const other = await app.projectWith(RUNNING)
+    const second = await shared(app.key, `srn:${app.projectId}:agent:${agent}`, { grantee: other.id })
+    await accepted(other.key, second.id)
+    const { id, required_action } = await generate(calling('ask'))
+    const path = `/agents/${agent}/generate/${id}/tool-outputs`
+    const given = (output: string) => ({
+      tool_outputs: [{ tool_call_id: required_action.tool_calls[0].id, output }],
+    })
+    for (const key of [app.key, other.key]) refused(await key.post(path, given('evil')), 404, 'GENERATION_NOT_FOUND')
+    const { status, body } = await grantee.key.post(path, given('good'))
+    assert.deepEqual([status, body.output?.content], [200, 'good'], JSON.stringify(body))
+  })
+
+  describe('whose calls are approved', () => {
+    before(async () => {
+      const { id } = await guardrail(grantee.key, { class: 'C' })
+      assert.equal((await app.admin.patch(`/projects/${grantee.id}`, { guardrail_ids: [id] })).status, 200)
+    })
+
+    /** The item of a call of a tool, not approved yet. */
+    async function proposed(name: string, args: object = {}): Promise<string> {
+      const { id } = await generate(calling(name, args))
+      const { data } = (await grantee.key.get('/approvals?status=pending')).body
+      return data.find(({ generation_id }: any) => generation_id === id).id
+    }
+    async function executed(id: string): Promise<any> {
+      assert.equal((await grantee.key.post(`/approvals/${id}/approve`)).status, 200)
+      return eventually(async () => {
+        const { execution } = (await grantee.key.get(`/approvals/${id}`)).body
+        return execution.finished_at && execution
+      })
+    }
+
+    it('call the tools of who made it, with its secrets', async () => {
+      for (const name of ['pay', 'own']) {
+        const { status, error } = await executed(await proposed(name))
+        assert.deepEqual([status, error], ['succeeded', null])
+        const { headers } = target.last()
+        assert.equal(headers['x-secret'], 'the publisher knows')
+        assert.equal(headers['x-svc-context-calling_project_id'], grantee.id)
+      }
+    })
+
+    it('do not act on the platform with the rights of who asked', async () => {
+      const { status, error } = await executed(await proposed('act_create-secret', { name: 'theirs', value: 'x' }))
+      assert.deepEqual([status, error.code], ['failed', 'TOOL_CALL_NOT_SUPPORTED'])
+      assert.equal((await grantee.key.get('/secrets')).body.total, 0)
+    })
+
+    it('call nothing once the share has ended', async () => {
+      const id = await proposed('pay', { n: 2 })
+      assert.equal((await app.key.post(`/shares/${shareId}/suspend`)).status, 200)
+      try {
+        const { status, error } = await executed(id)
+        assert.deepEqual([status, error.code], ['failed', 'TOOL_NOT_FOUND'])
+        assert.equal(target.requests.length, 0)
+      } finally {
+        await app.key.post(`/shares/${shareId}/resume`)
+      }
+    })
+  })
+})
