@@ -252,6 +252,13 @@ describe('turns with tools', () => {
     assert.equal(headers['x-svc-context-tenant'], 'acme')
     assert.equal(headers['x-svc-context-other'], undefined)
     assert.equal(headers['x-svc-context-sessionid'], undefined)
+    target.answer = (request, response) =>
+      response.writeHead(500).end(`who is ${request.headers['x-svc-context-tenant']}?`)
+    const echoed = done(
+      await generate(agent, { ...script(call('context'), text('ok')), tool_context: { tenant: 'a-credential' } }),
+    )
+    const { steps } = await transcript(echoed.id)
+    assert.equal(steps[0].tool_results[0].error.meta.tool_response_body, 'who is ***?')
     assert.deepEqual(code(await generate(agent, { prompt: 'x', tool_context: { 'a b': 'x' } })), [
       400,
       'INVALID_TOOL_CONTEXT_KEY',

@@ -1,3 +1,4 @@
+import pg from 'pg'
 import {
   BackendTerminatedError,
   BackendTerminatedUnexpectedlyError,
@@ -7,6 +8,7 @@ import {
   ForeignKeyIntegrityConstraintViolationError,
   type FragmentSqlToken,
   type QuerySqlToken,
+  SlonikError,
 } from 'slonik'
 import { z } from 'zod'
 
@@ -78,6 +80,10 @@ export class DatabaseSilentError extends Error {
     super('the database does not answer')
   }
 }
+
+/** Whether what was thrown speaks of statements: its text is for the log alone. */
+export const isOfDatabase = (error: unknown): boolean =>
+  error instanceof SlonikError || error instanceof pg.DatabaseError || error instanceof DatabaseSilentError
 
 /** Whether a statement failed because the database went away or could not be reached; it may have been carried out. */
 export const isDatabaseLost = (error: unknown): boolean =>

@@ -1,8 +1,7 @@
-import { SlonikError } from 'slonik'
 import { addActivity } from '../../control/activity/record.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
-import { isDatabaseLost, sql } from '../../core/db/sql.ts'
+import { isDatabaseLost, isOfDatabase, sql } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -103,7 +102,7 @@ async function call(services: Services, row: ApprovalRow, hold: Hold<Continuatio
     // Without the database nobody knows yet whether the call was made: who takes this up finds out.
     if (hold.signal.aborted || error instanceof Superseded || isDatabaseLost(error)) throw error
     services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
-    const told = error instanceof Error && !(error instanceof SlonikError)
+    const told = error instanceof Error && !isOfDatabase(error)
     return failure({ code: 'TOOL_CALL_FAILED', message: told ? error.message : 'The call could not be made' })
   }
 }

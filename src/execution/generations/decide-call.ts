@@ -1,7 +1,6 @@
-import { SlonikError } from 'slonik'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
+import { isDatabaseLost, isOfDatabase } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { checkInput, gatedAs, openCall, prepareCall } from '../tools/call.ts'
@@ -154,7 +153,6 @@ export function outcomeOf({ log }: Services, error: unknown, signal: AbortSignal
   if (isDatabaseLost(error)) throw error
   if (error instanceof AppError) return { result: null, error: storableValue(error.recorded()) as RecordedFailure }
   log.error({ err: error }, 'tool call')
-  const message =
-    error instanceof SlonikError ? 'The call could not be made' : String((error as Error)?.message ?? error)
+  const message = isOfDatabase(error) ? 'The call could not be made' : String((error as Error)?.message ?? error)
   return failed('TOOL_CALL_FAILED', message)
 }

@@ -1,5 +1,5 @@
-import { SlonikError } from 'slonik'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { isOfDatabase } from '../../core/db/sql.ts'
 import { fault } from '../../core/process/fault.ts'
 import { settlementParts } from './attempt-store.ts'
 import type { Told } from './calls.ts'
@@ -27,8 +27,7 @@ type End =
 /** What is recorded of a failure. Texts of the database are for the log alone. */
 export function recordedFailure(error: unknown): RecordedFailure {
   if (error instanceof AppError) return error.recorded()
-  const message =
-    error instanceof SlonikError ? 'The turn could not be written' : String((error as Error)?.message ?? error)
+  const message = isOfDatabase(error) ? 'The turn could not be written' : String((error as Error)?.message ?? error)
   return { code: 'GENERATION_FAILED', message }
 }
 

@@ -10,7 +10,7 @@ import { hide, shownBody } from './hide.ts'
 import { hold } from './limits.ts'
 import type { Execute } from './model.ts'
 import { requestOf, type ToolRequest } from './request.ts'
-import { fillTokens, secretTexts, type TokenValues } from './tokens.ts'
+import { contextValues, fillTokens, secretTexts, type TokenValues } from './tokens.ts'
 
 /** Values of an answer: parsing more holds up the process. */
 export const MAX_VALUES = 200_000
@@ -68,7 +68,7 @@ export async function callHttp(
     },
     'tool call',
   )
-  const hidden = [...values.secrets.values(), ...(credential?.hidden ?? [])]
+  const hidden = [...values.secrets.values(), ...contextValues(values.context), ...(credential?.hidden ?? [])]
   const answer = answered(outcome, request, text => hide(text, hidden))
   if (answer.status === 401) credential?.forget()
   hold(config, limits, answer.body.length)

@@ -12,7 +12,7 @@ import { type Answered, answered, httpError, MAX_VALUES, timesOf } from './http.
 import { hold } from './limits.ts'
 import type { Mcp } from './model.ts'
 import { fillSecrets, RequestHeaders, setConfigured, setContext, type ToolRequest } from './request.ts'
-import { forwarded, secretTexts, type TokenValues } from './tokens.ts'
+import { contextValues, forwarded, secretTexts, type TokenValues } from './tokens.ts'
 
 /** The part of the Model Context Protocol (Streamable HTTP) that calls of tools need. */
 
@@ -187,7 +187,7 @@ export class McpLink {
       signal: limits.signal,
       ...options,
     })
-    const hidden = [...values.secrets.values(), ...(credential?.hidden ?? [])]
+    const hidden = [...values.secrets.values(), ...contextValues(values.context), ...(credential?.hidden ?? [])]
     this.#hidden = hidden
     const answer = answered(outcome, request, text => hide(text, hidden))
     if (answer.status === 401) credential?.forget()

@@ -120,3 +120,7 @@ export function forwarded(context: ToolContext, keys: readonly string[] | null):
   const listed = new Set([...keys.map(key => key.toLowerCase()), ...SERVER_KEYS])
   return Object.fromEntries(Object.entries(context).filter(([key]) => listed.has(key.toLowerCase())))
 }
+
+/** Values of a tool context that answers may not repeat: they may be credentials. Those of the platform are ids. */
+export const contextValues = (context: ToolContext): string[] =>
+  Object.entries(context).flatMap(([key, value]) => (SERVER_KEYS.includes(key.toLowerCase()) ? [] : value))
