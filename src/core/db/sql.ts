@@ -1,4 +1,3 @@
-import pg from 'pg'
 import {
   BackendTerminatedError,
   BackendTerminatedUnexpectedlyError,
@@ -83,7 +82,10 @@ export class DatabaseSilentError extends Error {
 
 /** Whether what was thrown speaks of statements: its text is for the log alone. */
 export const isOfDatabase = (error: unknown): boolean =>
-  error instanceof SlonikError || error instanceof pg.DatabaseError || error instanceof DatabaseSilentError
+  error instanceof SlonikError ||
+  error instanceof DatabaseSilentError ||
+  // As PostgreSQL reports what Slonik has no class for.
+  (error instanceof Error && 'severity' in error && 'routine' in error)
 
 /** Whether a statement failed because the database went away or could not be reached; it may have been carried out. */
 export const isDatabaseLost = (error: unknown): boolean =>
