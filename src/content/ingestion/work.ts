@@ -1,6 +1,14 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { type Hold, type Lease, leaseOf, type Outcome, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import {
+  claimOrWait,
+  type Hold,
+  type Lease,
+  leaseOf,
+  type Outcome,
+  Superseded,
+  workOn,
+} from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -73,12 +81,8 @@ async function takeAgain(
   const named = { entity: message.document_id, id: message.attempt_id }
   const document = await lockDocument(tx, named.entity)
   if (!document) return null
-  const claim = await ingestions.claim(tx, named, ownLease(services).leaseMs)
-  if (!claim) {
-    const until = await ingestions.heldUntil(tx, named)
-    if (until) tx.send(ingestionQueue, message, { startAfter: new Date(until) })
-    return null
-  }
+  const claim = await claimOrWait(tx, ingestions, named, ownLease(services), ingestionQueue, message)
+  if (claim === null || claim === 'held') return null
   await removeChunks(tx, document.id)
   return {
     claim,

@@ -3,6 +3,7 @@ import { type Fragment, type Queryable, sql, statement } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import type { Services } from '../process/services.ts'
 import { HandBack, type JobContext } from './handler.ts'
+import type { Queue } from './queue.ts'
 
 /**
  * Durable attempts: work that survives its workers as rows of a table. A worker claims a row, which counts its claims up,
@@ -65,6 +66,26 @@ export type Attempts<Row> = {
     limits: Limits,
     page: { quietSeconds: number; after: Pick<Due, 'due_at' | 'id'> | null; limit: number },
   ): Promise<readonly Due[]>
+}
+
+/**
+ * Claims an attempt under the lock of its entity. One that a live worker holds is looked at again when its lease is over, by
+ * `message`: `held`. Null for one that cannot be claimed.
+ */
+export async function claimOrWait<Row, M extends object>(
+  tx: Tx,
+  table: Attempts<Row>,
+  named: Named,
+  { leaseMs }: Pick<Lease, 'leaseMs'>,
+  queue: Queue<M>,
+  message: M,
+): Promise<(Claimed & Row) | 'held' | null> {
+  const claim = await table.claim(tx, named, leaseMs)
+  if (claim) return claim
+  const until = await table.heldUntil(tx, named)
+  if (!until) return null
+  tx.send(queue, message, { startAfter: new Date(until) })
+  return 'held'
 }
 
 /**

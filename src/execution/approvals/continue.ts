@@ -1,7 +1,7 @@
 import { AppError } from '../../core/api/errors.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { type Hold, type Lease, leaseOf, type Outcome, workOn } from '../../core/jobs/attempt.ts'
+import { claimOrWait, type Hold, type Lease, leaseOf, type Outcome, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { projectKind } from '../../identity/projects/model.ts'
@@ -59,11 +59,8 @@ async function take(
   const named = { entity: message.approval_id, id: message.attempt_id }
   const row = await approvalKind.find(tx, named.entity, true)
   if (!row) return null
-  const claim = await continuations.claim(tx, named, ownLease(services).leaseMs)
-  if (claim) return { row, claim }
-  const until = await continuations.heldUntil(tx, named)
-  if (until) tx.send(continueQueue, message, { startAfter: new Date(until) })
-  return null
+  const claim = await claimOrWait(tx, continuations, named, ownLease(services), continueQueue, message)
+  return claim === null || claim === 'held' ? null : { row, claim }
 }
 
 async function carryOn(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<Outcome> {

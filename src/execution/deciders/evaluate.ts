@@ -3,7 +3,7 @@ import { kinds } from '../../core/api/kind.ts'
 import { isDatabaseLost, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { permitted } from '../../core/iam/access.ts'
-import { type Lease, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import { claimOrWait, type Lease, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -126,11 +126,10 @@ async function take(tx: Tx, services: Services, message: DecisionMessage): Promi
   if (!held) return null
   // Taken up again once the project is resumed; what has begun goes on.
   if (held.paused && decision.status === 'queued') return null
-  const claim = await decisionAttempts.claim(tx, named, ownLease(services).leaseMs)
+  const claim = await claimOrWait(tx, decisionAttempts, named, ownLease(services), decisionQueue, message)
+  if (claim === 'held') return null
   if (!claim) {
-    const until = await decisionAttempts.heldUntil(tx, named)
-    if (until) tx.send(decisionQueue, message, { startAfter: new Date(until) })
-    else await giveUp(tx, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
+    await giveUp(tx, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
     return null
   }
   await decisionKind.update(tx, decision.id, { status: 'running' })

@@ -3,13 +3,13 @@ import type { StepSettings, Work } from './model.ts'
 
 type Settings = { tool_choice: ToolChoice | null; active: ReadonlySet<string> | null }
 type Configured = Pick<AgentRow, 'tool_choice' | 'active_tool_ids' | 'step_rules' | 'stop_conditions'>
-type Set_ = Pick<Work, 'overrides' | 'resumed'>
+type Given = Pick<Work, 'overrides' | 'resumed'>
 
 const ruleOf = (rules: readonly StepRule[] | null | undefined, step: number): StepSettings | undefined =>
   rules?.find(rule => rule.step === step)
 
 /** Where the settings of a step are looked for, the first that says something counts. */
-function layers(agent: Configured, { overrides, resumed }: Set_, step: number): (StepSettings | undefined)[] {
+function layers(agent: Configured, { overrides, resumed }: Given, step: number): (StepSettings | undefined)[] {
   return [
     resumed.next?.step === step ? resumed.next : undefined,
     ruleOf(resumed.step_rules, step),
@@ -25,7 +25,7 @@ const restriction = (ids: readonly string[] | undefined): ReadonlySet<string> | 
   ids === undefined || ids.length === 0 ? null : new Set(ids)
 
 /** The settings of a step, by its number in the turn from 1. `active` null is no restriction. */
-export function settingsOf(agent: Configured, work: Set_, step: number): Settings {
+export function settingsOf(agent: Configured, work: Given, step: number): Settings {
   const found = layers(agent, work, step)
   const tool_choice = found.find(layer => layer?.tool_choice !== undefined)?.tool_choice ?? null
   const ids = found.find(layer => layer?.active_tool_ids !== undefined)?.active_tool_ids
@@ -33,7 +33,7 @@ export function settingsOf(agent: Configured, work: Set_, step: number): Setting
 }
 
 /** Ids of the tools that any step from one on may call; null is no restriction. */
-export function reachable(agent: Configured, work: Set_, from: number): ReadonlySet<string> | null {
+export function reachable(agent: Configured, work: Given, from: number): ReadonlySet<string> | null {
   const { overrides, resumed } = work
   const rules = [resumed.step_rules, overrides.step_rules, agent.step_rules].flatMap(each => each ?? [])
   // Behind the last rule all steps are alike.
