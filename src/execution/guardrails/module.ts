@@ -9,6 +9,7 @@ import { guardrailErrors } from './errors.ts'
 import { guardrailGate } from './judge.ts'
 import { evaluationKind, guardrailKind } from './model.ts'
 import { guardrailOperations } from './operations.ts'
+import { evaluationsDropped } from './records.ts'
 import { deleteEvaluations } from './store.ts'
 
 const DAY_MS = 86_400_000
@@ -33,5 +34,6 @@ export default module('guardrails', {
       resource_type: 'guardrail',
     },
   ],
+  metrics: [evaluationsDropped],
   sweeps: [{ name: 'guardrail evaluations', when: '41 3 * * *', run: pruneEvaluations }],
 })

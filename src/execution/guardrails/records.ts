@@ -1,39 +1,48 @@
 import { createHash } from 'node:crypto'
+import { Counter } from 'prom-client'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
-import { Batcher } from '../../core/db/batcher.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
-import { guardrailKind } from './model.ts'
+import { WriteBehind } from '../../core/process/write-behind.ts'
+import { evaluationKind, guardrailKind } from './model.ts'
 import { type EvaluationDraft, insertEvaluations } from './store.ts'
 
 /** How long evaluations that ask a person wait for the approval that is filed for them. */
 const HOLD_MS = 10_000
-/** Evaluations of one statement. */
-const BATCH = 500
+/** Evaluations that wait to be written. */
+const MOST = 5000
+const GATHER_MS = 20
+const BATCH = 250
+const RETRY_MS = 1000
+
+export const evaluationsDropped = new Counter({
+  name: 'muster_guardrail_evaluations_dropped_total',
+  help: 'Records of guardrail evaluations dropped: the buffer was full, or the database refused them',
+  registers: [],
+})
 
 type Held = { drafts: EvaluationDraft[]; timer: NodeJS.Timeout }
 
 /**
- * Writes evaluations beside the calls that they are about, in batches. What cannot be written is logged: it changes
- * nothing about a call.
+ * Writes evaluations beside the calls that they are about, in batches. What cannot be written is logged and counted: it
+ * changes nothing about a call.
  */
 const recorderOf = perProcess(
   services => {
-    const writes = new Batcher<EvaluationDraft, void>(
-      async drafts => {
-        try {
-          await write(services, drafts)
-        } catch (error) {
-          services.log.error({ err: error, evaluations: drafts.length }, 'evaluations of guardrails not written')
-        }
-        return drafts.map(() => undefined)
-      },
-      { max: BATCH },
-    )
+    const writes = new WriteBehind<EvaluationDraft & { id: string }>({
+      what: 'evaluations of guardrails',
+      log: services.log,
+      most: MOST,
+      gatherMs: GATHER_MS,
+      batch: BATCH,
+      retryMs: RETRY_MS,
+      write: drafts => write(services, drafts),
+      dropped: count => evaluationsDropped.inc(count),
+    })
     const held = new Map<string, Held>()
     const add = (drafts: readonly EvaluationDraft[]) => {
-      for (const draft of drafts) void writes.add(draft)
+      for (const draft of drafts) writes.add({ ...draft, id: newId(evaluationKind.prefix) })
     }
     const release = (key: string, approval_id: string | null) => {
       const waiting = held.get(key)
@@ -51,7 +60,7 @@ const recorderOf = perProcess(
       },
       async close() {
         for (const key of [...held.keys()]) release(key, null)
-        await writes.idle()
+        await writes.close()
       },
     }
   },
@@ -79,11 +88,11 @@ export const releaseEvaluations = (services: Services, asked: Asked, approval_id
   recorderOf(services).release(keyOf(asked), approval_id)
 
 /** What was decided other than to execute is in the audit log, too. */
-async function write(services: Services, drafts: readonly EvaluationDraft[]): Promise<void> {
+async function write(services: Services, drafts: readonly (EvaluationDraft & { id: string })[]): Promise<void> {
   await services.write(async tx => {
     const created_at = services.clock.now().toISOString()
     for (const n of await insertEvaluations(tx, drafts)) {
-      const { project_id, tool_id: _tool, approval_id, ...evaluation } = drafts[n]
+      const { id: _, project_id, tool_id: _tool, approval_id, ...evaluation } = drafts[n]
       if (evaluation.decision === 'execute') continue
       tx.audit({
         id: newId('audit'),

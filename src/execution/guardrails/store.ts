@@ -1,6 +1,5 @@
 import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
-import { newId } from '../../core/api/ids.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'
 
@@ -45,14 +44,19 @@ export type EvaluationDraft = Omit<EvaluationRow, 'id' | 'created_at'>
 
 const inserted = sql.type(z.strictObject({ n: z.int() }))
 
-/** Adds evaluations of projects that there are; returns the positions of those that were added. */
-export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraft[]): Promise<readonly number[]> =>
+/**
+ * Adds evaluations of projects that there are, each id once; returns the positions of those that were added.
+ */
+export const insertEvaluations = (
+  db: Queryable,
+  drafts: readonly (EvaluationDraft & { id: string })[],
+): Promise<readonly number[]> =>
   db.anyFirst(inserted`
     with held as (
       select id from projects
       where id = any(${sql.array([...new Set(drafts.map(({ project_id }) => project_id))], 'text')}) for key share),
     given as (
-      select * from json_to_recordset(${JSON.stringify(drafts.map((draft, n) => ({ ...draft, n, id: newId('gev') })))}::json)
+      select * from json_to_recordset(${JSON.stringify(drafts.map((draft, n) => ({ ...draft, n })))}::json)
         as g (n integer, id text, project_id text, guardrail_id text, guardrail_version integer, scope text, tool_id text,
           tool text, action text, class text, decision text, guard_result boolean, context_source text,
           context_snapshot json, agent_id text, orchestration_run_id text, generation_id text, approval_id text)
@@ -63,8 +67,10 @@ export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraf
         approval_id)
       select id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action, class, decision, guard_result,
         context_source, context_snapshot, agent_id, orchestration_run_id, generation_id, approval_id
-      from given)
-    select n from given`)
+      from given
+      on conflict (id) do nothing
+      returning id)
+    select n from given where id in (select id from added)`)
 
 /** Deletes evaluations older than a time. By guardrail_evaluations_time. */
 export const deleteEvaluations = async (db: Queryable, before: Date, limit: number): Promise<number> =>
