@@ -32,8 +32,8 @@ export const json =
   (_request, response) =>
     response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(value))
 
-/** What tools call: a server on 127.0.0.1 that keeps what it got. */
-export async function startTarget(): Promise<Target> {
+/** What tools call: a server on 127.0.0.1, or another address, that keeps what it got. */
+export async function startTarget(address = '127.0.0.1'): Promise<Target> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []
     request.on('error', () => {})
@@ -49,7 +49,7 @@ export async function startTarget(): Promise<Target> {
   server.on('connection', () => {
     target.connections++
   })
-  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+  await new Promise<void>(resolve => server.listen(0, address, resolve))
   const { port } = server.address() as AddressInfo
   const target: Target = {
     url: `http://127.0.0.1:${port}`,
