@@ -158,7 +158,7 @@ async function listed(services: Services, tool: Callable, { context, signal }: G
   throw new AppError('TOOL_HTTP_ERROR', {
     message:
       tool.actions || tool.denied_actions
-        ? 'all listed tools are left out by actions and denied_actions'
+        ? 'all listed tools excluded by actions/denied_actions'
         : 'tools/list returned no tools',
   })
 }
