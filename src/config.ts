@@ -39,6 +39,9 @@ const integer = (min: number, max = Number.MAX_SAFE_INTEGER) =>
     .regex(/^-?\d+$/, 'must be an integer')
     .transform(Number)
     .pipe(z.number().int().min(min).max(max))
+/** What is no positive integer means the default. */
+const positiveOr = (value: number) =>
+  z.string().transform(given => (/^[1-9]\d{0,8}$/.test(given) ? Number(given) : value))
 const fraction = z.string().transform(Number).pipe(z.number().gt(0).max(1))
 const flag = z
   .string()
@@ -320,6 +323,18 @@ const settings = {
     'Lease of a decision whose tool is called, renewed every quarter of it.',
   ),
   DECISION_SWEEP_INTERVAL_MS: setting('workers', integer(1000), '60000', 'Search for decisions that nobody works on.'),
+  MEMORY_RULE_TIMEOUT_SECONDS: setting(
+    'workers',
+    integer(1),
+    '120',
+    'What decides the facts of one memory rule firing.',
+  ),
+  MAX_CONTINUATION_CHAIN_GENERATIONS: setting(
+    'workers',
+    positiveOr(100),
+    '100',
+    'Most turns of a chain, which carry on after one another; 100 for what is no positive integer.',
+  ),
   AGENT_MAX_STEPS_CEILING: setting('workers', integer(1), '200', 'Largest max_steps.'),
   AGENT_MAX_CALL_DEPTH: setting('workers', integer(0), '10', 'Default and maximum of max_call_depth.'),
   PROVIDER_MAX_RETRIES: setting('workers', integer(0, 10), '2', 'Retries of a model call without a model route.'),
@@ -374,6 +389,13 @@ const settings = {
     '90',
     'What guardrails said of single calls is kept so long; 0 = for ever.',
   ),
+  USAGE_REQUEST_FLUSH_INTERVAL_MS: setting(
+    'control',
+    integer(10, 86_400_000),
+    '60000',
+    'Counted requests of keys are written as usage so often; a process that is killed loses those since.',
+  ),
+  USAGE_REQUEST_METERING_DISABLED: setting('control', flag, 'false', 'Requests of keys are not metered.'),
   AUDIT_RETENTION_DAYS: setting('control', integer(0), '365', 'Audit entries are kept so long; 0 = for ever.'),
   AUDIT_QUEUE_MAX_SIZE: setting(
     'control',
@@ -387,6 +409,13 @@ const settings = {
     '0',
     'Entries of the activity feed are kept so long; 0 = for ever.',
   ),
+  CONTENT_RETENTION_SWEEP_INTERVAL_MS: setting(
+    'control',
+    integer(1000),
+    '86400000',
+    'Erasure of the content of traces that are older than trace_content_retention_days of their project.',
+  ),
+  CONTENT_RETENTION_SWEEP_DISABLED: setting('control', flag, 'false', 'No erasure of content by its age.'),
   AUDIT_RETENTION_SWEEP_DISABLED: setting('control', flag, 'false', 'No daily deletion of audit entries.'),
   FILES_STORAGE_PROVIDER: setting(
     'content',
@@ -546,6 +575,12 @@ const settings = {
   KNOWLEDGE_TEXT_SEARCH_CONFIG: setting('content', text, 'simple', 'Text search configuration of PostgreSQL.'),
   KNOWLEDGE_QUERY_TIMEOUT_MS: setting('content', integer(10), '5000', 'One channel of a search.'),
   KNOWLEDGE_EMBED_TIMEOUT_MS: setting('content', integer(10), '5000', 'Embedding of a query.'),
+  KNOWLEDGE_INJECTION_MAX_CHARS: setting(
+    'content',
+    integer(1000),
+    '20000',
+    'Characters of what an agent knows that one turn is given.',
+  ),
 } satisfies Record<string, Setting<unknown>>
 
 type Settings = { [K in keyof typeof settings]: (typeof settings)[K] extends Setting<infer T> ? T : never }

@@ -12,17 +12,21 @@ import exceptions from './control/exceptions/module.ts'
 import quotas from './control/quotas/module.ts'
 import retention from './control/retention/module.ts'
 import storage from './control/storage/module.ts'
+import usage from './control/usage/module.ts'
 import webhooks from './control/webhooks/module.ts'
 import actors from './conversation/actors/module.ts'
+import chats from './conversation/chats/module.ts'
 import conversations from './conversation/conversations/module.ts'
 import sessions from './conversation/sessions/module.ts'
 import type { Module } from './core/api/module.ts'
 import core from './core/module.ts'
 import agents from './execution/agents/module.ts'
 import approvals from './execution/approvals/module.ts'
+import chains from './execution/chains/module.ts'
 import deciders from './execution/deciders/module.ts'
 import generations from './execution/generations/module.ts'
 import guardrails from './execution/guardrails/module.ts'
+import memoryRules from './execution/memory-rules/module.ts'
 import modelRoutes from './execution/model-routes/module.ts'
 import providers from './execution/providers/module.ts'
 import shares from './execution/shares/module.ts'
@@ -32,6 +36,9 @@ import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
 import secrets from './identity/secrets/module.ts'
 import users from './identity/users/module.ts'
+import memoryEntries from './memory/entries/module.ts'
+import memories from './memory/memories/module.ts'
+import memoryStores from './memory/stores/module.ts'
 import planned from './planned/module.ts'
 
 /**
@@ -45,6 +52,7 @@ export const modules: readonly Module[] = [
   projects,
   keys,
   secrets,
+  usage,
   quotas,
   audit,
   events,
@@ -60,15 +68,21 @@ export const modules: readonly Module[] = [
   ingestion,
   embeddings,
   knowledge,
+  memoryStores,
+  memoryEntries,
+  memories,
   providers,
   modelRoutes,
   tools,
   guardrails,
   agents,
   generations,
+  chains,
   approvals,
   shares,
   deciders,
+  memoryRules,
+  chats,
   actors,
   conversations,
   sessions,

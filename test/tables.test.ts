@@ -41,7 +41,6 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
     also: {
       'core/db': 'the outbox of every write',
       'control/webhooks': 'an event carries its own dispatch',
-      'execution/generations': 'a purge erases content in stored events',
     },
   },
   files: {
@@ -65,13 +64,12 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
     owner: 'control/events',
     also: {
       'control/webhooks': 'goes with the last delivery that refers to it',
-      'execution/generations': 'a purge erases content in stored events',
     },
   },
   users: { owner: 'identity/users', also: { 'identity/policies': 'a change of attachments makes tokens anew' } },
   webhook_deliveries: {
     owner: 'control/webhooks',
-    also: { 'execution/generations': 'a purge erases content in deliveries that hold a copy' },
+    also: { 'control/events': 'content is erased in deliveries as in their events' },
   },
   worker_heartbeats: { owner: 'core/jobs', also: { 'control/retention': 'retention of core' } },
 }

@@ -115,6 +115,7 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
         ['muster reprocess generations', 'wake turns that nobody works on'],
         ['muster reprocess ingestions --dry-run', 'how many files could not be read'],
         ['muster reprocess embeddings --missing', 'embed what has no vectors'],
+        ['muster reprocess usage --dry-run', 'whether sums and events agree'],
         ['muster reprocess dead-letters list', ''],
         ['muster reprocess dead-letters replay --queue conversation', ''],
       ),
@@ -151,6 +152,21 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .description('embed documents again with the model of the settings, newest first; found meanwhile as before')
     .option('--missing', 'only documents in which a chunk has no vector of this model')
     .action(async options => (await import('./reprocess.ts')).reprocessEmbeddings(options))
+  reprocess
+    .command('usage')
+    .description('add up usage again, by day and project, where the sums are not what the events say')
+    .addOption(data())
+    .option('--project <id>', 'only of this project')
+    .option('--from <time>', 'only from this time on', time)
+    .option('--to <time>', 'only up to this time', time)
+    .option('--limit <number>', 'at most so many days', positive)
+    .option('--dry-run', 'count only')
+    .option('--json', 'print the result as JSON')
+    .action(async options => (await import('./reprocess.ts')).reprocessUsage(options))
+  filtered(reprocess.command('memory'))
+    .description('derive hashes, words and vectors of memories from their texts again, newest first')
+    .option('--missing', 'only memories without a vector of the model of the settings')
+    .action(async options => (await import('./reprocess.ts')).reprocessMemory(options))
 
   const dead = reprocess.command('dead-letters').description('messages that failed for good')
   dead

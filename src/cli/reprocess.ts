@@ -1,23 +1,29 @@
-import { embedderOf } from '../content/embeddings/embedder.ts'
 import { fill } from '../content/embeddings/fill.ts'
 import { leads } from '../content/embeddings/follow.ts'
-import { currentSpace } from '../content/embeddings/space.ts'
+import { currentSpace, type Space } from '../content/embeddings/space.ts'
 import { admitAgain } from '../content/ingestion/admit.ts'
+import { rebuildSums, sumsHold, usageDays } from '../control/usage/rebuild.ts'
 import { wakeWorkers } from '../control/webhooks/operations.ts'
 import { redeliverAll } from '../control/webhooks/store.ts'
 import { conversationQueue } from '../conversation/turns/mailbox.ts'
 import { AppError } from '../core/api/errors.ts'
 import { message } from '../core/jobs/queue.ts'
+import type { Services } from '../core/process/services.ts'
 import { generationRun } from '../execution/generations/create.ts'
 import { callerForPrincipal } from '../identity/principals.ts'
+import { fillMemories } from '../memory/memories/fill.ts'
+import { contentHash } from '../memory/memories/hash.ts'
+import { deriveAnew, lockUnchanged } from '../memory/memories/store.ts'
 import { withServices } from './environment.ts'
 import { CommandError, note, print, printJson } from './output.ts'
 import {
   countDeliveries,
   countDocuments,
+  countMemories,
   firstAdmin,
   type IdleTurn,
   nextDocuments,
+  nextMemories,
   takeDeliveries,
   turnsWithoutMessage,
 } from './store.ts'
@@ -36,6 +42,7 @@ export type Filters = {
 const BATCH = 500
 const MAX_TURNS = 100_000
 const DOCUMENTS = 50
+const MEMORIES = 64
 
 const bounds = ({ project, from, to, id }: Filters) => ({
   project: project ?? null,
@@ -157,15 +164,8 @@ export const reprocessIngestions = (options: Filters & { status: 'failed' | 'rea
  */
 export const reprocessEmbeddings = (options: Filters & { missing?: boolean }): Promise<void> =>
   withServices(options.data, async services => {
-    if (!embedderOf(services).configured)
-      throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
-    const space = await currentSpace(services)
-    if (!space) return
-    if (!(await leads(services, 'space_id', space.id)))
-      throw new CommandError(
-        'the workers have another embedding model and would turn everything back',
-        'Set EMBEDDING_PROVIDER, EMBEDDING_MODEL and EMBEDDING_DIMENSIONS as they are for the workers.',
-      )
+    const space = await leadingSpace(services)
+    if (!space) throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
     const filter = { ...bounds(options), status: null, missing: options.missing ? space.id : null }
     const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
     const total = { documents: 0, embedded: 0, failed: 0 }
@@ -175,11 +175,7 @@ export const reprocessEmbeddings = (options: Filters & { missing?: boolean }): P
       if (documents.length === 0) break
       below = documents[documents.length - 1].id
       const { embedded, failed, down } = await fill(services, space, documents, { signal, again: !options.missing })
-      if (down)
-        throw new CommandError(
-          `the embedding provider embeds nothing; ${total.documents} of ${found} documents are done`,
-          'LOG_LEVEL=warn says what it answers.',
-        )
+      if (down) throw silent(`${total.documents} of ${found} documents`)
       total.documents += documents.length
       total.embedded += embedded
       total.failed += failed
@@ -190,4 +186,84 @@ export const reprocessEmbeddings = (options: Filters & { missing?: boolean }): P
       printJson({ found, embedded_chunks: embedded, failed_chunks: failed, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${found} documents would be embedded again`)
     else print(`${embedded} chunks of ${total.documents} documents are embedded; ${failed} failed`)
+  })
+
+const DAY_MS = 86_400_000
+
+/**
+ * `muster reprocess usage`: adds up usage again where the sums are not what the events say, a day of a project at a time.
+ * Usage of any project waits while that is made, some hundredths of a second for each.
+ */
+export const reprocessUsage = (options: Omit<Filters, 'id'>): Promise<void> =>
+  withServices(options.data, async services => {
+    const days = await usageDays(services.pool, bounds({ ...options, id: [] }))
+    let wrong = 0
+    let rebuilt = 0
+    for (const [index, { project_id, day }] of days.entries()) {
+      const from = new Date(`${day}T00:00:00Z`)
+      const span = { project_id, from, to: new Date(from.getTime() + DAY_MS) }
+      if (await sumsHold(services.pool, span)) continue
+      wrong++
+      note(`${project_id} ${day}: the sums are not those of the events`)
+      if (options.dryRun || rebuilt === options.limit) continue
+      await services.write(tx => rebuildSums(tx, span))
+      rebuilt++
+      note(`${index + 1} of ${days.length} days looked at, ${rebuilt} added up again`)
+    }
+    if (options.json) printJson({ days: days.length, wrong, rebuilt, dry_run: options.dryRun === true })
+    else if (options.dryRun) print(`${wrong} of ${days.length} days would be added up again`)
+    else print(`${rebuilt} of ${days.length} days are added up again`)
+  })
+
+/** The space of this process; null without a model. Fails where the workers would turn its vectors back. */
+async function leadingSpace(services: Services): Promise<Space | null> {
+  const space = await currentSpace(services)
+  if (space && !(await leads(services, 'space_id', space.id)))
+    throw new CommandError(
+      'the workers have another embedding model and would turn everything back',
+      'Set EMBEDDING_PROVIDER, EMBEDDING_MODEL and EMBEDDING_DIMENSIONS as they are for the workers.',
+    )
+  return space
+}
+
+const silent = (done: string) =>
+  new CommandError(`the embedding provider embeds nothing; ${done} are done`, 'LOG_LEVEL=warn says what it answers.')
+
+/**
+ * `muster reprocess memory`: derives the hashes and words of memories from their texts and embeds them, here and now. What a
+ * memory was found by stays until its new vectors are there.
+ */
+export const reprocessMemory = (options: Filters & { missing?: boolean }): Promise<void> =>
+  withServices(options.data, async services => {
+    const space = await leadingSpace(services)
+    if (options.missing && !space)
+      throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
+    const filter = { ...bounds(options), missing: options.missing && space ? space.id : null }
+    const found = Math.min(await countMemories(services.pool, filter), options.limit ?? Infinity)
+    const total = { memories: 0, corrected: 0, embedded: 0, failed: 0 }
+    const { signal } = new AbortController()
+    for (let below: string | null = null; !options.dryRun && total.memories < found; ) {
+      const memories = await nextMemories(services.pool, filter, below, Math.min(MEMORIES, found - total.memories))
+      if (memories.length === 0) break
+      below = memories[memories.length - 1].id
+      total.corrected += await services.write(async tx => {
+        const ids = new Set(await lockUnchanged(tx, memories))
+        const held = memories.filter(({ id }) => ids.has(id))
+        const derived = held.map(({ id, content }) => ({ id, hash: contentHash(content) }))
+        return deriveAnew(tx, derived, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
+      })
+      if (space) {
+        const derived = memories.map(memory => ({ ...memory, hash: contentHash(memory.content) }))
+        const { embedded, failed, down } = await fillMemories(services, space, derived, { signal })
+        if (down) throw silent(`${total.memories} of ${found} memories`)
+        total.embedded += embedded
+        total.failed += failed
+      }
+      total.memories += memories.length
+      note(`${total.memories} of ${found} memories, ${total.embedded} embedded, ${total.failed} failed`)
+    }
+    const { corrected, embedded, failed } = total
+    if (options.json) printJson({ found, corrected, embedded, failed, dry_run: options.dryRun === true })
+    else if (options.dryRun) print(`${found} memories would be derived anew`)
+    else print(`${total.memories} memories: ${corrected} corrected, ${embedded} embedded, ${failed} failed`)
   })

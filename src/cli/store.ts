@@ -1,6 +1,8 @@
 import { z } from 'zod'
+import { hasVector, SOURCES } from '../content/vectors/store.ts'
 import { between } from '../core/api/lists.ts'
 import { all, counting, type Queryable, sql } from '../core/db/sql.ts'
+import { type BareMemory, bareColumns, bareMemory } from '../memory/memories/store.ts'
 
 const FirstAdmin = z.strictObject({ id: z.string(), username: z.string(), role: z.string(), token_version: z.int() })
 const named = sql.type(z.strictObject({ name: z.string() }))
@@ -168,4 +170,32 @@ export const nextDocuments = (
   db.any(sql.type(NextDocument)`
     select t.id, t.project_id from documents t
     where ${all([documentsWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
+    order by t.id desc limit ${limit}`)
+
+export type MemoryFilter = Omit<DocumentFilter, 'status'>
+
+const memoriesWhere = (filter: MemoryFilter) =>
+  all([
+    sql.fragment`t.invalidated_at is null`,
+    filter.missing !== null &&
+      sql.fragment`(t.space_id <> ${filter.missing}
+        or t.embedded <> ${hasVector(SOURCES.memory, sql.fragment`t.id`, filter.missing)})`,
+    filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
+    filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
+    between(sql.fragment`t.created_at`, filter),
+  ])
+
+export const countMemories = (db: Queryable, filter: MemoryFilter): Promise<number> =>
+  db.oneFirst(counting`select count(*) from memories t where ${memoriesWhere(filter)}`)
+
+/** The next memories that hold, newest first, from below an id on. */
+export const nextMemories = (
+  db: Queryable,
+  filter: MemoryFilter,
+  below: string | null,
+  limit: number,
+): Promise<readonly BareMemory[]> =>
+  db.any(bareMemory`
+    select ${bareColumns} from memories t
+    where ${all([memoriesWhere(filter), below !== null && sql.fragment`t.id < ${below}`])}
     order by t.id desc limit ${limit}`)

@@ -20,6 +20,8 @@ export type ToolCall = {
   tool_id: string
   action: string | null
   input: Record<string, unknown>
+  /** What its usage is metered as. */
+  source: 'ingestion' | 'direct'
   principal: PrincipalRecord
   /** Sent along by tools that can. */
   idempotency_key: string | null

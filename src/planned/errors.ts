@@ -2,13 +2,6 @@ import type { Codes, ErrorTable } from '../core/api/errors.ts'
 
 export const plannedErrors = {
   CASE_STATE_CONFLICT: { status: 409, description: "The case's status forbids the call" },
-  CHAIN_NOT_FOUND: { status: 404, description: 'Continuation chain missing' },
-  CHAT_NOT_FOUND: {
-    status: 400,
-    description: 'Referenced chat missing',
-    message: 'The chat named does not exist in the project',
-  },
-  CONTENT_ON_HOLD: { status: 409, description: 'Purge under a legal hold' },
   EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
   FORMATION_DELETE_FAILED: {
     status: 409,
@@ -40,7 +33,6 @@ export const plannedErrors = {
     description:
       'Pattern must be *, prefix.*, or an exact name; platform-namespace patterns must match a registered event',
   },
-  MODEL_NOT_PRICED: { status: 409, description: 'Generation on an unpriced model in a project that requires prices' },
   ORCHESTRATION_CYCLE_DETECTED: { status: 422, description: 'Graph has a cycle' },
   ORCHESTRATION_DISPATCH_FAILED: {
     status: 422,
@@ -75,12 +67,7 @@ export const plannedErrors = {
   PLAYBOOK_HAS_ACTIVE_EXECUTIONS: { status: 409, description: 'Delete of a playbook in use' },
   PLAYBOOK_STEP_FAILED: { status: 422, description: 'Step timed out, was rejected, or could not be evaluated' },
   PLAYBOOK_VALIDATION_FAILED: { status: 400, description: 'Playbook definition invalid' },
-  PRICE_IN_EFFECT: { status: 409, description: 'Delete of a price row already effective' },
   QUEUE_DRIVER_MISCONFIGURED: { status: 500, description: 'Orchestration queue driver misconfigured' },
-  QUOTA_UNENFORCEABLE: {
-    status: 409,
-    description: 'Cost cap with on_unpriced block cannot be measured (pricing blackout)',
-  },
   TASK_AUTOMATION_CHAIN_LIMIT: {
     status: 409,
     description:

@@ -6,14 +6,7 @@ const versions = (singular: string): string => `List${singular}Versions Get${sin
 
 /** Actions of modules to come, by the module that policies name. */
 const actions: Record<string, string> = {
-  projects: 'GetProjectPrices ManageProjectPrices',
   oauth: 'GrantConsent ListGrants RevokeGrant ListClients DeleteClient',
-  memories: `${crud('MemoryStores', 'MemoryStore')} ${crud('Memories', 'Memory')} ListMemoryEntries GetMemoryEntry
-    CreateMemoryEntry UpdateMemoryEntry DeleteMemoryEntry ${crud('MemoryRules', 'MemoryRule')}`,
-  actors: 'PurgeActorContent',
-  chats: `${crud('Chats', 'Chat')} CreateChatCompletion`,
-  chains: 'ListChains GetChain StopChain',
-  'ai-providers': 'GetAiProviderPrices ManageAiProviderPrices',
   orchestrations: `${crud('Orchestrations', 'Orchestration')} ValidateOrchestration ${versions('Orchestration')} StartRun
     ListRuns GetRun CancelRun RetryRun PauseRun ResumeRun SubmitHumanInput GetQueueStats`,
   triggers: `${crud('Triggers', 'Trigger')} FireTrigger GetTriggerSecret RotateTriggerSecret ListTriggerFirings
@@ -25,25 +18,18 @@ const actions: Record<string, string> = {
   cases: `${crud('Cases', 'Case')} ResolveCase CloseCase ReopenCase CommentCase AddEvidence WithdrawEvidence LinkCase
     ExportCase ListExports GetExport`,
   evaluations: 'ListDatasets GetDataset CreateDataset DeleteDataset ListEvals GetEval CreateEval DeleteEval RunEval',
-  usage: `ListUsageEvents ExportUsageEvents GetAggregate GetReceipt ListThresholds ManageThresholds GetPriceBook
-    ManagePriceBook`,
   formations: `${crud('Formations', 'Formation')} PlanFormation ListFormationEvents ValidateFormation`,
 }
 
 /** Resource types to come. */
-const types = `oauth_client oauth_grant price memory_store memory chat chain
+const types = `oauth_client oauth_grant
   orchestration orchestration_run trigger workflow task playbook case dataset eval
-  formation usage knowledge memory_rule eval_run playbook_execution playbook_export usage_threshold`
+  formation knowledge eval_run playbook_execution playbook_export`
 
 const changes = 'created updated deleted'
 
 /** Events to come, by their prefix. */
 const events: Record<string, string> = {
-  memory_stores: changes,
-  memories: `${changes} superseded retracted`,
-  memory_rules: changes,
-  chats: changes,
-  generations: 'chain_limit',
   orchestrations: changes,
   orchestration_runs: 'started awaiting_input succeeded failed cancelled expired',
   workflows: changes,
@@ -57,7 +43,6 @@ const events: Record<string, string> = {
   datasets: changes,
   evals: changes,
   eval_runs: 'completed failed',
-  usage_thresholds: 'created deleted crossed',
   formations: 'deployed failed deleted delete_failed',
 }
 

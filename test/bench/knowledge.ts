@@ -137,7 +137,7 @@ async function loadVectors(services: OpenServices, space: Space, projectId: stri
 }
 
 /** Ready documents of ten chunks each, by the statements that write them. */
-async function loadDocuments(
+export async function loadDocuments(
   services: OpenServices,
   space: Space,
   projectId: string,

@@ -13,8 +13,8 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names]`: every benchmark, or those named (http, lists, activity, files, turns, tools, queue, fairness,
- * deliveries, knowledge, ingestion, idle). All numbers of a run come from one machine at one time; ratios are against a floor measured
+ * `npm run bench [names]`: every benchmark, or those named (http, lists, activity, files, turns, tools, usage, queue, fairness,
+ * deliveries, knowledge, ingestion, memory, idle, usage-reports). All numbers of a run come from one machine at one time; ratios are against a floor measured
  * beside them.
  */
 const all = {
@@ -24,12 +24,15 @@ const all = {
   files: async () => (await import('./files.ts')).run(),
   turns: async () => (await import('./turns.ts')).run(),
   tools: async () => (await import('./tools.ts')).run(),
+  usage: async () => (await import('./usage.ts')).run(),
   queue: async () => (await import('./queue.ts')).run(),
   fairness: async () => (await import('./fairness.ts')).run(),
   deliveries: async () => (await import('./deliveries.ts')).run(),
   knowledge: async () => (await import('./knowledge.ts')).run(),
   ingestion: async () => (await import('./ingestion.ts')).run(),
+  memory: async () => (await import('./memory.ts')).run(),
   idle: async () => (await import('./idle.ts')).run(),
+  'usage-reports': async () => (await import('./usage-reports.ts')).run(),
 }
 const names = process.argv.slice(2)
 for (const name of names) {

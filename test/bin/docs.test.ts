@@ -145,6 +145,16 @@ describe('the commands of the pages', function () {
     assert.match(of('Release a version to a part of your users'), /canary_percent: 20,.*\n[34]\n[01]\n[45]$/s)
   })
 
+  it('of chats.md run as they are written', async () => {
+    const sections = commandsOf('docs/chats.md')
+    const answers = await answersOf(sections, root)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.match(answers.get('Settings, and a completion') ?? '', /"content":"echo: Good morning"/)
+    assert.equal(answers.get('The target'), 'echo: Hello')
+    assert.match(answers.get('Streams') ?? '', /data: \[DONE\]$/)
+    assert.equal(answers.get('As an actor of a conversation'), '0\necho: Good evening')
+  })
+
   it('of deciders.md run as they are written', async () => {
     const sections = commandsOf('docs/deciders.md')
     const answers = await answersOf(sections, base)
@@ -157,6 +167,29 @@ describe('the commands of the pages', function () {
     assert.equal(of('Wait, or be told'), '2\nnull\n4')
     const changes = '[{"path":"questions[0].instructions","op":"changed","before":"Is it?","after":"Is it urgent?"}]'
     assert.equal(of('Versions'), `2\n{"from":1,"to":2,"changes":${changes}}3`)
+  })
+
+  it('of usage.md run as they are written', async () => {
+    const sections = commandsOf('docs/usage.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const of = (heading: string) => answers.get(heading) ?? ''
+    const line = "2\n[ [ 'input_tokens', 1000, 0.001 ], [ 'output_tokens', 500, 0.001 ] ]\n0.002"
+    assert.equal(of('From a price to a line'), line)
+    assert.equal(of('Prices of a tool or an agent'), '0.5\n2\n1')
+    assert.equal(of('Thresholds'), '0.001\ncompleted')
+  })
+
+  it('of memory-in-turns.md run as they are written', async () => {
+    const sections = commandsOf('docs/memory-in-turns.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const of = (heading: string) => answers.get(heading) ?? ''
+    assert.equal(of('What an agent knows'), 'ready\n1')
+    assert.match(of('Let an agent write'), /^mstore_[0-9a-z]+$/)
+    assert.equal(of('Take facts out of turns'), '0\n0')
   })
 
   it('of tools.md run as they are written', async () => {
@@ -188,6 +221,28 @@ describe('the commands of the pages', function () {
   it('of approvals.md run as they are written', async () => {
     const answers = await answersOf(commandsOf('docs/approvals.md'), base)
     assert.equal(answers.get('From a rule to a decided call'), 'pending_approval\napproved\nsucceeded\nResult: "list"')
+    assert.equal(answers.get('Chains'), 'concluded\n2\n100\nplatform\n2\ntrue')
+  })
+
+  it('of quotas.md run as they are written', async () => {
+    const answers = await answersOf(commandsOf('docs/quotas.md'), base)
+    assert.equal(answers.get('Cap what an agent may use'), 'completed\nQUOTA_EXCEEDED\n0')
+    assert.equal(answers.get('Money'), 'true\nMODEL_NOT_PRICED\nfalse')
+    assert.equal(answers.get('Reports'), 'true\n31\nllm_tokens\n1')
+  })
+
+  it('of retention.md run as they are written', async () => {
+    const answers = await answersOf(commandsOf('docs/retention.md'), base)
+    assert.equal(answers.get('Erase a turn'), '1\napi_key\ntrue')
+    assert.equal(answers.get('Give content an end'), '30')
+    assert.equal(answers.get('Erase an end user'), 'completed\njob_\n[ null, null ]')
+    assert.equal(answers.get('Put content on hold'), '2100-01-01T00:00:00.000Z\nCONTENT_ON_HOLD\nnull')
+  })
+
+  it('of memory.md run as they are written', async () => {
+    const answers = await answersOf(commandsOf('docs/memory.md'), base)
+    assert.equal(answers.get('Stating facts'), 'skipped\nsuperseded\nAda takes her tea with oat milk\ntrue')
+    assert.equal(answers.get('Reading them'), 'Ada takes her tea with oat milk\nsuperseded,skipped,created\n2')
   })
 
   it('of activity.md run as they are written', async () => {

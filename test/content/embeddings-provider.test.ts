@@ -1,16 +1,13 @@
 import assert from 'node:assert/strict'
 import { embedderOf } from '../../src/content/embeddings/embedder.ts'
 import type { EmbedOptions } from '../../src/content/embeddings/model.ts'
-import { meters, type UsageDraft } from '../../src/control/usage/meter.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
-import { loadBeside } from '../support/modules.ts'
 
 const DIMENSIONS = 32
 const KEY = 'sk-embedding-key-of-the-tests'
-
-const drafts: UsageDraft[] = []
 
 const lines = (app: TestApp, text: string) =>
   app.logs.filter(line => line.includes(text)).map(line => JSON.parse(line) as Record<string, unknown>)
@@ -18,19 +15,15 @@ const lines = (app: TestApp, text: string) =>
 describe('the embedding provider', () => {
   let server: EmbeddingServer
   const apps: TestApp[] = []
-  let unload = () => {}
   before(async () => {
-    unload = loadBeside({ extensions: [meters.with(async (_db, made) => void drafts.push(...made))] })
     server = await startEmbeddingServer(DIMENSIONS)
   })
   beforeEach(() => {
     server.calls.length = 0
     server.busiest = 0
     server.behave = () => ({})
-    drafts.length = 0
   })
   after(async () => {
-    unload()
     for (const app of apps) await app.close()
     await server?.close()
   })
@@ -348,23 +341,15 @@ describe('the embedding provider', () => {
         embed(['dddddd'], options()),
       ])
       assert.equal(server.calls.length, 1)
-      assert.equal(drafts.length, 2)
-      const shares = drafts.map(draft => draft.components[0].quantity)
-      assert.deepEqual(shares, [34, 33])
-      const [first, second] = drafts
+      const [first] = await usageOnce(app, one.id, 1)
+      const [second] = await usageOnce(app, two.id, 1)
+      assert.deepEqual([first.components[0].quantity, second.components[0].quantity], [34, 33])
       assert.match(first.idempotency_key, /^embed:document:doc_a:.+/)
       assert.match(second.idempotency_key, /^embed:memory:mem_b:.+/)
+      const { meter_type, provider, model, source, tokens } = first
       assert.deepEqual(
-        { ...first, idempotency_key: '' },
-        {
-          idempotency_key: '',
-          project_id: one.id,
-          meter_type: 'llm_tokens',
-          provider: 'openai',
-          model: 'text-model',
-          source: 'embedding',
-          components: [{ component: 'input_tokens', quantity: 34, unit: 'token', billable: true }],
-        },
+        { meter_type, provider, model, source, tokens },
+        { meter_type: 'llm_tokens', provider: 'openai', model: 'text-model', source: 'embedding', tokens: 34 },
       )
     })
 
@@ -373,22 +358,20 @@ describe('the embedding provider', () => {
       server.behave = () => ({ tokens: null })
       const { id, key } = await app.project()
       await key.post('/embeddings', { inputs: ['12345', '123456789'] })
-      assert.deepEqual(drafts.map(draft => draft.components[0].quantity).sort(), [2, 3])
-      assert.equal(new Set(drafts.map(draft => draft.idempotency_key)).size, 2)
-      for (const draft of drafts) {
-        assert.equal(draft.project_id, id)
-        assert.match(draft.idempotency_key, /^embed:api:[\w-]+:[\w-]+$/)
-      }
+      const events = await usageOnce(app, id, 2)
+      assert.deepEqual(events.map(({ components }) => components[0].quantity).sort(), [2, 3])
+      for (const { idempotency_key } of events) assert.match(idempotency_key, /^embed:api:[\w-]+:[\w-]+$/)
     })
 
     for (const tokens of [-5, 1.5, 1e300])
       it(`are metered by their characters where ${tokens} tokens are reported`, async () => {
         const app = await start()
         server.behave = () => ({ tokens })
-        const { key } = await app.project()
+        const { id, key } = await app.project()
         assert.equal((await key.post('/embeddings', { input: '123456789' })).status, 200)
+        const events = await usageOnce(app, id, 1)
         assert.deepEqual(
-          drafts.map(draft => draft.components[0].quantity),
+          events.map(({ components }) => components[0].quantity),
           [3],
         )
       })
@@ -400,30 +383,27 @@ describe('the embedding provider', () => {
       const searched = await key.post('/knowledge/search', { query: 'beta' })
       assert.equal(searched.status, 200)
       assert.deepEqual(
-        drafts.map(({ project_id, idempotency_key }) => [project_id, idempotency_key.replace(/:[^:]+$/, '')]),
-        [
-          [id, `embed:document:${document}`],
-          [id, `embed:search:${searched.headers.get('x-request-id')}`],
-        ],
+        (await usageOnce(app, id, 2)).map(({ idempotency_key }) => idempotency_key.replace(/:[^:]+$/, '')),
+        [`embed:document:${document}`, `embed:search:${searched.headers.get('x-request-id')}`],
       )
     })
 
     it('are not metered when nobody is paid for them', async () => {
       const app = await start({ EMBEDDING_PROVIDER: 'local', EMBEDDING_MODEL: '' })
-      const { key } = await app.project()
+      const { id, key } = await app.project()
       assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
       assert.equal((await key.post('/documents', { content: 'x' })).status, 201)
-      assert.deepEqual(drafts, [])
+      assert.deepEqual(await usageSettled(app, id), [])
     })
 
     it('are not metered when they fail, nor without a project', async () => {
       const app = await start()
       await app.admin.post('/embeddings', { input: 'x' })
       server.behave = () => ({ status: 400 })
-      const { key } = await app.project()
+      const { id, key } = await app.project()
       await key.post('/embeddings', { input: 'x' })
       assert.equal(server.calls.length, 2)
-      assert.deepEqual(drafts, [])
+      assert.deepEqual(await usageSettled(app, id), [])
     })
 
     it('that fail are halved once, so that one bad text costs a half at most', async () => {

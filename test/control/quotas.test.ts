@@ -68,6 +68,7 @@ describe('quotas', () => {
         meter_type: null,
         on_unpriced: null,
         warn_at: [],
+        reserve: false,
         current_usage: { window_key: '2026-07-07T12:31Z', count: 0, resets_at: '2026-07-07T12:32:00.000Z' },
       })
       assert.deepEqual((await app.admin.get(`/quotas/${id}`)).body, made.body)
@@ -134,7 +135,7 @@ describe('quotas', () => {
         [{ warn_at: [0] }, 'warn_at[0]'],
         [{ warn_at: [1.1] }, 'warn_at[0]'],
         [{ warn_at: [0.5, 0.5] }, 'warn_at'],
-        [{ reserve: true, metric: 'tokens' }, 'reserve'],
+        [{ reserve: true }, 'reserve'],
         [{ name: 'mine' }, 'name'],
       ]
       for (const [fields, path] of cases) {
@@ -443,7 +444,11 @@ describe('quotas', () => {
     })
 
     it('asks the database while notifications cannot arrive', async () => {
-      const deaf = { ...app.services, notifications: { ...app.services.notifications, healthy: () => false } }
+      const deaf = {
+        ...app.services,
+        state: new Map(),
+        notifications: { ...app.services.notifications, healthy: () => false },
+      }
       const quotas = openRequestQuotas(deaf)
       try {
         const caller = { credential: { id: 'key_of_nobody' } } as Caller

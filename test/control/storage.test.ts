@@ -2,7 +2,6 @@ import assert from 'node:assert/strict'
 import { checkStorage } from '../../src/control/quotas/storage.ts'
 import { type Footprint, footprints } from '../../src/control/storage/footprint.ts'
 import { snapshotProjects, snapshotQueue } from '../../src/control/storage/snapshot.ts'
-import { meters, type UsageDraft } from '../../src/control/usage/meter.ts'
 import { workOf } from '../../src/core/api/module.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
@@ -10,6 +9,7 @@ import { openServices } from '../../src/core/process/open-services.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
+import { usageOf } from './usage-support.ts'
 
 const DAY_MS = 86_400_000
 
@@ -21,8 +21,7 @@ const breaking: Footprint = project => ({
     then 1 / (length(${project}) - length(${project})) else 0 end`,
 })
 
-const drafts: UsageDraft[] = []
-const extensions = [footprints.with(breaking), meters.with(async (_db, made) => void drafts.push(...made))]
+const extensions = [footprints.with(breaking)]
 
 describe('storage', () => {
   let app: TestApp
@@ -319,21 +318,21 @@ describe('storage', () => {
         { day: '2026-07-07', bytes: 100 + 20 + 7 + 4 + 10_000 + 4 * (8 + 8 + 16), chunk_count: 2 },
       ])
       const bytes = 100 + 20 + 7 + 4 + 10_000 + 4 * 32
-      const made = drafts.filter(({ project_id }) => project_id === id)
-      assert.deepEqual(made, [
-        {
-          idempotency_key: `storage:${id}:2026-07-07`,
-          project_id: id,
-          meter_type: 'storage',
-          provider: 'platform',
-          model: 'gb-day',
-          source: null,
-          components: [
-            { component: 'gb_day', quantity: bytes / 1e9, unit: 'gb_day', billable: true },
-            { component: 'chunk_count', quantity: 2, unit: 'count', billable: true },
-          ],
-        },
-      ])
+      const [made, ...others] = await usageOf(app, id)
+      assert.deepEqual(others, [])
+      assert.deepEqual(
+        [made.idempotency_key, made.meter_type, made.provider, made.model, made.source],
+        [`storage:${id}:2026-07-07`, 'storage', 'platform', 'gb-day', null],
+      )
+      assert.deepEqual(
+        made.components.map(({ component, quantity, unit }: any) => [component, quantity, unit]),
+        [
+          ['gb_day', bytes / 1e9, 'gb_day'],
+          ['chunk_count', 2, 'count'],
+        ],
+      )
+      await snapshotProjects(app.services, { all: true })
+      assert.equal((await usageOf(app, id)).length, 1)
     })
 
     it('end at the largest number, however many sizes are declared', async () => {
@@ -351,10 +350,7 @@ describe('storage', () => {
       const { id } = await app.project()
       await snapshotProjects(app.services, { all: true })
       assert.deepEqual(await snapshots(id), [{ day: '2026-07-07', bytes: 0, chunk_count: 0 }])
-      assert.equal(
-        drafts.some(({ project_id }) => project_id === id),
-        false,
-      )
+      assert.deepEqual(await usageOf(app, id), [])
     })
 
     it('are taken anew of all, or of those that have none of the UTC day', async () => {
@@ -406,8 +402,9 @@ describe('storage', () => {
       await app.project()
       const before = app.statements.length
       const { measured } = await snapshotProjects(app.services, { all: true })
-      // The list of projects, and each of them.
-      assert.equal(app.statements.length - before, 1 + measured)
+      // The list of projects, their prices, each of them, and the usage of those that store something.
+      const billed = app.statements.slice(before).filter(text => text.includes('insert into usage_events'))
+      assert.equal(app.statements.length - before - billed.length, 2 + measured)
     })
 
     it('stop between two projects when the worker does', async () => {

@@ -180,6 +180,7 @@ async function populated(
       secret_id: secret,
     })
     const agentId = await make('/agents', { project_id: projectId, name: label, ai_provider_id: provider })
+    await make('/chats', { project_id: projectId, name: label, ai_provider_id: provider })
     await make('/shares', {
       project_id: projectId,
       resource: `srn:${projectId}:agent:${agentId}`,
@@ -207,6 +208,10 @@ async function populated(
       path_prefix: `/judged/${count}`,
       schema: { type: 'object', required: ['team'] },
     })
+    const memory_store_id = await make('/memory-stores', { project_id: projectId, name: label })
+    await make('/memory-rules', { memory_store_id, on: 'generations.completed' })
+    await make('/memories', { memory_store_id, content: `${label} is remembered` })
+    await make('/memory-entries', { memory_store_id, content: `${label} is stated` })
     await make('/files', { project_id: projectId, prefix: '/records', filename: label })
     await make('/files/upload/base64', { project_id: projectId, content: 'eA==', filename: label })
     const grant = await app.admin.post('/files/presigned-url', { project_id: projectId })

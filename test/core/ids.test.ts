@@ -14,7 +14,10 @@ function timeOf(id: string): number {
 
 /** Kinds with their prefixes. A kind of its own for each, and each for one kind. */
 const PREFIXES: Record<string, string> = {
+  usage: 'ue',
+  usage_threshold: 'uthr',
   user: 'user',
+  price: 'price',
   project: 'proj',
   project_key: 'key',
   policy: 'pol',
@@ -33,8 +36,14 @@ const PREFIXES: Record<string, string> = {
   file: 'file',
   quota: 'quota',
   audit_entry: 'audit',
+  chain: 'chain',
+  chat: 'chat',
   document: 'doc',
   ingestion_rule: 'igr',
+  memory: 'mem',
+  memory_entry: 'mem_entry',
+  memory_rule: 'mrule',
+  memory_store: 'mstore',
   metadata_schema: 'mdschema',
   model_route: 'route',
   guardrail: 'guard',

@@ -268,16 +268,20 @@ describe('the OpenAPI document', () => {
       const { id: user_id } = (await app.admin.get('/users/me')).body
       const ids: Json = { document_id, file_id, user_id, project_id }
       const lists = described.filter(
-        ({ path, operation }) =>
+        ({ id, path, operation }) =>
+          // Figures with a page of groups.
+          id !== 'aggregateUsage' &&
           operation.parameters?.some(({ name }: Json) => name === 'offset') &&
           !operation.parameters.some(({ required, in: place }: Json) => required && place === 'query') &&
           [...path.matchAll(/\{(\w+)\}/g)].every(([, name]) => name in ids),
       )
+      // One of several parameters is required.
+      const needed: Json = { listMemoryEntries: 'memory_id=none' }
       const untimed: string[] = []
       for (const { id, path, operation } of lists) {
-        const address = path.slice('/api/v1'.length).replace(/\{(\w+)\}/g, (_, name) => ids[name])
+        const address = `${path.slice('/api/v1'.length).replace(/\{(\w+)\}/g, (_, name) => ids[name])}?${needed[id] ?? ''}`
         const every = await app.admin.get(address)
-        const late = await app.admin.get(`${address}?from=9998-01-01T00:00:00Z`)
+        const late = await app.admin.get(`${address}&from=9998-01-01T00:00:00Z`)
         assert.deepEqual([every.status, late.status], [200, 200], id)
         const timed = operation.parameters.some(({ name }: Json) => name === 'from')
         assert.equal(late.body.total, timed ? 0 : every.body.total, id)

@@ -176,7 +176,12 @@ describe('durable turns', function () {
       const waiting = sql.type(z.object({ pid: z.int() }))`
         select pid from pg_stat_activity
         where datname = current_database() and wait_event_type = 'Lock' and query !~ 'last_used_at'`
-      const pid = await eventually(() => tx.maybeOneFirst(waiting), { within: 30_000, what: 'a statement that waits' })
+      // A transaction sees the activity as it was when it first looked, unless it says otherwise.
+      const look = async () => {
+        await tx.query(sql.unsafe`select pg_stat_clear_snapshot()`)
+        return tx.maybeOneFirst(waiting)
+      }
+      const pid = await eventually(look, { within: 30_000, what: 'a statement that waits' })
       await tx.query(sql.unsafe`select pg_terminate_backend(${pid})`)
     })
   }

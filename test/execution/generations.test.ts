@@ -541,7 +541,8 @@ describe('generations', () => {
         a: 1,
         b: null,
       })
-      const before = (await app.key.get(`/generations/${body.id}`)).body
+      // The record of one read says more than that of a change.
+      const { memory_entries: _, ...before } = (await app.key.get(`/generations/${body.id}`)).body
       assert.deepEqual((await app.key.patch(`/generations/${body.id}`, {})).body, before)
       assert.equal(
         (await app.key.patch(`/generations/${body.id}`, { metadata: { big: 'x'.repeat(17_000) } })).status,

@@ -176,7 +176,7 @@ describe('guardrails', () => {
       const run = { '<': [{ var: 'runtime.usage.orchestration_run_tokens' }, 10] }
       assert.deepEqual(await outcome({ class: 'B', guard: run }), ['B', 'tripwire', false])
       const counted = { '<': [{ var: ['runtime.activity.actions_1h', 0] }, 10] }
-      assert.deepEqual(await outcome({ class: 'B', guard: counted }), ['B', 'tripwire', false])
+      assert.deepEqual(await outcome({ class: 'B', guard: counted }), ['B', 'execute', true])
       assert.deepEqual(await outcome({ class: 'B' }), ['B', 'tripwire', false])
       // A class: within a comparison of size only.
       const sized = { if: [{ '<': [{ '+': [{ var: 'context.limit' }, 1] }, 5] }, 'A', 'D'] }

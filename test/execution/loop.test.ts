@@ -325,6 +325,31 @@ describe('turns with tools', () => {
       tool_outputs: body.required_action.tool_calls.map(({ id }: { id: string }) => ({ tool_call_id: id, output })),
     })
 
+    it('called off while they wait leave the calls that were made to a retry, which does not repeat them', async () => {
+      const both = {
+        tool_calls: [
+          { name: 'pick', args: { n: 1 } },
+          { name: 'server', args: {} },
+        ],
+      }
+      const body = done(await generate(agent, script(both, text('went on'))))
+      assert.equal(body.status, 'requires_action')
+      const calls = target.requests.length
+      const cancelled = (await app.admin.post(`/generations/${body.id}/cancel`)).body
+      assert.deepEqual([cancelled.status, cancelled.step_count, cancelled.usage], ['failed', 1, body.usage])
+      const [step] = (await app.admin.get(`/generations/${body.id}/transcript`)).body.steps
+      assert.deepEqual(
+        step.tool_results.map(({ result, error }: any) => [result, error?.meta.reason]),
+        [
+          [null, 'not_run'],
+          [{ ok: true }, undefined],
+        ],
+      )
+      const retried = await app.admin.post(`/generations/${body.id}/retry?wait=true`, {})
+      assert.deepEqual([retried.status, retried.body.status], [200, 'completed'], JSON.stringify(retried.body))
+      assert.equal(target.requests.length, calls)
+    })
+
     it('pause, and go on with what the client gives them', async () => {
       const body = await paused()
       assert.equal(body.output, null)

@@ -502,7 +502,7 @@ describe('http tools', () => {
       return callTool(
         app.services,
         row,
-        openCall(app.services, { caller: async () => null, context, idempotencyKey: 'k-1' }),
+        openCall(app.services, { caller: async () => null, context, idempotencyKey: 'k-1', metering: null }),
       )
     }
 

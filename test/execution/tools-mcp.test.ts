@@ -649,7 +649,13 @@ describe('mcp tools', () => {
       const row = (await toolKind.find(services.pool, id)) ?? assert.fail()
       const context = { tok: 't', team: 'red', other: 'o' }
       const open = () =>
-        openCall(services, { action: 'say', caller: async () => null, context, idempotencyKey: 'key-1' })
+        openCall(services, {
+          action: 'say',
+          caller: async () => null,
+          context,
+          idempotencyKey: 'key-1',
+          metering: null,
+        })
       assert.equal(await callTool(services, row, open()), 'not { JSON')
       const { requests } = await server.seen()
       assert.ok(requests.length >= 3)

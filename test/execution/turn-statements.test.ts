@@ -38,6 +38,31 @@ describe('statements', function () {
     assert.equal(count, 7)
   })
 
+  it('of one are eight with quotas of tokens and of money for the project, the agent and its end users', async () => {
+    for (const metric of ['tokens', 'cost_usd'])
+      for (const scope of ['project', 'agent', 'actor']) {
+        const quota = {
+          project_id: app.projectId,
+          scope,
+          metric,
+          window: 'calendar_month',
+          limit: 1_000_000,
+          mode: 'monitor',
+        }
+        assert.equal(
+          (await app.admin.post('/quotas', { ...quota, meter_type: metric === 'cost_usd' ? 'storage' : null })).status,
+          201,
+        )
+      }
+    const count = await fewest(async () => {
+      const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
+      assert.equal(status, 200)
+    })
+    assert.equal(count, 8)
+    for (const { id } of (await app.admin.get(`/quotas?project_id=${app.projectId}`)).body.data)
+      assert.equal((await app.admin.delete(`/quotas/${id}`)).status, 204)
+  })
+
   it('of a waited message of a session are twenty-five', async () => {
     const actor = await app.key.post('/actors', { name: 'caller' })
     const session = await app.key.post('/sessions', {

@@ -370,6 +370,19 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   }),
   updateGuardrail: random => ({ document: guardrailDocument(random) }),
   evaluateGuardrail: random => ({ args: { amount: random.int(10) }, document: guardrailDocument(random) }),
+  createMemoryStore: (random, ids) => ({ project_id: random.pick(ids.own.proj), name: `store ${random.int(9)}` }),
+  updateMemoryStore: random => ({ name: `store ${random.int(9)}` }),
+  replaceMemoryStore: random => ({ name: `store ${random.int(9)}` }),
+  createMemory: (random, ids) => ({
+    memory_store_id: random.pick(ids.own.mstore),
+    content: `fact ${random.int(99)}`,
+  }),
+  createMemoryEntry: (random, ids) => ({
+    memory_store_id: random.pick(ids.own.mstore),
+    content: `fact ${random.int(99)}`,
+  }),
+  updateMemory: random => ({ content: `fact ${random.int(99)}` }),
+  replaceMemory: random => ({ content: `fact ${random.int(99)}` }),
   updateQuota: random => ({ limit: 1 + random.int(1e6) }),
   redispatchEvent: (random, ids) => ({ webhook_id: random.pick(ids.own.wh) }),
   redeliverWebhookDeliveries: (random, ids) => ({ webhook_id: random.pick(ids.own.wh) }),
@@ -423,6 +436,12 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     base_url: 'http://127.0.0.1:9/v1',
   }),
   createAgent: (random, ids) => ({ project_id: random.pick(ids.own.proj), ai_provider_id: random.pick(ids.own.aip) }),
+  createChat: (random, ids) => ({ project_id: random.pick(ids.own.proj), ai_provider_id: random.pick(ids.own.aip) }),
+  createChatCompletion: (random, ids) => ({
+    chat_id: random.pick(ids.own.chat),
+    messages: [{ role: 'user', content: 'hello' }],
+    ...(random.chance(0.3) ? { stream: true } : {}),
+  }),
   createDecider: (random, ids) => ({
     project_id: random.pick(ids.own.proj),
     name: `decider ${random.int(1e9)}`,

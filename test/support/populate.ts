@@ -1,6 +1,10 @@
 import assert from 'node:assert/strict'
 import { kinds } from '../../src/core/api/kind.ts'
 import { operations } from '../../src/core/api/operation.ts'
+import { startHop } from '../../src/execution/chains/hop.ts'
+import { admitTurn } from '../../src/execution/generations/admit.ts'
+import { createTurn } from '../../src/execution/generations/create.ts'
+import { generationKind } from '../../src/execution/generations/model.ts'
 import { eventually, type TestApp } from './app.ts'
 import { propose } from './approvals.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf } from './fuzz.ts'
@@ -55,10 +59,14 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   await send(`/agents/${one('agent')}/generate?wait=false`, { prompt: 'hello' })
   const [generation] = (await app.admin.get(`/generations?project_id=${one('proj')}`)).body.data
   ids.own.apr = [(await propose(app, generation.id, { id: one('tool'), name: 'tool' }, { amount: 1 })).id]
+  ids.own.chain = [await chainOf(app, generation.id)]
   const acceptance = await send(`/shares/${one('shr')}/accept`, { project_id: guest })
   const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: 'hello' })
 
   const project_id = one('proj')
+  const price = { model: 'm', component: 'output_tokens', unit: 'token', unit_price: 1, effective_from: '2999-01-01' }
+  const priced = await app.admin.put(`/projects/${project_id}/prices`, { prices: [{ ...price, provider: 'custom' }] })
+  ids.own.price = [priced.body.prices[0].id]
   const rule = await send('/guardrails', { project_id, name: 'open', document: { class: 'A' } })
   const action = { action: 'list-tools', project_id }
   const calling = { type: 'platform', actions: ['list-tools'], preset_parameters: action, guardrail_ids: [rule.id] }
@@ -66,6 +74,9 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   // What guardrails said is written beside the call.
   const said = `/guardrail-evaluations?guardrail_id=${rule.id}`
   ids.own.gev = [(await eventually(async () => (await app.admin.get(said)).body.data[0])).id]
+  // So is what it used.
+  const used = `/usage/events?project_id=${project_id}`
+  ids.own.ue = [(await eventually(async () => (await app.admin.get(used)).body.data[0])).id]
 
   for (const { id, shape, kind } of operations.all()) {
     if (shape !== 'list' || !kind || ids.own[kind.prefix]) continue
@@ -84,8 +95,28 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
       operations.all().flatMap(({ param, kind }) => (param && kind ? [[param, one(kind.prefix)]] : [])),
     ),
     version: '1',
+    price_id: one('price'),
     acceptance_id: acceptance.id,
     grantee_id: guest,
     message_document_id: message.document_id,
   }
+}
+
+/** The chain of a turn that another carries on. */
+async function chainOf({ services }: TestApp, initiatorId: string): Promise<string> {
+  const initiator = await generationKind.find(services.pool, initiatorId)
+  if (!initiator) throw new Error('there is no such turn')
+  const { project_id, agent_id, authority } = initiator
+  const turn = { project_id, agent_id, authority, streamed: false, shape: 'agent' as const }
+  await services.write(tx =>
+    startHop(
+      tx,
+      services,
+      { project_id, initiatorId },
+      nested => admitTurn(nested, services, { project_id, agent_id }),
+      (_agent, member) =>
+        createTurn(tx, services, { ...turn, ...member, messages: [{ role: 'user', content: 'go on' }] }),
+    ),
+  )
+  return (await generationKind.find(services.pool, initiatorId))?.chain_id as string
 }

@@ -3,6 +3,7 @@ import { newId } from '../../core/api/ids.ts'
 import type { Services } from '../../core/process/services.ts'
 import { blamesTexts, embedderOf } from '../embeddings/embedder.ts'
 import { isZero } from '../embeddings/local.ts'
+import type { EmbedOptions } from '../embeddings/model.ts'
 import type { ChunkDraft } from './model.ts'
 
 /** A chunk with its vectors, one a window of its text; none when it could not be embedded, or has nothing to embed. */
@@ -50,39 +51,48 @@ export type ChunkVectors = Pick<EmbeddedChunk, 'vectors' | 'failed'> & {
   down: boolean
 }
 
-/**
- * Vectors of texts that belong to one document. A text whose embedding failed in any window has none. Never throws for
- * what a provider does; throws the reason of `signal` when that is aborted. Without a configured provider nothing has
- * failed: there is nothing to try again with.
- */
-export async function chunkVectors(
+/** Vectors of chunks of one document; see `textVectors`. */
+export const chunkVectors = (
   services: Services,
   owner: { project_id: string; document_id: string },
   chunks: readonly Pick<ChunkDraft, 'content' | 'context'>[],
-  options: { timeoutMs?: number; signal?: AbortSignal; background?: boolean } = {},
+  options: VectorOptions = {},
+): Promise<ChunkVectors[]> =>
+  textVectors(services, chunks, {
+    ...options,
+    project_id: owner.project_id,
+    purpose: { kind: 'document', ref: owner.document_id },
+  })
+
+type VectorOptions = { timeoutMs?: number; signal?: AbortSignal; background?: boolean }
+
+/**
+ * Vectors of texts, one or more of each. A text whose embedding failed in any window has none. Never throws for
+ * what a provider does; throws the reason of `signal` when that is aborted. Without a configured provider nothing has
+ * failed: there is nothing to try again with.
+ */
+export async function textVectors(
+  services: Services,
+  texts: readonly Pick<ChunkDraft, 'content' | 'context'>[],
+  options: VectorOptions & Pick<EmbedOptions, 'project_id' | 'purpose'>,
 ): Promise<ChunkVectors[]> {
   const embedder = embedderOf(services)
-  if (!embedder.configured) return chunks.map(() => ({ vectors: [], failed: false, down: false }))
-  const inputs = chunks.map(chunk => inputsOf(chunk, services.config.EMBEDDING_MAX_INPUT_CHARS))
+  if (!embedder.configured) return texts.map(() => ({ vectors: [], failed: false, down: false }))
+  const inputs = texts.map(text => inputsOf(text, services.config.EMBEDDING_MAX_INPUT_CHARS))
   let found: (Float32Array | null)[]
   try {
-    found = await embedder.embed(inputs.flat(), {
-      ...options,
-      project_id: owner.project_id,
-      purpose: { kind: 'document', ref: owner.document_id },
-    })
+    found = await embedder.embed(inputs.flat(), options)
   } catch (error) {
     options.signal?.throwIfAborted()
     // What a provider did is in the log already.
-    if (!(error instanceof AppError))
-      services.log.error({ err: error, document_id: owner.document_id }, 'chunks not embedded')
+    if (!(error instanceof AppError)) services.log.error({ err: error, ref: options.purpose.ref }, 'texts not embedded')
     const down = !blamesTexts(error)
-    return inputs.map(texts => ({ vectors: [], failed: texts.length > 0, down: down && texts.length > 0 }))
+    return inputs.map(windows => ({ vectors: [], failed: windows.length > 0, down: down && windows.length > 0 }))
   }
   let at = 0
-  return inputs.map(texts => {
-    const mine = found.slice(at, at + texts.length)
-    at += texts.length
+  return inputs.map(windows => {
+    const mine = found.slice(at, at + windows.length)
+    at += windows.length
     if (mine.includes(null)) return { vectors: [], failed: true, down: false }
     const vectors = (mine as Float32Array[]).filter(vector => !isZero(vector))
     return { vectors, failed: false, down: false }

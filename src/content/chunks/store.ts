@@ -9,7 +9,7 @@ import type { ChunkDraft } from './model.ts'
 /** Every statement on document_chunks, beside the search. */
 
 /** The text search configuration of a name, as PostgreSQL would find it, and `simple` where there is none such. */
-const configNamed = (name: string) => sql.fragment`
+export const configNamed = (name: string) => sql.fragment`
   select f.config, f.name
   from (
     select t.oid::regconfig as config, ${name} as name, 0 as rank

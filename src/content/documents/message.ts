@@ -53,6 +53,10 @@ export const messageTextJoin: Fragment = sql.fragment`
   left join documents d on d.id = m.document_id and d.status <> 'withdrawn'
   left join document_texts x on x.document_id = d.id`
 
+/** Whether a document is there, as a condition that holds until the transaction ends. By the primary key. */
+export const textIsThere = (documentId: string): Fragment =>
+  sql.fragment`exists (select from documents d where d.id = ${documentId} for key share of d)`
+
 /** Locks those among documents that are texts of messages, in one order; answers their ids. By the primary key. */
 export const lockMessageTexts = (tx: Queryable, documentIds: Fragment): Promise<readonly string[]> =>
   tx.anyFirst(id`

@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto'
-import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
+import { recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 
@@ -7,18 +7,16 @@ import type { EmbeddingModel, EmbedOptions } from './model.ts'
 type Metered = { text: string; options: Pick<EmbedOptions, 'project_id' | 'purpose'> }
 
 /**
- * Meters one call of the provider. What goes wrong is logged: usage never fails the work.
+ * Meters one call of the provider. Usage never fails the work.
  * @param tokens as the provider reported them; null when it did not
  */
 export function meterCall(
-  { pool, log }: Services,
+  services: Services,
   model: EmbeddingModel,
   texts: readonly Metered[],
   tokens: number | null,
 ): void {
-  recordUsage(pool, usageOf(texts, tokens, model)).catch(error =>
-    log.error({ err: error }, 'embedding usage not recorded'),
-  )
+  recordUsageLater(services, usageOf(texts, tokens, model))
 }
 
 const charactersOf = (texts: readonly Metered[]): number => texts.reduce((sum, { text }) => sum + text.length, 0)

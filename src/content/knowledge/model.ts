@@ -118,7 +118,7 @@ export const DocumentResult = z
   .meta({ id: 'KnowledgeDocumentResult' })
 export type DocumentResult = z.output<typeof DocumentResult>
 
-const MemoryResult = z
+export const MemoryResult = z
   .object({
     source_type: z.literal('memory'),
     ...common,

@@ -53,6 +53,7 @@ export async function rerank(
     tool_id: call.tool_id,
     action: call.action ?? null,
     input: { query: call.query, candidates: asked.map(result => ({ id: idOf(result), content: result.content })) },
+    source: 'direct',
     principal: call.principal,
     idempotency_key: null,
     timeout_ms: TIMEOUT_MS,

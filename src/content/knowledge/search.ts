@@ -31,7 +31,7 @@ export async function search(
   purpose: Purpose,
 ): Promise<SearchAnswer> {
   if (request.rerank) await requireReranker(services, scope, request.rerank.tool_id)
-  const selections = selectionsOf(scope, request)
+  const selections = await selectionsOf(services, scope, request)
   const { query } = request
   if (!query) return { results: await listed(services, scope, request, selections), degraded_channels: [] }
 

@@ -1,15 +1,15 @@
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import type { Caller } from '../../core/iam/caller.ts'
-import { facts } from '../../core/iam/caller.ts'
+import { type Decided, facts } from '../../core/iam/caller.ts'
 import { listProjects } from '../../core/iam/row-filter.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { SourceNumber, VectorColumns } from '../vectors/store.ts'
 import type { Result, SearchInput } from './model.ts'
 
 export const ACTION = 'knowledge:SearchKnowledge'
 
 /** Who searches, and where: one project, or every project that the caller may search. */
-export type Scope = { caller: Caller; project: string | null }
+export type Scope = { caller: Decided; project: string | null }
 
 /** Rows of a source that a search may see, as a condition over the row and what contains it; null sees all of a project. */
 export type RowFilter = ((columns: VectorColumns) => Fragment) | null
@@ -39,6 +39,8 @@ export type Source = {
   /** Table of the rows, with columns id, project_id and tsv, and the column of the container. */
   table: string
   container: string
+  /** Whether a project can have rows of it at all; default yes. Where it cannot, nothing is asked of the database. */
+  used?(services: Services, project: string): Promise<boolean>
   /** What of the projects the caller and the request leave; `none` when nothing is. */
   visible(scope: Scope, request: SearchInput): Visible | 'none'
   /** The lexemes of some rows that the search may see, each once a row: how common words are. */
@@ -61,19 +63,23 @@ export type Source = {
 export const sources = extensionPoint<Source>('search sources')
 
 /** Which sources a request asks, with what it may see of them. */
-export function selectionsOf(scope: Scope, request: SearchInput): Selection[] {
+export async function selectionsOf(services: Services, scope: Scope, request: SearchInput): Promise<Selection[]> {
   const ranks = !!request.query || isGiven(request.tags)
   const documents = isGiven(request.document_ids) || isGiven(request.document_paths) || isGiven(request.metadata)
   const asked: Record<Result['source_type'], boolean> = {
     document: request.include_documents && (ranks || documents),
     memory: request.include_memories && (ranks || isGiven(request.memory_store_ids)),
   }
-  return sources.all().flatMap(source => {
-    if (!asked[source.type]) return []
+  const chosen: Selection[] = []
+  for (const source of sources.all()) {
+    if (!asked[source.type]) continue
     const projects = projectsOf(scope, source.resource)
     const visible = source.visible(scope, request)
-    return projects?.length === 0 || visible === 'none' ? [] : [{ source, projects, ...visible }]
-  })
+    if (projects?.length === 0 || visible === 'none') continue
+    if (scope.project !== null && source.used && !(await source.used(services, scope.project))) continue
+    chosen.push({ source, projects, ...visible })
+  }
+  return chosen
 }
 
 /** An empty list, bag or filter says nothing. */

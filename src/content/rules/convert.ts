@@ -114,6 +114,7 @@ async function byTool(services: Services, rule: IngestionRuleRow, conversion: Co
         file: { id, filename, content_type, size, ...delivered },
         ...(conversion.callback ? { callback: conversion.callback } : {}),
       },
+      source: 'ingestion',
       principal: conversion.principal,
       idempotency_key: conversion.attempt_id,
       timeout_ms: services.config.CONVERTER_TIMEOUT_MS,

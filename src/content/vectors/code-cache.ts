@@ -93,21 +93,22 @@ export const momentOf = ({ snapshot, rows }: Codes): Moment => ({ snapshot, rows
 /**
  * Takes in what was committed since a moment. One round trip.
  * @param known the vectors that are candidates without it
- * @returns what is new of those, and whether codes were taken in; null when the codes are not as the database has them now,
- *   and were dropped
+ * @returns what is new of those, and the rows whose codes were taken in; null when the codes are not as the database has
+ *   them now, and were dropped
  */
 export async function followCodes(
   services: Services,
   db: Queryable,
   codes: Codes,
   { since, known, filter }: { since: Moment; known: KnownVectors; filter: Scan['filter'] },
-): Promise<{ vectors: NewVectors; changed: boolean } | null> {
+): Promise<{ vectors: NewVectors; rows: readonly number[] } | null> {
   const limit = codes.ids.length - since.rows + 1
   const news = await readNews(db, codes.scope, { snapshot: since.snapshot, limit }, known, filter)
   // On another server, or after a restart that may have restored a backup, transactions can have other numbers.
-  if (news.server === codes.server && news.codes.ids.length < limit && (await takeIn(codes, news.codes))) {
+  const rows = news.server === codes.server && news.codes.ids.length < limit ? await takeIn(codes, news.codes) : null
+  if (rows) {
     codes.snapshot = news.snapshot
-    return { vectors: news.vectors, changed: news.codes.ids.length > 0 }
+    return { vectors: news.vectors, rows }
   }
   dropCodes(services, codes)
   return null
@@ -167,9 +168,10 @@ async function readAll(services: Services, scope: CodeScope): Promise<void> {
   scanned.delete(keyOf(scope))
 }
 
-/** Takes in new codes, each row once; false when there is no room. */
-async function takeIn(codes: Codes, news: Coded): Promise<boolean> {
-  if (news.ids.length === 0) return true
+/** Takes in new codes, each row once; returns their rows, null when there is no room. */
+async function takeIn(codes: Codes, news: Coded): Promise<number[] | null> {
+  if (news.ids.length === 0) return []
+  const taken: number[] = []
   const codeAt = (index: number) => news.codes.subarray(index * codes.bytes, (index + 1) * codes.bytes)
   const indexes = new Map(news.ids.map((id, index) => [id, index]))
   const least = news.ids.reduce((left, right) => Math.min(left, right))
@@ -180,15 +182,19 @@ async function takeIn(codes: Codes, news: Coded): Promise<boolean> {
       if (index === undefined) continue
       codes.codes.set(codeAt(index), row * codes.bytes)
       indexes.delete(codes.ids[row])
+      taken.push(row)
     }
   }
   // Rows that are there: of vectors that were replaced, and what searches beside this one have taken in, up to the last moment.
   const rows = codes.rows
   await inSlices(rows, replace)
   replace(rows, codes.rows)
-  if (codes.rows + indexes.size > codes.ids.length) return false
-  for (const [id, index] of indexes) append(codes, [id], codeAt(index))
-  return true
+  if (codes.rows + indexes.size > codes.ids.length) return null
+  for (const [id, index] of indexes) {
+    taken.push(codes.rows)
+    append(codes, [id], codeAt(index))
+  }
+  return taken
 }
 
 function append(codes: Codes, ids: readonly number[], bytes: Uint8Array): void {

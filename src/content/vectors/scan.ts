@@ -35,6 +35,9 @@ const MOST_CANDIDATES = 2000
  */
 const ESTIMATED = 2000
 
+/** Codes that were taken in are estimated beside those that a search has chosen; all are compared again for more. */
+const MOST_MERGED = 500
+
 /** Vectors that are read at least in place of those that were gone or hidden, lest the last few take a round trip each. */
 const LEAST_READ = 100
 
@@ -72,16 +75,19 @@ export async function nearestRows(
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
     if (near.length === wanted) return { found: await cosines(near), by: 'index', scanned: 0 }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
-    const nearest = byEstimate(codes, [...ids.keys()], vector).slice(0, wanted)
-    return { found: await cosines(nearest.map(row => ids[row])), by: 'scan', scanned: ids.length }
+    const { rows: nearest } = byEstimate(codes, [...ids.keys()], vector)
+    return { found: await cosines(nearest.slice(0, wanted).map(row => ids[row])), by: 'scan', scanned: ids.length }
   })
   vectorSearches.inc({ by })
   if (keepable && scanned === ESTIMATED) noteScan(services, keepable)
   return ranked(found)
 }
 
-/** Codes that are kept, as they were at a moment, with the rows whose vectors are worth reading, the nearest by estimate first. */
-type Looked = { kept: Codes; moment: Moment; nearest: number[] }
+/** Rows with their estimates, the nearest first. */
+type Estimated = { rows: number[]; near: number[] }
+
+/** Codes that are kept, as they were at a moment, with the rows whose vectors are worth reading. */
+type Looked = { kept: Codes; moment: Moment; nearest: Estimated }
 
 async function lookAt(kept: Codes, vector: Float32Array): Promise<Looked> {
   const moment = momentOf(kept)
@@ -99,27 +105,30 @@ async function nearestKept(
   { kept, moment, nearest: before }: Looked,
   { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
 ): Promise<Near[] | null> {
-  const idsOf = (rows: readonly number[]) => rows.map(row => kept.ids[row])
-  const asked = asking(services, idsOf(before.slice(0, wanted)))
+  const asked = asking(
+    services,
+    before.rows.slice(0, wanted).map(row => kept.ids[row]),
+  )
   const news = await followCodes(services, db, kept, { since: moment, known: asked, filter })
   if (!news) return null
-  let near: Map<number, Near | null> | null = nearBy(services, asked, news.vectors, vector)
-  let nearest = before
-  if (news.changed) {
-    nearest = (await lookAt(kept, vector)).nearest
-    near = null
-  }
+  const known = new Set(asked.ids)
+  const near = nearBy(services, asked, news.vectors, vector)
+  const nearest =
+    news.rows.length > MOST_MERGED
+      ? (await lookAt(kept, vector)).nearest.rows
+      : merged(before, byEstimate(kept.codes, news.rows, vector))
   const found: Near[] = []
   const gone: number[] = []
-  for (let at = 0; at < nearest.length && found.length < wanted; near = null) {
+  for (let at = 0; at < nearest.length && found.length < wanted; ) {
     const part = nearest.slice(at, at + Math.max(LEAST_READ, wanted - found.length))
     at += part.length
-    const ids = idsOf(part)
-    near ??= await nearOf(services, db, { ids, question: vector, filter })
-    for (let index = 0; index < part.length; index++) {
-      const known = near.get(ids[index])
-      if (known) found.push(known)
-      else if (known === undefined) gone.push(part[index])
+    const unknown = part.map(row => kept.ids[row]).filter(id => !known.has(id))
+    const read = unknown.length > 0 ? await nearOf(services, db, { ids: unknown, question: vector, filter }) : null
+    for (const row of part) {
+      const id = kept.ids[row]
+      const place = known.has(id) ? near.get(id) : read?.get(id)
+      if (place) found.push(place)
+      else if (place === undefined) gone.push(row)
     }
   }
   forget(kept, gone)
@@ -128,13 +137,26 @@ async function nearestKept(
   return null
 }
 
-/** The rows, the nearest by estimate first. */
-function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float32Array): number[] {
+/** Rows of two rankings in one, the nearest first; a row of both stands where the second has it. */
+function merged(before: Estimated, news: Estimated): number[] {
+  const again = new Set(news.rows)
+  const rows: number[] = []
+  let next = 0
+  for (let at = 0; at < before.rows.length; at++) {
+    while (next < news.rows.length && news.near[next] > before.near[at]) rows.push(news.rows[next++])
+    if (!again.has(before.rows[at])) rows.push(before.rows[at])
+  }
+  return [...rows, ...news.rows.slice(next)]
+}
+
+/** Rows by how near their codes are estimated to be to the question. */
+function byEstimate(codes: Uint8Array, rows: readonly number[], question: Float32Array): Estimated {
+  if (rows.length === 0) return { rows: [], near: [] }
   const near = estimates(question, codes, rows)
   // A difference would be allocated at each comparison.
   const order = new Uint32Array(rows.length).map((_, index) => index)
   order.sort((left, right) => (near[right] > near[left] ? 1 : -1))
-  return rows.map((_, place) => rows[order[place]])
+  return { rows: rows.map((_, place) => rows[order[place]]), near: rows.map((_, place) => near[order[place]]) }
 }
 
 /** What `set_config` returns, under one name. */

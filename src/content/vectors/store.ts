@@ -87,6 +87,15 @@ export async function removeVectors(
   )
 }
 
+/** A statement that removes the vectors of rows; with `beside`, not those that replace them. By knowledge_vectors_ref. */
+export const vectorRemoval = (
+  source: SourceNumber,
+  ref: Fragment,
+  beside: { space_id: number; segments: number } | null = null,
+): Fragment => sql.fragment`
+  delete from knowledge_vectors where ref_id = ${ref} and source = ${source}
+    ${beside && beside.segments > 0 ? sql.fragment`and (space_id <> ${beside.space_id} or segment >= ${beside.segments})` : sql.fragment``}`
+
 /**
  * Whether a chunk or a memory has a vector of a space, by knowledge_vectors_ref. `offset 0` keeps it one lookup a row:
  * while statistics know nothing of a new space, the planner would compare each row with all vectors of the space (589 ms
@@ -280,6 +289,32 @@ export async function readNews(
   const [{ ids, codes, snapshot: now, server }] = rows
   const vectors = rows.filter((row): row is typeof row & { id: number } => row.id !== null)
   return { codes: codedOf({ ids, codes }), vectors, snapshot: now, server }
+}
+
+/** The rows of a container that transactions wrote which a snapshot could not see; as in `readNews`. */
+export const refsWrittenSince = (scope: CodeScope, container: string, snapshot: string): Fragment => {
+  const since = sql.fragment`${snapshot}::pg_snapshot`
+  const here = sql.fragment`${inScope(scope)} and v.container_id = ${container}`
+  return sql.fragment`
+    select v.ref_id from knowledge_vectors v
+    where ${here} and v.written_in >= pg_snapshot_xmax(${since})
+      and v.written_in < pg_snapshot_xmax(pg_current_snapshot())
+    union all
+    select v.ref_id from knowledge_vectors v
+    where ${here} and v.written_in = any(array(select pg_snapshot_xip(${since})))`
+}
+
+/** The vectors of a row, in the order of its windows, in base64; null for none. By knowledge_vectors_ref. */
+export const vectorsOf = (source: SourceNumber, ref: Fragment, spaceId: number): Fragment => sql.fragment`
+  (select json_agg(encode(v.vec, 'base64') order by v.segment) from knowledge_vectors v
+    where v.ref_id = ${ref} and v.source = ${source} and v.space_id = ${spaceId})`
+
+/** A vector as `encode(vec, 'base64')` gives it. */
+export function decodeVector(text: string): Float32Array {
+  const bytes = Buffer.from(text, 'base64')
+  const vector = new Float32Array(bytes.length / Float32Array.BYTES_PER_ELEMENT)
+  Buffer.from(vector.buffer).set(bytes)
+  return vector
 }
 
 /** The vectors of single rows, by knowledge_vectors_ref. */

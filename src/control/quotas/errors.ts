@@ -17,6 +17,12 @@ export const quotaErrors = {
     message: 'The storage quota does not allow for more',
     hint: 'Delete files, documents or other content, or raise the limit of the quota that meta.quota_id names.',
   },
+  QUOTA_UNENFORCEABLE: {
+    status: 409,
+    description: 'Cost cap with on_unpriced block cannot be measured (pricing blackout)',
+    message: 'The cost of what was used in this window is not known, so the quota cannot be enforced',
+    hint: 'Give the rows of meta.unpriced_rows a price, or set on_unpriced of the quota to allow or its mode to monitor.',
+  },
 } as const satisfies ErrorTable
 
 declare module '../../core/api/errors.ts' {

@@ -43,6 +43,11 @@ const onUnpriced = z
   .nullable()
   .describe('What happens to usage without a price, for cost_usd; default `block`')
 const warnAt = z.array(z.number()).describe('Fractions of the limit at which quotas.warned is emitted, once per window')
+const reserve = z
+  .boolean()
+  .describe(
+    'Also count what turns under way and the one that starts are expected to use: the mean of the last 20; for tokens and cost_usd',
+  )
 
 export const Quota = record('Quota', {
   scope,
@@ -54,6 +59,7 @@ export const Quota = record('Quota', {
   meter_type: meterType,
   on_unpriced: onUnpriced,
   warn_at: warnAt,
+  reserve,
   current_usage: Usage.nullable().describe('The running window of a requests quota; null in lists and otherwise'),
 })
 
@@ -64,7 +70,9 @@ export const QuotaUsage = z
     observed_value: z
       .number()
       .nullable()
-      .describe('null when usage of the metric is not metered, or storage was not yet'),
+      .describe(
+        'Of a quota with a budget for each actor, what the one that used most has used; null when storage was not measured yet',
+      ),
     limit,
     remaining: z.number().nullable().describe('What is left of the limit; null with observed_value'),
     resets_at: z.string().nullable().describe('When the next window begins; null for storage_bytes'),
@@ -85,6 +93,14 @@ const warnAtInput = z
 export const limitProblem = (metric: Metric, value: number): string | null =>
   metric === 'cost_usd' || Number.isSafeInteger(value) ? null : `must be a whole number for ${metric}`
 
+/** Whether turns use what a quota counts, so that what they will use can be reserved. */
+export const reservable = ({ metric, meter_type }: { metric: Metric; meter_type?: string | null }): boolean =>
+  isSpend(metric) && (meter_type == null || meter_type === 'llm_tokens')
+
+export const RESERVABLE = 'belongs to tokens and to cost_usd of llm_tokens or of every meter'
+
+export const isSpend = (metric: Metric): boolean => metric === 'tokens' || metric === 'cost_usd'
+
 export const QuotaInput = z
   .strictObject({
     project_id: projectField,
@@ -103,6 +119,7 @@ export const QuotaInput = z
     meter_type: meterType.optional(),
     on_unpriced: onUnpriced.optional(),
     warn_at: warnAtInput.default([]),
+    reserve: reserve.default(false),
   })
   .superRefine((quota, context) => {
     const refuse = (path: keyof typeof quota, message: string) =>
@@ -116,6 +133,7 @@ export const QuotaInput = z
     if (scope === 'project' && quota.scope_ref) refuse('scope_ref', 'must be null for scope project')
     const problem = limitProblem(metric, quota.limit)
     if (problem) refuse('limit', problem)
+    if (quota.reserve && !reservable(quota)) refuse('reserve', RESERVABLE)
   })
   .meta({ id: 'QuotaInput' })
 
@@ -125,6 +143,7 @@ export const QuotaPatch = patchBody('QuotaPatch', {
   mode,
   on_unpriced: onUnpriced,
   warn_at: warnAtInput,
+  reserve,
 })
 
 export const quotaKind = kind({

@@ -3,11 +3,11 @@ import { equals, oneOf } from '../../core/api/filters.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { announce } from '../../core/db/notified-cache.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
 import { newestSnapshot } from '../storage/store.ts'
+import { announceQuotas } from './known.ts'
 import {
+  isSpend,
   limitProblem,
   METRICS,
   MODES,
@@ -16,10 +16,12 @@ import {
   type QuotaRow,
   QuotaUsage,
   quotaKind,
+  RESERVABLE,
+  reservable,
   SCOPES,
   type Scope,
 } from './model.ts'
-import { quotaChannel } from './requests.ts'
+import { usedIn } from './spend-store.ts'
 import { countIn, deleteCountersOf } from './store.ts'
 import { windowOf } from './windows.ts'
 
@@ -49,9 +51,18 @@ async function withUsage(db: Queryable, row: QuotaRow, now: Date): Promise<Quota
   return { ...row, current_usage: { window_key: key, count: await countIn(db, row.id, key), resets_at } }
 }
 
-/** Every process must know which quotas a project has before it counts the next request or takes the next bytes. */
-function announceQuota(tx: Tx, row: QuotaRow): void {
-  if (row.metric === 'requests' || row.metric === 'storage_bytes') announce(tx, quotaChannel, row.project_id)
+/** What a quota has used in its running window, as far as it was measured. */
+async function observed(db: Queryable, quota: QuotaRow, now: Date) {
+  if (isSpend(quota.metric)) {
+    const used = await usedIn(db, quota, now)
+    return { window: windowOf(quota.window, now), value: quota.metric === 'tokens' ? used.tokens : used.cost_usd }
+  }
+  const snapshot = quota.metric === 'storage_bytes' ? await newestSnapshot(db, quota.project_id) : null
+  const window = windowOf(quota.window, snapshot ? new Date(snapshot.day) : now)
+  return {
+    window,
+    value: quota.metric === 'requests' ? await countIn(db, quota.id, window.key) : (snapshot?.bytes ?? null),
+  }
 }
 
 const quotas = resource(quotaKind, {
@@ -69,7 +80,7 @@ export const quotaOperations: Operation[] = [
     async make({ body, project, tx }) {
       const on_unpriced = body.metric === 'cost_usd' ? (body.on_unpriced ?? 'block') : null
       const row = await quotaKind.insert(tx, { ...body, project_id: project, on_unpriced })
-      announceQuota(tx, row)
+      announceQuotas(tx, row.project_id)
       return row
     },
   }),
@@ -92,36 +103,35 @@ export const quotaOperations: Operation[] = [
     action: 'quotas:GetQuota',
     answers: { 200: QuotaUsage },
     async run({ db, resource: quota, services }) {
-      const now = services.clock.now()
-      const snapshot = quota.metric === 'storage_bytes' ? await newestSnapshot(db, quota.project_id) : null
-      const { key, resets_at } = windowOf(quota.window, snapshot ? new Date(snapshot.day) : now)
-      const observed = quota.metric === 'requests' ? await countIn(db, quota.id, key) : (snapshot?.bytes ?? null)
+      const { window, value } = await observed(db, quota, services.clock.now())
       return {
-        window_key: key,
-        observed_value: observed,
+        window_key: window.key,
+        observed_value: value,
         limit: quota.limit,
-        remaining: observed === null ? null : Math.max(0, quota.limit - observed),
-        resets_at,
+        remaining: value === null ? null : Math.max(0, quota.limit - value),
+        resets_at: window.resets_at,
       }
     },
   }),
   quotas.update({
-    summary: 'Change the limit, mode, pricing rule or warnings of a quota',
+    summary: 'Change the limit, mode, pricing rule, warnings or reserving of a quota',
     description: 'What was reported in the running window is not reported again.',
     body: QuotaPatch,
     change(next) {
-      const { limit, metric, on_unpriced } = next
+      const { limit, metric, on_unpriced, reserve } = next
       const problem = limitProblem(metric, limit)
       if (problem) invalid({ code: 'INVALID_VALUE', path: 'limit', message: problem })
+      if (reserve && !reservable(next)) invalid({ code: 'INVALID_VALUE', path: 'reserve', message: RESERVABLE })
       if (metric === 'cost_usd') return { ...next, on_unpriced: on_unpriced ?? 'block' }
       if (on_unpriced) invalid({ code: 'INVALID_VALUE', path: 'on_unpriced', message: 'belongs to cost_usd only' })
     },
+    changed: (row, { tx }) => announceQuotas(tx, row.project_id),
   }),
   quotas.remove({
     summary: 'Delete a quota and its counters',
     async removed(row, { tx }) {
       await deleteCountersOf(tx, row.id)
-      announceQuota(tx, row)
+      announceQuotas(tx, row.project_id)
     },
   }),
 ]

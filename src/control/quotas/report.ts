@@ -1,6 +1,8 @@
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
+import { outsideTransaction } from '../../core/db/pool.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type QuotaRow, quotaKind } from './model.ts'
 import { lockMarks, type Marks, type Measured, setMarks } from './store.ts'
@@ -65,6 +67,31 @@ export const report = (
     }
     await setMarks(tx, quota.id, marks)
   })
+
+/** The reports under way, by what they report. */
+const underWay = perProcess(() => new Set<string>())
+
+/**
+ * Starts the report of what a measured value reaches, outside of the caller's transaction, which a refusal rolls back.
+ * Nobody waits for it; one that is lost with its process is made at the next check.
+ * @param observed what is compared with the limit; `used`, where that is more than was used, what is compared with warnings
+ */
+export function reportReached(
+  services: Services,
+  quota: Measured,
+  window: Window,
+  { observed, breached, used = observed }: { observed: number; breached: boolean; used?: number },
+): void {
+  const reasons = reasonsFor(quota, window, used, breached)
+  if (!reasons) return
+  const reports = underWay(services)
+  const name = `${quota.id} ${window.key} ${JSON.stringify(reasons)}`
+  if (reports.has(name)) return
+  reports.add(name)
+  outsideTransaction(() => report(services, quota, window, { exceeded: observed, warned: () => used }, reasons))
+    .catch(error => services.log.error({ err: error, quota_id: quota.id }, 'quota breach not reported'))
+    .finally(() => reports.delete(name))
+}
 
 const facts = (quota: Measured, window: Window, observed: number) => ({
   metric: quota.metric,

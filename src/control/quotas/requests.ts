@@ -1,18 +1,12 @@
-import { raise } from '../../core/api/errors.ts'
 import { Batcher } from '../../core/db/batcher.ts'
-import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Scope } from './model.ts'
+import { quotasOf } from './known.ts'
+import { mostSpecific, refuseExceeded } from './refuse.ts'
 import { reasonsFor, report } from './report.ts'
-import { addCounts, type Count, type MatchableQuota, requestQuotas as quotasOf } from './store.ts'
-import { retryAfter, type Window, windowOf } from './windows.ts'
-
-/** Carries the id of a project whose requests or storage_bytes quotas were added or removed. */
-export const quotaChannel = 'muster_quotas'
-
-const MAX_AGE_MS = 5000
+import { addCounts, type Count, type KnownQuota } from './store.ts'
+import { type Window, windowOf } from './windows.ts'
 
 /** One counted request: its ordinal in the window of every quota that counts it. */
 type Counted = { quota: Count; window: Window; ordinal: number; reported: Promise<void> | null }
@@ -24,19 +18,11 @@ type Counted = { quota: Count; window: Window; ordinal: number; reported: Promis
  * limit exact in any number of processes.
  */
 export function openRequestQuotas(services: Services) {
-  const { pool, clock, log, notifications } = services
-  const matchable = new NotifiedCache<MatchableQuota[]>(notifications, {
-    channel: quotaChannel,
-    maxAgeMs: MAX_AGE_MS,
-    load: async projectIds => {
-      const rows = await quotasOf(pool, projectIds)
-      return projectIds.map(id => rows.filter(row => row.project_id === id))
-    },
-  })
+  const { pool, clock, log } = services
   const reports = new Map<string, Promise<void>>()
-  const counts = new Batcher<MatchableQuota[], Counted[]>(countBatch)
+  const counts = new Batcher<KnownQuota[], Counted[]>(countBatch)
 
-  async function countBatch(requests: MatchableQuota[][]): Promise<Counted[][]> {
+  async function countBatch(requests: KnownQuota[][]): Promise<Counted[][]> {
     const now = clock.now()
     const sums = new Map<string, { window: Window; count: number }>()
     for (const quotas of requests) {
@@ -92,19 +78,18 @@ export function openRequestQuotas(services: Services) {
 
   return {
     async count(caller: Caller, projectId: string): Promise<void> {
-      const known = matchable.get(projectId)
+      const known = quotasOf(services, projectId)
       const quotas = (known instanceof Promise ? await known : known).filter(
-        ({ scope_ref }) => scope_ref === null || scope_ref === caller.credential.id,
+        ({ metric, scope_ref }) => metric === 'requests' && (scope_ref === null || scope_ref === caller.credential.id),
       )
       if (quotas.length === 0) return
       const breaches = (await counts.add(quotas)).filter(({ quota, ordinal }) => ordinal > quota.limit)
       if (breaches.length === 0) return
       await Promise.all(breaches.map(({ reported }) => reported))
       const refusal = mostSpecific(breaches.filter(({ quota }) => quota.mode === 'enforce'))
-      if (refusal) refuse(refusal, clock.now())
+      if (refusal) refuseExceeded(refusal, clock.now())
     },
     async close(): Promise<void> {
-      matchable.close()
       await counts.idle()
       await Promise.all(reports.values())
     },
@@ -116,21 +101,3 @@ const requestQuotas = perProcess(openRequestQuotas, quotas => quotas.close())
 /** Counts a request of a project key. Raises QUOTA_EXCEEDED. */
 export const countRequest = (services: Services, caller: Caller, projectId: string): Promise<void> =>
   requestQuotas(services).count(caller, projectId)
-
-const specificity: readonly Scope[] = ['actor', 'agent', 'api_key', 'project']
-
-/** The breach a refusal names: the most specific scope, then the lowest quota id. */
-function mostSpecific(breaches: Counted[]): Counted | undefined {
-  return breaches.sort(
-    (a, b) =>
-      specificity.indexOf(a.quota.scope) - specificity.indexOf(b.quota.scope) || (a.quota.id < b.quota.id ? -1 : 1),
-  )[0]
-}
-
-function refuse({ quota, window }: Counted, now: Date): never {
-  const resets_at = window.resets_at as string
-  return raise('QUOTA_EXCEEDED', {
-    meta: { quota_id: quota.id, metric: quota.metric, limit: quota.limit, window: quota.window, resets_at },
-    headers: { 'Retry-After': String(retryAfter(resets_at, now)) },
-  })
-}

@@ -3,24 +3,26 @@ import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { METRICS, MODES, type QuotaRow, quotaKind, SCOPES } from './model.ts'
 import { WINDOWS } from './windows.ts'
 
-const MatchableQuota = z.object({
+const KnownQuota = z.object({
   id: z.string(),
   project_id: z.string(),
   scope: z.enum(SCOPES),
   scope_ref: z.string().nullable(),
+  metric: z.enum(METRICS),
   window: z.enum(WINDOWS),
+  reserve: z.boolean(),
 })
-/** What never changes of a requests quota: enough to know which requests it counts. */
-export type MatchableQuota = z.output<typeof MatchableQuota>
+/** Enough of a quota to know what it counts. All but `reserve` never changes. */
+export type KnownQuota = z.output<typeof KnownQuota>
 
-/** The requests quotas of projects (index quotas_identity). */
-export const requestQuotas = (db: Queryable, projectIds: string[]): Promise<readonly MatchableQuota[]> =>
-  db.any(sql.type(MatchableQuota)`
-    select id, project_id, scope, scope_ref, "window" from quotas
-    where project_id = any(${sql.array(projectIds, 'text')}) and metric = 'requests' order by id`)
+/** The quotas of projects (index quotas_identity). */
+export const knownQuotas = (db: Queryable, projectIds: string[]): Promise<readonly KnownQuota[]> =>
+  db.any(sql.type(KnownQuota)`
+    select id, project_id, scope, scope_ref, metric, "window", reserve from quotas
+    where project_id = any(${sql.array(projectIds, 'text')}) order by id`)
 
 /** A quota as it stood when something was measured against it. */
-const Measured = z.object({
+export const Measured = z.object({
   id: z.string(),
   project_id: z.string(),
   scope: z.enum(SCOPES),
@@ -38,7 +40,8 @@ const Measured = z.object({
 })
 export type Measured = z.output<typeof Measured>
 
-const measured = sql.fragment`q.id, q.project_id, q.scope, q.scope_ref, q.metric, q."window", q."limit", q.mode,
+/** Columns of a quota `q`. */
+export const measured = sql.fragment`q.id, q.project_id, q.scope, q.scope_ref, q.metric, q."window", q."limit", q.mode,
   q.meter_type, q.warn_at, q.fired_window_key, q.audited_window_key, q.warned_window_key, q.warned_fraction`
 
 const Count = Measured.extend({ count: z.int() })
@@ -70,12 +73,6 @@ export const addCounts = (
     )
     select ${measured}, counted.count
     from counted join asked q on q.id = counted.quota_id`)
-
-/** Which of some projects have storage_bytes quotas (index quotas_identity). */
-export const projectsWithStorageQuota = (db: Queryable, projectIds: string[]): Promise<readonly string[]> =>
-  db.anyFirst(sql.type(z.object({ project_id: z.string() }))`
-    select distinct project_id from quotas
-    where project_id = any(${sql.array(projectIds, 'text')}) and scope = 'project' and metric = 'storage_bytes'`)
 
 const StorageQuota = Measured.extend({ bytes: z.number().nullable(), day: z.string().nullable() })
 

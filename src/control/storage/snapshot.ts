@@ -3,7 +3,8 @@ import { isProjectGone } from '../../core/db/sql.ts'
 import { type Background, every, handler } from '../../core/jobs/handler.ts'
 import { entityMailbox, message } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import { recordUsage } from '../usage/meter.ts'
+import { recordUsage, type UsageDraft } from '../usage/meter.ts'
+import { priceBooks } from '../usage/prices-book.ts'
 import { projectsAfter, type Snapshot, takeSnapshot } from './store.ts'
 
 /** Takes storage snapshots: of all projects, or of those that have none of the day yet. One message of each at a time. */
@@ -31,6 +32,8 @@ export async function snapshotProjects(
   let after = ''
   for (;;) {
     const ids = await projectsAfter(pool, after, options.all ? null : day, PAGE)
+    // Read at once, not by each project in its transaction.
+    await priceBooks(services, ids)
     for (const id of ids) {
       if (options.stopping?.aborted) return { measured, failed }
       try {
@@ -51,17 +54,16 @@ const snapshotProject = (services: Services, projectId: string, day: string): Pr
   services.write(async tx => {
     const components = componentsOf(await takeSnapshot(tx, projectId, day))
     if (components.length === 0) return
-    await recordUsage(tx, [
-      {
-        idempotency_key: `storage:${projectId}:${day}`,
-        project_id: projectId,
-        meter_type: 'storage',
-        provider: 'platform',
-        model: 'gb-day',
-        source: null,
-        components,
-      },
-    ])
+    const usage: UsageDraft = {
+      idempotency_key: `storage:${projectId}:${day}`,
+      project_id: projectId,
+      meter_type: 'storage',
+      provider: 'platform',
+      model: 'gb-day',
+      source: null,
+      components,
+    }
+    await recordUsage(services, [usage], tx)
   })
 
 /** What is billed for a day; zero quantities are left out. */

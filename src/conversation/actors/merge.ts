@@ -4,6 +4,7 @@ import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { type ActorRow, actorKind } from './model.ts'
+import { refuseWhilePurged } from './purge.ts'
 import { moveActor } from './store.ts'
 
 /** Moves what else names an actor; raises what forbids the merge. */
@@ -11,7 +12,8 @@ export const actorMoves = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) 
 
 /**
  * Gives everything of one actor to another of the same project and deletes it.
- * Returns the record of the actor that stays. Raises ACTOR_NOT_FOUND, SINGLE_SESSION_CONFLICT, VALIDATION_FAILED.
+ * Returns the record of the actor that stays. Raises ACTOR_NOT_FOUND,
+ * ACTOR_HAS_MESSAGES, SINGLE_SESSION_CONFLICT, VALIDATION_FAILED.
  */
 export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow: Context['allow']): Promise<object> {
   if (intoId === source.id)
@@ -27,6 +29,7 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   const to = rows.get(intoId)
   if (!to || to.project_id !== from.project_id) raise('ACTOR_NOT_FOUND', { meta: { id: intoId } })
   allow('actors:UpdateActor', { kind: actorKind, row: to })
+  await refuseWhilePurged(tx, from.id, to.id)
   for (const move of actorMoves.all()) await move(tx, from, to)
   await moveActor(tx, from.id, to.id)
   await actorKind.delete(tx, from.id)

@@ -43,7 +43,10 @@ export const actorKind = kind({
   table: 'actors',
   countKept: true,
   missing: 'ACTOR_NOT_FOUND',
-  references: [{ kind: 'agent', column: 'agent_id', on_delete: 'null' }],
+  references: [
+    { kind: 'agent', column: 'agent_id', on_delete: 'null' },
+    { kind: 'chat', column: 'chat_id', on_delete: 'null' },
+  ],
   record: Actor,
   events: ['created', 'updated', 'deleted'],
   unique: {

@@ -7,14 +7,14 @@ import { sql } from '../../core/db/sql.ts'
 import { mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { obtainActor } from './obtain.ts'
+import { askPurge, PurgeAccepted, refuseWhilePurged } from './purge.ts'
 import { countMessages } from './store.ts'
 
 const actors = resource(actorKind, { path: '/actors', tag: 'Actors' })
 
-/** Raises AGENT_AND_CHAT_EXCLUSIVE for both links, CHAT_NOT_FOUND for a chat: there are none yet. */
+/** Raises AGENT_AND_CHAT_EXCLUSIVE for both links. */
 function checkLinks(links: { agent_id?: string | null; chat_id?: string | null }): void {
   if (links.agent_id != null && links.chat_id != null) raise('AGENT_AND_CHAT_EXCLUSIVE')
-  if (links.chat_id != null) raise('CHAT_NOT_FOUND', { meta: { id: links.chat_id } })
 }
 
 const raises = ['AGENT_AND_CHAT_EXCLUSIVE', 'AGENT_NOT_FOUND', 'CHAT_NOT_FOUND'] as const
@@ -51,6 +51,7 @@ export const actorOperations: Operation[] = [
     raises: ['ACTOR_HAS_MESSAGES'],
     // A message that names the actor takes a share of its row, which is locked here.
     async check({ id }, { tx }) {
+      await refuseWhilePurged(tx, id)
       const message_count = await countMessages(tx, id)
       if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
     },
@@ -62,7 +63,15 @@ export const actorOperations: Operation[] = [
     alsoActions: ['actors:UpdateActor'],
     body: ActorMerge,
     answers: { 200: Actor },
-    raises: ['ACTOR_NOT_FOUND', 'SINGLE_SESSION_CONFLICT'],
+    raises: ['ACTOR_NOT_FOUND', 'ACTOR_HAS_MESSAGES', 'SINGLE_SESSION_CONFLICT'],
     run: ({ resource, body, tx, allow }) => mergeActor(tx, resource, body.into_actor_id, allow),
+  }),
+  actors.action('purge-content', {
+    id: 'purgeActorContent',
+    summary: 'Erase what the project keeps of what an end user said and was answered; records stay without content',
+    action: 'actors:PurgeActorContent',
+    answers: { 202: PurgeAccepted },
+    raises: ['CONTENT_ON_HOLD'],
+    run: ({ tx, caller, resource }) => askPurge(tx, caller, resource.id),
   }),
 ]

@@ -107,7 +107,7 @@ export const turnFields = {
 export const GenerateMessageInput = z
   .strictObject({
     agent_id: link.nullish().describe('Agent that answers'),
-    actor_id: link.nullish().describe('Who speaks; without agent_id its linked agent answers'),
+    actor_id: link.nullish().describe('Who speaks; without agent_id its linked agent or chat answers'),
     ...turnFields,
   })
   .refine(input => input.agent_id != null || input.actor_id != null, 'agent_id or actor_id is required')

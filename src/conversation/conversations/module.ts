@@ -1,8 +1,10 @@
+import { endUserContent, turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { mailboxes } from '../../execution/generations/abort.ts'
 import { continueInMailbox, retryInMailbox } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
 import { endInMailbox, resumeInMailbox } from '../turns/mailbox.ts'
+import { historyContent, messageContent } from './erase.ts'
 import { conversationKind, messageEvents } from './model.ts'
 import { conversationOperations } from './operations.ts'
 
@@ -13,6 +15,8 @@ export default module('conversations', {
   handlers: turnHandlers,
   schedules: turnSchedules,
   extensions: [
+    turnContent.with(historyContent),
+    endUserContent.with(messageContent),
     mailboxes.with({
       end: endInMailbox,
       retry: retryInMailbox,

@@ -8,6 +8,7 @@ import { answer, itemOperation, type Operation } from '../../core/api/operation.
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
+import { spendRefusals } from '../../execution/generations/create.ts'
 import { actorKind } from '../actors/model.ts'
 import { generate } from '../turns/generate.ts'
 import { sessionHooks } from '../turns/hooks.ts'
@@ -203,7 +204,9 @@ export const conversationOperations: Operation[] = [
   }),
   conversations.action('generate', {
     id: 'generateConversationMessage',
-    summary: 'Ask an agent for the next message: in the background, waited for, or streamed',
+    summary: 'Ask an agent or a chat for the next message: in the background, waited for, or streamed',
+    description:
+      'An actor that is linked to a chat answers with one completion: it has no generation, and its text comes in one piece.',
     action: 'conversations:GenerateConversationMessage',
     query: WaitQuery,
     body: GenerateMessageInput,
@@ -213,6 +216,7 @@ export const conversationOperations: Operation[] = [
     raises: [
       'AGENT_NOT_FOUND',
       'ACTOR_NOT_FOUND',
+      'CHAT_NOT_FOUND',
       'INVALID_TOOL_CONTEXT_KEY',
       'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
       'PROJECT_PAUSED',
@@ -225,7 +229,7 @@ export const conversationOperations: Operation[] = [
       'AI_PROVIDER_ERROR',
       'OUTPUT_SCHEMA_VALIDATION_FAILED',
       'GENERATION_FAILED',
-      'QUOTA_EXCEEDED',
+      ...spendRefusals,
     ],
     run: generate,
   }),

@@ -6,6 +6,7 @@ import {
   messageTextParts,
 } from '../../content/documents/message.ts'
 import { documentKind } from '../../content/documents/model.ts'
+import type { EndUser } from '../../control/retention/content.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { page } from '../../core/api/lists.ts'
@@ -259,6 +260,50 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
   await deleteMessageTexts(tx, texts, inUse)
   tx.emit(conversationKind, 'deleted', owner)
 }
+
+/** Takes the calls of replies away from them. By conversation_messages_generation. */
+export const eraseHistory = async (tx: Queryable, generationIds: readonly string[]): Promise<number> =>
+  (
+    await tx.query(statement`
+      update conversation_messages set history = null
+      where generation_id = any(${sql.array([...generationIds], 'text')}) and history is not null`)
+  ).rowCount
+
+const named = sql.type(z.object({ document_id: z.string() }))
+
+/**
+ * Messages that keep content of an end user: those of its own conversations, and those that it wrote elsewhere; up to a time,
+ * and replies of turns from before that. Indexes conversations_actor, conversation_messages_actor.
+ */
+export const messagesOfEndUser = (
+  db: Queryable,
+  endUser: Pick<EndUser, 'id' | 'project_id' | 'ownConversations'>,
+  until: string,
+  limit: number,
+): Promise<readonly string[]> =>
+  db.anyFirst(named`
+    select m.document_id from (
+      select * from conversation_messages where conversation_id in (${endUser.ownConversations})
+      union all
+      select * from conversation_messages where actor_id = ${endUser.id}) m
+    left join documents d on d.id = m.document_id and d.kind = 'message'
+    left join generations g on g.id = m.generation_id
+    where (d.id is not null or m.metadata is not null or m.history is not null)
+      and least(m.created_at, g.created_at) <= ${until}::timestamptz
+    limit ${limit}`)
+
+/** Takes from messages what is theirs beside their texts; returns how many there are. By conversation_messages_document. */
+export const eraseMessages = async (
+  tx: Queryable,
+  projectId: string,
+  documentIds: readonly string[],
+): Promise<number> =>
+  (
+    await tx.query(statement`
+      update conversation_messages m set metadata = null, history = null
+      from conversations c where c.id = m.conversation_id and c.project_id = ${projectId}
+        and m.document_id = any(${sql.array([...documentIds], 'text')})`)
+  ).rowCount
 
 /**
  * Whether a message uses a text, asked under the lock of the text: of two forks that are deleted at once the second one

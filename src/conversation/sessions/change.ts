@@ -4,7 +4,7 @@ import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { replacedTags } from '../../core/api/tags.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
-import { agentKind } from '../../execution/agents/model.ts'
+import { findAgent } from '../../execution/agents/model.ts'
 import { requireSole } from './create.ts'
 import { expireLocked } from './expire.ts'
 import { sessionKind } from './kind.ts'
@@ -65,6 +65,6 @@ export async function changeSession(
 /** A reopened session counts for its agent's single_session_per_actor again. */
 async function requireReopenable(tx: Context['tx'], session: SessionRow): Promise<void> {
   if (session.actor_id === null) return
-  const agent = await agentKind.reference(tx, session.agent_id, session.project_id)
+  const agent = await findAgent(tx, session.agent_id)
   if (agent?.single_session_per_actor) await requireSole(tx, session.agent_id, session.actor_id)
 }

@@ -1,6 +1,7 @@
 import type { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
+import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -8,6 +9,7 @@ import type { Tx } from '../../core/db/write.ts'
 import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { type AgentRow, agentKind, findAgent } from '../../execution/agents/model.ts'
+import { grantingShares } from '../../execution/shares/grants.ts'
 import { actorKind } from '../actors/model.ts'
 import { obtainActor } from '../actors/obtain.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
@@ -16,9 +18,20 @@ import { findSession, sessionKind } from './kind.ts'
 import type { SessionInput, SessionRow } from './model.ts'
 import { insertSession, lockPair, openSessionsOf, type SessionValues } from './store.ts'
 
-/** The agent of a session, kept from being deleted. Raises AGENT_NOT_FOUND unless it is one of the project's. */
+/**
+ * The agent that a session of a project may have: one of the project, kept from being deleted, or one that is shared with
+ * it, by a share that stays until the transaction ends; null for any other.
+ */
+async function agentFor(tx: Tx, projectId: string, id: string): Promise<AgentRow | null> {
+  const own = await agentKind.reference(tx, id, projectId)
+  if (own || !isIdOf(agentKind, id)) return own
+  const shared = await grantingShares(tx, 'agent', projectId, [id], true)
+  return shared.has(id) ? findAgent(tx, id) : null
+}
+
+/** The same. Raises AGENT_NOT_FOUND for any other. */
 export const sessionAgent = async (tx: Tx, projectId: string, id: string): Promise<AgentRow> =>
-  (await agentKind.reference(tx, id, projectId)) ?? raise('AGENT_NOT_FOUND', { meta: { id } })
+  (await agentFor(tx, projectId, id)) ?? raise('AGENT_NOT_FOUND', { meta: { id } })
 
 /**
  * The project of a session that names none: its agent's.
@@ -92,7 +105,7 @@ export async function createSession(
   const { tx, services, body, caller } = context
   const project_id = context.project as string
   const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-  const agent = await agentKind.reference(tx, body.agent_id, project_id)
+  const agent = await agentFor(tx, project_id, body.agent_id)
   if (!agent) return refuseAgent(tx, caller, body.agent_id)
   let actor_id = body.actor_id ?? null
   if (body.actor) {

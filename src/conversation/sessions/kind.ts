@@ -19,7 +19,7 @@ export const sessionKind = kind({
   prefix: 'sess',
   table: 'sessions',
   references: [
-    { kind: 'agent', column: 'agent_id', on_delete: 'follow' },
+    { kind: 'agent', column: 'agent_id', on_delete: 'follow', grantable: true },
     { kind: 'actor', column: 'actor_id', on_delete: 'null' },
   ],
   record: Session,

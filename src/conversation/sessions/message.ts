@@ -1,7 +1,11 @@
 import type { z } from 'zod'
+import { textIsThere } from '../../content/documents/message.ts'
+import type { KeptWhile } from '../../core/api/idempotency.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
+import { sql } from '../../core/db/sql.ts'
+import { unavailable, whileContentKept } from '../../execution/generations/purge.ts'
 import { expectTurn, raiseFailure } from '../../execution/generations/wait.ts'
 import { appendMessage, saidBy } from '../conversations/store.ts'
 import { coalesceAuto, refuseOwn } from '../turns/mailbox.ts'
@@ -39,10 +43,27 @@ export async function sendMessage(context: Send): Promise<Answer> {
       reply = ended?.result ?? null
     }
     const { role, content, document_id, position, created_at } = message
-    return answer(created ? 201 : 200, { role, content, document_id, position, created_at, generation_id, reply })
+    const given = answer(created ? 201 : 200, {
+      role,
+      content,
+      document_id,
+      position,
+      created_at,
+      generation_id,
+      reply,
+    })
+    return { ...given, keptWhile: whileSaid(document_id, reply && generation_id) }
   } finally {
     expected?.cancel()
   }
+}
+
+/** The message, and the turn whose reply the answer shows, may be erased before the answer is kept for repeats. */
+function whileSaid(documentId: string, generationId: string | null): KeptWhile {
+  const said = textIsThere(documentId)
+  if (generationId === null) return { holds: said, refusal: unavailable() }
+  const { holds } = whileContentKept(generationId)
+  return { holds: sql.fragment`${holds} and ${said}`, refusal: unavailable() }
 }
 
 /** Stores the message; a turn that it asks for, when there is none to answer it, gets the id given. */

@@ -1,6 +1,8 @@
+import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { actorMoves } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
+import { sessionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
 import { expiryHandler, expirySchedule } from './expire.ts'
 import { hooks, moveActorSessions } from './hooks.ts'
@@ -13,5 +15,5 @@ export default module('sessions', {
   operations: sessionOperations,
   handlers: [expiryHandler],
   schedules: [expirySchedule],
-  extensions: [sessionHooks.with(hooks), actorMoves.with(moveActorSessions)],
+  extensions: [turnContent.with(sessionContent), sessionHooks.with(hooks), actorMoves.with(moveActorSessions)],
 })

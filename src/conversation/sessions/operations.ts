@@ -8,6 +8,7 @@ import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { WaitQuery } from '../../execution/generations/answer.ts'
+import { spendRefusals } from '../../execution/generations/create.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { turnFailures } from '../../execution/generations/run.ts'
 import { submitToolOutputs } from '../../execution/generations/tool-outputs.ts'
@@ -150,6 +151,7 @@ export const sessionOperations: Operation[] = [
       'OUTPUT_SCHEMA_VALIDATION_FAILED',
       'NAME_CONFLICT',
       'PROJECT_PAUSED',
+      ...spendRefusals,
       'SESSION_CLOSED',
       'SESSION_EXPIRED',
     ],
@@ -176,7 +178,7 @@ export const sessionOperations: Operation[] = [
       'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
       'OUTPUT_SCHEMA_VALIDATION_FAILED',
       'PROJECT_PAUSED',
-      'QUOTA_EXCEEDED',
+      ...spendRefusals,
       'SESSION_CLOSED',
       'SESSION_EXPIRED',
     ],

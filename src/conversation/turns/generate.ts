@@ -1,5 +1,6 @@
 import type { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
+import { isIdOf } from '../../core/api/kind.ts'
 import type { Answer, Context } from '../../core/api/operation.ts'
 import { callerContext, mergeContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -12,6 +13,7 @@ import { nestedIn } from '../../execution/generations/create.ts'
 import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { askChat } from './chat-ask.ts'
 import { callOff, enqueueTurn, mailboxState, openSession, refuseOwn } from './mailbox.ts'
 import { speakerOf } from './store.ts'
 
@@ -29,6 +31,8 @@ export async function generate(context: Generate): Promise<Answer> {
   const mode = turnMode(body.stream, query.wait)
   refuseOwn(context.origin, resource.id)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  const chat = await chatOf(context)
+  if (chat !== null) return askChat(context, mode, chat)
   return answerTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
       const turn = await ask(tx, context, { generation_id, stream: mode === 'stream', sent })
@@ -129,15 +133,25 @@ export const continueInMailbox: Mailboxes['continue'] = async (tx, services, con
   })
 }
 
+/** The chat that answers for the actor that is to speak; null where an agent does. Raises ACTOR_NOT_FOUND. */
+async function chatOf({ body, services, resource }: Generate): Promise<string | null> {
+  if (body.agent_id != null) return null
+  const id = body.actor_id as string
+  const actor = isIdOf(actorKind, id) ? await actorKind.find(services.pool, id) : null
+  if (actor?.project_id !== resource.project_id) return raise('ACTOR_NOT_FOUND', { meta: { id } })
+  return actor.chat_id
+}
+
 /** The agent that answers: the one named, or the one the actor is linked to. */
 async function answering(tx: Tx, projectId: string, body: Body): Promise<string> {
   const actor = body.actor_id == null ? null : await actorKind.reference(tx, body.actor_id, projectId)
   if (body.actor_id != null && !actor) raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
   const agentId = body.agent_id ?? actor?.agent_id
   if (agentId == null)
-    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to no agent: name one' })
-  if (body.agent_id != null && actor?.agent_id != null && actor.agent_id !== body.agent_id)
-    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to another agent' })
+    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to nothing that answers' })
+  const linked = actor?.agent_id ?? actor?.chat_id ?? null
+  if (body.agent_id != null && linked !== null && linked !== body.agent_id)
+    invalid({ code: 'INVALID_VALUE', path: 'actor_id', message: 'the actor is linked to another agent, or to a chat' })
   return agentId
 }
 

@@ -7,6 +7,7 @@ import { message, workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { executeTurn } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
+import { replyByChat } from './chat-reply.ts'
 import { cancelTurns, conversationQueue, wakeConversation } from './mailbox.ts'
 import { preparePrompt } from './prompt.ts'
 import { type Picked, refusalOf, sessionOf, turnSource } from './source.ts'
@@ -39,7 +40,7 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> 
   for (;;) {
     const turn = await nextTurn(tx, conversationId)
     if (!turn) return null
-    const end = endOf[turn.generation_status]
+    const end = turn.chat_id === null && endOf[turn.generation_status]
     if (end) {
       // Its generation was ended without its worker, by a cancel or a redaction.
       await endTurns(tx, conversationId, [turn.seq], end)
@@ -58,7 +59,9 @@ async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> 
     const prompt = await preparePrompt(tx, conversation, turn)
     const session = await sessionOf(tx, conversation)
     const refuse = refusalOf(conversation, session)
-    return { conversation, turn, session, prompt: refuse ? { refuse } : prompt }
+    const attempt = turn.attempt + 1
+    const taken = turn.chat_id === null ? turn : { ...turn, attempt }
+    return { conversation, turn: taken, session, prompt: refuse ? { refuse } : prompt }
   }
 }
 
@@ -67,6 +70,14 @@ const untake = (services: Services, { conversation, turn }: Picked) =>
   services.write(async tx => {
     if (await lockConversation(tx, conversation.id)) await requeueTurn(tx, turn)
   })
+
+/** Runs a turn that was taken, by an agent or by a chat. */
+function runTurn(services: Services, picked: Picked, context: JobContext) {
+  if (picked.turn.chat_id !== null) return replyByChat(services, picked, context)
+  const { signal, stopping, log, aside, complete } = context
+  const source = turnSource(picked, complete)
+  return executeTurn(services, picked.turn.generation_id, { signal, stopping, log, aside, source })
+}
 
 /** Runs the due turns of a conversation, one after the other, in the order of their acceptance. */
 async function drain(services: Services, conversationId: string, context: JobContext): Promise<void> {
@@ -77,13 +88,7 @@ async function drain(services: Services, conversationId: string, context: JobCon
     const picked = await services.write(tx => takeTurn(tx, conversationId))
     if (!picked) return
     const log = context.log.child({ conversation_id: conversationId, seq: picked.turn.seq })
-    const outcome = await executeTurn(services, picked.turn.generation_id, {
-      signal,
-      stopping,
-      log,
-      aside: context.aside,
-      source: turnSource(picked, context.complete),
-    })
+    const outcome = await runTurn(services, picked, { ...context, log })
     if (outcome === 'settled' && picked.alone) return
     if (outcome === 'handed_back') throw new HandBack('the turn goes on elsewhere')
     if (outcome === 'waiting') {
@@ -105,7 +110,7 @@ const stillOpen = (services: Services, conversationId: string, picked: Picked): 
   services.write(async tx => {
     if (!(await lockConversation(tx, conversationId))) return false
     const turn = await nextTurn(tx, conversationId)
-    return turn?.seq === picked.turn.seq && endOf[turn.generation_status] === undefined
+    return turn?.seq === picked.turn.seq && (turn.chat_id !== null || endOf[turn.generation_status] === undefined)
   })
 
 /** Records that the mailbox could not get past its next turn, so that the turns behind it are not held up. */

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -7,13 +7,16 @@ import type { Origin } from '../../core/invoke/call.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/abort.ts'
+import { takeTurn } from '../../execution/generations/admit.ts'
 import { amendTurn } from '../../execution/generations/amend.ts'
 import { placeTurn, priorityOf, type TurnInput } from '../../execution/generations/create.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
+import { announceChatEnd, noteChatEnd } from './chat-turn.ts'
 import { sessionHooks } from './hooks.ts'
 import {
+  type AgentTurn,
   addPlace,
   autoWaits,
   endTurns,
@@ -129,16 +132,19 @@ export async function coalesceAuto(
   asked: Omit<Asked, 'kind'>,
 ): Promise<{ generation_id: string; trace_id: string }> {
   wakeConversation(tx, conversation, wakeUpOf(services, asked))
-  const { made, ...ids } = await place(
+  const { made, publisher_project_id, ...ids } = await place(
     tx,
     services,
     conversation,
-    { ...asked, kind: 'auto' },
+    { input: { ...asked.input, automatic: true }, not_before: asked.not_before, kind: 'auto' },
     autoWaits(conversation.id),
   )
-  if (made) return ids
+  if (made) {
+    if (publisher_project_id !== null) await takeAuto(tx, services, conversation, { ...ids, publisher_project_id })
+    return ids
+  }
   const { queued } = await mailboxState(tx, conversation.id)
-  const waiting = queued.find(turn => turn.kind === 'auto') as TurnRow
+  const waiting = queued.find(turn => turn.kind === 'auto') as AgentTurn
   const { authority, tool_context } = asked.input
   const permission = asked.input.permission ?? permissionOf(conversation)
   await amendTurn(tx, services, waiting.generation_id, { authority, permission, tool_context })
@@ -148,6 +154,26 @@ export async function coalesceAuto(
     principal_id: authority.id,
   })
   return { generation_id: waiting.generation_id, trace_id: waiting.trace_id }
+}
+
+/**
+ * Takes an automatic turn of an agent that another project shares from the share; where that refuses it, the turn has failed:
+ * the message that it was to answer stays.
+ */
+async function takeAuto(
+  tx: Tx,
+  services: Services,
+  { project_id }: ConversationRow,
+  { generation_id, publisher_project_id }: { generation_id: string; publisher_project_id: string },
+): Promise<void> {
+  const turn = await openTurnOf(tx, generation_id)
+  if (!turn) return
+  try {
+    await takeTurn(tx, services, project_id, { id: turn.agent_id, project_id: publisher_project_id })
+  } catch (error) {
+    if (!(error instanceof AppError) || error.status >= 500) throw error
+    await cancelTurns(tx, services, [turn], error.recorded())
+  }
 }
 
 /**
@@ -162,6 +188,13 @@ export async function cancelTurns(
   options: { stop_reason?: 'error' | 'cancelled'; force?: boolean } = {},
 ): Promise<void> {
   for (const turn of turns) {
+    if (turn.chat_id !== null) {
+      // Whoever runs it finds that it has ended.
+      await noteChatEnd(tx, turn, { error: failure })
+      await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
+      announceChatEnd(tx, turn)
+      continue
+    }
     const outcome = await abortTurn(tx, services, turn.generation_id, failure, options)
     if (outcome !== 'failed') continue
     await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')

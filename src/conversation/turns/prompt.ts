@@ -17,8 +17,13 @@ export async function preparePrompt(
 ): Promise<Prompt | { refuse: RecordedFailure }> {
   const listener = conversation.actor_id
   const facts = await takePrompt(tx, turn, listener)
-  if (facts.agent_id === null)
-    return { refuse: { code: 'AGENT_NOT_FOUND', message: 'The agent of the turn no longer exists' } }
+  if (facts.answers === null)
+    return {
+      refuse:
+        turn.chat_id === null
+          ? { code: 'AGENT_NOT_FOUND', message: 'The agent of the turn no longer exists' }
+          : { code: 'CHAT_NOT_FOUND', message: 'The chat of the turn no longer exists' },
+    }
   const messages = facts.messages.flatMap(messagesOf)
   if (messages.length === 0)
     return {

@@ -20,7 +20,7 @@ export const AcceptedTurn = z
     status: z.literal('accepted'),
     session_id: z.string().optional(),
     conversation_id: z.string().optional(),
-    generation_id: z.string(),
-    trace_id: z.string(),
+    generation_id: z.string().nullable().describe('Null for the reply of a chat'),
+    trace_id: z.string().nullable(),
   })
   .meta({ id: 'AcceptedTurn' })

@@ -8,16 +8,11 @@ const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
 const TurnState = z.enum(['queued', 'running', 'done', 'failed', 'cancelled'])
 export type TurnState = z.output<typeof TurnState>
 
-/** A turn in the mailbox of a conversation, with what its generation says. */
-const TurnRow = z.object({
+const place = {
   conversation_id: z.string(),
   session_id: z.string().nullable(),
   seq: z.int(),
   kind: TurnKind,
-  generation_id: z.string(),
-  trace_id: z.string(),
-  agent_id: z.string(),
-  generation_status: z.enum(GENERATION_STATUSES),
   /** What the generation was asked to end with. */
   abort: AbortRequest.nullable(),
   /** Who speaks. */
@@ -28,19 +23,44 @@ const TurnRow = z.object({
   /** Its project is paused. */
   paused: z.boolean(),
   state: TurnState,
+  /** How often a turn of a chat was taken; those of agents count on their generation. */
+  attempt: z.int(),
   seen_position: z.int().nullable(),
   created_at: z.string(),
   started_at: z.string().nullable(),
-})
-export type TurnRow = z.output<typeof TurnRow>
-const turn = sql.type(TurnRow)
+}
 
-const columns = sql.fragment`t.conversation_id, c.session_id, t.seq, t.kind, t.generation_id, g.trace_id, g.agent_id,
+/** A turn in the mailbox of a conversation that an agent answers, with what its generation says. */
+const AgentTurn = z.object({
+  ...place,
+  chat_id: z.null(),
+  generation_id: z.string(),
+  trace_id: z.string(),
+  agent_id: z.string(),
+  generation_status: z.enum(GENERATION_STATUSES),
+})
+export type AgentTurn = z.output<typeof AgentTurn>
+
+/** One that a chat answers: it has no generation. */
+const ChatTurn = z.object({
+  ...place,
+  chat_id: z.string(),
+  generation_id: z.null(),
+  trace_id: z.null(),
+  agent_id: z.null(),
+  generation_status: z.null(),
+})
+export type ChatTurn = z.output<typeof ChatTurn>
+
+export type TurnRow = AgentTurn | ChatTurn
+const turn = sql.type(z.union([AgentTurn, ChatTurn]))
+
+const columns = sql.fragment`t.conversation_id, c.session_id, t.seq, t.kind, t.chat_id, t.generation_id, g.trace_id, g.agent_id,
   g.status as generation_status, g.abort, t.actor_id, t.not_before, (t.not_before is null or t.not_before <= clock_timestamp()) as due,
   p.paused_at is not null as paused,
-  t.state, t.seen_position, t.created_at, t.started_at`
+  t.state, t.attempt, t.seen_position, t.created_at, t.started_at`
 const tables = sql.fragment`conversation_turns t join conversations c on c.id = t.conversation_id
-  join generations g on g.id = t.generation_id join projects p on p.id = c.project_id`
+  left join generations g on g.id = t.generation_id join projects p on p.id = c.project_id`
 
 type NewPlace = {
   conversation_id: string
@@ -84,20 +104,34 @@ export const nextTurn = (db: Queryable, conversationId: string): Promise<TurnRow
     order by t.state = 'running' desc, due desc, case when t.not_before <= clock_timestamp() then null else t.not_before end nulls first, t.seq
     limit 1`)
 
-const OpenTurn = TurnRow.extend({ alone: z.boolean(), session: z.custom<object>().nullable() })
+/** Whether a turn `t` is the only one of its conversation that waits or runs. */
+const alone = sql.fragment`not exists (
+  select from conversation_turns o
+  where o.conversation_id = t.conversation_id and o.state in ('queued', 'running') and o.seq <> t.seq) as alone`
+
+const OpenTurn = AgentTurn.extend({ alone: z.boolean(), session: z.custom<object>().nullable() })
 export type OpenTurn = z.output<typeof OpenTurn>
 const openTurn = sql.type(OpenTurn)
 
 /** The turn of a generation that has not settled, its session, and whether it is the only turn of its conversation. */
 export const openTurnOf = (db: Queryable, generationId: string): Promise<OpenTurn | null> =>
   db.maybeOne(openTurn`
-    select ${columns}, ${sessionHooks.only()?.json ?? sql.fragment`null::jsonb`} as session, not exists (
-      select from conversation_turns o
-      where o.conversation_id = t.conversation_id and o.state in ('queued', 'running') and o.seq <> t.seq) as alone
+    select ${columns}, ${sessionHooks.only()?.json ?? sql.fragment`null::jsonb`} as session, ${alone}
     from ${tables}
     where t.generation_id = ${generationId} and t.state in ('queued', 'running') order by t.seq limit 1`)
 
-const speaker = sql.type(TurnRow.pick({ actor_id: true }))
+const takenTurnRow = sql.type(ChatTurn.extend({ alone: z.boolean() }))
+
+/** A turn of a chat as the worker that took it holds it; null when another took it since, or it was ended. */
+export const takenTurn = (
+  db: Queryable,
+  { conversation_id, seq, attempt }: Pick<TurnRow, 'conversation_id' | 'seq' | 'attempt'>,
+) =>
+  db.maybeOne(takenTurnRow`
+    select ${columns}, ${alone} from ${tables}
+    where t.conversation_id = ${conversation_id} and t.seq = ${seq} and t.state = 'running' and t.attempt = ${attempt}`)
+
+const speaker = sql.type(AgentTurn.pick({ actor_id: true }))
 
 /** The actor that a turn speaks as, by conversation_turns_generation. */
 export const speakerOf = (db: Queryable, generationId: string): Promise<string | null> =>
@@ -170,8 +204,8 @@ export type SeenMessage = z.output<typeof SeenMessage>
 
 /** What a turn's prompt is made of: messages in order, and the actors that it speaks as and to. */
 const PromptFacts = z.object({
-  /** Null when the agent is gone. */
-  agent_id: z.string().nullable(),
+  /** The agent or the chat; null when it is gone. */
+  answers: z.string().nullable(),
   actors: z.record(z.string(), z.object({ name: z.string(), instructions: z.string().nullable() })),
   messages: z.array(SeenMessage),
 })
@@ -186,21 +220,28 @@ const promptFacts = sql.type(PromptFacts)
  */
 export const takePrompt = (
   db: Queryable,
-  { conversation_id, seq, agent_id, actor_id }: Pick<TurnRow, 'conversation_id' | 'seq' | 'agent_id' | 'actor_id'>,
+  turn: Pick<TurnRow, 'conversation_id' | 'seq' | 'agent_id' | 'chat_id' | 'actor_id'>,
   listenerId: string | null,
-): Promise<PromptFacts> =>
-  db.one(promptFacts`
-    with agent as (select id, max_context_messages from agents where id = ${agent_id}),
+): Promise<PromptFacts> => {
+  const { conversation_id, seq, agent_id, chat_id, actor_id } = turn
+  const answers =
+    chat_id === null
+      ? sql.fragment`select id, max_context_messages from agents where id = ${agent_id}`
+      : sql.fragment`select id, null::integer as max_context_messages from chats where id = ${chat_id}`
+  return db.one(promptFacts`
+    with answers as (${answers}),
     seen as (
-      select * from conversation_messages where conversation_id = ${conversation_id} and exists (select from agent)
-      order by position desc limit (select max_context_messages from agent)
+      select * from conversation_messages where conversation_id = ${conversation_id} and exists (select from answers)
+      order by position desc limit (select max_context_messages from answers)
     ), taken as (
-      update conversation_turns set state = 'running', started_at = now(), seen_position = (select max(position) from seen)
+      update conversation_turns set state = 'running', started_at = now(), seen_position = (select max(position) from seen),
+        attempt = attempt + ${chat_id === null ? 0 : 1}
       where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')
     )
-    select (select id from agent) as agent_id,
+    select (select id from answers) as answers,
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
       (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
           'history', m.history, 'actor_name', a.name) order by m.position), '[]')
         from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)
+}

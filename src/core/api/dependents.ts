@@ -21,6 +21,7 @@ type Level = {
   on_delete: 'block' | 'force' | 'follow'
   where: Fragment
   letGo: Reference['letGo']
+  stays: boolean
 }
 
 const SAMPLE = 5
@@ -48,12 +49,12 @@ function levels(target: string, id: Fragment, path: readonly string[] = []): Lev
   const found: Level[] = []
   for (const kind of kinds.all()) {
     for (const reference of kind.references) {
-      const { on_delete, letGo } = reference
+      const { on_delete, letGo, stays = false } = reference
       if (reference.kind !== target || on_delete === 'cascade' || on_delete === 'null') continue
       const where = bindsTo(reference, id)
       const label = reference.counted === undefined ? kind.plural : reference.counted
-      found.push({ kind, label, on_delete, where, letGo })
-      if (on_delete !== 'block' && !letGo && !path.includes(kind.name)) {
+      found.push({ kind, label, on_delete, where, letGo, stays })
+      if (on_delete !== 'block' && !letGo && !stays && !path.includes(kind.name)) {
         const ids = sql.fragment`select id from ${sql.identifier([kind.table])} where ${where}`
         found.push(...levels(kind.name, ids, [...path, kind.name]))
       }
@@ -129,7 +130,7 @@ export async function refuseDependents(
   { force, code }: { force: boolean; code: ErrorCode },
 ): Promise<void> {
   const going = levels(target.name, sql.fragment`select ${id}::text`).filter(
-    ({ on_delete }) => on_delete === 'follow' || (force && on_delete === 'force'),
+    ({ on_delete, stays }) => !stays && (on_delete === 'follow' || (force && on_delete === 'force')),
   )
   const taken: { kind: Kind; ids: readonly string[]; letGo: Reference['letGo'] }[] = []
   for (const { kind, where, letGo } of going) {

@@ -14,6 +14,8 @@ export type StreamSource = {
   look(quiet: boolean): AsyncGenerator<string, number | 'ended'>
   /** Id of the last message. */
   position(): string | number
+  /** The message that ends the stream of a caller that has lost its rights; default an `error` event. */
+  refused?(refusal: RecordedFailure): string
 }
 
 /** One message of a stream. */
@@ -54,7 +56,8 @@ async function* follow(
       if (Date.now() >= pingAt) {
         const refused = await refusalOf(recheck)
         // Under the id of the last event, so that a caller who may read on resumes behind that.
-        if (refused) return yield eventMessage(source.position(), 'error', JSON.stringify(refused))
+        if (refused)
+          return yield source.refused?.(refused) ?? eventMessage(source.position(), 'error', JSON.stringify(refused))
         pingAt = Date.now() + pingMs
         yield ': ping\n\n'
       }

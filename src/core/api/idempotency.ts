@@ -3,7 +3,7 @@ import { type Fragment, jsonb, type Queryable, sql, statement } from '../db/sql.
 import type { Services } from '../process/services.ts'
 import { sealedColumn } from '../secrets/sealed.ts'
 import type { SecretBox } from '../secrets/secretbox.ts'
-import { raise } from './errors.ts'
+import { type AppError, errorBody, raise } from './errors.ts'
 
 export type IdempotencyKey = { credential_id: string; project_id: string | null; path: string; key: string }
 
@@ -102,21 +102,60 @@ const isClaimed = ({ credential_id, path, key, created_at }: IdempotencyClaim): 
   credential_id = ${credential_id} and path = ${path} and key = ${key} and created_at = ${created_at}::timestamptz
     and status is null`
 
-/** Keeps the answer for repeats; an answer that holds a secret is sealed. Nothing when the claim was lost. */
+/** A condition in SQL over what an answer shows: where it does not hold, repeats get the refusal in its place. */
+export type KeptWhile = { holds: Fragment; refusal: AppError }
+
+/**
+ * Keeps the answer for repeats; an answer that holds a secret is sealed. Nothing when the claim was lost. A condition is
+ * asked in the statement that keeps it.
+ */
 export async function keepAnswer(
   db: Queryable,
-  secrets: SecretBox,
+  { secrets, config }: Pick<Services, 'secrets' | 'config'>,
   claim: IdempotencyClaim,
-  given: { status: number; body?: unknown; headers?: Record<string, string> },
+  given: { status: number; body?: unknown; headers?: Record<string, string>; keptWhile?: KeptWhile },
   secret: boolean,
 ): Promise<void> {
   if (given.status >= 500) return releaseIdempotency(db, claim)
-  const sealed = secret && given.status < 300 ? secrets.seal(JSON.stringify(given.body ?? null), sealFor(claim)) : null
+  const { status, headers, keptWhile } = given
+  const sealed = secret && status < 300 ? secrets.seal(JSON.stringify(given.body ?? null), sealFor(claim)) : null
+  const body = sealed ? jsonb(null) : jsonb(given.body)
+  const answer = sql.fragment`select ${status}::int, ${body}, ${jsonb(headers)}`
+  const kept = keptWhile
+    ? sql.fragment`
+      ${answer}, 1 where ${keptWhile.holds}
+      union all select ${refused(config, keptWhile.refusal)}, 2 order by 4 limit 1`
+    : sql.fragment`${answer}, 1`
   await db.query(statement`
-    update idempotency_keys set status = ${given.status}, body = ${sealed ? jsonb(null) : jsonb(given.body)},
-      sealed_body = ${sealed}, headers = ${jsonb(given.headers)}
-    where ${isClaimed(claim)}`)
+    update idempotency_keys set status = k.its_status, body = k.its_body, sealed_body = ${sealed}, headers = k.its_headers
+    from (${kept}) k (its_status, its_body, its_headers, choice) where ${isClaimed(claim)}`)
 }
+
+/** A refusal as it is kept: its status, body and headers. */
+const refused = ({ DOCS_BASE_URL }: Services['config'], refusal: AppError): Fragment =>
+  sql.fragment`${refusal.status}::int, ${jsonb(errorBody(refusal, DOCS_BASE_URL))}, null::jsonb`
+
+/**
+ * Puts a refusal in the place of the kept answers of a project that name one of these ids, so that a repeat neither shows
+ * them nor does the work again. Returns how many there were. By idempotency_keys_named.
+ */
+export async function eraseAnswers(
+  db: Queryable,
+  { config }: Pick<Services, 'config'>,
+  projectId: string,
+  ids: readonly string[],
+  refusal: AppError,
+): Promise<number> {
+  const { rowCount } = await db.query(statement`
+    update idempotency_keys set (status, body, headers) = (select ${refused(config, refusal)})
+    where body is not null and ${NAMED} ?| ${sql.array([...ids], 'text')} and project_id = ${projectId}
+      and body -> 'error' ->> 'code' is distinct from ${refusal.code}`)
+  return rowCount
+}
+
+/** The ids that an answer names, as the index has them. */
+const NAMED = sql.fragment`jsonb_path_query_array(body,
+  'strict $.** ? (@.type() == "string" && @ like_regex "^[a-z_]+_[0-9a-z]{26}$")')`
 
 /** Gives a claim up: the next request with the key is a first one. */
 export async function releaseIdempotency(db: Queryable, claim: IdempotencyClaim): Promise<void> {

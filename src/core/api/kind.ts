@@ -22,6 +22,8 @@ export type Reference = {
   where?: Fragment
   /** A target may be of another project that grants it. Such a row does not hold it and does not go with it. */
   grantable?: boolean
+  /** Rows with `force` are left as they are when the target goes: they outlive what they name. */
+  stays?: boolean
   /** What becomes of rows with `force` or `follow` in place of being deleted. */
   letGo?: (tx: Tx, ids: readonly string[]) => Promise<unknown>
   /**
@@ -80,12 +82,15 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   /** The normalized path under which policies name the row too; null while it has none. */
   path?: (row: Row) => string | null
   /** Resource names are those of the parent when the kind has none of its own (deliveries: their webhook). */
-  authorize?: (row: Row) => { type: string; id: string }
+  authorize?: (row: Row) => Named
   /** Deletes one row with what follows from it, its delete event first of all; for forced deletes of what it names. */
   remove?: (tx: Tx, row: Row) => Promise<void>
   /** The same for many rows at once, of kinds without a delete event. */
   removeAll?: (tx: Tx, ids: readonly string[]) => Promise<void>
 }
+
+/** What policies name a row by in place of itself: its parent, whose tags count where they are given. */
+export type Named = { type: string; id: string; tags?: Record<string, string> | null }
 
 export type KindRow = { id: string; project_id: string | null; tags?: Record<string, string> | null }
 
@@ -120,8 +125,10 @@ type Naming<Row extends KindRow, Event extends string> = {
   /** What an insert or update raises that a unique index of this name refuses, given the values written. */
   unique?: Record<string, (values: Values<Row>) => never>
   find?: Kind<Row>['find']
+  /** Takes a lock that comes before that of the row, such as the one of what contains it. */
+  lockFirst?: (db: Queryable, id: string) => Promise<unknown>
   path?: (row: Row) => string | null
-  authorize?: (row: Row) => { type: string; id: string }
+  authorize?: (row: Row) => Named
   remove?: (tx: Tx, row: Row) => Promise<void>
   removeAll?: Kind<Row>['removeAll']
 }
@@ -215,8 +222,12 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
     sql: typed,
     find:
       declaration.find ??
-      ((db, id, lock = false) =>
-        db.maybeOne(typed`select ${columns} from ${table} t where t.id = ${id} ${lock ? forUpdate : sql.fragment``}`)),
+      (async (db, id, lock = false) => {
+        if (lock) await declaration.lockFirst?.(db, id)
+        return db.maybeOne(
+          typed`select ${columns} from ${table} t where t.id = ${id} ${lock ? forUpdate : sql.fragment``}`,
+        )
+      }),
     async lock(db, id) {
       return (await made.find(db, id, true)) ?? raise(made.notFound, { meta: { id } })
     },

@@ -11,6 +11,7 @@ import type { Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { ErrorCode } from './errors.ts'
+import type { KeptWhile } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
 
 /** Page and time bounds of a list, after validation. */
@@ -27,6 +28,8 @@ export type Answer = {
   contentType?: string
   /** What a repeat with the same Idempotency-Key gets instead: for an answer that must not be kept. */
   kept?: Answer
+  /** What has to hold when the answer is kept for such repeats. */
+  keptWhile?: KeptWhile
 }
 
 const ANSWER = Symbol('answer')
@@ -175,6 +178,11 @@ export type Operation = {
   bodyLimit?: (config: Config) => number
   /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
   pass?: (request: Pick<Receiving, 'params' | 'query' | 'services'>) => Promise<boolean>
+  /**
+   * Creates that are authorised as on a row that a field of the body names: its project is theirs, its name and tags are
+   * those that policies see. An id that names nothing the caller may know of is left to `run`, in another project than it.
+   */
+  under?: Under
   /** Resolves the project of a create out of the raw body when it follows from a referenced id. */
   projectOf?: (body: Record<string, unknown>, db: Queryable, caller: Caller) => Promise<string | null>
   /** The decision of the owner gate, before the body is read. Without it `run` decides. */
@@ -195,6 +203,8 @@ export type Operation = {
   prepare: ((context: Context<never, never, never, never>) => Promise<unknown>) | null
   run(context: Context<never, never, never, never>): Promise<unknown>
 }
+
+export type Under = { kind: Kind<any, any>; field: string }
 
 export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefined> = {
   id: string
@@ -241,6 +251,7 @@ type Shaped =
       creates: Kind<any>
       decide?(caller: Caller): Verdict
       projectOf?: Operation['projectOf']
+      under?: Under
       pathOf?: Operation['pathOf']
     }
   | { lists: Kind<any> }
@@ -299,6 +310,7 @@ export function operation<
       shape: 'create',
       decide: declaration.decide,
       projectOf: declaration.projectOf,
+      under: declaration.under,
       pathOf: declaration.pathOf,
     }
   if ('lists' in declaration)

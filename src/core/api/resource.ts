@@ -54,6 +54,7 @@ const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : '
  * The operations of a resource, as they follow from its kind: ids, paths, actions, statements, events, 404s, ETags,
  * checks of references. A declaration says what differs.
  * @param at.path path of the list, such as `/actors`; its first segment is the module of the actions
+ * @param at.module module of the actions, where it is another one
  * @param at.param path parameter that holds the id; default `<kind>_id`
  * @param at.noun name in operation ids and actions; default the kind's, in pascal case
  * @param at.complete adds what the record of one row shows beside its columns, such as a measured value, before it is
@@ -64,6 +65,7 @@ export function resource<Row extends KindRow, Event extends string>(
   at: {
     path: string
     tag: string
+    module?: string
     param?: string
     noun?: string
     nouns?: string
@@ -71,7 +73,7 @@ export function resource<Row extends KindRow, Event extends string>(
   },
 ) {
   const { path, tag, complete = async row => row } = at
-  const module = path.split('/')[1]
+  const module = at.module ?? path.split('/')[1]
   const noun = at.noun ?? pascal(kind.name)
   const nouns = at.nouns ?? pascal(kind.plural)
   const words = kind.name.replaceAll('_', ' ')

@@ -9,7 +9,7 @@ import type { Answer, Operation } from '../api/operation.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Call } from '../invoke/call.ts'
-import { authentication, requestCounting } from '../invoke/hooks.ts'
+import { authentication, countRequest } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { carryOut } from '../invoke/invoke.ts'
 import { refusalOf } from '../invoke/refusal.ts'
@@ -116,7 +116,7 @@ export function createHttp(
       .then(async caller => {
         if (!caller) throw unauthorizedBody(req)
         if (caller.credential.type === 'api_key' && caller.project_id)
-          await requestCounting.only()?.(services, caller, caller.project_id)
+          await countRequest(services, caller, caller.project_id)
         raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.baseUrl}${req.path}` })
       })
       .catch(next)

@@ -2,7 +2,7 @@ import { raise } from '../api/errors.ts'
 import { srn } from '../api/kind.ts'
 import type { AllowTarget } from '../api/operation.ts'
 import { all, sql } from '../db/sql.ts'
-import { type Caller, facts, isAdmin } from './caller.ts'
+import { type Caller, type Decided, facts, isAdmin } from './caller.ts'
 import { couldAllow, decide, projectVisible } from './decide.ts'
 import { listPossible, listProjects, type RowColumns, rowFilter, type VisibleRows } from './row-filter.ts'
 
@@ -27,15 +27,15 @@ function targetNames(target: Target): string[] {
 }
 
 /** The full decision on one target. The project binding is checked before, by `projectBinding`. */
-export function permitted(caller: Caller, action: string, target: Target): boolean {
+export function permitted(caller: Decided, action: string, target: Target): boolean {
   if (caller.layers.length === 0) return true
   const { kind, row } = target
-  const type = row ? (kind.authorize?.(row)?.type ?? kind.name) : kind.name
+  const named = row && kind.authorize?.(row)
   return decide(caller.layers, {
     action,
     names: targetNames(target),
-    type,
-    resourceTags: target.tags ?? row?.tags ?? undefined,
+    type: named?.type ?? kind.name,
+    resourceTags: target.tags ?? named?.tags ?? row?.tags ?? undefined,
     requestTags: target.requestTags,
     facts: facts(caller),
   })

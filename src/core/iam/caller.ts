@@ -28,12 +28,15 @@ export type PrincipalRecord = {
   via: null | { type: 'oauth_grant' | 'trigger'; id: string }
 }
 
-export const principalRecord = (caller: Caller): PrincipalRecord => ({
+/** As much of a caller as decisions are made by. */
+export type Decided = Pick<Caller, 'principal' | 'layers'> & { credential: Pick<Caller['credential'], 'type' | 'id'> }
+
+export const principalRecord = (caller: Decided): PrincipalRecord => ({
   ...caller.principal,
   via: caller.credential.type === 'oauth_token' ? { type: 'oauth_grant', id: caller.credential.id } : null,
 })
 
-export const facts = (caller: Caller): PrincipalFacts => ({
+export const facts = (caller: Decided): PrincipalFacts => ({
   principal_id: caller.principal.id,
   principal_type: caller.principal.type,
   credential_type: caller.credential.type,

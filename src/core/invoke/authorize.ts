@@ -1,6 +1,16 @@
 import { invalid, raise } from '../api/errors.ts'
-import type { Kind, KindRow } from '../api/kind.ts'
-import { adminGate, listAllowed, listsSomewhere, mayEver, permitted, targetName } from '../iam/access.ts'
+import { isIdOf, type Kind, type KindRow } from '../api/kind.ts'
+import type { Under } from '../api/operation.ts'
+import {
+  adminGate,
+  listAllowed,
+  listsSomewhere,
+  mayEver,
+  permitted,
+  sees,
+  type Target,
+  targetName,
+} from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { requireStorable } from './input.ts'
 import type { Invocation } from './invocation.ts'
@@ -78,6 +88,9 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
   const { operation, audit } = inv
   await refuseNever(inv, caller)
   const body = (inv.body ?? {}) as Record<string, unknown>
+  const parent = operation.under && (await findParent(inv, caller, operation.under, body))
+  if (parent) return authorizeUnder(inv, caller, action, parent)
+  if (operation.under) return authorizeList(inv, caller, action, operation.under.kind)
   let project = namedProject(inv) ?? caller.project_id
   if (project === null && operation.projectOf) {
     requireStorable(inv)
@@ -102,6 +115,27 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
     audit.project_id = null
     raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
   }
+  enterProject(inv, project)
+}
+
+/** The row that a create names as its parent; null when there is none that the caller may know of. */
+async function findParent(
+  inv: Invocation,
+  caller: Caller,
+  { kind, field }: Under,
+  body: Record<string, unknown>,
+): Promise<Target | null> {
+  const id = body[field]
+  if (typeof id !== 'string' || !isIdOf(kind, id)) return null
+  const row = await kind.find(inv.db, id)
+  return row && sees(caller, row.project_id) ? { kind, row } : null
+}
+
+function authorizeUnder(inv: Invocation, caller: Caller, action: string, target: Target): void {
+  const project = target.row?.project_id ?? null
+  inv.audit.resource_srn = targetName(target)
+  inv.audit.project_id = project
+  if (!permitted(caller, action, { ...target, requestTags: bodyTags(inv) })) forbid(action)
   enterProject(inv, project)
 }
 

@@ -26,6 +26,8 @@ export type Origin = {
   depth: number
   /** Conversations whose mailboxes it occupies while it waits for the call, with those of turns that wait for it. */
   conversations: readonly string[]
+  /** The workload that it is part of; null for ordinary traffic. */
+  source: string | null
 }
 
 /** One call of an operation, whatever surface it came through. */

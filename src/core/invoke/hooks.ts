@@ -9,9 +9,14 @@ export const authentication =
     'authentication',
   )
 
-/** Counts one request of a project key against the `requests` quotas of a project. Raises QUOTA_EXCEEDED. */
+/** Counts one request of a project key in a project: for its quotas, for what it is billed. Raises QUOTA_EXCEEDED. */
 export const requestCounting =
-  extensionPoint<(services: Services, caller: Caller, projectId: string) => Promise<void>>('request counting')
+  extensionPoint<(services: Services, caller: Caller, projectId: string) => Promise<void> | void>('request counting')
+
+/** Has all who count do so, in the order of the modules. */
+export async function countRequest(services: Services, caller: Caller, projectId: string): Promise<void> {
+  for (const count of requestCounting.all()) await count(services, caller, projectId)
+}
 
 export type ReadAudit = {
   /** Whether reads of the project are audited. */

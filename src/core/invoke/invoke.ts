@@ -9,7 +9,7 @@ import type { Services } from '../process/services.ts'
 import { recordRefusal } from './audit-trail.ts'
 import { authorize, refuseNever } from './authorize.ts'
 import type { Call } from './call.ts'
-import { requestCounting } from './hooks.ts'
+import { countRequest } from './hooks.ts'
 import { contextOf, requireObject } from './input.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
 import { refusalOf } from './refusal.ts'
@@ -101,7 +101,7 @@ async function admit(inv: Invocation): Promise<void> {
 /** A request of a project key counts against the quotas of its project; other surfaces count where they come in. */
 async function count({ services, call, caller }: Invocation, project: string | null): Promise<void> {
   if (call.surface !== 'rest' || caller?.credential.type !== 'api_key' || project === null) return
-  await requestCounting.only()?.(services, caller, project)
+  await countRequest(services, caller, project)
 }
 
 /** Reads the body through the operation; its fields are then checked like those of a JSON body. */

@@ -69,7 +69,7 @@ export async function keepGiven(inv: Invocation, given: Answer): Promise<void> {
   if (!idempotency) return
   // A stream cannot be given again: its key is free for another call.
   if (given.stream) await releaseIdempotency(db, idempotency)
-  else await keepAnswer(db, services.secrets, idempotency, given.kept ?? given, operation.secretAnswer)
+  else await keepAnswer(db, services, idempotency, given.kept ?? given, operation.secretAnswer)
 }
 
 /** A refusal is kept like an answer; after a failure the key is free again. */
@@ -79,7 +79,7 @@ export async function keepRefusal(inv: Invocation, error: unknown): Promise<void
   try {
     if (error instanceof AppError && error.status < 500) {
       const body = errorBody(error, services.config.DOCS_BASE_URL)
-      await keepAnswer(db, services.secrets, claim, { status: error.status, body, headers: error.headers }, false)
+      await keepAnswer(db, services, claim, { status: error.status, body, headers: error.headers }, false)
     } else await releaseIdempotency(db, claim)
   } catch (failure) {
     services.log.error({ err: failure }, 'idempotency answer not kept')

@@ -62,8 +62,7 @@ async function runOnce(inv: Invocation, context: AnyContext): Promise<Answer> {
     noteChanges(inv, context.body, given)
     const entry = entryOf(inv, given.status, createdId(inv, given))
     if (entry) tx.audit(entry)
-    if (inv.idempotency)
-      await keepAnswer(tx, services.secrets, inv.idempotency, given.kept ?? given, operation.secretAnswer)
+    if (inv.idempotency) await keepAnswer(tx, services, inv.idempotency, given.kept ?? given, operation.secretAnswer)
     return given
   }
   const given = await (call.tx ? call.tx.nested(work) : services.write(work))

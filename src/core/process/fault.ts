@@ -1,7 +1,10 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/** Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of filing an exception. */
+/**
+ * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
+ * filing an exception, of erasing content, of what a turn knows, of the firing of a memory rule, of the reply of a chat.
+ */
 type FaultPoint =
   | 'after_claim'
   | 'before_model'
@@ -23,6 +26,14 @@ type FaultPoint =
   | 'decision_claimed'
   | 'decision_answered'
   | 'exception_filed'
+  | 'content_expired'
+  | 'content_erased'
+  | 'knowledge_kept'
+  | 'firing_claimed'
+  | 'firing_answered'
+  | 'firing_facts'
+  | 'firing_fact_written'
+  | 'chat_answered'
 
 /**
  * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=freeze:<ms>`

@@ -4,6 +4,7 @@ import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import { BoundTool } from '../tools/model.ts'
+import { KnowledgeConfig } from './knowledge.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
@@ -58,7 +59,7 @@ const HasToolCall = z.strictObject({
 })
 const MaxChain = z.strictObject({
   type: z.literal('max_chain_generations').describe('Bounds the generations that continue one another'),
-  max_generations: positive.describe('Most generations of a chain'),
+  max_generations: z.int().min(2).describe('Most generations of a chain, at least 2'),
 })
 export const StopCondition = z.discriminatedUnion('type', [HasToolCall, MaxChain]).meta({ id: 'StopCondition' })
 export type StopCondition = z.output<typeof StopCondition>
@@ -101,6 +102,9 @@ const fields = {
   ),
   stop_conditions: z.array(StopCondition).max(20).nullable().describe('What ends a turn or a chain, besides max_steps'),
   step_rules: StepRules.nullable().describe('Settings of single steps'),
+  knowledge_config: KnowledgeConfig.nullable().describe(
+    'What is searched before each turn, and where turns may write; null for nothing. Replaced as a whole',
+  ),
   boundary_policy: z
     .record(z.string(), z.unknown())
     .nullable()

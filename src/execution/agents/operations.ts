@@ -12,6 +12,7 @@ import { checkDocument } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
 import { changeAgent, insertAgent } from './archive.ts'
 import { checkBindings, checkToolSettings, distinct } from './bindings.ts'
+import { checkConfigured } from './knowledge.ts'
 import { Agent, type AgentConfig, AgentInput, AgentPatch, AgentProjection, type AgentRow, agentKind } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
 
@@ -62,6 +63,7 @@ export async function checkConfig(
     await checkBindings({ ...context, project_id: projectId }, body.tool_bindings, stored)
   }
   checkToolSettings(next, next.tool_bindings ?? null)
+  if (body.knowledge_config) await checkConfigured(context, projectId, body.knowledge_config, stored.knowledge_config)
   if (body.boundary_policy) checkDocument(body.boundary_policy, 'boundary_policy')
   const ceiling = services.config.AGENT_MAX_STEPS_CEILING
   // A stored value above a lowered ceiling stays and runs at the ceiling.
@@ -84,10 +86,16 @@ export const refusals = [
   'INVALID_TOOL_CONTEXT_KEY',
   'SECRET_NOT_FOUND',
   'GUARDRAIL_NOT_FOUND',
+  'RESOURCE_NOT_FOUND',
 ] as const
 
 /** Rights that naming something in a configuration takes. */
-export const namingRights = ['tools:CallTool', 'secrets:UseSecret']
+export const namingRights = [
+  'tools:CallTool',
+  'secrets:UseSecret',
+  'knowledge:SearchKnowledge',
+  'memories:CreateMemoryEntry',
+]
 
 const change = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
@@ -95,7 +103,7 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
     id,
     summary,
     description:
-      'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`.',
+      'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`; what it newly reads by `knowledge_config` `knowledge:SearchKnowledge`, a store to write to `memories:CreateMemoryEntry`.',
     alsoActions: [...namingRights, detaching],
     body: AgentPatch,
     quiet: true,
@@ -127,7 +135,8 @@ export const agentOperations: Operation[] = [
     },
   }),
   agents.create({
-    description: 'Binding a tool needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`.',
+    description:
+      'Binding a tool needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, reading by `knowledge_config` `knowledge:SearchKnowledge`, writing by it `memories:CreateMemoryEntry`.',
     alsoActions: namingRights,
     body: AgentInput,
     raises: [...refusals],

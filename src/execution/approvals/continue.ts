@@ -4,7 +4,7 @@ import type { Tx } from '../../core/db/write.ts'
 import { claimOrWait, type Hold, type Lease, leaseOf, type Outcome, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
-import { projectKind } from '../../identity/projects/model.ts'
+import { startHop } from '../chains/hop.ts'
 import { mailboxes } from '../generations/abort.ts'
 import { admitTurn } from '../generations/admit.ts'
 import { createTurn, type TurnInput } from '../generations/create.ts'
@@ -15,14 +15,11 @@ import { type ApprovalRow, approvalKind, type CallOutcome, type Execution } from
 import { openingOf } from './opening.ts'
 import { type ContinueMessage, continueQueue } from './queue.ts'
 import { openFrozen } from './seal.ts'
-import { type Continuation, chainLength, continuations } from './store.ts'
+import { type Continuation, continuations } from './store.ts'
 
 /** Tries of the turn that carries on; the call is never one of them. */
 const MAX_TRIES = 4
 const FIRST_RETRY_MS = 1000
-
-/** Generations that may follow from each other where the project says nothing. */
-const MOST_IN_CHAIN = 100
 
 const ownLease = ({ config }: Services): Lease => leaseOf(config.GENERATION_LEASE_SECONDS * 1000)
 
@@ -71,10 +68,11 @@ async function carryOn(services: Services, row: ApprovalRow, hold: Hold<Continua
     const generation_id = await hold.write(async tx => {
       await hold.guard(tx)
       const turn = await startTurn(tx, services, row, outcome)
-      await finish(tx, row, hold.claim, turn.generation_id)
-      return turn.generation_id
+      await finish(tx, row, hold.claim, turn?.generation_id ?? null)
+      return turn?.generation_id ?? null
     })
-    return { outcome: 'continued', generation_id, call: outcome?.error?.code ?? null }
+    const outcomeName = generation_id === null ? 'chain_limit' : 'continued'
+    return { outcome: outcomeName, generation_id, call: outcome?.error?.code ?? null }
   } catch (error) {
     // The item stands; the model is not told.
     if (!(error instanceof AppError) || error.status >= 500) throw error
@@ -107,17 +105,18 @@ const handed = (execution: Execution): Execution => ({
   finished_at: new Date().toISOString(),
 })
 
-/** Raises what refuses the turn: AGENT_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, FORBIDDEN for a chain that is too long. */
+/**
+ * Starts the turn that tells the model; null where its chain has no room for it. Raises what refuses the turn:
+ * AGENT_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED.
+ */
 async function startTurn(
   tx: Tx,
   services: Services,
   row: ApprovalRow,
   outcome: CallOutcome | null,
-): Promise<{ generation_id: string }> {
-  const { project_id, agent_id, session_id, conversation_id, generation_id, authority } = row
+): Promise<{ generation_id: string } | null> {
+  const { project_id, agent_id, session_id, conversation_id, generation_id: initiatorId, authority } = row
   if (agent_id === null || authority === null) throw new AppError('AGENT_NOT_FOUND', { meta: { id: agent_id } })
-  const agent = await admitTurn(tx, services, { project_id, agent_id, session_id, conversation_id })
-  await requireRoom(tx, row)
   const frozen = openFrozen(services, row)
   const opening = openingOf(row, frozen, outcome)
   const input: Omit<TurnInput, 'messages'> = {
@@ -125,28 +124,28 @@ async function startTurn(
     agent_id,
     tool_context: frozen?.tool_context ?? null,
     guardrail_context: frozen?.guardrail_context ?? null,
-    initiator_generation_id: generation_id,
     authority,
     streamed: false,
     shape: 'agent',
   }
-  if (row.tool_type === 'client' && row.status === 'approved' && frozen && row.proposed_action) {
-    const turn = { ...input, agent_version: agent.version, messages: [{ role: 'user' as const, content: opening }] }
-    const tool_name = resolvedName(row.proposed_action.tool_name)
-    return createPausedTurn(tx, services, turn, { tool_name, args: frozen.arguments })
-  }
+  const messages = [{ role: 'user' as const, content: opening }]
   const inMailbox = conversation_id === null ? null : mailboxes.only()
-  return inMailbox
-    ? inMailbox.continue(tx, services, conversation_id as string, opening, input)
-    : createTurn(tx, services, { ...input, messages: [{ role: 'user', content: opening }] })
-}
-
-/** A chain in which nobody takes part any more must end by itself. */
-async function requireRoom(tx: Tx, { project_id, generation_id }: ApprovalRow): Promise<void> {
-  if (generation_id === null) return
-  const most = Math.min((await projectKind.find(tx, project_id))?.max_chain_generations ?? MOST_IN_CHAIN, MOST_IN_CHAIN)
-  if ((await chainLength(tx, generation_id, most)) >= most)
-    throw new AppError('FORBIDDEN', { message: `A chain has at most ${most} generations`, meta: { generation_id } })
+  return startHop(
+    tx,
+    services,
+    { project_id, initiatorId },
+    nested => admitTurn(nested, services, { project_id, agent_id, session_id, conversation_id }),
+    (agent, member) => {
+      if (row.tool_type === 'client' && row.status === 'approved' && frozen && row.proposed_action) {
+        const tool_name = resolvedName(row.proposed_action.tool_name)
+        const turn = { ...input, ...member, agent_version: agent.version, messages }
+        return createPausedTurn(tx, services, turn, { tool_name, args: frozen.arguments })
+      }
+      return inMailbox
+        ? inMailbox.continue(tx, services, conversation_id as string, opening, { ...input, ...member })
+        : createTurn(tx, services, { ...input, ...member, messages })
+    },
+  )
 }
 
 /** Another try after what the database or a worker did; the end after the last one. */

@@ -1,4 +1,5 @@
 import { addActivity } from '../../control/activity/record.ts'
+import { recordUsage, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
 import { isDatabaseLost, isOfDatabase, sql } from '../../core/db/sql.ts'
@@ -34,12 +35,33 @@ const UNKNOWN = failure({
 export async function outcomeOf(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<CallOutcome> {
   const known = openOutcome(services, row, hold.claim.outcome)
   if (known) return known
-  const outcome = await call(services, row, hold)
-  // A call that was cut off because another worker took over is not this worker's to report.
-  hold.signal.throwIfAborted()
-  await fault(services, 'approval_called')
-  await hold.write(async tx => {
+  const used: UsageDraft[] = []
+  try {
+    const outcome = await call(services, row, hold, used)
+    // A call that was cut off because another worker took over is not this worker's to report.
+    hold.signal.throwIfAborted()
+    await fault(services, 'approval_called')
+    await keepOutcome(services, row, hold, outcome, used)
+    await fault(services, 'approval_executed')
+    return outcome
+  } catch (error) {
+    // Made all the same; under its key it is written once.
+    recordUsageLater(services, used)
+    throw error
+  }
+}
+
+/** Keeps the outcome of a call on its attempt and its item, with its usage. Raises Superseded. */
+const keepOutcome = (
+  services: Services,
+  row: ApprovalRow,
+  hold: Hold<Continuation>,
+  outcome: CallOutcome,
+  used: readonly UsageDraft[],
+): Promise<void> =>
+  hold.write(async tx => {
     await hold.guard(tx)
+    await recordUsage(services, used, tx)
     const sealed = sealOutcome(services, row, outcome)
     if (!(await continuations.set(tx, hold.claim, sql.fragment`outcome = ${sealed}`))) throw new Superseded()
     await approvalKind.update(tx, row.id, { execution: finished(services, row, outcome) })
@@ -59,9 +81,6 @@ export async function outcomeOf(services: Services, row: ApprovalRow, hold: Hold
       ref_id: proposed_action?.tool_id ?? null,
     })
   })
-  await fault(services, 'approval_executed')
-  return outcome
-}
 
 /** What the item shows of a call; where no content is kept, of an error no more than its code. */
 function finished(services: Services, row: ApprovalRow, { digest, error }: CallOutcome): Execution {
@@ -74,7 +93,12 @@ function finished(services: Services, row: ApprovalRow, { digest, error }: CallO
   }
 }
 
-async function call(services: Services, row: ApprovalRow, hold: Hold<Continuation>): Promise<CallOutcome> {
+async function call(
+  services: Services,
+  row: ApprovalRow,
+  hold: Hold<Continuation>,
+  used: UsageDraft[],
+): Promise<CallOutcome> {
   try {
     const frozen = openFrozen(services, row)
     if (!frozen) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The frozen call cannot be decrypted' })
@@ -92,6 +116,14 @@ async function call(services: Services, row: ApprovalRow, hold: Hold<Continuatio
       caller: () => callerOf(services, row),
       context: frozen.tool_context ?? undefined,
       idempotencyKey: row.id,
+      metering: {
+        source: 'approval',
+        record: row.id,
+        agent_id: row.agent_id,
+        generation_id: row.generation_id,
+        session_id: row.session_id,
+        add: draft => void used.push(draft),
+      },
       judged: true,
       signal: hold.signal,
     })

@@ -1,6 +1,7 @@
 import { addException } from '../../control/exceptions/file.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { findServedAgent } from '../agents/served.ts'
+import { expireChain } from '../chains/store.ts'
 import { type ApprovalRow, approvalKind, shown } from './model.ts'
 import { continueQueue } from './queue.ts'
 import { expirePending, insertAttempt } from './store.ts'
@@ -29,6 +30,7 @@ export async function expireNow(tx: Tx, id: string): Promise<ApprovalRow | null>
     guardrail_version: policy_version,
   })
   if (await reacts(tx, row)) await sendContinuation(tx, row)
+  else if (row.generation_id !== null) await expireChain(tx, row.generation_id)
   return row
 }
 

@@ -1,5 +1,7 @@
+import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { approvalDesk } from '../generations/proposals.ts'
+import { approvalContent } from './erase.ts'
 import { approvalErrors } from './errors.ts'
 import { desk } from './file.ts'
 import { approvalHandlers, approvalSchedules } from './handlers.ts'
@@ -13,5 +15,5 @@ export default module('approvals', {
   handlers: approvalHandlers,
   schedules: approvalSchedules,
   sealedColumns: sealedApprovals,
-  extensions: [approvalDesk.with(desk)],
+  extensions: [approvalDesk.with(desk), turnContent.with(approvalContent)],
 })

@@ -82,17 +82,28 @@ export const overdue = (db: Queryable, limit: number): Promise<readonly string[]
   db.anyFirst(identifying`
     select id from approvals where status = 'pending' and expires_at <= now() order by expires_at limit ${limit}`)
 
-const length = sql.type(z.strictObject({ count: z.int() }))
+const erased = sql.type(approvalKind.row.extend({ was_pending: z.boolean() }))
 
-/** How many generations lead up to one, itself included, counted to `most`. By the primary key. */
-export const chainLength = (db: Queryable, generationId: string, most: number): Promise<number> =>
-  db.oneFirst(length`
-    with recursive chain as (
-      select id, initiator_generation_id, 1 as n from generations where id = ${generationId}
-      union all
-      select g.id, g.initiator_generation_id, c.n + 1 from chain c join generations g on g.id = c.initiator_generation_id
-      where c.n < ${most})
-    select count(*) as count from chain`)
+/**
+ * Erases what turns proposed, and what was to be called; returns the items, under their locks. One that waited expires. By
+ * approvals_generation.
+ */
+export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]) =>
+  db.any(erased`
+    with held as (
+      select id, status = 'pending' as was_pending from approvals
+      where generation_id = any(${sql.array([...generationIds], 'text')}) order by id for update)
+    update approvals t set status = case when h.was_pending then 'expired' else t.status end,
+      proposed_action = case when t.proposed_action is not null then (t.proposed_action::jsonb || '{"arguments": null}')::json end,
+      execution = case when t.execution is not null then (t.execution::jsonb || '{"error": null}')::json end,
+      reasoning = null, evidence = null, predicted_impact = null, edited_arguments = null, sealed = null, updated_at = now()
+    from held h where t.id = h.id
+    returning ${approvalKind.columns}, h.was_pending`)
+
+/** One of these items from which something follows; null for none. By the primary key. */
+export const followedUp = (db: Queryable, ids: readonly string[]): Promise<string | null> =>
+  db.maybeOneFirst(identifying`
+    select approval_id as id from approval_attempts where approval_id = any(${sql.array([...ids], 'text')}) limit 1`)
 
 /** Entries of a group that are shown. */
 const CHAIN = 100

@@ -1,3 +1,4 @@
+import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { isDatabaseLost, sql } from '../../core/db/sql.ts'
@@ -92,6 +93,11 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
   const taken = await services.write(tx => take(tx, services, message))
   if (!taken) return
   const { claim, decision } = taken
+  const used: UsageDraft[] = []
+  const settle = async (tx: Tx, end: End) => {
+    await settleClaimed(tx, claim, end)
+    await recordUsage(services, used, tx)
+  }
   await workOn(context, {
     what: 'decision',
     ids: { decision_id: decision.id, project_id: decision.project_id },
@@ -101,16 +107,16 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
     lock: tx => decisionKind.find(tx, decision.id, true),
     async work(hold) {
       await fault(services, 'decision_claimed')
-      const answers = await answersOf(services, taken, hold.signal)
+      const answers = await answersOf(services, taken, used, hold.signal)
       await fault(services, 'decision_answered')
-      await hold.write(tx => settleClaimed(tx, claim, { answers }))
+      await hold.write(tx => settle(tx, { answers }))
       return { outcome: 'completed' }
     },
     async fail(error) {
       if (isDatabaseLost(error)) throw error
       if (!(error instanceof AppError)) services.log.error({ err: error, decision_id: decision.id }, 'decision')
       const failure = failureOf(error)
-      await services.write(tx => settleClaimed(tx, claim, { error: failure }))
+      await services.write(tx => settle(tx, { error: failure }))
       return { outcome: 'failed', code: failure.code, decision: 'given up' }
     },
   })
@@ -161,6 +167,7 @@ async function settleClaimed(tx: Tx, claim: Claim, end: End): Promise<void> {
 async function answersOf(
   services: Services,
   { claim, decision, sealed }: Taken,
+  used: UsageDraft[],
   signal: AbortSignal,
 ): Promise<Answer[]> {
   const { id, project_id, asked } = decision
@@ -178,6 +185,7 @@ async function answersOf(
     input: { input, questions: asked },
     caller: () => callerForPrincipal(services, principal, project_id),
     idempotencyKey: id,
+    metering: { source: 'decider', record: id, add: draft => void used.push(draft) },
     signal,
   })
   return toolAnswers(asked, await callTool(services, tool, call))

@@ -1,7 +1,9 @@
+import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { turnOwners } from '../generations/source.ts'
 import { deciderCloning } from './clone.ts'
+import { decisionContent } from './erase.ts'
 import { deciderErrors } from './errors.ts'
 import { decisionHandlers, decisionSchedules } from './handlers.ts'
 import { deciderKind, decisionKind, sealedInputs } from './model.ts'
@@ -15,5 +17,5 @@ export default module('deciders', {
   handlers: decisionHandlers,
   schedules: decisionSchedules,
   sealedColumns: sealedInputs,
-  extensions: [cloneables.with(deciderCloning), turnOwners.with(decidingTurns)],
+  extensions: [cloneables.with(deciderCloning), turnOwners.with(decidingTurns), turnContent.with(decisionContent)],
 })

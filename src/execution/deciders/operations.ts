@@ -3,6 +3,7 @@ import { itemOperation, type Operation, operation } from '../../core/api/operati
 import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { requireVersion, versionNumber } from '../../core/api/versions.ts'
+import { spendRefusals } from '../generations/create.ts'
 import { allowBackend, requireBackend } from './backend.ts'
 import { inputTexts, MAX_INPUT_BYTES } from './input.ts'
 import {
@@ -101,7 +102,7 @@ const deciderOperations: Operation[] = [
   }),
 ]
 
-const DECISION_RAISES = [...refusals, 'PROJECT_PAUSED'] as const
+const DECISION_RAISES = [...refusals, 'PROJECT_PAUSED', ...spendRefusals] as const
 
 const decisionOperations: Operation[] = [
   itemOperation(deciderKind, {

@@ -1,3 +1,4 @@
+import { checkSpend } from '../../control/quotas/spend.ts'
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { kinds } from '../../core/api/kind.ts'
@@ -80,8 +81,9 @@ export async function insertDecisions(
 
 /** Raises what refuses work in the project, and of an agent what refuses a turn. */
 async function admit(tx: Tx, services: Services, project_id: string, { agent, agent_version }: Backend): Promise<void> {
-  if (agent) await admitTurn(tx, services, { project_id, agent_id: agent.id, pinned_version: agent_version })
-  else await lockRunnable(tx, project_id)
+  if (!agent) return lockRunnable(tx, project_id)
+  await admitTurn(tx, services, { project_id, agent_id: agent.id, pinned_version: agent_version })
+  await checkSpend(services, { project_id, agent_id: agent.id, actor_id: null }, tx)
 }
 
 /** The stricter of what the project and the agent say. */

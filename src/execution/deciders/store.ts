@@ -103,6 +103,16 @@ export const decisionOfTurn = (db: Queryable, generationId: string): Promise<Dec
   db.maybeOne(decisionKind.sql`
     select ${decisionKind.columns} from decisions t where t.generation_id = ${generationId}`)
 
+/**
+ * Erases what turns decided: answers, failures, and the questions of inline decisions. Returns the decisions. By
+ * decisions_generation.
+ */
+export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    update decisions set answers = null, error = null, metadata = null, updated_at = now(),
+      asked = case when decider_id is null then '[]' else asked end
+    where generation_id = any(${sql.array([...generationIds], 'text')}) returning id`)
+
 /** Decisions whose turn was deleted while it ran. By decisions_asking, which has those whose agent is asked. */
 export const orphans = (db: Queryable, limit: number): Promise<readonly string[]> =>
   db.anyFirst(identifying`

@@ -3,6 +3,7 @@ import { invalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { booleanQuery } from '../../core/api/lists.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
+import { whileContentKept } from './purge.ts'
 import { streamTurn } from './stream.ts'
 import { expectTurn, raiseFailure } from './wait.ts'
 
@@ -58,5 +59,7 @@ export async function answerTurn(
   if (ended.failure) raiseFailure(ended)
   const done = answer(200, ended.result)
   // Content that is not to be stored is not kept for a repeat either: it gets the ids.
-  return ended.content_mode === 'none' ? { ...done, kept: accepted } : done
+  return ended.content_mode === 'none'
+    ? { ...done, kept: accepted }
+    : { ...done, keptWhile: whileContentKept(ended.id) }
 }

@@ -1,4 +1,6 @@
 import { z } from 'zod'
+import type { Rated } from '../../control/usage/rate.ts'
+import { usagePart } from '../../control/usage/store.ts'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import type { AgentRow } from '../agents/model.ts'
@@ -160,6 +162,7 @@ export async function journalStep(
   channel: string,
   consumer: Parameters<typeof routeOf>[0],
   closed: Closed,
+  calls: readonly Rated[],
 ): Promise<{ route: LoadedRoute | null } | false> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const { owned, route } = await db.one(journalled`
@@ -170,6 +173,7 @@ export async function journalStep(
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
       journalled as (${stepInsert(generation.id, step, guard)}),
       ${closedParts(generation, closed, step.n, guard)}
+      ${usagePart(calls, guard)}
       added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
     select count(${frames.length > 0 ? sql.fragment`pg_notify(${channel}, ${`${generation.id} frames`})` : sql.fragment`1`})::int as owned,
       ${routeOf(consumer)} as route from owned`)

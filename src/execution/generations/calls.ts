@@ -1,3 +1,4 @@
+import type { UsageDraft } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import type { Origin } from '../../core/invoke/call.ts'
@@ -5,6 +6,7 @@ import { fault } from '../../core/process/fault.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { type Deciding, decide, outcomeOf, type Released } from './decide-call.ts'
 import type { Entry } from './journal-store.ts'
+import { attributionOf } from './metering.ts'
 import type { CallOutcome } from './model.ts'
 import { callFailed, failed } from './open-step.ts'
 import type { TurnTool } from './toolbox.ts'
@@ -18,6 +20,8 @@ type Calling = Deciding & {
   bounded: boolean
   /** Keeps entries of the journal. Raises TurnLost. */
   write: (entries: Entry[], told: Told[]) => Promise<void>
+  /** Takes the usage of each call, which is written with its outcome. */
+  meter: (draft: UsageDraft) => void
   /** Called for each call that succeeded. */
   executed: (tool: TurnTool) => void
 }
@@ -111,22 +115,25 @@ async function runAll(calling: Calling, calls: Released[], judged: Entry[]): Pro
 
 async function run(calling: Calling, { position, tool, args }: Released): Promise<CallOutcome> {
   const { services, generation, work, step, turn, caller, signal, aside } = calling
+  const record = `${generation.id}:${step.tool_calls[position].id}`
   const call = openCall(services, {
     action: tool.action,
     input: args,
     caller,
     context: work.tool_context ?? {},
-    idempotencyKey: `${generation.id}:${step.tool_calls[position].id}`,
+    idempotencyKey: record,
+    metering: { ...attributionOf(generation), source: 'agent', record, add: calling.meter },
     turn,
     judged: true,
     signal,
   })
   try {
-    const made = () => callTool(services, tool.callable, call)
+    const { perform } = tool
+    const made = () => (perform ? perform(args) : callTool(services, tool.callable, call))
     const result = storableValue((await (tool.callable.type === 'platform' ? aside(made) : made())) ?? null)
     if (Buffer.byteLength(JSON.stringify(result)) > services.config.GENERATION_TOOL_RESULT_MAX_BYTES)
       return callFailed('The result is larger than a turn can keep', 'result_too_large')
-    calling.executed(tool)
+    if (!perform) calling.executed(tool)
     return { result, error: null }
   } catch (error) {
     const refused = error instanceof AppError && error.cause instanceof AppError ? error.cause : null

@@ -3,7 +3,7 @@ import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { agentKind } from '../agents/model.ts'
 import { ownerKey, servedAgent, type TurnOwner } from '../agents/served.ts'
-import { type LoadedRoute, loadedRoute, routeOfRow } from '../model-routes/store.ts'
+import { loadedRoute, routeOfRow } from '../model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import type { GenerationRow } from './model.ts'
 
@@ -19,6 +19,7 @@ export type NewTurn = Pick<
   | 'session_id'
   | 'actor_id'
   | 'initiator_generation_id'
+  | 'chain_id'
   | 'started_by_principal_type'
   | 'started_by_principal_id'
   | 'action_id'
@@ -55,7 +56,19 @@ export type ProjectFound = z.output<typeof ProjectFound>
 
 /** A provider as jsonb, beside the row of something else. */
 const provider = z.custom<ProviderRow>().nullable()
-const insertedTurn = sql.type(ProjectFound.extend({ provider, route: loadedRoute, made: z.boolean() }))
+/** What the calls of an agent go to: a provider, or else a route; and whether their models must have prices. */
+const Binding = z.object({
+  provider,
+  route: loadedRoute,
+  /** The agent's own, with a provider. */
+  model: z.string().nullable(),
+  require_priced_model: z.boolean(),
+})
+export type Binding = z.output<typeof Binding>
+
+const insertedTurn = sql.type(
+  ProjectFound.extend({ ...Binding.shape, made: z.boolean(), publisher_project_id: z.string().nullable() }),
+)
 
 /** The agent of a new turn, with the version that it was given already or is given now. */
 const servedTo = (turn: TurnOwner & { agent_id: string; agent_version?: number | null }): Fragment =>
@@ -71,12 +84,12 @@ const servedTo = (turn: TurnOwner & { agent_id: string; agent_version?: number |
 export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneStatement {
   const wanted = beside.unless ? sql.fragment`and not (${beside.unless})` : sql.fragment``
   const ctes = [
-    sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode from projects where id = ${turn.project_id} for share)`,
+    sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
     // The stricter of what the project and the agent say; of an agent that another project shares, what the project says.
     sql.fragment`runnable as (
       select case when project.trace_content_mode = 'none' then 'none' when p.id is not null then 'full'
           else coalesce(a.trace_content_mode, 'full') end as mode,
-        a.version, a.project_id, a.ai_provider_id, a.model_route_id, p.id as publisher_project_id
+        a.version, a.project_id, a.ai_provider_id, a.model, a.model_route_id, p.id as publisher_project_id
       from project left join ${servedTo(turn)} a on true
         left join lateral (select a.project_id as id where a.project_id <> project.id) p on true
       where paused_at is null ${wanted})`,
@@ -86,11 +99,11 @@ export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneS
         publisher_project_id
       from runnable where ${turn.newTrace})`,
     sql.fragment`new_generation as (
-      insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, started_by_principal_type,
+      insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, chain_id, started_by_principal_type,
         started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at,
         publisher_project_id)
       select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
-        ${turn.initiator_generation_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
+        ${turn.initiator_generation_id}, ${turn.chain_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
         case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
         ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
         ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz, publisher_project_id
@@ -113,24 +126,24 @@ export async function insertTurn(
   db: Queryable,
   turn: NewTurn,
   beside: Beside | undefined,
-): Promise<ProjectFound & Binding & { made: boolean }> {
+): Promise<ProjectFound & Binding & { made: boolean; publisher_project_id: string | null }> {
   const { ctes, columns, guard } = newTurnParts(turn, beside)
   return db.one(insertedTurn`
     with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
       (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider,
-      (select ${routeOfRow('runnable')} from runnable) as route`)
+      (select ${routeOfRow('runnable')} from runnable) as route, (select model from runnable) as model,
+      (select publisher_project_id from runnable) as publisher_project_id,
+      coalesce((select require_priced_model from project), false) as require_priced_model`)
 }
 
-/** What the calls of an agent go to: a provider, or else a route. */
-export type Binding = { provider: ProviderRow | null; route: LoadedRoute | null }
-
 /** An agent with its provider or route, for running it: as one turn of nobody in particular is served it. */
-const RunnableAgent = agentKind.row.extend({ provider, route: loadedRoute })
+const RunnableAgent = agentKind.row.extend(Binding.shape)
 export type RunnableAgent = z.output<typeof RunnableAgent>
 const runnableAgent = sql.type(RunnableAgent)
 
 /** The agent of an id for running it, in one round trip; null when there is none. */
 export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgent`
-    select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
+    select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route,
+      (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedTo({ agent_id: id })} t) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)

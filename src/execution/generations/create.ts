@@ -1,4 +1,6 @@
 import { z } from 'zod'
+import { checkSpend, reservesSpend, type Spender } from '../../control/quotas/spend.ts'
+import { withoutPrice } from '../../control/usage/rate.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -53,9 +55,14 @@ export type TurnInput = {
   parent_trace_id?: string | null
   root_trace_id?: string | null
   initiator_generation_id?: string | null
+  /** Chain that it is a member of: it carries on after its initiator. */
+  chain_id?: string | null
   conversation_id?: string | null
   session_id?: string | null
+  /** The end user of its session, whose budget it counts in. */
   actor_id?: string | null
+  /** Nobody asked for it by itself: quotas refuse it when it starts, not the message that it answers. */
+  automatic?: boolean
   authority: PrincipalRecord
   /** Asked again when the turn starts; default the right to run the agent. */
   permission?: { action: string; kind: string; id: string } | null
@@ -85,6 +92,7 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     occupied: input.occupied ?? [],
     depth: input.depth ?? services.config.AGENT_MAX_CALL_DEPTH,
     notes: {},
+    knowledge: null,
   }
   const shown = input.authority.via === null
   return {
@@ -102,6 +110,7 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     session_id: input.session_id ?? null,
     actor_id: input.actor_id ?? null,
     initiator_generation_id: input.initiator_generation_id ?? null,
+    chain_id: input.chain_id ?? null,
     started_by_principal_type: shown ? input.authority.type : null,
     started_by_principal_id: shown ? input.authority.id : null,
     action_id: input.action_id ?? null,
@@ -124,15 +133,16 @@ function checkProject(found: ProjectFound, projectId: string): void {
 }
 
 /**
- * Refuses a turn whose first call could not be made: MODEL_ROUTE_NOT_FOUND, AI_PROVIDER_MISCONFIGURED; and a model of its
- * own beside a route, whose targets name theirs.
+ * Refuses a turn whose first call could not be made: MODEL_ROUTE_NOT_FOUND, AI_PROVIDER_MISCONFIGURED; a model of its own
+ * beside a route, whose targets name theirs; and MODEL_NOT_PRICED, where the project wants to know what its turns cost.
  */
 async function requireCallable(
   services: Services,
-  { provider, route }: Binding,
+  binding: Binding,
   { model }: Pick<TurnInput, 'model'>,
   db?: Queryable,
 ): Promise<void> {
+  const { provider, route } = binding
   if (!provider && model != null)
     invalid({
       code: 'INVALID_VALUE',
@@ -142,6 +152,33 @@ async function requireCallable(
   const first = provider ?? route?.providers.find(({ id }) => id === route.route.targets[0].ai_provider_id)
   if (!first) raise('MODEL_ROUTE_NOT_FOUND')
   await modelClient(services, first, db)
+  if (binding.require_priced_model) await requirePrices(services, binding, model ?? null, db)
+}
+
+/** Tokens whose prices say what a turn costs. */
+const PRICED = ['input_tokens', 'output_tokens'] as const
+
+/** Prices are those of the project that the provider is of: of a shared agent, the one that shares it. */
+async function requirePrices(
+  services: Services,
+  { provider, route, model: own }: Binding,
+  model: string | null,
+  db?: Queryable,
+): Promise<void> {
+  const called = provider
+    ? [{ ai_provider: provider, model: model ?? own ?? provider.default_model }]
+    : (route?.route.targets ?? []).flatMap(target => {
+        const ai_provider = route?.providers.find(({ id }) => id === target.ai_provider_id)
+        return ai_provider ? [{ ai_provider, model: target.model }] : []
+      })
+  const unpriced_rows = await withoutPrice(
+    services,
+    called.flatMap(({ ai_provider: { id, project_id, provider: slug }, model }) =>
+      PRICED.map(component => ({ project_id, ai_provider_id: id, provider: slug, model, component, unit: 'token' })),
+    ),
+    db,
+  )
+  if (unpriced_rows.length > 0) raise('MODEL_NOT_PRICED', { meta: { unpriced_rows } })
 }
 
 /**
@@ -166,39 +203,54 @@ export const nestedIn = (origin: Origin | null): Partial<TurnInput> =>
         root_trace_id: origin.root_trace_id,
         depth: Math.max(0, origin.depth - 1),
         occupied: origin.conversations,
+        source: origin.source,
       }
     : {}
+
+const spenderOf = ({ project_id, agent_id, actor_id = null }: TurnInput): Spender => ({
+  project_id,
+  agent_id,
+  actor_id,
+})
+
+/** What the quotas of a project, and what it asks of prices, refuse a turn with. */
+export const spendRefusals = ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'MODEL_NOT_PRICED'] as const
 
 type NewIds = { generation_id: string; trace_id: string }
 
 /**
  * Writes a pending generation with its trace and its wake-up inside the caller's transaction. Raises PROJECT_PAUSED,
- * RESOURCE_NOT_FOUND (project gone), AI_PROVIDER_MISCONFIGURED and MODEL_ROUTE_NOT_FOUND, upon which the caller's
- * transaction must not commit.
+ * RESOURCE_NOT_FOUND (project gone), AI_PROVIDER_MISCONFIGURED, MODEL_ROUTE_NOT_FOUND, QUOTA_EXCEEDED and
+ * QUOTA_UNENFORCEABLE, upon which the caller's transaction must not commit.
  */
 export async function createTurn(tx: Tx, services: Services, input: TurnInput): Promise<NewIds> {
-  const { made: _, ...ids } = await placeTurn(tx, services, input)
-  wakeTurn(tx, services, input, ids.generation_id)
-  return ids
+  const { generation_id, trace_id } = await placeTurn(tx, services, input)
+  wakeTurn(tx, services, input, generation_id)
+  return { generation_id, trace_id }
 }
 
-/** The same for who sends a wake-up of its own. `made` is false where `beside` says that the turn is not to be made. */
+/**
+ * The same for who sends a wake-up of its own. `made` is false where `beside` says that the turn is not to be made;
+ * `publisher_project_id` is the project that shares the agent.
+ */
 export async function placeTurn(
   tx: Tx,
   services: Services,
   input: TurnInput,
   beside?: Beside,
-): Promise<NewIds & { made: boolean }> {
+): Promise<NewIds & { made: boolean; publisher_project_id: string | null }> {
+  if (!input.automatic) await checkSpend(services, spenderOf(input), tx)
   const turn = newTurn(services, input)
   const found = await insertTurn(tx, turn, beside)
   checkProject(found, input.project_id)
   if (found.made) await requireCallable(services, found, input, tx)
-  return { generation_id: turn.id, trace_id: turn.trace_id, made: found.made }
+  const { made, publisher_project_id } = found
+  return { generation_id: turn.id, trace_id: turn.trace_id, made, publisher_project_id }
 }
 
 /**
  * The same as a change of its own, in one round trip: the turn, its wake-up and what `note` adds (the audit entry of
- * the request). `binding` is the agent's, read with the agent.
+ * the request). `binding` is the agent's, read with the agent. With a quota that reserves it takes a transaction.
  */
 export async function createTurnAtOnce(
   services: Services,
@@ -207,6 +259,14 @@ export async function createTurnAtOnce(
   note: (outgoing: Outgoing) => void,
 ): Promise<{ generation_id: string; trace_id: string }> {
   await requireCallable(services, binding, input)
+  const spender = spenderOf(input)
+  if (await reservesSpend(services, spender))
+    return services.write(async tx => {
+      const made = await createTurn(tx, services, input)
+      note(tx)
+      return made
+    })
+  await checkSpend(services, spender)
   const turn = newTurn(services, input)
   const found = await services.writeOne<ProjectFound>(outgoing => {
     wakeTurn(outgoing, services, input, turn.id)

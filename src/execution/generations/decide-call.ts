@@ -78,7 +78,7 @@ async function checked(
   args: Record<string, unknown>,
   signal: AbortSignal,
 ): Promise<Record<string, unknown>> {
-  const { limits } = openCall(services, { caller: async () => null, signal })
+  const { limits } = openCall(services, { caller: async () => null, metering: null, signal })
   const { input } = await prepareCall(services, callable, { action, input: args, limits })
   if (schema) {
     const presets = callable.preset_parameters ?? {}

@@ -17,6 +17,12 @@ export const generationErrors = {
     description: 'Generation missing or not pending for tool output submission',
     message: 'There is no such generation',
   },
+  MODEL_NOT_PRICED: {
+    status: 409,
+    description: 'Generation on an unpriced model in a project that requires prices',
+    message: 'The model has no price, and the project requires one',
+    hint: 'Give the rows of meta.unpriced_rows a price, or take require_priced_model off the project.',
+  },
   OUTPUT_SCHEMA_STREAMING_UNSUPPORTED: {
     status: 400,
     description: 'Streaming with output_schema',

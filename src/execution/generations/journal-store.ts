@@ -1,4 +1,6 @@
 import { z } from 'zod'
+import type { Rated } from '../../control/usage/rate.ts'
+import { usagePart } from '../../control/usage/store.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Frame, frameRows } from './frame-store.ts'
@@ -78,6 +80,7 @@ const owned = sql.type(z.object({ owned: z.int() }))
 /**
  * Writes entries of the step under way, with frames. Returns false when the attempt no longer owns the turn.
  * @param first what is known of the turn since the model answered; given with the answer
+ * @param calls usage of calls that are over
  */
 export async function writeJournal(
   db: Queryable,
@@ -86,6 +89,7 @@ export async function writeJournal(
   frames: Frame[],
   channel: string,
   first: boolean,
+  calls: readonly Rated[],
 ): Promise<boolean> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const known = first
@@ -98,6 +102,7 @@ export async function writeJournal(
           update generations set journalled = journalled + 1, updated_at = now() ${known}
           where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id),
         entries as (${journalInsert(generation, rows, guard)}),
+        ${usagePart(calls, guard)}
         added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
       select count(${told})::int as owned from owned`)) === 1
   )

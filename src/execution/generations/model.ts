@@ -1,59 +1,19 @@
 import { z } from 'zod'
+import { UsageTotals } from '../../control/usage/totals.ts'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
+import type { KnowledgeOverlay } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
 import { Routing } from '../model-routes/model.ts'
-import type { ModelMessage, ModelUsage } from '../providers/exchange.ts'
+import type { ModelMessage } from '../providers/exchange.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 
 const time = z.iso.datetime()
-
-/** Tokens of a step, a turn, an aggregate. `input_tokens` = uncached + cached + cache writes. */
-export const UsageTotals = z
-  .object({
-    cost_usd: z.number().nullable(),
-    input_tokens: z.int(),
-    uncached_input_tokens: z.int(),
-    output_tokens: z.int(),
-    cached_tokens: z.int(),
-    cache_write_tokens: z.int(),
-    reasoning_tokens: z.int(),
-  })
-  .meta({ id: 'UsageTotals' })
-
-export type Usage = z.infer<typeof UsageTotals>
-
-/** What a provider counted, as the wire's totals; cost is known only once prices are applied. */
-export const totalsOf = (usage: ModelUsage): Usage => ({
-  cost_usd: null,
-  input_tokens: usage.input_tokens + usage.cached_tokens + usage.cache_write_tokens,
-  uncached_input_tokens: usage.input_tokens,
-  output_tokens: usage.output_tokens,
-  cached_tokens: usage.cached_tokens,
-  cache_write_tokens: usage.cache_write_tokens,
-  reasoning_tokens: usage.reasoning_tokens,
-})
-
-/** The sum over the steps that were answered; null when none was counted. */
-export function sumUsage(steps: readonly { usage: Usage | null }[]): Usage | null {
-  const counted = steps.filter(step => step.usage !== null).map(step => step.usage as Usage)
-  if (counted.length === 0) return null
-  const sum = (key: Exclude<keyof Usage, 'cost_usd'>) => counted.reduce((total, usage) => total + usage[key], 0)
-  return {
-    cost_usd: null,
-    input_tokens: sum('input_tokens'),
-    uncached_input_tokens: sum('uncached_input_tokens'),
-    output_tokens: sum('output_tokens'),
-    cached_tokens: sum('cached_tokens'),
-    cache_write_tokens: sum('cache_write_tokens'),
-    reasoning_tokens: sum('reasoning_tokens'),
-  }
-}
 
 const redaction = {
   content_redacted_at: time.nullable(),
@@ -69,6 +29,16 @@ const ToolSurface = z
   })
   .describe('What the model could call, before single steps narrowed it; null without tools')
 export type ToolSurface = z.output<typeof ToolSurface>
+
+/** What a memory rule made of a turn. */
+const Extraction = z.object({
+  candidates: z.int(),
+  created: z.int(),
+  superseded: z.int(),
+  skipped: z.int(),
+  failed: z.int(),
+  error: RecordedFailure.optional(),
+})
 
 /** A generation as lists show it; the single read adds output and required_action. */
 export const GenerationListed = record('GenerationListed', {
@@ -88,6 +58,10 @@ export const GenerationListed = record('GenerationListed', {
   usage: UsageTotals.nullable(),
   routing: Routing.nullable().describe('How the calls went by a model route; null without one'),
   tool_surface: ToolSurface.nullable(),
+  extraction: z
+    .record(z.string(), Extraction)
+    .nullable()
+    .describe('What memory rules made of the turn, by the ids of the rules; null before any has'),
   step_count: z.int(),
   action_id: z.string().nullable(),
   source: z.string().nullable(),
@@ -168,6 +142,19 @@ export type OpenStep = Omit<StepRow, 'tool_calls' | 'tool_results' | 'completed_
 /** What became of a call. */
 export type CallOutcome = Pick<StepRow['tool_results'][number], 'result' | 'error'>
 
+/** What a turn was given of what its agent knows: what was found, and why it could not be searched. */
+export const Knowledge = z.object({
+  results: z.array(
+    z.object({
+      type: z.enum(['document', 'memory']),
+      id: z.string().describe('A memory, or a chunk of a document'),
+      score: z.number().nullable(),
+    }),
+  ),
+  error: RecordedFailure.nullable(),
+})
+export type Knowledge = z.output<typeof Knowledge>
+
 /** Settings of steps in place of the agent's. */
 export type StepSettings = { tool_choice?: ToolChoice; active_tool_ids?: string[] }
 
@@ -182,7 +169,12 @@ export type Work = {
   tool_context: Record<string, string> | null
   guardrail_context: Record<string, unknown> | null
   /** What the request set, in place of the agent's settings. */
-  overrides: StepSettings & { step_rules?: StepRule[]; stop_conditions?: StopCondition[]; output_schema?: object }
+  overrides: StepSettings & {
+    step_rules?: StepRule[]
+    stop_conditions?: StopCondition[]
+    output_schema?: object
+    knowledge_config?: KnowledgeOverlay
+  }
   /** What came with the tool outputs that the turn was last resumed by. */
   resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }
   /** Conversations that wait for the turn. */
@@ -191,6 +183,8 @@ export type Work = {
   depth: number
   /** What the source remembers of its preparation (the last message seen, the speaker). */
   notes: Record<string, unknown>
+  /** What the turn was given of what its agent knows, and the message that says so; null until it was searched. */
+  knowledge: (Knowledge & { block: string | null }) | null
 }
 
 export const generationKind = kind({
@@ -226,14 +220,17 @@ export const generationKind = kind({
     deadline_at: time.nullable(),
     /** Writes of the journal so far: with the attempt it says whether a claim has seen the last one. */
     journalled: z.int(),
+    knowledge: Knowledge.nullable(),
   },
-  events: ['started', 'requires_action', 'completed', 'failed', 'content_purged'],
+  events: ['started', 'requires_action', 'completed', 'failed', 'content_purged', 'chain_limit'],
   eventAliases: {
     requires_action: ['agents.generation.requires_action'],
     completed: ['agents.generation.completed'],
     failed: ['agents.generation.failed'],
+    chain_limit: ['chains.budget_exhausted'],
   },
-  eventNotes: 'failed carries error, requires_action carries required_action',
+  eventNotes:
+    'failed carries error, requires_action carries required_action; chain_limit, of the first turn of a chain, adds chain_id, root_generation_id, chain_size, limit, limit_source',
 })
 
 export type GenerationRow = z.output<typeof generationKind.row>

@@ -1,8 +1,13 @@
+import { workUnderWay } from '../../control/quotas/spend-store.ts'
+import { endUserContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
+import { endUserTurns } from './end-user.ts'
 import { generationErrors } from './errors.ts'
+import { contentSweepHandler, contentSweepSchedule } from './expire-content.ts'
 import { generationHandlers, generationSchedules, sdkLoading } from './handler.ts'
 import { generationKind, sealedWork } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
+import { openTurnsOf } from './store.ts'
 import { traceKind } from './trace-kind.ts'
 import { turnsTotal } from './turn-attempt.ts'
 
@@ -10,9 +15,10 @@ export default module('generations', {
   errors: generationErrors,
   kinds: [generationKind, traceKind],
   operations: [...generationOperations, ...traceOperations],
-  handlers: generationHandlers,
-  schedules: generationSchedules,
+  handlers: [...generationHandlers, contentSweepHandler],
+  schedules: [...generationSchedules, contentSweepSchedule],
   background: [sdkLoading],
   sealedColumns: sealedWork,
   metrics: [turnsTotal],
+  extensions: [workUnderWay.with(openTurnsOf), endUserContent.with(endUserTurns)],
 })

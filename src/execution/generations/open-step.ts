@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto'
+import { totalsOf } from '../../control/usage/totals.ts'
 import type { ModelAnswer } from '../providers/exchange.ts'
-import { type CallOutcome, type OpenStep, type StepRow, totalsOf } from './model.ts'
+import type { CallOutcome, OpenStep, StepRow } from './model.ts'
 
 /** What an Idempotency-Key may hold. */
 const CALL_ID = /^[\x21-\x7e]{1,128}$/

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { Counts } from '../../control/retention/content.ts'
 import { raise } from '../../core/api/errors.ts'
 import { equals, filter, oneOf } from '../../core/api/filters.ts'
 import { picked } from '../../core/api/kind.ts'
@@ -7,8 +8,11 @@ import { type Context, itemOperation, type Operation } from '../../core/api/oper
 import { resource } from '../../core/api/resource.ts'
 import { parse } from '../../core/api/validate.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { MemoryEntry, memoryEntryKind } from '../../memory/entries/model.ts'
 import { cancelTurn } from './abort.ts'
 import { WaitQuery } from './answer.ts'
+import { spendRefusals } from './create.ts'
 import {
   GENERATION_STATUSES,
   Generation,
@@ -16,14 +20,15 @@ import {
   GenerationPatch,
   type GenerationRow,
   generationKind,
+  Knowledge,
   RetryInput,
   Trace,
   type TraceRow,
 } from './model.ts'
-import { purgeGeneration, purgeTrace } from './purge.ts'
+import { dryRun, purgeGeneration, purgeTraces } from './purge.ts'
 import { retryGeneration } from './retry.ts'
 import { Accepted, GenerateResult, generateOperation } from './run.ts'
-import { generationsOf, mergeMetadata } from './store.ts'
+import { entriesOfGeneration, generationsOf, mergeMetadata } from './store.ts'
 import { lastEventId, streamTurn } from './stream.ts'
 import { toolOutputsOperation } from './tool-outputs.ts'
 import { readSteps } from './trace-file.ts'
@@ -31,6 +36,11 @@ import { traceKind } from './trace-kind.ts'
 import { findTrace, findTree } from './trace-store.ts'
 
 const TREE_LIMIT = 1000
+
+/** What turns and rules wrote to memory because of one generation. */
+const GenerationRead = Generation.extend({
+  memory_entries: z.array(MemoryEntry).describe('What it brought into memory stores, oldest first, at most 100'),
+}).meta({ id: 'GenerationWithMemory' })
 
 const generations = resource(generationKind, { path: '/generations', tag: 'Generations' })
 const traces = resource(traceKind, { path: '/traces', tag: 'Traces' })
@@ -61,7 +71,7 @@ const Transcript = z
     completed_at: z.string().nullable(),
     step_count: z.int(),
     input: z.array(z.record(z.string(), z.unknown())).nullable(),
-    knowledge: z.null(),
+    knowledge: Knowledge.nullable().describe('What the turn was given of what its agent knows; null without a search'),
     steps: z.array(TranscriptStep),
     output: z
       .object({ content: z.string().nullable(), finish_reason: z.string().nullable(), object: z.unknown() })
@@ -102,7 +112,7 @@ const getTranscript = itemOperation(generationKind, {
       completed_at: row.completed_at,
       step_count: row.step_count,
       input: row.input,
-      knowledge: null,
+      knowledge: row.knowledge,
       steps: steps.map(({ n, ...step }) => ({ index: n - 1, ...step })),
       output:
         steps.length === 0
@@ -165,6 +175,7 @@ const retryOperation = itemOperation(runOfAgent, {
     'FILE_NOT_FOUND',
     'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
     'PROJECT_PAUSED',
+    ...spendRefusals,
     'SESSION_CLOSED',
     'SESSION_EXPIRED',
     'AI_PROVIDER_NOT_FOUND',
@@ -211,6 +222,27 @@ async function tree(context: Context<z.output<typeof TreeQuery>, undefined, Trac
   return root
 }
 
+const PurgeQuery = z.object({
+  dry_run: booleanQuery.default(false).describe('Only count what would be erased, with the refusals of a purge'),
+})
+
+const PurgeCounts = z
+  .object({
+    dry_run: z.literal(true),
+    counts: z.record(z.string(), z.int()).describe('Records that would lose content, by what they are called'),
+  })
+  .meta({ id: 'PurgeCounts' })
+
+/** Purges, with the counts in the audit entry; for a dry run the counts alone. */
+async function purgeOr(
+  { tx, query, audit }: Context<z.output<typeof PurgeQuery>, undefined, GenerationRow | TraceRow>,
+  purge: (tx: Tx) => Promise<Counts>,
+): Promise<z.output<typeof PurgeCounts> | null> {
+  const counts = query.dry_run ? await dryRun(tx, purge) : await purge(tx)
+  Object.assign(audit.detail, { counts, ...(query.dry_run && { dry_run: true }) })
+  return query.dry_run ? { dry_run: true, counts } : null
+}
+
 export const generationOperations: Operation[] = [
   generateOperation,
   toolOutputsOperation,
@@ -240,7 +272,13 @@ export const generationOperations: Operation[] = [
       source: equals('source'),
     },
   }),
-  generations.get(),
+  generations.get({
+    answers: { 200: GenerationRead },
+    present: async ({ resource, db }) => ({
+      ...generationKind.present(resource),
+      memory_entries: (await entriesOfGeneration(db, resource.id)).map(memoryEntryKind.present),
+    }),
+  }),
   getTranscript,
   generations.action('stream', {
     method: 'get',
@@ -265,10 +303,14 @@ export const generationOperations: Operation[] = [
     method: 'delete',
     summary: 'Erase the content of a generation; its skeleton stays',
     action: 'generations:PurgeGenerationContent',
-    answers: { 200: Generation },
-    raises: ['GENERATION_ALREADY_IN_PROGRESS'],
-    run: async ({ tx, caller, resource }) =>
-      generationKind.present(await purgeGeneration(tx, resource.id, caller.principal)),
+    query: PurgeQuery,
+    answers: { 200: z.union([Generation, PurgeCounts]) },
+    raises: ['GENERATION_ALREADY_IN_PROGRESS', 'CONTENT_ON_HOLD'],
+    async run(context) {
+      const { tx, services, caller, resource } = context
+      const counts = await purgeOr(context, tx => purgeGeneration(tx, services, resource.id, caller.principal))
+      return counts ?? generationKind.present(await generationKind.lock(tx, resource.id))
+    },
   }),
 ]
 
@@ -300,8 +342,14 @@ export const traceOperations: Operation[] = [
     method: 'delete',
     summary: 'Erase the content of a trace, its descendants and their generations; skeletons stay',
     action: 'traces:PurgeTraceContent',
-    answers: { 200: Trace },
-    raises: ['GENERATION_ALREADY_IN_PROGRESS'],
-    run: async ({ tx, caller, resource }) => traceKind.present(await purgeTrace(tx, resource.id, caller.principal)),
+    query: PurgeQuery,
+    answers: { 200: z.union([Trace, PurgeCounts]) },
+    raises: ['GENERATION_ALREADY_IN_PROGRESS', 'CONTENT_ON_HOLD'],
+    async run(context) {
+      const { tx, services, caller, resource } = context
+      const purge = async (tx: Tx) =>
+        (await purgeTraces(tx, services, resource.project_id, [resource.id], caller.principal)).counts
+      return (await purgeOr(context, purge)) ?? traceKind.present((await findTrace(tx, resource.id)) as TraceRow)
+    },
   }),
 ]

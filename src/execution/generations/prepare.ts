@@ -1,4 +1,5 @@
-import type { RecordedFailure } from '../../core/api/errors.ts'
+import { checkSpend } from '../../control/quotas/spend.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { permitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -33,6 +34,8 @@ export async function prepareTurn(
   }
   if (!(await isStillShared(services, generation))) return refused(work, 'AGENT_NOT_FOUND', AGENT_GONE)
   if (!(await mayStart(services, generation, source))) return refused(work, 'FORBIDDEN', 'Forbidden')
+  const overspent = await refusalByQuota(services, generation)
+  if (overspent) return { work, refusal: overspent }
   if (work.messages !== null || !source?.prepare) return { work, refusal: null }
   const prepared = await source.prepare(services.pool, generation)
   if ('refuse' in prepared) return { work, refusal: prepared.refuse }
@@ -44,6 +47,22 @@ export async function prepareTurn(
       notes: prepared.notes ?? {},
     },
     refusal: null,
+  }
+}
+
+/** A turn outside of a conversation that starts so soon after it was let in is not asked again. */
+const AT_ONCE_MS = 1000
+
+/** What refuses a turn that waited while others used up what its quotas allow; null when nothing does. */
+async function refusalByQuota(services: Services, generation: GenerationRow): Promise<RecordedFailure | null> {
+  const waited = Date.now() - new Date(generation.created_at).getTime()
+  if (generation.conversation_id === null && waited < AT_ONCE_MS) return null
+  try {
+    await checkSpend(services, generation, services.pool, { again: true })
+    return null
+  } catch (error) {
+    if (error instanceof AppError && error.status < 500) return error.recorded()
+    throw error
   }
 }
 

@@ -1,17 +1,15 @@
-import type { z } from 'zod'
-import { packEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/envelopes.ts'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { z } from 'zod'
+import type { ErasedBy } from '../../control/retention/content.ts'
+import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type GenerationRow, generationKind, Trace, type TraceRow } from './model.ts'
 
 const trace = sql.type(Trace)
-
-type Redaction = { type: string; id: string }
 
 /** Erases the content of generations; the skeleton stays. The first stamp stays. One that was paused has failed then. */
 export async function redactGenerations(
   db: Queryable,
   ids: readonly string[],
-  by: Redaction,
+  by: ErasedBy,
 ): Promise<readonly GenerationRow[]> {
   const list = sql.array([...ids], 'text')
   return db.any(generationKind.sql`
@@ -23,61 +21,106 @@ export async function redactGenerations(
       hidden_journal as (delete from generation_journal_unlogged where generation_id = any(${list}))
     update generations t set status = case when t.status = 'requires_action' then 'failed' else t.status end,
       stop_reason = case when t.status = 'requires_action' then 'error' else t.stop_reason end,
-      completed_at = coalesce(t.completed_at, now()), metadata = null, error = null, input = null, output = null, required_action = null, content_redacted_at = now(),
+      completed_at = coalesce(t.completed_at, now()), metadata = null, error = null, input = null, output = null,
+      required_action = null, abort = null, knowledge = null, extraction = null, content_redacted_at = now(),
       content_redacted_by_principal_type = ${by.type}, content_redacted_by_principal_id = ${by.id}, updated_at = now()
     where id = any(${list}) and content_redacted_at is null
     returning ${generationKind.columns}`)
 }
 
-export const redactTraces = (db: Queryable, ids: readonly string[], by: Redaction): Promise<readonly TraceRow[]> =>
+export const redactTraces = (db: Queryable, ids: readonly string[], by: ErasedBy): Promise<readonly TraceRow[]> =>
   db.any(trace`
     update traces set error = null, content_redacted_at = now(), content_redacted_by_principal_type = ${by.type},
       content_redacted_by_principal_id = ${by.id}, updated_at = now()
     where id = any(${sql.array([...ids], 'text')}) and content_redacted_at is null
     returning *`)
 
-const CONTENT_FIELDS = ['metadata', 'error', 'output', 'input', 'required_action'] as const
+/** Takes the failure of a generation from its trace, which shows that of the newest one that failed. */
+export const clearTraceError = (db: Queryable, { trace_id, error }: Pick<GenerationRow, 'trace_id' | 'error'>) =>
+  db.query(statement`
+    update traces set error = null, updated_at = now() where id = ${trace_id} and error = ${jsonb(error)}`)
 
-const storedEvent = sql.type(StoredEnvelope)
+const subtreesOf = (roots: readonly string[]): Fragment => sql.fragment`
+  with recursive subtree as (
+    select t.id from traces t where t.id = any(${sql.array([...roots], 'text')})
+    union select t.id from traces t join subtree s on t.parent_trace_id = s.id)`
 
-/** A compressed event without content: its id, its text and that compressed, of which one is null. */
-function redactedPacked(event: z.output<typeof StoredEnvelope>): [string, string | null, Buffer | null] {
-  const said = JSON.parse(readEnvelope(event)) as { data: Record<string, unknown> }
-  for (const field of CONTENT_FIELDS) if (field in said.data) said.data[field] = null
-  const envelope = JSON.stringify(said)
-  const packed = packEnvelope({ ...event, envelope })
-  return [event.id, packed ? null : envelope, packed]
-}
+/** Traces with all their descendants, by traces_parent. */
+export const subtreeIds = (db: Queryable, roots: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`${subtreesOf(roots)} select id from subtree order by id`)
+
+/** The same under the locks of their rows. */
+export const lockSubtree = (db: Queryable, roots: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    ${subtreesOf(roots)} select t.id from traces t where t.id in (select id from subtree) order by t.id for update`)
+
+const State = generationKind.row.pick({ id: true, status: true, project_id: true, session_id: true })
+export type State = z.output<typeof State>
+const state = sql.type(State)
+
+/** How far the generations of traces are, without what they say, oldest first. By generations_trace. */
+export const statesOf = (db: Queryable, traceIds: readonly string[], lock = false): Promise<readonly State[]> =>
+  db.any(state`
+    select t.id, t.status, t.project_id, t.session_id from generations t
+    where t.trace_id = any(${sql.array([...traceIds], 'text')})
+    order by t.created_at, t.id ${lock ? sql.fragment`for update` : sql.fragment``}`)
+
+const window = sql.type(z.object({ id: z.string(), cutoff: z.string() }))
+
+/** Projects whose content has an end and no hold, with the time of that end; by projects_retention, after an id. */
+export const expiringProjects = (db: Queryable, at: Date, after: string, limit: number) =>
+  db.any(window`
+    select id, ${at.toISOString()}::timestamptz - least(trace_content_retention_days, 100000) * interval '1 day' as cutoff from projects
+    where trace_content_retention_days is not null and id > ${after}
+      and (content_hold_until is null or content_hold_until <= now())
+    order by id limit ${limit}`)
+
+const Root = z.object({ id: z.string(), created_at: z.string() })
+export type Root = z.output<typeof Root>
+const root = sql.type(Root)
 
 /**
- * The only rewrite an envelope ever sees: content fields of the record inside `data` become null, in the
- * event, in what is retained of events for their deliveries, and in every copy that a delivery holds. Indexes
- * events_resource, retained_envelopes_resource and webhook_deliveries_event.
+ * The next traces without a parent that keep content and in whose trees nothing has happened since a time, oldest first. By
+ * traces_kept.
  */
-export async function redactEnvelopes(db: Queryable, resources: readonly string[]): Promise<void> {
-  const nulls = JSON.stringify(Object.fromEntries(CONTENT_FIELDS.map(field => [field, null])))
-  const redacted = (
-    envelope: Fragment,
-  ) => sql.fragment`jsonb_set(${envelope}::jsonb, '{data}', (${envelope}::jsonb -> 'data') || (
-    select coalesce(jsonb_object_agg(n.key, n.value), '{}') from jsonb_each(${nulls}::jsonb) n where ${envelope}::jsonb -> 'data' ? n.key))::text`
-  const theirs = sql.fragment`
-    resource_id = any(${sql.array([...resources], 'text')}) and resource_type in ('generation', 'trace')`
-  // Waits for a retention that is moving them: a statement that began before would not see where they went.
-  const events = await db.any(
-    storedEvent`select ${storedEnvelope} from events where ${theirs} order by id for no key update`,
-  )
-  await db.query(statement`
-    with held as (
-      select id from events where ${theirs} union all select event_id from retained_envelopes where ${theirs}),
-    retained as (
-      update retained_envelopes k set envelope = ${redacted(sql.fragment`k.envelope`)} where ${theirs}),
-    copies as (
-      update webhook_deliveries d set envelope = ${redacted(sql.fragment`d.envelope`)}
-      where d.event_id in (select id from held) and d.envelope is not null)
-    update events e set envelope = ${redacted(sql.fragment`e.envelope`)} where e.id in (select id from held) and e.packed is null`)
-  const packed = events.filter(({ packed }) => packed !== null).map(redactedPacked)
-  if (packed.length > 0)
-    await db.query(statement`
-      update events e set envelope = n.envelope, packed = n.packed
-      from ${sql.unnest(packed, ['text', 'text', 'bytea'])} as n (id, envelope, packed) where e.id = n.id`)
-}
+export const expiredRoots = (
+  db: Queryable,
+  projectId: string,
+  cutoff: string,
+  after: Root | null,
+  limit: number,
+): Promise<readonly Root[]> =>
+  db.any(root`
+    select t.id, t.created_at from traces t
+    where t.project_id = ${projectId} and t.parent_trace_id is null and t.content_redacted_at is null
+      and t.created_at < ${cutoff}::timestamptz
+      ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
+      and not exists (
+        select from generations g
+        where g.trace_id in (select t.id union all select c.id from traces c where c.root_trace_id = t.id)
+          and (g.status in ('pending', 'in_progress') or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz))
+    order by t.created_at, t.id limit ${limit}`)
+
+/** Generations of an end user up to a time: its own, and those of the conversations that it has or wrote in. */
+const ofEndUser = (endUser: { id: string; conversations: Fragment }, until: string): Fragment => sql.fragment`
+  (g.actor_id = ${endUser.id} or g.conversation_id in (${endUser.conversations})) and g.created_at <= ${until}::timestamptz`
+
+/** Trees of traces in which generations of an end user keep content, after an id. Indexes generations_actor, generations_conversation. */
+export const rootsOfEndUser = (
+  db: Queryable,
+  endUser: { id: string; project_id: string; conversations: Fragment },
+  { until, after, limit }: { until: string; after: string; limit: number },
+): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select distinct coalesce(t.root_trace_id, t.id) as id from generations g join traces t on t.id = g.trace_id
+    where ${ofEndUser(endUser, until)} and g.project_id = ${endUser.project_id} and t.content_redacted_at is null
+      and coalesce(t.root_trace_id, t.id) > ${after}
+    order by id limit ${limit}`)
+
+/** Generations of the trees of traces that are not at their end. */
+export const openOf = (db: Queryable, roots: readonly string[]): Promise<readonly GenerationRow[]> =>
+  db.any(generationKind.sql`
+    select ${generationKind.columns} from generations t
+    where t.trace_id in (
+        select id from traces where id = any(${sql.array([...roots], 'text')}) or root_trace_id = any(${sql.array([...roots], 'text')}))
+      and t.status in ('pending', 'in_progress') order by t.id`)

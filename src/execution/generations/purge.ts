@@ -1,14 +1,48 @@
 import { dropAll } from '../../content/storage/stores.ts'
-import { raise } from '../../core/api/errors.ts'
+import { withoutFields } from '../../control/events/redact.ts'
+import { addCounts, type Counts, type ErasedBy, eraseTurnContent } from '../../control/retention/content.ts'
+import { requireNoHold } from '../../control/retention/hold.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
+import { eraseAnswers, type KeptWhile } from '../../core/api/idempotency.ts'
+import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
 import { followEnd } from './ended.ts'
+import { meterStopped } from './metering.ts'
 import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
-import { redactEnvelopes, redactGenerations, redactTraces } from './purge-store.ts'
-import { statesOf } from './store.ts'
+import {
+  clearTraceError,
+  lockSubtree,
+  redactGenerations,
+  redactTraces,
+  type State,
+  statesOf,
+  subtreeIds,
+} from './purge-store.ts'
+import { ownerOf } from './source.ts'
 import { traceKind } from './trace-kind.ts'
-import { findTrace, subtree, takeTraceFiles } from './trace-store.ts'
+import { takeTraceFiles } from './trace-store.ts'
 
-type By = { type: string; id: string }
+/** Fields of generations and traces that hold content, in their records and in what events show of them. */
+const withoutContent = withoutFields(
+  'metadata',
+  'error',
+  'extraction',
+  'knowledge',
+  'output',
+  'input',
+  'required_action',
+)
+
+/** What answers in the place of content that was erased. */
+export const unavailable = () => new AppError('GENERATION_CONTENT_UNAVAILABLE')
+
+/** An answer that shows a turn is kept for repeats only while the turn's content is: a purge may come before. */
+export const whileContentKept = (generationId: string): KeptWhile => ({
+  holds: sql.fragment`exists (
+    select from generations g where g.id = ${generationId} and g.content_redacted_at is null for share of g)`,
+  refusal: unavailable(),
+})
 
 /** Raises GENERATION_ALREADY_IN_PROGRESS for a turn that runs or waits. */
 function requireEnded(generations: readonly Pick<GenerationRow, 'id' | 'status'>[]): void {
@@ -16,51 +50,107 @@ function requireEnded(generations: readonly Pick<GenerationRow, 'id' | 'status'>
   if (open) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: open.id } })
 }
 
-/**
- * Erases a generation's content and keeps its skeleton; a second purge keeps the first stamp and emits nothing. A paused
- * turn ends failed with GENERATION_CONTENT_UNAVAILABLE. Raises GENERATION_ALREADY_IN_PROGRESS while it runs or waits.
- */
-export async function purgeGeneration(tx: Tx, id: string, by: By): Promise<GenerationRow> {
-  const row = await generationKind.lock(tx, id)
-  requireEnded([row])
-  const [redacted] = await redactGenerations(tx, [id], by)
-  if (!redacted) return row
-  await redactEnvelopes(tx, [id])
-  tx.emit(generationKind, 'content_purged', redacted)
-  if (row.status === 'requires_action') followEnd(tx, redacted)
-  return redacted
+/** Meters turns that end because what they wait for is erased. */
+async function meterPaused(tx: Tx, services: Services, generations: readonly State[]): Promise<void> {
+  for (const row of generations) {
+    const usage = row.status === 'requires_action' && (await meterStopped(tx, services, row))
+    if (usage) await generationKind.update(tx, row.id, { usage })
+  }
 }
 
-/** The same for a trace, its descendants and all their generations. */
-export async function purgeTrace(tx: Tx, id: string, by: By): Promise<TraceRow> {
-  // Generations before traces, as a turn that ends locks them.
-  const found = (await subtree(tx, id)).map(trace => trace.id)
-  if (found.length === 0) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+/** Erases what there is of generations, whose rows are locked, in this module and in all others. */
+async function erase(
+  tx: Tx,
+  services: Services,
+  projectId: string,
+  { generations, traceIds, by }: { generations: readonly State[]; traceIds: readonly string[]; by: ErasedBy },
+): Promise<{ redacted: readonly GenerationRow[]; counts: Counts }> {
+  const ids = generations.map(({ id }) => id)
+  await meterPaused(tx, services, generations)
+  const redacted = await redactGenerations(tx, ids, by)
+  const paused = new Set(generations.filter(({ status }) => status === 'requires_action').map(({ id }) => id))
+  const ended = redacted.filter(({ id }) => paused.has(id))
+  for (const row of ended) {
+    followEnd(tx, row)
+    await ownerOf(row)?.settled(tx, row, {
+      status: 'failed',
+      content: null,
+      object: null,
+      error: unavailable().recorded(),
+    })
+  }
+  const counts = await eraseTurnContent(tx, redacted, [
+    { resource_type: generationKind.name, ids, without: withoutContent },
+    { resource_type: traceKind.name, ids: traceIds, without: withoutContent },
+  ])
+  const kept_answers = await eraseAnswers(tx, services, projectId, [...ids, ...traceIds], unavailable())
+  for (const row of redacted) tx.emit(generationKind, 'content_purged', row)
+  return { redacted, counts: addCounts(counts, { generations: redacted.length, kept_answers }) }
+}
+
+/**
+ * Erases a generation's content and keeps its skeleton; a second purge keeps the first stamp and emits nothing. A paused
+ * turn ends failed with GENERATION_CONTENT_UNAVAILABLE. The file of its trace stays as it is.
+ * @throws GENERATION_ALREADY_IN_PROGRESS while it runs, waits or something follows from it; CONTENT_ON_HOLD
+ */
+export async function purgeGeneration(tx: Tx, services: Services, id: string, by: ErasedBy): Promise<Counts> {
+  const row = await generationKind.lock(tx, id)
+  await requireNoHold(tx, row.project_id)
+  requireEnded([row])
+  if (row.content_redacted_at !== null) return {}
+  const { counts } = await erase(tx, services, row.project_id, { generations: [row], traceIds: [], by })
+  if (row.error) await clearTraceError(tx, row)
+  return counts
+}
+
+/**
+ * The same for traces of a project, their descendants and all their generations, with the files of their steps.
+ * @throws GENERATION_ALREADY_IN_PROGRESS, CONTENT_ON_HOLD
+ */
+export async function purgeTraces(
+  tx: Tx,
+  services: Services,
+  projectId: string,
+  roots: readonly string[],
+  by: ErasedBy,
+): Promise<{ traces: readonly TraceRow[]; counts: Counts }> {
+  await requireNoHold(tx, projectId)
+  const found = await subtreeIds(tx, roots)
   // Not to wait for a turn that runs.
   requireEnded(await statesOf(tx, found))
+  // Generations before traces, as a turn that ends locks them.
   const generations = await statesOf(tx, found, true)
   requireEnded(generations)
-  const traces = await subtree(tx, id, true)
-  const ids = traces.map(trace => trace.id)
+  const ids = await lockSubtree(tx, roots)
   // One that was made meanwhile: nobody can make another while the traces are held.
-  const later = (await statesOf(tx, ids)).find(row => !generations.some(known => known.id === row.id))
+  const known = new Set(generations.map(({ id }) => id))
+  const later = (await statesOf(tx, ids)).find(({ id }) => !known.has(id))
   if (later) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id: later.id } })
-  const redactedGenerations = await redactGenerations(
-    tx,
-    generations.map(row => row.id),
-    by,
-  )
-  await dropAll(tx, await takeTraceFiles(tx, ids))
-  const redactedTraces = await redactTraces(tx, ids, by)
-  await redactEnvelopes(
-    tx,
-    [...redactedGenerations, ...redactedTraces].map(row => row.id),
-  )
-  const paused = new Set(generations.filter(row => row.status === 'requires_action').map(row => row.id))
-  for (const row of redactedGenerations) {
-    tx.emit(generationKind, 'content_purged', row)
-    if (paused.has(row.id)) followEnd(tx, row)
+  const { counts } = await erase(tx, services, projectId, { generations, traceIds: ids, by })
+  const files = await takeTraceFiles(tx, ids)
+  await dropAll(tx, files)
+  const traces = await redactTraces(tx, ids, by)
+  for (const row of traces) tx.emit(traceKind, 'content_purged', row)
+  return { traces, counts: addCounts(counts, { traces: traces.length, trace_files: files.length }) }
+}
+
+class Undo extends Error {
+  readonly counts: Counts
+  constructor(counts: Counts) {
+    super('a dry run')
+    this.counts = counts
   }
-  for (const row of redactedTraces) tx.emit(traceKind, 'content_purged', row)
-  return (await findTrace(tx, id)) as TraceRow
+}
+
+/** What a purge would erase, by what it refuses and what it counts: it is made and undone. Raises what the purge raises. */
+export async function dryRun(tx: Tx, purge: (tx: Tx) => Promise<Counts>): Promise<Counts> {
+  try {
+    await tx.nested(async inner => {
+      throw new Undo(await purge(inner))
+    })
+  } catch (error) {
+    if (error instanceof Undo) return error.counts
+    throw error
+  }
+  throw new Error('a dry run was not undone')
 }

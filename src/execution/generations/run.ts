@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { UsageTotals } from '../../control/usage/totals.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { type Context, itemOperation } from '../../core/api/operation.ts'
@@ -6,20 +7,22 @@ import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
 import type { Outgoing } from '../../core/db/write.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { checkToolSettings } from '../agents/bindings.ts'
+import { checkOverlay, KnowledgeOverlay } from '../agents/knowledge.ts'
 import { type AgentRow, agentKind, StepRules, StepToolChoice, TurnStopConditions, toolIds } from '../agents/model.ts'
 import { takeTurn } from './admit.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
-import { createTurn, createTurnAtOnce, nestedIn, type TurnInput } from './create.ts'
+import { createTurn, createTurnAtOnce, nestedIn, spendRefusals, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { type SentMessage, withDocuments } from './documents.ts'
 import { admitFiles } from './files.ts'
-import { UsageTotals, type Work } from './model.ts'
+import type { Work } from './model.ts'
 import { requireContext } from './toolbox.ts'
 import { findTrace } from './trace-store.ts'
 
-const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
+export const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
 
-const text = z.string().min(1).max(262_144)
+/** What a message says. */
+export const text = z.string().min(1).max(262_144)
 
 const id = z.string().min(1).max(255)
 const type = <const T extends string>(value: T) => z.literal(value).describe('What it is')
@@ -29,7 +32,8 @@ const Document = z.strictObject({
   document_id: id.describe('Document of the project whose text it is'),
 })
 
-const Part = z.discriminatedUnion('type', [
+/** What a message of the user is made of. */
+export const Part = z.discriminatedUnion('type', [
   z.strictObject({ type: type('text'), text: text.describe('The text') }),
   z.strictObject({ type: type('file'), file_id: id.describe('Image, sound or PDF of the project') }),
   Document,
@@ -70,6 +74,9 @@ const GenerateInput = z
     step_rules: StepRules.optional().describe('Settings of single steps; they go before those of the agent'),
     stop_conditions: TurnStopConditions.optional().describe(
       "What ends the turn besides max_steps, in place of the agent's setting",
+    ),
+    knowledge_config: KnowledgeOverlay.optional().describe(
+      'What the turn reads beside what its agent knows: lists and tags are added, other values replaced. Needs `knowledge:SearchKnowledge` on what is added',
     ),
     tool_context: ToolContextInput.nullish().describe('Keys and values that calls of tools carry as headers'),
     guardrail_context: z
@@ -129,7 +136,8 @@ function checkMessages({ messages = [], prompt }: Body): void {
   checkSize(messages)
 }
 
-function checkSize(messages: readonly object[]): void {
+/** Refuses messages that take too much room together. Raises VALIDATION_FAILED. */
+export function checkSize(messages: readonly object[]): void {
   if (Buffer.byteLength(JSON.stringify(messages)) > MAX_MESSAGES_BYTES)
     invalid({ code: 'TOO_BIG', path: 'messages', message: 'must be at most 4 MiB in total' })
 }
@@ -150,13 +158,14 @@ async function messagesOf(context: Pick<Context<unknown, Body>, 'services' | 'al
 /** The settings of a request in place of the agent's. Raises TOOL_NOT_FOUND, FORCED_TOOL_CHOICE_CANNOT_STOP. */
 function overridesOf(
   agent: AgentRow,
-  { tool_choice, active_tool_ids, step_rules, stop_conditions }: Body,
+  { tool_choice, active_tool_ids, step_rules, stop_conditions, knowledge_config }: Body,
 ): Work['overrides'] {
   const given = { tool_choice, active_tool_ids, step_rules, stop_conditions }
-  const overrides = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined))
-  if (Object.keys(overrides).length === 0) return overrides
+  const settings = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined))
+  const overrides = { ...settings, ...(knowledge_config ? { knowledge_config } : {}) }
+  if (Object.keys(settings).length === 0) return overrides
   const { tool_choice: kept, stop_conditions: stops } = agent
-  checkToolSettings({ tool_choice: kept, stop_conditions: stops, ...overrides }, agent.tool_bindings)
+  checkToolSettings({ tool_choice: kept, stop_conditions: stops, ...settings }, agent.tool_bindings)
   return overrides
 }
 
@@ -193,7 +202,7 @@ export const generateOperation = itemOperation(agentKind, {
   summary: 'Run an agent: in the background, waited for, or streamed',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
-  alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
+  alsoActions: ['documents:GetDocument', 'files:DownloadFile', 'knowledge:SearchKnowledge'],
   find: findRunnableAgent,
   query: WaitQuery,
   body: GenerateInput,
@@ -208,6 +217,7 @@ export const generateOperation = itemOperation(agentKind, {
     'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED',
     'PROJECT_PAUSED',
     ...turnFailures,
+    ...spendRefusals,
     'TOOL_NOT_FOUND',
     'FORCED_TOOL_CHOICE_CANNOT_STOP',
     'INVALID_TOOL_CONTEXT_KEY',
@@ -228,6 +238,8 @@ export const generateOperation = itemOperation(agentKind, {
       invalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
     const overrides = overridesOf(agent, body)
     const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+    if (body.knowledge_config)
+      await checkOverlay({ tx: services.pool, allow: context.allow }, agent, project_id, body.knowledge_config)
     await requireContext(services, agent, tool_context)
     await checkTraces(context)
     const messages = await messagesOf(context, project_id)

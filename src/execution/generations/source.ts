@@ -52,7 +52,11 @@ export type TurnOwner = {
   /** The `source` that its turns carry. */
   source: string
   /** Inside the transaction that ends a turn, whoever ends it, behind the turn's row. */
-  settled(tx: Tx, generation: GenerationRow, outcome: Pick<TurnOutcome, 'status' | 'object' | 'error'>): Promise<void>
+  settled(
+    tx: Tx,
+    generation: GenerationRow,
+    outcome: Pick<TurnOutcome, 'status' | 'content' | 'object' | 'error'>,
+  ): Promise<void>
 }
 
 export const turnOwners = extensionPoint<TurnOwner>('owners of turns')

@@ -1,8 +1,9 @@
 import { z } from 'zod'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
-import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { type JournalRow, journalInsert } from './journal-store.ts'
-import { AbortRequest, type GenerationRow, generationKind } from './model.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type MemoryEntryRow, memoryEntryKind } from '../../memory/entries/model.ts'
+import { JournalRow, journalInsert } from './journal-store.ts'
+import { AbortRequest, type GenerationRow, generationKind, type Knowledge, StepRow } from './model.ts'
 
 /** Files of a project by their ids, in any order; by the primary key. */
 export const findFiles = (db: Queryable, projectId: string, ids: readonly string[]): Promise<readonly FileRow[]> =>
@@ -13,6 +14,23 @@ export const findFiles = (db: Queryable, projectId: string, ids: readonly string
 /** Where the working state of a turn is, by its content mode. */
 export const workTable = (mode: 'full' | 'none') =>
   sql.identifier([mode === 'none' ? 'generation_work_unlogged' : 'generation_work'])
+
+/**
+ * How many turns are not at their end, as an expression: those that have working state, by the primary keys. Their usage is
+ * written with their end.
+ */
+export const openTurnsOf = ({
+  project,
+  agent,
+  actor,
+}: {
+  project: Fragment
+  agent: Fragment
+  actor: Fragment
+}): Fragment =>
+  sql.fragment`(
+    select count(*) from generation_work w join generations g on g.id = w.generation_id
+    where g.project_id = ${project} and (${agent} is null or g.agent_id = ${agent}) and (${actor} is null or g.actor_id = ${actor}))`
 
 const withResult = sql.type(
   generationKind.row.extend({ last_frame: z.object({ seq: z.int(), data: z.string() }).nullable() }),
@@ -44,6 +62,14 @@ export const findPendingWork = (db: Queryable, id: string): Promise<z.output<typ
     where g.id = ${id} and g.status = 'pending' and coalesce(w.sealed, wu.sealed) is not null
     for update of g`)
 
+const sealedWork = sql.type(z.object({ sealed: z.string() }))
+
+/** The sealed working state of a turn that is not at its end. By the primary keys. */
+export const findWork = (db: Queryable, id: string): Promise<string | null> =>
+  db.maybeOneFirst(sealedWork`
+    select sealed from generation_work where generation_id = ${id}
+    union all select sealed from generation_work_unlogged where generation_id = ${id}`)
+
 /** Writes whom a turn that has not started runs as, and its working state. */
 export async function amendGeneration(
   db: Queryable,
@@ -60,6 +86,18 @@ export async function amendGeneration(
       started_by_principal_id = ${change.started_by_principal_id}, updated_at = now()
     where id = ${generation.id} and status = 'pending'`)
 }
+
+const left = sql.type(z.object({ steps: z.array(StepRow), journal: z.array(JournalRow) }))
+
+/** The settled steps of a turn, and its journal of the one under way. By primary keys. */
+export const loadLeft = (db: Queryable, { id }: Pick<GenerationRow, 'id'>) =>
+  db.one(left`
+    select coalesce((
+        select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s
+        where s.generation_id = ${id}), '[]') as steps,
+      (select coalesce(json_agg(j order by j.n, j.position), '[]') from (
+        select n, position, body from generation_journal where generation_id = ${id}
+        union all select n, position, body from generation_journal_unlogged where generation_id = ${id}) j) as journal`)
 
 export const requestAbort = (db: Queryable, id: string, abort: z.output<typeof AbortRequest>) =>
   db.query(statement`update generations set abort = coalesce(abort, ${jsonb(abort)}) where id = ${id}`)
@@ -135,6 +173,43 @@ export async function resumeGeneration(
     update ${workTable(generation.content_mode)} set sealed = ${sealedWork} where generation_id = ${generation.id} and ${guard}`)
 }
 
+/** Keeps what a turn was given of what its agent knows; false when another attempt owns it. */
+export async function keepKnowledge(
+  db: Queryable,
+  generation: Pick<GenerationRow, 'id' | 'attempt' | 'content_mode'>,
+  sealedWork: string,
+  knowledge: Knowledge,
+): Promise<boolean> {
+  const shown = generation.content_mode === 'full' ? knowledge : null
+  const { rowCount } = await db.query(statement`
+    with owned as (
+      update generations set knowledge = ${jsonb(shown)}
+      where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id)
+    update ${workTable(generation.content_mode)} set sealed = ${sealedWork}
+    where generation_id in (select id from owned)`)
+  return rowCount === 1
+}
+
+/** What a generation brought into memory stores, oldest first. By memory_entries_generation. */
+export const entriesOfGeneration = (db: Queryable, id: string): Promise<readonly MemoryEntryRow[]> =>
+  db.any(memoryEntryKind.sql`
+    select ${memoryEntryKind.columns} from memory_entries t where t.generation_id = ${id}
+    order by t.created_at, t.id limit 100`)
+
+/** Adds what memory rules made of a turn, by their ids: one merge, so that none loses what another one adds. */
+export const addExtraction = (
+  db: Queryable,
+  id: string,
+  extraction: NonNullable<GenerationRow['extraction']>,
+): Promise<unknown> =>
+  db.query(statement`
+    update generations set extraction = coalesce(extraction, '{}') || ${jsonb(extraction)}, updated_at = now()
+    where id = ${id} and content_redacted_at is null`)
+
+/** Makes a turn that others carry on after the first one of their chain. */
+export const joinChain = (db: Queryable, id: string, chainId: string) =>
+  db.query(statement`update generations set chain_id = ${chainId} where id = ${id} and chain_id is null`)
+
 /** One merge, so that concurrent patches of different keys both survive. */
 export const mergeMetadata = (db: Queryable, id: string, metadata: object): Promise<GenerationRow> =>
   db.one(generationKind.sql`
@@ -146,15 +221,3 @@ export const generationsOf = (db: Queryable, traceIds: readonly string[]): Promi
   db.any(generationKind.sql`
     select ${generationKind.columns} from generations t where t.trace_id = any(${sql.array([...traceIds], 'text')})
     order by t.created_at, t.id`)
-
-const state = sql.type(generationKind.row.pick({ id: true, status: true }))
-
-/** How far the generations of traces are, without what they say; in the same order. */
-export const statesOf = (
-  db: Queryable,
-  traceIds: readonly string[],
-  lock = false,
-): Promise<readonly Pick<GenerationRow, 'id' | 'status'>[]> =>
-  db.any(state`
-    select t.id, t.status from generations t where t.trace_id = any(${sql.array([...traceIds], 'text')})
-    order by t.created_at, t.id ${lock ? sql.fragment`for update` : sql.fragment``}`)

@@ -45,6 +45,8 @@ export type TurnTool = {
   repeatable: boolean
   /** Fields that the schema was given for the person who approves; not arguments. */
   justified: Justification[]
+  /** What a tool of the platform's own does in place of a call. */
+  perform?: (input: Record<string, unknown>) => Promise<unknown>
 }
 
 /** A binding that gives no tool, and why. */
@@ -58,6 +60,8 @@ export type Toolbox = {
 
 type Given = {
   agent: Pick<AgentRow, 'id' | 'project_id' | 'tool_bindings'>
+  /** A tool of the platform's own; its name goes before those of bindings. */
+  own: TurnTool | Unavailable | null
   /** Project that the turn runs in: another one than the agent's where that is shared. */
   project_id: string
   /** Tools of the agent's project that its bindings name. */
@@ -78,12 +82,14 @@ export const NO_TOOLS: Toolbox = { tools: new Map(), unavailable: [], surface: n
  */
 export async function openToolbox(services: Services, given: Given): Promise<Toolbox> {
   const bindings = given.agent.tool_bindings ?? []
-  if (bindings.length === 0) return NO_TOOLS
   const unavailable: Unavailable[] = []
+  const { own } = given
+  const first = own && 'callable' in own ? [own] : []
+  if (own && !('callable' in own)) unavailable.push(own)
   const shared = await sharedTools(services, given)
   const resolved = await Promise.all(bindings.map(binding => resolve(services, binding, given, shared, unavailable)))
   const tools = new Map<string, TurnTool>()
-  for (const tool of resolved.flat()) {
+  for (const tool of [...first, ...resolved.flat()]) {
     if (!tools.has(tool.name)) tools.set(tool.name, tool)
     else unavailable.push(missing(tool.callable, `name already taken: ${tool.name}`))
   }
@@ -152,7 +158,10 @@ function boundOf({ tool_id, tool }: ToolBinding, given: Given, shared: Resolved)
 
 async function listed(services: Services, tool: Callable, { context, signal }: Given): Promise<ToolAction[]> {
   if (!tool.mcp) throw new AppError('VALIDATION_FAILED', { message: 'it names no server' })
-  const call = inNameOf(tool, openCall(services, { caller: async () => null, context, signal, timeoutMs: LISTING_MS }))
+  const call = inNameOf(
+    tool,
+    openCall(services, { caller: async () => null, context, metering: null, signal, timeoutMs: LISTING_MS }),
+  )
   const actions = await mcpActions(services, tool, call)
   if (actions.length > 0) return actions
   throw new AppError('TOOL_HTTP_ERROR', {

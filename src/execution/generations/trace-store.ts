@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
 import type { Location } from '../../content/storage/storage.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type GenerationRow, StepRow, Trace, type TraceRow } from './model.ts'
 
 /** A step out of jsonb: its times in wire form. */
@@ -166,6 +166,13 @@ export const unwrittenTraces = (db: Queryable, queue: string, idleSeconds: numbe
 
 const trace = sql.type(Trace)
 
+/** Adds a fact to the notes of a trace, which outlive its content. */
+export const addTraceNote = (
+  db: Queryable,
+  id: string,
+  note: { kind: string; generation_id: string; stop_reason: string; created_at: string },
+) => db.query(statement`update traces set notes = notes || ${jsonb([note])}, updated_at = now() where id = ${id}`)
+
 export const findTrace = (db: Queryable, id: string): Promise<TraceRow | null> =>
   db.maybeOne(trace`select * from traces where id = ${id}`)
 
@@ -174,11 +181,3 @@ export const findTree = (db: Queryable, rootId: string, limit: number): Promise<
   db.any(trace`
     select * from traces where id = ${rootId} or root_trace_id = ${rootId}
     order by (id = ${rootId}) desc, created_at, id limit ${limit + 1}`)
-
-/** A trace and every descendant of it. */
-export const subtree = (db: Queryable, id: string, lock = false): Promise<readonly TraceRow[]> =>
-  db.any(trace`
-    with recursive subtree as (
-      select t.id from traces t where t.id = ${id}
-      union all select t.id from traces t join subtree s on t.parent_trace_id = s.id)
-    select t.* from traces t where t.id in (select id from subtree) order by t.id ${lock ? sql.fragment`for update` : sql.fragment``}`)

@@ -1,4 +1,6 @@
 import { Counter } from 'prom-client'
+import { followUsageLater, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
+import { type Rated, rateUsage } from '../../control/usage/rate.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -11,6 +13,7 @@ import type { Frame } from './frame-store.ts'
 import { FrameWriter, startedOf } from './frames.ts'
 import { type Entry, journalRows, type OpenWork, readJournal, writeJournal } from './journal-store.ts'
 import { TURN_CHANNEL, TurnLost } from './live.ts'
+import { type Slugs, slugsOf } from './metering.ts'
 import { type GenerationRow, generationKind, type OpenStep, type StepRow, type Work } from './model.ts'
 import type { TurnRun } from './source.ts'
 import { storedStep } from './steps.ts'
@@ -47,6 +50,12 @@ export class TurnAttempt {
   open: OpenWork['open']
   /** Something of the turn may be in the journal beside its settled steps. */
   journalled: boolean
+  /** What the model answered last, until it is a settled step. */
+  answered: OpenStep | null
+  /** Calls of tools that were made and whose usage is yet to be written. */
+  readonly calls: UsageDraft[] = []
+  /** Types of the providers that may have served a step. */
+  slugs: Slugs
   /** The journal has the answer of the step under way. */
   private noted: boolean
   private readonly startedAt = performance.now()
@@ -60,6 +69,8 @@ export class TurnAttempt {
     this.generation = loaded.generation
     const { open, settled } = readJournal(services, loaded.generation, loaded.journal, loaded.generation.step_count)
     this.open = open
+    this.answered = open?.step ?? null
+    this.slugs = slugsOf(loaded)
     this.noted = open !== null
     this.journalled = loaded.journal.length > 0
     this.steps = loaded.steps.map(step => settled.get(step.n) ?? step)
@@ -150,7 +161,11 @@ export class TurnAttempt {
     const frames = await this.framesOf(told)
     const answer: Entry[] = first ? [{ n: step.n, position: 0, value: step }] : []
     const rows = journalRows(services, generation, [...answer, ...entries])
-    if (!(await writeJournal(services.pool, generation, rows, frames, TURN_CHANNEL, first))) throw new TurnLost()
+    const calls = await this.rateCalls()
+    if (!(await writeJournal(services.pool, generation, rows, frames, TURN_CHANNEL, first, calls.rated)))
+      throw new TurnLost()
+    calls.written()
+    followUsageLater(services, calls.rated)
     this.noted = true
     this.journalled = true
   }
@@ -161,6 +176,7 @@ export class TurnAttempt {
     const frames = await this.framesOf(told, step)
     const hidden = generation.content_mode === 'none'
     const kept = hidden ? journalRows(services, generation, [{ n: step.n, position: 0, value: step }])[0] : null
+    const calls = await this.rateCalls()
     const journalled = await journalStep(
       services.pool,
       generation,
@@ -169,10 +185,15 @@ export class TurnAttempt {
       TURN_CHANNEL,
       this.agent,
       this.noted || kept ? { kept } : null,
+      calls.rated,
     )
     if (!journalled) throw new TurnLost()
+    calls.written()
+    followUsageLater(services, calls.rated)
     this.journalled ||= hidden
     this.route = journalled.route
+    if (this.route) this.slugs = new Map([...this.slugs, ...slugsOf({ provider: null, route: this.route })])
+    this.answered = null
     this.steps.push(step)
     this.open = null
     this.noted = false
@@ -182,6 +203,18 @@ export class TurnAttempt {
       lost_attempts: 0,
       last_activity_at: step.completed_at,
     }
+  }
+
+  /** Prices the calls of tools whose usage is yet to be written; `written` once it is. */
+  async rateCalls(): Promise<{ rated: Rated[]; written: () => void }> {
+    const count = this.calls.length
+    const rated = await rateUsage(this.services, this.calls)
+    return { rated, written: () => void this.calls.splice(0, count) }
+  }
+
+  /** Records usage that no write of the turn has taken along. */
+  leaveCalls(): void {
+    recordUsageLater(this.services, this.calls.splice(0))
   }
 
   /** Gives the turn back, for another worker to go on with. */

@@ -13,7 +13,7 @@ type Closing = {
   /** The last frame, with what the turn's source gives instead of the agent's result. */
   last: (result: object | null) => Frame
   parts: (frames: Frame[]) => OneStatement
-  follow: (outgoing: Outgoing, after: GenerationRow) => void
+  follow: (outgoing: Outgoing) => void
   /** What the turn's source adds in the same transaction. */
   add: ((tx: Tx) => Promise<{ result: object | null } | undefined> | undefined) | undefined
   /** Whether a failure that the source finds when it takes its locks comes before this end. */
@@ -38,14 +38,14 @@ export async function closeAttempt(
       const stop = await run.source?.lock?.(tx, generation)
       if (stop && yields) throw new TurnAborted({ stop_reason: 'error', ...stop })
       if (!(await heldBy(tx, parts(frames)))) return false
-      follow(tx, after)
+      follow(tx)
       const given = await add(tx)
       addFrame(tx, after.id, last(given?.result ?? null))
       return true
     })
   } else {
     const { held } = await services.writeOne(outgoing => {
-      follow(outgoing, after)
+      follow(outgoing)
       run.complete?.(outgoing)
       return parts([...frames, last(null)])
     })

@@ -1,10 +1,12 @@
+import { addUsage } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { isOfDatabase } from '../../core/db/sql.ts'
 import { fault } from '../../core/process/fault.ts'
 import { settlementParts } from './attempt-store.ts'
 import type { Told } from './calls.ts'
-import { followEnd } from './ended.ts'
-import { type GenerationRow, type StepRow, storable, sumUsage, type Work } from './model.ts'
+import { followersOf } from './ended.ts'
+import { rateTurn } from './metering.ts'
+import { type GenerationRow, type StepRow, storable, type Work } from './model.ts'
 import { settledStep } from './open-step.ts'
 import { readObject } from './output.ts'
 import { agentResult } from './result.ts'
@@ -101,12 +103,20 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
   const step = given ?? cutOff(turn)
   const frames = await turn.framesOf(told, step)
   const steps = step ? [...turn.steps, step] : turn.steps
+  // An answer that has not become a step when the turn ends is paid for all the same.
+  const answered = step ?? turn.answered
+  const used = await rateTurn(services, generation, {
+    steps: answered ? [...turn.steps, answered] : turn.steps,
+    slugs: turn.slugs,
+    call: { input: work?.messages ?? null, output: end.output },
+  })
+  const calls = await turn.rateCalls()
   const now = new Date().toISOString()
   const shown: GenerationRow = {
     ...generation,
     ...end,
     input: work?.messages ?? null,
-    usage: sumUsage(steps),
+    usage: used.usage,
     step_count: steps.length,
     completed_at: now,
     last_activity_at: now,
@@ -123,6 +133,7 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
     error: end.error,
     notes: work?.notes ?? {},
   })
+  const follow = await followersOf(services, shown)
   await closeAttempt(turn, {
     after,
     frames,
@@ -131,10 +142,14 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
         ? turn.frames.next('completed', result ?? agentResult(shown, steps))
         : turn.frames.next('error', end.error),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
-    follow: followEnd,
+    follow(outgoing) {
+      follow(outgoing, after)
+      addUsage(outgoing, [...used.rated, ...calls.rated])
+    },
     add: source?.settle && (tx => source.settle?.(tx, after, outcome())),
     yields: end.status === 'completed',
   })
+  calls.written()
   if (after.step_count > 0) traceWriter(services).add(after)
   return turn.ended(end.status, end.error)
 }

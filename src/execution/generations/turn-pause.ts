@@ -1,10 +1,12 @@
+import { addUsage } from '../../control/usage/meter.ts'
+import { sumUsage } from '../../control/usage/totals.ts'
 import { fault } from '../../core/process/fault.ts'
 import { pauseParts } from './attempt-store.ts'
 import type { Told } from './calls.ts'
 import type { Released } from './decide-call.ts'
 import { followPause } from './ended.ts'
 import { type Entry, journalRows, type OpenWork } from './journal-store.ts'
-import { type GenerationRow, sumUsage } from './model.ts'
+import type { GenerationRow } from './model.ts'
 import { agentResult, requiredAction } from './result.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 import { closeAttempt } from './turn-close.ts'
@@ -28,15 +30,20 @@ export async function pauseTurn(turn: TurnAttempt, pending: readonly Released[],
     last_activity_at: now,
     updated_at: now,
   }
+  const calls = await turn.rateCalls()
   const after = shown.content_mode === 'none' ? { ...shown, required_action: null } : shown
   await closeAttempt(turn, {
     after,
     frames,
     last: result => turn.frames.next('requires_action', result ?? agentResult(shown, steps, step)),
     parts: frames => pauseParts(generation, after, entries, frames),
-    follow: followPause,
+    follow(outgoing) {
+      followPause(outgoing, after)
+      addUsage(outgoing, calls.rated)
+    },
     add: source?.pause && (tx => source.pause?.(tx, after, { required_action, text: step.text, model: step.model })),
     yields: true,
   })
+  calls.written()
   return turn.ended('requires_action', null)
 }

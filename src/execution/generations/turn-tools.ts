@@ -8,13 +8,16 @@ import type { Work } from './model.ts'
 import { reachable } from './settings.ts'
 import { NO_TOOLS, openToolbox, type Toolbox, type TurnTool } from './toolbox.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
+import { writeMemoryTool } from './write-memory.ts'
 
 /** What the model of the turn can call, asked for once an attempt. Raises what `openToolbox` raises. */
 export async function openTools(turn: TurnAttempt, work: Work, signal: AbortSignal): Promise<Toolbox> {
   const { agent, generation, loaded, services, steps } = turn
-  if (!agent.tool_bindings?.length) return NO_TOOLS
+  const own = await writeMemoryTool(turn)
+  if (!agent.tool_bindings?.length && !own) return NO_TOOLS
   const tools = await openToolbox(services, {
     agent,
+    own,
     project_id: generation.project_id,
     tools: loaded.tools,
     reachable: reachable(agent, work, steps.length + 1),
@@ -52,6 +55,7 @@ export function callTools(
     aside: run.aside,
     bounded: agent.boundary_policy !== null,
     write: (entries, told) => turn.note(entries, told),
+    meter: draft => void turn.calls.push(draft),
     executed: ({ callable: { id, name }, action }) =>
       noteActivity(turn, 'action_executed', `${name} was called`, {
         tool_id: id,
@@ -77,6 +81,7 @@ function originOf({ generation, loaded }: TurnAttempt, { depth, occupied }: Work
     root_trace_id: loaded.rootTrace ?? trace_id,
     depth,
     conversations: conversation_id === null ? occupied : [...occupied, conversation_id],
+    source: generation.source,
   }
 }
 

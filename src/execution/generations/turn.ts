@@ -5,6 +5,7 @@ import type { ModelAnswer } from '../providers/exchange.ts'
 import { activeTools, askModel, offeredTools } from './ask.ts'
 import { loadTurn } from './attempt-store.ts'
 import { attachFiles, readFiles } from './files.ts'
+import { knowledgeMessages, recallKnowledge } from './knowledge.ts'
 import { liveTurns, TurnAborted, TurnLost } from './live.ts'
 import type { Work } from './model.ts'
 import { openStepOf, settledStep } from './open-step.ts'
@@ -67,6 +68,7 @@ async function carryOut(turn: TurnAttempt): Promise<Left> {
     run.signal.removeEventListener('abort', leave)
     ended?.()
     turn.files?.release()
+    turn.leaveCalls()
     await turn.frames.discard()
   }
 }
@@ -84,6 +86,7 @@ async function runClaimed(turn: TurnAttempt, work: Work, controller: AbortContro
   if (work.depth === 0) return guardDepth(turn)
   const unlimit = limitTime(turn, controller)
   try {
+    await recallKnowledge(turn, work, controller.signal)
     turn.tools = await openTools(turn, work, controller.signal)
     return await runSteps(turn, work, controller.signal)
   } finally {
@@ -107,9 +110,10 @@ async function runSteps(turn: TurnAttempt, work: Work, signal: AbortSignal): Pro
       await fault(services, 'before_model')
       turn.partial = ''
       const answer = await ask(turn, work, n, offeredTools(tools, settings), signal)
+      const step = openStepOf(answer, n, startedAt, turn.steps)
+      turn.answered = step
       await fault(services, 'after_model')
       signal.throwIfAborted()
-      const step = openStepOf(answer, n, startedAt, turn.steps)
       if (answer.tool_calls.length === 0) return completeTurn(turn, settledStep(step, new Map()), signal)
       turn.open = { step, started: new Set(), outcomes: new Map() }
     }
@@ -156,7 +160,10 @@ async function ask(
     provider: loaded.provider,
     route,
     step,
-    messages: attachFiles([...history, ...turn.steps.flatMap(stepMessages)], turn.files),
+    messages: [
+      ...knowledgeMessages(work),
+      ...attachFiles([...history, ...turn.steps.flatMap(stepMessages)], turn.files),
+    ],
     note: unavailableNote(turn.tools.unavailable),
     offered,
     signal,

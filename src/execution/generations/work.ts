@@ -27,6 +27,7 @@ const EMPTY: Omit<Work, 'depth'> = {
   resumed: {},
   occupied: [],
   notes: {},
+  knowledge: null,
 }
 
 const isEmpty = (work: Work, name: keyof typeof EMPTY): boolean =>

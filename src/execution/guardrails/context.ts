@@ -71,6 +71,7 @@ async function ask(services: Services, rule: Rule, caller: Caller | null): Promi
       caller: async () => caller,
       timeoutMs: services.config.GUARDRAIL_CONTEXT_TIMEOUT_MS,
       judged: 'throughout',
+      metering: { source: 'guardrail', record: null },
     })
     const answer = await callTool(services, tool, call)
     if (!isObject(answer)) return null

@@ -1,3 +1,4 @@
+import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -10,7 +11,9 @@ import { guardrailGate } from './judge.ts'
 import { evaluationKind, guardrailKind } from './model.ts'
 import { guardrailOperations } from './operations.ts'
 import { evaluationsDropped } from './records.ts'
-import { deleteEvaluations } from './store.ts'
+import { runtimeReaders } from './runtime.ts'
+import { deleteEvaluations, eraseSnapshots } from './store.ts'
+import { usageValues } from './usage.ts'
 
 const DAY_MS = 86_400_000
 
@@ -26,7 +29,23 @@ export default module('guardrails', {
   errors: guardrailErrors,
   kinds: [guardrailKind, evaluationKind],
   operations: guardrailOperations,
-  extensions: [toolGate.with(guardrailGate), guardrailCopies.with(copyGuardrails), cloneables.with(guardrailCloning)],
+  extensions: [
+    toolGate.with(guardrailGate),
+    guardrailCopies.with(copyGuardrails),
+    cloneables.with(guardrailCloning),
+    runtimeReaders.with(usageValues),
+    turnContent.with({
+      erase: async (tx, turns) => ({
+        counts: {
+          guardrail_evaluations: await eraseSnapshots(
+            tx,
+            turns.map(({ id }) => id),
+          ),
+        },
+        events: [],
+      }),
+    }),
+  ],
   policyActions: [
     {
       action: detaching,

@@ -106,9 +106,23 @@ async function write(services: Services, drafts: readonly (EvaluationDraft & { i
         request_id: null,
         ip: null,
         user_agent: null,
-        detail: { kind: 'guardrail_evaluation', ...evaluation, ...(approval_id && { approval_id }) },
+        detail: {
+          kind: 'guardrail_evaluation',
+          ...evaluation,
+          context_snapshot: namesIn(evaluation.context_snapshot),
+          ...(approval_id && { approval_id }),
+        },
         created_at,
       })
     }
   })
 }
+
+/**
+ * What a rule has read, without what came from the turn: entries of the audit log are never changed, so content that was in
+ * one could not be erased.
+ */
+const namesIn = (snapshot: Record<string, unknown>): Record<string, unknown> =>
+  Object.fromEntries(
+    Object.entries(snapshot).map(([path, value]) => [path, /^runtime(\.|$)/.test(path) ? value : null]),
+  )

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'
 
 /** Guardrails by their ids. By the primary key. */
@@ -61,16 +61,31 @@ export const insertEvaluations = (
           tool text, action text, class text, decision text, guard_result boolean, context_source text,
           context_snapshot json, agent_id text, orchestration_run_id text, generation_id text, approval_id text)
       where project_id in (select id from held)),
+    -- The content of a turn may have been erased since; one that is being erased is waited for.
+    erased as (
+      select id from (
+        select id, content_redacted_at from generations
+        where id = any(${sql.array([...new Set(drafts.flatMap(({ generation_id }) => generation_id ?? []))], 'text')})
+        order by id for key share) g
+      where g.content_redacted_at is not null),
     added as (
       insert into guardrail_evaluations (id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action,
         class, decision, guard_result, context_source, context_snapshot, agent_id, orchestration_run_id, generation_id,
         approval_id)
       select id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action, class, decision, guard_result,
-        context_source, context_snapshot, agent_id, orchestration_run_id, generation_id, approval_id
+        context_source, case when generation_id in (select id from erased) then '{}' else context_snapshot end, agent_id, orchestration_run_id, generation_id, approval_id
       from given
       on conflict (id) do nothing
       returning id)
     select n from given where id in (select id from added)`)
+
+/** Erases what evaluations of calls of turns show of those. By guardrail_evaluations_generation. */
+export const eraseSnapshots = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
+  (
+    await db.query(statement`
+      update guardrail_evaluations set context_snapshot = '{}'
+      where generation_id = any(${sql.array([...generationIds], 'text')})`)
+  ).rowCount
 
 /** Deletes evaluations older than a time. By guardrail_evaluations_time. */
 export const deleteEvaluations = async (db: Queryable, before: Date, limit: number): Promise<number> =>

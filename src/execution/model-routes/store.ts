@@ -39,6 +39,9 @@ export const routeOfRow = (alias: string): Fragment => {
   return sql.fragment`case when ${column('ai_provider_id')} is null then ${loaded} end`
 }
 
+/** The default route of a project. */
+export const defaultRouteOf = (projectId: Fragment): Fragment => loading(sql.fragment`null::text`, projectId)
+
 /** The same of a row that was read before. */
 export const routeOf = (consumer: {
   ai_provider_id: string | null

@@ -7,6 +7,10 @@ export type ModelMessage =
   | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }
   | { role: 'tool'; content: ToolResultPart[] }
 
+/** The text of a message: its text parts, apart by a blank line. */
+export const textOf = ({ content }: Exclude<ModelMessage, { role: 'tool' }>): string =>
+  typeof content === 'string' ? content : content.flatMap(part => (part.type === 'text' ? part.text : [])).join('\n\n')
+
 export type TextPart = { type: 'text'; text: string }
 /** A file of the project, by its id alone: its bytes are read when a model is asked. */
 export type FilePart = { type: 'file'; file_id: string }
@@ -40,6 +44,8 @@ export type ModelRequest = {
   max_output_tokens?: number | null
   top_p?: number | null
   seed?: number | null
+  /** Texts at which the answer ends. */
+  stop?: string[] | null
   /** Per provider type, passed through: `{ anthropic: {...} }`. */
   provider_options?: Record<string, unknown> | null
   /** Longest time of one attempt; default MODEL_CALL_TIMEOUT_MS. */

@@ -4,11 +4,12 @@ import { providerCloning } from './clone.ts'
 import { providerErrors } from './errors.ts'
 import { aiProviderKind, providerCredentials } from './model.ts'
 import { aiProviderOperations } from './operations.ts'
+import { providerPriceOperations } from './prices.ts'
 
 export default module('providers', {
   errors: providerErrors,
   kinds: [aiProviderKind],
-  operations: aiProviderOperations,
+  operations: [...aiProviderOperations, ...providerPriceOperations],
   sealedColumns: [providerCredentials],
   extensions: [cloneables.with(providerCloning)],
 })

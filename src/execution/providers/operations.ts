@@ -1,4 +1,6 @@
+import { randomUUID } from 'node:crypto'
 import { z } from 'zod'
+import { recordUsageLater, tokenComponents } from '../../control/usage/meter.ts'
 import { AppError, RecordedFailure } from '../../core/api/errors.ts'
 import { contains, equals, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
@@ -17,6 +19,7 @@ import {
   sealConfig,
   tokenTexts,
 } from './config.ts'
+import type { ModelAnswer } from './exchange.ts'
 import { listModels } from './listing.ts'
 import {
   AiProviderInput,
@@ -85,6 +88,23 @@ const CheckResult = z
   })
   .meta({ id: 'AiProviderCheck' })
 
+/** What a try used is paid for like any other call. */
+function meterTry(services: Context['services'], provider: ProviderRow, { model, usage }: ModelAnswer): void {
+  if (!usage) return
+  recordUsageLater(services, [
+    {
+      idempotency_key: `completion:check:${randomUUID()}`,
+      project_id: provider.project_id,
+      meter_type: 'llm_tokens',
+      provider: provider.provider,
+      model,
+      ai_provider_id: provider.id,
+      source: null,
+      components: tokenComponents(usage),
+    },
+  ])
+}
+
 async function tryProvider(asked: {
   services: Context['services']
   resource: ProviderRow
@@ -106,7 +126,10 @@ async function tryProvider(asked: {
       max_output_tokens: client.smallestAnswer,
       signal,
     })
-    if (outcome.ok) return null
+    if (outcome.ok) {
+      meterTry(services, resource, outcome.answer)
+      return null
+    }
     const { code, message, meta } = outcome.failure
     return { code, message, meta }
   } catch (error) {

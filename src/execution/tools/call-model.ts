@@ -1,3 +1,4 @@
+import type { Attribution, UsageDraft } from '../../control/usage/meter.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Spent } from '../../core/expressions/evaluate.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -36,6 +37,16 @@ export type Limits = {
   depth: number
 }
 
+/** Whom a call, and what it calls in turn, is metered to. */
+export type Metering = Attribution & {
+  /** The part of the platform that calls. */
+  source: 'agent' | 'direct' | 'ingestion' | 'decider' | 'approval' | 'guardrail' | 'memory_rule'
+  /** What it is on record as, which a repeat of it is, too; null where each call is one of its own. */
+  record: string | null
+  /** Takes usage that its work writes itself; without it usage is written apart from the work. */
+  add?: (draft: UsageDraft) => void
+}
+
 export type ToolCall = {
   /** Operation of a platform tool, tool of the server of an mcp tool. */
   action: string | null
@@ -52,5 +63,7 @@ export type ToolCall = {
    * nor are they, for what guardrails call themselves.
    */
   judged: boolean | 'throughout'
+  /** Null where nothing is called. */
+  metering: Metering | null
   limits: Limits
 }

@@ -8,12 +8,13 @@ import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import { takeShareCall } from '../shares/take.ts'
-import { type Callable, callingProject, type ToolCall } from './call-model.ts'
+import { type Callable, callingProject, type Metering, type ToolCall } from './call-model.ts'
 import { parametersSchema } from './check-definition.ts'
 import { type GateRequest, toolGate } from './gate.ts'
 import { callHttp } from './http.ts'
 import { limitsOf, MAX_CALLS, underWay, within } from './limits.ts'
 import { callMcp } from './mcp.ts'
+import { meterCall } from './metering.ts'
 import { callPipeline } from './pipeline.ts'
 import { actionOf, callPlatform, checkArguments } from './platform.ts'
 
@@ -28,6 +29,7 @@ export const openCall = (
     idempotencyKey?: string | null
     turn?: Origin
     judged?: ToolCall['judged']
+    metering: Metering | null
     timeoutMs?: number
     signal?: AbortSignal
   },
@@ -39,6 +41,7 @@ export const openCall = (
   idempotencyKey: given.idempotencyKey ?? null,
   turn: given.turn ?? null,
   judged: given.judged ?? false,
+  metering: given.metering,
   limits: limitsOf(config, given),
 })
 
@@ -64,9 +67,11 @@ async function carryOut(services: Services, tool: Callable, call: ToolCall): Pro
   const { action, input } = await prepareCall(services, tool, call)
   if (!call.judged) await requireExecute(services, tool, action ?? tool.name, input, call)
   await takeShareCall(services, tool.consumer)
-  const output = await dispatch(services, tool, action, input, inNameOf(tool, call)).catch(error =>
-    rethrow(tool.consumer ? withoutDefinition(error) : error),
-  )
+  const output = await dispatch(services, tool, action, input, inNameOf(tool, call)).catch(error => {
+    meterCall(services, tool, action, call, { input, output: null })
+    throw tool.consumer ? withoutDefinition(error) : error
+  })
+  meterCall(services, tool, action, call, { input, output })
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
 }
 
@@ -112,10 +117,6 @@ function withoutDefinition(error: unknown): unknown {
     meta: { ...error.meta, ...hidden },
     cause: error,
   })
-}
-
-const rethrow = (error: unknown): never => {
-  throw error
 }
 
 const tooDeep = (message: string): never => raise('PIPELINE_DEPTH_EXCEEDED', { message })

@@ -116,6 +116,7 @@ export const toolOperations: Operation[] = [
         action: body?.action,
         input: body?.input,
         caller: async () => caller,
+        metering: { source: 'direct', record: null },
         // A call that may be asked for again goes on without its caller.
         signal: request.headers['idempotency-key'] === undefined ? request.closed : undefined,
       })
@@ -143,7 +144,7 @@ export const toolOperations: Operation[] = [
     ],
     async run({ services, resource: tool, page, request }) {
       if (tool.type !== 'mcp') return pageOfArray(actionsOf(tool), page)
-      const call = openCall(services, { caller: async () => null, signal: request.closed })
+      const call = openCall(services, { caller: async () => null, metering: null, signal: request.closed })
       return pageOfArray(await mcpActions(services, tool, call), page)
     },
   }),

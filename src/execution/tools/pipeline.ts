@@ -45,6 +45,10 @@ export async function callPipeline(
         // Each step is a call of its own to its target.
         idempotencyKey: call.idempotencyKey && `${call.idempotencyKey}.${index}`,
         judged: call.judged === 'throughout' && call.judged,
+        metering: call.metering && {
+          ...call.metering,
+          record: call.metering.record && `${call.metering.record}.${index}`,
+        },
         limits: { ...call.limits, depth },
       })
     } catch (error) {

@@ -7,7 +7,7 @@ import { resolveSharedTool } from './resolve.ts'
 /** Tools as converters of ingestion rules and rerankers of searches. */
 export const toolRunner: ToolRunner = {
   find: resolveSharedTool,
-  async call(services, { project_id, tool_id, action, input, principal, idempotency_key, timeout_ms, signal }) {
+  async call(services, { project_id, tool_id, action, input, source, principal, idempotency_key, timeout_ms, signal }) {
     try {
       const tool = await resolveSharedTool(services.pool, project_id, tool_id)
       if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: tool_id } })
@@ -16,6 +16,7 @@ export const toolRunner: ToolRunner = {
         input,
         caller: () => callerForPrincipal(services, principal, project_id),
         idempotencyKey: idempotency_key,
+        metering: { source, record: idempotency_key },
         timeoutMs: timeout_ms,
         signal,
       })

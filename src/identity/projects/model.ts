@@ -8,6 +8,7 @@ import { GuardrailIds } from '../guardrail-ids.ts'
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
 const traceModes = z.enum(['full', 'none'])
+const holdUntil = z.iso.datetime({ offset: true })
 
 /** A project as the wire shows it. */
 export const Project = record(
@@ -23,6 +24,8 @@ export const Project = record(
     audit_reads_enabled: z.boolean(),
     trace_content_retention_days: limit,
     trace_content_mode: traceModes,
+    require_priced_model: z.boolean(),
+    content_hold_until: holdUntil.nullable(),
     paused_at: z.string().nullable(),
     pause_reason: z.string().nullable(),
     delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
@@ -44,14 +47,30 @@ const settings = {
   audit_reads_enabled: z.boolean().describe('Also write reads to the audit log'),
   trace_content_retention_days: limit.describe('Days that the content of traces is kept; null keeps it'),
   trace_content_mode: traceModes.describe('Whether traces hold content at all'),
+  require_priced_model: z
+    .boolean()
+    .describe(
+      'Refuse turns on a model whose input and output tokens have no price; of a route every target must have one',
+    ),
+}
+
+const hold = {
+  content_hold_until: holdUntil
+    .nullable()
+    .describe('Legal hold: until then no content is erased, neither by request nor by retention; null for none'),
 }
 
 export const settingNames = Object.keys(settings) as (keyof typeof settings)[]
 
-export const ProjectInput = z.strictObject(settings).partial().required({ name: true }).meta({ id: 'ProjectInput' })
+export const ProjectInput = z
+  .strictObject({ ...settings, ...hold })
+  .partial()
+  .required({ name: true })
+  .meta({ id: 'ProjectInput' })
 
 export const ProjectPatch = patchBody('ProjectPatch', {
   ...settings,
+  ...hold,
   guardrail_ids: GuardrailIds.nullable().describe(
     'Guardrails of every tool call in the project, in order; null for none',
   ),

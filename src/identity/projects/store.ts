@@ -36,14 +36,22 @@ export const unboundedStatements = (db: Queryable) => db.query(statement`set loc
 export const lockAgainstInserts = async (db: Queryable, projectId: string): Promise<boolean> =>
   (await db.maybeOneFirst(id`select id from projects where id = ${projectId} for update`)) !== null
 
-const pauseState = sql.type(z.object({ paused_at: z.string().nullable(), pause_reason: z.string().nullable() }))
+const PauseState = z.object({
+  paused_at: z.string().nullable(),
+  pause_reason: z.string().nullable(),
+  trace_content_mode: z.enum(['full', 'none']),
+})
+/** Whether a project runs, and whether it keeps what is said. */
+export type PauseState = z.output<typeof PauseState>
+const pauseState = sql.type(PauseState)
+const pauseColumns = sql.fragment`paused_at, pause_reason, trace_content_mode`
 
 /** Whether the project runs, under FOR SHARE: no pause commits before the reader's transaction ends. */
 export const lockPauseState = (db: Queryable, projectId: string) =>
-  db.maybeOne(pauseState`select paused_at, pause_reason from projects where id = ${projectId} for share`)
+  db.maybeOne(pauseState`select ${pauseColumns} from projects where id = ${projectId} for share`)
 
 export const findPauseState = (db: Queryable, projectId: string) =>
-  db.maybeOne(pauseState`select paused_at, pause_reason from projects where id = ${projectId}`)
+  db.maybeOne(pauseState`select ${pauseColumns} from projects where id = ${projectId}`)
 
 const activity = sql.type(z.object({ last_activity_at: z.string().nullable() }))
 

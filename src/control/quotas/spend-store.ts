@@ -1,0 +1,109 @@
+import { z } from 'zod'
+import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { extensionPoint } from '../../core/declarations.ts'
+import { Used, usedSince } from '../usage/sums.ts'
+import type { QuotaRow } from './model.ts'
+import { Measured, measured } from './store.ts'
+import { WINDOWS, windowOf } from './windows.ts'
+
+/** Whose tokens and money work is about to use. */
+export type Spender = { project_id: string; agent_id: string | null; actor_id: string | null }
+
+/**
+ * How much work is under way whose usage is not written yet, as an expression: of a project, of one of its agents or
+ * actors where the columns name one.
+ */
+export const workUnderWay =
+  extensionPoint<(of: { project: Fragment; agent: Fragment; actor: Fragment }) => Fragment>('work under way')
+
+const Spend = Measured.extend({
+  ...Used.shape,
+  on_unpriced: z.enum(['block', 'allow']).nullable(),
+  reserve: z.boolean(),
+  under_way: z.int(),
+  /** What one of the last turns used, in the metric of the quota; null when there is none. */
+  mean: z.number().nullable(),
+})
+/** A tokens or cost_usd quota with what was used in its running window and, where it reserves, what is under way. */
+export type Spend = z.output<typeof Spend>
+
+/** When the running window of a quota `q` began. */
+const startOf = (now: Date): Fragment =>
+  sql.fragment`(case q."window" ${sql.join(
+    WINDOWS.map(name => sql.fragment`when ${name} then ${windowOf(name, now).start}::timestamptz`),
+    sql.fragment` `,
+  )} end)`
+
+/** How usage_sums names what a quota `q` counts; a quota of every agent counts the project. */
+const usedBy = (actor: Fragment, now: Date): Fragment =>
+  usedSince({
+    project: sql.fragment`q.project_id`,
+    scope: sql.fragment`case when q.scope = 'agent' and q.scope_ref is null then 'project' else q.scope end`,
+    ref: sql.fragment`case q.scope when 'project' then '' when 'agent' then coalesce(q.scope_ref, '') else coalesce(q.scope_ref, ${actor}) end`,
+    since: startOf(now),
+    meter: sql.fragment`q.meter_type`,
+  })
+
+/** How many of the last turns say what the next one is expected to use, and events that are searched for them. */
+const SAMPLE = 20
+const SEARCHED = 1000
+
+/**
+ * The tokens and cost_usd quotas that work counts in, measured, in one statement (indexes quotas_identity, usage_sums_pkey,
+ * usage_events_project).
+ */
+export const measureSpend = (db: Queryable, spender: Spender, now: Date): Promise<readonly Spend[]> => {
+  const { project_id, agent_id, actor_id } = spender
+  const actor = sql.fragment`${actor_id}::text`
+  const agentOf = sql.fragment`case when q.scope = 'agent' then q.scope_ref end`
+  const actorOf = sql.fragment`case when q.scope = 'actor' then coalesce(q.scope_ref, ${actor}) end`
+  const counts = workUnderWay
+    .all()
+    .map(count => count({ project: sql.fragment`q.project_id`, agent: agentOf, actor: actorOf }))
+  return db.any(sql.type(Spend)`
+    select ${measured}, q.on_unpriced, q.reserve, u.*, coalesce(r.under_way, 0) as under_way, r.mean
+    from quotas q cross join lateral (${usedBy(actor, now)}) u
+    left join lateral (
+      select ${counts.length === 0 ? sql.fragment`0` : sql.join(counts, sql.fragment` + `)} as under_way, (
+        select avg(case q.metric when 'tokens' then l.tokens else coalesce(l.cost_usd, 0) end) from (
+          select e.* from (
+            select * from usage_events e
+            where e.project_id = q.project_id
+              and (${agentOf} is null or e.agent_id = ${agentOf}) and (${actorOf} is null or e.actor_id = ${actorOf})
+            order by e.created_at desc, e.id desc limit ${SEARCHED}
+          ) e where e.meter_type = 'llm_tokens' and e.generation_id is not null
+          order by e.created_at desc, e.id desc limit ${SAMPLE}
+        ) l
+      ) as mean
+    ) r on q.reserve
+    where q.project_id = ${project_id} and q.metric in ('tokens', 'cost_usd') and (
+      q.scope = 'project'
+      or q.scope = 'agent' and ${agent_id}::text is not null and coalesce(q.scope_ref, ${agent_id}) = ${agent_id}
+      or q.scope = 'actor' and ${actor}::text is not null and coalesce(q.scope_ref, ${actor}) = ${actor})
+    order by q.id`)
+}
+
+/**
+ * Makes the starts of a project's work follow each other until the transaction ends, so that each sees the one before it
+ * among what is under way.
+ */
+export const lockStarts = (db: Queryable, projectId: string): Promise<unknown> =>
+  db.query(statement`select from pg_advisory_xact_lock(hashtextextended('quota starts ' || ${projectId}, 0))`)
+
+const used = sql.type(Used)
+const Top = z.object({ ref: z.string() })
+
+/** What a tokens or cost_usd quota has counted in its running window; of a budget for each actor, that of who used most. */
+export async function usedIn(db: Queryable, quota: QuotaRow, now: Date): Promise<Used> {
+  const actor =
+    quota.scope === 'actor' && quota.scope_ref === null
+      ? await db.maybeOneFirst(sql.type(Top)`
+          select s.ref from usage_sums s
+          where s.project_id = ${quota.project_id} and s.scope = 'actor'
+            and s.hour >= date_trunc('hour', ${windowOf(quota.window, now).start}::timestamptz, 'UTC')
+            and s.meter_type = coalesce(${quota.meter_type}, s.meter_type)
+          group by s.ref order by ${quota.metric === 'tokens' ? sql.fragment`sum(s.tokens)` : sql.fragment`sum(s.cost_usd)`} desc, s.ref limit 1`)
+      : null
+  return db.one(used`
+    select u.* from quotas q cross join lateral (${usedBy(sql.fragment`${actor}::text`, now)}) u where q.id = ${quota.id}`)
+}

@@ -1,0 +1,27 @@
+import { module } from '../../core/api/module.ts'
+import { requestCounting } from '../../core/invoke/hooks.ts'
+import { usageErrors } from './errors.ts'
+import { usageDropped } from './meter.ts'
+import { usageKind } from './model.ts'
+import { usageOperations } from './operations.ts'
+import { priceKind } from './prices-model.ts'
+import { priceOperations } from './prices-operations.ts'
+import { reportOperations } from './reports.ts'
+import { meterRequest } from './requests.ts'
+import { foldSums, pruneSums } from './sums.ts'
+import { thresholdHandlers, thresholdOperations, thresholdSchedules } from './thresholds.ts'
+import { thresholdKind } from './thresholds-model.ts'
+
+export default module('usage', {
+  errors: usageErrors,
+  kinds: [usageKind, priceKind, thresholdKind],
+  operations: [...usageOperations, ...reportOperations, ...priceOperations, ...thresholdOperations],
+  handlers: thresholdHandlers,
+  schedules: thresholdSchedules,
+  extensions: [requestCounting.with(meterRequest)],
+  metrics: [usageDropped],
+  sweeps: [
+    { name: 'usage sums', when: '26 3 * * *', run: pruneSums },
+    { name: 'usage shards', when: '29 3 * * *', run: foldSums },
+  ],
+})

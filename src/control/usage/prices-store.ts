@@ -1,0 +1,130 @@
+import { z } from 'zod'
+import { newId } from '../../core/api/ids.ts'
+import { counting, type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
+
+/** A price as uses are rated by it: times as milliseconds, exact numbers as text. */
+const BookRow = z.object({
+  id: z.string(),
+  project_id: z.string().nullable(),
+  ai_provider_id: z.string().nullable(),
+  provider: z.string(),
+  model: z.string(),
+  component: z.string(),
+  unit: z.string(),
+  unit_price: z.string(),
+  effective_from: z.string(),
+  resource: z.string().nullable(),
+  quantity: z.unknown(),
+})
+export type BookRow = z.output<typeof BookRow>
+
+const Book = z.object({ project_id: z.string(), watched: z.boolean(), rows: z.array(BookRow) })
+
+/** Prices of a project, or with null of all projects, each with when the next of its kind comes into force. */
+const followed = (project: Fragment): Fragment => sql.fragment`
+  select x.*, lead(x.effective_from) over (
+    partition by x.ai_provider_id, x.provider, x.model, x.resource, x.component, x.unit order by x.effective_from
+  ) as followed
+  from prices x where x.project_id is not distinct from ${project}`
+
+/**
+ * What rates the usage of projects, in their order: their prices in force and to come, and whether they have thresholds; of
+ * '' the prices of all projects (indexes prices_identity, usage_thresholds_project). Numbers as text: a JSON number would be
+ * read as a double.
+ */
+export const readBooks = (db: Queryable, projectIds: readonly string[], now: Date) =>
+  db.any(sql.type(Book)`
+    select p.project_id, exists (select from usage_thresholds t where t.project_id = p.project_id) as watched,
+      coalesce((
+        select json_agg(json_build_object('id', r.id, 'project_id', r.project_id, 'ai_provider_id', r.ai_provider_id,
+          'provider', r.provider, 'model', r.model, 'component', r.component, 'unit', r.unit,
+          'unit_price', r.unit_price::text, 'effective_from', r.effective_from, 'resource', r.resource,
+          'quantity', r.quantity)) from (
+          ${followed(sql.fragment`nullif(p.project_id, '')`)}) r
+        where r.followed is null or r.followed > ${now.toISOString()}::timestamptz), '[]') as rows
+    from unnest(${sql.array([...projectIds], 'text')}) with ordinality p (project_id, position) order by p.position`)
+
+/** Keeps others from writing prices of the same projects until the transaction ends; '' for those of all projects. */
+export const lockPrices = (tx: Queryable, projectIds: readonly string[]) =>
+  tx.query(counting`
+    select count(pg_advisory_xact_lock(hashtextextended('prices ' || p.id, 0))) as count
+    from (select id from ${sql.unnest(
+      [...projectIds].sort().map(id => [id]),
+      ['text'],
+    )} as n (id)) p`)
+
+const Refused = z.object({ position: z.int() })
+
+/** Rows as the statements below read them. */
+const given = (rows: readonly PriceInput[]): Fragment => sql.fragment`
+  json_to_recordset(${JSON.stringify(rows.map((row, position) => ({ ...row, id: newId(priceKind.prefix), position })))}::json) as n (position int, id text,
+    project_id text, ai_provider_id text, meter_type text, provider text, model text, component text, unit text,
+    unit_price numeric, effective_from timestamptz, resource text, quantity json)`
+
+/**
+ * The first row that is dated in the past although a price of the same scope, or of a broader one, is in force for the same;
+ * null when there is none. By the later of two clocks, so that one that is behind changes nothing that was used (index
+ * prices_identity).
+ */
+export const refusedPrice = (db: Queryable, rows: readonly PriceInput[], now: Date): Promise<number | null> =>
+  db.maybeOneFirst(sql.type(Refused)`
+    select n.position from ${given(rows)},
+      lateral (select greatest(${now.toISOString()}::timestamptz, clock_timestamp()) as now) at
+    where n.effective_from <= at.now and exists (
+      select from prices p
+      where (p.project_id is null or p.project_id = n.project_id)
+        and (p.ai_provider_id is null or p.ai_provider_id = n.ai_provider_id)
+        and p.provider = n.provider and p.model = n.model and p.component = n.component
+        and p.resource is not distinct from n.resource and p.effective_from <= at.now)
+    order by n.position limit 1`)
+
+/** Writes prices; one of the same scope, names and time is replaced. In the order given. */
+export async function writePrices(db: Queryable, rows: readonly PriceInput[]): Promise<PriceRow[]> {
+  const written = await db.any(priceKind.sql`
+    insert into prices as t (id, project_id, ai_provider_id, meter_type, provider, model, component, unit, unit_price,
+      effective_from, resource, quantity)
+    select n.id, n.project_id, n.ai_provider_id, n.meter_type, n.provider, n.model, n.component, n.unit, n.unit_price,
+      n.effective_from, n.resource, n.quantity
+    from ${given(rows)}
+    on conflict (project_id, ai_provider_id, provider, model, resource, component, effective_from) do update
+      set meter_type = excluded.meter_type, unit = excluded.unit, unit_price = excluded.unit_price,
+        quantity = excluded.quantity
+    returning ${priceKind.columns}`)
+  const found = new Map(written.map(row => [identityOf(row), row]))
+  return rows.map(row => found.get(identityOf(row)) as PriceRow)
+}
+
+/** What two prices of a batch must not share. */
+export const identityOf = (row: Omit<PriceInput, 'meter_type' | 'unit' | 'unit_price' | 'quantity'>): string =>
+  JSON.stringify([
+    row.project_id,
+    row.ai_provider_id,
+    row.provider,
+    row.model,
+    row.resource,
+    row.component,
+    new Date(row.effective_from).getTime(),
+  ])
+
+/** How many prices of a project are in force or to come (index prices_identity). */
+export const countPrices = (db: Queryable, projectId: string | null, now: Date): Promise<number> =>
+  db.oneFirst(counting`
+    select count(*) as count from (${followed(sql.fragment`${projectId}::text`)}) r
+    where r.followed is null or r.followed > ${now.toISOString()}::timestamptz`)
+
+/** Deletes a price that is not in force yet, of the project or provider named; whether it was deleted, or null for none. */
+export const deletePrice = async (
+  db: Queryable,
+  id: string,
+  scope: Fragment,
+  now: Date,
+): Promise<PriceRow | 'in_effect' | null> => {
+  const row = await db.maybeOne(
+    priceKind.sql`select ${priceKind.columns} from prices t where t.id = ${id} and ${scope} for update`,
+  )
+  if (!row) return null
+  const later = sql.fragment`greatest(${now.toISOString()}::timestamptz, clock_timestamp())`
+  const { rowCount } = await db.query(statement`delete from prices where id = ${id} and effective_from > ${later}`)
+  return rowCount > 0 ? row : 'in_effect'
+}

@@ -1,0 +1,96 @@
+import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
+import { requireAll } from '../../core/api/references.ts'
+import { announce } from '../../core/db/notified-cache.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { GLOBAL, usageChannel } from './prices-book.ts'
+import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
+import { countPrices, deletePrice, identityOf, lockPrices, refusedPrice, writePrices } from './prices-store.ts'
+
+/** Prices of one project, or of all projects, that are in force or to come: what a process keeps in memory of them. */
+const MAX_LIVE = 10_000
+
+/** Raises VALIDATION_FAILED for a price of a batch, named by what a caller knows it by. */
+function refuse(
+  { provider, model, component, effective_from }: PriceInput,
+  position: number,
+  field: string,
+  message: string,
+) {
+  const path = `prices[${position}]${field && `.${field}`}`
+  raise('VALIDATION_FAILED', {
+    message: `${path}: ${message}`,
+    meta: { provider, model, component, effective_from, problems: [{ code: 'INVALID_VALUE', path, message }] },
+  })
+}
+
+/**
+ * Writes prices, all of them or none. What was priced stays as it is: once a price is in force, another one for the same
+ * begins in the future.
+ * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, AGENT_NOT_FOUND
+ */
+export async function putPrices(tx: Tx, services: Services, rows: readonly PriceInput[]): Promise<PriceRow[]> {
+  const known = new Set<string>()
+  for (const [position, row] of rows.entries()) {
+    const identity = identityOf(row)
+    if (known.has(identity)) refuse(row, position, '', 'is given twice')
+    known.add(identity)
+  }
+  await requireResources(tx, rows)
+  const projects = [...new Set(rows.map(({ project_id }) => project_id))]
+  const keys = projects.map(id => id ?? GLOBAL)
+  await lockPrices(tx, keys)
+  const now = services.clock.now()
+  const position = await refusedPrice(tx, rows, now)
+  if (position !== null)
+    refuse(rows[position], position, 'effective_from', 'must be in the future: a price for the same is in force')
+  const written = await writePrices(tx, rows)
+  for (const project of projects)
+    if ((await countPrices(tx, project, now)) > MAX_LIVE)
+      refuse(rows[0], 0, '', `at most ${MAX_LIVE} prices may be in force or to come`)
+  for (const key of keys) announce(tx, usageChannel, key)
+  return written
+}
+
+const SRN = /^srn:([^:]+):(tool|agent):([^:]+)$/
+
+/** Raises for a resource that is no tool or agent of the project of its price. */
+async function requireResources(tx: Tx, rows: readonly PriceInput[]): Promise<void> {
+  const named = rows.flatMap((row, position) => {
+    if (row.resource === null) return []
+    const [, project, kind, id] = SRN.exec(row.resource) ?? []
+    if (id === undefined || project !== row.project_id)
+      refuse(row, position, 'resource', 'must be the SRN of a tool or agent of the project')
+    return [{ kind, id, project_id: row.project_id }]
+  })
+  for (const [kind, of] of Map.groupBy(named, ({ kind }) => kind))
+    await requireAll(tx, kinds.get(kind), of[0].project_id, [...new Set(of.map(({ id }) => id))])
+}
+
+/** Deletes a price that is to come. Raises RESOURCE_NOT_FOUND, PRICE_IN_EFFECT. */
+export async function removePrice(tx: Tx, services: Services, id: string, scope: Fragment): Promise<void> {
+  const removed = isIdOf(priceKind, id) ? await deletePrice(tx, id, scope, services.clock.now()) : null
+  if (removed === null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  if (removed === 'in_effect') raise('PRICE_IN_EFFECT', { meta: { id } })
+  announce(tx, usageChannel, removed.project_id ?? GLOBAL)
+}
+
+const PricedProvider = z.object({ id: z.string(), project_id: z.string(), provider: z.string() })
+
+/** AI providers by id, kept from being deleted until the transaction ends. Raises AI_PROVIDER_NOT_FOUND. */
+export async function pricedProviders(tx: Queryable, ids: readonly string[]) {
+  const kind = kinds.get('ai_provider')
+  const rows = await tx.any(sql.type(PricedProvider)`
+    select t.id, t.project_id, t.provider from ${sql.identifier([kind.table])} t
+    where t.id = any(${sql.array([...ids], 'text')}) for key share of t`)
+  const found = new Map(rows.map(row => [row.id, row]))
+  const missing = ids.find(id => !found.has(id))
+  return missing === undefined ? found : raise(kind.missing, { meta: { id: missing } })
+}
+
+export const globalScope = sql.fragment`t.project_id is null`
+export const projectScope = (id: string) => sql.fragment`t.project_id = ${id} and t.ai_provider_id is null`
+export const providerScope = (id: string) => sql.fragment`t.ai_provider_id = ${id}`

@@ -1,0 +1,76 @@
+import { z } from 'zod'
+import { all, type Queryable, sql, statement } from '../../core/db/sql.ts'
+
+const Day = z.object({ project_id: z.string(), day: z.string() })
+
+/** The days of UTC of which there are events or sums, by project. */
+export const usageDays = (
+  db: Queryable,
+  { project, from, to }: { project: string | null; from: Date | null; to: Date | null },
+): Promise<readonly z.output<typeof Day>[]> =>
+  db.any(sql.type(Day)`
+    select distinct u.project_id, to_char(u.at at time zone 'UTC', 'YYYY-MM-DD') as day from (
+      select project_id, created_at as at from usage_events union all select project_id, hour from usage_rollups) u
+    where ${all([
+      project !== null && sql.fragment`u.project_id = ${project}`,
+      from && sql.fragment`u.at >= ${from.toISOString()}::timestamptz`,
+      to && sql.fragment`u.at <= ${to.toISOString()}::timestamptz`,
+    ])}
+    order by 1, 2`)
+
+/** Whole hours of a project. */
+type Span = { project_id: string; from: Date; to: Date }
+
+/** Sums of hours that are older were pruned. */
+const KEPT = sql.fragment`now() - interval '39 days'`
+
+/**
+ * Whether the sums of a span are what its events add up to, in one snapshot: events, tokens and cost of each hour, project,
+ * agent and actor, and of each hour and what reports group by.
+ */
+export const sumsHold = async (db: Queryable, { project_id, from, to }: Span): Promise<boolean> =>
+  !(await db.exists(sql.type(z.object({ wrong: z.int() }))`
+    with events as (
+      select e.*, date_trunc('hour', e.created_at, 'UTC') as hour from usage_events e
+      where e.project_id = ${project_id} and e.created_at >= ${from.toISOString()}::timestamptz and e.created_at < ${to.toISOString()}::timestamptz),
+    sums as (
+      select scope, ref, hour, meter_type, sum(events) as events, sum(tokens) as tokens, sum(cost_usd) as cost, sum(metered) as metered, sum(priced) as priced,
+        sum(unpriced) as unpriced
+      from usage_sums where project_id = ${project_id} and hour >= greatest(${from.toISOString()}::timestamptz, ${KEPT}) and hour < ${to.toISOString()}::timestamptz
+      group by 1, 2, 3, 4),
+    should as (
+      select r.scope, r.ref, e.hour, e.meter_type, count(*)::numeric as events, sum(e.tokens) as tokens, coalesce(sum(e.cost_usd), 0) as cost,
+        count(*) filter (where m.used)::numeric as metered, count(*) filter (where m.used and e.cost_usd is not null)::numeric as priced,
+        count(*) filter (where m.used and usage_unpriced(e.components))::numeric as unpriced
+      from events e cross join lateral (values ('project', ''), ('agent', e.agent_id), ('actor', e.actor_id)) r (scope, ref)
+        cross join lateral (select e.meter_type = 'llm_tokens' and e.source is distinct from 'embedding' as used) m
+      where r.ref is not null and e.hour >= ${KEPT}
+      group by 1, 2, 3, 4),
+    rolled as (
+      select hour, meter_type, model, ai_provider_id, agent_id, source, publisher_project_id, component, unit, sum(events) as events, sum(quantity) as quantity,
+        sum(cost_usd) as cost, sum(input_tokens) as input, sum(cached_tokens) as cached, sum(cache_write_tokens) as written, sum(output_tokens) as output,
+        sum(reasoning_tokens) as reasoning
+      from usage_rollups where project_id = ${project_id} and hour >= ${from.toISOString()}::timestamptz and hour < ${to.toISOString()}::timestamptz
+      group by 1, 2, 3, 4, 5, 6, 7, 8, 9),
+    should_roll as (
+      select e.hour, e.meter_type, e.model, coalesce(e.ai_provider_id, ''), coalesce(e.agent_id, ''), coalesce(e.source, ''), coalesce(e.publisher_project_id, ''),
+        p.component, p.unit, sum(p.events), sum(p.quantity), sum(p.cost_usd), sum(p.input_tokens), sum(p.cached_tokens), sum(p.cache_write_tokens),
+        sum(p.output_tokens), sum(p.reasoning_tokens)
+      from events e cross join lateral usage_parts(e.components, e.cost_usd) p group by 1, 2, 3, 4, 5, 6, 7, 8, 9),
+    wrong as (
+      (table sums except table should) union all (table should except table sums)),
+    wrongly as (
+      (table rolled except table should_roll) union all (table should_roll except table rolled))
+    select 1 as wrong from wrong union all select 1 from wrongly limit 1`))
+
+/** Adds up a span again. What writes usage waits meanwhile: else an event could be counted twice, or not. */
+export async function rebuildSums(tx: Queryable, { project_id, from, to }: Span): Promise<void> {
+  const [start, end] = [from.toISOString(), to.toISOString()]
+  await tx.query(statement`lock table usage_events in share row exclusive mode`)
+  for (const table of ['usage_sums', 'usage_rollups'])
+    await tx.query(statement`
+      delete from ${sql.identifier([table])} where project_id = ${project_id} and hour >= ${start}::timestamptz and hour < ${end}::timestamptz`)
+  await tx.query(sql.type(z.object({ added: z.unknown() }))`
+    select add_usage(array_agg(e)) as added from usage_events e
+    where e.project_id = ${project_id} and e.created_at >= ${start}::timestamptz and e.created_at < ${end}::timestamptz`)
+}

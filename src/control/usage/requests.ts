@@ -1,0 +1,62 @@
+import { randomBytes } from 'node:crypto'
+import type { Caller } from '../../core/iam/caller.ts'
+import { perProcess } from '../../core/process/per-process.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { UsageDraft } from './draft.ts'
+import { recordUsageLater, usageBuffer } from './meter.ts'
+
+/**
+ * Counts requests of project keys in memory and records them at intervals, one use a project and key: a process that is
+ * killed loses what it has counted since.
+ */
+function openRequestMeter(services: Services) {
+  const { clock, config } = services
+  // Opened first, so that it is closed last and takes the last counts.
+  usageBuffer(services)
+  // Processes of a host may share its name.
+  const instance = `${config.INSTANCE_ID}.${randomBytes(4).toString('hex')}`
+  let began = clock.now()
+  let counts = new Map<string, { project_id: string; key_id: string; count: number }>()
+
+  const flush = () => {
+    const counted = [...counts.values()]
+    const window = began.toISOString()
+    counts = new Map()
+    began = clock.now()
+    recordUsageLater(
+      services,
+      counted.map(
+        ({ project_id, key_id, count }): UsageDraft => ({
+          idempotency_key: `api_request:${project_id}:${key_id}:${window}:${instance}`,
+          project_id,
+          meter_type: 'api_request',
+          provider: 'platform',
+          model: 'request',
+          source: null,
+          components: [{ component: 'request', quantity: count, unit: 'request', billable: true }],
+        }),
+      ),
+    )
+  }
+  const timer = setInterval(flush, config.USAGE_REQUEST_FLUSH_INTERVAL_MS).unref()
+
+  return {
+    count(keyId: string, projectId: string): void {
+      const name = `${projectId} ${keyId}`
+      const known = counts.get(name)
+      if (known) known.count++
+      else counts.set(name, { project_id: projectId, key_id: keyId, count: 1 })
+    },
+    close(): void {
+      clearInterval(timer)
+      flush()
+    },
+  }
+}
+
+const requestMeter = perProcess(openRequestMeter, meter => meter.close())
+
+/** Counts one request of a project key, refused or not. */
+export function meterRequest(services: Services, caller: Caller, projectId: string): void {
+  if (!services.config.USAGE_REQUEST_METERING_DISABLED) requestMeter(services).count(caller.credential.id, projectId)
+}

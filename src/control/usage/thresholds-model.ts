@@ -1,0 +1,38 @@
+import { z } from 'zod'
+import { kind } from '../../core/api/kind.ts'
+import { createBody, record } from '../../core/api/record.ts'
+
+export const THRESHOLD_METRICS = ['cost_usd', 'tokens'] as const
+export const THRESHOLD_WINDOWS = ['calendar_month', 'rolling_24h'] as const
+
+const fields = {
+  metric: z.enum(THRESHOLD_METRICS).describe('What is compared: the cost, or tokens in, cached and out'),
+  window: z
+    .enum(THRESHOLD_WINDOWS)
+    .describe('`calendar_month` in UTC, or the `rolling_24h` up to the moment of the comparison'),
+  threshold: z.number().positive('must be greater than 0').describe('Value that is announced when it is reached'),
+}
+
+export const UsageThreshold = record(
+  'UsageThreshold',
+  {
+    ...fields,
+    last_fired_at: z.iso.datetime().nullable(),
+    fired_window_key: z.string().nullable().describe('Month in which it was announced last; null for rolling_24h'),
+  },
+  { updated: false },
+)
+
+export const UsageThresholdInput = createBody('UsageThresholdInput', fields, ['metric', 'window', 'threshold'])
+
+export const thresholdKind = kind({
+  name: 'usage_threshold',
+  prefix: 'uthr',
+  table: 'usage_thresholds',
+  references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
+  record: UsageThreshold,
+  hidden: { armed: z.boolean() },
+  events: ['created', 'deleted', 'crossed'],
+  eventNotes: 'crossed adds threshold_id, window_key and observed_value',
+})
+export type ThresholdRow = z.output<typeof thresholdKind.row>

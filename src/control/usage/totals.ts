@@ -1,0 +1,53 @@
+import { z } from 'zod'
+import type { TokenCounts } from './draft.ts'
+
+/** Tokens of a step, a turn, an aggregate. `input_tokens` = uncached + cached + cache writes. */
+export const UsageTotals = z
+  .object({
+    cost_usd: z.number().nullable(),
+    input_tokens: z.int(),
+    uncached_input_tokens: z.int(),
+    output_tokens: z.int(),
+    cached_tokens: z.int(),
+    cache_write_tokens: z.int(),
+    reasoning_tokens: z.int(),
+  })
+  .meta({ id: 'UsageTotals' })
+
+export type Usage = z.infer<typeof UsageTotals>
+
+/** What a provider counted, as the wire's totals; cost is known only once prices are applied. */
+export const totalsOf = (counts: TokenCounts): Usage => ({
+  cost_usd: null,
+  input_tokens: counts.input_tokens + counts.cached_tokens + counts.cache_write_tokens,
+  uncached_input_tokens: counts.input_tokens,
+  output_tokens: counts.output_tokens,
+  cached_tokens: counts.cached_tokens,
+  cache_write_tokens: counts.cache_write_tokens,
+  reasoning_tokens: counts.reasoning_tokens,
+})
+
+/** The same the other way round. */
+export const countsOf = ({ uncached_input_tokens, ...totals }: Usage): TokenCounts => ({
+  input_tokens: uncached_input_tokens,
+  cached_tokens: totals.cached_tokens,
+  cache_write_tokens: totals.cache_write_tokens,
+  output_tokens: totals.output_tokens,
+  reasoning_tokens: totals.reasoning_tokens,
+})
+
+/** The sum over the steps that were answered; null when none was counted. */
+export function sumUsage(steps: readonly { usage: Usage | null }[]): Usage | null {
+  const counted = steps.filter(step => step.usage !== null).map(step => step.usage as Usage)
+  if (counted.length === 0) return null
+  const sum = (key: Exclude<keyof Usage, 'cost_usd'>) => counted.reduce((total, usage) => total + usage[key], 0)
+  return {
+    cost_usd: null,
+    input_tokens: sum('input_tokens'),
+    uncached_input_tokens: sum('uncached_input_tokens'),
+    output_tokens: sum('output_tokens'),
+    cached_tokens: sum('cached_tokens'),
+    cache_write_tokens: sum('cache_write_tokens'),
+    reasoning_tokens: sum('reasoning_tokens'),
+  }
+}

@@ -1,0 +1,13 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const chatErrors = {
+  CHAT_NOT_FOUND: {
+    status: 400,
+    description: 'Referenced chat missing',
+    message: 'The chat named does not exist in the project',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof chatErrors> {}
+}

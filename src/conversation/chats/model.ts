@@ -1,0 +1,33 @@
+import { z } from 'zod'
+import { kind } from '../../core/api/kind.ts'
+import { createBody, patchBody, record } from '../../core/api/record.ts'
+
+const id = z.string().min(1).max(255)
+
+const fields = {
+  ai_provider_id: id
+    .nullable()
+    .describe('AI provider that serves the model; null goes by the default model route of the project'),
+  name: z.string().trim().min(1).max(255).nullable().describe('Name to show'),
+  instructions: z.string().max(65_536).nullable().describe('The system prompt of every completion'),
+  model: id
+    .nullable()
+    .describe(
+      'Model of the provider; null is its default_model. Not without a provider: targets of routes name theirs',
+    ),
+}
+
+export const Chat = record('Chat', fields)
+export const ChatInput = createBody('ChatInput', fields, [])
+export const ChatPatch = patchBody('ChatPatch', fields)
+
+export const chatKind = kind({
+  name: 'chat',
+  prefix: 'chat',
+  table: 'chats',
+  missing: 'CHAT_NOT_FOUND',
+  record: Chat,
+  references: [{ kind: 'ai_provider', column: 'ai_provider_id', on_delete: 'block' }],
+  events: ['created', 'updated', 'deleted'],
+})
+export type ChatRow = z.output<typeof chatKind.row>

@@ -1,0 +1,13 @@
+import { module } from '../../core/api/module.ts'
+import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
+import { chatErrors } from './errors.ts'
+import { chatKind } from './model.ts'
+import { chatOperations } from './operations.ts'
+import { inheritingChats } from './store.ts'
+
+export default module('chats', {
+  errors: chatErrors,
+  kinds: [chatKind],
+  operations: chatOperations,
+  extensions: [defaultRouteInheritors.with(inheritingChats)],
+})

@@ -1,0 +1,50 @@
+import { deleteMessageTexts, lockMessageTexts } from '../../content/documents/message.ts'
+import { redactEvents, withoutFields } from '../../control/events/redact.ts'
+import type { EndUserContent, EndUserPurge, TurnContent } from '../../control/retention/content.ts'
+import { eraseAnswers } from '../../core/api/idempotency.ts'
+import { sql } from '../../core/db/sql.ts'
+import { unavailable } from '../../execution/generations/purge.ts'
+import { messageEvents } from './model.ts'
+import { eraseHistory, eraseMessages, messagesOfEndUser } from './store.ts'
+
+/** Messages of a transaction. */
+const BATCH = 200
+
+/** The calls that a reply was made with go with its turn; its text belongs to the conversation. */
+export const historyContent: TurnContent = {
+  erase: async (tx, turns) => ({
+    counts: {
+      message_histories: await eraseHistory(
+        tx,
+        turns.map(({ id }) => id),
+      ),
+    },
+    events: [],
+  }),
+}
+
+/**
+ * Messages of an end user's conversations, and those that it wrote in others. They keep their place and show no content; a
+ * text that a fork shares is gone there, too. Documents that messages name stay.
+ */
+export const messageContent: EndUserContent = {
+  async erase(purge) {
+    const { endUser, until, read } = purge
+    for (;;) {
+      const found = await messagesOfEndUser(read, endUser, until, BATCH)
+      if (found.length > 0) await erase(purge, found)
+      if (found.length < BATCH) return 'erased'
+    }
+  },
+}
+
+const erase = ({ services, endUser, write }: EndUserPurge, documentIds: readonly string[]) =>
+  write(async tx => {
+    const texts = await lockMessageTexts(tx, sql.fragment`select unnest(${sql.array([...documentIds], 'text')})`)
+    const messages = await eraseMessages(tx, endUser.project_id, documentIds)
+    await deleteMessageTexts(tx, texts, sql.fragment`false`)
+    const without = withoutFields('content', 'metadata')
+    const events = await redactEvents(tx, [{ resource_type: messageEvents.name, ids: documentIds, without }])
+    const kept_answers = await eraseAnswers(tx, services, endUser.project_id, documentIds, unavailable())
+    return { messages, events, kept_answers }
+  })

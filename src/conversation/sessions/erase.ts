@@ -1,0 +1,24 @@
+import { withoutFields } from '../../control/events/redact.ts'
+import type { TurnContent } from '../../control/retention/content.ts'
+import { sessionKind } from './kind.ts'
+
+const without = withoutFields('error', 'required_action')
+
+/** What events of sessions say of turns: why they failed, which calls their clients were asked for. */
+export const sessionContent: TurnContent = {
+  async erase(_tx, turns) {
+    const sessions = new Set(turns.flatMap(({ session_id }) => session_id ?? []))
+    const ids = new Set(turns.map(({ id }) => id))
+    return {
+      counts: {},
+      events: [
+        {
+          resource_type: sessionKind.name,
+          ids: [...sessions],
+          names: ['sessions.generation_failed', 'sessions.generation_requires_action'],
+          without: data => (ids.has(data.generation_id as string) ? without(data) : data),
+        },
+      ],
+    }
+  },
+}

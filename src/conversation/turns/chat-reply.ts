@@ -1,0 +1,121 @@
+import { checkSpend } from '../../control/quotas/spend.ts'
+import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { isDatabaseLost } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { JobContext } from '../../core/jobs/handler.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { mayStart } from '../../execution/generations/prepare.ts'
+import { recordedFailure } from '../../execution/generations/turn-end.ts'
+import type { ModelAnswer } from '../../execution/providers/exchange.ts'
+import { actorKind } from '../actors/model.ts'
+import { complete, type Target } from '../chats/complete.ts'
+import { servedTarget } from '../chats/target.ts'
+import { messageEvents } from '../conversations/model.ts'
+import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { announceChatEnd, type ChatPayload, chatPayload, noteChatEnd } from './chat-turn.ts'
+import type { Picked } from './source.ts'
+import { endTurns, takenTurn } from './store.ts'
+
+/** A chat with what its completions go to. Raises CHAT_NOT_FOUND, and what servedTarget raises. */
+export const chatTarget = async (
+  services: Services,
+  id: string,
+  model: string | null,
+): Promise<Target & { instructions: string | null }> => {
+  const { target, chat } = await servedTarget(services.pool, id, model)
+  return { ...target, instructions: chat.instructions }
+}
+
+/**
+ * Answers a turn of a conversation by a chat: one completion, whose reply goes where that of an agent goes. A worker that is
+ * lost is followed by another, which asks again; the one that took the turn last settles it.
+ */
+export async function replyByChat(
+  services: Services,
+  picked: Picked,
+  context: Pick<JobContext, 'signal' | 'complete' | 'log'>,
+): Promise<'settled' | 'lost'> {
+  const { signal, log } = context
+  const { turn } = picked
+  const started = performance.now()
+  const asked = await chatPayload(services.pool, turn)
+  if (!asked) return 'lost'
+  let given: ModelAnswer | RecordedFailure
+  try {
+    given = await ask(services, picked, asked, signal)
+    await fault(services, 'chat_answered')
+  } catch (error) {
+    if (signal.aborted) return 'lost'
+    if (isDatabaseLost(error)) throw error
+    if (!(error instanceof AppError)) log.error({ err: error }, 'reply of a chat failed')
+    given = recordedFailure(error)
+  }
+  const outcome = await services.write(tx => settle(tx, picked, given, context))
+  const duration_ms = Math.round(performance.now() - started)
+  const code = 'code' in given ? given.code : null
+  log.info({ chat_id: turn.chat_id, attempt: turn.attempt, outcome, code, duration_ms }, 'reply of a chat')
+  return outcome
+}
+
+/** Raises what refuses the turn at its start, and what its completion fails with. */
+async function ask(
+  services: Services,
+  { conversation, turn, prompt }: Picked,
+  { authority, model }: ChatPayload,
+  signal: AbortSignal,
+): Promise<ModelAnswer | RecordedFailure> {
+  if (!prompt || 'refuse' in prompt) return prompt?.refuse ?? { code: 'GENERATION_FAILED', message: 'No prompt' }
+  const { project_id } = conversation
+  const permission = {
+    action: 'conversations:GenerateConversationMessage',
+    kind: 'conversation',
+    id: conversation.id,
+  }
+  if (!(await mayStart(services, { authority, permission, project_id }))) return raise('FORBIDDEN')
+  await checkSpend(services, { project_id, agent_id: null, actor_id: null }, services.pool, { again: true })
+  const target = await chatTarget(services, turn.chat_id as string, model)
+  const system = [target.instructions ?? '', ...prompt.system_extra].map(part => part.trim()).filter(Boolean)
+  return complete(services, target, {
+    system: system.length > 0 ? system.join('\n\n') : null,
+    messages: prompt.messages as never,
+    temperature: null,
+    tools: [],
+    tool_choice: null,
+    output_schema: null,
+    prompt_caching: false,
+    signal,
+  })
+}
+
+/** The reply behind what the turn saw, or its failure, by the worker that took the turn last. */
+async function settle(
+  tx: Tx,
+  { conversation: { id, project_id }, turn }: Picked,
+  given: ModelAnswer | RecordedFailure,
+  { complete: completeMessage }: Pick<JobContext, 'complete'>,
+): Promise<'settled' | 'lost'> {
+  // Before the conversation's lock: the delete of an actor goes the other way round.
+  if (turn.actor_id !== null) await actorKind.reference(tx, turn.actor_id, project_id)
+  const conversation = await lockConversation(tx, id)
+  const open = conversation && (await takenTurn(tx, turn))
+  if (!conversation || !open) return 'lost'
+  if ('code' in given) {
+    await noteChatEnd(tx, turn, { error: given })
+    await endTurns(tx, id, [turn.seq], 'failed')
+  } else {
+    const { message } = await appendMessage(tx, conversation, {
+      role: 'assistant',
+      content: given.text,
+      actor_id: open.actor_id,
+      position: open.seen_position === null ? undefined : open.seen_position + 1,
+    })
+    const named = { id: message.document_id, project_id }
+    tx.emit(messageEvents, 'generated', named, { data: message, extra: { trace_id: null } })
+    await noteChatEnd(tx, turn, { document_id: message.document_id, model: given.model })
+    await endTurns(tx, id, [turn.seq], 'done')
+  }
+  announceChatEnd(tx, turn)
+  if (open.alone) completeMessage(tx)
+  return 'settled'
+}

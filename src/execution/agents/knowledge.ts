@@ -1,0 +1,163 @@
+import { isDeepStrictEqual } from 'node:util'
+import { z } from 'zod'
+import { documentKind } from '../../content/documents/model.ts'
+import { ACTION as SEARCH } from '../../content/knowledge/sources.ts'
+import { Directory } from '../../content/paths.ts'
+import { raise } from '../../core/api/errors.ts'
+import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+
+/** What an agent knows: what is searched before its turns, and where its turns may write. */
+
+const ids = (max: number) => z.array(z.string().min(1).max(255)).max(max)
+
+const reading = {
+  memory_store_ids: ids(50).optional().describe('Memory stores that are read'),
+  document_ids: ids(500).optional().describe('Documents that are read'),
+  document_paths: z.array(Directory).max(50).optional().describe('Directories, or exact paths, that are read'),
+  tags: z
+    .record(z.string().min(1).max(128), z.string().max(256))
+    .optional()
+    .describe('Every pair must match: on a memory or its store, on a document. Reads memories and documents alike'),
+  min_score: z
+    .number()
+    .min(0)
+    .max(1)
+    .optional()
+    .describe('Least cosine of what its meaning alone has found; default 0.5'),
+  rrf_k: z.number().gt(0).max(1000).optional().describe('Constant of the rank fusion; default KNOWLEDGE_RRF_K'),
+  recency_half_life_days: z
+    .number()
+    .min(0)
+    .max(36_500)
+    .optional()
+    .describe('After so many days a memory counts half; 0 is off; default KNOWLEDGE_RECENCY_HALF_LIFE_DAYS'),
+  limit: z.int().min(1).max(50).optional().describe('Most results that a turn is given; default 5'),
+}
+
+/** A configuration in the place of what an agent has, for one turn. */
+export const KnowledgeOverlay = z.strictObject(reading).meta({ id: 'KnowledgeOverlay' })
+export type KnowledgeOverlay = z.output<typeof KnowledgeOverlay>
+
+export const KnowledgeConfig = z
+  .strictObject({
+    ...reading,
+    write_memory_store_id: z
+      .string()
+      .min(1)
+      .max(255)
+      .nullable()
+      .optional()
+      .describe('Memory store that turns may write to, by the tool `write_memory`'),
+  })
+  .meta({ id: 'KnowledgeConfig' })
+export type KnowledgeConfig = z.output<typeof KnowledgeConfig>
+
+/** What an agent reads in a turn: lists of both, tags of both, for the rest what the turn says. */
+export function mergedKnowledge(config: KnowledgeConfig, overlay: KnowledgeOverlay | undefined): KnowledgeConfig {
+  if (!overlay) return config
+  const both = (name: 'memory_store_ids' | 'document_ids' | 'document_paths') => {
+    const merged = [...new Set([...(config[name] ?? []), ...(overlay[name] ?? [])])]
+    return merged.length > 0 ? { [name]: merged } : {}
+  }
+  const tags = { ...config.tags, ...overlay.tags }
+  return {
+    ...config,
+    ...overlay,
+    ...both('memory_store_ids'),
+    ...both('document_ids'),
+    ...both('document_paths'),
+    ...(Object.keys(tags).length > 0 ? { tags } : {}),
+  }
+}
+
+const isTagged = ({ tags }: KnowledgeConfig): boolean => Object.keys(tags ?? {}).length > 0
+
+/** Which sources a configuration has searched. Memories are never read unscoped: stores may be of single end users. */
+export function sourcesOf(config: KnowledgeConfig): { memories: boolean; documents: boolean } {
+  const { memory_store_ids, document_ids, document_paths } = config
+  const tagged = isTagged(config)
+  const memories = !!memory_store_ids?.length || tagged
+  const documents = !!document_ids?.length || !!document_paths?.length || tagged
+  return { memories, documents: documents || !memories }
+}
+
+/** Whether no list narrows the documents that are read; tags may. */
+const readsAllDocuments = (config: KnowledgeConfig): boolean =>
+  sourcesOf(config).documents && !config.document_ids?.length && !config.document_paths?.length
+
+type Checking = { tx: Queryable; allow: Context['allow'] }
+
+const storeKind = (): Kind<any> => kinds.get('memory_store')
+
+/** Rows of a project that a configuration names. Raises RESOURCE_NOT_FOUND. */
+async function named(db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]): Promise<KindRow[]> {
+  const wanted = ids.filter(id => isIdOf(kind, id))
+  const rows: readonly KindRow[] =
+    wanted.length === 0
+      ? []
+      : await db.any(kind.sql`
+          select ${kind.columns} from ${sql.identifier([kind.table])} t
+          where t.id = any(${sql.array(wanted, 'text')}) and t.project_id = ${projectId}`)
+  const missing = ids.filter(id => !rows.some(row => row.id === id))
+  if (missing.length > 0) raise('RESOURCE_NOT_FOUND', { meta: { id: missing[0], missing } })
+  return [...rows]
+}
+
+/**
+ * Validates what is given as a configuration. Who may write it may not thereby read what it may not search itself: what
+ * it reads beyond what was read before is asked for, and everything where it narrows nothing. Ids are looked up; what they
+ * name may go later.
+ * @param given what the request says
+ * @param next what would be read then
+ * @throws RESOURCE_NOT_FOUND, FORBIDDEN
+ */
+async function checkKnowledge(
+  { tx, allow }: Checking,
+  project_id: string,
+  given: KnowledgeConfig,
+  next: KnowledgeConfig,
+  before: KnowledgeConfig | null,
+): Promise<void> {
+  const store = storeKind()
+  for (const row of await named(tx, store, project_id, given.memory_store_ids ?? []))
+    if (!before?.memory_store_ids?.includes(row.id)) allow(SEARCH, { kind: store, row })
+  for (const row of await named(tx, documentKind, project_id, given.document_ids ?? []))
+    if (!before?.document_ids?.includes(row.id)) allow(SEARCH, { kind: documentKind, row })
+  for (const path of given.document_paths ?? [])
+    if (!before?.document_paths?.includes(path)) allow(SEARCH, { kind: documentKind, project_id, path })
+  const written = given.write_memory_store_id
+  if (written != null)
+    for (const row of await named(tx, store, project_id, [written]))
+      if (written !== before?.write_memory_store_id) allow('memories:CreateMemoryEntry', { kind: store, row })
+
+  const retagged = !isDeepStrictEqual(next.tags ?? {}, before?.tags ?? {})
+  if (isTagged(next) && retagged && !next.memory_store_ids?.length) allow(SEARCH, { kind: store, project_id })
+  if (readsAllDocuments(next) && (retagged || before === null || !readsAllDocuments(before)))
+    allow(SEARCH, { kind: documentKind, project_id })
+}
+
+/** Validates the configuration that an agent is to have. Raises RESOURCE_NOT_FOUND, FORBIDDEN. */
+export const checkConfigured = (
+  checking: Checking,
+  projectId: string,
+  given: KnowledgeConfig,
+  stored: KnowledgeConfig | null | undefined,
+): Promise<void> => checkKnowledge(checking, projectId, given, given, stored ?? null)
+
+/**
+ * Validates what a single turn is to know beside what its agent does.
+ * @throws RESOURCE_NOT_FOUND; FORBIDDEN, also for an agent of another project: a call does not widen what that shares
+ */
+export async function checkOverlay(
+  checking: Checking,
+  agent: { project_id: string; knowledge_config: KnowledgeConfig | null },
+  projectId: string,
+  overlay: KnowledgeOverlay,
+): Promise<void> {
+  if (agent.project_id !== projectId)
+    raise('FORBIDDEN', { message: 'What an agent of another project knows is not changed by a call' })
+  const config = agent.knowledge_config
+  await checkKnowledge(checking, projectId, overlay, mergedKnowledge(config ?? {}, overlay), config)
+}

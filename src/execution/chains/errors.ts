@@ -1,0 +1,13 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const chainErrors = {
+  CHAIN_NOT_FOUND: {
+    status: 404,
+    description: 'Continuation chain missing',
+    message: 'There is no such chain',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof chainErrors> {}
+}

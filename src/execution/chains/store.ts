@@ -1,0 +1,65 @@
+import { z } from 'zod'
+import { newId } from '../../core/api/ids.ts'
+import { counting, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { GenerationRow } from '../generations/model.ts'
+import { type ChainRow, chainKind, type LIMIT_SOURCES, underWay } from './model.ts'
+
+/** What bounds a chain. */
+export type Ceiling = { limit: number; limit_source: (typeof LIMIT_SOURCES)[number] }
+
+/**
+ * The chain of a turn, under its lock; a turn that is in none becomes the first of a new one. By the primary key, or by
+ * chains_root_generation_id_key.
+ */
+export const lockChain = (
+  db: Queryable,
+  turn: Pick<GenerationRow, 'id' | 'project_id' | 'agent_id' | 'chain_id' | 'created_at'>,
+  { limit, limit_source }: Ceiling,
+): Promise<ChainRow> =>
+  turn.chain_id === null
+    ? db.one(chainKind.sql`
+        insert into chains as t (id, project_id, agent_id, root_generation_id, "limit", limit_source, last_generation_at)
+        values (${newId(chainKind.prefix)}, ${turn.project_id}, ${turn.agent_id}, ${turn.id}, ${limit}, ${limit_source},
+          ${turn.created_at}::timestamptz)
+        on conflict (root_generation_id) do update set updated_at = now()
+        returning ${chainKind.columns}`)
+    : chainKind.lock(db, turn.chain_id)
+
+/**
+ * How many turns a chain has, counted under its lock. The first one carries the chain from the first continuation on. By
+ * generations_chain and the primary key.
+ */
+export const countMembers = (db: Queryable, { id, root_generation_id }: ChainRow): Promise<number> =>
+  db.oneFirst(counting`
+    select count(*) as count from generations g where g.chain_id = ${id} or g.id = ${root_generation_id}`)
+
+/** Writes what a continuation, or its refusal, makes of a chain. */
+export const writeChain = (
+  db: Queryable,
+  { id }: ChainRow,
+  to: Ceiling & { status: 'active' | 'budget_exhausted'; generation_count: number; continued: boolean },
+) =>
+  db.query(statement`
+    update chains set status = ${to.status}, generation_count = ${to.generation_count}, "limit" = ${to.limit},
+      limit_source = ${to.limit_source}, updated_at = now(),
+      last_generation_at = case when ${to.continued} then now() else last_generation_at end
+    where id = ${id}`)
+
+/** Notes that a chain may not go on; one that was stopped before keeps its time. */
+export const stopChain = (db: Queryable, id: string): Promise<ChainRow> =>
+  db.one(chainKind.sql`
+    update chains t set stopped_at = coalesce(t.stopped_at, now()),
+      updated_at = case when t.stopped_at is null then now() else t.updated_at end
+    where t.id = ${id} returning ${chainKind.columns}`)
+
+/** Expires the chain of a turn whose approval has just expired, unless something else of it is under way. */
+export const expireChain = (db: Queryable, generationId: string) =>
+  db.query(statement`
+    update chains t set status = 'expired', updated_at = now()
+    where t.id = (select g.chain_id from generations g where g.id = ${generationId}) and t.status = 'active' and not ${underWay}`)
+
+const ceilings = sql.type(z.strictObject({ max_chain_generations: z.int().nullable() }))
+
+/** The ceiling of a project as it is now; null for none. */
+export const projectCeiling = (db: Queryable, id: string): Promise<number | null> =>
+  db.maybeOneFirst(ceilings`select max_chain_generations from projects where id = ${id}`)

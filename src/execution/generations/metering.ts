@@ -1,0 +1,126 @@
+import type { UsageDraft } from '../../control/usage/meter.ts'
+import { addUsage, tokenComponents } from '../../control/usage/meter.ts'
+import { costOf, type Rated, rateUsage } from '../../control/usage/rate.ts'
+import { countsOf, sumUsage, type Usage } from '../../control/usage/totals.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { aiProviderKind } from '../providers/model.ts'
+import { type LoadedTurn, loadTurn } from './attempt-store.ts'
+import { readJournal } from './journal-store.ts'
+import type { GenerationRow, StepRow } from './model.ts'
+
+/** A step that the model has answered, settled or not. */
+export type AnsweredStep = Pick<StepRow, 'model' | 'ai_provider_id' | 'usage'>
+
+type Generation = Pick<
+  GenerationRow,
+  | 'id'
+  | 'project_id'
+  | 'agent_id'
+  | 'trace_id'
+  | 'actor_id'
+  | 'session_id'
+  | 'action_id'
+  | 'source'
+  | 'publisher_project_id'
+  | 'authority'
+>
+
+/** Whom work of a turn is attributed to. */
+export const attributionOf = (generation: Generation) => ({
+  agent_id: generation.agent_id,
+  generation_id: generation.id,
+  trace_id: generation.trace_id,
+  actor_id: generation.actor_id,
+  session_id: generation.session_id,
+  action_id: generation.action_id,
+  trigger_id: generation.authority.via?.type === 'trigger' ? generation.authority.via.id : null,
+})
+
+/** What kinds of providers the steps of a turn were served by. */
+export type Slugs = ReadonlyMap<string, string>
+
+/** Those of the providers that a turn was loaded with. */
+export const slugsOf = ({ provider, route }: Pick<LoadedTurn, 'provider' | 'route'>): Slugs =>
+  new Map([...(provider ? [provider] : []), ...(route?.providers ?? [])].map(row => [row.id, row.provider]))
+
+const slug = sql.type(aiProviderKind.row.pick({ id: true, provider: true }))
+
+/** The same, with those that an earlier version of the agent or of its route named. */
+async function completed(db: Queryable, slugs: Slugs, steps: readonly AnsweredStep[]): Promise<Slugs> {
+  const missing = steps.flatMap(({ ai_provider_id: id }) => (id !== null && !slugs.has(id) ? [id] : []))
+  if (missing.length === 0) return slugs
+  const found = await db.any(
+    slug`select id, provider from ai_providers where id = any(${sql.array([...new Set(missing)], 'text')})`,
+  )
+  return new Map([...slugs, ...found.map(({ id, provider }): [string, string] => [id, provider])])
+}
+
+/**
+ * One use for each provider and model that served steps of a turn, in the order in which they did. The first has the key of
+ * the turn and what prices of its agent add.
+ */
+function turnDrafts(
+  generation: Generation,
+  steps: readonly AnsweredStep[],
+  slugs: Slugs,
+  call: NonNullable<UsageDraft['call']>,
+): UsageDraft[] {
+  const served = Map.groupBy(
+    steps.filter(({ usage }) => usage !== null),
+    ({ ai_provider_id, model }) => JSON.stringify([ai_provider_id, model]),
+  )
+  return [...served.values()].map((of, index) => {
+    const { ai_provider_id, model } = of[0]
+    return {
+      ...attributionOf(generation),
+      idempotency_key: `gen:${generation.id}${index === 0 ? '' : `:${index}`}`,
+      project_id: generation.project_id,
+      meter_type: 'llm_tokens',
+      provider: (ai_provider_id !== null && slugs.get(ai_provider_id)) || 'unknown',
+      model: model ?? 'unknown',
+      ai_provider_id,
+      source: generation.source,
+      publisher_project_id: generation.publisher_project_id,
+      components: tokenComponents(countsOf(sumUsage(of) as Usage)),
+      ...(index === 0 ? { call } : {}),
+    }
+  })
+}
+
+/**
+ * Prices what the answered calls of a turn that ends have used.
+ * @param db the transaction of a caller that has one open
+ */
+export async function rateTurn(
+  services: Services,
+  generation: Generation,
+  used: { steps: readonly AnsweredStep[]; slugs: Slugs; call: NonNullable<UsageDraft['call']> },
+  db?: Queryable,
+): Promise<{ rated: Rated[]; usage: Usage | null }> {
+  const { steps, call } = used
+  const usage = sumUsage(steps)
+  if (!usage) return { rated: [], usage }
+  const slugs = await completed(db ?? services.pool, used.slugs, steps)
+  const rated = await rateUsage(services, turnDrafts(generation, steps, slugs, call), db)
+  return { rated, usage: { ...usage, cost_usd: costOf(rated) } }
+}
+
+/** Meters a turn that is ended from outside, and returns what it used; null when no call of it was answered. */
+export async function meterStopped(
+  tx: Tx,
+  services: Services,
+  { id, status }: Pick<GenerationRow, 'id' | 'status'>,
+): Promise<Usage | null> {
+  const loaded = status === 'pending' ? null : await loadTurn(tx, id)
+  if (!loaded) return null
+  const { generation } = loaded
+  const { open, settled } = readJournal(services, generation, loaded.journal, generation.step_count)
+  const steps: AnsweredStep[] = loaded.steps.map(step => settled.get(step.n) ?? step)
+  if (open) steps.push(open.step)
+  const call = { input: generation.input, output: null }
+  const { rated, usage } = await rateTurn(services, generation, { steps, slugs: slugsOf(loaded), call }, tx)
+  addUsage(tx, rated)
+  return usage
+}

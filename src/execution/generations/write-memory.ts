@@ -1,0 +1,76 @@
+import { raise } from '../../core/api/errors.ts'
+import { permitted } from '../../core/iam/access.ts'
+import { writeFact } from '../../memory/entries/write.ts'
+import { MAX_CONTENT } from '../../memory/memories/model.ts'
+import { memoryStoreKind } from '../../memory/stores/model.ts'
+import { complete } from '../tools/model.ts'
+import { actingCaller } from './authority.ts'
+import type { TurnTool, Unavailable } from './toolbox.ts'
+import type { TurnAttempt } from './turn-attempt.ts'
+
+export const WRITE_MEMORY = 'write_memory'
+
+const DESCRIPTION =
+  'Remember a fact beyond this conversation. Write one self-contained statement; what is known already is not written twice.'
+
+const SCHEMA = {
+  type: 'object',
+  properties: {
+    content: { type: 'string', minLength: 1, maxLength: MAX_CONTENT, description: 'The fact, in one or two sentences' },
+  },
+  required: ['content'],
+  additionalProperties: false,
+}
+
+/** The tool by which the turns of an agent write to its memory store; null for those that may not. */
+export async function writeMemoryTool(turn: TurnAttempt): Promise<TurnTool | Unavailable | null> {
+  const { agent, generation, services } = turn
+  const storeId = agent.knowledge_config?.write_memory_store_id ?? null
+  // An agent of another project writes nothing for that.
+  if (storeId === null || agent.project_id !== generation.project_id) return null
+  const store = await memoryStoreKind.find(services.pool, storeId)
+  if (store?.project_id !== agent.project_id)
+    return { tool_id: null, tool_name: WRITE_MEMORY, tool_type: null, reason: 'memory store not found' }
+  const definition = complete({ name: WRITE_MEMORY, description: DESCRIPTION, parameters: SCHEMA })
+  return {
+    name: WRITE_MEMORY,
+    description: DESCRIPTION,
+    schema: SCHEMA,
+    checked: null,
+    callable: { ...definition, id: null, project_id: agent.project_id, guardrail_ids: null },
+    action: null,
+    // What is written already is skipped.
+    repeatable: true,
+    justified: [],
+    perform: input => write(turn, storeId, input.content as string),
+  }
+}
+
+async function write(turn: TurnAttempt, memory_store_id: string, content: string) {
+  const { agent, generation, services } = turn
+  await requireWithinBoundary(turn, memory_store_id)
+  const { conversation_id } = generation
+  const { entry } = await writeFact(services, {
+    memory_store_id,
+    content,
+    source_type: conversation_id === null ? 'manual' : 'conversation',
+    source_id: conversation_id,
+    mechanism: 'tool',
+    generation_id: generation.id,
+    conversation_id,
+    principal: { type: 'agent', id: agent.id },
+  })
+  return { action: entry.action, memory_id: entry.memory_id, entry_id: entry.id }
+}
+
+/** Raises FORBIDDEN where the boundary of the agent leaves out writing to the store. */
+async function requireWithinBoundary({ agent, generation, services }: TurnAttempt, storeId: string): Promise<void> {
+  if (agent.boundary_policy === null) return
+  const caller = await actingCaller(services, generation, agent)
+  const store = await memoryStoreKind.find(services.pool, storeId)
+  const bounded = caller && { ...caller, layers: caller.layers.filter(({ kind }) => kind === 'agent') }
+  const target = store && { kind: memoryStoreKind, row: store }
+  for (const action of ['memories:CreateMemoryEntry', 'memories:UpdateMemory'])
+    if (!bounded || !target || !permitted(bounded, action, target))
+      raise('FORBIDDEN', { message: 'The boundary of the agent does not allow writing to the memory store' })
+}

@@ -1,0 +1,37 @@
+import { isBlackout, type Used, usedWithin } from '../../control/usage/sums.ts'
+import type { RuntimeReader } from './runtime.ts'
+
+const HOUR_MS = 3_600_000
+
+const HOURS: Record<string, number> = { '1h': 1, '24h': 24, '7d': 7 * 24, '30d': 30 * 24 }
+
+/** Nothing is known of what usage cost where none of it has a price. */
+const cost = (used: Used): number | null => (isBlackout(used) ? null : used.cost_usd)
+
+/** What is measured, of events of one meter or of all, over how long. */
+const MEASURED: Record<string, { meter: string | null; read: (used: Used) => number | null; spans: string[] }> = {
+  'runtime.usage.cost_usd': { meter: null, read: cost, spans: ['1h', '24h', '7d', '30d'] },
+  'runtime.usage.tokens': { meter: null, read: ({ tokens }) => tokens, spans: ['24h', '30d'] },
+  'runtime.activity.actions': { meter: 'tool_execution', read: ({ events }) => events, spans: ['1h', '24h'] },
+}
+
+const keyed = Object.entries(MEASURED).flatMap(([name, { meter, read, spans }]) =>
+  spans.map(span => ({ key: `${name}_${span}`, meter, read, hours: HOURS[span] })),
+)
+
+/** What the project used in spans that end now: one statement for all values of its meters, one for those of tool calls. */
+export const usageValues: RuntimeReader = {
+  keys: keyed.map(({ key }) => key),
+  async read({ pool, clock }, { project_id }, keys) {
+    const now = clock.now().getTime()
+    const asked = keyed.filter(({ key }) => keys.includes(key))
+    const values: Record<string, number | null> = {}
+    for (const meter of new Set(asked.map(value => value.meter))) {
+      const of = asked.filter(value => value.meter === meter)
+      const spans = of.map(({ hours }) => new Date(now - hours * HOUR_MS))
+      const used = await usedWithin(pool, project_id, spans, meter)
+      for (const [index, { key, read }] of of.entries()) values[key] = read(used[index])
+    }
+    return values
+  },
+}

@@ -1,0 +1,59 @@
+import { sweepAttempts } from '../../core/jobs/attempt.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
+import { message } from '../../core/jobs/queue.ts'
+import { inBatches, type Sweep } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import { fire, giveUp } from './fire.ts'
+import { firingQueue, firingSweep } from './queue.ts'
+import { dropSettled, firingAttempts } from './store.ts'
+
+/** A firing this late has lost its message, or its worker. */
+const QUIET_SECONDS = 5
+
+const MESSAGE_LEASE_SECONDS = 60
+
+/** A hundred years: nothing is given up for its age. */
+const NEVER_MS = 3.15e12
+
+/** How long it is known that a rule has looked at a turn. */
+const KEPT_MS = 30 * 24 * 3_600_000
+
+/** Who works on firings, and who looks for those that nobody works on. */
+export const firingHandlers = [
+  handler(
+    firingQueue,
+    {
+      // A message stays with a lost worker no longer than the firing.
+      leaseSeconds: config => Math.min(config.GENERATION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
+      onExhausted: (asked, error, services) => services.write(tx => giveUp(tx, asked, error)),
+    },
+    fire,
+  ),
+  handler(firingSweep, { concurrency: 1 }, (_message, { services, stopping }) => sweepFirings(services, stopping)),
+]
+
+export const firingSchedules = [every('memory-rule.sweep', config => config.GENERATION_SWEEP_SECONDS, firingSweep, {})]
+
+/** Wakes firings whose message or worker was lost. */
+const sweepFirings = (services: Services, stopping: AbortSignal): Promise<void> =>
+  sweepAttempts(services.pool, {
+    attempts: firingAttempts,
+    limits: { silenceMs: NEVER_MS, queueMs: NEVER_MS },
+    quietSeconds: QUIET_SECONDS,
+    stopping,
+    // Dropped where one waits already.
+    wake: due =>
+      services.queues.send(
+        due.map(({ entity, id, project_id }) =>
+          message(firingQueue, { firing_id: id, generation_id: entity, project_id }),
+        ),
+      ),
+    stall: async () => {},
+  })
+
+export const firingRetention: Sweep = {
+  name: 'memory_rule_firings',
+  when: '37 3 * * *',
+  run: ({ pool, clock }, stopping) =>
+    inBatches(limit => dropSettled(pool, new Date(clock.now().getTime() - KEPT_MS), limit), stopping),
+}

@@ -1,0 +1,17 @@
+import { module } from '../../core/api/module.ts'
+import { turnFollowers } from '../generations/ended.ts'
+import { turnOwners } from '../generations/source.ts'
+import { ruleFollower } from './follow.ts'
+import { firingHandlers, firingRetention, firingSchedules } from './handlers.ts'
+import { memoryRuleKind } from './model.ts'
+import { memoryRuleOperations } from './operations.ts'
+import { handlingTurns } from './settle.ts'
+
+export default module('memory-rules', {
+  kinds: [memoryRuleKind],
+  operations: memoryRuleOperations,
+  handlers: firingHandlers,
+  schedules: firingSchedules,
+  sweeps: [firingRetention],
+  extensions: [turnFollowers.with(ruleFollower), turnOwners.with(handlingTurns)],
+})

@@ -1,0 +1,104 @@
+import type { z } from 'zod'
+import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
+import { requireRunnable } from '../../identity/projects/pause.ts'
+import { writeFact } from '../../memory/entries/write.ts'
+import { agentKind } from '../agents/model.ts'
+import { type GenerationRow, generationKind } from '../generations/model.ts'
+import { expectTurn, raiseFailure } from '../generations/wait.ts'
+import { toolKind } from '../tools/model.ts'
+import { askAgent, askHandler } from './ask.ts'
+import { tooLate } from './extract.ts'
+import { type Fact, factsOfText } from './facts.ts'
+import type { MemoryRuleRow, RuleTest, RuleTestInput } from './model.ts'
+
+type Testing = Context<Record<string, never>, z.output<typeof RuleTestInput>, MemoryRuleRow>
+
+/**
+ * What a rule would make of a past turn: its handler is asked as the caller, and each fact goes through the decision of a
+ * write without being written.
+ * @throws GENERATION_NOT_FOUND, GENERATION_CONTENT_UNAVAILABLE, VALIDATION_FAILED for a turn that has not completed, what the
+ *   handler fails with
+ */
+export async function tryRule(context: Testing): Promise<z.output<typeof RuleTest>> {
+  const { services, resource: rule, body } = context
+  const turn = await readableTurn(context, body.generation_id)
+  await requireRunnable(services.pool, rule.project_id)
+  allowHandler(context)
+  const facts = rule.agent_id === null ? await asked(context, turn) : await answered(context, turn)
+  return { facts: await Promise.all(facts.map(fact => wouldWrite(context, turn, fact))) }
+}
+
+/** A completed turn of the project that the caller may read. */
+async function readableTurn({ services, resource: rule, allow }: Testing, id: string): Promise<GenerationRow> {
+  const turn = isIdOf(generationKind, id) ? await generationKind.find(services.pool, id) : null
+  if (turn?.project_id !== rule.project_id) return raise('GENERATION_NOT_FOUND', { meta: { id } })
+  allow('generations:GetGeneration', { kind: generationKind, row: turn })
+  if (turn.status !== 'completed')
+    invalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'names a turn that has not completed' })
+  if (turn.content_redacted_at !== null) raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
+  return turn
+}
+
+function allowHandler({ resource: { project_id, agent_id, tool_id }, allow }: Testing): void {
+  if (agent_id !== null) allow('agents:CreateAgentGeneration', { kind: agentKind, row: { id: agent_id, project_id } })
+  if (tool_id !== null) allow('tools:CallTool', { kind: toolKind, row: { id: tool_id, project_id } })
+}
+
+const asked = ({ services, resource, caller, request }: Testing, turn: GenerationRow): Promise<Fact[]> => {
+  const key = newId('req')
+  return askHandler(services, resource, turn, {
+    authority: principalRecord(caller),
+    key,
+    call: key,
+    signal: request.closed,
+  })
+}
+
+/** The facts of a handler agent, whose turn a worker runs. */
+async function answered({ services, resource, caller, request }: Testing, turn: GenerationRow): Promise<Fact[]> {
+  const generation_id = newId(generationKind.prefix)
+  const expected = expectTurn(services, generation_id)
+  try {
+    const authority = principalRecord(caller)
+    await services.write(tx => askAgent(tx, services, resource, turn, { authority, generation_id }))
+  } catch (error) {
+    expected.cancel()
+    throw error
+  }
+  const ended = await expected.wait({ closed: request.closed, running: true })
+  if (!ended) throw tooLate()
+  if (ended.failure) raiseFailure(ended)
+  const { output } = ended.result as { output: { content: string } | null }
+  return factsOfText(output?.content ?? '')
+}
+
+async function wouldWrite({ services, resource: rule }: Testing, turn: GenerationRow, { content, tags }: Fact) {
+  const { conversation_id } = turn
+  try {
+    const { entry } = await writeFact(
+      services,
+      {
+        memory_store_id: rule.memory_store_id,
+        content,
+        tags,
+        source_type: conversation_id === null ? 'manual' : 'conversation',
+        source_id: conversation_id,
+        mechanism: 'rule',
+        memory_rule_id: rule.id,
+        generation_id: turn.id,
+        conversation_id,
+        principal: { type: 'agent', id: turn.agent_id },
+      },
+      { dryRun: true },
+    )
+    const { action, similarity, memory_id, superseded_memory_id } = entry
+    return { content, tags, action, similarity, memory_id, superseded_memory_id }
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error
+    return { content, tags, action: null, similarity: null, memory_id: null, superseded_memory_id: null }
+  }
+}

@@ -1,0 +1,48 @@
+import { checkStorage } from '../../control/quotas/storage.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { requireAll } from '../../core/api/references.ts'
+import { memoryKind, requireFuture, storeTarget } from '../memories/model.ts'
+import type { MemoryStoreRow } from '../stores/model.ts'
+import type { MemoryEntryInput, MemoryEntryRow } from './model.ts'
+import { writeFact } from './write.ts'
+
+type Claiming = Context<Record<string, unknown>, Omit<MemoryEntryInput, 'dry_run'>>
+
+/**
+ * Writes the fact of a request: what callers may do, what they name and what the project may still store is checked before.
+ * @param options.named what the audit entry is about; default the entry
+ * @throws VALIDATION_FAILED, FORBIDDEN, RESOURCE_NOT_FOUND, QUOTA_STORAGE_EXCEEDED
+ */
+export async function writeClaim(
+  context: Claiming,
+  { dryRun, named = ({ id }) => id }: { dryRun?: boolean; named?: (entry: MemoryEntryRow) => string | null } = {},
+) {
+  const { body, caller, project, record, services } = context
+  const { project_id, ...claim } = body
+  const check = async (store: MemoryStoreRow) => {
+    if (store.project_id !== project) raise('RESOURCE_NOT_FOUND', { meta: { id: store.id } })
+    if (project_id != null && project_id !== project)
+      invalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'must be the project of the store' })
+    requireFuture(claim.expires_at, services.clock.now())
+    if (claim.source_id != null) await requireAll(services.pool, kinds.get('conversation'), project, [claim.source_id])
+    if (claim.supersedes != null) await allowReplacing(context, claim.supersedes)
+    if (!dryRun) await checkStorage(services, project, Buffer.byteLength(claim.content))
+  }
+  return writeFact(
+    services,
+    { ...claim, mechanism: 'api', principal: caller.principal },
+    { dryRun, check, within: async (tx, entry) => record(tx, statusOf(entry), named(entry) ?? undefined) },
+  )
+}
+
+export const statusOf = ({ action }: Pick<MemoryEntryRow, 'action'>): 200 | 201 => (action === 'created' ? 201 : 200)
+
+/** The memory that a claim replaces is changed by it. Raises RESOURCE_NOT_FOUND, FORBIDDEN. */
+async function allowReplacing({ services, allow, project }: Claiming, id: string): Promise<void> {
+  const target = isIdOf(memoryKind, id) ? await memoryKind.find(services.pool, id) : null
+  if (!target || target.project_id !== project) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  allow('memories:UpdateMemory', { kind: memoryKind, row: target })
+  allow('memories:UpdateMemory', storeTarget(target))
+}

@@ -1,0 +1,65 @@
+import { removeVectors, SOURCES } from '../../content/vectors/store.ts'
+import { redactEvents, withoutFields } from '../../control/events/redact.ts'
+import type { EndUserContent, EndUserPurge } from '../../control/retention/content.ts'
+import { AppError } from '../../core/api/errors.ts'
+import { eraseAnswers } from '../../core/api/idempotency.ts'
+import { memoryKind } from '../memories/model.ts'
+import { deleteMemories } from '../memories/store.ts'
+import {
+  deleteEntries,
+  deleteEntriesOf,
+  type Erasable,
+  entriesOfEndUser,
+  lockStores,
+  memoriesOfEndUser,
+} from './erase-store.ts'
+
+/** Memories or entries of a transaction. */
+const BATCH = 200
+
+const gone = () => new AppError('GENERATION_CONTENT_UNAVAILABLE')
+
+/**
+ * Memories that come from an end user's conversations, with what the ledger says of them, and what was stated there without
+ * making a memory.
+ */
+export const memoryContent: EndUserContent = {
+  async erase(purge) {
+    const { endUser, until, read } = purge
+    for (let found: readonly Erasable[] | null = null; !found || found.length === BATCH; ) {
+      found = await memoriesOfEndUser(read, endUser, until, BATCH)
+      if (found.length > 0) await eraseMemories(purge, found)
+    }
+    for (let found: readonly string[] | null = null; !found || found.length === BATCH; ) {
+      found = await entriesOfEndUser(read, endUser, until, BATCH)
+      if (found.length > 0) await eraseEntries(purge, found)
+    }
+    return 'erased'
+  },
+}
+
+const eraseMemories = ({ services, endUser, write }: EndUserPurge, found: readonly Erasable[]) =>
+  write(async tx => {
+    const ids = found.map(({ id }) => id)
+    await lockStores(
+      tx,
+      found.map(({ memory_store_id }) => memory_store_id),
+    )
+    await removeVectors(tx, { source: SOURCES.memory, ref_ids: ids })
+    const entries = await deleteEntriesOf(tx, ids)
+    const erased = await deleteMemories(tx, ids)
+    const without = withoutFields('content', 'metadata')
+    const events = await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without }])
+    const kept_answers = await eraseAnswers(tx, services, endUser.project_id, [...ids, ...entries], gone())
+    for (const row of erased) {
+      const data = { ...memoryKind.present(row), content: null, metadata: null }
+      tx.emit(memoryKind, 'deleted', row, { data })
+    }
+    return { memories: erased.length, memory_entries: entries.length, events, kept_answers }
+  })
+
+const eraseEntries = ({ services, endUser, write }: EndUserPurge, ids: readonly string[]) =>
+  write(async tx => ({
+    memory_entries: await deleteEntries(tx, ids),
+    kept_answers: await eraseAnswers(tx, services, endUser.project_id, ids, gone()),
+  }))

@@ -1,0 +1,19 @@
+import { endUserContent } from '../../control/retention/content.ts'
+import { module } from '../../core/api/module.ts'
+import { memoryContent } from './erase.ts'
+import { memoryEntryKind } from './model.ts'
+import { memoryEntryOperations } from './operations.ts'
+
+const IMMUTABLE = 'Grants nothing: entries are never changed'
+
+export default module('memory-entries', {
+  kinds: [memoryEntryKind],
+  operations: memoryEntryOperations,
+  extensions: [endUserContent.with(memoryContent)],
+  // Policies of other systems name them.
+  policyActions: ['memories:UpdateMemoryEntry', 'memories:DeleteMemoryEntry'].map(action => ({
+    action,
+    description: IMMUTABLE,
+    resource_type: 'memory_store',
+  })),
+})

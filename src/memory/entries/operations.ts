@@ -1,0 +1,110 @@
+import { invalid } from '../../core/api/errors.ts'
+import { equals, type Filters, filterConditions, filterSchema, oneOf } from '../../core/api/filters.ts'
+import { page, pageOf } from '../../core/api/lists.ts'
+import { answer, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { sql } from '../../core/db/sql.ts'
+import { memoryStoreKind } from '../stores/model.ts'
+import { statusOf, writeClaim } from './door.ts'
+import {
+  ACTIONS,
+  DryRun,
+  MECHANISMS,
+  MemoryEntry,
+  MemoryEntryInput,
+  type MemoryEntryRow,
+  memoryEntryKind,
+} from './model.ts'
+
+const tag = 'Memory'
+
+const create = operation({
+  id: 'createMemoryEntry',
+  method: 'post',
+  path: '/memory-entries',
+  summary: 'State a fact: it becomes a memory, replaces the one it is near to, or is known already',
+  description:
+    'Answers 201 with the entry when the fact is new, else 200. `supersedes` needs `memories:UpdateMemory` on that memory and on the store. With `dry_run` it answers what would happen and writes nothing.',
+  tag,
+  action: 'memories:CreateMemoryEntry',
+  alsoActions: ['memories:UpdateMemory'],
+  creates: memoryEntryKind,
+  under: { kind: memoryStoreKind, field: 'memory_store_id' },
+  body: MemoryEntryInput,
+  answers: { 201: MemoryEntry, 200: MemoryEntry.or(DryRun) },
+  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED'],
+  transaction: false,
+  async run(context) {
+    const { dry_run: dryRun, ...body } = context.body
+    if (body.tags)
+      context.allow(create.action as string, entryTarget(context.body.memory_store_id, context.project, body.tags))
+    const { entry } = await writeClaim({ ...context, body }, { dryRun })
+    if (!dryRun) return answer(statusOf(entry), memoryEntryKind.present(entry))
+    const { action, memory_id, superseded_memory_id, similarity, declared } = entry
+    return answer(200, { dry_run: true, action, memory_id, superseded_memory_id, similarity, declared })
+  },
+})
+
+/** A store as it would be decided about with the tags of what is to be written to it. */
+const entryTarget = (id: string, project_id: string | null, tags: Record<string, string>) => ({
+  kind: memoryStoreKind,
+  row: { id, project_id, tags },
+})
+
+/** One of these says whose entries are listed: each has an index with their order. */
+const scopes = {
+  memory_store_id: equals('memory_store_id'),
+  memory_id: equals('memory_id'),
+  generation_id: equals('generation_id'),
+  conversation_id: equals('conversation_id'),
+} satisfies Filters
+
+const filters = {
+  ...scopes,
+  memory_rule_id: equals('memory_rule_id'),
+  mechanism: oneOf('mechanism', MECHANISMS),
+  action: oneOf('action', ACTIONS),
+} satisfies Filters
+
+const list = operation({
+  id: 'listMemoryEntries',
+  method: 'get',
+  path: '/memory-entries',
+  summary: 'List what was stated of a store, a memory, a turn or a conversation, newest first',
+  tag,
+  action: 'memories:ListMemoryEntries',
+  lists: memoryStoreKind,
+  query: filterSchema(filters),
+  answers: { 200: pageOf(MemoryEntry) },
+  run(context) {
+    const { query, visible } = context
+    if (!Object.keys(scopes).some(name => query[name as keyof typeof scopes] !== undefined))
+      invalid({
+        code: 'REQUIRED',
+        path: 'memory_store_id',
+        message: `one of ${Object.keys(scopes).join(', ')} is required`,
+      })
+    return page<MemoryEntryRow>(context, {
+      columns: memoryEntryKind.columns,
+      from: sql.fragment`memory_entries t join memory_stores s on s.id = t.memory_store_id`,
+      rows: visible({ project: sql.fragment`t.project_id`, id: sql.fragment`s.id`, tags: sql.fragment`s.tags` }).rows,
+      filters: filterConditions(filters, query),
+      time: sql.fragment`t.created_at`,
+      order: sql.fragment`t.created_at desc, t.id desc`,
+      key: sql.fragment`t.id`,
+      present: row => memoryEntryKind.present(row),
+    })
+  },
+})
+
+const get = itemOperation(memoryEntryKind, {
+  id: 'getMemoryEntry',
+  method: 'get',
+  path: '/memory-entries/{memory_entry_id}',
+  summary: 'Read one memory entry',
+  tag,
+  action: 'memories:GetMemoryEntry',
+  answers: { 200: MemoryEntry },
+  run: async ({ resource }) => memoryEntryKind.present(resource),
+})
+
+export const memoryEntryOperations: Operation[] = [create, list, get]

@@ -1,0 +1,44 @@
+import { z } from 'zod'
+import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
+import { type MemoryEntryRow, memoryEntryKind } from './model.ts'
+
+/** Stores up to this size are found through their own index of vectors, whatever else is in the project. */
+const SMALL = 2000
+
+const Seen = memoryStoreKind.row.extend({
+  /** What statements could see when the store was read. */
+  snapshot: z.string(),
+  /** A memory that holds with the same text. */
+  twin: z.string().nullable(),
+  /** Memories of the project that hold, where the store is no small one. */
+  project_count: z.int().nullable(),
+})
+const seen = sql.type(Seen)
+export type SeenStore = MemoryStoreRow & z.output<typeof Seen>
+
+/** A store before a claim is written to it, by the primary key, memories_hash and memory_stores_project. */
+export const seeStore = (db: Queryable, id: string, hash: string): Promise<SeenStore | null> =>
+  db.maybeOne(seen`
+    select ${memoryStoreKind.columns}, pg_current_snapshot()::text as snapshot,
+      (select m.id from memories m where m.memory_store_id = t.id and m.content_hash = decode(${hash}, 'hex')
+        and m.invalidated_at is null and (m.expires_at is null or m.expires_at > now()) order by m.id limit 1) as twin,
+      case when t.valid_count > ${SMALL}
+        then (select sum(s.valid_count)::int from memory_stores s where s.project_id = t.project_id) end as project_count
+    from memory_stores t where t.id = ${id}`)
+
+type NewEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'>
+
+/** The statement that adds an entry to the ledger. */
+export const entryInsert = (entry: NewEntry): Fragment => sql.fragment`
+  insert into memory_entries as t (id, project_id, memory_store_id, content, action, memory_id, superseded_memory_id,
+    similarity, declared, mechanism, memory_rule_id, generation_id, conversation_id, principal_type, principal_id, tags,
+    metadata)
+  values (${entry.id}, ${entry.project_id}, ${entry.memory_store_id}, ${entry.content}, ${entry.action},
+    ${entry.memory_id}, ${entry.superseded_memory_id}, ${entry.similarity}, ${entry.declared}, ${entry.mechanism},
+    ${entry.memory_rule_id}, ${entry.generation_id}, ${entry.conversation_id}, ${entry.principal_type},
+    ${entry.principal_id}, ${jsonb(entry.tags)}, ${entry.metadata === null ? null : JSON.stringify(entry.metadata)}::json)`
+
+/** Adds an entry to the ledger. */
+export const insertEntry = (db: Queryable, entry: NewEntry): Promise<MemoryEntryRow> =>
+  db.one(memoryEntryKind.sql`${entryInsert(entry)} returning ${memoryEntryKind.columns}`)

@@ -1,0 +1,321 @@
+import { StatementTimeoutError } from 'slonik'
+import { currentSpace, type Space } from '../../content/embeddings/space.ts'
+import { cosine, nearestRows } from '../../content/vectors/scan.ts'
+import { decodeVector, SOURCES, vectorsOfRefs } from '../../content/vectors/store.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import { MetadataBag } from '../../core/api/metadata.ts'
+import { storableText } from '../../core/api/text.ts'
+import { RunFirst } from '../../core/db/pool.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { embedContent } from '../memories/embed.ts'
+import { contentHash } from '../memories/hash.ts'
+import { MAX_CONTENT, type MemoryRow, memoryKind, requireHolding } from '../memories/model.ts'
+import { type Embedded, insertMemory, type NewMemory, type Rival, readRivals } from '../memories/store.ts'
+import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
+import { effectiveThresholds } from '../stores/thresholds.ts'
+import { type Mechanism, type MemoryEntryRow, memoryEntryKind } from './model.ts'
+import { entryInsert, insertEntry, type SeenStore, seeStore } from './store.ts'
+
+/** A fact that somebody states. */
+export type Fact = {
+  memory_store_id: string
+  content: string
+  tags?: Record<string, string>
+  metadata?: Record<string, unknown> | null
+  source_type: 'manual' | 'conversation'
+  source_id?: string | null
+  /** The memory that it replaces, however near it is. */
+  supersedes?: string | null
+  /** In place of those of the store. */
+  duplicate_threshold?: number | null
+  supersede_threshold?: number | null
+  expires_at?: string | null
+  mechanism: Mechanism
+  memory_rule_id?: string | null
+  generation_id?: string | null
+  conversation_id?: string | null
+  principal: { type: string; id: string }
+}
+
+type Written = { entry: MemoryEntryRow; memory: MemoryRow | null }
+
+/** Candidates of the search that are looked at under the lock; only the nearest that still holds decides. */
+const LOOKED_AT = 16
+/** Runs of a dry run; a write is run again as often as it takes. */
+const MOST_ROUNDS = 5
+
+/**
+ * Writes one fact: it is new, replaces the memory that it is near to, or says what the store knows already. The text is
+ * embedded and its likes are searched before the transaction; the store is then locked, and what was written since the
+ * search began is looked at too. So of equal facts that come at once one is new and the others are not.
+ *
+ * No model takes part and no texts are merged. A fact that cannot be embedded is new unless its text is there.
+ * @param options.dryRun says what would happen; the entry is not stored, and the memory of a new fact is null
+ * @param options.check is given the store once it is known, before anything is embedded; what it raises ends the write
+ * @param options.within runs in the transaction, after the rows are written
+ * @throws RESOURCE_NOT_FOUND for a store that is gone or a memory to replace that never was; VALIDATION_FAILED
+ */
+export async function writeFact(
+  services: Services,
+  fact: Fact,
+  options: {
+    dryRun?: boolean
+    check?: (store: MemoryStoreRow) => Promise<void>
+    within?: (tx: Tx, entry: MemoryEntryRow) => Promise<void>
+  } = {},
+): Promise<Written> {
+  const claim = claimOf(fact)
+  let prepared = await prepare(services, claim, { check: options.check })
+  if (options.dryRun) {
+    for (let round = 1; ; round++) {
+      const decision = await decide(services.pool, prepared.store, claim, prepared)
+      if (decision !== 'look again' || round === MOST_ROUNDS)
+        return imagined(prepared.store, claim, decision === 'look again' ? created(null) : decision)
+      prepared = await prepare(services, claim, { again: true })
+    }
+  }
+  return services.write(async tx => {
+    const store = await memoryStoreKind.lock(tx, claim.memory_store_id)
+    const decision = await decide(tx, store, claim, prepared)
+    if (decision === 'look again')
+      throw new RunFirst(async () => {
+        prepared = await prepare(services, claim, { again: true })
+      })
+    const written = await write(services, tx, { store, claim, decision, prepared })
+    await options.within?.(tx, written.entry)
+    return written
+  })
+}
+
+type Claim = Fact & { hash: string; tags: Record<string, string>; metadata: Record<string, unknown> | null }
+
+/** Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
+function claimOf(fact: Fact): Claim {
+  const content = storableText(fact.content).trim()
+  const problem =
+    content === ''
+      ? 'must not be empty'
+      : content.length > MAX_CONTENT
+        ? `must have at most ${MAX_CONTENT} characters`
+        : null
+  if (problem) invalid({ code: 'INVALID_VALUE', path: 'content', message: problem })
+  if (!isIdOf(memoryStoreKind, fact.memory_store_id))
+    raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id } })
+  return { ...fact, content, hash: contentHash(content), tags: fact.tags ?? {}, metadata: fact.metadata ?? null }
+}
+
+/** What was found out about a claim before its store is locked. */
+type Prepared = {
+  store: SeenStore
+  /** Null: not embedded, because the store had the text. */
+  embedded: Embedded | null
+  /** Those of the store that are nearest to the text. */
+  near: string[]
+  /** There are more that may be near. */
+  more: boolean
+}
+
+/**
+ * Embeds a claim and searches what is near to it.
+ * @param options.again the text that the store had, or all that was near, is gone
+ */
+async function prepare(
+  services: Services,
+  claim: Claim,
+  { again = false, check }: { again?: boolean; check?: (store: MemoryStoreRow) => Promise<void> },
+): Promise<Prepared> {
+  const store =
+    (await seeStore(services.pool, claim.memory_store_id, claim.hash)) ??
+    raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
+  await check?.(store)
+  effectiveThresholds(claim, store)
+  if (store.twin && !again && !claim.supersedes) return { store, embedded: null, near: [], more: false }
+  const embedded =
+    (store.twin === null ? null : await vectorsOfTwin(services, store.twin)) ??
+    (await embedContent(services, { project_id: store.project_id, ref: store.id, content: claim.content }))
+  const { space, vectors } = embedded
+  if (claim.supersedes || !space || vectors.length === 0) return { store, embedded, near: [], more: false }
+  const near = await nearest(services, store, space, vectors[0])
+  return { store, embedded, near: near.slice(0, LOOKED_AT), more: near.length > LOOKED_AT }
+}
+
+/** The vectors of a memory with the same text; null when it has none. */
+async function vectorsOfTwin(services: Services, id: string): Promise<Embedded | null> {
+  const space = await currentSpace(services)
+  if (!space) return null
+  const found = await vectorsOfRefs(services.pool, { source: SOURCES.memory, ref_ids: [id], space_id: space.id })
+  return found.length === 1 ? { vectors: [decodeVector(found[0].vec)], failed: false, space } : null
+}
+
+/**
+ * Memories of a store by how near they are to a vector. A store that holds most of its project's is searched in the codes
+ * that the process keeps of all of them; of others the database finds the rows.
+ */
+async function nearest(services: Services, store: SeenStore, space: Space, vector: Float32Array): Promise<string[]> {
+  try {
+    const found = await nearestRows(services, {
+      projects: [store.project_id],
+      space,
+      source: SOURCES.memory,
+      filter: ({ container }) => sql.fragment`${container} = ${store.id}`,
+      whole: store.project_count !== null && 2 * store.valid_count >= store.project_count,
+      vector,
+      limit: 1,
+    })
+    return found.map(({ ref_id }) => ref_id)
+  } catch (error) {
+    if (!(error instanceof StatementTimeoutError)) throw error
+    services.log.warn({ memory_store_id: store.id }, 'memory written without a search for its likes: it took too long')
+    return []
+  }
+}
+
+type Decision = {
+  action: Exclude<MemoryEntryRow['action'], 'updated'>
+  similarity: number | null
+  /** The memory that says it already, or the one to be replaced. */
+  match: Rival | null
+}
+
+const created = (similarity: number | null): Decision => ({ action: 'created', similarity, match: null })
+
+/** What becomes of a claim, by what the store holds now. Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
+async function decide(
+  db: Queryable,
+  store: MemoryStoreRow,
+  claim: Claim,
+  { store: { snapshot }, embedded, near, more }: Prepared,
+): Promise<Decision | 'look again'> {
+  const { duplicate, supersede } = effectiveThresholds(claim, store)
+  const { hash, supersedes = null } = claim
+  const rivals = await readRivals(db, { store, hash, supersedes, near, snapshot, space: embedded?.space ?? null })
+  const likeness = (rival: Rival): number | null => similarityOf(embedded?.vectors ?? [], rival.vectors ?? [])
+  if (supersedes) {
+    const target =
+      rivals.find(({ id }) => id === supersedes) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: supersedes } })
+    if (target.memory_store_id !== store.id)
+      invalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the store' })
+    requireHolding(target, 'supersedes')
+    return { action: 'superseded', similarity: target.hash === hash ? 1 : likeness(target), match: target }
+  }
+  const twin = rivals.find(rival => rival.hash === hash)
+  if (twin) return { action: 'skipped', similarity: 1, match: twin }
+  if (!embedded) return 'look again'
+  const [top] = rivals
+    .map(rival => ({ rival, similarity: likeness(rival) ?? -2 }))
+    .sort((left, right) => right.similarity - left.similarity)
+  if (!top) return more ? 'look again' : created(null)
+  if (top.similarity < -1) return created(null)
+  const { rival: match, similarity } = top
+  if (similarity >= duplicate) return { action: 'skipped', similarity, match }
+  return similarity >= supersede ? { action: 'superseded', similarity, match } : created(similarity)
+}
+
+/**
+ * How alike two texts are: the mean of the cosines of their windows, one by one; a window that the other text does not have
+ * is unlike. Null where one has no vectors.
+ */
+function similarityOf(text: readonly Float32Array[], other: readonly string[]): number | null {
+  if (text.length === 0 || other.length === 0) return null
+  const sum = text
+    .slice(0, other.length)
+    .reduce((total, vector, at) => total + cosine(decodeVector(other[at]), vector), 0)
+  return Math.min(1, sum / Math.max(text.length, other.length))
+}
+
+async function write(
+  services: Services,
+  tx: Tx,
+  { store, claim, decision, prepared }: { store: MemoryStoreRow; claim: Claim; decision: Decision; prepared: Prepared },
+): Promise<Written> {
+  const { action, match } = decision
+  if (action === 'skipped')
+    return { entry: await insertEntry(tx, entryOf(store, claim, decision, match?.id ?? null)), memory: match }
+  const made = memoryOf(store, claim, match)
+  const entry = entryOf(store, claim, decision, made.id)
+  const memory = await insertMemory(tx, made, prepared.embedded as Embedded, {
+    textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
+    retires: match?.id ?? null,
+    entry: entryInsert(entry),
+  })
+  tx.emit(memoryKind, 'created', memory)
+  if (match) {
+    const now = memory.created_at
+    const retired = {
+      ...match,
+      embedded: false,
+      invalidated_at: now,
+      superseded_by_memory_id: memory.id,
+      updated_at: now,
+    }
+    tx.emit(memoryKind, 'superseded', retired, { extra: { superseded_by: memory.id } })
+  }
+  // Of the same statement, so of the same time.
+  return { entry: { ...entry, created_at: memory.created_at, store_tags: store.tags }, memory }
+}
+
+/** The memory that a claim makes; it inherits what the one that it replaces was tagged with. */
+function memoryOf(store: MemoryStoreRow, claim: Claim, replaced: MemoryRow | null): NewMemory {
+  return {
+    id: newId(memoryKind.prefix),
+    project_id: store.project_id,
+    memory_store_id: store.id,
+    content: claim.content,
+    hash: claim.hash,
+    source_type: claim.source_type,
+    source_id: claim.source_id ?? null,
+    tags: replaced ? inheritedTags(replaced.tags, claim.tags) : claim.tags,
+    metadata: replaced?.metadata ? inheritedMetadata(replaced.metadata, claim.metadata) : claim.metadata,
+    expires_at: claim.expires_at ?? null,
+  }
+}
+
+const MOST_TAGS = 50
+
+/** The tags of both, the incoming ones first; of the old ones as many as there is room for. */
+const inheritedTags = (old: Record<string, string>, incoming: Record<string, string>): Record<string, string> => {
+  const left = Object.entries(old).filter(([key]) => !(key in incoming))
+  return { ...Object.fromEntries(left.slice(0, Math.max(0, MOST_TAGS - Object.keys(incoming).length))), ...incoming }
+}
+
+/** The metadata of both, the incoming keys first; where that is more than a memory may have, only what comes in. */
+const inheritedMetadata = (old: Record<string, unknown>, incoming: Record<string, unknown> | null) => {
+  const both = { ...old, ...incoming }
+  return MetadataBag.safeParse(both).success ? both : incoming
+}
+
+const entryOf = (
+  store: MemoryStoreRow,
+  claim: Claim,
+  { action, similarity, match }: Decision,
+  memory_id: string | null,
+): Omit<MemoryEntryRow, 'created_at' | 'store_tags'> => ({
+  id: newId(memoryEntryKind.prefix),
+  project_id: store.project_id,
+  memory_store_id: store.id,
+  content: claim.content,
+  action,
+  memory_id,
+  superseded_memory_id: action === 'superseded' ? (match?.id ?? null) : null,
+  similarity,
+  declared: claim.supersedes != null,
+  mechanism: claim.mechanism,
+  memory_rule_id: claim.memory_rule_id ?? null,
+  generation_id: claim.generation_id ?? null,
+  conversation_id: claim.conversation_id ?? null,
+  principal_type: claim.principal.type,
+  principal_id: claim.principal.id,
+  tags: claim.tags,
+  metadata: claim.metadata,
+})
+
+/** The entry that a write would make. */
+const imagined = (store: SeenStore, claim: Claim, decision: Decision): Written => {
+  const memory = decision.action === 'skipped' ? decision.match : null
+  const entry = entryOf(store, claim, decision, memory?.id ?? null)
+  return { entry: { ...entry, created_at: new Date().toISOString(), store_tags: store.tags }, memory }
+}

@@ -1,0 +1,23 @@
+import { textVectors } from '../../content/chunks/embed.ts'
+import { currentSpace } from '../../content/embeddings/space.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Embedded } from './store.ts'
+
+/**
+ * The vectors of a text that is about to be written. Never raises for what a provider does: what could not be embedded
+ * within EMBEDDING_INLINE_TIMEOUT_MS is embedded later. No connection and no lock may be held meanwhile.
+ */
+export async function embedContent(
+  services: Services,
+  { project_id, ref, content }: { project_id: string; ref: string; content: string },
+): Promise<Embedded> {
+  const [[{ vectors, failed }], space] = await Promise.all([
+    textVectors(services, [{ content, context: null }], {
+      project_id,
+      purpose: { kind: 'memory', ref },
+      timeoutMs: services.config.EMBEDDING_INLINE_TIMEOUT_MS,
+    }),
+    currentSpace(services),
+  ])
+  return { vectors, failed, space }
+}

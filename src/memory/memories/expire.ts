@@ -1,0 +1,20 @@
+import { inBatches } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import { memoryStoreKind } from '../stores/model.ts'
+import { retireExpired, storesWithExpired } from './store.ts'
+
+/** Ends memories whose time is over: reads leave them out before. Returns how many. */
+export async function expireMemories(services: Services, stopping: AbortSignal): Promise<number> {
+  let retired = 0
+  while (!stopping.aborted) {
+    const stores = await storesWithExpired(services.pool, 1000)
+    if (stores.length === 0) break
+    for (const id of stores)
+      retired += await inBatches(
+        limit =>
+          services.write(async tx => ((await memoryStoreKind.find(tx, id, true)) ? retireExpired(tx, id, limit) : 0)),
+        stopping,
+      )
+  }
+  return retired
+}

@@ -1,0 +1,172 @@
+import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
+import { tagged } from '../../core/api/filters.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import { booleanQuery, listTable, pageOf, tagCondition, textFilter } from '../../core/api/lists.ts'
+import { ndjson } from '../../core/api/ndjson.ts'
+import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { all, sql, substring } from '../../core/db/sql.ts'
+import { sees, visibleRows } from '../../core/iam/access.ts'
+import { statusOf, writeClaim } from '../entries/door.ts'
+import { MemoryInput, WrittenMemory } from '../entries/model.ts'
+import { memoryStoreKind } from '../stores/model.ts'
+import { changeMemory, embedChange } from './change.ts'
+import { holdsNow, Memory, MemoryPatch, type MemoryRow, memoryKind, requireHolding, storeTarget } from './model.ts'
+import { memoriesAfter, retireMemory } from './store.ts'
+
+const tag = 'Memory'
+const path = '/memories/{memory_id}'
+const memories = resource(memoryKind, { path: '/memories', tag })
+
+/** An operation on a memory asks for its action on the store too: a memory is never more visible than its store. */
+const within = (item: Operation): Operation => ({
+  ...item,
+  run(context) {
+    const { allow, resource } = context as unknown as Context<unknown, unknown, MemoryRow>
+    allow(item.action as string, storeTarget(resource))
+    return item.run(context)
+  },
+})
+
+const create = operation({
+  id: 'createMemory',
+  method: 'post',
+  path: '/memories',
+  summary: 'State a fact and read the memory that it resolved into',
+  description:
+    'The same as a memory entry, answered with the memory: 201 when it is new, else 200. The action is asked for on the store and on the memory with its tags. `supersedes` needs `memories:UpdateMemory` on that memory and on the store.',
+  tag,
+  action: 'memories:CreateMemory',
+  alsoActions: ['memories:UpdateMemory'],
+  creates: memoryKind,
+  under: { kind: memoryStoreKind, field: 'memory_store_id' },
+  body: MemoryInput,
+  answers: { 201: WrittenMemory, 200: WrittenMemory },
+  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED'],
+  transaction: false,
+  async run(context) {
+    const { body, project } = context
+    context.allow('memories:CreateMemory', { kind: memoryKind, project_id: project, tags: body.tags ?? {} })
+    const { entry, memory } = await writeClaim(context, { named: ({ memory_id }) => memory_id })
+    const shown = memoryKind.present(memory as MemoryRow)
+    return answer(statusOf(entry), { ...shown, action: entry.action, entry_id: entry.id })
+  },
+})
+
+const include_invalidated = booleanQuery.default(false).describe('Also those that no longer hold')
+
+const list = operation({
+  id: 'listMemories',
+  method: 'get',
+  path: '/memories',
+  summary: 'List the memories of a store, newest first',
+  description: 'The action is asked for on the store and on each memory with its tags.',
+  tag,
+  action: 'memories:ListMemories',
+  lists: memoryKind,
+  query: z.object({
+    memory_store_id: z.string().min(1).max(255).describe('Store whose memories are listed'),
+    include_invalidated,
+    query: textFilter.describe('Part of the content, whatever the case'),
+    tags: tagged.schema,
+  }),
+  answers: { 200: pageOf(Memory) },
+  raises: ['RESOURCE_NOT_FOUND'],
+  async run(context) {
+    const { allow, caller, db, project, query } = context
+    const { memory_store_id: id } = query
+    const store = isIdOf(memoryStoreKind, id) ? await memoryStoreKind.find(db, id) : null
+    if (!store || !sees(caller, store.project_id) || (project !== null && project !== store.project_id))
+      return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+    allow('memories:ListMemories', { kind: memoryStoreKind, row: store })
+    // memories_store serves the order.
+    return listTable<MemoryRow>(context, {
+      table: memoryKind.table,
+      columns: memoryKind.columns,
+      tags: true,
+      filters: [
+        sql.fragment`t.memory_store_id = ${id}`,
+        !query.include_invalidated && holdsNow,
+        query.query !== undefined && sql.fragment`t.content ilike ${substring(query.query)}`,
+        tagCondition(sql.fragment`t.tags`, query.tags),
+      ],
+      present: row => memoryKind.present(row),
+    })
+  },
+})
+
+const change = (method: 'patch' | 'put') =>
+  itemOperation(memoryKind, {
+    id: method === 'put' ? 'replaceMemory' : 'updateMemory',
+    method,
+    path,
+    summary: 'Change the fields given of a memory that holds',
+    description: 'Another text is embedded anew and noted in the ledger; it is not compared with other memories.',
+    tag,
+    action: 'memories:UpdateMemory',
+    body: MemoryPatch,
+    answers: { 200: Memory },
+    prepare: embedChange,
+    run: async context => memoryKind.present(await changeMemory(context)),
+  })
+
+const retract = memories.action('retract', {
+  summary: 'End a memory without a replacement',
+  action: 'memories:UpdateMemory',
+  answers: { 200: Memory },
+  async run({ resource, tx }) {
+    const stored = await memoryKind.lock(tx, resource.id)
+    requireHolding(stored)
+    const retired = await retireMemory(tx, stored.id)
+    tx.emit(memoryKind, 'retracted', retired)
+    return memoryKind.present(retired)
+  },
+})
+
+/** Lines read at once. */
+const EXPORT_PAGE = 500
+
+const exportStore = itemOperation(memoryStoreKind, {
+  id: 'exportMemoryStore',
+  method: 'get',
+  path: '/memory-stores/{memory_store_id}/export',
+  summary: 'Stream the memories of a store, oldest first',
+  description: 'One JSON object a line. Memories that were made after the export began are not part of it.',
+  tag,
+  action: 'memories:ListMemories',
+  query: z.object({ include_invalidated, tags: tagged.schema }),
+  answers: { 200: Memory },
+  produces: 'application/x-ndjson',
+  internal: true,
+  async run(context) {
+    const { caller, query, resource: store, services } = context
+    const { rows } = visibleRows(
+      caller,
+      { action: 'memories:ListMemories', type: memoryKind.name, project: store.project_id },
+      { project: sql.fragment`t.project_id`, id: sql.fragment`t.id`, tags: sql.fragment`t.tags` },
+    )
+    const where = all([
+      sql.fragment`t.memory_store_id = ${store.id} and t.created_at <= ${services.clock.now().toISOString()}::timestamptz`,
+      rows,
+      !query.include_invalidated && holdsNow,
+      tagCondition(sql.fragment`t.tags`, query.tags),
+    ])
+    return ndjson<MemoryRow>(
+      context,
+      {
+        read: (after, limit) => memoriesAfter(services.pool, where, after, limit),
+        pageSize: EXPORT_PAGE,
+        present: row => memoryKind.present(row),
+      },
+      { 'Content-Disposition': `attachment; filename="memories-${store.id}.ndjson"` },
+    )
+  },
+})
+
+export const memoryOperations: Operation[] = [
+  list,
+  create,
+  ...[memories.get(), change('patch'), change('put'), memories.remove(), ...memories.tags(), retract].map(within),
+  exportStore,
+]

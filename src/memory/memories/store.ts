@@ -1,0 +1,296 @@
+import { z } from 'zod'
+import { configNamed } from '../../content/chunks/store.ts'
+import type { Space } from '../../content/embeddings/space.ts'
+import {
+  type NewVector,
+  refsWrittenSince,
+  removeVectors,
+  SOURCES,
+  vectorInsert,
+  vectorRemoval,
+  vectorsOf,
+} from '../../content/vectors/store.ts'
+import { counting, type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { holdsNow, type MemoryRow, memoryKind } from './model.ts'
+
+/** Statements on memories that do not follow from the kind. */
+
+/** A text with its vectors: none when it could not be embedded (`failed`), or has nothing to embed. */
+export type Embedded = { vectors: Float32Array[]; failed: boolean; space: Space | null }
+
+/** What the row of an embedded text says of it. */
+export const embeddingOf = ({ vectors, failed, space }: Embedded): { embedded: boolean; space_id: number } => ({
+  embedded: vectors.length > 0,
+  space_id: failed ? 0 : (space?.id ?? 0),
+})
+
+/** Rows of knowledge_vectors for a memory. */
+export const vectorRows = (
+  { id, project_id, memory_store_id }: Pick<MemoryRow, 'id' | 'project_id' | 'memory_store_id'>,
+  vectors: readonly Float32Array[],
+  space: Space | null,
+): NewVector[] =>
+  space
+    ? vectors.map((vector, segment) => ({
+        project_id,
+        source: SOURCES.memory,
+        container_id: memory_store_id,
+        ref_id: id,
+        segment,
+        space_id: space.id,
+        vector,
+      }))
+    : []
+
+const removal = (id: string, beside?: { space_id: number; segments: number }): Fragment =>
+  vectorRemoval(SOURCES.memory, sql.fragment`${id}`, beside)
+
+/** What a new memory is written with. */
+export type NewMemory = Pick<
+  MemoryRow,
+  | 'id'
+  | 'project_id'
+  | 'memory_store_id'
+  | 'content'
+  | 'hash'
+  | 'source_type'
+  | 'source_id'
+  | 'tags'
+  | 'metadata'
+  | 'expires_at'
+>
+
+/**
+ * Adds a memory with its words and vectors and its entry of the ledger, and retires the one that it replaces: one statement. The caller holds the
+ * store and has seen that the retired one holds.
+ */
+export function insertMemory(
+  db: Queryable,
+  memory: NewMemory,
+  embedded: Embedded,
+  { textSearchConfig, retires, entry }: { textSearchConfig: string; retires: string | null; entry: Fragment },
+): Promise<MemoryRow> {
+  const { id, project_id, memory_store_id, content, hash, source_type, source_id, tags, metadata, expires_at } = memory
+  const { embedded: found, space_id } = embeddingOf(embedded)
+  const rows = vectorRows(memory, embedded.vectors, embedded.space)
+  const retiring = retires
+    ? sql.fragment`retired as (
+        update memories set invalidated_at = now(), superseded_by_memory_id = ${id}, embedded = false, tsv = null,
+          updated_at = now()
+        where id = ${retires}
+      ),
+      dropped as (${removal(retires)}),`
+    : sql.fragment``
+  const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
+  return db.one(memoryKind.sql`
+    with ${retiring} ${vectors} entry as (${entry}), words as (${configNamed(textSearchConfig)})
+    insert into memories as t (id, project_id, memory_store_id, content, content_hash, source_type, source_id, tags,
+      metadata, expires_at, embedded, space_id, tsv, tsv_config)
+    select ${id}, ${project_id}, ${memory_store_id}, ${content}, decode(${hash}, 'hex'), ${source_type}, ${source_id},
+      ${jsonb(tags)}, ${metadata === null ? null : JSON.stringify(metadata)}::json, ${expires_at}::timestamptz, ${found},
+      ${space_id}::int, search_tsv(words.config, ${content}, ${project_id}), words.name
+    from words
+    returning ${memoryKind.columns}`)
+}
+
+/** Gives a memory another text, with its words and vectors. The caller holds the memory. */
+export function replaceContent(
+  db: Queryable,
+  { id, project_id, memory_store_id }: MemoryRow,
+  { content, hash }: Pick<MemoryRow, 'content' | 'hash'>,
+  embedded: Embedded,
+  textSearchConfig: string,
+): Promise<MemoryRow> {
+  const { embedded: found, space_id } = embeddingOf(embedded)
+  const rows = vectorRows({ id, project_id, memory_store_id }, embedded.vectors, embedded.space)
+  const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
+  const beside = { space_id, segments: rows.length }
+  return db.one(memoryKind.sql`
+    with ${vectors}
+    dropped as (${removal(id, beside)}),
+    words as (${configNamed(textSearchConfig)})
+    update memories t set content = ${content}, content_hash = decode(${hash}, 'hex'), embedded = ${found},
+      space_id = ${space_id}::int, embed_failures = 0, tsv = search_tsv(words.config, ${content}, t.project_id),
+      tsv_config = words.name, updated_at = now()
+    from words where t.id = ${id}
+    returning ${memoryKind.columns}`)
+}
+
+const rival = sql.type(memoryKind.row.extend({ vectors: z.array(z.string()).nullable() }))
+export type Rival = MemoryRow & { vectors: string[] | null }
+
+/** What a claim has to be compared with. */
+export type RivalsOf = {
+  store: { id: string; project_id: string }
+  hash: string
+  /** The memory that the claim names, whether it holds or not. */
+  supersedes: string | null
+  /** Those that were near to the text when a search began at `snapshot`. */
+  near: readonly string[]
+  snapshot: string
+  space: Space | null
+}
+
+/**
+ * The memories that decide what becomes of a claim: the one it names, those with the same text (memories_hash), those that a
+ * search found near, and those that were written since it began. Only the one named may no longer hold.
+ */
+export function readRivals(
+  db: Queryable,
+  { store, hash, supersedes, near, snapshot, space }: RivalsOf,
+): Promise<readonly Rival[]> {
+  const scope = space && { project: store.project_id, space, source: SOURCES.memory }
+  const recent =
+    scope && !supersedes ? sql.fragment`union ${refsWrittenSince(scope, store.id, snapshot)}` : sql.fragment``
+  return db.any(rival`
+    select ${memoryKind.columns}, ${space ? vectorsOf(SOURCES.memory, sql.fragment`t.id`, space.id) : sql.fragment`null::json`} as vectors
+    from memories t
+    where t.id in (
+      select unnest(${sql.array(supersedes ? [supersedes] : [...near], 'text')})
+      union
+      select m.id from memories m
+      where m.memory_store_id = ${store.id} and m.content_hash = decode(${hash}, 'hex') and m.invalidated_at is null
+      ${recent}
+    ) and t.project_id = ${store.project_id}
+      and (t.id = ${supersedes} or (t.memory_store_id = ${store.id} and ${holdsNow}))
+    order by t.id`)
+}
+
+/** Ends a memory without a replacement: its words and vectors go. The caller holds it and has seen that it holds. */
+export const retireMemory = (db: Queryable, id: string): Promise<MemoryRow> =>
+  db.one(memoryKind.sql`
+    with dropped as (${removal(id)})
+    update memories t set invalidated_at = now(), embedded = false, tsv = null, updated_at = now() where t.id = ${id}
+    returning ${memoryKind.columns}`)
+
+/** Memories of a store that a condition lets through, oldest first, from behind one on; by memories_store. */
+export const memoriesAfter = (
+  db: Queryable,
+  where: Fragment,
+  after: Pick<MemoryRow, 'created_at' | 'id'> | null,
+  limit: number,
+): Promise<readonly MemoryRow[]> =>
+  db.any(memoryKind.sql`
+    select ${memoryKind.columns} from memories t
+    where ${where} ${after === null ? sql.fragment`` : sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})`}
+    order by t.created_at, t.id limit ${limit}`)
+
+/** Ends up to a number of memories of a store whose time is over; returns how many. The caller holds the store. */
+export const retireExpired = (db: Queryable, storeId: string, limit: number): Promise<number> =>
+  db.oneFirst(counting`
+    with retired as (
+      update memories set invalidated_at = expires_at, embedded = false, tsv = null, updated_at = now()
+      where id in (
+        select t.id from memories t
+        where t.memory_store_id = ${storeId} and t.invalidated_at is null and t.expires_at <= now() limit ${limit}
+      )
+      returning id
+    ),
+    dropped as (${vectorRemoval(SOURCES.memory, sql.fragment`any(array(select id from retired))`)})
+    select count(*) from retired`)
+
+/** Stores with memories whose time is over; by memories_expiring. */
+export const storesWithExpired = (db: Queryable, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select distinct e.memory_store_id as id from (
+      select t.memory_store_id from memories t where t.invalidated_at is null and t.expires_at <= now()
+      order by t.expires_at limit ${limit}
+    ) e`)
+
+const BareMemory = memoryKind.row.pick({ id: true, project_id: true, memory_store_id: true, content: true, hash: true })
+export type BareMemory = z.output<typeof BareMemory>
+export const bareMemory = sql.type(BareMemory)
+export const bareColumns = sql.fragment`t.id, t.project_id, t.memory_store_id, t.content, encode(t.content_hash, 'hex') as hash`
+
+/**
+ * Memories that hold and were last embedded for another space or for none, from behind an id on. memories_space gives them
+ * in their order, one space after the other.
+ */
+export const memoriesOutside = (
+  db: Queryable,
+  space: Space,
+  after: string,
+  limit: number,
+): Promise<readonly BareMemory[]> =>
+  db.any(bareMemory`
+    select ${bareColumns} from (select s.id from embedding_spaces s where s.id <> ${space.id} union all select 0) o (id)
+    cross join lateral (
+      select * from memories t
+      where t.space_id = o.id and t.invalidated_at is null and t.id > ${after}
+      order by t.id limit ${limit}
+    ) t
+    order by t.id limit ${limit}`)
+
+/** Which of some memories still hold with the same text, under their locks; those that somebody is changing are left out. */
+export const lockUnchanged = (db: Queryable, memories: readonly BareMemory[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select t.id from memories t
+    join ${sql.unnest(
+      memories.map(({ id, hash }) => [id, hash]),
+      ['text', 'text'],
+    )} as m (id, hash) on m.id = t.id and decode(m.hash, 'hex') = t.content_hash
+    where t.invalidated_at is null for update of t skip locked`)
+
+/** Drops the vectors of memories, of whatever space. */
+export const dropVectors = (db: Queryable, ids: readonly string[]): Promise<void> =>
+  removeVectors(db, { source: SOURCES.memory, ref_ids: ids })
+
+/** Tries after which a text that the model refuses is left without vectors of its space. */
+const MOST_FAILURES = 5
+
+/** Notes what became of memories that were embedded for a space. The caller holds them. */
+export async function settleEmbedding(
+  db: Queryable,
+  space: Space,
+  memories: readonly { id: string; embedded: boolean; failed: boolean }[],
+): Promise<void> {
+  const given_up = sql.fragment`t.embed_failures + 1 >= ${MOST_FAILURES}`
+  await db.query(statement`
+    update memories t set embedded = case when m.failed then t.embedded else m.embedded end,
+      space_id = case when not m.failed or ${given_up} then ${space.id} else t.space_id end,
+      embed_failures = case when not m.failed or ${given_up} then 0 else t.embed_failures + 1 end
+    from ${sql.unnest(
+      memories.map(({ id, embedded, failed }) => [id, embedded, failed]),
+      ['text', 'bool', 'bool'],
+    )} as m (id, embedded, failed)
+    where t.id = m.id`)
+}
+
+/** Makes the words of up to a number of memories anew that another configuration made, by memories_config; returns how many. */
+export const rebuildWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
+  (
+    await db.query(statement`
+      update memories t set tsv = search_tsv(${config}::regconfig, t.content, t.project_id), tsv_config = ${config}
+      from (
+        select id from memories where tsv is not null and (tsv_config < ${config} or tsv_config > ${config})
+        limit ${limit} for update skip locked
+      ) other
+      where t.id = other.id`)
+  ).rowCount
+
+/** Gives memories the hashes and words that follow from their texts; returns how many had others. The caller holds them. */
+export const deriveAnew = async (
+  db: Queryable,
+  memories: readonly Pick<BareMemory, 'id' | 'hash'>[],
+  textSearchConfig: string,
+): Promise<number> =>
+  (
+    await db.query(statement`
+      update memories t set content_hash = m.content_hash, tsv = m.tsv, tsv_config = m.name
+      from (
+        select t.id, decode(h.hash, 'hex') as content_hash, search_tsv(words.config, t.content, t.project_id) as tsv,
+          words.name
+        from memories t
+        join ${sql.unnest(
+          memories.map(({ id, hash }) => [id, hash]),
+          ['text', 'text'],
+        )} as h (id, hash) on h.id = t.id
+        cross join (${configNamed(textSearchConfig)}) words
+      ) m
+      where t.id = m.id and (t.content_hash <> m.content_hash or t.tsv is distinct from m.tsv or t.tsv_config <> m.name)`)
+  ).rowCount
+
+/** Deletes memories; returns them as they were. */
+export const deleteMemories = (db: Queryable, ids: readonly string[]): Promise<readonly MemoryRow[]> =>
+  db.any(memoryKind.sql`
+    delete from memories t where t.id = any(${sql.array([...ids], 'text')}) returning ${memoryKind.columns}`)

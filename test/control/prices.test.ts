@@ -1,0 +1,318 @@
+import assert from 'node:assert/strict'
+import { recordUsage } from '../../src/control/usage/meter.ts'
+import { statement } from '../../src/core/db/sql.ts'
+import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startProcess } from '../support/processes.ts'
+import { usageOf, useOf } from './usage-support.ts'
+
+const PAST = '2020-01-01T00:00:00.000Z'
+const FUTURE = '2999-01-01T00:00:00.000Z'
+const row = (fields: object = {}) => ({
+  provider: 'openai',
+  model: 'gpt-test',
+  component: 'input_tokens',
+  unit: 'token',
+  unit_price: 1e-6,
+  effective_from: PAST,
+  ...fields,
+})
+
+describe('prices', () => {
+  let app: TestApp
+  let project: TestProject
+  let model = ''
+  let counter = 0
+  before(async () => {
+    app = await startApp()
+  })
+  after(() => app.close())
+  beforeEach(async () => {
+    project = await app.projectWith(['projects:*', 'ai-providers:*', 'usage:*', 'tools:*', 'agents:*', 'activity:*'])
+    model = `model-${++counter}`
+  })
+
+  const own = (prices: object[], key: Client = project.key) => key.put(`/projects/${project.id}/prices`, { prices })
+  const global = (prices: object[]) => app.admin.put('/usage/prices', { prices })
+  const ok = (reply: { status: number; body: any }) => {
+    assert.equal(reply.status, 200, JSON.stringify(reply.body))
+    return reply.body.prices
+  }
+  const refused = ({ status, body }: { status: number; body: any }) => {
+    assert.deepEqual([status, body?.error?.code], [400, 'VALIDATION_FAILED'], JSON.stringify(body))
+    return body.error.meta
+  }
+  const provider = async () => {
+    const made = await app.admin.post('/ai-providers', {
+      project_id: project.id,
+      name: 'ours',
+      provider: 'custom',
+      default_model: 'm',
+      base_url: 'http://127.0.0.1:9/v1',
+    })
+    assert.equal(made.status, 201, JSON.stringify(made.body))
+    return made.body.id as string
+  }
+  /** The event of a use of 1,000 tokens in and 500 out. */
+  const used = async (fields: object = {}) => {
+    const draft = useOf(project.id, { model, ...fields })
+    await recordUsage(app.services, [draft])
+    return (await usageOf(app, project.id)).find(({ idempotency_key }) => idempotency_key === draft.idempotency_key)
+  }
+  const costs = (event: any) =>
+    Object.fromEntries(event.components.map(({ component, cost_usd }: any) => [component, cost_usd]))
+
+  it('make the cost of a use, which a later price does not change', async () => {
+    const [input, output] = ok(
+      await own([row({ model }), row({ model, component: 'output_tokens', unit_price: 2e-6 })]),
+    )
+    const { id, created_at } = await used()
+    const shown = async () =>
+      (await project.key.get(`/usage/events?to=${created_at}`)).body.data.find((event: any) => event.id === id)
+    const before = await shown()
+    assert.equal(before.cost_usd, 0.002)
+    assert.deepEqual(before.components, [
+      {
+        component: 'input_tokens',
+        quantity: 1000,
+        unit: 'token',
+        billable: true,
+        unit_price: 1e-6,
+        cost_usd: 0.001,
+        price_id: input.id,
+      },
+      {
+        component: 'output_tokens',
+        quantity: 500,
+        unit: 'token',
+        billable: true,
+        unit_price: 2e-6,
+        cost_usd: 0.001,
+        price_id: output.id,
+      },
+    ])
+    const soon = new Date(Date.now() + 1500).toISOString()
+    ok(await own([row({ model, unit_price: 9, effective_from: soon })]))
+    await eventually(async () => (await used()).cost_usd > 1, { what: 'the later price' })
+    assert.deepEqual(await shown(), before)
+    await assert.rejects(app.services.pool.query(statement`update usage_events set cost_usd = 0`))
+  })
+
+  it('are of the provider before the project, and of the project before all', async () => {
+    const ai_provider_id = await provider()
+    const fields = { provider: 'custom', ai_provider_id }
+    const price = { model, component: 'input_tokens', unit: 'token', effective_from: PAST }
+    // The narrowest first: where a broader one is in force, others begin in the future.
+    ok(await project.key.put(`/ai-providers/${ai_provider_id}/prices`, { prices: [{ ...price, unit_price: 3 }] }))
+    ok(await own([row({ ...price, provider: 'custom', unit_price: 2 })]))
+    ok(await global([row({ ...price, provider: 'custom', unit_price: 1 })]))
+    assert.equal((await used(fields)).cost_usd, 3000)
+    assert.equal((await used({ provider: 'custom' })).cost_usd, 2000)
+    const other = useOf((await app.project()).id, { model, provider: 'custom' })
+    await recordUsage(app.services, [other])
+    assert.equal((await usageOf(app, other.project_id))[0].cost_usd, 1000)
+  })
+
+  it('of a narrower scope begin in the future where a broader one is in force', async () => {
+    ok(await global([row({ model })]))
+    const meta = refused(await own([row({ model })]))
+    assert.deepEqual(
+      [meta.provider, meta.model, meta.component, meta.effective_from],
+      ['openai', model, 'input_tokens', PAST],
+    )
+  })
+
+  it('dated back for what is priced already are refused, with all of their request', async () => {
+    ok(await own([row({ model })]))
+    const other = row({ model: `${model}-other` })
+    for (const again of [row({ model }), row({ model, effective_from: new Date().toISOString() })])
+      assert.equal(refused(await own([other, again])).problems[0].path, 'prices[1].effective_from')
+    const { body } = await project.key.get(`/projects/${project.id}/prices`)
+    assert.deepEqual([body.total, body.data[0].unit_price], [1, 1e-6])
+  })
+
+  it('that are to come are replaced by one for the same time, and deleted', async () => {
+    const [first] = ok(await own([row({ model, effective_from: FUTURE })]))
+    const [second] = ok(await own([row({ model, effective_from: FUTURE, unit_price: 3, unit: 'page' })]))
+    assert.deepEqual([second.id, second.unit_price, second.unit], [first.id, 3, 'page'])
+    const [now] = ok(await own([row({ model })]))
+    const path = `/projects/${project.id}/prices`
+    assert.equal((await project.key.delete(`${path}/${now.id}`)).body.error.code, 'PRICE_IN_EFFECT')
+    assert.equal((await project.key.delete(`${path}/${first.id}`)).status, 204)
+    assert.equal((await project.key.delete(`${path}/${first.id}`)).status, 404)
+    const other = await app.projectWith(['projects:*'])
+    assert.equal((await other.key.delete(`/projects/${other.id}/prices/${now.id}`)).status, 404)
+  })
+
+  it('of many first ones at once, dated differently, are one', async () => {
+    const replies = await Promise.all(
+      Array.from({ length: 8 }, (_, n) => own([row({ model, effective_from: `2020-01-0${n + 1}T00:00:00Z` })])),
+    )
+    assert.deepEqual(replies.map(({ status }) => status).sort(), [200, ...Array(7).fill(400)])
+  })
+
+  it('of cached tokens are those of input where there are none, of the narrowest scope', async () => {
+    ok(await global([row({ model, unit_price: 1 }), row({ model, component: 'cache_write_tokens', unit_price: 5 })]))
+    const cached = (component: string) => ({ component, quantity: 1, unit: 'token', billable: true })
+    const components = [
+      cached('cached_tokens'),
+      cached('cache_write_tokens'),
+      { ...cached('reasoning_tokens'), billable: false },
+    ]
+    const event = await used({ components })
+    assert.deepEqual(costs(event), { cached_tokens: 1, cache_write_tokens: 5, reasoning_tokens: null })
+    assert.equal(event.tokens, 1)
+  })
+
+  it('in another unit do not apply, and nothing priced is no cost', async () => {
+    ok(await own([row({ model, unit: 'character' })]))
+    assert.deepEqual(
+      [(await used()).cost_usd, costs(await used())],
+      [null, { input_tokens: null, output_tokens: null }],
+    )
+  })
+
+  it('are exact to ten places, half to even', async () => {
+    ok(
+      await own([
+        row({ model, unit_price: 0.00000000015 }),
+        row({ model, component: 'output_tokens', unit_price: 0.00000000025 }),
+      ]),
+    )
+    const one = (component: string) => ({ component, quantity: 1, unit: 'token', billable: true })
+    const event = await used({ components: [one('input_tokens'), one('output_tokens')] })
+    assert.deepEqual(costs(event), { input_tokens: 2e-10, output_tokens: 2e-10 })
+    assert.equal(event.cost_usd, 4e-10)
+  })
+
+  it('are known to other processes when they are written', async () => {
+    const web = await startProcess('web', app.databaseUrl)
+    try {
+      assert.equal((await used()).cost_usd, null)
+      const reply = await fetch(`${web.url}/api/v1/projects/${project.id}/prices`, {
+        method: 'PUT',
+        headers: { authorization: `Bearer ${project.key.token}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ prices: [row({ model })] }),
+      })
+      assert.equal(reply.status, 200)
+      await eventually(async () => (await used()).cost_usd === 0.001)
+    } finally {
+      await web.kill()
+    }
+  })
+
+  it('do not apply to embeddings, which the deployment prices', async () => {
+    ok(await own([row({ model, unit_price: 7 })]))
+    const event = await used({ source: 'embedding' })
+    assert.deepEqual([event.cost_usd, event.components[0].price_id], [0, null])
+  })
+
+  it('of a resource need one of the project', async () => {
+    const resource = (name: string) => [row({ model, component: 'page', unit: 'page', resource: name })]
+    refused(await own(resource('tool_1')))
+    refused(await own(resource(`srn:${project.id}:actor:actor_1`)))
+    refused(await own([row({ quantity: { var: 'output' } })]))
+    const gone = `srn:${project.id}:tool:tool_${'0'.repeat(26)}`
+    assert.equal((await own(resource(gone))).body.error.code, 'TOOL_NOT_FOUND')
+    const agent = gone.replaceAll('tool', 'agent')
+    assert.equal((await own(resource(agent))).body.error.code, 'AGENT_NOT_FOUND')
+    const other = await app.project()
+    refused(await own(resource(`srn:${other.id}:tool:tool_1`)))
+  })
+
+  it('are read and written by who may', async () => {
+    const { key } = await app.projectWith(['usage:*', 'projects:GetProjectPrices'])
+    assert.equal((await key.get('/usage/prices')).status, 200)
+    assert.equal((await key.put('/usage/prices', { prices: [row({ model })] })).status, 403)
+    assert.equal((await own([row({ model })], key)).status, 403)
+    const reader = await app.user(`reader-${counter}`, [
+      {
+        statement: [
+          { effect: 'Allow', action: ['projects:GetProjectPrices'], resource: [`srn:*:project:${project.id}`] },
+        ],
+      },
+    ])
+    assert.equal((await reader.get('/usage/prices')).status, 200)
+    assert.equal((await app.anonymous.get('/usage/prices')).status, 401)
+    refused(await own(Array.from({ length: 501 }, (_, n) => row({ model: `m${n}` }))))
+    refused(await own([row({ model, unit_price: -1 })]))
+    refused(await own([row({ model, effective_from: 'soon' })]))
+    refused(await own([row({ model }), row({ model })]))
+    assert.equal(
+      (await global([row({ ai_provider_id: `aip_${'0'.repeat(26)}` })])).body.error.code,
+      'AI_PROVIDER_NOT_FOUND',
+    )
+  })
+
+  it('and usage keep a provider until it is forced away; usage stays', async () => {
+    const id = await provider()
+    const put = await project.key.put(`/ai-providers/${id}/prices`, {
+      prices: [{ model, component: 'input_tokens', unit: 'token', unit_price: 4, effective_from: PAST }],
+    })
+    assert.deepEqual([ok(put)[0].provider, ok(put)[0].ai_provider_id], ['custom', id])
+    assert.equal((await project.key.get(`/ai-providers/${id}/prices`)).body.total, 1)
+    const event = await used({ provider: 'custom', ai_provider_id: id })
+    assert.equal(event.cost_usd, 4000)
+    const { status, body } = await app.admin.delete(`/ai-providers/${id}`)
+    assert.deepEqual(
+      [status, body.error.meta.counts, body.error.meta.forcible],
+      [409, { price_overrides: 1, usage_events: 1 }, true],
+    )
+    assert.equal((await app.admin.delete(`/ai-providers/${id}?force=true`)).status, 204)
+    const [kept] = (await project.key.get(`/usage/events?ai_provider_id=${id}`)).body.data
+    assert.deepEqual([kept.id, kept.cost_usd], [event.id, 4000])
+  })
+})
+
+describe('usage', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp({ env: { USAGE_REQUEST_FLUSH_INTERVAL_MS: '200' } })
+  })
+  after(() => app.close())
+
+  it('is written once under its key, also by two at once', async () => {
+    const { id } = await app.project()
+    const draft = useOf(id)
+    await Promise.all([recordUsage(app.services, [draft]), recordUsage(app.services, [draft])])
+    await app.services.write(tx => recordUsage(app.services, [draft], tx))
+    assert.equal((await usageOf(app, id)).length, 1)
+  })
+
+  it('goes with the transaction of the work that it is part of', async () => {
+    const { id } = await app.project()
+    const failing = app.services.write(async tx => {
+      await recordUsage(app.services, [useOf(id)], tx)
+      throw new Error('undone')
+    })
+    await assert.rejects(failing, /undone/)
+    assert.deepEqual(await usageOf(app, id), [])
+  })
+
+  it('is of requests of keys, counted in memory and written at intervals and at the end', async () => {
+    const { id, key, keyId } = await app.projectWith(['usage:ListUsageEvents'])
+    const requests = async () => (await usageOf(app, id)).filter(({ meter_type }) => meter_type === 'api_request')
+    const count = async () => (await requests()).reduce((sum, { components }) => sum + components[0].quantity, 0)
+    for (let n = 0; n < 5; n++) await key.get('/usage/events')
+    await app.admin.get(`/usage/events?project_id=${id}`)
+    await key.get('/actors')
+    await eventually(async () => (await count()) === 6)
+    const [first] = await requests()
+    assert.ok(first.idempotency_key.startsWith(`api_request:${id}:${keyId}:`), first.idempotency_key)
+    assert.deepEqual([first.provider, first.model, first.components[0].unit], ['platform', 'request', 'request'])
+
+    const web = await startProcess('web', app.databaseUrl, { USAGE_REQUEST_FLUSH_INTERVAL_MS: '3600000' })
+    for (let n = 0; n < 3; n++)
+      await fetch(`${web.url}/api/v1/usage/events`, { headers: { authorization: `Bearer ${key.token}` } })
+    await web.kill('SIGTERM')
+    assert.equal(await count(), 9)
+  })
+
+  it('counts before a project is deleted', async () => {
+    const { id } = await app.project()
+    await recordUsage(app.services, [useOf(id)])
+    const refused = await app.admin.delete(`/projects/${id}`)
+    assert.deepEqual([refused.status, refused.body.error.meta.counts.usage_events], [409, 1])
+    assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
+    assert.deepEqual(await usageOf(app, id), [])
+  })
+})

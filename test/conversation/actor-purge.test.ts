@@ -1,0 +1,176 @@
+import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { eventually, type Reply } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { placesOf } from '../support/search-everywhere.ts'
+
+const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
+const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' }
+
+describe('the purge of what an end user said', function () {
+  this.timeout(90_000)
+  let app: AgentApp
+  const processes: TestProcess[] = []
+  const eraser = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
+    processes.push(made)
+    return made
+  }
+  const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
+  const made = async (path: string, body: object) => {
+    const reply = await app.key.post(path, body)
+    assert.ok(reply.status < 300, JSON.stringify(reply.body))
+    return reply.body
+  }
+  const sessionOf = async (actor_id: string, agent_id = app.agentId) =>
+    made('/sessions', { agent_id, actor_id, auto_generate: true })
+  const send = (session: string, message: string) => made(`/sessions/${session}/messages?wait=true`, { message })
+  const purge = (actor: string) => app.key.post(`/actors/${actor}/purge-content`)
+  const done = () => eventually(async () => (await run('select from actor_purges')).length === 0)
+  const entries = async (actor: string) =>
+    (await app.admin.get(`/audit-log?project_id=${app.projectId}&resource_public_id=${actor}`)).body.data.filter(
+      ({ detail }: any) => detail?.kind === 'actor_purge',
+    )
+
+  before(async () => {
+    app = await startAgentApp({
+      env: FAST,
+      actions: [
+        'actors:*',
+        'sessions:*',
+        'conversations:*',
+        'agents:CreateAgentGeneration',
+        'generations:GetGeneration',
+        'generations:ListGenerations',
+        'memories:*',
+      ],
+    })
+  })
+  afterEach(() =>
+    Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill())),
+  )
+  after(() => app.close())
+
+  it('needs its own permission and an actor of the project', async () => {
+    const actor = await made('/actors', { name: 'Ann' })
+    const statement = [{ effect: 'Allow', action: ['actors:DeleteActor'], resource: [`srn:${app.projectId}:*:*`] }]
+    const other = await app.user('other', [{ statement }])
+    assert.deepEqual((await other.post(`/actors/${actor.id}/purge-content`)).status, 403)
+    assert.equal((await (await app.project()).key.post(`/actors/${actor.id}/purge-content`)).status, 404)
+  })
+
+  it('is one piece of work however often it is asked for, and keeps the actor', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const into = (await made('/actors', { name: 'Bob' })).id
+    const first = await purge(actor)
+    assert.equal(first.status, 202)
+    assert.match(first.body.job_id, /^job_/)
+    assert.deepEqual((await purge(actor)).body, first.body)
+    for (const refused of [
+      await app.key.delete(`/actors/${actor}`),
+      await app.key.post(`/actors/${actor}/merge`, { into_actor_id: into }),
+      await app.key.post(`/actors/${into}/merge`, { into_actor_id: actor }),
+    ])
+      assert.deepEqual(code(refused), [409, 'ACTOR_HAS_MESSAGES'])
+    await eraser()
+    await done()
+    assert.equal((await entries(actor)).length, 1)
+    assert.notEqual((await purge(actor)).body.job_id, first.body.job_id)
+    await done()
+    assert.equal((await app.key.delete(`/actors/${actor}`)).status, 204)
+  })
+
+  it('calls off turns that run, and erases what they were given', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const session = await sessionOf(actor)
+    const { generation_id } = await made(`/sessions/${session.id}/messages`, {
+      message: `@double ${JSON.stringify([{ text: 'never', gate: 'closed' }])}`,
+    })
+    await eventually(async () => (await app.key.get(`/generations/${generation_id}`)).body.status === 'in_progress')
+    await purge(actor)
+    await eraser()
+    await done()
+    const record = (await app.key.get(`/generations/${generation_id}`)).body
+    assert.deepEqual([record.status, record.stop_reason, record.error], ['failed', 'cancelled', null])
+    assert.equal(record.content_redacted_by_principal_type, 'api_key')
+    const { data } = (await app.key.get(`/sessions/${session.id}/messages`)).body
+    assert.deepEqual(
+      data.map(({ content }: any) => content),
+      [null],
+    )
+  })
+
+  it('takes the memories that come from its conversations, and what the ledger says of them', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const { conversation_id } = await sessionOf(actor)
+    const elsewhere = await made('/conversations', {})
+    const store = (await made('/memory-stores', { name: 'facts' })).id
+    const state = (content: string, source_id: string) =>
+      made('/memory-entries', { memory_store_id: store, content, source_type: 'conversation', source_id })
+    const entry = await state('Ann keeps a zwieback-marker', conversation_id)
+    await made('/memory-entries', { memory_store_id: store, content: 'Ann keeps a zwieback-marker' })
+    const kept = await state('Bob keeps bees', elsewhere.id)
+    await purge(actor)
+    await eraser()
+    await done()
+    assert.equal((await app.key.get(`/memories/${entry.memory_id}`)).status, 404)
+    const { data } = (await app.key.get(`/memory-entries?memory_store_id=${store}`)).body
+    assert.deepEqual(
+      data.map(({ id }: any) => id),
+      [kept.id],
+    )
+    assert.deepEqual(await placesOf(app, 'zwieback-marker'), [])
+    const [audited] = await entries(actor)
+    assert.deepEqual([audited.detail.counts.memories, audited.detail.counts.memory_entries], [1, 2])
+  })
+
+  it('waits for the end of a legal hold that began meanwhile', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const session = await sessionOf(actor)
+    await send(session.id, 'hello')
+    await purge(actor)
+    const until = new Date(Date.now() + 3_600_000).toISOString()
+    await app.admin.patch(`/projects/${app.projectId}`, { content_hold_until: until })
+    await eraser()
+    await eventually(
+      async () => (await run(`select from actor_purges where claims = 1 and state = 'queued'`)).length === 1,
+    )
+    const { data } = (await app.key.get(`/sessions/${session.id}/messages`)).body
+    assert.equal(data[0].content, 'hello')
+    await app.admin.patch(`/projects/${app.projectId}`, { content_hold_until: null })
+    await run('update actor_purges set due_at = now()')
+    await run(`update pgboss.job set start_after = now() where name = 'actor.purge'`)
+    await done()
+  })
+
+  it('goes on where a worker was killed, and counts everything once', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const session = await sessionOf(actor)
+    for (const text of ['one', 'two', 'three']) await send(session.id, text)
+    await purge(actor)
+    const first = await eraser({ FAULT_POINTS: 'content_erased=kill' })
+    assert.equal((await first.exited).signal, 'SIGKILL')
+    const second = await eraser({ FAULT_POINTS: 'content_erased=kill' })
+    assert.equal((await second.exited).signal, 'SIGKILL')
+    await eraser()
+    await done()
+    const [entry, ...more] = await entries(actor)
+    assert.deepEqual(more, [])
+    assert.deepEqual([entry.detail.counts.generations, entry.detail.counts.messages], [3, 6])
+    const { data } = (await app.key.get(`/sessions/${session.id}/messages`)).body
+    assert.ok(data.length === 6 && data.every(({ content }: any) => content === null))
+  })
+
+  it('shows in forks that share a text', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const session = await sessionOf(actor)
+    await send(session.id, 'hello')
+    const fork = (await made(`/sessions/${session.id}/fork`, {})).id
+    await purge(actor)
+    await eraser()
+    await done()
+    const { data } = (await app.key.get(`/sessions/${fork}/messages`)).body
+    assert.ok(data.length === 2 && data.every(({ content }: any) => content === null))
+  })
+})

@@ -1,0 +1,36 @@
+import { readdir, readFile } from 'node:fs/promises'
+import path from 'node:path'
+import { z } from 'zod'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../src/core/db/envelopes.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import type { TestApp } from './app.ts'
+
+const table = sql.type(z.object({ name: z.string() }))
+const packed = sql.type(StoredEnvelope)
+
+/**
+ * Where a text is in the database and in the storage directory: every column of every table, the queue's too, bytes and
+ * compressed envelopes included. Tables by name, files by path.
+ */
+export async function placesOf(app: Pick<TestApp, 'services'>, text: string, directory?: string): Promise<string[]> {
+  const { pool } = app.services
+  const tables = await pool.anyFirst(table`
+    select format('%I.%I', table_schema, table_name) as name from information_schema.tables
+    where table_type = 'BASE TABLE' and table_schema not in ('pg_catalog', 'information_schema') order by 1`)
+  const places: string[] = []
+  const hex = Buffer.from(text).toString('hex')
+  for (const name of tables) {
+    const query = `select from ${name} t where t::text like '%${text}%' or t::text like '%${hex}%' limit 1`
+    if ((await pool.query(rawQuery(query))).rowCount > 0) places.push(name)
+  }
+  const events = await pool.any(packed`select ${storedEnvelope} from events where packed is not null`)
+  if (events.some(row => readEnvelope(row).includes(text))) places.push('public.events (compressed)')
+  if (directory) {
+    const entries = await readdir(directory, { recursive: true, withFileTypes: true })
+    for (const entry of entries.filter(each => each.isFile())) {
+      const file = path.join(entry.parentPath, entry.name)
+      if ((await readFile(file)).includes(text)) places.push(file)
+    }
+  }
+  return places
+}

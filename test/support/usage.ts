@@ -1,0 +1,53 @@
+import { newId } from '../../src/core/api/ids.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import type { TestApp } from './app.ts'
+
+/** A model call of 100 and 50 tokens; `cost` is that of its input, null for no price. */
+export function tokenUse({
+  cost,
+  input = 100,
+  output = 50,
+  cached = 0,
+  ...fields
+}: { cost: number | null; input?: number; output?: number; cached?: number } & Record<string, unknown>) {
+  const component = (name: string, quantity: number, priced: number | null) => ({
+    component: name,
+    quantity,
+    unit: 'token',
+    billable: true,
+    unit_price: priced === null ? null : priced / quantity,
+    cost_usd: priced,
+    price_id: priced === null ? null : 'price_1',
+  })
+  return {
+    meter_type: 'llm_tokens',
+    provider: 'openai',
+    model: 'm',
+    cost_usd: cost === null ? null : String(cost),
+    tokens: input + output + cached,
+    components: [
+      component('input_tokens', input, cost),
+      component('output_tokens', output, null),
+      ...(cached > 0 ? [component('cached_tokens', cached, null)] : []),
+    ],
+    ...fields,
+  }
+}
+
+/** Writes usage as work would have, with times and prices of the test's choice. */
+export async function insertUsage(
+  app: Pick<TestApp, 'services'>,
+  projectId: string,
+  uses: readonly object[],
+): Promise<void> {
+  const rows = uses.map(use => {
+    const id = newId('ue')
+    return { created_at: new Date().toISOString(), ...use, id, idempotency_key: id, project_id: projectId }
+  })
+  await app.services.pool.query(sql.unsafe`
+    insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, ai_provider_id, agent_id, generation_id, trace_id,
+      actor_id, session_id, source, cost_usd, tokens, components, created_at)
+    select id, project_id, idempotency_key, meter_type, provider, model, ai_provider_id, agent_id, generation_id, trace_id, actor_id, session_id,
+      source, cost_usd, tokens, components, created_at
+    from jsonb_populate_recordset(null::usage_events, ${JSON.stringify(rows)}::jsonb)`)
+}
