@@ -74,6 +74,7 @@ describe('agents', () => {
       id: record.id,
       project_id: project.id,
       name: null,
+      knowledge_config: null,
       guardrail_ids: null,
       on_approval_expiry: null,
       instructions: null,
