@@ -40,7 +40,6 @@ const giveUp = (services: Services, { document_id, attempt_id }: IngestionMessag
 export const sweepIngestions = (services: Services, stopping: AbortSignal): Promise<void> =>
   sweepAttempts(services.pool, {
     attempts: ingestions,
-    limits: limitsOf(services),
     quietSeconds: QUIET_SECONDS,
     stopping,
     // Dropped where one waits already.
@@ -50,5 +49,5 @@ export const sweepIngestions = (services: Services, stopping: AbortSignal): Prom
           message(ingestionQueue, { document_id: entity, attempt_id: id, project_id }),
         ),
       ),
-    stall: documentId => settleStalled(services, documentId),
+    giveUp: { limits: limitsOf(services), end: documentId => settleStalled(services, documentId) },
   })

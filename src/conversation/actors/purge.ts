@@ -66,8 +66,6 @@ const HELD_MS = 3_600_000
 const FIRST_RETRY_MS = 5000
 const LONGEST_RETRY_MS = 3_600_000
 const QUIET_SECONDS = 5
-/** It is never given up: what was asked for has to happen. */
-const LIMITS = { silenceMs: 100 * 365 * 86_400_000, queueMs: 100 * 365 * 86_400_000 }
 
 /** Raises ACTOR_HAS_MESSAGES while content of one of these actors is being erased. */
 export async function refuseWhilePurged(tx: Tx, ...actorIds: readonly string[]): Promise<void> {
@@ -88,16 +86,15 @@ export async function askPurge(tx: Tx, caller: Caller, actorId: string): Promise
 export const purgeHandlers = [
   handler(purgeQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, workOnPurge),
   handler(purgeSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
+    // Never given up: what was asked for has to happen.
     sweepAttempts(services.pool, {
       attempts: actorPurges,
-      limits: LIMITS,
       quietSeconds: QUIET_SECONDS,
       stopping,
       wake: due =>
         services.queues.send(
           due.map(({ entity, id, project_id }) => message(purgeQueue, { actor_id: entity, job_id: id, project_id })),
         ),
-      stall: async () => {},
     }),
   ),
 ]

@@ -60,10 +60,13 @@ export type Attempts<Row> = {
   isStalled(db: Queryable, entity: string, limits: Limits): Promise<boolean | null>
   /** Ends the attempt of an entity, whose lock the caller holds, if it has taken too long; its id and state. */
   endStalled(db: Queryable, entity: string, limits: Limits): Promise<{ id: string; state: string } | null>
-  /** A page of attempts that are due for `quietSeconds`, oldest first after `after`: by the index on `due_at`. */
+  /**
+   * A page of attempts that are due for `quietSeconds`, oldest first after `after`: by the index on `due_at`. Without limits
+   * none has taken too long.
+   */
   due(
     db: Queryable,
-    limits: Limits,
+    limits: Limits | null,
     page: { quietSeconds: number; after: Pick<Due, 'due_at' | 'id'> | null; limit: number },
   ): Promise<readonly Due[]>
 }
@@ -170,7 +173,7 @@ export function attempts<S extends z.ZodRawShape>(declaration: {
       db.maybeOne(ended`delete from ${table} where ${entity} = ${id} and ${stalled(limits)} returning id, state`),
     due: (db, limits, { quietSeconds, after, limit }) =>
       db.any(due`
-        select a.${entity} as entity, a.id, o.project_id, a.due_at, ${stalled(limits)} as stalled
+        select a.${entity} as entity, a.id, o.project_id, a.due_at, ${limits ? stalled(limits) : sql.fragment`false`} as stalled
         from ${table} a join ${sql.identifier([declaration.owner])} o on o.id = a.${entity}
         where a.due_at < now() - ${quietSeconds} * interval '1 s'
           ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
@@ -294,29 +297,29 @@ const SWEEP_PAGE = 500
 
 /**
  * The floor under the wake-ups: `wake` gets the attempts that are due and whose message or worker was lost, page by page;
- * `stall` ends one that has taken too long.
+ * with `giveUp` one that has taken too long is ended by `giveUp.end`.
  */
 export async function sweepAttempts(
   db: Queryable,
   options: {
     attempts: Attempts<unknown>
-    limits: Limits
     /** An attempt this late has lost its message. */
     quietSeconds: number
     stopping: AbortSignal
     wake: (due: readonly Due[]) => Promise<unknown>
-    stall: (entity: string) => Promise<unknown>
+    giveUp?: { limits: Limits; end: (entity: string) => Promise<unknown> }
   },
 ): Promise<void> {
-  const { attempts, limits, quietSeconds, stopping, wake, stall } = options
+  const { attempts, quietSeconds, stopping, wake, giveUp } = options
   let after: Due | null = null
   for (;;) {
-    const found: readonly Due[] = await attempts.due(db, limits, { quietSeconds, after, limit: SWEEP_PAGE })
+    const page = { quietSeconds, after, limit: SWEEP_PAGE }
+    const found: readonly Due[] = await attempts.due(db, giveUp?.limits ?? null, page)
     const waiting = found.filter(({ stalled }) => !stalled)
     if (waiting.length > 0) await wake(waiting)
     for (const { entity } of found.filter(({ stalled }) => stalled)) {
       if (stopping.aborted) return
-      await stall(entity)
+      await giveUp?.end(entity)
     }
     if (found.length < SWEEP_PAGE || stopping.aborted) return
     after = found[found.length - 1]

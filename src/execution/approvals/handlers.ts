@@ -34,7 +34,6 @@ async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
   }
   await sweepAttempts(services.pool, {
     attempts: continuations,
-    limits: LIMITS,
     quietSeconds: QUIET_SECONDS,
     stopping,
     wake: due =>
@@ -43,6 +42,6 @@ async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
           message(continueQueue, { approval_id: entity, attempt_id: id, project_id }),
         ),
       ),
-    stall: id => giveUp(services, id, LIMITS),
+    giveUp: { limits: LIMITS, end: id => giveUp(services, id, LIMITS) },
   })
 }

@@ -12,9 +12,6 @@ const QUIET_SECONDS = 5
 
 const MESSAGE_LEASE_SECONDS = 60
 
-/** A hundred years: nothing is given up for its age. */
-const NEVER_MS = 3.15e12
-
 /** Turns that were deleted and whose decisions are settled at once. */
 const ORPHANS = 500
 
@@ -40,7 +37,6 @@ export const decisionSchedules = [
 async function sweepDecisions(services: Services, stopping: AbortSignal): Promise<void> {
   await sweepAttempts(services.pool, {
     attempts: decisionAttempts,
-    limits: { silenceMs: NEVER_MS, queueMs: NEVER_MS },
     quietSeconds: QUIET_SECONDS,
     stopping,
     // Dropped where one waits already.
@@ -50,7 +46,6 @@ async function sweepDecisions(services: Services, stopping: AbortSignal): Promis
           message(decisionQueue, { decision_id: entity, attempt_id: id, project_id }),
         ),
       ),
-    stall: async () => {},
   })
   for (const id of await orphans(services.pool, ORPHANS)) {
     if (stopping.aborted) return

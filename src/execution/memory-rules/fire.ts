@@ -20,6 +20,7 @@ import type { Fact } from './facts.ts'
 import { type MemoryRuleRow, memoryRuleKind } from './model.ts'
 import { type FiringMessage, firingQueue } from './queue.ts'
 import { handlerFailed, retryDelay, settleFiring } from './settle.ts'
+import { statedBy } from './stated.ts'
 import { type Claim, type Firing, firingAttempts, lockFiring, lookAgain } from './store.ts'
 
 /** How long the turn of a handler may be past its time before the firing looks for it. */
@@ -141,30 +142,14 @@ const ask = ({ services, claim, firing, rule, turn, hold }: Held): Promise<strin
   })
 
 /** Writes one fact and marks it, both or neither; one that cannot be written is counted, and others go on. */
-async function write({ services, claim, rule, turn, hold }: Held, { content, tags }: Fact): Promise<void> {
-  const { conversation_id } = turn
+async function write({ services, claim, rule, turn, hold }: Held, fact: Fact): Promise<void> {
   const marked = async (db: Parameters<typeof firingAttempts.set>[0], column: string) => {
     const counter = sql.identifier([column])
     const counts = sql.fragment`written = written + 1, ${counter} = ${counter} + 1`
     if (!(await firingAttempts.set(db, claim, counts))) throw new Superseded()
   }
   try {
-    await writeFact(
-      services,
-      {
-        memory_store_id: rule.memory_store_id,
-        content,
-        tags,
-        source_type: conversation_id === null ? 'manual' : 'conversation',
-        source_id: conversation_id,
-        mechanism: 'rule',
-        memory_rule_id: rule.id,
-        generation_id: turn.id,
-        conversation_id,
-        principal: { type: 'agent', id: turn.agent_id },
-      },
-      { within: (tx, entry) => marked(tx, entry.action) },
-    )
+    await writeFact(services, statedBy(rule, turn, fact), { within: (tx, entry) => marked(tx, entry.action) })
   } catch (error) {
     if (error instanceof Superseded || hold.signal.aborted || isDatabaseLost(error)) throw error
     services.log.warn({ err: error, memory_rule_id: rule.id, generation_id: turn.id }, 'fact not written')

@@ -12,9 +12,6 @@ const QUIET_SECONDS = 5
 
 const MESSAGE_LEASE_SECONDS = 60
 
-/** A hundred years: nothing is given up for its age. */
-const NEVER_MS = 3.15e12
-
 /** How long it is known that a rule has looked at a turn. */
 const KEPT_MS = 30 * 24 * 3_600_000
 
@@ -38,7 +35,6 @@ export const firingSchedules = [every('memory-rule.sweep', config => config.GENE
 const sweepFirings = (services: Services, stopping: AbortSignal): Promise<void> =>
   sweepAttempts(services.pool, {
     attempts: firingAttempts,
-    limits: { silenceMs: NEVER_MS, queueMs: NEVER_MS },
     quietSeconds: QUIET_SECONDS,
     stopping,
     // Dropped where one waits already.
@@ -48,7 +44,6 @@ const sweepFirings = (services: Services, stopping: AbortSignal): Promise<void> 
           message(firingQueue, { firing_id: id, generation_id: entity, project_id }),
         ),
       ),
-    stall: async () => {},
   })
 
 export const firingRetention: Sweep = {

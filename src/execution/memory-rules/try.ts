@@ -14,6 +14,7 @@ import { askAgent, askHandler } from './ask.ts'
 import { tooLate } from './extract.ts'
 import { type Fact, factsOfText } from './facts.ts'
 import type { MemoryRuleRow, RuleTest, RuleTestInput } from './model.ts'
+import { statedBy } from './stated.ts'
 
 type Testing = Context<Record<string, never>, z.output<typeof RuleTestInput>, MemoryRuleRow>
 
@@ -76,25 +77,10 @@ async function answered({ services, resource, caller, request }: Testing, turn: 
   return factsOfText(output?.content ?? '')
 }
 
-async function wouldWrite({ services, resource: rule }: Testing, turn: GenerationRow, { content, tags }: Fact) {
-  const { conversation_id } = turn
+async function wouldWrite({ services, resource: rule }: Testing, turn: GenerationRow, fact: Fact) {
+  const { content, tags } = fact
   try {
-    const { entry } = await writeFact(
-      services,
-      {
-        memory_store_id: rule.memory_store_id,
-        content,
-        tags,
-        source_type: conversation_id === null ? 'manual' : 'conversation',
-        source_id: conversation_id,
-        mechanism: 'rule',
-        memory_rule_id: rule.id,
-        generation_id: turn.id,
-        conversation_id,
-        principal: { type: 'agent', id: turn.agent_id },
-      },
-      { dryRun: true },
-    )
+    const { entry } = await writeFact(services, statedBy(rule, turn, fact), { dryRun: true })
     const { action, similarity, memory_id, superseded_memory_id } = entry
     return { content, tags, action, similarity, memory_id, superseded_memory_id }
   } catch (error) {
