@@ -1,4 +1,3 @@
-import { sumUsage } from '../../control/usage/totals.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
@@ -8,14 +7,14 @@ import type { TurnInput } from './create.ts'
 import { followEnd } from './ended.ts'
 import { lastFrame } from './frame-store.ts'
 import { makeFrame } from './frames.ts'
-import { readJournal } from './journal-store.ts'
+import { leftOf } from './left.ts'
 import { ABORT_CHANNEL } from './live.ts'
 import { meterStopped } from './metering.ts'
-import { type GenerationRow, generationKind, type StepRow, storable } from './model.ts'
+import { type GenerationRow, generationKind, storable } from './model.ts'
 import { settledStep } from './open-step.ts'
 import { ownerOf } from './source.ts'
 import { storedStep } from './steps.ts'
-import { findWork, loadLeft, requestAbort } from './store.ts'
+import { findWork, requestAbort } from './store.ts'
 import { traceWrite } from './trace-write.ts'
 import { openWork } from './work.ts'
 
@@ -88,14 +87,16 @@ export async function abortTurn(
     return 'requested'
   }
   const now = new Date().toISOString()
-  const metered = await meterStopped(tx, services, generation)
-  const { step, usage } = await leftOf(tx, services, generation)
+  const left = await leftOf(tx, services, generation)
+  const usage = await meterStopped(tx, services, generation, left)
+  // As far as it went, so that a retry does not repeat its calls.
+  const step = left.open && settledStep(left.open.step, left.open.outcomes, left.open.started)
   const shown: GenerationRow = {
     ...generation,
     status: 'failed',
     stop_reason,
     error: failure,
-    usage: metered ?? usage ?? generation.usage,
+    usage: usage ?? generation.usage,
     step_count: generation.step_count + (step ? 1 : 0),
     input: generation.input ?? (await askedOf(tx, services, generation)),
     required_action: null,
@@ -112,22 +113,6 @@ export async function abortTurn(
   await ownerOf(after)?.settled(tx, after, { status: 'failed', content: null, object: null, error: failure })
   if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })
   return 'failed'
-}
-
-/**
- * What a turn leaves behind that is ended from outside: the step under way as far as it went, so that a retry does not
- * repeat its calls, and what its steps have used.
- */
-async function leftOf(
-  tx: Tx,
-  services: Services,
-  generation: GenerationRow,
-): Promise<{ step: StepRow | null; usage: GenerationRow['usage'] }> {
-  if (generation.journalled === 0) return { step: null, usage: generation.usage }
-  const { steps, journal } = await loadLeft(tx, generation)
-  const { open } = readJournal(services, generation, journal, generation.step_count)
-  const step = open && settledStep(open.step, open.outcomes, open.started)
-  return { step, usage: sumUsage(step ? [...steps, step] : steps) }
 }
 
 /** What a turn was asked, for its record; null when that was to be read at its start. */

@@ -6,8 +6,8 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { aiProviderKind } from '../providers/model.ts'
-import { type LoadedTurn, loadTurn } from './attempt-store.ts'
-import { readJournal } from './journal-store.ts'
+import type { LoadedTurn } from './attempt-store.ts'
+import type { Left } from './left.ts'
 import type { GenerationRow, StepRow } from './model.ts'
 
 /** A step that the model has answered, settled or not. */
@@ -111,16 +111,15 @@ export async function rateTurn(
 export async function meterStopped(
   tx: Tx,
   services: Services,
-  { id, status }: Pick<GenerationRow, 'id' | 'status'>,
+  generation: GenerationRow,
+  { steps, open }: Left,
 ): Promise<Usage | null> {
-  const loaded = status === 'pending' ? null : await loadTurn(tx, id)
-  if (!loaded) return null
-  const { generation } = loaded
-  const { open, settled } = readJournal(services, generation, loaded.journal, generation.step_count)
-  const steps: AnsweredStep[] = loaded.steps.map(step => settled.get(step.n) ?? step)
-  if (open) steps.push(open.step)
-  const call = { input: generation.input, output: null }
-  const { rated, usage } = await rateTurn(services, generation, { steps, slugs: slugsOf(loaded), call }, tx)
+  const used = {
+    steps: open ? [...steps, open.step] : steps,
+    slugs: new Map(),
+    call: { input: generation.input, output: null },
+  }
+  const { rated, usage } = await rateTurn(services, generation, used, tx)
   addUsage(tx, rated)
   return usage
 }

@@ -8,6 +8,7 @@ import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { followEnd } from './ended.ts'
+import { leftOf } from './left.ts'
 import { meterStopped } from './metering.ts'
 import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
 import {
@@ -52,9 +53,10 @@ function requireEnded(generations: readonly Pick<GenerationRow, 'id' | 'status'>
 
 /** Meters turns that end because what they wait for is erased. */
 async function meterPaused(tx: Tx, services: Services, generations: readonly State[]): Promise<void> {
-  for (const row of generations) {
-    const usage = row.status === 'requires_action' && (await meterStopped(tx, services, row))
-    if (usage) await generationKind.update(tx, row.id, { usage })
+  for (const { id, status } of generations) {
+    const row = status === 'requires_action' ? await generationKind.find(tx, id) : null
+    const usage = row && (await meterStopped(tx, services, row, await leftOf(tx, services, row)))
+    if (usage) await generationKind.update(tx, id, { usage })
   }
 }
 
