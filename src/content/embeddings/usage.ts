@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto'
-import { recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
+import { estimatedTokens, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 
@@ -38,7 +38,7 @@ function usageOf(
     const characters = charactersOf(mine)
     // Cut at rounded borders, so that the shares add up to the whole.
     const border = (at: number) => Math.round(((tokens ?? 0) * at) / Math.max(1, total))
-    const quantity = tokens === null ? Math.ceil(characters / 4) : border(before + characters) - border(before)
+    const quantity = tokens === null ? estimatedTokens(characters) : border(before + characters) - border(before)
     before += characters
     if (project_id === null) continue
     const { kind, ref } = mine[0].options.purpose

@@ -1,3 +1,4 @@
+import { AppError } from '../../core/api/errors.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
@@ -9,6 +10,9 @@ export type Counts = Record<string, number>
 
 /** In whose name content is erased, as erased records show it. */
 export type ErasedBy = { type: string; id: string }
+
+/** What answers in the place of content that was erased. */
+export const unavailable = () => new AppError('GENERATION_CONTENT_UNAVAILABLE')
 
 /** Turns whose content is erased; their rows are locked, and they have ended. */
 export type ErasedTurn = { id: string; project_id: string; session_id: string | null }

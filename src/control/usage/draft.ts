@@ -54,3 +54,9 @@ export const tokenComponents = (counts: TokenCounts): UsageComponent[] =>
       billable: component !== 'reasoning_tokens',
     }))
     .filter(({ quantity }) => quantity > 0)
+
+/** Characters of a token where no provider says how many there were. */
+const CHARACTERS_PER_TOKEN = 4
+
+/** Tokens of a text of so many characters, as far as one can tell. */
+export const estimatedTokens = (characters: number): number => Math.ceil(characters / CHARACTERS_PER_TOKEN)

@@ -14,7 +14,7 @@ import { usageRows } from './store.ts'
 import { thresholdQueue } from './threshold-queue.ts'
 
 export type { Attribution, TokenCounts, UsageComponent, UsageDraft } from './draft.ts'
-export { tokenComponents } from './draft.ts'
+export { estimatedTokens, tokenComponents } from './draft.ts'
 
 /** Writes rated usage with what it is part of, and what follows from it: it costs no round trip of its own. */
 export function addUsage(outgoing: Outgoing, rated: readonly Rated[]): void {

@@ -1,13 +1,16 @@
 import { randomUUID } from 'node:crypto'
-import { recordUsage, type TokenCounts, tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
+import {
+  estimatedTokens,
+  recordUsage,
+  type TokenCounts,
+  tokenComponents,
+  type UsageDraft,
+} from '../../control/usage/meter.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callRoute, openRouting } from '../../execution/model-routes/call.ts'
 import { callModel } from '../../execution/providers/call.ts'
 import type { ModelAnswer, ModelRequest } from '../../execution/providers/exchange.ts'
 import type { Served } from './store.ts'
-
-/** Characters of a token where no provider says how many there were. */
-const CHARACTERS_PER_TOKEN = 4
 
 /** What a completion goes to. `model` null is that of the provider, or of the target of the route. */
 export type Target = Served & { project_id: string; model: string | null }
@@ -55,10 +58,9 @@ export async function complete(services: Services, target: Target, request: Mode
 
 function estimate({ system, messages }: ModelRequest, said: number): TokenCounts {
   const asked = messages.reduce((sum, { content }) => sum + textLength(content), system?.length ?? 0)
-  const tokens = (characters: number) => Math.ceil(characters / CHARACTERS_PER_TOKEN)
   return {
-    input_tokens: tokens(asked),
-    output_tokens: tokens(said),
+    input_tokens: estimatedTokens(asked),
+    output_tokens: estimatedTokens(said),
     cached_tokens: 0,
     cache_write_tokens: 0,
     reasoning_tokens: 0,

@@ -4,6 +4,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import { firstProvider } from '../../execution/model-routes/store.ts'
 import { aiProviderKind } from '../../execution/providers/model.ts'
 import { modelClient } from '../../execution/providers/models.ts'
 import type { Target } from './complete.ts'
@@ -85,9 +86,9 @@ export function requireModel({ provider, route }: Target, model: string | null):
 }
 
 /** Refuses a completion that could not be made: AI_PROVIDER_NOT_FOUND, AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND. */
-export async function requireCallable(services: Services, { provider, route }: Target): Promise<void> {
-  const id = route?.route.targets[0].ai_provider_id ?? null
-  const first = provider ?? route?.providers.find(each => each.id === id)
-  if (!first) return raise('AI_PROVIDER_NOT_FOUND', { meta: { id } })
+export async function requireCallable(services: Services, target: Target): Promise<void> {
+  const first = firstProvider(target)
+  if (!first)
+    return raise('AI_PROVIDER_NOT_FOUND', { meta: { id: target.route?.route.targets[0].ai_provider_id ?? null } })
   await modelClient(services, first)
 }

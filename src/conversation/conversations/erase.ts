@@ -1,9 +1,13 @@
 import { deleteMessageTexts, lockMessageTexts } from '../../content/documents/message.ts'
 import { redactEvents, withoutFields } from '../../control/events/redact.ts'
-import type { EndUserContent, EndUserPurge, TurnContent } from '../../control/retention/content.ts'
+import {
+  type EndUserContent,
+  type EndUserPurge,
+  type TurnContent,
+  unavailable,
+} from '../../control/retention/content.ts'
 import { eraseAnswers } from '../../core/api/idempotency.ts'
 import { sql } from '../../core/db/sql.ts'
-import { unavailable } from '../../execution/generations/purge.ts'
 import { messageEvents } from './model.ts'
 import { eraseHistory, eraseMessages, messagesOfEndUser } from './store.ts'
 

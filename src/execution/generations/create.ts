@@ -9,6 +9,7 @@ import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
+import { firstProvider } from '../model-routes/store.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import { modelClient } from '../providers/models.ts'
 import { type Beside, type Binding, insertTurn, type NewTurn, newTurnParts, type ProjectFound } from './create-store.ts'
@@ -142,14 +143,14 @@ async function requireCallable(
   { model }: Pick<TurnInput, 'model'>,
   db?: Queryable,
 ): Promise<void> {
-  const { provider, route } = binding
+  const { provider } = binding
   if (!provider && model != null)
     invalid({
       code: 'INVALID_VALUE',
       path: 'model',
       message: 'the agent uses a model route, whose targets name theirs',
     })
-  const first = provider ?? route?.providers.find(({ id }) => id === route.route.targets[0].ai_provider_id)
+  const first = firstProvider(binding)
   if (!first) raise('MODEL_ROUTE_NOT_FOUND')
   await modelClient(services, first, db)
   if (binding.require_priced_model) await requirePrices(services, binding, model ?? null, db)

@@ -1,8 +1,14 @@
 import { dropAll } from '../../content/storage/stores.ts'
 import { withoutFields } from '../../control/events/redact.ts'
-import { addCounts, type Counts, type ErasedBy, eraseTurnContent } from '../../control/retention/content.ts'
+import {
+  addCounts,
+  type Counts,
+  type ErasedBy,
+  eraseTurnContent,
+  unavailable,
+} from '../../control/retention/content.ts'
 import { requireNoHold } from '../../control/retention/hold.ts'
-import { AppError, raise } from '../../core/api/errors.ts'
+import { raise } from '../../core/api/errors.ts'
 import { eraseAnswers, type KeptWhile } from '../../core/api/idempotency.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -34,9 +40,6 @@ const withoutContent = withoutFields(
   'input',
   'required_action',
 )
-
-/** What answers in the place of content that was erased. */
-export const unavailable = () => new AppError('GENERATION_CONTENT_UNAVAILABLE')
 
 /** An answer that shows a turn is kept for repeats only while the turn's content is: a purge may come before. */
 export const whileContentKept = (generationId: string): KeptWhile => ({

@@ -14,6 +14,10 @@ export type Breaker = { ai_provider_id: string; model: string; failures: number;
 /** A route as calls need it, its times in the form of jsonb. */
 export type LoadedRoute = { route: ModelRouteRow; providers: ProviderRow[]; breakers: Breaker[] }
 
+/** The provider that is asked first: that of what calls, else of the first target of its route; undefined for none. */
+export const firstProvider = ({ provider, route }: { provider: ProviderRow | null; route: LoadedRoute | null }) =>
+  provider ?? route?.providers.find(({ id }) => id === route.route.targets[0].ai_provider_id)
+
 /** Parser of the expressions below. */
 export const loadedRoute = z.custom<LoadedRoute>().nullable()
 

@@ -1,7 +1,6 @@
 import { removeVectors, SOURCES } from '../../content/vectors/store.ts'
 import { redactEvents, withoutFields } from '../../control/events/redact.ts'
-import type { EndUserContent, EndUserPurge } from '../../control/retention/content.ts'
-import { AppError } from '../../core/api/errors.ts'
+import { type EndUserContent, type EndUserPurge, unavailable } from '../../control/retention/content.ts'
 import { eraseAnswers } from '../../core/api/idempotency.ts'
 import { memoryKind } from '../memories/model.ts'
 import { deleteMemories } from '../memories/store.ts'
@@ -16,8 +15,6 @@ import {
 
 /** Memories or entries of a transaction. */
 const BATCH = 200
-
-const gone = () => new AppError('GENERATION_CONTENT_UNAVAILABLE')
 
 /**
  * Memories that come from an end user's conversations, with what the ledger says of them, and what was stated there without
@@ -50,7 +47,7 @@ const eraseMemories = ({ services, endUser, write }: EndUserPurge, found: readon
     const erased = await deleteMemories(tx, ids)
     const without = withoutFields('content', 'metadata')
     const events = await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without }])
-    const kept_answers = await eraseAnswers(tx, services, endUser.project_id, [...ids, ...entries], gone())
+    const kept_answers = await eraseAnswers(tx, services, endUser.project_id, [...ids, ...entries], unavailable())
     for (const row of erased) {
       const data = { ...memoryKind.present(row), content: null, metadata: null }
       tx.emit(memoryKind, 'deleted', row, { data })
@@ -61,5 +58,5 @@ const eraseMemories = ({ services, endUser, write }: EndUserPurge, found: readon
 const eraseEntries = ({ services, endUser, write }: EndUserPurge, ids: readonly string[]) =>
   write(async tx => ({
     memory_entries: await deleteEntries(tx, ids),
-    kept_answers: await eraseAnswers(tx, services, endUser.project_id, ids, gone()),
+    kept_answers: await eraseAnswers(tx, services, endUser.project_id, ids, unavailable()),
   }))
