@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { recordUsage } from '../../src/control/usage/meter.ts'
+import { rebuildSums } from '../../src/control/usage/rebuild.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
 import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
@@ -72,6 +73,8 @@ describe('usage thresholds', () => {
       ]),
     )
     await app.services.pool.query(rawQuery('alter table usage_events enable trigger usage_events_frozen'))
+    const span = { project_id: project.id, from: new Date(0), to: new Date(clock.now().getTime() + DAY_MS) }
+    await app.services.write(tx => rebuildSums(tx, span))
     await use(1)
     await eventually(async () => (await crossed()).length === 2)
   })

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { usedSince } from './sums.ts'
 import { thresholdKind } from './thresholds-model.ts'
 
 const Crossed = thresholdKind.row.extend({ observed_value: z.number() })
@@ -8,8 +9,7 @@ const crossed = sql.type(Crossed)
 /**
  * Compares the usage of a project with its thresholds and notes what follows, in one statement: those that are reached and
  * have not fired fire, and rolling ones that have fallen below 90 % are armed again. Returns those that fire now, so that of
- * several who compare at once one announces each. A window is summed once, and only where a threshold waits for it (index
- * usage_events_project, without its rows).
+ * several who compare at once one announces each. A window is summed once, and only where a threshold waits for it.
  */
 export const compareThresholds = (
   db: Queryable,
@@ -21,10 +21,16 @@ export const compareThresholds = (
       select id, metric, "window", threshold, armed from usage_thresholds
       where project_id = ${projectId} and ("window" = 'rolling_24h' or fired_window_key is distinct from ${month})),
     summed as (
-      select w."window", s.tokens, s.cost_usd from (select distinct "window" from waiting) w cross join lateral (
-        select coalesce(sum(e.tokens), 0) as tokens, coalesce(sum(e.cost_usd), 0) as cost_usd from usage_events e
-        where e.project_id = ${projectId} and e.created_at >= case w."window"
-          when 'calendar_month' then ${monthStart.toISOString()}::timestamptz else ${dayStart.toISOString()}::timestamptz end) s),
+      select w."window", s.tokens, s.cost_usd from (
+        select distinct "window", case "window" when 'calendar_month' then ${monthStart.toISOString()}::timestamptz
+          else ${dayStart.toISOString()}::timestamptz end as since from waiting) w
+      cross join lateral (${usedSince({
+        project: sql.fragment`${projectId}`,
+        scope: sql.fragment`'project'`,
+        ref: sql.fragment`''`,
+        since: sql.fragment`w.since`,
+        meter: sql.fragment`null::text`,
+      })}) s),
     compared as (
       select w.id, w.armed, w.threshold, case w.metric when 'tokens' then s.tokens else s.cost_usd end as value
       from waiting w join summed s using ("window"))
