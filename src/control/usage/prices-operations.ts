@@ -1,5 +1,7 @@
 import type { z } from 'zod'
+import type { ErrorCode } from '../../core/api/errors.ts'
 import { equals, filterConditions, filterSchema } from '../../core/api/filters.ts'
+import type { Kind, KindRow } from '../../core/api/kind.ts'
 import { page, pageOf } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
@@ -18,10 +20,10 @@ import {
 const tag = 'Prices'
 
 const filters = { provider: equals('provider'), model: equals('model') }
-export const PriceQuery = filterSchema(filters)
+const PriceQuery = filterSchema(filters)
 
 /** A page of the prices of a scope, newest first (indexes prices_identity, prices_project, prices_provider). */
-export const pricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, scope: Fragment) =>
+const pricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, scope: Fragment) =>
   page<PriceRow>(context, {
     columns: priceKind.columns,
     from: sql.fragment`prices t`,
@@ -33,14 +35,70 @@ export const pricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, 
     present: priceKind.present,
   })
 
-export const WRITING =
+const WRITING =
   'All prices or none. The latest that has come into force prices a use when it is written, and never again. A first price for something may be dated back; once one is in force others begin in the future. One that is to come is replaced by another for the same time.'
 
 const shown = (rows: readonly PriceRow[]) => ({ prices: rows.map(priceKind.present) })
-export const putAndShow = async (
+const putAndShow = async (
   { tx, services }: Pick<Context, 'tx' | 'services'>,
   rows: readonly PriceInput[],
 ): Promise<z.output<typeof Prices>> => shown(await putPrices(tx, services, rows)) as never
+
+/** List, put and delete of the prices that belong to rows of a kind. `rows` makes them of a body. */
+export function pricesOf<Row extends KindRow, B extends z.ZodType>(
+  kind: Kind<Row, any>,
+  at: {
+    noun: string
+    words: string
+    path: string
+    module: string
+    description?: string
+    raises?: ErrorCode[]
+    scope: (id: string) => Fragment
+    body: B
+    rows: (row: Row, body: z.output<B>) => PriceInput[]
+  },
+): Operation[] {
+  const { noun, words, path, module, description = WRITING, raises = [], scope, body, rows } = at
+  return [
+    itemOperation(kind, {
+      id: `list${noun}Prices`,
+      method: 'get',
+      path,
+      summary: `List the prices of ${words}`,
+      tag,
+      action: `${module}:Get${noun}Prices`,
+      paged: true,
+      query: PriceQuery,
+      answers: { 200: pageOf(Price) },
+      run: context => pricePage(context, scope(context.resource.id)),
+    }),
+    itemOperation(kind, {
+      id: `put${noun}Prices`,
+      method: 'put',
+      path,
+      summary: `Add prices of ${words}`,
+      description,
+      tag,
+      action: `${module}:Manage${noun}Prices`,
+      body,
+      answers: { 200: Prices },
+      raises,
+      run: context => putAndShow(context, rows(context.resource, context.body as z.output<B>)),
+    }),
+    itemOperation(kind, {
+      id: `delete${noun}Price`,
+      method: 'delete',
+      path: `${path}/{price_id}`,
+      summary: `Delete a price of ${words} that is to come`,
+      tag,
+      action: `${module}:Manage${noun}Prices`,
+      answers: { 204: null },
+      raises: ['RESOURCE_NOT_FOUND', 'PRICE_IN_EFFECT'],
+      run: ({ tx, services, params, resource }) => removePrice(tx, services, params.price_id, scope(resource.id)),
+    }),
+  ]
+}
 
 export const priceOperations: Operation[] = [
   operation({
@@ -103,50 +161,22 @@ export const priceOperations: Operation[] = [
     raises: ['RESOURCE_NOT_FOUND', 'PRICE_IN_EFFECT'],
     run: ({ tx, services, params }) => removePrice(tx, services, params.price_id, globalScope),
   }),
-  itemOperation(projectKind, {
-    id: 'listProjectPrices',
-    method: 'get',
+  ...pricesOf(projectKind, {
+    noun: 'Project',
+    words: 'a project',
     path: '/projects/{project_id}/prices',
-    summary: 'List the prices of a project',
-    tag,
-    action: 'projects:GetProjectPrices',
-    paged: true,
-    query: PriceQuery,
-    answers: { 200: pageOf(Price) },
-    run: context => pricePage(context, projectScope(context.resource.id)),
-  }),
-  itemOperation(projectKind, {
-    id: 'putProjectPrices',
-    method: 'put',
-    path: '/projects/{project_id}/prices',
-    summary: 'Add prices of a project',
+    module: 'projects',
     description: `${WRITING} One with a \`resource\` adds a component to the calls of a tool or the turns of an agent.`,
-    tag,
-    action: 'projects:ManageProjectPrices',
-    body: ProjectPricesInput,
-    answers: { 200: Prices },
     raises: ['TOOL_NOT_FOUND', 'AGENT_NOT_FOUND'],
-    run: context =>
-      putAndShow(
-        context,
-        context.body.prices.map(({ resource = null, quantity = null, ...price }) => ({
-          ...price,
-          project_id: context.resource.id,
-          ai_provider_id: null,
-          resource,
-          quantity,
-        })),
-      ),
-  }),
-  itemOperation(projectKind, {
-    id: 'deleteProjectPrice',
-    method: 'delete',
-    path: '/projects/{project_id}/prices/{price_id}',
-    summary: 'Delete a price of a project that is to come',
-    tag,
-    action: 'projects:ManageProjectPrices',
-    answers: { 204: null },
-    raises: ['RESOURCE_NOT_FOUND', 'PRICE_IN_EFFECT'],
-    run: ({ tx, services, params, resource }) => removePrice(tx, services, params.price_id, projectScope(resource.id)),
+    scope: projectScope,
+    body: ProjectPricesInput,
+    rows: ({ id }, { prices }) =>
+      prices.map(({ resource = null, quantity = null, ...price }) => ({
+        ...price,
+        project_id: id,
+        ai_provider_id: null,
+        resource,
+        quantity,
+      })),
   }),
 ]
