@@ -7,11 +7,8 @@ import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { aiProviderKind } from '../providers/model.ts'
 import type { LoadedTurn } from './attempt-store.ts'
-import type { Left } from './left.ts'
-import type { GenerationRow, StepRow } from './model.ts'
-
-/** A step that the model has answered, settled or not. */
-export type AnsweredStep = Pick<StepRow, 'model' | 'ai_provider_id' | 'usage'>
+import type { AnsweredStep, Left } from './left.ts'
+import type { GenerationRow } from './model.ts'
 
 type Generation = Pick<
   GenerationRow,
