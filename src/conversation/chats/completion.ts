@@ -5,7 +5,7 @@ import { newId } from '../../core/api/ids.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
-import { withDocuments } from '../../execution/generations/documents.ts'
+import { type OpenMessage, withDocuments } from '../../execution/generations/documents.ts'
 import { admitFiles, attachFiles, readFiles } from '../../execution/generations/files.ts'
 import { readObject, withoutFence } from '../../execution/generations/output.ts'
 import { checkSize, MAX_MESSAGES_BYTES } from '../../execution/generations/run.ts'
@@ -41,9 +41,8 @@ export async function createCompletion(context: Completing): Promise<Answer> {
   await requireCallable(services, target)
   const { trace_content_mode } = await requireRunnable(services.pool, project_id)
   await checkSpend(services, { project_id, agent_id: null, actor_id: null })
-  const asked: Omit<ModelRequest, 'signal'> = {
+  const asked: Omit<ModelRequest, 'signal' | 'messages'> = {
     system: (body.instructions ?? chat?.instructions) || null,
-    messages: [],
     ...toolsOf(body),
     output_schema: schema,
     prompt_caching: false,
@@ -77,10 +76,10 @@ export async function createCompletion(context: Completing): Promise<Answer> {
 async function messagesOf(
   context: Completing,
   projectId: string,
-  sent: ReturnType<typeof openMessages>,
+  sent: readonly OpenMessage[],
 ): Promise<ModelMessage[]> {
   const { services, allow } = context
-  const read = await withDocuments(services.pool, allow, projectId, sent as never, MAX_MESSAGES_BYTES)
+  const read = await withDocuments(services.pool, allow, projectId, sent, MAX_MESSAGES_BYTES)
   checkSize(read)
   await admitFiles(services.pool, context, projectId, read)
   return read

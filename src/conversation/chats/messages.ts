@@ -1,11 +1,7 @@
 import { invalid, type Problem, raise } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
-import type { SentMessage } from '../../execution/generations/documents.ts'
-import type { ModelMessage } from '../../execution/providers/exchange.ts'
+import type { OpenMessage } from '../../execution/generations/documents.ts'
 import type { CompletionBody, WireMessage } from './wire.ts'
-
-/** A message whose documents are not read yet, or one that names none. */
-export type OpenMessage = SentMessage | Exclude<ModelMessage, { role: 'user' }>
 
 /**
  * The messages of a request as a model is asked with them.

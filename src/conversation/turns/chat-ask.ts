@@ -1,12 +1,13 @@
 import type { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { AppError, invalid, isErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { AppError, invalid, raise } from '../../core/api/errors.ts'
 import { eventMessage, eventStream } from '../../core/api/event-stream.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { expectEnd } from '../../core/jobs/wait.ts'
 import type { Services } from '../../core/process/services.ts'
 import { madeStatus, type TurnMode } from '../../execution/generations/answer.ts'
+import { raiseRecorded } from '../../execution/generations/wait.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import { actorKind } from '../actors/model.ts'
 import { requireCallable, requireModel } from '../chats/target.ts'
@@ -121,9 +122,6 @@ async function resultOf(services: Services, turn: ChatTurn, { ended }: Ended) {
     trace_id: null,
   }
 }
-
-const raiseRecorded = ({ code, message, meta }: RecordedFailure): never =>
-  raise(isErrorCode(code) ? code : 'GENERATION_FAILED', { message, meta })
 
 /** The stream of a turn: its text comes when it is there as a whole. */
 function streamEnd(context: Asking, turn: ChatTurn): Answer {

@@ -15,8 +15,11 @@ export type SentMessage = {
   content: string | DocumentPart | (TextPart | FilePart | DocumentPart)[]
 }
 
+/** A message whose documents are not read yet, or one that names none. */
+export type OpenMessage = SentMessage | Exclude<ModelMessage, { role: 'user' }>
+
 /** The documents that messages name with the path of each. */
-function* documentParts(messages: readonly SentMessage[]) {
+function* documentParts(messages: readonly OpenMessage[]) {
   for (const [index, { content }] of messages.entries()) {
     if (typeof content === 'string') continue
     const path = `messages[${index}].content`
@@ -36,7 +39,7 @@ export async function withDocuments(
   db: Queryable,
   allow: Context['allow'],
   projectId: string,
-  messages: readonly SentMessage[],
+  messages: readonly OpenMessage[],
   maxBytes: number,
 ): Promise<ModelMessage[]> {
   const parts = [...documentParts(messages)]
@@ -58,9 +61,10 @@ export async function withDocuments(
   if (total > maxBytes)
     invalid({ code: 'TOO_BIG', path: 'messages', message: `must name documents of at most ${maxBytes} bytes in all` })
   const textOf = ({ document_id }: DocumentPart) => documents.get(document_id)?.content as string
-  return messages.map(({ role, content }) => {
-    if (typeof content === 'string') return { role, content }
-    if (!Array.isArray(content)) return { role, content: textOf(content) }
+  return messages.map((message): ModelMessage => {
+    const { role, content } = message
+    if (typeof content === 'string') return message as ModelMessage
+    if (!Array.isArray(content)) return { role, content: textOf(content) } as ModelMessage
     const read = content.map(part => (part.type === 'document' ? { type: 'text' as const, text: textOf(part) } : part))
     return { role, content: read } as ModelMessage
   })

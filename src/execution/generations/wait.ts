@@ -1,4 +1,4 @@
-import { AppError, isErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { isErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { expectEnd } from '../../core/jobs/wait.ts'
 import type { Services } from '../../core/process/services.ts'
 import { readFrame } from './frames.ts'
@@ -68,10 +68,10 @@ async function recordedResult(services: Services, generation: GenerationRow): Pr
   }
 }
 
-/** Raises a failed turn's own code; what the catalogue does not know answers GENERATION_FAILED. */
-export function raiseFailure(ended: EndedTurn): never {
-  const failure = ended.failure as RecordedFailure
-  const { id: generation_id, trace_id } = ended
-  const code = isErrorCode(failure.code) ? failure.code : 'GENERATION_FAILED'
-  throw new AppError(code, { message: failure.message, meta: { ...failure.meta, generation_id, trace_id } })
-}
+/** Raises the code of a recorded failure, with `more` in its meta; what the catalogue does not know is GENERATION_FAILED. */
+export const raiseRecorded = ({ code, message, meta }: RecordedFailure, more?: Record<string, unknown>): never =>
+  raise(isErrorCode(code) ? code : 'GENERATION_FAILED', { message, meta: more ? { ...meta, ...more } : meta })
+
+/** Raises a failed turn's own code. */
+export const raiseFailure = ({ failure, id: generation_id, trace_id }: EndedTurn): never =>
+  raiseRecorded(failure as RecordedFailure, { generation_id, trace_id })
