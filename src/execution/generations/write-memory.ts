@@ -5,6 +5,7 @@ import { MAX_CONTENT } from '../../memory/memories/model.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
 import { complete } from '../tools/model.ts'
 import { actingCaller } from './authority.ts'
+import type { GenerationRow } from './model.ts'
 import type { TurnTool, Unavailable } from './toolbox.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
@@ -46,19 +47,24 @@ export async function writeMemoryTool(turn: TurnAttempt): Promise<TurnTool | Una
   }
 }
 
+/** Where a fact comes from that is stated in a turn, and in whose name. */
+export const statedIn = ({ id, agent_id, conversation_id }: GenerationRow) =>
+  ({
+    source_type: conversation_id === null ? 'manual' : 'conversation',
+    source_id: conversation_id,
+    generation_id: id,
+    conversation_id,
+    principal: { type: 'agent', id: agent_id },
+  }) as const
+
 async function write(turn: TurnAttempt, memory_store_id: string, content: string) {
-  const { agent, generation, services } = turn
+  const { generation, services } = turn
   await requireWithinBoundary(turn, memory_store_id)
-  const { conversation_id } = generation
   const { entry } = await writeFact(services, {
     memory_store_id,
     content,
-    source_type: conversation_id === null ? 'manual' : 'conversation',
-    source_id: conversation_id,
     mechanism: 'tool',
-    generation_id: generation.id,
-    conversation_id,
-    principal: { type: 'agent', id: agent.id },
+    ...statedIn(generation),
   })
   return { action: entry.action, memory_id: entry.memory_id, entry_id: entry.id }
 }
