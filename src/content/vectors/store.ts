@@ -291,17 +291,23 @@ export async function readNews(
   return { codes: codedOf({ ids, codes }), vectors, snapshot: now, server }
 }
 
-/** The rows of a container that transactions wrote which a snapshot could not see; as in `readNews`. */
+/**
+ * The rows of a container that transactions wrote which a snapshot could not see; as in `readNews`. `offset 0` keeps it with
+ * the few that are new: a plan that is made once for every container would read all vectors of the one at hand (100,000: 200 ms,
+ * this way 0.1).
+ */
 export const refsWrittenSince = (scope: CodeScope, container: string, snapshot: string): Fragment => {
   const since = sql.fragment`${snapshot}::pg_snapshot`
-  const here = sql.fragment`${inScope(scope)} and v.container_id = ${container}`
   return sql.fragment`
-    select v.ref_id from knowledge_vectors v
-    where ${here} and v.written_in >= pg_snapshot_xmax(${since})
-      and v.written_in < pg_snapshot_xmax(pg_current_snapshot())
-    union all
-    select v.ref_id from knowledge_vectors v
-    where ${here} and v.written_in = any(array(select pg_snapshot_xip(${since})))`
+    select v.ref_id from (
+      select v.ref_id, v.container_id from knowledge_vectors v
+      where ${inScope(scope)} and v.written_in >= pg_snapshot_xmax(${since})
+        and v.written_in < pg_snapshot_xmax(pg_current_snapshot())
+      union all
+      select v.ref_id, v.container_id from knowledge_vectors v
+      where ${inScope(scope)} and v.written_in = any(array(select pg_snapshot_xip(${since})))
+      offset 0
+    ) v where v.container_id = ${container}`
 }
 
 /** The vectors of a row, in the order of its windows, in base64; null for none. By knowledge_vectors_ref. */
