@@ -272,6 +272,21 @@ describe('vectors in the database', () => {
     assert.equal((await near(question, { limit: 25 })).length, 1000)
     assert.equal((await near(question, { limit: 100 })).length, 2000)
   })
+  it('are read until the nearest is known, where no other matters', async () => {
+    const question = scattered()
+    const close = (share: number) => unit(question.map(value => value + share * normal()))
+    await insert(...Array.from({ length: 1000 }, (_, index) => row(`other${index}`, scattered())))
+    // Nothing stands out: what is not read is behind what is.
+    const read = await near(question, { relevant: 0.9 })
+    assert.ok(read.length > 100)
+    assert.deepEqual(read.slice(0, 50), (await near(question)).slice(0, 50))
+    await insert(row('near', close(1 / 16)), row('nearest', close(1 / 64)))
+    const [first, second, ...others] = await near(question, { relevant: 0.9 })
+    assert.deepEqual([first.ref_id, second.ref_id], ['nearest', 'near'])
+    assert.equal(others.length, 98)
+    // Rows that matter are read although the nearest is far before them.
+    assert.equal((await near(question, { relevant: -0.5 })).length, 400)
+  })
   it('have 4096 bits above 2048 dimensions', async () => {
     space = await newSpace(3000)
     const vectors = Array.from({ length: 500 }, () => unit(Float32Array.from({ length: 3000 }, normal)))

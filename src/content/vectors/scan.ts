@@ -41,11 +41,34 @@ const MOST_MERGED = 500
 /** Vectors that are read at least in place of those that were gone or hidden, lest the last few take a round trip each. */
 const LEAST_READ = 100
 
+/** How candidates are read: how many at first, and whether those that are left can be left out. */
+type Reading = { first: number; isEnough(estimate: number, found: readonly Near[]): boolean }
+
+/** Estimates of cosines err by 0.028 (one standard deviation, 2,048 bits), by more than this once in millions. */
+const MARGIN = 0.14
+
+function readingOf(question: Float32Array, wanted: number, relevant: number | undefined): Reading {
+  if (relevant === undefined) return { first: wanted, isEnough: () => false }
+  // What a row with the question's own code is estimated at stands for a cosine of 1.
+  const [one] = estimates(question, codeBytes(question), [0])
+  let best = -1
+  let seen = 0
+  return {
+    first: LEAST_READ,
+    isEnough(estimate, found) {
+      for (; seen < found.length; seen++) best = Math.max(best, found[seen].cosine)
+      return estimate / one < Math.min(best, relevant) - MARGIN
+    },
+  }
+}
+
 /**
  * The rows of one source that are nearest to a question: codes by distance, the best of them by
  * estimate, the best of those by the cosines of their vectors. Sorted by cosine, then by id; every row once. Where the
  * scope holds no more rows than candidates the answer is exact.
  * @param scan.limit results that the caller wants; decides how many candidates are read
+ * @param scan.relevant the cosine below which no row but the nearest matters: candidates are read in parts, and no more once
+ *   what is left is estimated to be well below it and the nearest
  * @param scan.vector the question, L2-normalized
  * @param scan.whole whether all rows of the project may be found but those that are gone or not ready: its codes may be
  *   compared in the process (code-cache.ts). Of a part of a project the database finds the rows; what is hidden would take
@@ -54,11 +77,18 @@ const LEAST_READ = 100
  */
 export async function nearestRows(
   services: Services,
-  { vector, limit, whole, ...scope }: Omit<Scan, 'code'> & { vector: Float32Array; whole?: boolean },
+  {
+    vector,
+    limit,
+    whole,
+    relevant,
+    ...scope
+  }: Omit<Scan, 'code'> & { vector: Float32Array; whole?: boolean; relevant?: number },
 ): Promise<Near[]> {
   const { config, pool } = services
   const wanted = Math.min(MOST_CANDIDATES, Math.max(LEAST_CANDIDATES, config.KNOWLEDGE_CANDIDATE_FACTOR * limit))
   const { projects, space, source, filter } = scope
+  const reading = readingOf(vector, wanted, relevant)
   const indexed = await hasIndex(services, space)
   const keepable = whole && !indexed && projects?.length === 1 ? { project: projects[0], space, source } : null
   const kept = keepable && keptCodes(services, keepable)
@@ -66,7 +96,7 @@ export async function nearestRows(
   const looked = kept && (await lookAt(kept, vector))
   const { found, by, scanned } = await inTransaction(pool, async db => {
     await prepare(db, { timeoutMs: config.KNOWLEDGE_QUERY_TIMEOUT_MS, indexed: indexed ? wanted : null })
-    const inMemory = looked && (await nearestKept(services, db, looked, { vector, wanted, filter }))
+    const inMemory = looked && (await nearestKept(services, db, looked, { vector, wanted, filter, reading }))
     if (inMemory) return { found: inMemory, by: 'memory', scanned: 0 }
     const scan = { ...scope, code: codeOf(vector) }
     const near = indexed ? await searchIndex(db, { ...scan, limit: wanted }) : []
@@ -75,8 +105,14 @@ export async function nearestRows(
     // The index gives up in scopes that are a small part of it; they are small enough to be scanned.
     if (near.length === wanted) return { found: await cosines(near), by: 'index', scanned: 0 }
     const { ids, codes } = await scanCodes(db, { ...scan, limit: ESTIMATED })
-    const { rows: nearest } = byEstimate(codes, [...ids.keys()], vector)
-    return { found: await cosines(nearest.slice(0, wanted).map(row => ids[row])), by: 'scan', scanned: ids.length }
+    const nearest = byEstimate(codes, [...ids.keys()], vector)
+    const read: Near[] = []
+    for (let at = 0; at < Math.min(wanted, nearest.rows.length) && !reading.isEnough(nearest.near[at], read); ) {
+      const part = nearest.rows.slice(at, Math.min(wanted, at + reading.first))
+      at += part.length
+      read.push(...(await cosines(part.map(row => ids[row]))))
+    }
+    return { found: read, by: 'scan', scanned: ids.length }
   })
   vectorSearches.inc({ by })
   if (keepable && scanned === ESTIMATED) noteScan(services, keepable)
@@ -103,11 +139,16 @@ async function nearestKept(
   services: Services,
   db: Queryable,
   { kept, moment, nearest: before }: Looked,
-  { vector, wanted, filter }: { vector: Float32Array; wanted: number; filter: Scan['filter'] },
+  {
+    vector,
+    wanted,
+    filter,
+    reading,
+  }: { vector: Float32Array; wanted: number; filter: Scan['filter']; reading: Reading },
 ): Promise<Near[] | null> {
   const asked = asking(
     services,
-    before.rows.slice(0, wanted).map(row => kept.ids[row]),
+    before.rows.slice(0, reading.first).map(row => kept.ids[row]),
   )
   const news = await followCodes(services, db, kept, { since: moment, known: asked, filter })
   if (!news) return null
@@ -115,12 +156,13 @@ async function nearestKept(
   const near = nearBy(services, asked, news.vectors, vector)
   const nearest =
     news.rows.length > MOST_MERGED
-      ? (await lookAt(kept, vector)).nearest.rows
+      ? (await lookAt(kept, vector)).nearest
       : merged(before, byEstimate(kept.codes, news.rows, vector))
   const found: Near[] = []
   const gone: number[] = []
-  for (let at = 0; at < nearest.length && found.length < wanted; ) {
-    const part = nearest.slice(at, at + Math.max(LEAST_READ, wanted - found.length))
+  let enough = false
+  for (let at = 0; at < nearest.rows.length && found.length < wanted && !enough; ) {
+    const part = nearest.rows.slice(at, at + Math.max(LEAST_READ, reading.first - found.length))
     at += part.length
     const unknown = part.map(row => kept.ids[row]).filter(id => !known.has(id))
     const read = unknown.length > 0 ? await nearOf(services, db, { ids: unknown, question: vector, filter }) : null
@@ -130,23 +172,30 @@ async function nearestKept(
       if (place) found.push(place)
       else if (place === undefined) gone.push(row)
     }
+    enough = reading.isEnough(nearest.near[at], found)
   }
   forget(kept, gone)
-  if (found.length >= wanted || nearest.length < ESTIMATED) return found.slice(0, wanted)
+  if (enough || found.length >= wanted || nearest.rows.length < ESTIMATED) return found.slice(0, wanted)
   if (gone.length > 0) dropCodes(services, kept)
   return null
 }
 
 /** Rows of two rankings in one, the nearest first; a row of both stands where the second has it. */
-function merged(before: Estimated, news: Estimated): number[] {
+function merged(before: Estimated, news: Estimated): Estimated {
   const again = new Set(news.rows)
   const rows: number[] = []
+  const near: number[] = []
   let next = 0
-  for (let at = 0; at < before.rows.length; at++) {
-    while (next < news.rows.length && news.near[next] > before.near[at]) rows.push(news.rows[next++])
-    if (!again.has(before.rows[at])) rows.push(before.rows[at])
+  const add = ({ rows: of, near: estimated }: Estimated, at: number) => {
+    rows.push(of[at])
+    near.push(estimated[at])
   }
-  return [...rows, ...news.rows.slice(next)]
+  for (let at = 0; at < before.rows.length; at++) {
+    while (next < news.rows.length && news.near[next] > before.near[at]) add(news, next++)
+    if (!again.has(before.rows[at])) add(before, at)
+  }
+  while (next < news.rows.length) add(news, next++)
+  return { rows, near }
 }
 
 /** Rows by how near their codes are estimated to be to the question. */

@@ -132,14 +132,14 @@ async function prepare(
     (await seeStore(services.pool, claim.memory_store_id, claim.hash)) ??
     raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
   await check?.(store)
-  effectiveThresholds(claim, store)
+  const { supersede } = effectiveThresholds(claim, store)
   if (store.twin && !again && !claim.supersedes) return { store, embedded: null, near: [], more: false }
   const embedded =
     (store.twin === null ? null : await vectorsOfTwin(services, store.twin)) ??
     (await embedContent(services, { project_id: store.project_id, ref: store.id, content: claim.content }))
   const { space, vectors } = embedded
   if (claim.supersedes || !space || vectors.length === 0) return { store, embedded, near: [], more: false }
-  const near = await nearest(services, store, space, vectors[0])
+  const near = await nearest(services, store, space, { vector: vectors[0], relevant: supersede })
   return { store, embedded, near: near.slice(0, LOOKED_AT), more: near.length > LOOKED_AT }
 }
 
@@ -155,7 +155,12 @@ async function vectorsOfTwin(services: Services, id: string): Promise<Embedded |
  * Memories of a store by how near they are to a vector. A store that holds most of its project's is searched in the codes
  * that the process keeps of all of them; of others the database finds the rows.
  */
-async function nearest(services: Services, store: SeenStore, space: Space, vector: Float32Array): Promise<string[]> {
+async function nearest(
+  services: Services,
+  store: SeenStore,
+  space: Space,
+  question: { vector: Float32Array; relevant: number },
+): Promise<string[]> {
   try {
     const found = await nearestRows(services, {
       projects: [store.project_id],
@@ -163,7 +168,7 @@ async function nearest(services: Services, store: SeenStore, space: Space, vecto
       source: SOURCES.memory,
       filter: ({ container }) => sql.fragment`${container} = ${store.id}`,
       whole: store.project_count !== null && 2 * store.valid_count >= store.project_count,
-      vector,
+      ...question,
       limit: 1,
     })
     return found.map(({ ref_id }) => ref_id)
