@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '../../src/core/db/sql.ts'
+import { expireContent, MOST } from '../../src/execution/generations/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -144,6 +145,30 @@ describe('content', function () {
     assert.equal((await app.key.get(`/events?resource_id=${old.id}&event=generations.content_purged`)).body.total, 1)
   })
 
+  it('of a project is erased up to a number at one time, oldest first, and that of others beside it', async () => {
+    const other = await app.admin.post('/projects', { name: 'beside' })
+    const traces = (projectId: string, count: number) =>
+      run(
+        `insert into traces (id, project_id, agent_id, created_at)
+         select 'trace_' || $1 || n, $1, $2, now() - (400 - n) * interval '1 day' from generate_series(1, $3::int) n`,
+        [projectId, app.agentId, count],
+      )
+    await traces(app.projectId, 250)
+    await traces(other.body.id, 1)
+    for (const id of [app.projectId, other.body.id])
+      await app.admin.patch(`/projects/${id}`, { trace_content_retention_days: 1 })
+    const kept = async () =>
+      run(
+        `select project_id, count(*)::int as count, max(created_at) > now() - interval '151 days' as newest from traces
+         where content_redacted_at is null group by 1`,
+      )
+    const sweep = () => expireContent(app.services, new AbortController().signal, 200)
+    await sweep()
+    assert.deepEqual(await kept(), [{ project_id: app.projectId, count: 50, newest: true }])
+    await sweep()
+    assert.deepEqual(await kept(), [])
+    assert.equal(MOST, 10_000)
+  })
   it('is kept when the sweep is switched off', async () => {
     const { id, trace_id } = await turn()
     await age(id, 2)

@@ -19,7 +19,7 @@ const BY: ErasedBy = { type: 'system', id: 'retention_sweep' }
 /** Traces of a transaction. */
 const BATCH = 100
 /** Traces of a project at one time: what is more waits for the next. */
-const MOST = 10_000
+export const MOST = 10_000
 const PROJECTS = 200
 
 const contentSweep = workQueue('content.sweep', {
@@ -43,15 +43,16 @@ export const contentSweepSchedule = every(
 /**
  * Erases the content of traces that are older than the retention of their projects. A second one at the same time does no
  * harm: each trace is erased under its lock, once.
+ * @param most traces of a project at one time, in steps of `BATCH`
  */
-export async function expireContent(services: Services, stopping: AbortSignal): Promise<void> {
+export async function expireContent(services: Services, stopping: AbortSignal, most = MOST): Promise<void> {
   const { pool, clock, log } = services
   for (let after = ''; !stopping.aborted; ) {
     const projects = await expiringProjects(pool, clock.now(), after, PROJECTS)
     for (const project of projects) {
       const started = performance.now()
       try {
-        const done = await expireProject(services, project, stopping)
+        const done = await expireProject(services, project, { stopping, most })
         const ms = Math.round(performance.now() - started)
         if (done.traces > 0 || done.skipped > 0)
           log.info({ project_id: project.id, ...done, ms }, 'content past its retention erased')
@@ -68,11 +69,11 @@ export async function expireContent(services: Services, stopping: AbortSignal): 
 async function expireProject(
   services: Services,
   { id: projectId, cutoff }: { id: string; cutoff: string },
-  stopping: AbortSignal,
+  { stopping, most }: { stopping: AbortSignal; most: number },
 ): Promise<{ traces: number; skipped: number }> {
   const done = { traces: 0, skipped: 0 }
   let after: Root | null = null
-  for (let seen = 0; seen < MOST && !stopping.aborted; seen += BATCH) {
+  for (let seen = 0; seen < most && !stopping.aborted; seen += BATCH) {
     const roots: readonly Root[] = await expiredRoots(services.pool, projectId, cutoff, after, BATCH)
     if (roots.length === 0) break
     const ids = roots.map(({ id }) => id)
