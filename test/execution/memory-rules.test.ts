@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { firingRetention } from '../../src/execution/memory-rules/handlers.ts'
+import { usageSettled } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { eventsOf } from './decider-support.ts'
@@ -270,6 +273,61 @@ describe('memory rules', function () {
       const second = await turn(agent)
       assert.deepEqual(await extraction(second, id), counts(2, 0, 2))
       await app.key.delete(`/memory-rules/${id}`)
+    })
+
+    it('leave what they brought into the store when they are deleted, without their id', async () => {
+      const memory_store_id = await store()
+      const agent = await talker()
+      const { id } = await rule({ memory_store_id, source_agent_ids: [agent] })
+      const generation = await turn(agent)
+      assert.deepEqual(await extraction(generation, id), counts(2, 2))
+      const before = await entries(memory_store_id)
+      assert.deepEqual(new Set(before.map(entry => entry.memory_rule_id)), new Set([id]))
+      assert.equal((await app.key.delete(`/memory-rules/${id}`)).status, 204)
+      assert.deepEqual(
+        await entries(memory_store_id),
+        before.map(entry => ({ ...entry, memory_rule_id: null })),
+      )
+      assert.equal((await app.key.get(`/memories?memory_store_id=${memory_store_id}`)).body.total, 2)
+      assert.deepEqual(Object.keys((await app.key.get(`/generations/${generation}`)).body.extraction), [id])
+    })
+
+    it('are metered as extraction, for the agent and the turn, and refused at a quota before the model is asked', async () => {
+      const memory_store_id = await store()
+      const agent = await talker()
+      const { id } = await rule({ memory_store_id, source_agent_ids: [agent] })
+      const metered = async () =>
+        (await usageSettled(app, app.projectId)).filter(
+          event => event.source === 'memory_extraction' && event.agent_id === agent,
+        )
+      const first = await turn(agent)
+      await extraction(first, id)
+      const [event, ...others] = await metered()
+      assert.deepEqual(others, [])
+      assert.deepEqual(
+        [event.meter_type, event.generation_id, event.ai_provider_id, event.model],
+        ['llm_tokens', first, app.providerId, `rules-${lanes}/m`],
+      )
+      assert.ok(event.components.some(({ component, quantity }: any) => component === 'input_tokens' && quantity > 0))
+
+      // The next turn may start, and uses what was left.
+      const [{ tokens }] = (await app.services.pool.any(
+        rawQuery('select sum(tokens)::int as tokens from usage_events where agent_id = $1', [agent]),
+      )) as { tokens: number }[]
+      const quota = await app.admin.post('/quotas', {
+        ...{ project_id: app.projectId, scope: 'agent', scope_ref: agent },
+        ...{ metric: 'tokens', window: 'calendar_month', limit: tokens + 1 },
+      })
+      assert.equal(quota.status, 201, JSON.stringify(quota.body))
+      const asked = async () => (await double.requests(`rules-${lanes}`)).length
+      const before = await asked()
+      const second = await turn(agent)
+      const { error, ...of } = await extraction(second, id)
+      assert.deepEqual([error.code, error.meta.quota_id, of], ['QUOTA_EXCEEDED', quota.body.id, counts(0, 0)])
+      assert.equal(await asked(), before + 1)
+      assert.equal((await metered()).length, 1)
+      await app.key.delete(`/memory-rules/${id}`)
+      await app.admin.delete(`/quotas/${quota.body.id}`)
     })
 
     it('look at turns of every transport, once each, and at none that failed or pauses', async () => {
@@ -573,6 +631,33 @@ describe('memory rules', function () {
     assert.deepEqual([sum('candidates'), sum('created'), sum('skipped')], [12, 10, 2])
     assert.equal((await contents(shared)).length, 4)
     for (const { id } of rules) await app.key.delete(`/memory-rules/${id}`)
+  })
+
+  it('forget after 30 days which turns they have looked at', async () => {
+    const memory_store_id = await store()
+    const agent = await talker()
+    const { id } = await rule({ memory_store_id, source_agent_ids: [agent] })
+    const [older, newer] = [await turn(agent), await turn(agent)]
+    for (const generation of [older, newer]) await extraction(generation, id)
+    const firings = async () =>
+      (
+        (await app.services.pool.any(
+          rawQuery('select generation_id from memory_rule_firings where memory_rule_id = $1', [id]),
+        )) as { generation_id: string }[]
+      ).map(({ generation_id }) => generation_id)
+    const settled = (generation: string, days: number) =>
+      app.services.pool.query(
+        rawQuery(
+          `update memory_rule_firings set settled_at = now() - $2 * interval '1 day' where generation_id = $1 and memory_rule_id = $3`,
+          [generation, days, id],
+        ),
+      )
+    await settled(older, 30.01)
+    await settled(newer, 29.99)
+    await firingRetention.run(app.services, new AbortController().signal)
+    assert.deepEqual(await firings(), [newer])
+    assert.deepEqual((await app.key.get(`/generations/${older}`)).body.extraction[id], counts(2, 2))
+    await app.key.delete(`/memory-rules/${id}`)
   })
 
   it('are tried on a past turn without writing', async () => {

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { message } from '../../src/core/jobs/queue.ts'
 import { memoryEmbedQueue } from '../../src/memory/memories/handlers.ts'
+import { usageSettled } from '../control/usage-support.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { run } from '../support/commands.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
@@ -86,6 +87,30 @@ describe('vectors of memories', function () {
     assert.equal((await entriesOf(key, store)).length, 3)
   })
 
+  it('are metered for the project of the store, when a fact is stated, changed and embedded later', async () => {
+    server.behave = ({ texts }) => ({ tokens: 7 * texts.length })
+    const later = await state(key, store, 'stated without a model')
+    const { app, key: embedding } = await next(remote(server))
+    const { project_id } = (await key.get(`/memory-stores/${store}`)).body
+    await eventually(embedded)
+    const { memory_id } = await state(embedding, store, 'stated with one')
+    await embedding.patch(`/memories/${memory_id}`, { content: 'said in other words' })
+    // The text has its vector.
+    await state(embedding, store, 'said in other  words')
+    const events = await usageSettled(app, project_id)
+    assert.deepEqual(
+      events.map(({ source, meter_type, tokens, idempotency_key }) => [
+        source,
+        meter_type,
+        tokens,
+        idempotency_key.split(':').slice(0, 3).join(':'),
+      ]),
+      [store, store, memory_id].map(ref => ['embedding', 'llm_tokens', 7, `embed:memory:${ref}`]),
+    )
+    for (const { agent_id, actor_id, session_id } of events)
+      assert.deepEqual([agent_id, actor_id, session_id], [null, null, null])
+    assert.equal(later.action, 'created')
+  })
   it('are tried a few times for a text that the model refuses, and no more', async () => {
     server.behave = ({ texts }) => (texts.some(text => text.includes('bad')) ? { status: 400 } : {})
     await state(key, store, 'a bad text')

@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
+import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { expireMemories } from '../../src/memory/memories/expire.ts'
 import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import type { EmbeddingServer } from '../support/embedding-server.ts'
-import { at, createStore, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
+import { at, createStore, DIMENSIONS, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
 describe('memories', () => {
   let app: TestApp
@@ -286,5 +287,23 @@ describe('memories', () => {
     assert.deepEqual([entry.action, entry.mechanism, entry.principal_type], ['created', 'tool', 'agent'])
     assert.equal(memory?.id, entry.memory_id)
     assert.equal((await key.get('/memory-entries?generation_id=gen_1')).body.total, 1)
+  })
+
+  it('count in the storage of their project with their texts and vectors, also when they no longer hold', async () => {
+    const { id, key } = await app.project()
+    const store = await createStore(key)
+    const first = await state(key, store, at(0, 'häuser'))
+    await state(key, store, at(60, 'häuser'))
+    await state(key, store, at(90, 'gärten'), { supersedes: first.memory_id })
+    await snapshotProjects(app.services, { all: true })
+    const texts = [at(0, 'häuser'), at(60, 'häuser'), at(90, 'gärten')]
+    const bytes = texts.reduce((sum, text) => sum + Buffer.byteLength(text), 0)
+    const read = await key.get(`/usage/events?meter_type=storage`)
+    const quantities = read.body.data[0].components.map(({ component, quantity }: any) => [component, quantity])
+    assert.deepEqual(quantities, [
+      ['gb_day', (bytes + 2 * 4 * DIMENSIONS) / 1e9],
+      ['chunk_count', 3],
+    ])
+    assert.equal(read.body.data[0].project_id, id)
   })
 })
