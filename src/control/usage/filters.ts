@@ -10,7 +10,8 @@ export const orchestrationRuns = extensionPoint<(orchestrationId: string) => Fra
 
 /**
  * What narrows usage, over the alias `t`. Ids are compared with those that the events keep: one that names nothing leaves
- * nothing. usage_events_session, _actor and _generation serve theirs, usage_events_project the others within a project.
+ * nothing. usage_events_session, _actor, _agent, _provider, _generation, _run, _trace, _source, _trigger and _action serve
+ * theirs, usage_events_project the others within a project.
  */
 export const usageFilters = {
   session_id: equals('session_id'),
