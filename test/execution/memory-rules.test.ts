@@ -6,6 +6,7 @@ import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { eventsOf } from './decider-support.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { accepted, shared } from './share-support.ts'
 import { json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
 
 const ACTIONS = [
@@ -19,7 +20,7 @@ const ACTIONS = [
     'memories:*',
     'projects:*',
   ],
-  ...['events:*', 'exceptions:*', 'actors:*', 'sessions:*', 'model-routes:*', 'ai-providers:*'],
+  ...['events:*', 'exceptions:*', 'actors:*', 'sessions:*', 'model-routes:*', 'ai-providers:*', 'shares:*'],
 ]
 
 const FACTS = '["Ada likes tea", {"content": "Ada lives in Turin"}, 7, ""]'
@@ -328,6 +329,46 @@ describe('memory rules', function () {
       assert.equal((await metered()).length, 1)
       await app.key.delete(`/memory-rules/${id}`)
       await app.admin.delete(`/quotas/${quota.body.id}`)
+    })
+
+    it('extract facts of turns of a shared agent on the provider, and at the prices, of the project of the rule', async () => {
+      const grantee = await app.projectWith(ACTIONS)
+      const agent = await talker()
+      const share = await shared(app.key, `srn:${app.projectId}:agent:${agent}`, { grantee: grantee.id })
+      await accepted(grantee.key, share.id)
+      const lane = `rules-${lanes}`
+      const { base_url } = (await app.key.get(`/ai-providers/${app.providerId}`)).body
+      const provider = await grantee.key.post('/ai-providers', {
+        ...{ name: 'own', provider: 'custom', base_url, default_model: `${lane}/own` },
+      })
+      assert.equal(provider.status, 201, JSON.stringify(provider.body))
+      const price = { component: 'input_tokens', unit: 'token', effective_from: '2026-01-01', model: `${lane}/own` }
+      for (const [project, unit_price] of [
+        [app.projectId, 7],
+        [grantee.id, 1],
+      ] as const)
+        assert.equal(
+          (
+            await app.admin.put(`/projects/${project}/prices`, {
+              prices: [{ ...price, provider: 'custom', unit_price }],
+            })
+          ).status,
+          200,
+        )
+      const memory_store_id = (await grantee.key.post('/memory-stores', { name: 'own' })).body.id
+      const { id } = await rule({ memory_store_id, ai_provider_id: provider.body.id }, grantee.key)
+      const reply = await grantee.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'I am Ada' })
+      assert.equal(reply.status, 200, JSON.stringify(reply.body))
+      await eventually(
+        async () => (await grantee.key.get(`/generations/${reply.body.id}`)).body.extraction?.[id]?.created === 2,
+      )
+      const events = await usageSettled(app, grantee.id)
+      const [event, ...others] = events.filter(({ source }) => source === 'memory_extraction')
+      assert.deepEqual(others, [])
+      assert.deepEqual([event.ai_provider_id, event.publisher_project_id], [provider.body.id, null])
+      const input = event.components.find(({ component }: any) => component === 'input_tokens')
+      assert.equal(input.unit_price, 1)
+      await grantee.key.delete(`/memory-rules/${id}`)
     })
 
     it('look at turns of every transport, once each, and at none that failed or pauses', async () => {

@@ -110,7 +110,8 @@ async function meter(
         trace_id: turn.trace_id,
         actor_id: turn.actor_id,
         session_id: turn.session_id,
-        publisher_project_id: turn.publisher_project_id,
+        // Of the rule's own project, also after a turn of an agent that another one shares.
+        publisher_project_id: null,
       },
     ])
   } catch (error) {
