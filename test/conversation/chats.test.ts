@@ -292,6 +292,42 @@ describe('chats', () => {
       refused(await complete({ ...body, stream: true }, key), 409, 'PROJECT_PAUSED')
     })
 
+    it('are refused at a quota of the project before the provider is asked, and by none of agents or actors', async () => {
+      const lane = 'capped'
+      await double.put(lane, { rules: [{ reply: { text: 'x', usage: { prompt_tokens: 11, completion_tokens: 5 } } }] })
+      const { id, key } = await app.project()
+      const provider = await app.admin.post('/ai-providers', {
+        ...{ project_id: id, name: 'p', provider: 'custom', default_model: `${lane}/m` },
+        base_url: `${app.double.url}/v1`,
+      })
+      const body = { ai_provider_id: provider.body.id, messages: user('x') }
+      const asked = async () => (await double.requests(lane)).length
+      const metered = async () =>
+        (await rows('select count(*)::int as count from usage_events where project_id = $1', [id]))[0].count
+      const cap = async (fields: object) => {
+        const made = await app.admin.post('/quotas', { project_id: id, window: 'calendar_month', ...fields })
+        assert.equal(made.status, 201, JSON.stringify(made.body))
+        return made.body.id as string
+      }
+      for (const scope of ['agent', 'actor']) await cap({ scope, metric: 'tokens', limit: 1 })
+      const tokens = await cap({ scope: 'project', metric: 'tokens', limit: 40 })
+      for (let call = 1; call <= 3; call++) assert.equal((await complete(body, key)).status, 200)
+      for (const stream of [false, true]) {
+        const reply = await complete({ ...body, stream }, key)
+        const { meta } = refused(reply, 429, 'QUOTA_EXCEEDED')
+        assert.deepEqual([meta.quota_id, meta.limit, meta.metric], [tokens, 40, 'tokens'])
+        assert.ok(Number(reply.headers.get('retry-after')) >= 1)
+        assert.match(String(reply.headers.get('content-type')), /json/)
+      }
+      assert.deepEqual([await asked(), await metered()], [3, 3])
+      assert.equal((await app.admin.delete(`/quotas/${tokens}`)).status, 204)
+      const cost = await cap({ scope: 'project', metric: 'cost_usd', limit: 1 })
+      const blind = await complete({ ...body, stream: true }, key)
+      assert.equal(refused(blind, 409, 'QUOTA_UNENFORCEABLE').meta.quota_id, cost)
+      assert.equal(blind.headers.get('retry-after'), null)
+      assert.deepEqual([await asked(), await metered()], [3, 3])
+    })
+
     it('are metered with what the provider reports, for nobody but the project', async () => {
       const lane = 'metered'
       await double.put(lane, {
