@@ -63,6 +63,31 @@ describe('usage of turns', () => {
     return reply.body.prices
   }
 
+  it('is a count, whatever a provider reports', async () => {
+    const made = { name: 'odd', provider: 'custom', base_url: `${target.url}/v1`, default_model: 'odd' }
+    const provider = await app.admin.post('/ai-providers', { project_id: app.projectId, ...made })
+    assert.equal(provider.status, 201, JSON.stringify(provider.body))
+    const agent = await app.agent({ ai_provider_id: provider.body.id })
+    const most = 1_000_000_000
+    const answers: [number, number, number, object][] = [
+      [1e300, 1e19, 0, { input_tokens: most, output_tokens: most }],
+      [1.5, 2.5, 0, { input_tokens: 2, output_tokens: 3 }],
+      [-7, 4, 0, { output_tokens: 4 }],
+      [5, 4, 9, { cached_tokens: 9, output_tokens: 4 }],
+    ]
+    for (const [prompt_tokens, completion_tokens, cached_tokens, expected] of answers) {
+      target.answer = json({
+        ...{ id: 'c', object: 'chat.completion', created: 1, model: 'odd' },
+        choices: [{ index: 0, message: { role: 'assistant', content: 'hi' }, finish_reason: 'stop' }],
+        usage: { prompt_tokens, completion_tokens, total_tokens: 1, prompt_tokens_details: { cached_tokens } },
+      })
+      const turn = await generate(agent, { prompt: 'x' })
+      assert.equal(turn.status, 'completed', JSON.stringify(turn))
+      const [event] = await events(`generation_id=${turn.id}`)
+      assert.deepEqual(quantities(event), expected)
+    }
+  })
+
   it('is one event of all steps, with the cost on the record, and tokens alone on steps', async () => {
     const common = { model: 'priced', unit: 'token', effective_from: '2020-01-01T00:00:00.000Z' }
     const [input, output] = await override([

@@ -235,14 +235,20 @@ function rawAnswer(
 
 const FINISH = new Set(['stop', 'length', 'content-filter', 'tool-calls'])
 
+/** More than any call can use; with it the sums of millions of calls stay whole numbers. */
+const MOST_TOKENS = 1_000_000_000
+
+/** A count as a provider may report it, as one that can be added up. */
+const tokens = (count = 0): number => Math.min(MOST_TOKENS, Math.max(0, Math.ceil(count)))
+
 function modelUsage(usage: LanguageModelUsage): ModelUsage | null {
   if (usage.inputTokens === undefined && usage.outputTokens === undefined) return null
   const { cacheReadTokens = 0, cacheWriteTokens = 0, noCacheTokens } = usage.inputTokenDetails
   return {
-    input_tokens: noCacheTokens ?? Math.max(0, (usage.inputTokens ?? 0) - cacheReadTokens - cacheWriteTokens),
-    cached_tokens: cacheReadTokens,
-    cache_write_tokens: cacheWriteTokens,
-    output_tokens: usage.outputTokens ?? 0,
-    reasoning_tokens: usage.outputTokenDetails.reasoningTokens ?? 0,
+    input_tokens: tokens(noCacheTokens ?? (usage.inputTokens ?? 0) - cacheReadTokens - cacheWriteTokens),
+    cached_tokens: tokens(cacheReadTokens),
+    cache_write_tokens: tokens(cacheWriteTokens),
+    output_tokens: tokens(usage.outputTokens),
+    reasoning_tokens: tokens(usage.outputTokenDetails.reasoningTokens),
   }
 }
