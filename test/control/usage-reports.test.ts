@@ -92,6 +92,17 @@ describe('usage reports', () => {
   }
   const keyed = (body: any) => Object.fromEntries(body.groups.data.map((group: any) => [group.key, group.cost_usd]))
 
+  it('reach to the last time that there is', async () => {
+    const project = await filled()
+    const last = '9999-12-31T23:59:59.999Z'
+    assert.equal((await aggregate(project, `to=${last}`)).totals.event_count, 5)
+    assert.equal((await aggregate(project, `from=${last}&group_by=day`)).totals.event_count, 0)
+    const { status, body } = await project.key.get(
+      `/usage/timeseries?interval=month&from=9999-11-01T00:00:00Z&to=${last}&group_by=model`,
+    )
+    assert.deepEqual([status, body.points?.length], [200, 2], JSON.stringify(body))
+  })
+
   it('add up exactly what was used, with what each component came to', async () => {
     const body = await aggregate(await filled())
     assert.deepEqual(body.totals, {

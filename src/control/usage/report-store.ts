@@ -93,11 +93,16 @@ const sumsOf = (alias: string): Fragment =>
 
 type Span = { from: Date | null; to: Date | null }
 
+/** A bound whose next hour still has a year of four digits, which is all that the database reads. */
+const bounded = (time: Date | null): Date | null => time && new Date(Math.min(time.getTime(), LAST_MS))
+const LAST_MS = Date.UTC(9999, 11, 31)
+
 /**
  * The hours that lie within the bounds as a whole, and what is before and after them. Bounds are inclusive, to the
  * millisecond; hours begin at `from` and end before `to`.
  */
-function split({ from, to }: Span): { hours: Span | null; edges: Span[] } {
+function split(span: Span): { hours: Span | null; edges: Span[] } {
+  const { from, to } = { from: bounded(span.from), to: bounded(span.to) }
   const first = from && new Date(Math.ceil(from.getTime() / HOUR_MS) * HOUR_MS)
   const last = to && new Date(Math.floor((to.getTime() + 1) / HOUR_MS) * HOUR_MS)
   if (first && last && first >= last) return { hours: null, edges: [{ from, to }] }
