@@ -206,12 +206,12 @@ function addedBy(
   return added
 }
 
-/** What a price's expression makes of a call; null when that is no quantity. */
+/** What a price's expression makes of a call; null when that is no quantity, or one that could not be added up. */
 function quantityOf({ quantity }: Price, call: UsageDraft['call'], spent: Spent): number | null {
   if (quantity === null) return 1
   try {
     const value = evaluate(quantity, call, spent)
-    return typeof value === 'number' && Number.isFinite(value) && value >= 0 ? value : null
+    return typeof value === 'number' && value >= 0 && value <= Number.MAX_SAFE_INTEGER ? value : null
   } catch (error) {
     if (error instanceof ExpressionError) return null
     throw error
