@@ -61,6 +61,11 @@ describe('prices', () => {
   const costs = (event: any) =>
     Object.fromEntries(event.components.map(({ component, cost_usd }: any) => [component, cost_usd]))
 
+  it('begin at a time that may be given with any offset', async () => {
+    const [price] = ok(await own([row({ model, effective_from: '2020-01-02T00:00:00+23:59' })]))
+    assert.equal(price.effective_from, '2020-01-01T00:01:00.000Z')
+  })
+
   it('make the cost of a use, which a later price does not change', async () => {
     const [input, output] = ok(
       await own([row({ model }), row({ model, component: 'output_tokens', unit_price: 2e-6 })]),
@@ -236,6 +241,7 @@ describe('prices', () => {
     refused(await own(Array.from({ length: 501 }, (_, n) => row({ model: `m${n}` }))))
     refused(await own([row({ model, unit_price: -1 })]))
     refused(await own([row({ model, effective_from: 'soon' })]))
+    refused(await own([row({ model, effective_from: '9999-12-31T23:00:00-02:00' })]))
     refused(await own([row({ model }), row({ model })]))
     assert.equal(
       (await global([row({ ai_provider_id: `aip_${'0'.repeat(26)}` })])).body.error.code,

@@ -66,6 +66,8 @@ describe('content', function () {
     const { id, trace_id } = await turn()
     await age(id, 3)
     const until = new Date(Date.now() + 3_600_000).toISOString()
+    const far = await project({ content_hold_until: '2098-01-02T00:00:00+23:59' })
+    assert.equal(far.content_hold_until, '2098-01-01T00:01:00.000Z')
     const held = await project({ content_hold_until: until, trace_content_retention_days: 1 })
     assert.equal(held.content_hold_until, until)
     const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id

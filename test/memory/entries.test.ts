@@ -200,6 +200,7 @@ describe('writing facts', () => {
     await refuse({ source_type: 'conversation' }, 'source_id')
     await refuse({ source_id: 'conv_1' }, 'source_id')
     await refuse({ expires_at: '2020-01-01T00:00:00Z' }, 'expires_at')
+    await refuse({ expires_at: '9999-12-31T23:59:59-15:00' }, 'expires_at')
     await refuse({ metadata: { x: 'x'.repeat(16_400) } }, 'metadata')
     await refuse({ tags: { 'system.x': '1' } }, 'tags.system.x')
     await refuse({ mechanism: 'rule' }, 'mechanism')

@@ -124,6 +124,11 @@ describe('memories', () => {
     const path = `/memories/${memory_id}`
     assert.equal((await key.get(path)).body.expires_at, expires_at)
     assert.equal((await key.patch(path, { expires_at: '2020-01-01T00:00:00Z' })).status, 400)
+    assert.equal((await key.patch(path, { expires_at: '9999-12-31T23:59:59-15:00' })).status, 400)
+    const far = { expires_at: '2098-01-02T00:00:00+23:59' }
+    const { memory_id: offset } = await state(key, store, 'Fire is hot', far)
+    assert.equal((await key.get(`/memories/${offset}`)).body.expires_at, '2098-01-01T00:01:00.000Z')
+    assert.equal((await key.delete(`/memories/${offset}`)).status, 204)
     const over = '2026-01-01T00:00:00.000Z'
     await app.services.pool.query(sql.unsafe`update memories set expires_at = ${over} where id = ${memory_id}`)
     assert.equal((await key.get(path)).body.invalidated_at, over)

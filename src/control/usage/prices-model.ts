@@ -1,13 +1,12 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { parseTime } from '../../core/api/lists.ts'
+import { timeOrDateInput } from '../../core/api/lists.ts'
 import { record } from '../../core/api/record.ts'
 import { sql, statement } from '../../core/db/sql.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
 import { METER_TYPES } from './model.ts'
 
 const name = z.string().trim().min(1).max(255)
-const time = z.string().refine(value => parseTime(value) !== null, 'must be one ISO 8601 time')
 
 const fields = {
   meter_type: z.enum(METER_TYPES).describe('What is used; default `llm_tokens`'),
@@ -16,7 +15,7 @@ const fields = {
   component: name.describe('Part of the use, such as `input_tokens`'),
   unit: name.describe('Unit of the part; a price in another unit does not apply'),
   unit_price: z.number().min(0).max(1e9).describe('Price of a unit in USD'),
-  effective_from: time.describe('When it comes into force; the latest that has prices a use'),
+  effective_from: z.string().describe('When it comes into force; the latest that has prices a use'),
   resource: z
     .string()
     .min(1)
@@ -57,14 +56,14 @@ export type PriceRow = z.output<typeof priceKind.row>
 /** Most prices of one request. */
 const MAX_PRICES = 500
 
-const { meter_type, provider, model, component, unit, unit_price, effective_from } = fields
+const { meter_type, provider, model, component, unit, unit_price } = fields
 const base = {
   meter_type: meter_type.default('llm_tokens'),
   model,
   component,
   unit,
   unit_price,
-  effective_from,
+  effective_from: timeOrDateInput.describe(fields.effective_from.description as string),
 }
 
 const batchOf = <S extends z.ZodType>(id: string, price: S) =>

@@ -82,6 +82,15 @@ export function parseTime(value: unknown): Date | null {
   return year >= 1 && year <= 9999 && day.getUTCDate() === Number(value.slice(8, 10)) ? time : null
 }
 
+const ofTime = <S extends z.ZodType<string, string>>(text: S, message: string) =>
+  text.refine(value => parseTime(value) !== null, message).transform(value => (parseTime(value) as Date).toISOString())
+
+/** A time of a body in UTC. The database would refuse some of the offsets, and a year that they lead out of four digits. */
+export const timeInput = ofTime(z.iso.datetime({ offset: true }), 'must be an ISO 8601 time')
+
+/** The same, also of a date alone or without an offset. */
+export const timeOrDateInput = ofTime(z.string(), 'must be one ISO 8601 time')
+
 /** Inclusive bounds on a time column; null without any. */
 export const between = (column: Fragment, { from, to }: Pick<Page, 'from' | 'to'>): Fragment | null =>
   from || to

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { booleanQuery } from '../../core/api/lists.ts'
+import { booleanQuery, timeInput } from '../../core/api/lists.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { GuardrailIds } from '../guardrail-ids.ts'
@@ -8,7 +8,6 @@ import { GuardrailIds } from '../guardrail-ids.ts'
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
 const traceModes = z.enum(['full', 'none'])
-const holdUntil = z.iso.datetime({ offset: true })
 
 /** A project as the wire shows it. */
 export const Project = record(
@@ -25,7 +24,7 @@ export const Project = record(
     trace_content_retention_days: limit,
     trace_content_mode: traceModes,
     require_priced_model: z.boolean(),
-    content_hold_until: holdUntil.nullable(),
+    content_hold_until: z.iso.datetime().nullable(),
     paused_at: z.string().nullable(),
     pause_reason: z.string().nullable(),
     delete_at: z.string().nullable().describe('When a deferred delete removes the project; null when none is due'),
@@ -55,7 +54,7 @@ const settings = {
 }
 
 const hold = {
-  content_hold_until: holdUntil
+  content_hold_until: timeInput
     .nullable()
     .describe('Legal hold: until then no content is erased, neither by request nor by retention; null for none'),
 }

@@ -33,7 +33,6 @@ export async function changeMemory(context: Changing<Embedded | null>): Promise<
     others.tags = replacedTags(stored.tags, others.tags)
     context.allowTags(others.tags)
   }
-  if (others.expires_at) others.expires_at = new Date(others.expires_at).toISOString()
   const changes = memoryKind.changes(stored, { ...stored, ...others } as MemoryRow)
   let row = stored
   if (content !== stored.content)

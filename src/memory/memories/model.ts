@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { removeVectors, SOURCES } from '../../content/vectors/store.ts'
 import { invalid } from '../../core/api/errors.ts'
 import { type KindRow, kind } from '../../core/api/kind.ts'
+import { timeInput } from '../../core/api/lists.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import type { AllowTarget } from '../../core/api/operation.ts'
 import { patchBody, record } from '../../core/api/record.ts'
@@ -17,10 +18,7 @@ export const SOURCE_TYPES = ['manual', 'conversation'] as const
 export const written = {
   content: z.string().trim().min(1).max(MAX_CONTENT).describe('One fact in plain words; spaces around it are left out'),
   metadata: MetadataBag.nullable().describe('Data of your own; its keys are never touched'),
-  expires_at: z.iso
-    .datetime({ offset: true })
-    .nullable()
-    .describe('From then on the memory counts as invalidated; null for never'),
+  expires_at: timeInput.nullable().describe('From then on the memory counts as invalidated; null for never'),
 }
 
 export const Memory = record(
