@@ -125,6 +125,35 @@ describe('the purge of what an end user said', function () {
     assert.deepEqual([audited.detail.counts.memories, audited.detail.counts.memory_entries], [1, 2])
   })
 
+  it('takes from the ledger what was known already, and what has lost its memory', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const { conversation_id } = await sessionOf(actor)
+    const store = (await made('/memory-stores', { name: 'facts' })).id
+    const known = await made('/memory-entries', { memory_store_id: store, content: 'Bob keeps bees' })
+    const state = (content: string) =>
+      made('/memory-entries', {
+        ...{ memory_store_id: store, content },
+        ...{ source_type: 'conversation', source_id: conversation_id, metadata: { said: content } },
+      })
+    assert.equal((await state('Bob keeps bees')).action, 'skipped')
+    const gone = await state('Ann hides a gugelhupf-marker')
+    const changed = await state('Ann keeps cats')
+    await app.key.patch(`/memories/${changed.memory_id}`, { content: 'Ann keeps a gugelhupf-marker' })
+    for (const { memory_id } of [gone, changed])
+      assert.equal((await app.key.delete(`/memories/${memory_id}`)).status, 204)
+    await purge(actor)
+    await eraser()
+    await done()
+    const { data } = (await app.key.get(`/memory-entries?memory_store_id=${store}`)).body
+    assert.deepEqual(
+      data.map(({ id }: any) => id),
+      [known.id],
+    )
+    assert.deepEqual(await placesOf(app, 'gugelhupf-marker'), [])
+    const [audited] = await entries(actor)
+    assert.deepEqual([audited.detail.counts.memories, audited.detail.counts.memory_entries], [undefined, 4])
+  })
+
   it('waits for the end of a legal hold that began meanwhile', async () => {
     const actor = (await made('/actors', { name: 'Ann' })).id
     const session = await sessionOf(actor)

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import type { EndUser } from '../../control/retention/content.ts'
-import { identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
 
 const erasable = sql.type(z.strictObject({ id: z.string(), memory_store_id: z.string() }))
 export type Erasable = { id: string; memory_store_id: string }
@@ -17,7 +17,7 @@ export const memoriesOfEndUser = (
     where source_id in (${conversations}) and project_id = ${project_id} and created_at <= ${until}::timestamptz
     order by id limit ${limit}`)
 
-/** Entries of the ledger that were stated in conversations of an end user, by memory_entries_conversation. */
+/** Entries of the ledger that come from conversations of an end user, by memory_entries_source and memory_entries_conversation. */
 export const entriesOfEndUser = (
   db: Queryable,
   { project_id, conversations }: EndUser,
@@ -25,8 +25,11 @@ export const entriesOfEndUser = (
   limit: number,
 ): Promise<readonly string[]> =>
   db.anyFirst(identifying`
-    select id from memory_entries
-    where conversation_id in (${conversations}) and project_id = ${project_id} and created_at <= ${until}::timestamptz
+    select id from (
+      select id, project_id, created_at from memory_entries where source_id in (${conversations})
+      union select id, project_id, created_at from memory_entries where conversation_id in (${conversations})
+    ) e
+    where project_id = ${project_id} and created_at <= ${until}::timestamptz
     order by id limit ${limit}`)
 
 /** Locks stores, as every writer of their memories does first. */
@@ -39,6 +42,10 @@ export const deleteEntriesOf = (db: Queryable, memoryIds: readonly string[]): Pr
   db.anyFirst(identifying`
     delete from memory_entries where memory_id = any(${sql.array([...memoryIds], 'text')}) returning id`)
 
-/** Deletes entries. Returns how many. */
-export const deleteEntries = async (db: Queryable, ids: readonly string[]): Promise<number> =>
-  (await db.query(statement`delete from memory_entries where id = any(${sql.array([...ids], 'text')})`)).rowCount
+const forgotten = sql.type(z.strictObject({ resolved_id: z.string().nullable() }))
+
+/** Deletes entries. Returns for each the memory that it made or changed, null for one that changed none. */
+export const deleteEntries = (db: Queryable, ids: readonly string[]): Promise<readonly (string | null)[]> =>
+  db.anyFirst(forgotten`
+    delete from memory_entries where id = any(${sql.array([...ids], 'text')})
+    returning case when action <> 'skipped' then resolved_id end as resolved_id`)

@@ -16,6 +16,8 @@ import {
 /** Memories or entries of a transaction. */
 const BATCH = 200
 
+const without = withoutFields('content', 'metadata')
+
 /**
  * Memories that come from an end user's conversations, with what the ledger says of them, and what was stated there without
  * making a memory.
@@ -45,7 +47,6 @@ const eraseMemories = ({ services, endUser, write }: EndUserPurge, found: readon
     await removeVectors(tx, { source: SOURCES.memory, ref_ids: ids })
     const entries = await deleteEntriesOf(tx, ids)
     const erased = await deleteMemories(tx, ids)
-    const without = withoutFields('content', 'metadata')
     const events = await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without }])
     const kept_answers = await eraseAnswers(tx, services, endUser.project_id, [...ids, ...entries], unavailable())
     for (const row of erased) {
@@ -55,8 +56,12 @@ const eraseMemories = ({ services, endUser, write }: EndUserPurge, found: readon
     return { memories: erased.length, memory_entries: entries.length, events, kept_answers }
   })
 
+/** Entries, and what events and answers still say of memories that were deleted before. */
 const eraseEntries = ({ services, endUser, write }: EndUserPurge, ids: readonly string[]) =>
-  write(async tx => ({
-    memory_entries: await deleteEntries(tx, ids),
-    kept_answers: await eraseAnswers(tx, services, endUser.project_id, ids, unavailable()),
-  }))
+  write(async tx => {
+    const erased = await deleteEntries(tx, ids)
+    const memories = [...new Set(erased.flatMap(id => id ?? []))]
+    const events = await redactEvents(tx, [{ resource_type: memoryKind.name, ids: memories, without }])
+    const kept_answers = await eraseAnswers(tx, services, endUser.project_id, [...ids, ...memories], unavailable())
+    return { memory_entries: erased.length, events, kept_answers }
+  })

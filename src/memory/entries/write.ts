@@ -18,7 +18,7 @@ import { type Embedded, insertMemory, type NewMemory, type Rival, readRivals } f
 import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import { effectiveThresholds } from '../stores/thresholds.ts'
 import { type Mechanism, type MemoryEntryRow, memoryEntryKind } from './model.ts'
-import { entryInsert, insertEntry, type SeenStore, seeStore } from './store.ts'
+import { entryInsert, insertEntry, type NewEntry, type SeenStore, seeStore } from './store.ts'
 
 /** A fact that somebody states. */
 export type Fact = {
@@ -298,7 +298,7 @@ const entryOf = (
   claim: Claim,
   { action, similarity, match }: Decision,
   memory_id: string | null,
-): Omit<MemoryEntryRow, 'created_at' | 'store_tags'> => ({
+): NewEntry => ({
   id: newId(memoryEntryKind.prefix),
   project_id: store.project_id,
   memory_store_id: store.id,
@@ -312,6 +312,7 @@ const entryOf = (
   memory_rule_id: claim.memory_rule_id ?? null,
   generation_id: claim.generation_id ?? null,
   conversation_id: claim.conversation_id ?? null,
+  source_id: claim.source_id ?? null,
   principal_type: claim.principal.type,
   principal_id: claim.principal.id,
   tags: claim.tags,

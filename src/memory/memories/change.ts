@@ -62,6 +62,7 @@ export async function changeMemory(context: Changing<Embedded | null>): Promise<
       memory_rule_id: null,
       generation_id: null,
       conversation_id: null,
+      source_id: row.source_id,
       principal_type: caller.principal.type,
       principal_id: caller.principal.id,
       tags: body.tags ?? {},
