@@ -154,6 +154,21 @@ describe('the purge of what an end user said', function () {
     assert.deepEqual([audited.detail.counts.memories, audited.detail.counts.memory_entries], [undefined, 4])
   })
 
+  it('takes the memories of conversations that were deleted before', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const session = await sessionOf(actor)
+    await send(session.id, 'hello')
+    const store = (await made('/memory-stores', { name: 'facts' })).id
+    const source = { source_type: 'conversation', source_id: session.conversation_id }
+    await made('/memory-entries', { memory_store_id: store, content: 'Ann eats linzer-marker', ...source })
+    assert.equal((await app.key.delete(`/sessions/${session.id}`)).status, 204)
+    await purge(actor)
+    await eraser()
+    await done()
+    assert.equal((await app.key.get(`/memory-entries?memory_store_id=${store}`)).body.total, 0)
+    assert.deepEqual(await placesOf(app, 'linzer-marker'), [])
+  })
+
   it('waits for the end of a legal hold that began meanwhile', async () => {
     const actor = (await made('/actors', { name: 'Ann' })).id
     const session = await sessionOf(actor)

@@ -65,7 +65,10 @@ export async function endPurge(db: Queryable, claim: Purge): Promise<Record<stri
   return counts
 }
 
-/** An actor with its conversations. Indexes conversations_actor, conversation_messages_actor. */
+/**
+ * An actor with its conversations; of those that were deleted the ones in which it had turns. Indexes conversations_actor,
+ * conversation_messages_actor, generations_actor.
+ */
 export const endUserOf = ({ id, project_id }: ActorRow): EndUser => {
   const ownConversations = sql.fragment`select id from conversations where actor_id = ${id}`
   return {
@@ -73,7 +76,8 @@ export const endUserOf = ({ id, project_id }: ActorRow): EndUser => {
     project_id,
     ownConversations,
     conversations: sql.fragment`
-      ${ownConversations} union select conversation_id from conversation_messages where actor_id = ${id}`,
+      ${ownConversations} union select conversation_id from conversation_messages where actor_id = ${id}
+      union select conversation_id from generations where actor_id = ${id} and conversation_id is not null`,
   }
 }
 
