@@ -268,6 +268,49 @@ describe('memories', () => {
     })
   })
 
+  describe('and what a claim finds', () => {
+    const red = at(0, 'the safe')
+    const near = at(40, 'the safe')
+    const loose = { duplicate_threshold: 0.02, supersede_threshold: 0.01 }
+    const replacing = { duplicate_threshold: 1, supersede_threshold: 0.01 }
+    let memory: string
+    const user = (action: readonly string[], more: object = {}) =>
+      app.user(undefined, [{ statement: [{ effect: 'Allow', action, resource: [`srn:${project.id}:*:*`], ...more }] }])
+    const post = async (user: Client, path: string, more: object) => {
+      const reply = await user.post(path, { memory_store_id: store, content: near, ...more })
+      return [reply.status, reply.body.action ?? reply.body.error.code]
+    }
+    beforeEach(async () => {
+      memory = (await state(key, store, red, { tags: { team: 'red' } })).memory_id
+    })
+
+    it('is neither shown nor replaced by who may not write with its tags', async () => {
+      await key.put(`/memory-stores/${store}/tags`, { team: 'blue' })
+      const blue = await user(['memories:*'], { condition: { StringEquals: { 'svc:ResourceTag/team': 'blue' } } })
+      for (const path of ['/memories', '/memory-entries'])
+        for (const more of [{ content: red }, { content: red, dry_run: true }, loose, replacing]) {
+          if (path === '/memories' && 'dry_run' in more) continue
+          assert.deepEqual(await post(blue, path, { tags: { team: 'blue' }, ...more }), [403, 'FORBIDDEN'])
+        }
+      assert.equal((await key.get(`/memories/${memory}`)).body.invalidated_at, null)
+      assert.equal((await entriesOf(key, store)).length, 1)
+    })
+
+    it('by thresholds of its own is as if it were named', async () => {
+      const writer = await user(['memories:CreateMemory', 'memories:CreateMemoryEntry'])
+      assert.deepEqual(await post(writer, '/memories', loose), [403, 'FORBIDDEN'])
+      for (const path of ['/memories', '/memory-entries'])
+        assert.deepEqual(await post(writer, path, replacing), [403, 'FORBIDDEN'])
+      assert.equal((await key.get(`/memories/${memory}`)).body.invalidated_at, null)
+      assert.deepEqual(await post(writer, '/memory-entries', loose), [200, 'skipped'])
+      assert.deepEqual(await post(writer, '/memories', { content: red }), [200, 'skipped'])
+      const reader = await user(['memories:CreateMemory', 'memories:GetMemory'])
+      assert.deepEqual(await post(reader, '/memories', loose), [200, 'skipped'])
+      const editor = await user(['memories:CreateMemory', 'memories:UpdateMemory'])
+      assert.deepEqual(await post(editor, '/memories', replacing), [200, 'superseded'])
+    })
+  })
+
   it('are refused over the storage quota, and a turn is not', async () => {
     const { id, key } = await app.project()
     const store = await createStore(key)

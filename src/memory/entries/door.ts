@@ -3,21 +3,30 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireAll } from '../../core/api/references.ts'
-import { memoryKind, requireFuture, storeTarget } from '../memories/model.ts'
+import { type MemoryRow, memoryKind, requireFuture, storeTarget } from '../memories/model.ts'
 import type { MemoryStoreRow } from '../stores/model.ts'
 import type { MemoryEntryInput, MemoryEntryRow } from './model.ts'
-import { writeFact } from './write.ts'
+import { type Found, writeFact } from './write.ts'
 
 type Claiming = Context<Record<string, unknown>, Omit<MemoryEntryInput, 'dry_run'>>
 
 /**
  * Writes the fact of a request: what callers may do, what they name and what the project may still store is checked before.
+ * @param options.resolves allows the fact to resolve into the memory that it finds
  * @param options.named what the audit entry is about; default the entry
  * @throws VALIDATION_FAILED, FORBIDDEN, RESOURCE_NOT_FOUND, QUOTA_STORAGE_EXCEEDED
  */
 export async function writeClaim(
   context: Claiming,
-  { dryRun, named = ({ id }) => id }: { dryRun?: boolean; named?: (entry: MemoryEntryRow) => string | null } = {},
+  {
+    dryRun,
+    resolves,
+    named = ({ id }) => id,
+  }: {
+    dryRun?: boolean
+    resolves: (found: Found) => void
+    named?: (entry: MemoryEntryRow) => string | null
+  },
 ) {
   const { body, caller, project, record, services } = context
   const { project_id, ...claim } = body
@@ -30,10 +39,15 @@ export async function writeClaim(
     if (claim.supersedes != null) await allowReplacing(context, claim.supersedes)
     if (!dryRun) await checkStorage(services, project, Buffer.byteLength(claim.content))
   }
+  const found = (of: Found) => {
+    resolves(of)
+    // What thresholds of the caller's own find is as if it were named.
+    if (of.replaced && of.chosen) allowChange(context, of.memory)
+  }
   return writeFact(
     services,
     { ...claim, mechanism: 'api', principal: caller.principal },
-    { dryRun, check, within: async (tx, entry) => record(tx, statusOf(entry), named(entry) ?? undefined) },
+    { dryRun, check, found, within: async (tx, entry) => record(tx, statusOf(entry), named(entry) ?? undefined) },
   )
 }
 
@@ -43,6 +57,10 @@ export const statusOf = ({ action }: Pick<MemoryEntryRow, 'action'>): 200 | 201 
 async function allowReplacing({ services, allow, project }: Claiming, id: string): Promise<void> {
   const target = isIdOf(memoryKind, id) ? await memoryKind.find(services.pool, id) : null
   if (!target || target.project_id !== project) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  allow('memories:UpdateMemory', { kind: memoryKind, row: target })
-  allow('memories:UpdateMemory', storeTarget(target))
+  allowChange({ allow }, target)
+}
+
+function allowChange({ allow }: Pick<Claiming, 'allow'>, row: MemoryRow): void {
+  allow('memories:UpdateMemory', { kind: memoryKind, row })
+  allow('memories:UpdateMemory', storeTarget(row))
 }

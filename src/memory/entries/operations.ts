@@ -14,6 +14,7 @@ import {
   type MemoryEntryRow,
   memoryEntryKind,
 } from './model.ts'
+import type { Found } from './write.ts'
 
 const tag = 'Memory'
 
@@ -23,7 +24,7 @@ const create = operation({
   path: '/memory-entries',
   summary: 'State a fact: it becomes a memory, replaces the one it is near to, or is known already',
   description:
-    'Answers 201 with the entry when the fact is new, else 200. `supersedes` needs `memories:UpdateMemory` on that memory and on the store. With `dry_run` it answers what would happen and writes nothing.',
+    'Answers 201 with the entry when the fact is new, else 200. The action is also asked for with the tags of the memory that it resolves into. Replacing one that `supersedes` names, or that only the thresholds of the request find, needs `memories:UpdateMemory` on it and on the store. With `dry_run` it answers what would happen and writes nothing.',
   tag,
   action: 'memories:CreateMemoryEntry',
   alsoActions: ['memories:UpdateMemory'],
@@ -37,7 +38,10 @@ const create = operation({
     const { dry_run: dryRun, ...body } = context.body
     if (body.tags)
       context.allow(create.action as string, entryTarget(context.body.memory_store_id, context.project, body.tags))
-    const { entry } = await writeClaim({ ...context, body }, { dryRun })
+    // The ledger shows no more of a memory than what it is tagged with allows to write.
+    const resolves = ({ memory: { memory_store_id, project_id, tags } }: Found) =>
+      context.allow(create.action as string, entryTarget(memory_store_id, project_id, tags))
+    const { entry } = await writeClaim({ ...context, body }, { dryRun, resolves })
     if (!dryRun) return answer(statusOf(entry), memoryEntryKind.present(entry))
     const { action, memory_id, superseded_memory_id, similarity, declared } = entry
     return answer(200, { dry_run: true, action, memory_id, superseded_memory_id, similarity, declared })

@@ -41,6 +41,14 @@ export type Fact = {
   principal: { type: string; id: string }
 }
 
+/** The memory that says a fact already or is replaced by it. */
+export type Found = {
+  memory: MemoryRow
+  replaced: boolean
+  /** The claim named it, or found it by thresholds of its own: those of the store would have done something else. */
+  chosen: boolean
+}
+
 type Written = { entry: MemoryEntryRow; memory: MemoryRow | null }
 
 /** Candidates of the search that are looked at under the lock; only the nearest that still holds decides. */
@@ -56,6 +64,7 @@ const MOST_ROUNDS = 5
  * No model takes part and no texts are merged. A fact that cannot be embedded is new unless its text is there.
  * @param options.dryRun says what would happen; the entry is not stored, and the memory of a new fact is null
  * @param options.check is given the store once it is known, before anything is embedded; what it raises ends the write
+ * @param options.found is given the memory that decides, before anything is written; what it raises ends the write
  * @param options.within runs in the transaction, after the rows are written
  * @throws RESOURCE_NOT_FOUND for a store that is gone or a memory to replace that never was; VALIDATION_FAILED
  */
@@ -65,16 +74,25 @@ export async function writeFact(
   options: {
     dryRun?: boolean
     check?: (store: MemoryStoreRow) => Promise<void>
+    found?: (found: Found) => void
     within?: (tx: Tx, entry: MemoryEntryRow) => Promise<void>
   } = {},
 ): Promise<Written> {
   const claim = claimOf(fact)
+  const look = ({ action, match, similarity }: Decision, store: MemoryStoreRow): void => {
+    if (!match) return
+    const chosen = claim.supersedes != null || actionFor(similarity, effectiveThresholds(store)) !== action
+    options.found?.({ memory: match, replaced: action === 'superseded', chosen })
+  }
   let prepared = await prepare(services, claim, { check: options.check })
   if (options.dryRun) {
     for (let round = 1; ; round++) {
       const decision = await decide(services.pool, prepared.store, claim, prepared)
-      if (decision !== 'look again' || round === MOST_ROUNDS)
-        return imagined(prepared.store, claim, decision === 'look again' ? created(null) : decision)
+      if (decision !== 'look again' || round === MOST_ROUNDS) {
+        const reached = decision === 'look again' ? created(null) : decision
+        look(reached, prepared.store)
+        return imagined(prepared.store, claim, reached)
+      }
       prepared = await prepare(services, claim, { again: true })
     }
   }
@@ -85,6 +103,7 @@ export async function writeFact(
       throw new RunFirst(async () => {
         prepared = await prepare(services, claim, { again: true })
       })
+    look(decision, store)
     const written = await write(services, tx, { store, claim, decision, prepared })
     await options.within?.(tx, written.entry)
     return written
@@ -195,7 +214,7 @@ async function decide(
   claim: Claim,
   { store: { snapshot }, embedded, near, more }: Prepared,
 ): Promise<Decision | 'look again'> {
-  const { duplicate, supersede } = effectiveThresholds(claim, store)
+  const thresholds = effectiveThresholds(claim, store)
   const { hash, supersedes = null } = claim
   const rivals = await readRivals(db, { store, hash, supersedes, near, snapshot, space: embedded?.space ?? null })
   const likeness = (rival: Rival): number | null => similarityOf(embedded?.vectors ?? [], rival.vectors ?? [])
@@ -216,8 +235,18 @@ async function decide(
   if (!top) return more ? 'look again' : created(null)
   if (top.similarity < -1) return created(null)
   const { rival: match, similarity } = top
-  if (similarity >= duplicate) return { action: 'skipped', similarity, match }
-  return similarity >= supersede ? { action: 'superseded', similarity, match } : created(similarity)
+  const action = actionFor(similarity, thresholds)
+  return action === 'created' ? created(similarity) : { action, similarity, match }
+}
+
+/** What becomes of a claim by how near the nearest memory is. */
+function actionFor(
+  similarity: number | null,
+  { duplicate, supersede }: ReturnType<typeof effectiveThresholds>,
+): Decision['action'] {
+  if (similarity === null) return 'created'
+  if (similarity >= duplicate) return 'skipped'
+  return similarity >= supersede ? 'superseded' : 'created'
 }
 
 /**

@@ -10,6 +10,7 @@ import { all, sql, substring } from '../../core/db/sql.ts'
 import { sees, visibleRows } from '../../core/iam/access.ts'
 import { statusOf, writeClaim } from '../entries/door.ts'
 import { MemoryInput, WrittenMemory } from '../entries/model.ts'
+import type { Found } from '../entries/write.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { changeMemory, embedChange } from './change.ts'
 import { holdsNow, Memory, MemoryPatch, type MemoryRow, memoryKind, requireHolding, storeTarget } from './model.ts'
@@ -35,10 +36,10 @@ const create = operation({
   path: '/memories',
   summary: 'State a fact and read the memory that it resolved into',
   description:
-    'The same as a memory entry, answered with the memory: 201 when it is new, else 200. The action is asked for on the store and on the memory with its tags. `supersedes` needs `memories:UpdateMemory` on that memory and on the store.',
+    'The same as a memory entry, answered with the memory: 201 when it is new, else 200. The action is asked for on the store and on the memory with its tags, and on the one that the fact resolves into. Replacing one that `supersedes` names, or that only the thresholds of the request find, needs `memories:UpdateMemory` on it and on the store; being shown such a one needs `memories:GetMemory`.',
   tag,
   action: 'memories:CreateMemory',
-  alsoActions: ['memories:UpdateMemory'],
+  alsoActions: ['memories:UpdateMemory', 'memories:GetMemory'],
   creates: memoryKind,
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryInput,
@@ -48,7 +49,15 @@ const create = operation({
   async run(context) {
     const { body, project } = context
     context.allow('memories:CreateMemory', { kind: memoryKind, project_id: project, tags: body.tags ?? {} })
-    const { entry, memory } = await writeClaim(context, { named: ({ memory_id }) => memory_id })
+    const resolves = ({ memory: row, replaced, chosen }: Found) => {
+      context.allow('memories:CreateMemory', { kind: memoryKind, row })
+      // The answer shows what the caller did not write.
+      if (chosen && !replaced) {
+        context.allow('memories:GetMemory', { kind: memoryKind, row })
+        context.allow('memories:GetMemory', storeTarget(row))
+      }
+    }
+    const { entry, memory } = await writeClaim(context, { resolves, named: ({ memory_id }) => memory_id })
     const shown = memoryKind.present(memory as MemoryRow)
     return answer(statusOf(entry), { ...shown, action: entry.action, entry_id: entry.id })
   },
