@@ -79,7 +79,10 @@ describe('writing facts', () => {
   })
 
   it('skips what is like a memory, replaces what is near to it, and keeps the rest apart', async () => {
-    const first = await state(key, store, at(0, 'tea'), { tags: { a: '1', b: '1' }, metadata: { x: 1, y: 1 } })
+    const first = await state(key, store, at(0, 'tea'), {
+      tags: { a: '1', b: '1', constructor: 'kept' },
+      metadata: { x: 1, y: 1 },
+    })
     const same = await state(key, store, at(10, 'tea'))
     assert.deepEqual([same.action, same.memory_id], ['skipped', first.memory_id])
     near(same.similarity, 10)
@@ -88,13 +91,10 @@ describe('writing facts', () => {
     near(correction.similarity, 22)
     assert.equal(correction.declared, false)
     const replacement = (await key.get(`/memories/${correction.memory_id}`)).body
-    assert.deepEqual(
-      [replacement.tags, replacement.metadata],
-      [
-        { a: '1', b: '2' },
-        { x: 1, y: 2 },
-      ],
-    )
+    assert.deepEqual([replacement.tags, replacement.metadata], [
+      { a: '1', b: '2', constructor: 'kept' },
+      { x: 1, y: 2 },
+    ] as object[])
     const retired = (await key.get(`/memories/${first.memory_id}`)).body
     assert.equal(retired.superseded_by_memory_id, replacement.id)
     assert.equal(retired.invalidated_at, replacement.created_at)

@@ -312,7 +312,7 @@ const MOST_TAGS = 50
 
 /** The tags of both, the incoming ones first; of the old ones as many as there is room for. */
 const inheritedTags = (old: Record<string, string>, incoming: Record<string, string>): Record<string, string> => {
-  const left = Object.entries(old).filter(([key]) => !(key in incoming))
+  const left = Object.entries(old).filter(([key]) => !Object.hasOwn(incoming, key))
   return { ...Object.fromEntries(left.slice(0, Math.max(0, MOST_TAGS - Object.keys(incoming).length))), ...incoming }
 }
 
