@@ -244,6 +244,31 @@ describe('memory rules and their workers', function () {
     assert.equal((await app.key.get(`/generations/${generation}`)).body.extraction, null)
   })
 
+  it('a firing whose turn is erased while its handler is asked keeps nothing', async () => {
+    await double.put(lane, {
+      rules: [{ when: { system: 'JSON array' }, reply: { text: FACTS, gate: 'asked' } }, { reply: { text: 'hi' } }],
+    })
+    const { store } = await ruled()
+    await worker()
+    const generation = await start()
+    await eventually(async () => ((await double.gate('asked'))?.waiting ?? 0) > 0, { what: 'the handler' })
+    assert.equal((await app.key.delete(`/generations/${generation}/content`)).status, 200)
+    await double.read('POST', '/control/gates/asked/open')
+    // By the end of a later firing the answer has been looked at.
+    const later = await ruled()
+    const next = await start()
+    assert.deepEqual(await extraction(next, later.id), all)
+    assert.deepEqual(
+      (await firings())
+        .filter(({ generation_id }) => generation_id === generation)
+        .map(({ state, facts }) => [state, facts]),
+      [['done', null]],
+    )
+    assert.deepEqual(await contents(store), ['One', 'Three', 'Two'])
+    assert.equal((await app.key.get(`/memory-entries?generation_id=${generation}`)).body.total, 0)
+    assert.equal((await app.key.get(`/generations/${generation}`)).body.extraction, null)
+  })
+
   it('what waits in a paused project goes on when it is resumed', async () => {
     const { id } = await ruled()
     const first = await worker({ FAULT_POINTS: 'after_settle=kill' })

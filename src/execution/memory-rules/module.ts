@@ -1,6 +1,8 @@
+import { turnContent } from '../../control/retention/content.ts'
 import { module } from '../../core/api/module.ts'
 import { turnFollowers } from '../generations/ended.ts'
 import { turnOwners } from '../generations/source.ts'
+import { firingContent } from './erase.ts'
 import { ruleFollower } from './follow.ts'
 import { firingHandlers, firingRetention, firingSchedules } from './handlers.ts'
 import { memoryRuleKind } from './model.ts'
@@ -13,5 +15,5 @@ export default module('memory-rules', {
   handlers: firingHandlers,
   schedules: firingSchedules,
   sweeps: [firingRetention],
-  extensions: [turnFollowers.with(ruleFollower), turnOwners.with(handlingTurns)],
+  extensions: [turnFollowers.with(ruleFollower), turnOwners.with(handlingTurns), turnContent.with(firingContent)],
 })

@@ -139,6 +139,12 @@ export async function settleRow(
   return row
 }
 
+/** Ends the firings by turns without a word, with what handlers said; whoever works on one has lost it. By memory_rule_firings_generation. */
+export const endFirings = (db: Queryable, generationIds: readonly string[]) =>
+  db.query(statement`
+    update memory_rule_firings set state = 'done', facts = null, due_at = null, settled_at = now()
+    where generation_id = any(${sql.array([...generationIds], 'text')}) and state in ('queued', 'running', 'asked')`)
+
 const counted = sql.type(z.object({ failures: z.int() }))
 
 /** Counts a failed firing of a rule; returns how many there were one after the other. */

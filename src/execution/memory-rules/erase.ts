@@ -1,0 +1,13 @@
+import type { TurnContent } from '../../control/retention/content.ts'
+import { endFirings } from './store.ts'
+
+/** What rules read of turns: of one that is erased nothing more is kept, by whoever is at it. */
+export const firingContent: TurnContent = {
+  async erase(tx, turns) {
+    await endFirings(
+      tx,
+      turns.map(({ id }) => id),
+    )
+    return { counts: {}, events: [] }
+  },
+}
