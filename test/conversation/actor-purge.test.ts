@@ -125,6 +125,24 @@ describe('the purge of what an end user said', function () {
     assert.deepEqual([audited.detail.counts.memories, audited.detail.counts.memory_entries], [1, 2])
   })
 
+  it('takes the turns that said which facts of its turns are kept', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const handler = await app.agent({ instructions: 'You keep facts' })
+    const source = await app.agent()
+    const store = (await made('/memory-stores', { name: 'facts' })).id
+    const fields = { memory_store_id: store, on: 'generations.completed', source_agent_ids: [source] }
+    const rule = await made('/memory-rules', { ...fields, agent_id: handler })
+    const session = await sessionOf(actor, source)
+    const { generation_id } = await send(session.id, 'I own a kaiserschmarrn-marker')
+    const settled = () => app.key.get(`/generations/${generation_id}`)
+    await eventually(async () => (await settled()).body.extraction?.[rule.id], { what: 'the rule' })
+    assert.equal((await app.key.get(`/generations?agent_id=${handler}`)).body.total, 1)
+    await purge(actor)
+    await eraser()
+    await done()
+    assert.deepEqual(await placesOf(app, 'kaiserschmarrn-marker'), [])
+  })
+
   it('takes from the ledger what was known already, and what has lost its memory', async () => {
     const actor = (await made('/actors', { name: 'Ann' })).id
     const { conversation_id } = await sessionOf(actor)

@@ -101,19 +101,33 @@ export const expiredRoots = (
           and (g.status in ('pending', 'in_progress') or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz))
     order by t.created_at, t.id limit ${limit}`)
 
-/** Generations of an end user up to a time: its own, and those of the conversations that it has or wrote in. */
-const ofEndUser = (endUser: { id: string; conversations: Fragment }, until: string): Fragment => sql.fragment`
-  (g.actor_id = ${endUser.id} or g.conversation_id in (${endUser.conversations})) and g.created_at <= ${until}::timestamptz`
+/**
+ * Generations of an end user, as `taken`: its own, those of the conversations that it has or wrote in, and what grew out of
+ * these without either, such as turns that say which facts of them are kept. Indexes generations_actor,
+ * generations_conversation, generations_initiator, generations_chain.
+ */
+const ofEndUser = (endUser: { id: string; conversations: Fragment }): Fragment => sql.fragment`
+  own as (
+    select id, chain_id from generations where actor_id = ${endUser.id}
+    union select id, chain_id from generations where conversation_id in (${endUser.conversations})
+  ),
+  taken as (
+    select id from own
+    union select g.id from own join generations g on g.initiator_generation_id = own.id
+    union select g.id from own join generations g on g.chain_id = own.chain_id
+  )`
 
-/** Trees of traces in which generations of an end user keep content, after an id. Indexes generations_actor, generations_conversation. */
+/** Trees of traces in which generations of an end user up to a time keep content, after an id. */
 export const rootsOfEndUser = (
   db: Queryable,
   endUser: { id: string; project_id: string; conversations: Fragment },
   { until, after, limit }: { until: string; after: string; limit: number },
 ): Promise<readonly string[]> =>
   db.anyFirst(identifying`
-    select distinct coalesce(t.root_trace_id, t.id) as id from generations g join traces t on t.id = g.trace_id
-    where ${ofEndUser(endUser, until)} and g.project_id = ${endUser.project_id} and t.content_redacted_at is null
+    with ${ofEndUser(endUser)}
+    select distinct coalesce(t.root_trace_id, t.id) as id
+    from taken join generations g on g.id = taken.id join traces t on t.id = g.trace_id
+    where g.created_at <= ${until}::timestamptz and g.project_id = ${endUser.project_id} and t.content_redacted_at is null
       and coalesce(t.root_trace_id, t.id) > ${after}
     order by id limit ${limit}`)
 
