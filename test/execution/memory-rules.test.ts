@@ -125,6 +125,16 @@ describe('memory rules', function () {
       )
     })
 
+    it('are at most 200 of a project, however many are made at once', async () => {
+      const { key } = await app.projectWith(ACTIONS)
+      const memory_store_id = (await key.post('/memory-stores', { name: 'store' })).body.id
+      const more = () => key.post('/memory-rules', { memory_store_id, on: 'generations.completed', enabled: false })
+      for (let n = 0; n < 190; n += 38) await Promise.all(Array.from({ length: 38 }, more))
+      const statuses = (await Promise.all(Array.from({ length: 20 }, more))).map(({ status }) => status)
+      assert.equal(statuses.filter(status => status === 201).length, 10)
+      assert.equal((await more()).body.error.meta.problems[0].code, 'LIMIT_REACHED')
+    })
+
     it('are decided on their store', async () => {
       const [mine, theirs] = [await store(), await store()]
       const hidden = await rule({ memory_store_id: theirs, enabled: false })

@@ -1,4 +1,4 @@
-import { raise } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { equals, type Filters, filterConditions, filterSchema, flag } from '../../core/api/filters.ts'
 import { listTable, pageOf } from '../../core/api/lists.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
@@ -18,9 +18,13 @@ import {
   RuleTestInput,
   rulesChannel,
 } from './model.ts'
+import { countRules } from './store.ts'
 import { tryRule } from './try.ts'
 
 const tag = 'Memory'
+
+/** Most rules of a project: the transaction that completes a turn makes a firing of each, and every process keeps them. */
+const MAX_RULES = 200
 const rules = resource(memoryRuleKind, { path: '/memory-rules', tag, module: 'memories' })
 
 const refusals = ['AGENT_NOT_FOUND', 'TOOL_NOT_FOUND', 'AI_PROVIDER_NOT_FOUND'] as const
@@ -48,6 +52,8 @@ const createRule = operation({
     // Held, so that the rule does not outlive it.
     if (!(await memoryStoreKind.reference(tx, memory_store_id, project_id)))
       raise('RESOURCE_NOT_FOUND', { meta: { id: memory_store_id } })
+    if ((await countRules(tx, project_id)) >= MAX_RULES)
+      invalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${MAX_RULES} memory rules` })
     const settings = { ...UNSET, ...given, on, project_id }
     await checkRule(context, settings, null)
     const authority = principalRecord(caller)

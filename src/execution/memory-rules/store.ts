@@ -24,6 +24,12 @@ export const enabledRules = (db: Queryable, projectIds: readonly string[]): Prom
     select project_id, id, "on", source_agent_ids, agent_id from memory_rules
     where ${isOneOf(sql.fragment`project_id`, projectIds)} and enabled order by id`)
 
+/** How many rules a project has; until the transaction ends nobody else counts them. Index memory_rules_project. */
+export const countRules = async (tx: Queryable, projectId: string): Promise<number> => {
+  await tx.query(statement`select from pg_advisory_xact_lock(hashtextextended('memory rules ' || ${projectId}, 0))`)
+  return tx.oneFirst(counting`select count(*) as count from memory_rules where project_id = ${projectId}`)
+}
+
 /** The rules of a project, oldest first. Index memory_rules_project. */
 export const rulesOf = (db: Queryable, projectId: string): Promise<readonly MemoryRuleRow[]> =>
   db.any(memoryRuleKind.sql`
