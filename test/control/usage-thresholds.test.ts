@@ -47,6 +47,14 @@ describe('usage thresholds', () => {
     await eventually(async () => (await waits()) === 0)
   }
 
+  it('are at most 200 of a project, however many are made at once', async () => {
+    const more = () => project.key.post('/usage/thresholds', { metric: 'tokens', window: 'rolling_24h', threshold: 1 })
+    for (let n = 0; n < 190; n += 38) await Promise.all(Array.from({ length: 38 }, more))
+    const statuses = (await Promise.all(Array.from({ length: 20 }, more))).map(({ status }) => status)
+    assert.equal(statuses.filter(status => status === 201).length, 10)
+    assert.equal((await more()).body.error.meta.problems[0].code, 'LIMIT_REACHED')
+  })
+
   it('are announced once a month, however many uses reach them at once', async () => {
     const threshold = await made({ threshold: 100 })
     await use(99)

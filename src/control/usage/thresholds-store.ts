@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { counting, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { usedSince } from './sums.ts'
 import { thresholdKind } from './thresholds-model.ts'
 
@@ -44,6 +44,12 @@ export const compareThresholds = (
       when t.armed then c.value >= c.threshold
       else c.value < c.threshold * 0.9 end
     returning ${thresholdKind.columns}, c.value as observed_value`)
+
+/** How many thresholds a project has; until the transaction ends nobody else counts them. Index usage_thresholds_project. */
+export const countThresholds = async (tx: Queryable, projectId: string): Promise<number> => {
+  await tx.query(statement`select from pg_advisory_xact_lock(hashtextextended('usage thresholds ' || ${projectId}, 0))`)
+  return tx.oneFirst(counting`select count(*) as count from usage_thresholds where project_id = ${projectId}`)
+}
 
 const Watching = z.object({ project_id: z.string() })
 

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { invalid } from '../../core/api/errors.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { announce } from '../../core/db/notified-cache.ts'
@@ -8,13 +9,16 @@ import type { Services } from '../../core/process/services.ts'
 import { usageChannel } from './prices-book.ts'
 import { thresholdQueue } from './threshold-queue.ts'
 import { type ThresholdRow, thresholdKind, UsageThresholdInput } from './thresholds-model.ts'
-import { compareThresholds, projectsToRearm } from './thresholds-store.ts'
+import { compareThresholds, countThresholds, projectsToRearm } from './thresholds-store.ts'
 
 const thresholds = resource(thresholdKind, {
   path: '/usage/thresholds',
   tag: 'Usage',
   param: 'threshold_id',
 })
+
+/** Most thresholds of a project: one use may reach all of them, which one transaction announces. */
+const MAX_THRESHOLDS = 200
 
 const names = { read: 'usage:ListThresholds', write: 'usage:ManageThresholds' }
 
@@ -26,6 +30,8 @@ export const thresholdOperations: Operation[] = [
     action: names.write,
     body: UsageThresholdInput,
     async make({ tx, body, project }) {
+      if ((await countThresholds(tx, project)) >= MAX_THRESHOLDS)
+        invalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${MAX_THRESHOLDS} thresholds` })
       const row = await thresholdKind.insert(tx, { ...body, project_id: project })
       announce(tx, usageChannel, project)
       return row
