@@ -2,7 +2,8 @@ import { addException } from '../../control/exceptions/file.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { findServedAgent } from '../agents/served.ts'
 import { expireChain } from '../chains/store.ts'
-import { type ApprovalRow, approvalKind, shown } from './model.ts'
+import { type ApprovalRow, approvalKind, proposalOf, shown } from './model.ts'
+import { tellNode } from './producers.ts'
 import { continueQueue } from './queue.ts'
 import { expirePending, insertAttempt } from './store.ts'
 
@@ -18,17 +19,20 @@ export async function sendContinuation(tx: Tx, { id, project_id }: ApprovalRow):
 export async function expireNow(tx: Tx, id: string): Promise<ApprovalRow | null> {
   const row = await expirePending(tx, id)
   if (!row) return null
-  const { project_id, proposed_action, agent_id, policy_version } = row
+  const { project_id, proposed_action, agent_id, policy_version, orchestration_run_id, node_id } = row
   tx.emit(approvalKind, 'expired', shown(row))
   addException(tx, {
     project_id,
     kind: 'approval_expired',
-    title: `Nobody resolved the approval of a call of ${proposed_action?.tool_name ?? 'a tool'} in time`,
+    title: `${proposalOf(row)} was not decided in time`,
     detail: { approval_id: id, tool_id: proposed_action?.tool_id ?? null },
     dedup_key: id,
+    orchestration_run_id,
+    node_id,
     agent_id,
     guardrail_version: policy_version,
   })
+  if (row.origin === 'node') await tellNode(tx, row)
   if (await reacts(tx, row)) await sendContinuation(tx, row)
   else if (row.generation_id !== null) await expireChain(tx, row.generation_id)
   return row

@@ -1,15 +1,12 @@
-import { addActivity } from '../../control/activity/record.ts'
-import { newId } from '../../core/api/ids.ts'
-import { storableText, storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { ApprovalDesk, Proposal } from '../generations/proposals.ts'
 import { releaseEvaluations } from '../guardrails/records.ts'
 import { expireNow } from './expire.ts'
-import { type ApprovalRow, approvalKind, shown } from './model.ts'
-import { expireQueue } from './queue.ts'
-import { digestOf, sealFrozen } from './seal.ts'
+import { insertItem } from './item.ts'
+import type { ApprovalRow } from './model.ts'
+import { digestOf } from './seal.ts'
 import { pendingOf, rejectedBefore } from './store.ts'
 
 /** Rounds in which another item of the same key is in the way and gone when it is looked for. */
@@ -59,51 +56,31 @@ async function insert(
 ): Promise<ApprovalRow | null> {
   const { generation, tool, action, args, tool_context, guardrail_context } = proposal
   const { project_id } = generation
-  const id = newId(approvalKind.prefix)
-  const expires_at = new Date(services.clock.now().getTime() + proposal.expires_in * 1000)
-  const text = (value: string | null) => value && storableText(value)
-  const row = await approvalKind.insertUnlessTaken(tx, {
-    id,
-    project_id,
-    origin: 'tool_call',
-    proposed_action: {
-      tool_id: tool.id,
-      tool_name: tool.name,
-      action,
-      arguments: storableValue(args) as Record<string, unknown>,
+  return insertItem(
+    tx,
+    services,
+    {
+      project_id,
+      origin: 'tool_call',
+      dedup_key,
+      generation_id: generation.id,
+      session_id: generation.session_id,
+      agent_id: generation.agent_id,
+      policy_version: proposal.policy_version,
+      previous_item_id: await rejectedBefore(tx, project_id, dedup_key),
+      tool_type: tool.type,
+      agent_version: generation.agent_version,
+      conversation_id: generation.conversation_id,
+      authority: generation.authority,
+      permission: generation.permission,
+      started_by,
+      forbid_self_approval: proposal.forbid_self_approval,
+      content_mode: generation.content_mode,
     },
-    reasoning: text(proposal.reasoning),
-    evidence: storableValue(proposal.evidence) as Proposal['evidence'],
-    predicted_impact: text(proposal.predicted_impact),
-    expires_at: expires_at.toISOString(),
-    dedup_key,
-    generation_id: generation.id,
-    session_id: generation.session_id,
-    agent_id: generation.agent_id,
-    policy_version: proposal.policy_version,
-    previous_item_id: await rejectedBefore(tx, project_id, dedup_key),
-    tool_type: tool.type,
-    agent_version: generation.agent_version,
-    conversation_id: generation.conversation_id,
-    authority: generation.authority,
-    permission: generation.permission,
-    started_by,
-    forbid_self_approval: proposal.forbid_self_approval,
-    content_mode: generation.content_mode,
-    sealed: sealFrozen(services, { id, project_id }, { arguments: args, tool_context, guardrail_context }),
-  })
-  if (!row) return null
-  tx.emit(approvalKind, 'created', shown(row))
-  tx.send(expireQueue, { approval_id: id, project_id }, { startAfter: expires_at })
-  const { policy_version } = row
-  addActivity(tx, {
-    project_id,
-    kind: 'approval_created',
-    summary: `A call of ${tool.name} waits for approval`,
-    detail: { origin: row.origin, tool_id: tool.id, policy_version, expires_at: row.expires_at },
-    agent_id: row.agent_id,
-    generation_id: row.generation_id,
-    ref_id: id,
-  })
-  return row
+    {
+      ...proposal,
+      proposed: { tool_id: tool.id, tool_name: tool.name, action },
+      frozen: { arguments: args, tool_context, guardrail_context },
+    },
+  )
 }

@@ -152,8 +152,16 @@ export const shown = (row: ApprovalRow): ApprovalRow =>
         edited_arguments: null,
       }
 
+/** What an item proposes, as the start of a sentence. */
+export const proposalOf = ({ proposed_action, origin, node_id }: ApprovalRow): string => {
+  if (proposed_action) return `A call of ${proposed_action.tool_name}`
+  return origin === 'node' ? `The node ${node_id} of a run` : 'A call of a tool'
+}
+
 /** What a resolved item goes on with; sealed at rest. */
 export type Frozen = {
+  /** Set where the arguments are those that were approved in place of the proposed ones. */
+  edited?: boolean
   arguments: Record<string, unknown>
   tool_context: Record<string, string> | null
   guardrail_context: Record<string, unknown> | null

@@ -97,7 +97,7 @@ export const approvalOperations: Operation[] = [
   approvals.action('approve', {
     summary: 'Approve what is proposed, or other arguments for it',
     description:
-      'The call is made by a worker, as whoever started the turn that proposed it, and a turn carries on with its result; `execution` says what became of it. Of several who resolve it at once one does.',
+      'The call is made by a worker, as whoever started the turn that proposed it, and a turn carries on with its result; `execution` says what became of it. The decision about an item of a node is handed to its run. Of several who resolve it at once one does.',
     action: resolving,
     internal: true,
     body: ApproveInput,
@@ -114,7 +114,7 @@ export const approvalOperations: Operation[] = [
   }),
   approvals.action('reject', {
     summary: 'Reject what is proposed',
-    description: 'Nothing is executed; a turn tells the model the reason.',
+    description: 'Nothing is executed; a turn tells the model the reason, or the run of a node goes on with it.',
     action: resolving,
     internal: true,
     body: RejectInput,

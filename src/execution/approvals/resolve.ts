@@ -9,7 +9,8 @@ import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import { parametersSchema } from '../tools/check-definition.ts'
 import { expireNow, sendContinuation } from './expire.ts'
-import { type ApprovalRow, approvalKind, type Execution, shown } from './model.ts'
+import { type ApprovalRow, approvalKind, type Execution, proposalOf, shown } from './model.ts'
+import { tellNode } from './producers.ts'
 import { openFrozen, sealFrozen } from './seal.ts'
 import { resolvePending } from './store.ts'
 import { argumentsSchema, toolOf } from './tool.ts'
@@ -79,18 +80,20 @@ export async function resolveApproval(
       resolved_by: caller.user.id,
       reason,
       edited,
-      sealed: frozenBy(services, row, edited),
+      sealed: row.origin === 'node' && status === 'rejected' ? null : frozenBy(services, row, edited),
       execution: calls ? WAITING : null,
     })
     if (!found) return null
     tx.emit(approvalKind, status, shown(found))
     if (found.origin === 'tool_call') await sendContinuation(tx, found)
+    if (found.origin === 'node') await tellNode(tx, found)
     const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
     addActivity(tx, {
       project_id,
       kind: 'approval_resolved',
-      summary: `A call of ${proposed_action?.tool_name ?? 'a tool'} was ${status}`,
+      summary: `${proposalOf(found)} was ${status}`,
       detail: { status, tool_id: proposed_action?.tool_id ?? null, policy_version },
+      orchestration_run_id: found.orchestration_run_id,
       agent_id,
       generation_id,
       ref_id: row.id,
@@ -122,7 +125,7 @@ function requireResolver(caller: Context['caller'], row: ApprovalRow): void {
 /** What is executed later: edited arguments take the place of the proposed ones. */
 function frozenBy(services: Services, row: ApprovalRow, edited: Decision['edited']): string | null {
   const frozen = edited && openFrozen(services, row)
-  return frozen ? sealFrozen(services, row, { ...frozen, arguments: edited }) : row.sealed
+  return frozen ? sealFrozen(services, row, { ...frozen, arguments: edited, edited: true }) : row.sealed
 }
 
 /** Says why an item could not be resolved; one whose time is over is expired first. */

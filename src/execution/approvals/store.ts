@@ -3,6 +3,7 @@ import { newId } from '../../core/api/ids.ts'
 import { page } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
 import { identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Claimed } from '../../core/jobs/attempt.ts'
 import { attempts } from '../../core/jobs/attempt.ts'
 import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution, type Recurrence } from './model.ts'
@@ -70,12 +71,41 @@ export const resolvePending = (
     where t.id = ${id} and t.status = 'pending' and t.expires_at > now()
     returning ${approvalKind.columns}`)
 
+// A call of a node that was not approved is made by nobody; a turn tells the model of any other.
+const unsealedNode = sql.fragment`sealed = case when t.origin <> 'node' then t.sealed end`
+
 /** Expires an item whose time is over; null for any other. */
 export const expirePending = (db: Queryable, id: string): Promise<ApprovalRow | null> =>
   db.maybeOne(approvalKind.sql`
-    update approvals t set status = 'expired', updated_at = now(), ${redacted}
+    update approvals t set status = 'expired', updated_at = now(), ${unsealedNode}, ${redacted}
     where t.id = ${id} and t.status = 'pending' and t.expires_at <= now()
     returning ${approvalKind.columns}`)
+
+/** Expires those of some items that are pending, whatever their time. */
+export const expireWithdrawn = (db: Queryable, ids: readonly string[]): Promise<readonly ApprovalRow[]> =>
+  db.any(approvalKind.sql`
+    with held as (
+      select id from approvals where id = any(${sql.array([...ids], 'text')}) and status = 'pending' order by id for update)
+    update approvals t set status = 'expired', updated_at = now(), sealed = null, ${redacted}
+    from held h where t.id = h.id
+    returning ${approvalKind.columns}`)
+
+/** Erases what items are resolved with; those that wait keep it. */
+export async function unsealItems(db: Queryable, ids: readonly string[]): Promise<void> {
+  if (ids.length === 0) return
+  await db.query(statement`
+    update approvals set sealed = null
+    where id = any(${sql.array([...ids], 'text')}) and status <> 'pending' and sealed is not null`)
+}
+
+const asker = sql.type(approvalKind.row.pick({ content_mode: true, started_by: true }))
+
+/** The user behind a principal, and whether its project keeps content. By the primary keys. */
+export const askerOf = (db: Queryable, projectId: string, { type, id }: PrincipalRecord) =>
+  db.one(asker`
+    select p.trace_content_mode as content_mode,
+      ${type === 'user' ? sql.fragment`${id}::text` : sql.fragment`(select k.user_id from project_keys k where k.id = ${id})`} as started_by
+    from projects p where p.id = ${projectId}`)
 
 /** Items whose time is over and that nobody has expired. By approvals_expiry. */
 export const overdue = (db: Queryable, limit: number): Promise<readonly string[]> =>
