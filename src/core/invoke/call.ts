@@ -28,6 +28,10 @@ export type Origin = {
   conversations: readonly string[]
   /** The workload that it is part of; null for ordinary traffic. */
   source: string | null
+  /** The attempt of a node that it is part of. */
+  orchestration: { run_id: string; node_id: string; attempt: number } | null
+  /** The trigger that it goes back to. */
+  trigger_id: string | null
 }
 
 /** One call of an operation, whatever surface it came through. */

@@ -7,7 +7,7 @@ import type { Services } from '../../core/process/services.ts'
 import { startHop } from '../chains/hop.ts'
 import { mailboxes } from '../generations/abort.ts'
 import { admitTurn } from '../generations/admit.ts'
-import { createTurn, type TurnInput } from '../generations/create.ts'
+import { createTurn, type TurnInput, causeOf } from '../generations/create.ts'
 import { createPausedTurn } from '../generations/create-paused.ts'
 import { resolvedName } from '../tools/actions.ts'
 import { outcomeOf } from './execute.ts'
@@ -135,7 +135,8 @@ async function startTurn(
     services,
     { project_id, initiatorId },
     nested => admitTurn(nested, services, { project_id, agent_id, session_id, conversation_id }),
-    (agent, member) => {
+    (agent, membership, initiator) => {
+      const member = { ...membership, ...(initiator && causeOf(initiator)) }
       if (row.tool_type === 'client' && row.status === 'approved' && frozen && row.proposed_action) {
         const tool_name = resolvedName(row.proposed_action.tool_name)
         const turn = { ...input, ...member, agent_version: agent.version, messages }

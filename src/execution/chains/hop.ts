@@ -30,12 +30,12 @@ export async function startHop<T>(
   services: Services,
   { project_id, initiatorId }: { project_id: string; initiatorId: string | null },
   admit: (tx: Tx) => Promise<AgentRow>,
-  start: (agent: AgentRow, member: Membership) => Promise<T>,
+  start: (agent: AgentRow, member: Membership, initiator: GenerationRow | null) => Promise<T>,
 ): Promise<T | null> {
   // Before the chain, as a delete of the project goes.
   await lockRunnable(tx, project_id)
   const initiator = initiatorId === null ? null : await generationKind.find(tx, initiatorId)
-  if (!initiator) return start(await admit(tx), {})
+  if (!initiator) return start(await admit(tx), {}, null)
   const bounds: Ceiling[] = [{ limit: services.config.MAX_CONTINUATION_CHAIN_GENERATIONS, limit_source: 'platform' }]
   const ofProject = await projectCeiling(tx, project_id)
   if (ofProject !== null) bounds.unshift({ limit: ofProject, limit_source: 'project' })
@@ -49,7 +49,7 @@ export async function startHop<T>(
       if (chain.stopped_at !== null || count >= ceiling.limit) throw new NoRoom()
       return admitted
     })
-    const made = await start(agent, { initiator_generation_id: initiator.id, chain_id: chain.id })
+    const made = await start(agent, { initiator_generation_id: initiator.id, chain_id: chain.id }, initiator)
     if (initiator.chain_id === null) await joinChain(tx, initiator.id, chain.id)
     await writeChain(tx, chain, { ...ceiling, status: 'active', generation_count: count + 1, continued: true })
     return made

@@ -6,6 +6,7 @@ import { followPause } from './ended.ts'
 import { journalRows } from './journal-store.ts'
 import { type GenerationRow, generationKind, type OpenStep } from './model.ts'
 import { requiredAction } from './result.ts'
+import { ownerOf } from './source.ts'
 import { openPaused } from './store.ts'
 
 /**
@@ -43,5 +44,6 @@ export async function createPausedTurn(
   }
   await openPaused(tx, paused, journalRows(services, generation, [{ n: 1, position: 0, value: step }]))
   followPause(tx, paused)
+  await ownerOf(paused)?.paused?.(tx, paused)
   return { generation_id, trace_id }
 }

@@ -23,6 +23,10 @@ export type NewTurn = Pick<
   | 'started_by_principal_type'
   | 'started_by_principal_id'
   | 'action_id'
+  | 'trigger_id'
+  | 'orchestration_run_id'
+  | 'node_id'
+  | 'node_attempt'
   | 'source'
   | 'metadata'
   | 'authority'
@@ -101,12 +105,12 @@ export function newTurnParts(turn: NewTurn, beside: Beside = { ctes: [] }): OneS
     sql.fragment`new_generation as (
       insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, chain_id, started_by_principal_type,
         started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at,
-        publisher_project_id)
+        publisher_project_id, trigger_id, orchestration_run_id, node_id, node_attempt)
       select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
         ${turn.initiator_generation_id}, ${turn.chain_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
         case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
         ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
-        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz, publisher_project_id
+        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz, publisher_project_id, ${turn.trigger_id}, ${turn.orchestration_run_id}, ${turn.node_id}, ${turn.node_attempt}::int
       from runnable)`,
     sql.fragment`open as (
       insert into generation_work (generation_id, sealed)

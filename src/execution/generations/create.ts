@@ -13,7 +13,7 @@ import { firstProvider } from '../model-routes/store.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import { modelClient } from '../providers/models.ts'
 import { type Beside, type Binding, insertTurn, type NewTurn, newTurnParts, type ProjectFound } from './create-store.ts'
-import type { Work } from './model.ts'
+import type { GenerationRow, Work } from './model.ts'
 import { sealWork } from './work.ts'
 
 /** Wake-ups of turns outside a conversation; the truth is the generation's row. */
@@ -51,6 +51,10 @@ export type TurnInput = {
   depth?: number
   metadata?: Record<string, unknown> | null
   action_id?: string | null
+  /** The attempt of a node that it is part of. */
+  orchestration?: { run_id: string; node_id: string; attempt: number } | null
+  /** The trigger that it goes back to; default that of its authority. */
+  trigger_id?: string | null
   /** An existing trace to group under. */
   trace_id?: string | null
   parent_trace_id?: string | null
@@ -76,6 +80,18 @@ export type TurnInput = {
   /** Drawn before by a caller that already listens. */
   generation_id?: string
 }
+
+/** What a turn goes back to, as a turn does that repeats it, carries it on or is asked for by one of its calls. */
+export const causeOf = (turn: Pick<GenerationRow, 'trigger_id' | 'orchestration_run_id' | 'node_id' | 'node_attempt'>) =>
+  ({
+    trigger_id: turn.trigger_id,
+    orchestration:
+      turn.orchestration_run_id === null
+        ? null
+        : { run_id: turn.orchestration_run_id, node_id: turn.node_id ?? '', attempt: turn.node_attempt ?? 1 },
+  }) satisfies Partial<TurnInput>
+
+const triggerOf = ({ via }: PrincipalRecord): string | null => (via?.type === 'trigger' ? via.id : null)
 
 /** The row of a new turn, with its sealed working state. */
 function newTurn(services: Services, input: TurnInput): NewTurn {
@@ -115,6 +131,10 @@ function newTurn(services: Services, input: TurnInput): NewTurn {
     started_by_principal_type: shown ? input.authority.type : null,
     started_by_principal_id: shown ? input.authority.id : null,
     action_id: input.action_id ?? null,
+    trigger_id: input.trigger_id ?? triggerOf(input.authority),
+    orchestration_run_id: input.orchestration?.run_id ?? null,
+    node_id: input.orchestration?.node_id ?? null,
+    node_attempt: input.orchestration?.attempt ?? null,
     source: input.source ?? null,
     metadata: input.metadata ?? null,
     authority: input.authority,
@@ -205,6 +225,8 @@ export const nestedIn = (origin: Origin | null): Partial<TurnInput> =>
         depth: Math.max(0, origin.depth - 1),
         occupied: origin.conversations,
         source: origin.source,
+        orchestration: origin.orchestration,
+        trigger_id: origin.trigger_id,
       }
     : {}
 

@@ -19,9 +19,11 @@ type Generation = Pick<
   | 'actor_id'
   | 'session_id'
   | 'action_id'
+  | 'trigger_id'
+  | 'orchestration_run_id'
+  | 'node_id'
   | 'source'
   | 'publisher_project_id'
-  | 'authority'
 >
 
 /** Whom work of a turn is attributed to. */
@@ -32,7 +34,9 @@ export const attributionOf = (generation: Generation) => ({
   actor_id: generation.actor_id,
   session_id: generation.session_id,
   action_id: generation.action_id,
-  trigger_id: generation.authority.via?.type === 'trigger' ? generation.authority.via.id : null,
+  trigger_id: generation.trigger_id,
+  orchestration_run_id: generation.orchestration_run_id,
+  node_id: generation.node_id,
 })
 
 /** What kinds of providers the steps of a turn were served by. */

@@ -64,6 +64,10 @@ export const GenerationListed = record('GenerationListed', {
     .describe('What memory rules made of the turn, by the ids of the rules; null before any has'),
   step_count: z.int(),
   action_id: z.string().nullable(),
+  trigger_id: z.string().nullable().describe('Trigger that it goes back to'),
+  orchestration_run_id: z.string().nullable().describe('Run whose node asked for it, or for a turn that it carries on'),
+  node_id: z.string().nullable(),
+  node_attempt: z.int().nullable(),
   source: z.string().nullable(),
   publisher_project_id: z
     .string()

@@ -7,7 +7,7 @@ import type { ModelMessage } from '../providers/exchange.ts'
 import { mailboxes } from './abort.ts'
 import { admitTurn } from './admit.ts'
 import { answerTurn, madeStatus, turnMode } from './answer.ts'
-import { createTurn, type TurnInput } from './create.ts'
+import { createTurn, type TurnInput, causeOf } from './create.ts'
 import { admitFiles } from './files.ts'
 import { type GenerationRow, generationKind, type RetryInput, type StepRow } from './model.ts'
 import { stepMessages } from './result.ts'
@@ -42,6 +42,7 @@ export async function retryGeneration(
         settled: settledSteps(steps),
         metadata: failed.metadata,
         action_id: failed.action_id,
+        ...causeOf(failed),
         trace_id: failed.trace_id,
         initiator_generation_id: failed.id,
         authority: principalRecord(caller),

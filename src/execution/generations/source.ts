@@ -48,21 +48,35 @@ export type TurnSource = {
 }
 
 /** A module that makes turns outside conversations for rows of its own, which move when the turns end. */
-export type TurnOwner = {
-  /** The `source` that its turns carry. */
-  source: string
-  /** Inside the transaction that ends a turn, whoever ends it, behind the turn's row. */
+export type TurnOwner = (
+  | {
+      /** The `source` that its turns carry. */
+      source: string
+    }
+  | {
+      /** Whether a turn is one of its. Turns that repeat one, carry it on or nest in it may look like it: they have an initiator. */
+      owns(generation: GenerationRow): boolean
+    }
+) & {
+  /**
+   * Inside the transaction that ends a turn, whoever ends it, behind the turn's row: where its own rows come before turns,
+   * it takes none of them and sends a message. The same for the others.
+   */
   settled(
     tx: Tx,
     generation: GenerationRow,
     outcome: Pick<TurnOutcome, 'status' | 'content' | 'object' | 'error'>,
   ): Promise<void>
+  /** Inside the transaction that leaves a turn to its client. */
+  paused?(tx: Tx, generation: GenerationRow): Promise<void>
+  /** Inside the transaction in which the client of a paused turn lets it go on. */
+  resumed?(tx: Tx, generation: GenerationRow): Promise<void>
 }
 
 export const turnOwners = extensionPoint<TurnOwner>('owners of turns')
 
-export const ownerOf = ({ source }: Pick<GenerationRow, 'source'>): TurnOwner | undefined =>
-  source === null ? undefined : turnOwners.all().find(owner => owner.source === source)
+export const ownerOf = (generation: GenerationRow): TurnOwner | undefined =>
+  turnOwners.all().find(owner => ('owns' in owner ? owner.owns(generation) : owner.source === generation.source))
 
 /** What an owner adds to a turn. What its permission is on may be gone by now: only the name counts. */
 export function ownedTurn(generation: GenerationRow): TurnSource | undefined {
@@ -70,6 +84,12 @@ export function ownedTurn(generation: GenerationRow): TurnSource | undefined {
   if (!owner) return undefined
   return {
     target: ({ id }) => ({ id, project_id: generation.project_id }),
+    ...(owner.paused && {
+      async pause(tx: Tx, after: GenerationRow) {
+        await owner.paused?.(tx, after)
+        return undefined
+      },
+    }),
     async settle(tx, after, outcome) {
       await owner.settled(tx, after, outcome)
       return undefined

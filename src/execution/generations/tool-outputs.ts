@@ -17,6 +17,7 @@ import { lastFrame } from './frame-store.ts'
 import { type Entry, journalRows, readJournal } from './journal-store.ts'
 import { type GenerationRow, generationKind, type OpenStep, type Work } from './model.ts'
 import { Accepted, GenerateResult, turnFailures } from './run.ts'
+import { ownerOf } from './source.ts'
 import { resumeGeneration } from './store.ts'
 import { clientTools } from './toolbox.ts'
 import { openWork, sealWork } from './work.ts'
@@ -100,6 +101,7 @@ export async function submitToolOutputs(
         if (locked.journalled !== turn.generation.journalled) notFound(generation.id)
         const frames = await lastFrame(tx, generation.id)
         await resumeGeneration(tx, locked, { entries, sealedWork, streamed: mode === 'stream' })
+        await ownerOf(locked)?.resumed?.(tx, { ...locked, status: 'in_progress', required_action: null })
         if (enter) await enter()
         else tx.send(generationRun, { generation_id: generation.id, project_id: generation.project_id })
         context.record(tx, madeStatus(mode))

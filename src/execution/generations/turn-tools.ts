@@ -3,6 +3,7 @@ import { recordActivity } from '../../control/activity/record.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import { actingCaller } from './authority.ts'
 import { type CallsMade, makeCalls } from './calls.ts'
+import { causeOf } from './create.ts'
 import type { OpenWork } from './journal-store.ts'
 import type { Work } from './model.ts'
 import { reachable } from './settings.ts'
@@ -82,6 +83,7 @@ function originOf({ generation, loaded }: TurnAttempt, { depth, occupied }: Work
     depth,
     conversations: conversation_id === null ? occupied : [...occupied, conversation_id],
     source: generation.source,
+    ...causeOf(generation),
   }
 }
 
@@ -91,7 +93,13 @@ function noteActivity(
   summary: string,
   detail: { tool_id: string | null; [name: string]: unknown },
 ): void {
-  const { project_id, agent_id, id: generation_id } = generation
-  const about = { agent_id, generation_id, ref_id: detail.tool_id }
-  recordActivity(services, { project_id, kind, summary, detail, ...about })
+  const { project_id, agent_id, id: generation_id, orchestration_run_id, node_id } = generation
+  const about = { orchestration_run_id, agent_id, generation_id, ref_id: detail.tool_id }
+  recordActivity(services, {
+    project_id,
+    kind,
+    summary,
+    detail: node_id === null ? detail : { ...detail, node_id },
+    ...about,
+  })
 }

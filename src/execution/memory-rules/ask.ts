@@ -137,6 +137,8 @@ async function toolFacts(
         depth: services.config.AGENT_MAX_CALL_DEPTH,
         conversations: [],
         source: SOURCE,
+        orchestration: null,
+        trigger_id: null,
       },
       timeoutMs: timeoutMs(services),
       signal,
