@@ -10,9 +10,12 @@ import {
   withdrawApprovals,
 } from '../../src/execution/approvals/node.ts'
 import { nodeApprovals } from '../../src/execution/approvals/producers.ts'
+import { callTool, openCall } from '../../src/execution/tools/call.ts'
+import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { loadBeside } from '../support/modules.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { guardrail } from './guardrail-support.ts'
 import { accepted, shared } from './share-support.ts'
 import { json, made, refused, startTarget, type Target } from './tool-target.ts'
 
@@ -224,6 +227,66 @@ describe('approvals of nodes', () => {
     const { id: userId } = (await app.admin.get('/users/me')).body
     const own = await file({ forbid_self_approval: true, authority: { type: 'user', id: userId, via: null } })
     refused(await app.admin.post(`/approvals/${own.id}/approve`), 403, 'FORBIDDEN')
+  })
+
+  it('are on record with what the guardrail said that asked for them', async () => {
+    const rule = await guardrail(app.key, { class: 'C' })
+    const attached = { ...tool, guardrail_ids: [rule.id] }
+    const args = { amount: 70 }
+    const gate = toolGate.only() as ToolGate
+    const verdict = await gate.judge(services, {
+      project_id: app.projectId,
+      agent: null,
+      tool: attached,
+      action: 'pay',
+      args,
+      generation_id: null,
+      run: { orchestration_run_id: run, node_id: 'ask' },
+      guardrail_context: null,
+      caller: async () => null,
+    })
+    assert.equal(verdict.decision, 'route_to_approval')
+    const { policy_version, expires_in } = verdict as Extract<Verdict, { policy_version: string }>
+    const proposed = { tool_id: tool.id, tool_name: 'pay', action: 'pay', arguments: args }
+    const { id } = await file({ proposed, policy_version, expires_in })
+    assert.equal((await read(id)).policy_version, `${rule.id}@1`)
+    const [record] = await eventually(async () => {
+      const { data } = (await app.key.get(`/guardrail-evaluations?guardrail_id=${rule.id}`)).body
+      return data.length > 0 && data
+    })
+    assert.deepEqual([record.approval_id, record.orchestration_run_id, record.generation_id], [id, run, null])
+  })
+
+  it('go on with a call that is metered to the run, as what its guardrails say of its steps is', async () => {
+    const rule = await guardrail(app.key, { class: 'A' })
+    const step = await made(app.key, { name: 'step', execute: { url: target.url }, guardrail_ids: [rule.id] })
+    const whole = await made(app.key, {
+      type: 'pipeline',
+      name: 'whole',
+      pipeline: { steps: [{ id: 'one', tool_id: step.id, input: {} }], output: { var: 'steps.one' } },
+    })
+    const call = openCall(services, {
+      caller: async () => null,
+      judged: true,
+      metering: {
+        source: 'orchestration',
+        record: null,
+        orchestration_run_id: 'orch_run_m',
+        node_id: 'do',
+        trigger_id: 't',
+      },
+    })
+    assert.deepEqual(await callTool(services, whole, call), { paid: true })
+    const uses = await eventually(async () => {
+      const { data } = (await app.key.get('/usage/events?orchestration_run_id=orch_run_m')).body
+      return data.length === 2 && data
+    })
+    for (const use of uses) assert.deepEqual([use.source, use.node_id, use.trigger_id], ['orchestration', 'do', 't'])
+    const record = await eventually(async () => {
+      const { data } = (await app.key.get('/guardrail-evaluations?orchestration_run_id=orch_run_m')).body
+      return data[0]
+    })
+    assert.equal(record.guardrail_id, rule.id)
   })
 
   it('keep nothing of what was proposed where no content is kept', async () => {

@@ -441,6 +441,7 @@ describe('approvals', () => {
       action: 'pay',
       args,
       generation_id: body.id,
+      run: null,
       guardrail_context: null,
       caller: async () => null,
     }

@@ -83,6 +83,22 @@ export const usedWithin = (
       meter: sql.fragment`${meter}::text`,
     })}) u order by w.n`)
 
+const usedInRun = sql.type(
+  Used.pick({ tokens: true, cost_usd: true, metered: true, priced: true }).extend({ tool_calls: z.int() }),
+)
+
+/** What a run has used so far, without runs that it started; `tool_calls` are uses of tools. By usage_events_run. */
+export const usedByRun = (
+  db: Queryable,
+  projectId: string,
+  runId: string,
+): Promise<Pick<Used, 'tokens' | 'cost_usd' | 'metered' | 'priced'> & { tool_calls: number }> =>
+  db.one(usedInRun`
+    select coalesce(sum(e.tokens), 0)::int8 as tokens, coalesce(sum(e.cost_usd), 0) as cost_usd,
+      count(*) filter (where ${isModelUse}) as metered, count(*) filter (where ${isModelUse} and e.cost_usd is not null) as priced,
+      count(*) filter (where e.meter_type = 'tool_execution') as tool_calls
+    from usage_events e where e.orchestration_run_id = ${runId} and e.project_id = ${projectId}`)
+
 const UnpricedRow = z.object({ provider: z.string(), model: z.string(), component: z.string() })
 export type UnpricedRow = z.output<typeof UnpricedRow>
 

@@ -66,7 +66,7 @@ const keepOutcome = (
     if (!(await continuations.set(tx, hold.claim, sql.fragment`outcome = ${sealed}`))) throw new Superseded()
     await approvalKind.update(tx, row.id, { execution: finished(services, row, outcome) })
     if (outcome.error) return
-    const { proposed_action, project_id, agent_id, generation_id } = row
+    const { proposed_action, project_id, orchestration_run_id, node_id, agent_id, generation_id } = row
     addActivity(tx, {
       project_id,
       kind: 'action_executed',
@@ -75,7 +75,9 @@ const keepOutcome = (
         tool_id: proposed_action?.tool_id ?? null,
         tool_name: proposed_action?.tool_name,
         action: proposed_action?.action,
+        ...(node_id !== null && { node_id }),
       },
+      orchestration_run_id,
       agent_id,
       generation_id,
       ref_id: proposed_action?.tool_id ?? null,
@@ -122,6 +124,8 @@ async function call(
         agent_id: row.agent_id,
         generation_id: row.generation_id,
         session_id: row.session_id,
+        orchestration_run_id: row.orchestration_run_id,
+        node_id: row.node_id,
         add: draft => void used.push(draft),
       },
       judged: true,

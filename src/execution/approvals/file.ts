@@ -28,7 +28,7 @@ export const desk: ApprovalDesk = {
     const { generation, tool, action, args } = proposal
     const starter = await callerForPrincipal(services, generation.authority, generation.project_id)
     const row = await services.write(tx => file(tx, services, proposal, starter?.user.id ?? null))
-    const asked = { generation_id: generation.id, tool: tool.id ?? tool.name, action, args }
+    const asked = { asked_by: generation.id, tool: tool.id ?? tool.name, action, args }
     releaseEvaluations(services, asked, row.id)
     return { id: row.id, expires_at: row.expires_at }
   },
@@ -63,6 +63,8 @@ async function insert(
       project_id,
       origin: 'tool_call',
       dedup_key,
+      orchestration_run_id: generation.orchestration_run_id,
+      node_id: generation.node_id,
       generation_id: generation.id,
       session_id: generation.session_id,
       agent_id: generation.agent_id,

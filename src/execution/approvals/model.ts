@@ -41,7 +41,7 @@ export const Approval = record('Approval', {
   predicted_impact: name,
   expires_at: z.iso.datetime(),
   dedup_key: name.describe('The same for equal calls of a tool by an agent'),
-  orchestration_run_id: name,
+  orchestration_run_id: name.describe('The run in which it was asked for'),
   node_id: name,
   generation_id: name.describe('The turn that proposed it'),
   session_id: name,

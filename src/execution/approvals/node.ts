@@ -2,6 +2,7 @@ import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import { askedByNode, releaseEvaluations } from '../guardrails/records.ts'
 import { type Asked, insertItem } from './item.ts'
 import { type ApprovalRow, approvalKind, shown } from './model.ts'
 import { openFrozen } from './seal.ts'
@@ -49,6 +50,11 @@ export async function fileNodeApproval(tx: Tx, services: Services, proposal: Nod
   )
   // Only items with a dedup key make way for each other.
   if (!row) throw new Error(`no approval could be filed for the node ${node_id}`)
+  if (proposed) {
+    const { tool_id, tool_name, action = tool_name, arguments: args } = proposed
+    const asked = { asked_by: askedByNode({ orchestration_run_id, node_id }), tool: tool_id ?? tool_name, action, args }
+    tx.afterCommit(() => releaseEvaluations(services, asked, row.id))
+  }
   return row
 }
 

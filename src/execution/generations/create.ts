@@ -82,7 +82,9 @@ export type TurnInput = {
 }
 
 /** What a turn goes back to, as a turn does that repeats it, carries it on or is asked for by one of its calls. */
-export const causeOf = (turn: Pick<GenerationRow, 'trigger_id' | 'orchestration_run_id' | 'node_id' | 'node_attempt'>) =>
+export const causeOf = (
+  turn: Pick<GenerationRow, 'trigger_id' | 'orchestration_run_id' | 'node_id' | 'node_attempt'>,
+) =>
   ({
     trigger_id: turn.trigger_id,
     orchestration:

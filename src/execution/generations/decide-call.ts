@@ -4,7 +4,7 @@ import { isDatabaseLost, isOfDatabase } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { checkInput, gatedAs, openCall, prepareCall } from '../tools/call.ts'
-import { type GateRequest, toolGate, type Verdict } from '../tools/gate.ts'
+import { type GateRequest, runOfCall, toolGate, type Verdict } from '../tools/gate.ts'
 import type { CallOutcome, GenerationRow, OpenStep, Work } from './model.ts'
 import { callFailed, failed, UNKNOWN } from './open-step.ts'
 import { approvalDesk, type Proposal } from './proposals.ts'
@@ -110,6 +110,7 @@ async function judge(
     action,
     args,
     generation_id: generation.id,
+    run: runOfCall(generation),
     guardrail_context: work.guardrail_context,
     caller,
     signal,

@@ -7,7 +7,7 @@ import { contextOf } from './context.ts'
 import { danglingRule, mayAskPerson, type Rule } from './document.ts'
 import { liveOf } from './live.ts'
 import { APPROVAL_SECONDS, type Decision, type Evaluation, guardrailKind, SCOPES, type Scope } from './model.ts'
-import { holdEvaluations, recordEvaluations } from './records.ts'
+import { askedByNode, holdEvaluations, recordEvaluations } from './records.ts'
 import { type Circumstances, runtimeOf } from './runtime.ts'
 
 /** From the mildest to the strictest. */
@@ -46,7 +46,7 @@ export async function evaluateRules(
   applied: readonly Applied[],
   judged: Judged,
 ): Promise<Evaluation[]> {
-  const { args, tool, action, agent, generation_id, keepsContent } = judged
+  const { args, tool, action, agent, run, generation_id, keepsContent } = judged
   const runtime = await runtimeOf(services, judged, new Set(applied.flatMap(({ rule }) => rule.paths)))
   const contexts = await Promise.all(applied.map(({ rule }) => contextOf(services, rule, judged)))
   const evaluations: Evaluation[] = []
@@ -69,7 +69,7 @@ export async function evaluateRules(
       context_source: source,
       context_snapshot: snapshotOf(rule, facts, keepsContent),
       agent_id: agent?.id ?? null,
-      orchestration_run_id: null,
+      orchestration_run_id: run?.orchestration_run_id ?? null,
       generation_id,
     })
   }
@@ -111,7 +111,7 @@ async function judge(services: Services, request: GateRequest): Promise<Verdict>
 
 function keep(
   services: Services,
-  { project_id, tool, action, args, generation_id }: GateRequest,
+  { project_id, tool, action, args, generation_id, run }: GateRequest,
   evaluations: readonly Evaluation[],
   decision: Decision,
 ): void {
@@ -121,13 +121,15 @@ function keep(
     tool_id: tool.id,
     approval_id: null,
   }))
-  if (decision !== 'route_to_approval' || generation_id === null) recordEvaluations(services, drafts)
-  else holdEvaluations(services, { generation_id, tool: tool.id ?? tool.name, action, args }, drafts)
+  const asked_by = generation_id ?? (run && askedByNode(run))
+  if (decision !== 'route_to_approval' || asked_by === null) recordEvaluations(services, drafts)
+  else holdEvaluations(services, { asked_by, tool: tool.id ?? tool.name, action, args }, drafts)
 }
 
 /** Tells that a guard stopped a call. What fails here is logged: the call does not happen in any case. */
 async function trip(services: Services, request: GateRequest, rule: Rule): Promise<void> {
-  const { project_id, tool, action, agent, generation_id } = request
+  const { project_id, tool, action, agent, run, generation_id } = request
+  const { orchestration_run_id = null, node_id = null } = run ?? {}
   const guardrail_version = versionOf(rule)
   const called = { tool_id: tool.id, tool_name: tool.name, action, guardrail_version, generation_id }
   fileException(services, {
@@ -136,12 +138,14 @@ async function trip(services: Services, request: GateRequest, rule: Rule): Promi
     title: `A guardrail stopped a call of ${tool.name}`,
     detail: called,
     dedup_key: `${agent?.id ?? ''}:${tool.id ?? tool.name}:${guardrail_version}`,
+    orchestration_run_id,
+    node_id,
     agent_id: agent?.id ?? null,
     guardrail_version,
   })
   const { row } = rule
   if (!row) return
-  const extra = { ...called, agent_id: agent?.id ?? null, orchestration_run_id: null, node_id: null }
+  const extra = { ...called, agent_id: agent?.id ?? null, orchestration_run_id, node_id }
   try {
     await services.write(async tx => tx.emit(guardrailKind, 'tripwire', row, { extra }))
   } catch (error) {

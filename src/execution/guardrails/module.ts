@@ -13,7 +13,7 @@ import { guardrailOperations } from './operations.ts'
 import { evaluationsDropped } from './records.ts'
 import { runtimeReaders } from './runtime.ts'
 import { deleteEvaluations, eraseSnapshots } from './store.ts'
-import { usageValues } from './usage.ts'
+import { runValues, usageValues } from './usage.ts'
 
 const DAY_MS = 86_400_000
 
@@ -34,6 +34,7 @@ export default module('guardrails', {
     guardrailCopies.with(copyGuardrails),
     cloneables.with(guardrailCloning),
     runtimeReaders.with(usageValues),
+    runtimeReaders.with(runValues),
     turnContent.with({
       erase: async (tx, turns) => ({
         counts: {

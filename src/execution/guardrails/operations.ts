@@ -147,6 +147,7 @@ export const guardrailOperations: Operation[] = [
         args,
         guardrail_context,
         generation_id: null,
+        run: null,
         caller: async () => caller,
         keepsContent: true,
       })

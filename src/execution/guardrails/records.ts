@@ -5,6 +5,7 @@ import { srn } from '../../core/api/kind.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { WriteBehind } from '../../core/process/write-behind.ts'
+import type { RunOfCall } from '../tools/gate.ts'
 import { evaluationKind, guardrailKind } from './model.ts'
 import { type EvaluationDraft, insertEvaluations } from './store.ts'
 
@@ -67,12 +68,16 @@ const recorderOf = perProcess(
   recorder => recorder.close(),
 )
 
-/** The calls of a generation that ask for the same. */
-export type Asked = { generation_id: string; tool: string; action: string; args: Record<string, unknown> }
+/** The calls of a generation, or of a node of a run, that ask for the same. */
+export type Asked = { asked_by: string; tool: string; action: string; args: Record<string, unknown> }
 
-const keyOf = ({ generation_id, tool, action, args }: Asked): string =>
+/** Who asks where a node of a run makes a call itself. */
+export const askedByNode = ({ orchestration_run_id, node_id }: RunOfCall): string =>
+  `${orchestration_run_id} ${node_id ?? ''}`
+
+const keyOf = ({ asked_by, tool, action, args }: Asked): string =>
   createHash('sha256')
-    .update(JSON.stringify([generation_id, tool, action, args]))
+    .update(JSON.stringify([asked_by, tool, action, args]))
     .digest('base64url')
 
 /** Keeps the evaluations of one call. */

@@ -3,7 +3,7 @@ import type { Services } from '../../core/process/services.ts'
 import type { GateRequest } from '../tools/gate.ts'
 
 /** What `runtime.*` may read of the call itself. */
-export type Circumstances = Pick<GateRequest, 'project_id' | 'agent'> & {
+export type Circumstances = Pick<GateRequest, 'project_id' | 'agent' | 'run'> & {
   tool: { id: string | null; name: string } | null
   action: string | null
 }
@@ -16,11 +16,11 @@ const OF_CALL: Record<string, (call: Circumstances) => Value> = {
   'runtime.tool.name': ({ tool }) => tool?.name ?? null,
   'runtime.agent.id': ({ agent }) => agent?.id ?? null,
   'runtime.project.id': ({ project_id }) => project_id,
+  'runtime.orchestration_run.node_attempt': ({ run }) => run?.node_attempt ?? null,
 }
 
 /** What others measure; null as long as nobody does. */
 const MEASURED = [
-  'runtime.orchestration_run.node_attempt',
   'runtime.orchestration_run.tool_calls',
   'runtime.activity.actions_1h',
   'runtime.activity.actions_24h',

@@ -1,4 +1,4 @@
-import { isBlackout, type Used, usedWithin } from '../../control/usage/sums.ts'
+import { isBlackout, type Used, usedByRun, usedWithin } from '../../control/usage/sums.ts'
 import type { RuntimeReader } from './runtime.ts'
 
 const HOUR_MS = 3_600_000
@@ -13,6 +13,23 @@ const MEASURED: Record<string, { meter: string | null; read: (used: Used) => num
   'runtime.usage.cost_usd': { meter: null, read: cost, spans: ['1h', '24h', '7d', '30d'] },
   'runtime.usage.tokens': { meter: null, read: ({ tokens }) => tokens, spans: ['24h', '30d'] },
   'runtime.activity.actions': { meter: 'tool_execution', read: ({ events }) => events, spans: ['1h', '24h'] },
+}
+
+/** What is measured of the run that a call is part of. */
+const OF_RUN: Record<string, (used: Awaited<ReturnType<typeof usedByRun>>) => number | null> = {
+  'runtime.usage.orchestration_run_tokens': ({ tokens }) => tokens,
+  'runtime.usage.orchestration_run_cost_usd': used => (isBlackout(used) ? null : used.cost_usd),
+  'runtime.orchestration_run.tool_calls': ({ tool_calls }) => tool_calls,
+}
+
+/** What the run of a call has used so far, in one statement; nothing is known of it outside of runs. */
+export const runValues: RuntimeReader = {
+  keys: Object.keys(OF_RUN),
+  async read({ pool }, { project_id, run }, keys) {
+    if (!run) return {}
+    const used = await usedByRun(pool, project_id, run.orchestration_run_id)
+    return Object.fromEntries(keys.map(key => [key, OF_RUN[key](used)]))
+  },
 }
 
 const keyed = Object.entries(MEASURED).flatMap(([name, { meter, read, spans }]) =>

@@ -40,7 +40,16 @@ export type Limits = {
 /** Whom a call, and what it calls in turn, is metered to. */
 export type Metering = Attribution & {
   /** The part of the platform that calls. */
-  source: 'agent' | 'direct' | 'ingestion' | 'decider' | 'approval' | 'guardrail' | 'memory_rule'
+  source:
+    | 'agent'
+    | 'orchestration'
+    | 'trigger'
+    | 'direct'
+    | 'ingestion'
+    | 'decider'
+    | 'approval'
+    | 'guardrail'
+    | 'memory_rule'
   /** What it is on record as, which a repeat of it is, too; null where each call is one of its own. */
   record: string | null
   /** Takes usage that its work writes itself; without it usage is written apart from the work. */

@@ -10,7 +10,7 @@ import type { Services } from '../../core/process/services.ts'
 import { takeShareCall } from '../shares/take.ts'
 import { type Callable, callingProject, type Metering, type ToolCall } from './call-model.ts'
 import { parametersSchema } from './check-definition.ts'
-import { type GateRequest, toolGate } from './gate.ts'
+import { type GateRequest, runOfCall, toolGate } from './gate.ts'
 import { callHttp } from './http.ts'
 import { limitsOf, MAX_CALLS, underWay, within } from './limits.ts'
 import { callMcp } from './mcp.ts'
@@ -147,7 +147,7 @@ async function requireExecute(
   tool: Callable,
   action: string,
   args: Record<string, unknown>,
-  { caller, limits }: ToolCall,
+  { caller, limits, metering }: ToolCall,
 ): Promise<void> {
   const request: GateRequest = {
     project_id: callingProject(tool),
@@ -156,6 +156,7 @@ async function requireExecute(
     action,
     args,
     generation_id: null,
+    run: metering && runOfCall(metering),
     guardrail_context: null,
     caller,
     signal: limits.signal,

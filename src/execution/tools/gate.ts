@@ -3,6 +3,24 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 
+/** The node of a run that a call is made for. */
+export type RunOfCall = {
+  orchestration_run_id: string
+  node_id: string | null
+  /** Null where it is not known. */
+  node_attempt?: number | null
+}
+
+/** The run that a turn or a use is attributed to; null outside of runs. */
+export const runOfCall = (of: {
+  orchestration_run_id?: string | null
+  node_id?: string | null
+  node_attempt?: number | null
+}): RunOfCall | null => {
+  const { orchestration_run_id = null, node_id = null, node_attempt = null } = of
+  return orchestration_run_id === null ? null : { orchestration_run_id, node_id, node_attempt }
+}
+
 /** A call that is about to be made, as rules see it. */
 export type GateRequest = {
   project_id: string
@@ -15,6 +33,8 @@ export type GateRequest = {
   /** With presets over the arguments: what will be executed. */
   args: Record<string, unknown>
   generation_id: string | null
+  /** Null outside of runs. */
+  run: RunOfCall | null
   guardrail_context: Record<string, unknown> | null
   /** As whom tools are called that know the context; null without a credential. */
   caller: () => Promise<Caller | null>
