@@ -42,6 +42,9 @@ const integer = (min: number, max = Number.MAX_SAFE_INTEGER) =>
 /** What is no positive integer means the default. */
 const positiveOr = (value: number) =>
   z.string().transform(given => (/^[1-9]\d{0,8}$/.test(given) ? Number(given) : value))
+/** What is no integer from 0 on means the default. */
+const zeroOr = (value: number) =>
+  z.string().transform(given => (/^(0|[1-9]\d{0,8})$/.test(given) ? Number(given) : value))
 const fraction = z.string().transform(Number).pipe(z.number().gt(0).max(1))
 const flag = z
   .string()
@@ -62,7 +65,7 @@ const headerPrefix = z.string().regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]+-$/, 'must be
 const number = (min: number, max: number) => z.string().transform(Number).pipe(z.number().min(min).max(max))
 const hexKeys = list.pipe(z.array(z.string().regex(/^[0-9a-fA-F]{64}$/, 'must be 64 hex characters')))
 
-export const WORKER_KINDS = ['delivery', 'ingestion', 'generation', 'snapshot'] as const
+export const WORKER_KINDS = ['delivery', 'ingestion', 'generation', 'orchestration', 'trigger', 'snapshot'] as const
 
 const settings = {
   NODE_ENV: setting(
@@ -335,6 +338,93 @@ const settings = {
     '100',
     'Most turns of a chain, which carry on after one another; 100 for what is no positive integer.',
   ),
+  MAX_ORCHESTRATION_RUN_DEPTH: setting(
+    'workers',
+    positiveOr(10),
+    '10',
+    'How deep runs of orchestrations may nest; 10 for what is no positive integer.',
+  ),
+  ORCHESTRATION_QUEUE_DRIVER: setting(
+    'workers',
+    text,
+    'postgres',
+    'Only `postgres`; with any other no run is started.',
+  ),
+  ORCHESTRATION_WORKER_CONCURRENCY: setting('workers', positiveOr(10), '10', 'Attempts of nodes at once in a process.'),
+  ORCHESTRATION_ADVANCE_CONCURRENCY: setting('workers', positiveOr(4), '4', 'Advances of runs at once in a process.'),
+  ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: setting(
+    'workers',
+    zeroOr(50),
+    '50',
+    'Attempts of nodes of one project at once in all processes; 0 for no limit.',
+  ),
+  ORCHESTRATION_NODE_LEASE_SECONDS: setting(
+    'workers',
+    positiveOr(60),
+    '60',
+    'Lease of an attempt of a node, renewed every third of it.',
+  ),
+  ORCHESTRATION_NODE_MAX_DELIVERIES: setting(
+    'workers',
+    positiveOr(5),
+    '5',
+    'Workers that one attempt of a node is given to, one after the other was lost.',
+  ),
+  ORCHESTRATION_NODE_TIMEOUT_MS: setting(
+    'workers',
+    positiveOr(600_000),
+    '600000',
+    'One attempt of a tool, poll, knowledge or memory_write node that has no timeout of its own.',
+  ),
+  ORCHESTRATION_RUN_MAX_STEPS: setting('workers', positiveOr(10_000), '10000', 'Attempts of nodes and polls of a run.'),
+  ORCHESTRATION_SCHEDULER_INTERVAL_MS: setting(
+    'workers',
+    positiveOr(5000),
+    '5000',
+    'Search for runs whose time has come and for attempts of lost workers.',
+  ),
+  ORCHESTRATION_WAIT_MAX_MS: setting('process', positiveOr(120_000), '120000', 'How long `wait` waits for a run.'),
+  TRIGGER_WORKER_CONCURRENCY: setting('workers', positiveOr(10), '10', 'Firings of triggers at once per process.'),
+  TRIGGER_SCHEDULER_INTERVAL_MS: setting(
+    'workers',
+    positiveOr(5000),
+    '5000',
+    'Search for schedules that are due, and for firings that nobody works on; at least so often.',
+  ),
+  TRIGGER_SCHEDULER_DISABLED: setting('workers', flag, 'false', 'Workers fire no schedules.'),
+  TRIGGER_FIRING_LEASE_SECONDS: setting(
+    'workers',
+    positiveOr(60),
+    '60',
+    'Lease of a firing whose tool is called, renewed every quarter of it.',
+  ),
+  TRIGGER_FIRING_MAX_ATTEMPTS: setting(
+    'workers',
+    positiveOr(3),
+    '3',
+    'Workers that may be lost over one call of a tool by a trigger, each of which makes the call under the same key.',
+  ),
+  TRIGGER_FIRE_WAIT_MAX_MS: setting('workers', positiveOr(120_000), '120000', 'Longest wait of a manual fire.'),
+  TRIGGER_HOOK_TOLERANCE_SECONDS: setting(
+    'workers',
+    positiveOr(300),
+    '300',
+    'How far the time of a signed hook may be off, before and after.',
+  ),
+  TRIGGER_MAX_CAUSATION_DEPTH: setting(
+    'workers',
+    positiveOr(5),
+    '5',
+    'Triggers that may have led to an event which fires another one.',
+  ),
+  TRIGGER_MAX_PER_PROJECT: setting('workers', integer(1), '1000', 'Most triggers of a project.'),
+  TRIGGER_EVENT_MAX_PER_PROJECT: setting(
+    'workers',
+    integer(1, 1000),
+    '100',
+    'Most event triggers of a project: each event is matched with all of them.',
+  ),
+  TRIGGER_FIRING_RETENTION_DAYS: setting('workers', integer(1), '30', 'Firings that have ended are kept so long.'),
   AGENT_MAX_STEPS_CEILING: setting('workers', integer(1), '200', 'Largest max_steps.'),
   AGENT_MAX_CALL_DEPTH: setting('workers', integer(0), '10', 'Default and maximum of max_call_depth.'),
   PROVIDER_MAX_RETRIES: setting('workers', integer(0, 10), '2', 'Retries of a model call without a model route.'),

@@ -1,3 +1,6 @@
+import orchestrations from './automation/orchestrations/module.ts'
+import runs from './automation/runs/module.ts'
+import triggers from './automation/triggers/module.ts'
 import documents from './content/documents/module.ts'
 import embeddings from './content/embeddings/module.ts'
 import files from './content/files/module.ts'
@@ -86,5 +89,8 @@ export const modules: readonly Module[] = [
   actors,
   conversations,
   sessions,
+  orchestrations,
+  runs,
+  triggers,
   planned,
 ]

@@ -113,6 +113,8 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
       examples(
         ['muster reprocess deliveries --from 2026-01-31 --dry-run', 'how many failed since'],
         ['muster reprocess generations', 'wake turns that nobody works on'],
+        ['muster reprocess runs --dry-run', 'how many runs of orchestrations nobody works on'],
+        ['muster reprocess firings --from 2026-01-31 --dry-run', 'how many firings of triggers failed since'],
         ['muster reprocess ingestions --dry-run', 'how many files could not be read'],
         ['muster reprocess embeddings --missing', 'embed what has no vectors'],
         ['muster reprocess usage --dry-run', 'whether sums and events agree'],
@@ -141,6 +143,16 @@ one that up keeps in --data. Exit codes: 0 done, 1 failed, 2 wrong usage.`,
     .description('wake turns that have not ended and for which no message exists')
     .addOption(new Option('--status <status>', 'only these').choices(['pending', 'in_progress']))
     .action(async options => (await import('./reprocess.ts')).reprocessGenerations(options))
+  filtered(reprocess.command('runs'))
+    .description('wake runs of orchestrations that can move and for which no message exists')
+    .action(async options => (await import('./reprocess.ts')).reprocessRuns(options))
+  filtered(reprocess.command('firings'))
+    .description('fire triggers again whose firings failed, with the same input, or wake firings that nobody works on')
+    .option('--trigger <id>', 'only of this trigger')
+    .addOption(
+      new Option('--status <status>', 'firings in this state').choices(['failed', 'pending']).default('failed'),
+    )
+    .action(async options => (await import('./reprocess.ts')).reprocessFirings(options))
 
   filtered(reprocess.command('ingestions'))
     .description('read the files of documents again, newest first; a worker does it in the name of the first admin')

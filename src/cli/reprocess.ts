@@ -1,3 +1,6 @@
+import { nodeQueue, runQueue, runTold } from '../automation/runs/queue.ts'
+import { firingQueue } from '../automation/triggers/queue.ts'
+import { fireAgain } from '../automation/triggers/store.ts'
 import { fill } from '../content/embeddings/fill.ts'
 import { leads } from '../content/embeddings/follow.ts'
 import { currentSpace, type Space } from '../content/embeddings/space.ts'
@@ -19,12 +22,16 @@ import { CommandError, note, print, printJson } from './output.ts'
 import {
   countDeliveries,
   countDocuments,
+  countFirings,
   countMemories,
   firstAdmin,
+  type IdleRun,
   type IdleTurn,
   nextDocuments,
   nextMemories,
+  runsWithoutMessage,
   takeDeliveries,
+  takeFirings,
   turnsWithoutMessage,
 } from './store.ts'
 
@@ -107,6 +114,64 @@ export const reprocessGenerations = (options: Filters & { status?: 'pending' | '
     else if (options.dryRun) print(`${idle.length} turns would be woken`)
     else print(`${woken} turns are woken`)
   })
+
+/**
+ * `muster reprocess firings`: makes failed firings again, each as a new one with the input and the causes of the first, or
+ * sends the wake-ups that waiting ones lack. A second run repeats nothing.
+ */
+export const reprocessFirings = (
+  options: Filters & { trigger?: string; status: 'failed' | 'pending' },
+): Promise<void> =>
+  withServices(options.data, async services => {
+    const filter = { ...bounds(options), trigger: options.trigger ?? null, status: options.status }
+    const found = Math.min(await countFirings(services.pool, filter), options.limit ?? Infinity)
+    let fired = 0
+    let after = ''
+    while (!options.dryRun && fired < found) {
+      const batch = await services.write(async tx => {
+        const taken = await takeFirings(tx, filter, after, Math.min(BATCH, found - fired))
+        const again = options.status === 'failed' ? await fireAgain(tx, taken) : taken
+        for (const { id, project_id } of again) tx.send(firingQueue, { firing_id: id, project_id })
+        return taken
+      })
+      if (batch.length === 0) break
+      fired += batch.length
+      after = batch[batch.length - 1].id
+      note(`${fired} of ${found} firings queued`)
+    }
+    if (options.json) printJson({ found, fired, dry_run: options.dryRun === true })
+    else if (options.dryRun) print(`${found} firings would be made again`)
+    else print(`${fired} firings are made again`)
+  })
+
+/**
+ * `muster reprocess runs`: sends the wake-ups that runs lack which can move, and those of attempts that no worker was told
+ * of. One that finds nothing to do changes nothing.
+ */
+export const reprocessRuns = (options: Filters): Promise<void> =>
+  withServices(options.data, async ({ pool, queues }) => {
+    const idle = await runsWithoutMessage(
+      pool,
+      bounds(options),
+      { run: runQueue.name, told: runTold.name, node: nodeQueue.name },
+      options.limit ?? MAX_TURNS,
+    )
+    const ids = [...new Set(idle.map(({ id }) => id))]
+    for (let start = 0; !options.dryRun && start < idle.length; start += BATCH) {
+      const batch = idle.slice(start, start + BATCH)
+      await queues.send(batch.map(wakeUpOfRun))
+      note(`${start + batch.length} of ${idle.length} wake-ups sent`)
+    }
+    const woken = options.dryRun ? 0 : ids.length
+    if (options.json) printJson({ found: ids.length, woken, dry_run: options.dryRun === true, runs: ids })
+    else if (options.dryRun) print(`${ids.length} runs would be woken`)
+    else print(`${woken} runs are woken`)
+  })
+
+const wakeUpOfRun = ({ id: run_id, project_id, execution_id }: IdleRun) =>
+  execution_id === null
+    ? message(runQueue, { run_id, project_id })
+    : message(nodeQueue, { execution_id, run_id, project_id })
 
 const wakeUp = ({ id, project_id, conversation_id }: IdleTurn) =>
   conversation_id === null

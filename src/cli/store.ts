@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { unnoticed } from '../automation/runs/store.ts'
 import { hasVector, SOURCES } from '../content/vectors/store.ts'
 import { between } from '../core/api/lists.ts'
 import { all, counting, type Queryable, sql } from '../core/db/sql.ts'
@@ -88,6 +89,48 @@ export const takeDeliveries = (
     where ${deliveriesWhere(filter)} and t.id > ${after}
     order by t.id limit ${limit} for update of t skip locked`)
 
+export type FiringFilter = {
+  project: string | null
+  trigger: string | null
+  status: 'failed' | 'pending'
+  ids: readonly string[]
+  from: Date | null
+  to: Date | null
+}
+
+/**
+ * Firings to make again. One that was made again is left out, so that a second run repeats nothing: the key of the other says
+ * so. Nor is one made that closed a circle of triggers.
+ */
+const firingsWhere = (filter: FiringFilter) =>
+  all([
+    sql.fragment`t.state = ${filter.status === 'pending' ? 'queued' : 'failed'}`,
+    filter.project !== null && sql.fragment`t.project_id = ${filter.project}`,
+    filter.trigger !== null && sql.fragment`t.trigger_id = ${filter.trigger}`,
+    filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
+    sql.fragment`t.error ->> 'code' is distinct from 'TRIGGER_CAUSATION_LIMIT'`,
+    sql.fragment`not exists (select from trigger_firings r
+      where r.trigger_id = t.trigger_id and r.idempotency_key = 'again:' || t.id)`,
+    between(sql.fragment`t.created_at`, filter),
+  ])
+
+export const countFirings = (db: Queryable, filter: FiringFilter): Promise<number> =>
+  db.oneFirst(counting`select count(*) from trigger_firings t where ${firingsWhere(filter)}`)
+
+const TakenFiring = z.strictObject({ id: z.string(), project_id: z.string() })
+type TakenFiring = z.output<typeof TakenFiring>
+
+/** Locks the next firings to make again, after id `after`, oldest first. */
+export const takeFirings = (
+  db: Queryable,
+  filter: FiringFilter,
+  after: string,
+  limit: number,
+): Promise<readonly TakenFiring[]> =>
+  db.any(sql.type(TakenFiring)`
+    select t.id, t.project_id from trigger_firings t
+    where ${firingsWhere(filter)} and t.id > ${after} order by t.id limit ${limit} for update of t skip locked`)
+
 export type TurnFilter = {
   project: string | null
   status: 'pending' | 'in_progress' | null
@@ -133,6 +176,57 @@ export const turnsWithoutMessage = (
       and not exists (select from kept k where k.name = ${queues.turn} and k.key = t.id)
       and not exists (select from kept k where k.name = ${queues.conversation} and k.key = t.conversation_id)
     order by t.created_at, t.id limit ${limit}`)
+
+const IdleRun = z.strictObject({
+  id: z.string(),
+  project_id: z.string(),
+  status: z.string(),
+  /** The attempt that no worker is told of; null where the run itself is to be looked at. */
+  execution_id: z.string().nullable(),
+})
+export type IdleRun = z.output<typeof IdleRun>
+
+/**
+ * Runs that can move and for which no message waits or is handled, and attempts of theirs that nobody has and no message
+ * tells of. Those of a pause wait on purpose. By orchestration_runs_live, _due and the primary keys of what runs wait for.
+ */
+export const runsWithoutMessage = (
+  db: Queryable,
+  filter: Omit<TurnFilter, 'status'>,
+  queues: { run: string; told: string; node: string },
+  limit: number,
+): Promise<readonly IdleRun[]> =>
+  db.any(sql.type(IdleRun)`
+    with kept as materialized (
+      select name, case name when ${queues.run} then split_part(singleton_key, '@', 1) when ${queues.node} then data ->> 'execution_id'
+        else data ->> 'run_id' end as key, start_after <= now() or state = 'active' as due
+      from pgboss.job_common where name in (${queues.run}, ${queues.told}, ${queues.node}) and state <= 'active'
+    ), live as (
+      select r.* from orchestration_runs r
+      where r.status in ('queued', 'running', 'sleeping', 'awaiting_input') and ${all([
+        filter.project !== null && sql.fragment`r.project_id = ${filter.project}`,
+        filter.ids.length > 0 && sql.fragment`r.id = any (${sql.array([...filter.ids], 'text')})`,
+        between(sql.fragment`r.created_at`, filter),
+      ])}
+    )
+    select id, project_id, status, execution_id from (
+      select r.id, r.project_id, r.status, r.created_at, null as execution_id
+      from live r join projects p on p.id = r.project_id
+      where not exists (select from kept k where k.name in (${queues.run}, ${queues.told}) and k.key = r.id and k.due)
+        and (
+          r.due_at <= now()
+          or r.pause_requested_at is null and p.paused_at is null and (
+            r.status = 'queued'
+            or exists (select from json_array_elements(r.required_actions) a where a ->> 'type' = 'paused')
+            or ${unnoticed}))
+      union all
+      select r.id, r.project_id, r.status, r.created_at, e.id
+      from live r join orchestration_node_executions e on e.run_id = r.id
+      where r.status = 'running' and e.status = 'running' and not e.applied
+        and e.node_type in ('tool', 'poll', 'knowledge', 'memory_write')
+        and (e.leased_until is null or e.leased_until < now())
+        and not exists (select from kept k where k.name = ${queues.node} and k.key = e.id)) found
+    order by created_at, id limit ${limit}`)
 
 export type DocumentFilter = {
   project: string | null

@@ -35,6 +35,12 @@ const keyRecord = sql.fragment`jsonb_build_object('id', k.id, 'project_id', k.pr
   'allowed_ips', k.allowed_ips, 'policies', (
     select ${attached} from project_key_policies a join policies p on p.id = a.policy_id where a.key_id = k.id))`
 
+const attachedRow = sql.type(AttachedPolicy)
+
+/** One policy with its document. Primary key. */
+export const attachedPolicy = (db: Queryable, id: string): Promise<AttachedPolicy | null> =>
+  db.maybeOne(attachedRow`select id, version, updated_at, document from policies where id = ${id}`)
+
 const user = sql.type(z.object({ user: PrincipalUser }))
 
 /** A user with attachments and their documents. Primary key. */

@@ -1,6 +1,6 @@
 import ipaddr from 'ipaddr.js'
 import { isIdOf } from '../core/api/kind.ts'
-import type { Caller, PrincipalRecord } from '../core/iam/caller.ts'
+import type { Caller, PrincipalRecord, TriggerScope } from '../core/iam/caller.ts'
 import type { Layer } from '../core/iam/decide.ts'
 import { perProcess } from '../core/process/per-process.ts'
 import type { Services } from '../core/process/services.ts'
@@ -9,6 +9,8 @@ import { hashKey } from './keys/secret.ts'
 import { layerOf } from './layers.ts'
 import { PrincipalCache, principalChannel, registerCache, type Source } from './principal-cache.ts'
 import {
+  type AttachedPolicy,
+  attachedPolicy,
   keyPrincipal,
   keyPrincipalByHash,
   noteKeyUse,
@@ -171,13 +173,22 @@ export function authenticate(services: Services, token: string, { ip }: { ip: st
   return KEY.test(token) ? callerByKey(services, token, ip) : Promise.resolve(null)
 }
 
+/** A principal within one more policy; one that is gone allows nothing. */
+const within = (principal: Principal, id: string, policy: AttachedPolicy | null, log: Services['log']): Principal => ({
+  ...principal,
+  layers: [...principal.layers, layerOf('trigger', policy ? [policy] : [], log)],
+  sources: [...principal.sources, `policy:${id}`],
+})
+
+const runOf = ({ id, policy_id, chain }: TriggerScope) => ({ trigger_id: id, policy_id, chain })
+
 const wire = (time: string | null): string | null => time && new Date(time).toISOString()
 
 /**
  * The caller of work that was started earlier and runs now: who started it, with the rights of this moment, bound to the
- * work's project. Null when the user or key is gone, disabled, expired or no longer reaches the project, and for work
- * started through a grant or a trigger that is not known. Read from the process's cache when it is there: a change binds
- * as soon as it is announced.
+ * work's project; of what a trigger started within the policy of the trigger, which binds admins too. Null when the user or
+ * key is gone, disabled, expired or no longer reaches the project, and for work started through a grant that is not known.
+ * Read from the process's cache when it is there: a change binds as soon as it is announced.
  */
 export async function callerForPrincipal(
   services: Services,
@@ -185,11 +196,17 @@ export async function callerForPrincipal(
   projectId: string,
   run?: Caller['run'],
 ): Promise<Caller | null> {
-  if (record.via !== null) return null
+  const { via } = record
+  if (via !== null && via.type !== 'trigger') return null
   const { pool, clock, log } = services
-  const found = await resolverOf(services).resolve(`${record.type} of ${record.id}`, async () => {
+  const boundary = via?.policy_id ?? null
+  const name = `${record.type} of ${record.id}${boundary === null ? '' : ` within ${boundary}`}`
+  const found = await resolverOf(services).resolve(name, async () => {
     const row = await (record.type === 'user' ? userPrincipal(pool, record.id) : keyPrincipal(pool, record.id))
-    return row && principalOf(row, log)
+    const principal = row && principalOf(row, log)
+    return principal && boundary !== null
+      ? within(principal, boundary, await attachedPolicy(pool, boundary), log)
+      : principal
   })
   if (!found) return null
   const { user, key } = found
@@ -200,7 +217,7 @@ export async function callerForPrincipal(
     credential: { type: 'run', id: run?.work_id ?? record.id, expires_at: wire(key?.expires_at ?? null), scopes: null },
     principal: { type: record.type, id: record.id },
     project_id: projectId,
-    run,
+    run: via ? { work_type: 'trigger', work_id: via.id, ...run, ...runOf(via) } : run,
   })
 }
 

@@ -7,10 +7,6 @@ const versions = (singular: string): string => `List${singular}Versions Get${sin
 /** Actions of modules to come, by the module that policies name. */
 const actions: Record<string, string> = {
   oauth: 'GrantConsent ListGrants RevokeGrant ListClients DeleteClient',
-  orchestrations: `${crud('Orchestrations', 'Orchestration')} ValidateOrchestration ${versions('Orchestration')} StartRun
-    ListRuns GetRun CancelRun RetryRun PauseRun ResumeRun SubmitHumanInput GetQueueStats`,
-  triggers: `${crud('Triggers', 'Trigger')} FireTrigger GetTriggerSecret RotateTriggerSecret ListTriggerFirings
-    GetTriggerFiring`,
   workflows: `${crud('Workflows', 'Workflow')} ${versions('Workflow')}`,
   tasks: 'ListTasks GetTask CreateTask UpdateTask TransitionTask DeleteTask PauseTask ResumeTask RetryTask',
   playbooks: `${crud('Playbooks', 'Playbook')} ValidatePlaybook ${versions('Playbook')} StartExecution ListExecutions
@@ -23,19 +19,16 @@ const actions: Record<string, string> = {
 
 /** Resource types to come. */
 const types = `oauth_client oauth_grant
-  orchestration orchestration_run trigger workflow task playbook case dataset eval
+  workflow task playbook case dataset eval
   formation knowledge eval_run playbook_execution playbook_export`
 
 const changes = 'created updated deleted'
 
 /** Events to come, by their prefix. */
 const events: Record<string, string> = {
-  orchestrations: changes,
-  orchestration_runs: 'started awaiting_input succeeded failed cancelled expired',
   workflows: changes,
   tasks: `${changes} transitioned closed stalled paused resumed approval_failed automation_retrying automation_rejected
     automation_unrouted`,
-  triggers: changes,
   playbooks: changes,
   playbook_executions: 'started completed failed cancelled step_waiting step_completed step_overdue',
   playbook_exports: 'completed failed',

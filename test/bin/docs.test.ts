@@ -169,6 +169,25 @@ describe('the commands of the pages', function () {
     assert.equal(of('Versions'), `2\n{"from":1,"to":2,"changes":${changes}}3`)
   })
 
+  it('of orchestrations.md run as they are written', async () => {
+    const sections = commandsOf('docs/orchestrations.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const of = (heading: string) => answers.get(heading) ?? ''
+    const page = fs.readFileSync(path.join(root, 'docs/orchestrations.md'), 'utf8')
+    assert.equal(of('A graph'), '1')
+    const [found] = /```json\n(\{"valid".*?)```/s.exec(page)?.slice(1) ?? []
+    assert.deepEqual(JSON.parse(of('Validation')), JSON.parse(found))
+    const change = '{"path":"nodes.ask.expires_in","op":"changed","before":3600,"after":7200}'
+    assert.equal(of('Versions'), `2\n{"from":1,"to":2,"changes":[${change}]}3\nrestored from v1,two hours,`)
+    assert.equal(of('Diagram'), /```mermaid\n(.*?)```/s.exec(page)?.[1].trim())
+    for (const heading of ['A run', 'Branches', 'Nested runs']) {
+      const section = page.slice(page.indexOf(`\n## ${heading}\n`))
+      assert.equal(of(heading), /```\n\n```\n(.*?)```/s.exec(section)?.[1].trim())
+    }
+  })
+
   it('of usage.md run as they are written', async () => {
     const sections = commandsOf('docs/usage.md')
     const answers = await answersOf(sections, base)

@@ -23,7 +23,7 @@ const pathWith = (described: Described, ids: Record<string, string>): string =>
     .replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? assert.fail(name))
 
 /** Routes that look at a token of their own before they look at the body. */
-const WITH_TOKEN = ['uploadFileWithToken', 'completeIngestionCallback']
+const WITH_TOKEN = ['uploadFileWithToken', 'completeIngestionCallback', 'callOrchestrationRunHook', 'callTriggerHook']
 
 /** Lists of figures: a parameter that they do not know would seem to narrow them. */
 const REFUSING = ['listUsageEvents']
@@ -74,6 +74,7 @@ describe('conventions', () => {
       ({
         listWebhookDeliveries: `&webhook_id=${ids.webhook_id}`,
         listShareReferences: `&project_id=${ids.grantee_id}`,
+        listTriggerFirings: `&trigger_id=${ids.trigger_id}`,
         listMemories: `&memory_store_id=${ids.memory_store_id}`,
         listMemoryEntries: `&memory_store_id=${ids.memory_store_id}`,
       })[described.id] ?? ''
@@ -809,7 +810,7 @@ describe('conventions', () => {
         assert.match(tag, /^W\/"[\w-]+"$/, described.id)
         const again = await app.admin.get(pathWith(described, ids), { 'if-none-match': `"other", ${tag}` })
         // They show what is measured or read beside the record.
-        const more = ['getGeneration', 'getProjectKey', 'getShare'].includes(described.id)
+        const more = ['getGeneration', 'getProjectKey', 'getRun', 'getShare', 'getTrigger'].includes(described.id)
         assert.ok(again.status === 304 || more, `${described.id} ${again.status}`)
         records++
       }

@@ -39,7 +39,15 @@ describe('ten thousand malformed requests', function () {
 
   before(async () => {
     // Files are one chunk: a download breaks off when a request takes its later chunks away, as it must.
-    app = await startApp({ env: { SYNC_WAIT_SECONDS: '1', TRUST_PROXY: '1', FILE_BLOB_CHUNK_BYTES: '524288' } })
+    app = await startApp({
+      env: {
+        SYNC_WAIT_SECONDS: '1',
+        ORCHESTRATION_WAIT_MAX_MS: '1000',
+        TRIGGER_FIRE_WAIT_MAX_MS: '1000',
+        TRUST_PROXY: '1',
+        FILE_BLOB_CHUNK_BYTES: '524288',
+      },
+    })
     document = (await app.anonymous.get('//openapi.json')).body
     operations = describedOperations(document)
     const own = await populated(app, 'own')
@@ -180,6 +188,16 @@ async function populated(
       secret_id: secret,
     })
     const agentId = await make('/agents', { project_id: projectId, name: label, ai_provider_id: provider })
+    const trigger = await make('/triggers', {
+      project_id: projectId,
+      name: label,
+      type: count % 2 ? 'webhook' : 'manual',
+      target_type: 'agent',
+      target_id: agentId,
+      input: { message: 'hello' },
+    })
+    const fired = await app.admin.post(`/triggers/${trigger}/fire?wait=false`)
+    ids.trg_fire = [...(ids.trg_fire ?? []), fired.body.id]
     await make('/chats', { project_id: projectId, name: label, ai_provider_id: provider })
     await make('/shares', {
       project_id: projectId,
@@ -193,6 +211,13 @@ async function populated(
       execute: { url: 'http://127.0.0.1:9/{id}', headers: { 'X-Key': `{{secret:${secret}}}` } },
       ...(count % 2 ? { type: 'platform', actions: ['list-actors', 'create-actor'] } : {}),
     })
+    const orchestration_id = await make('/orchestrations', {
+      project_id: projectId,
+      name: label,
+      nodes: [{ id: 'a', type: 'human' }],
+      edges: [],
+    })
+    await make('/orchestration-runs', { orchestration_id })
     await make('/guardrails', { project_id: projectId, name: label, document: { class: 'A' } })
     const actor = await make('/actors', { project_id: projectId, name: label, external_id: label })
     const conversation = await make('/conversations', { project_id: projectId, name: label })

@@ -14,12 +14,16 @@ function timeOf(id: string): number {
 
 /** Kinds with their prefixes. A kind of its own for each, and each for one kind. */
 const PREFIXES: Record<string, string> = {
+  trigger: 'trg',
+  trigger_firing: 'trg_fire',
   usage: 'ue',
   usage_threshold: 'uthr',
   user: 'user',
   price: 'price',
   project: 'proj',
   project_key: 'key',
+  orchestration: 'orch',
+  orchestration_run: 'orch_run',
   policy: 'pol',
   secret: 'sec',
   actor: 'actor',

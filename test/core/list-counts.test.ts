@@ -24,6 +24,7 @@ const COUNTED = {
   exceptions: 'project_id',
   generations: 'project_id',
   guardrail_evaluations: 'project_id',
+  orchestration_runs: 'project_id',
   usage_events: 'project_id',
   webhook_deliveries: 'webhook_id',
 }

@@ -15,6 +15,8 @@ const WITHOUT_ACTION = [
   'bootstrapUser',
   'loginUser',
   'completeIngestionCallback',
+  'callOrchestrationRunHook',
+  'callTriggerHook',
   'getMe',
   'listOwnPermissions',
   'listPermissions',
@@ -145,7 +147,14 @@ describe('the OpenAPI document', () => {
 
     it('is public only where credentials are made or brought along', () => {
       const open = described.filter(({ operation }) => operation.security?.length === 0).map(({ id }) => id)
-      assert.deepEqual(open.sort(), ['bootstrapUser', 'completeIngestionCallback', 'loginUser', 'uploadFileWithToken'])
+      assert.deepEqual(open.sort(), [
+        'bootstrapUser',
+        'callOrchestrationRunHook',
+        'callTriggerHook',
+        'completeIngestionCallback',
+        'loginUser',
+        'uploadFileWithToken',
+      ])
       assert.deepEqual(document.security, [{ bearer: [] }])
       assert.ok(document.components.securitySchemes.bearer)
     })
@@ -191,8 +200,8 @@ describe('the OpenAPI document', () => {
 
     it('answers records that carry all their keys', () => {
       for (const [name, schema] of Object.entries(document.components.schemas as Record<string, Json>)) {
-        // What a search found is no record: it has a score only where something was ranked.
-        if (!schema.properties?.created_at || /Input|Patch|Result$/.test(name)) continue
+        // What a search found is no record: it has a score only where something was ranked. A secret is shown where there is one.
+        if (!schema.properties?.created_at || /Input|Patch|Result$|WithSecret$/.test(name)) continue
         assert.deepEqual([...(schema.required ?? [])].sort(), Object.keys(schema.properties).sort(), name)
       }
     })

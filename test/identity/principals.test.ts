@@ -292,7 +292,8 @@ describe('credentials', () => {
       const made = await key({ expires_at: new Date(clock.now().getTime() + 60_000).toISOString() }, user)
       assert.ok(await at(record('api_key', made.id), project.id))
       assert.equal(await at(record('api_key', other.keyId), project.id), null)
-      assert.equal(await at({ ...record('user', user.id), via: { type: 'trigger', id: 'trg_x' } }, project.id), null)
+      const granted = { type: 'oauth_grant', id: 'grant_x' } as const
+      assert.equal(await at({ ...record('user', user.id), via: granted }, project.id), null)
       await app.admin.patch(`/users/${user.id}`, { disabled: true })
       assert.equal(await at(record('user', user.id), project.id), null)
       assert.equal(await at(record('api_key', made.id), project.id), null)

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import type { AddressInfo } from 'node:net'
 import { z } from 'zod'
 import { type App, createApp } from '../../src/app.ts'
-import { type Config, loadConfig } from '../../src/config.ts'
+import { type Config, loadConfig, type WORKER_KINDS } from '../../src/config.ts'
 import { loadedModules, loadModules, workOf } from '../../src/core/api/module.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { openServer } from '../../src/core/http/server.ts'
@@ -120,7 +120,7 @@ cheapPasswords()
 export async function startApp(
   options: {
     env?: Record<string, string>
-    workers?: ('delivery' | 'ingestion' | 'generation' | 'snapshot')[]
+    workers?: (typeof WORKER_KINDS)[number][]
     inProcess?: boolean
     clock?: Clock
     databaseUrl?: string

@@ -48,6 +48,11 @@ const WRITES = [
    select $2 || n, nullif($1, 'proj_0'), 'x', 200, now() from generate_series(1, 2) n`,
   `insert into decisions (id, project_id, asked) select $2 || n, $1, '[]' from generate_series(1, 4) n`,
   `delete from decisions where $2 <> '' and id in ${some('decisions', '3')}`,
+  `with o as (insert into orchestrations (id, project_id, name, nodes, edges) values ($2, $1, 'o', '[]', '[]') returning id)
+   insert into orchestration_runs (id, project_id, orchestration_id, orchestration_version, root_id, authority, permission)
+   select $2 || n, $1, o.id, 1, $2 || n, '{}', '{}' from o, generate_series(1, 4) n`,
+  `delete from orchestration_runs where $2 <> '' and id in ${some('orchestration_runs', '3')}`,
+  `delete from orchestrations where $2 <> '' and id in ${some('orchestrations', '2')}`,
   `delete from audit_entries where $2 <> '' and id in ${some('audit_entries', '3')}`,
 ]
 const DELETE_PROJECT = `delete from projects where id = $1 and $2 <> ''`

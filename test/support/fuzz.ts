@@ -370,6 +370,17 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   }),
   updateGuardrail: random => ({ document: guardrailDocument(random) }),
   evaluateGuardrail: random => ({ args: { amount: random.int(10) }, document: guardrailDocument(random) }),
+  createOrchestration: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `graph ${random.int(1e6)}`,
+    nodes: graphNodes(random),
+    edges: [{ from: 'a', to: 'b' }],
+  }),
+  updateOrchestration: random => ({ nodes: graphNodes(random), edges: [{ from: 'a', to: 'b' }] }),
+  startRun: (random, ids) => ({
+    orchestration_id: random.pick(ids.own.orch),
+    input: { n: random.int(9) },
+  }),
   createMemoryStore: (random, ids) => ({ project_id: random.pick(ids.own.proj), name: `store ${random.int(9)}` }),
   updateMemoryStore: random => ({ name: `store ${random.int(9)}` }),
   replaceMemoryStore: random => ({ name: `store ${random.int(9)}` }),
@@ -442,6 +453,21 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     messages: [{ role: 'user', content: 'hello' }],
     ...(random.chance(0.3) ? { stream: true } : {}),
   }),
+  createTrigger: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `trigger ${random.int(1e9)}`,
+    target_type: 'agent',
+    target_id: random.pick(ids.own.agent),
+    input: { message: 'hello' },
+    ...random.pick([
+      { type: 'manual' },
+      { type: 'webhook' },
+      { type: 'schedule', cron: '0 9 1 1 *', timezone: 'Europe/Berlin' },
+      { type: 'event', event_pattern: 'actors.deleted' },
+    ]),
+  }),
+  updateTrigger: random => ({ description: `at ${random.int(1e9)}`, active: random.chance(0.5) }),
+  fireTrigger: () => ({ input: { message: 'hello' }, wait: false }),
   createDecider: (random, ids) => ({
     project_id: random.pick(ids.own.proj),
     name: `decider ${random.int(1e9)}`,
@@ -465,6 +491,11 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   mergeActor: (random, ids) => ({ into_actor_id: random.pick(ids.own.actor) }),
   updateConversationMessage: () => ({ metadata: { seen: true } }),
 }
+
+const graphNodes = (random: Random): Json[] => [
+  { id: 'a', type: 'transform', expression: { '+': [{ var: 'input.n' }, random.int(9)] } },
+  { id: 'b', type: 'human', prompt: 'Go on?' },
+]
 
 /** The body of a create that should be accepted: an example where there is one, else what its schema asks for. */
 export function createBody({ id, operation }: Described, random: Random, ids: Ids, document: Json): Json {

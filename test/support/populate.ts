@@ -16,7 +16,8 @@ const JSON_TYPE = 'application/json'
 const ROUNDS = 5
 
 /** The record of a quota of requests changes with every request. */
-const FIXED: Record<string, Json> = { createQuota: { metric: 'tokens' } }
+const ONE_WITH_SECRET = { type: 'webhook', cron: undefined, timezone: undefined, event_pattern: undefined }
+const FIXED: Record<string, Json> = { createQuota: { metric: 'tokens' }, createTrigger: ONE_WITH_SECRET }
 
 /**
  * Makes one of every kind there is in a project, by the creates and lists that the operations declare; returns the value
@@ -55,7 +56,9 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   if (creates.some(({ kind }) => kind && !ids.own[kind.prefix])) throw refused
   const one = (prefix: string) => ids.own[prefix][0]
   // What comes to be by other operations than a create.
+  ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire?wait=false`)).id]
   ids.own.whd = [(await send(`/webhooks/${one('wh')}/test`)).id]
+  ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire`, { wait: false })).id]
   await send(`/agents/${one('agent')}/generate?wait=false`, { prompt: 'hello' })
   const [generation] = (await app.admin.get(`/generations?project_id=${one('proj')}`)).body.data
   ids.own.apr = [(await propose(app, generation.id, { id: one('tool'), name: 'tool' }, { amount: 1 })).id]
@@ -98,6 +101,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     price_id: one('price'),
     acceptance_id: acceptance.id,
     grantee_id: guest,
+    firing_id: one('trg_fire'),
     message_document_id: message.document_id,
   }
 }

@@ -304,3 +304,29 @@ export const projectOfEvents = (
 ): Promise<string | null> =>
   db.maybeOneFirst(sql.type(z.object({ project_id: z.string() }))`
     select t.project_id from usage_events t where ${sql.identifier(['t', column])} = ${id} limit 1`)
+
+const RunTotals = z.object({
+  own: z.boolean(),
+  events: z.int(),
+  cost_usd: z.number().nullable(),
+  uncached: z.number(),
+  cached: z.number(),
+  written: z.number(),
+  output: z.number(),
+  reasoning: z.number(),
+})
+const runTotals = sql.type(RunTotals)
+export type RunTotals = z.output<typeof RunTotals>
+
+/** What runs used, that of one by itself. By usage_events_run. */
+export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> => {
+  const quantity = (component: string) => sql.fragment`coalesce(sum((c.of ->> ${component})::numeric), 0)`
+  return db.any(runTotals`
+    select t.orchestration_run_id = ${runId} as own, count(*) as events, sum(t.cost_usd) as cost_usd,
+      ${quantity('input_tokens')} as uncached, ${quantity('cached_tokens')} as cached,
+      ${quantity('cache_write_tokens')} as written, ${quantity('output_tokens')} as output,
+      ${quantity('reasoning_tokens')} as reasoning
+    from usage_events t cross join lateral (
+      select jsonb_object_agg(e ->> 'component', e -> 'quantity') as of from jsonb_array_elements(t.components) e) c
+    where t.orchestration_run_id in (${runs}) group by 1`)
+}

@@ -2,17 +2,7 @@ import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { envelopeOf, WEBHOOK_CHANNEL, webhookPayload } from './model.ts'
-
-const DispatchedEvent = z.object({
-  id: z.string(),
-  project_id: z.string(),
-  name: z.string(),
-  resource_type: z.string(),
-  resource_id: z.string(),
-  tags: z.unknown(),
-})
-/** An event on its way to webhooks. `tags` are those of its data, read only where a policy may ask for them. */
-export type DispatchedEvent = z.output<typeof DispatchedEvent>
+import { DispatchedEvent, eventSubscribers } from './subscribers.ts'
 
 const Subscriber = z.object({
   id: z.string(),
@@ -58,7 +48,7 @@ export const hasWebhook = (project: Fragment): Fragment => sql.fragment`
 const seen = sql.type(z.object({ seen: z.int(), left: z.array(z.string()) }))
 
 /**
- * Takes the next undispatched events, up to `limit`, and marks those of projects without an active webhook: one round
+ * Takes the next undispatched events, up to `limit`, and marks those of projects without an active subscriber: one round
  * trip is all that these cost. Returns how many it saw, and the ids of the others in the order of their turns.
  */
 export async function markWithoutSubscribers(db: Queryable, limit: number): Promise<{ seen: number; left: string[] }> {
@@ -68,6 +58,10 @@ export async function markWithoutSubscribers(db: Queryable, limit: number): Prom
     ), passed as (
       update events e set dispatched_at = now() from picked p
       where e.id = p.id and not exists (select from webhooks w where w.project_id = p.project_id and w.active)
+        ${sql.join(
+          eventSubscribers.all().map(({ active }) => sql.fragment`and not ${active(sql.fragment`p.project_id`)}`),
+          sql.fragment` `,
+        )}
       returning e.id
     )
     select (select count(*)::int from picked) as seen,

@@ -1,4 +1,3 @@
-import { inTransaction } from '../../core/db/pool.ts'
 import { dispatchQueue } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
@@ -9,6 +8,7 @@ import {
   type Target,
 } from './delivery-store.ts'
 import { matchEvents } from './matching.ts'
+import { eventSubscribers } from './subscribers.ts'
 
 /** Most events and deliveries of one transaction of the dispatcher; an event alone may have more deliveries. */
 const BATCH = 200
@@ -24,11 +24,13 @@ export async function dispatchEvents(
   services: Services,
   which: { next: readonly string[] } | { ids: readonly string[] },
 ): Promise<{ events: number; targets: readonly Target[] }> {
-  return inTransaction(services.pool, async db => {
-    const { events, webhooks } = await readUndispatched(db, which)
+  return services.write(async tx => {
+    const { events, webhooks } = await readUndispatched(tx, which)
     if (events.length === 0) return { events: 0, targets: [] }
     const { matched, pairs } = matchEvents(events, webhooks, DELIVERIES, services.log)
-    return { events: matched.length, targets: await finishDispatch(db, matched, pairs) }
+    const taken = events.slice(0, matched.length)
+    for (const { take } of eventSubscribers.all()) await take(tx, services, taken)
+    return { events: matched.length, targets: await finishDispatch(tx, matched, pairs) }
   })
 }
 

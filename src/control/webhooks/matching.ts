@@ -4,7 +4,8 @@ import { eventAllowed } from '../../core/iam/event-gate.ts'
 import type { Tags } from '../../core/iam/match.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import type { Logger } from '../../core/process/log.ts'
-import type { DispatchedEvent, Subscriber } from './delivery-store.ts'
+import type { Subscriber } from './delivery-store.ts'
+import type { DispatchedEvent } from './subscribers.ts'
 
 /**
  * Which webhooks want which events: pattern, then policy. One that cannot be evaluated is left out and logged; the

@@ -81,6 +81,8 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   changes(before: Row, after: Row): Values<Row>
   /** The normalized path under which policies name the row too; null while it has none. */
   path?: (row: Row) => string | null
+  /** Policies name a row by its parent too: either name may allow, either may deny. */
+  parent?: Parent
   /** Resource names are those of the parent when the kind has none of its own (deliveries: their webhook). */
   authorize?: (row: Row) => Named
   /** Deletes one row with what follows from it, its delete event first of all; for forced deletes of what it names. */
@@ -88,6 +90,9 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   /** The same for many rows at once, of kinds without a delete event. */
   removeAll?: (tx: Tx, ids: readonly string[]) => Promise<void>
 }
+
+/** The kind of a row's parent, and the column that has its id. */
+export type Parent = { kind: string; column: string }
 
 /** What policies name a row by in place of itself: its parent, whose tags count where they are given. */
 export type Named = { type: string; id: string; tags?: Record<string, string> | null }
@@ -128,6 +133,7 @@ type Naming<Row extends KindRow, Event extends string> = {
   /** Takes a lock that comes before that of the row, such as the one of what contains it. */
   lockFirst?: (db: Queryable, id: string) => Promise<unknown>
   path?: (row: Row) => string | null
+  parent?: Parent & { column: keyof Row }
   authorize?: (row: Row) => Named
   remove?: (tx: Tx, row: Row) => Promise<void>
   removeAll?: Kind<Row>['removeAll']
@@ -262,6 +268,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
       ),
     present: declaration.present ?? (row => picked(row, shown)),
     path: declaration.path,
+    parent: declaration.parent,
     authorize: declaration.authorize,
     remove: declaration.remove,
     removeAll: declaration.removeAll,

@@ -191,7 +191,7 @@ export type Operation = {
   transaction: boolean
   /** Changes nothing, whatever its method: it has no transaction and is audited where reads are. */
   reads: boolean
-  /** Owner gates: refuses a caller before anything is looked up. */
+  /** Refuses a caller before anything is looked up. */
   admit?: (caller: Caller, params: Record<string, string>) => void
   /** The answer holds a secret: its stored idempotency answer is sealed. */
   secretAnswer: boolean

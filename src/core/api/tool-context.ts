@@ -13,6 +13,9 @@ const RESERVED = new Set(['sessionid', 'actorid', 'actorexternalid', 'calling_pr
 
 const KEY = /^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/
 
+/** Whether a string can be a key of a tool context, which is sent as part of a header's name. */
+export const isContextKey = (key: unknown): key is string => typeof key === 'string' && KEY.test(key)
+
 /** A tool context that a caller sends. `callerContext` checks its keys, because they have an error code of their own. */
 export const ToolContextInput = z
   .record(
@@ -37,7 +40,7 @@ export const ToolContextInput = z
 export function callerContext(bag: ToolContext | null | undefined, prefix: string): ToolContext | null {
   if (!bag) return null
   const keys = Object.keys(bag)
-  const bad = keys.filter(key => !KEY.test(key))
+  const bad = keys.filter(key => !isContextKey(key))
   if (bad.length > 0) raise('INVALID_TOOL_CONTEXT_KEY', { meta: { keys: bad } })
   const seen = new Map<string, string>()
   for (const key of keys) {

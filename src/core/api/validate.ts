@@ -107,6 +107,12 @@ function wordsOfForms(forms: readonly Issue[][]): string {
 const wordsOf = (issue: z.core.$ZodRawIssue): string =>
   (wordings[issue.code as Issue['code']] as (issue: unknown) => string)(issue)
 
+/** What is wrong with a value by its schema, at most 100 problems; nothing when it fits. */
+export function refusals(schema: z.ZodType, value: unknown, prefix = ''): Problem[] {
+  const result = schema.safeParse(value, { error: wordsOf })
+  return result.success ? [] : problemsOf(result.error.issues, value, prefix)
+}
+
 /** Parses a value with its schema; raises VALIDATION_FAILED with every problem. */
 export function parse<T>(schema: z.ZodType<T>, value: unknown, prefix = ''): T {
   const result = schema.safeParse(value, { error: wordsOf })

@@ -1,5 +1,6 @@
 import { newId } from '../api/ids.ts'
 import { declarations } from '../declarations.ts'
+import { currentChain } from './causation.ts'
 
 /**
  * What emits events: a kind, or another thing that has an id and a project. Events are named `<plural>.<verb>` unless
@@ -79,10 +80,12 @@ export type StoredEvent = {
   resource_id: string
   envelope: string
   created_at: string
+  /** The triggers that led to it, oldest first; no part of the envelope. */
+  causation?: readonly string[]
 }
 
-/** What an event says beside or in place of the record of its row. */
-export type EventData = { extra?: object; data?: object }
+/** What an event says beside or in place of the record of its row; `id` is one that its maker has drawn. */
+export type EventData = { extra?: object; data?: object; id?: string }
 
 /**
  * Builds an event. Its data is the resource as its GET returns it, or `data` in place of that; `extra` are facts beside.
@@ -95,7 +98,7 @@ export function makeEvent<Row extends EventRow>(
   more: EventData,
   maxBytes: number,
 ): StoredEvent {
-  const id = newId('evt')
+  const id = more.id ?? newId('evt')
   const name = nameOf(source, verb)
   const timestamp = new Date().toISOString()
   let data: object = { ...(more.data ?? source.present(row)), ...more.extra }
@@ -108,5 +111,7 @@ export function makeEvent<Row extends EventRow>(
   const project_id = row.project_id as string
   const resource = { resource_type: source.name, resource_id: row.id }
   const envelope = JSON.stringify({ id, event: name, project_id, ...resource, data, timestamp })
-  return { id, project_id, name, ...resource, envelope, created_at: timestamp }
+  const chain = currentChain()
+  const causation = chain.length > 0 ? chain : undefined
+  return { id, project_id, name, ...resource, envelope, created_at: timestamp, causation }
 }

@@ -10,6 +10,7 @@ import {
   type SendPart,
   workQueue,
 } from '../jobs/queue.ts'
+import { currentChain } from './causation.ts'
 import { packEnvelope } from './envelopes.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
@@ -146,11 +147,11 @@ function outboxParts(
     // As json, because of an array PostgreSQL expects another number of rows each time and plans anew.
     const rows = events.map(event => ({ ...event, packed: packEnvelope(event)?.toString('base64') }))
     ctes.push(sql.fragment`outbox_events as (
-      insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, created_at, dispatched_at)
+      insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, created_at, causation, dispatched_at)
       select e.id, e.project_id, e.name, e.resource_type, e.resource_id, case when w.text then e.envelope end,
-        case when not w.text then decode(e.packed, 'base64') end, e.created_at, case when not w.wanted then now() end
+        case when not w.text then decode(e.packed, 'base64') end, e.created_at, e.causation, case when not w.wanted then now() end
       from json_to_recordset(${JSON.stringify(rows)}::json) as e (id text, project_id text, name text, resource_type text,
-        resource_id text, envelope text, packed text, created_at timestamptz)
+        resource_id text, envelope text, packed text, created_at timestamptz, causation jsonb)
       cross join lateral (select wanted, wanted or e.packed is null as text from (select ${isWanted} as wanted) w) w
       where ${guard}
       returning dispatched_at)`)
@@ -237,7 +238,7 @@ export function createWriter(options: {
         if (row.project_id !== null) outbox.events.push(makeEvent(source, verb, row, more, eventMaxBytes))
       },
       send(queue, data, more = {}) {
-        messages.push({ queue, data, ...more })
+        messages.push({ queue, data, chain: currentChain(), ...more })
         if (isDueSoon(more)) outgoing.notify(delayedChannel, queue.name)
       },
       notify(channel, payload) {

@@ -155,7 +155,8 @@ class Evaluation {
   }
 }
 
-const truthy = (value: unknown): boolean => (Array.isArray(value) ? value.length > 0 : Boolean(value))
+/** Whether a value counts as true. */
+export const truthy = (value: unknown): boolean => (Array.isArray(value) ? value.length > 0 : Boolean(value))
 
 const HIDDEN = ['__proto__', 'prototype', 'constructor']
 

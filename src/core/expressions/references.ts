@@ -14,35 +14,32 @@ export type Reading = {
 const ORDERING = ['<', '<=', '>', '>=']
 
 /** Every place where an expression reads its root, of whatever branch. */
-export function readingsOf(expression: unknown, ordered = false): Reading[] {
+export function readingsOf(expression: unknown): Reading[] {
+  const readings: Reading[] = []
+  collect(expression, false, readings)
+  return readings
+}
+
+/** Into one list: to copy those of each level into the next costs more than to find them. */
+function collect(expression: unknown, ordered: boolean, readings: Reading[]): void {
   const operation = operationOf(expression)
   if (!operation) {
-    if (typeof expression !== 'object' || expression === null) return []
-    return Object.values(expression).flatMap(item => readingsOf(item, ordered))
+    if (typeof expression !== 'object' || expression === null) return
+    for (const item of Object.values(expression)) collect(item, ordered, readings)
+    return
   }
   const [name, given] = operation
-  if (name === 'preserve') return []
+  if (name === 'preserve') return
   const args = listOf(given)
-  const inside = (items: readonly unknown[]) =>
-    items.flatMap(item => readingsOf(item, ordered || ORDERING.includes(name)))
-  const reading = (by: Reading['by'], path: unknown, defaulted = false): Reading => ({
-    path: pathOf(path),
-    by,
-    defaulted,
-    ordered,
-  })
-  if (name === 'var') return [reading('var', args.length === 0 ? '' : args[0], args.length > 1), ...inside(args)]
-  if (name === 'missing') return [...args.flatMap(listOf).map(path => reading('missing', path)), ...inside(args)]
-  if (name === 'missing_some')
-    return [
-      ...args
-        .slice(1)
-        .flatMap(listOf)
-        .map(path => reading('missing', path)),
-      ...inside(args),
-    ]
+  const add = (by: Reading['by'], path: unknown, defaulted = false) =>
+    readings.push({ path: pathOf(path), by, defaulted, ordered })
+  if (name === 'var') add('var', args.length === 0 ? '' : args[0], args.length > 1)
+  if (name === 'missing') for (const path of args.flatMap(listOf)) add('missing', path)
+  if (name === 'missing_some') for (const path of args.slice(1).flatMap(listOf)) add('missing', path)
   // The second argument of these reads elements, not the root.
-  return inside(isOverElements(name) ? args.filter((_arg, index) => index !== 1) : args)
+  const inside = isOverElements(name) ? args.filter((_arg, index) => index !== 1) : args
+  const isOrdering = ordered || ORDERING.includes(name)
+  for (const item of inside) collect(item, isOrdering, readings)
 }
 
 /** A path as it is written; null, which is the whole root, is the empty one. */

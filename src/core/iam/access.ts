@@ -1,10 +1,17 @@
 import { raise } from '../api/errors.ts'
-import { srn } from '../api/kind.ts'
+import { type Kind, srn } from '../api/kind.ts'
 import type { AllowTarget } from '../api/operation.ts'
 import { all, sql } from '../db/sql.ts'
 import { type Caller, type Decided, facts, isAdmin } from './caller.ts'
 import { couldAllow, decide, projectVisible } from './decide.ts'
-import { listPossible, listProjects, type RowColumns, rowFilter, type VisibleRows } from './row-filter.ts'
+import {
+  type ListRequest,
+  listPossible,
+  listProjects,
+  type RowColumns,
+  rowFilter,
+  type VisibleRows,
+} from './row-filter.ts'
 
 /** What a decision is about: a row, or everything of a kind in a project (creates), there at a path when one is known. */
 export type Target = AllowTarget & { requestTags?: Record<string, string> }
@@ -18,12 +25,16 @@ export function targetName(target: Target): string {
   return srn(project, own.type, own.id)
 }
 
-/** Every name of a target: by id (or `*`) and, where it has one, by path. */
+/** Every name of a target: by id (or `*`) and, where it has them, by path and by parent. */
 function targetNames(target: Target): string[] {
   const { kind, row } = target
+  const names = [targetName(target)]
+  const project = row?.project_id ?? target.project_id ?? null
   const path = row ? kind.path?.(row) : target.path
-  if (path == null) return [targetName(target)]
-  return [targetName(target), srn(row?.project_id ?? target.project_id ?? null, kind.name, path)]
+  if (path != null) names.push(srn(project, kind.name, path))
+  const parent = row && kind.parent && (row as Record<string, unknown>)[kind.parent.column]
+  if (kind.parent && parent != null) names.push(srn(project, kind.parent.kind, String(parent)))
+  return names
 }
 
 /** The full decision on one target. The project binding is checked before, by `projectBinding`. */
@@ -65,15 +76,24 @@ export function adminGate(caller: Caller, action: string, target: Target | null)
   return caller.layers.length === 0 || (target === null ? mayEver(caller, action) : permitted(caller, action, target))
 }
 
+/** What kind of rows a list has, as policies name it. */
+export type Listed = Pick<ListRequest, 'type' | 'parentType'>
+
+/** The same for the rows of a kind; `*` where an operation is about none. */
+export const listedAs = (kind: Pick<Kind, 'name' | 'parent'> | null): Listed => ({
+  type: kind?.name ?? '*',
+  parentType: kind?.parent?.kind,
+})
+
 /** The rows of a list the caller may see, in a project or where none is named in the deployment. */
 export function visibleRows(
   caller: Caller,
-  { action, type, project }: { action: string; type: string; project: string | null },
+  { action, type, project, parentType }: Listed & { action: string; project: string | null },
   columns: RowColumns,
 ): VisibleRows {
   const filter = rowFilter(
     caller.layers,
-    { action, type, facts: facts(caller), projectId: project ?? undefined },
+    { action, type, parentType, facts: facts(caller), projectId: project ?? undefined },
     columns,
   )
   if (filter === false) return { rows: sql.fragment`false`, all: false }
@@ -85,12 +105,12 @@ export function visibleRows(
 }
 
 /** Whether a list over a named project can show anything at all. */
-export const listAllowed = (caller: Caller, action: string, type: string, projectId: string): boolean =>
-  caller.layers.length === 0 || listPossible(caller.layers, { action, type, projectId, facts: facts(caller) })
+export const listAllowed = (caller: Caller, action: string, listed: Listed, projectId: string): boolean =>
+  caller.layers.length === 0 || listPossible(caller.layers, { ...listed, action, projectId, facts: facts(caller) })
 
 /** Whether a list without a named project can show rows of any project. */
-export function listsSomewhere(caller: Caller, action: string, type: string): boolean {
+export function listsSomewhere(caller: Caller, action: string, listed: Listed): boolean {
   if (caller.layers.length === 0) return true
-  const projects = listProjects(caller.layers, { action, type, facts: facts(caller) })
+  const projects = listProjects(caller.layers, { ...listed, action, facts: facts(caller) })
   return projects === 'all' || projects.length > 0
 }

@@ -17,24 +17,45 @@ export type Caller = {
   project_id: string | null
   /** Every layer must allow; an admin without narrowing has none. */
   layers: Layer[]
-  /** Set for run-as tokens only. */
-  run?: { work_type: string; work_id: string; trigger_id: string | null }
+  /** Set for work that runs in somebody's name only. */
+  run?: RunAs
+}
+
+/** What work runs for. `policy_id` is the boundary of the trigger that started it, `chain` the triggers that led to it. */
+export type RunAs = {
+  work_type: string
+  work_id: string
+  trigger_id: string | null
+  policy_id: string | null
+  chain: readonly string[]
 }
 
 /** What is stored with work that runs later: never a token, always whose rights it runs with. */
 export type PrincipalRecord = {
   type: 'user' | 'api_key'
   id: string
-  via: null | { type: 'oauth_grant' | 'trigger'; id: string }
+  via: null | { type: 'oauth_grant'; id: string } | TriggerScope
 }
 
-/** As much of a caller as decisions are made by. */
-export type Decided = Pick<Caller, 'principal' | 'layers'> & { credential: Pick<Caller['credential'], 'type' | 'id'> }
+/** A trigger as what bounds its firings: its policy, and the triggers that led to it with itself as the last. */
+export type TriggerScope = { type: 'trigger'; id: string; policy_id: string | null; chain: readonly string[] }
 
-export const principalRecord = (caller: Decided): PrincipalRecord => ({
-  ...caller.principal,
-  via: caller.credential.type === 'oauth_token' ? { type: 'oauth_grant', id: caller.credential.id } : null,
-})
+/** As much of a caller as decisions are made by. */
+export type Decided = Pick<Caller, 'principal' | 'layers' | 'run'> & {
+  credential: Pick<Caller['credential'], 'type' | 'id'>
+}
+
+/** Whose rights work has that the caller starts. What a trigger bounds stays bounded at any depth. */
+export const principalRecord = (caller: Decided): PrincipalRecord => ({ ...caller.principal, via: scopeOf(caller) })
+
+function scopeOf({ credential, run }: Decided): PrincipalRecord['via'] {
+  if (run && run.trigger_id !== null)
+    return { type: 'trigger', id: run.trigger_id, policy_id: run.policy_id, chain: run.chain }
+  return credential.type === 'oauth_token' ? { type: 'oauth_grant', id: credential.id } : null
+}
+
+/** The triggers that led to work of an authority. */
+export const chainOf = ({ via }: PrincipalRecord): readonly string[] => (via?.type === 'trigger' ? via.chain : [])
 
 export const facts = (caller: Decided): PrincipalFacts => ({
   principal_id: caller.principal.id,

@@ -4,6 +4,7 @@ import type { Under } from '../api/operation.ts'
 import {
   adminGate,
   listAllowed,
+  listedAs,
   listsSomewhere,
   mayEver,
   permitted,
@@ -35,6 +36,7 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
     if (operation.decide && operation.decide(caller, inv.resource) !== 'allow') forbid(action)
     return
   }
+  operation.admit?.(caller, inv.call.params)
   if (operation.gate === 'admin') return authorizeAdmin(inv, caller, action, operation.kind)
   if (operation.shape === 'item') return authorizeItem(inv, caller, action, kind)
   if (operation.shape === 'create') return authorizeCreate(inv, caller, action, kind)
@@ -144,10 +146,10 @@ async function authorizeList(inv: Invocation, caller: Caller, action: string, ki
   const project = namedProject(inv) ?? caller.project_id
   await refuseNever(inv, caller)
   if (project === null) {
-    if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, kind.name)) forbid(action)
+    if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, listedAs(kind))) forbid(action)
     return
   }
-  if (!listAllowed(caller, action, kind?.name ?? '*', project)) forbid(action)
+  if (!listAllowed(caller, action, listedAs(kind), project)) forbid(action)
   if (caller.project_id === null && !(await projectExists(inv, project)))
     raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
   enterProject(inv, project)

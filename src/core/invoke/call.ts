@@ -50,6 +50,8 @@ export type Call = {
   ifMatch?: string
   ifNoneMatch?: string
   origin?: Origin
+  /** The triggers that led to it. */
+  chain?: readonly string[]
   /** The request whose body an operation that receives uploads reads itself. */
   upload?: IncomingMessage
   /**
@@ -89,6 +91,7 @@ export function callAs(
     idempotencyKey,
     ifMatch,
     origin,
+    chain: caller.run?.chain,
     path: JSON.stringify(params),
     request: { id: requestId, receivedAt: new Date(), ip: null, userAgent: null, headers: {}, closed: signal },
   }

@@ -3,8 +3,9 @@ import type { Kind, KindRow } from '../api/kind.ts'
 import { parsePage } from '../api/lists.ts'
 import type { Context } from '../api/operation.ts'
 import { checkStorable, parse } from '../api/validate.ts'
+import { sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
-import { permitted, targetName, visibleRows } from '../iam/access.ts'
+import { listedAs, permitted, targetName, visibleRows } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { entryOf } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
@@ -56,7 +57,10 @@ export function contextOf(
     audit.additional_checks.push({ action, resource: targetName(target), allowed })
     return allowed
   }
-  const listed = { action: operation.action as string, type: operation.kind?.name ?? '*', project: inv.project }
+  const listed = { action: operation.action as string, ...listedAs(operation.kind), project: inv.project }
+  const parent = operation.kind?.parent && {
+    parent: sql.fragment`${sql.identifier(['t', operation.kind.parent.column])}`,
+  }
   return {
     caller,
     params: call.params,
@@ -67,7 +71,7 @@ export function contextOf(
     project: inv.project,
     grant: inv.grant,
     page,
-    visible: columns => visibleRows(caller, listed, columns),
+    visible: columns => visibleRows(caller, listed, { ...parent, ...columns }),
     db,
     tx: undefined as unknown as Tx,
     services,

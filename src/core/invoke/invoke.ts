@@ -1,6 +1,7 @@
 import { AppError } from '../api/errors.ts'
 import type { Kind } from '../api/kind.ts'
 import type { Answer, Operation, Received } from '../api/operation.ts'
+import { causedBy } from '../db/causation.ts'
 import { asksForRerun } from '../db/pool.ts'
 import { isProjectGone, isReferenceLost } from '../db/sql.ts'
 import { inTenancy } from '../db/tenancy.ts'
@@ -26,7 +27,8 @@ export const invoke = (services: Services, operation: Operation, call: Call): Pr
   carryOut(openInvocation(services, operation, call))
 
 /** The same for an invocation that its surface keeps hold of. */
-export const carryOut = (inv: Invocation): Promise<Answer> => inTenancy(inv.tenancy, () => guarded(inv))
+export const carryOut = (inv: Invocation): Promise<Answer> =>
+  causedBy(inv.call.chain, () => inTenancy(inv.tenancy, () => guarded(inv)))
 
 async function guarded(inv: Invocation): Promise<Answer> {
   try {

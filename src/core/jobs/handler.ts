@@ -39,7 +39,7 @@ export class HandBack extends Error {}
 
 export type Handler = {
   queue: Queue<any>
-  concurrency?: number
+  concurrency?: number | ((config: Config) => number)
   batch?: number
   leaseSeconds?: (config: Config) => number
   handle: (message: any, context: JobContext) => Promise<unknown>
@@ -48,7 +48,7 @@ export type Handler = {
 
 type HandlerOptions<M> = {
   /** Messages (batches for a batch handler) at once in one process; default the worker's concurrency. */
-  concurrency?: number
+  concurrency?: number | ((config: Config) => number)
   /** The lease by a setting of the deployment, in place of the queue's own. */
   leaseSeconds?: (config: Config) => number
   /**

@@ -1,11 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
+import { causedBy } from '../db/causation.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import { leasesLost } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, claim, complete, completionPart, handBack } from './claims.ts'
 import { HandBack, type Handler, type JobContext } from './handler.ts'
-import { message as buildMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
+import { message as buildMessage, chainOfMessage, NO_PROJECT, type Queue, type Queues, wakeChannel } from './queue.ts'
 import { type HeldClaim, Settlement } from './settlement.ts'
 
 /** One claimed message in this process. */
@@ -177,7 +178,8 @@ export class QueueLoop {
         await this.#change(Number.POSITIVE_INFINITY)
         continue
       }
-      this.#wantsSlot = false
+      // A claim leaves out what projects have no room for when it begins: a slot that is freed meanwhile calls for another.
+      this.#wantsSlot = this.#heldByProject.size > 0
       this.#woken = false
       try {
         const again = await this.#claimAndStart(free)
@@ -216,8 +218,7 @@ export class QueueLoop {
       for (const job of jobs) this.#startSlot([job], claimedAt)
     }
     // A slot that a full project frees may be filled by the same project again.
-    if (this.#busy < this.#slots && [...this.#heldByProject.values()].some(held => held >= this.#share))
-      this.#wantsSlot = true
+    this.#wantsSlot = this.#busy < this.#slots && [...this.#heldByProject.values()].some(held => held >= this.#share)
     if (claims.more && claims.jobs.length === 0) this.#dueAt(performance.now() + CONTENDED_MS)
     return claims.more && claims.jobs.length > 0
   }
@@ -239,7 +240,7 @@ export class QueueLoop {
   async #promote(delayed: Claim[]): Promise<void> {
     await this.#queues.transaction(async tx => {
       await this.#queues.send(
-        delayed.map(job => buildMessage(this.#queue, job.data)),
+        delayed.map(job => buildMessage(this.#queue, job.data, { chain: chainOfMessage(job.data) })),
         tx,
       )
       await complete(tx, this.#queue, delayed)
@@ -309,7 +310,9 @@ export class QueueLoop {
     try {
       const tenant = attempt.project === NO_PROJECT ? null : attempt.project
       const tenancy = { tenant, patienceMs: Number.POSITIVE_INFINITY }
-      await inTenancy(tenancy, () => this.#handler.handle(this.#parse(attempt), context))
+      await causedBy(chainOfMessage(attempt.data), () =>
+        inTenancy(tenancy, () => this.#handler.handle(this.#parse(attempt), context)),
+      )
     } catch (error) {
       return this.#failed(attempt, error, delay())
     }

@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import { type ConstructorOptions, PgBoss } from 'pg-boss'
 import type { Logger } from 'pino'
 import type { z } from 'zod'
+import { currentChain } from '../db/causation.ts'
 import { declarations } from '../declarations.ts'
 
 /**
@@ -78,15 +79,30 @@ export type Executor = { executeSql(text: string, values?: unknown[]): Promise<{
  * often it is sent, for as long as finished messages are kept. Of due messages those of a higher `priority` (default 0)
  * are handled first.
  */
-export type Message = { queue: Queue<any>; data: object; startAfter?: Date; id?: string; priority?: number }
+export type Message = {
+  queue: Queue<any>
+  data: object
+  startAfter?: Date
+  id?: string
+  priority?: number
+  /** The triggers that led to it: its handler works in their name. */
+  chain?: readonly string[]
+}
+
+/** What a stored message carries its chain as, beside its data. */
+const CHAIN = 'causation_chain'
+
+/** The triggers that led to a stored message. */
+export const chainOfMessage = (data: object): readonly string[] | undefined =>
+  (data as Record<string, readonly string[] | undefined>)[CHAIN]
 
 /** Builds a message with its data checked against the queue's type. */
 export function message<M extends object>(
   queue: Queue<M>,
   data: M,
-  options: { startAfter?: Date; id?: string; priority?: number } = {},
+  options: Omit<Message, 'queue' | 'data'> = {},
 ): Message {
-  return { queue, data, ...options }
+  return { queue, data, chain: currentChain(), ...options }
 }
 
 export type QueueStats = {
@@ -188,11 +204,11 @@ function singletonKey(queue: Queue<any>, data: object, startAfter: Date | undefi
 function toJob(message: Message) {
   // Whether its time has come is for the clock of the database: by that of a process that is ahead, an entity whose time
   // has not come would be woken again and again.
-  const { queue, id, priority, startAfter } = message
+  const { queue, id, priority, startAfter, chain } = message
   const data = queue.message.parse(message.data)
   return {
     ...(id ? { id } : {}),
-    data,
+    data: chain && chain.length > 0 ? { ...data, [CHAIN]: chain } : data,
     singletonKey: singletonKey(queue, data, startAfter),
     group: { id: queue.project?.(data) ?? NO_PROJECT },
     ...(startAfter ? { startAfter } : {}),

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
 import { schedule } from 'node-cron'
+import type { Config } from '../../config.ts'
 import type { Notifications } from '../db/notify.ts'
 import type { Services } from '../process/services.ts'
 import type { Handler, Schedule } from './handler.ts'
@@ -49,7 +50,7 @@ export async function startWorkers(options: {
         services,
         handler,
         stopping: stopping.signal,
-        slots: handler.concurrency ?? options.concurrency,
+        slots: slotsOf(handler, services.config) ?? options.concurrency,
         projectShare: options.projectShare ?? 1,
         hears,
       }),
@@ -155,3 +156,6 @@ function uuidOf(text: string): string {
   const hex = createHash('sha256').update(text).digest('hex')
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20, 32)}`
 }
+
+const slotsOf = ({ concurrency }: Handler, config: Config): number | undefined =>
+  typeof concurrency === 'function' ? concurrency(config) : concurrency

@@ -3,7 +3,8 @@ import type { Services } from './services.ts'
 
 /**
  * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
- * filing an exception, of erasing content, of what a turn knows, of the firing of a memory rule, of the reply of a chat.
+ * filing an exception, of erasing content, of what a turn knows, of the firing of a memory rule, of the reply of a
+ * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger.
  */
 type FaultPoint =
   | 'after_claim'
@@ -34,10 +35,21 @@ type FaultPoint =
   | 'firing_facts'
   | 'firing_fact_written'
   | 'chat_answered'
+  | 'run_locked'
+  | 'run_advanced'
+  | 'run_committed'
+  | 'node_taken'
+  | 'node_called'
+  | 'node_finished'
+  | 'child_started'
+  | 'trigger_accepted'
+  | 'trigger_claimed'
+  | 'trigger_started'
+  | 'trigger_called'
 
 /**
- * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=freeze:<ms>`
- * holds it. Unset, it costs one comparison; production refuses to boot with it.
+ * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=kill:<n>` when it is
+ * reached for the nth time, `point=freeze:<ms>` holds it. Unset, it costs one comparison; production refuses to boot with it.
  */
 export async function fault({ config }: Pick<Services, 'config'>, point: FaultPoint): Promise<void> {
   const { FAULT_POINTS } = config
@@ -45,7 +57,17 @@ export async function fault({ config }: Pick<Services, 'config'>, point: FaultPo
   for (const rule of FAULT_POINTS.split(',')) {
     const [name, what] = rule.trim().split('=')
     if (name !== point) continue
-    if (what === 'kill') process.kill(process.pid, 'SIGKILL')
+    if (what === 'kill' || (what?.startsWith('kill:') && reachedAgain(point) === Number(what.slice(5))))
+      process.kill(process.pid, 'SIGKILL')
     else if (what?.startsWith('freeze:')) await sleep(Number(what.slice(7)))
   }
+}
+
+const reached = new Map<FaultPoint, number>()
+
+/** Counts how often a point was reached. */
+function reachedAgain(point: FaultPoint): number {
+  const count = (reached.get(point) ?? 0) + 1
+  reached.set(point, count)
+  return count
 }

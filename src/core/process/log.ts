@@ -43,7 +43,7 @@ function redacted(object: Record<string, unknown>, depth = 0): Record<string, un
 }
 
 /** The form of credentials, to hide those that turn up where none belongs: in a path, in a message. */
-const CREDENTIAL = /\b(sk[_-]|whsec_|ort_|upt_|eyJ)[\w.-]{8,}/g
+const CREDENTIAL = /\b(sk[_-]|whsec_|ort_|upt_|rcb_|eyJ)[\w.-]{8,}/g
 
 export const withoutCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')
 

@@ -34,6 +34,11 @@ export type SecretBox = {
   needsReseal(sealed: string): boolean
   /** A keyed hash, `<key_id>.<hmac>`, to recognise a text by that must not be stored, nor be guessed from its hash. */
   fingerprint(text: string): string
+  /**
+   * Secrets of 256 bits for a purpose and a subject that need not be stored, one of each configured key, that of the
+   * current one first.
+   */
+  derived(purpose: string, subject: string): string[]
   /** Whether a fingerprint, made under any configured key, is that of the text. */
   recognises(fingerprint: string, text: string): boolean
 }
@@ -95,6 +100,10 @@ export function createSecretBox(keys: { key: string; previous?: readonly string[
     keyIdOf,
     needsReseal: sealed => keyIdOf(sealed) !== currentId,
     fingerprint: text => `${currentId}.${hmacOf(current, text).toString('base64url')}`,
+    derived: (purpose, subject) =>
+      [current, ...[...byId.values()].filter(key => key !== current)].map(key =>
+        derivation(key, purpose, subject).toString('base64url'),
+      ),
     recognises(fingerprint, text) {
       const [keyId, hmac = ''] = fingerprint.split('.')
       const key = byId.get(keyId)
@@ -113,9 +122,11 @@ function idOf(key: Buffer): string {
   return createHash('sha256').update(key).digest('hex').slice(0, 8)
 }
 
+const hmacOf = (key: Buffer, text: string): Buffer => derivation(key, 'fingerprint', text)
+
 /** Under a key of its own purpose, derived from the encryption key. */
-function hmacOf(key: Buffer, text: string): Buffer {
-  const derived = createHmac('sha256', key).update('muster fingerprint').digest()
+function derivation(key: Buffer, purpose: string, text: string): Buffer {
+  const derived = createHmac('sha256', key).update(`muster ${purpose}`).digest()
   return createHmac('sha256', derived).update(text).digest()
 }
 

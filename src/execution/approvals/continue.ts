@@ -1,6 +1,8 @@
 import { AppError } from '../../core/api/errors.ts'
+import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { chainOf } from '../../core/iam/caller.ts'
 import { claimOrWait, type Hold, type Lease, leaseOf, type Outcome, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -32,20 +34,22 @@ export async function continueApproval(message: ContinueMessage, context: JobCon
   const taken = await services.write(tx => take(tx, services, message))
   if (!taken) return
   const { row, claim } = taken
-  await workOn(context, {
-    what: 'approval',
-    ids: { approval_id: row.id, attempt_id: claim.id, project_id: row.project_id },
-    attempts: continuations,
-    claim,
-    lease: ownLease(services),
-    lock: tx => approvalKind.find(tx, row.id, true),
-    work: hold => carryOn(services, row, hold),
-    fail: (error, failed) => {
-      // As when the worker had been lost.
-      if (isDatabaseLost(error)) throw error
-      return retryOrEnd(services, row, failed, error)
-    },
-  })
+  const work = () =>
+    workOn(context, {
+      what: 'approval',
+      ids: { approval_id: row.id, attempt_id: claim.id, project_id: row.project_id },
+      attempts: continuations,
+      claim,
+      lease: ownLease(services),
+      lock: tx => approvalKind.find(tx, row.id, true),
+      work: hold => carryOn(services, row, hold),
+      fail: (error, failed) => {
+        // As when the worker had been lost.
+        if (isDatabaseLost(error)) throw error
+        return retryOrEnd(services, row, failed, error)
+      },
+    })
+  await causedBy(row.authority && chainOf(row.authority), work)
 }
 
 async function take(

@@ -152,7 +152,7 @@ async function callerOf(services: Services, row: ApprovalRow): Promise<Caller | 
 
 /** The call is made as whoever the turn ran as, with the rights of this moment. */
 async function requirePrincipal(services: Services, { authority, permission, project_id }: ApprovalRow): Promise<void> {
-  if (authority === null || authority.via !== null) return
+  if (authority === null || authority.via?.type === 'oauth_grant') return
   if (!(await mayStart(services, { authority, permission, project_id })))
     throw new AppError('FORBIDDEN', {
       message: 'Whoever started the turn may no longer run it',

@@ -5,6 +5,7 @@ import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { KnowledgeOverlay } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
@@ -203,11 +204,7 @@ export const generationKind = kind({
   hidden: {
     input: z.array(z.custom<ModelMessage>()).nullable(),
     /** Whom the turn runs as. */
-    authority: z.object({
-      type: z.enum(['user', 'api_key']),
-      id: z.string(),
-      via: z.object({ type: z.enum(['oauth_grant', 'trigger']), id: z.string() }).nullable(),
-    }),
+    authority: z.custom<PrincipalRecord>(),
     /** What is asked again when the turn starts. */
     permission: z.object({ action: z.string(), kind: z.string(), id: z.string() }).nullable(),
     /** The version that a turn outside a conversation was given when it was made; `agent_version` is the one it started with. */

@@ -39,7 +39,7 @@ export const Part = z.discriminatedUnion('type', [
   Document,
 ])
 
-const Message = z
+export const Message = z
   .strictObject({
     // A system entry has a code of its own, so it is let through to be named.
     role: z.enum(['user', 'assistant', 'system']).describe('Whose side it is on; `system` is refused'),
@@ -129,7 +129,7 @@ export const turnFailures = [
 type Body = z.output<typeof GenerateInput>
 
 /** Raises what refuses the messages of a request whatever they name. */
-function checkMessages({ messages = [], prompt }: Body): void {
+export function checkMessages({ messages = [], prompt }: Pick<Body, 'messages' | 'prompt'>): void {
   if (messages.some(message => message.role === 'system')) raise('SYSTEM_MESSAGE_NOT_ALLOWED')
   if (messages.length === 0 && prompt === undefined)
     invalid({ code: 'REQUIRED', path: 'messages', message: 'messages or prompt is required' })
@@ -146,7 +146,10 @@ export function checkSize(messages: readonly object[]): void {
  * The turn's messages: those sent, with the texts of their documents, then the prompt as a last user message. Raises what
  * refuses the documents and files that they name.
  */
-async function messagesOf(context: Pick<Context<unknown, Body>, 'services' | 'allow' | 'body'>, projectId: string) {
+export async function messagesOf(
+  context: Pick<Context<unknown, Pick<Body, 'messages' | 'prompt'>>, 'services' | 'allow' | 'body'>,
+  projectId: string,
+) {
   const { services, allow, body } = context
   const sent = (body.messages ?? []) as SentMessage[]
   const messages = await withDocuments(services.pool, allow, projectId, sent, MAX_MESSAGES_BYTES)

@@ -1,4 +1,6 @@
+import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
+import { chainOf } from '../../core/iam/caller.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelAnswer } from '../providers/exchange.ts'
@@ -40,7 +42,9 @@ export async function executeTurn(services: Services, generationId: string, run:
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
   if (status === 'pending' && loaded.paused) return 'waiting'
   const source = run.source ?? ownedTurn(loaded.generation)
-  return carryOut(new TurnAttempt(services, loaded, { ...run, source }))
+  return causedBy(chainOf(loaded.generation.authority), () =>
+    carryOut(new TurnAttempt(services, loaded, { ...run, source })),
+  )
 }
 
 async function carryOut(turn: TurnAttempt): Promise<Left> {

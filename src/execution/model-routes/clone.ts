@@ -26,4 +26,7 @@ export async function copyRoutes(
   }
 }
 
-export const routeCloning: Cloneable = { name: 'model_routes', copy: copyRoutes }
+export const routeCloning: Cloneable = {
+  name: 'model_routes',
+  copy: (tx, from, to, ids) => copyRoutes(tx, from, to, ids),
+}

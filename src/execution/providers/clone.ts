@@ -22,4 +22,7 @@ export async function copyProviders(
   }
 }
 
-export const providerCloning: Cloneable = { name: 'ai_providers', copy: copyProviders }
+export const providerCloning: Cloneable = {
+  name: 'ai_providers',
+  copy: (tx, from, to, ids) => copyProviders(tx, from, to, ids),
+}

@@ -76,7 +76,15 @@ export async function callHttp(
   return httpError(`The target of the tool answered ${answer.status}`, request, {
     tool_status_code: answer.status,
     tool_response_body: shownBody(answer.body, hidden),
+    ...retryAfter(answer.headers['retry-after']),
   })
+}
+
+/** How long the target asks its caller to wait, where it does. */
+function retryAfter(header: string | undefined): { retry_after_ms?: number } {
+  if (header === undefined) return {}
+  const ms = /^\d+$/.test(header.trim()) ? Number(header) * 1000 : Date.parse(header) - Date.now()
+  return Number.isSafeInteger(ms) && ms >= 0 ? { retry_after_ms: ms } : {}
 }
 
 /** How long a request may take, and wait to have its name resolved. */

@@ -1,7 +1,12 @@
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
 import { type ProjectRow, projectKind, settingNames } from './model.ts'
 import { lockAgainstInserts } from './store.ts'
+
+/** Who copies, for what acts in somebody's name or has a secret. */
+export type Cloning = { services: Services; caller: Caller }
 
 /** How one kind of configuration is copied into another project. */
 export type Cloneable = {
@@ -13,7 +18,7 @@ export type Cloneable = {
    * Copies the rows of a project and notes the id of each copy under the id of its original. References to rows that
    * were copied before are followed through `ids`. Never copies values of secrets, keys, content or history.
    */
-  copy(tx: Tx, from: string, to: string, ids: Map<string, string>): Promise<void>
+  copy(tx: Tx, from: string, to: string, ids: Map<string, string>, by: Cloning): Promise<void>
 }
 
 /** Kinds of configuration that clones of a project can include; copied in the order of the modules, except where `after` says otherwise. */
@@ -31,6 +36,7 @@ export async function cloneProject(
   from: string,
   name: string,
   include: readonly string[],
+  by: Cloning,
 ): Promise<{ made: ProjectRow; ids: Record<string, string> }> {
   await lockAgainstInserts(tx, from)
   const { tags, ...original } = await projectKind.lock(tx, from)
@@ -41,7 +47,7 @@ export async function cloneProject(
   const copy = async (entry: Cloneable) => {
     if (!left.delete(entry)) return
     for (const other of [...left]) if (entry.after?.includes(other.name)) await copy(other)
-    await entry.copy(tx, from, made.id, ids)
+    await entry.copy(tx, from, made.id, ids, by)
   }
   for (const entry of [...left]) await copy(entry)
   const route = original.default_model_route_id && ids.get(original.default_model_route_id)

@@ -8,6 +8,7 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { principalsChanged } from '../principals.ts'
 import { type ProjectRow, projectKind } from './model.ts'
+import { pauses } from './pause.ts'
 import { deferDelete, dueDeletes, lockAgainstInserts, unboundedStatements } from './store.ts'
 
 const DAY_MS = 86_400_000
@@ -45,6 +46,7 @@ export async function scheduleDelete(tx: Tx, services: Services, id: string, day
   const before = await projectKind.lock(tx, id)
   const at = new Date(services.clock.now().getTime() + days * DAY_MS)
   const row = await deferDelete(tx, id, at, 'deletion scheduled')
+  if (before.paused_at === null) for (const follow of pauses.all()) await follow(tx, id)
   tx.emit(projectKind, before.paused_at === null ? 'paused' : 'updated', row)
   return row
 }

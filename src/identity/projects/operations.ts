@@ -23,6 +23,7 @@ import {
   ProjectSummary,
   projectKind,
 } from './model.ts'
+import { pauses, resumes } from './pause.ts'
 import { lastActivity, pauseProject, resumeProject } from './store.ts'
 
 const tag = 'Projects'
@@ -112,7 +113,10 @@ export const projectOperations: Operation[] = [
     raises: ['API_KEY_PROJECT_SCOPE'],
     async run({ tx, body, resource: { id } }) {
       const paused = await pauseProject(tx, id, body?.reason ?? null)
-      if (paused) tx.emit(projectKind, 'paused', paused)
+      if (paused) {
+        for (const follow of pauses.all()) await follow(tx, id)
+        tx.emit(projectKind, 'paused', paused)
+      }
       const row = paused ?? (await projectKind.find(tx, id))
       return row ? projectKind.present(row) : raise('RESOURCE_NOT_FOUND', { meta: { id } })
     },
@@ -125,6 +129,7 @@ export const projectOperations: Operation[] = [
     async run({ tx, resource }) {
       const row = await resumeProject(tx, resource.id)
       if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
+      for (const follow of resumes.all()) await follow(tx, row.id)
       tx.emit(projectKind, 'resumed', row)
       return projectKind.present(row)
     },
@@ -151,7 +156,7 @@ export const projectOperations: Operation[] = [
     gate: 'admin',
     body: CloneInput,
     answers: { 201: ProjectClone },
-    async run({ tx, body: { name, include }, resource, audit }) {
+    async run({ tx, services, caller, body: { name, include }, resource, audit }) {
       const names = cloneableNames()
       const unknown = include.findIndex(kind => !names.includes(kind))
       if (unknown >= 0)
@@ -160,7 +165,7 @@ export const projectOperations: Operation[] = [
           path: `include[${unknown}]`,
           message: `is not one of: ${names.join(', ') || 'none can be copied'}`,
         })
-      const { made, ids } = await cloneProject(tx, resource.id, name, include)
+      const { made, ids } = await cloneProject(tx, resource.id, name, include, { services, caller })
       auditCreated(audit, made.id)
       audit.resource_public_id = made.id
       audit.detail.cloned_from = resource.id

@@ -3,7 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { operations } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { adminGate, listAllowed, projectBinding, sees } from '../../core/iam/access.ts'
+import { adminGate, listAllowed, listedAs, projectBinding, sees } from '../../core/iam/access.ts'
 import { type Caller, facts } from '../../core/iam/caller.ts'
 import { type ActionEntry, actionCatalogue } from '../../core/iam/catalogue.ts'
 import { rowFilter } from '../../core/iam/row-filter.ts'
@@ -20,6 +20,7 @@ const row = {
   project: sql.fragment`project_id`,
   id: sql.fragment`id`,
   path: sql.fragment`path`,
+  parent: sql.fragment`parent`,
   tags: sql.fragment`tags`,
 }
 
@@ -28,11 +29,12 @@ function allowance(caller: Caller, entry: ActionEntry, projectId: string | null)
   if (gate === 'any') return 'all'
   if (gate === 'admin') return adminGate(caller, action, null) ? 'all' : 'none'
   if (gate === 'owner') return adminGate(caller, action, null) ? 'all' : 'some'
+  const listed = listedAs(kinds.all().find(({ name }) => name === resource_type) ?? null)
   const type = resource_type ?? '*'
-  if (projectId !== null && !listAllowed(caller, action, type, projectId)) return 'none'
+  if (projectId !== null && !listAllowed(caller, action, { ...listed, type }, projectId)) return 'none'
   const filter = rowFilter(
     caller.layers,
-    { action, type, facts: facts(caller), projectId: projectId ?? undefined },
+    { ...listed, action, type, facts: facts(caller), projectId: projectId ?? undefined },
     row,
   )
   return filter === true ? 'all' : filter === false ? 'none' : 'some'

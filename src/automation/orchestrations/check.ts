@@ -1,0 +1,58 @@
+import { type Problem, raise } from '../../core/api/errors.ts'
+import { isContextKey } from '../../core/api/tool-context.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Definition, Node } from './definition.ts'
+import { missingReferences } from './references.ts'
+import { schemaProblems } from './schemas.ts'
+import { type Findings, limitProblems, validateGraph } from './validate.ts'
+
+/** Entries of context_keys that are no keys, by the places of their nodes. */
+const badContextKeys = (nodes: readonly Node[]): [index: number, keys: unknown[]][] =>
+  nodes.flatMap(({ type, context_keys }, index): [number, unknown[]][] => {
+    if ((type !== 'loop' && type !== 'sub_orchestration') || !Array.isArray(context_keys)) return []
+    const bad = context_keys.filter(key => !isContextKey(key))
+    return bad.length > 0 ? [[index, bad]] : []
+  })
+
+/** The same as problems, for where nothing is raised. */
+export const contextKeyProblems = (nodes: readonly Node[]): Problem[] =>
+  badContextKeys(nodes).map(([index]) => ({
+    code: 'INVALID_TOOL_CONTEXT_KEY',
+    path: `nodes[${index}].context_keys`,
+    message: 'holds what is no key',
+  }))
+
+type Asking = Parameters<typeof schemaProblems>[2]
+
+/**
+ * What is wrong with a definition, its schemas included, and what may be a mistake.
+ * @throws RunFirst within a transaction, SERVICE_NOT_READY
+ */
+export async function findingsOf(services: Services, definition: Definition, asking: Asking): Promise<Findings> {
+  const { problems, warnings } = validateGraph(definition)
+  if (limitProblems(definition).length > 0) return { problems, warnings }
+  return { problems: [...problems, ...(await schemaProblems(services, definition, asking))], warnings }
+}
+
+/**
+ * Refuses a definition that cannot be written, in the transaction that writes it. What it names is looked up only where it is
+ * refused, to tell.
+ * @throws INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`, RunFirst
+ */
+export async function requireValid(
+  { tx, services }: { tx: Tx; services: Services },
+  project: string,
+  definition: Definition,
+): Promise<void> {
+  const [bad] = badContextKeys(definition.nodes)
+  if (bad)
+    raise('INVALID_TOOL_CONTEXT_KEY', {
+      message: `nodes[${bad[0]}].context_keys holds what is no key`,
+      meta: { keys: bad[1].slice(0, 20) },
+    })
+  const { problems, warnings } = await findingsOf(services, definition, { tenant: project, inTransaction: true })
+  if (problems.length === 0) return
+  const missing = await missingReferences(tx, project, definition.nodes)
+  raise('ORCHESTRATION_VALIDATION_FAILED', { meta: { problems, warnings: [...warnings, ...missing] } })
+}

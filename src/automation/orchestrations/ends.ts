@@ -1,0 +1,9 @@
+import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { OrchestrationRow } from './model.ts'
+
+/** What ends with an orchestration: called behind the lock of its row, in the transaction that deletes it. */
+export type OrchestrationEnd = (tx: Tx, services: Services, orchestration: OrchestrationRow) => Promise<void>
+
+export const orchestrationEnds = extensionPoint<OrchestrationEnd>('ends of orchestrations')

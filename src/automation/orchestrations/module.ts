@@ -1,0 +1,13 @@
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { orchestrationCloning } from './clone.ts'
+import { orchestrationErrors } from './errors.ts'
+import { orchestrationKind } from './model.ts'
+import { orchestrationOperations } from './operations.ts'
+
+export default module('orchestrations', {
+  errors: orchestrationErrors,
+  kinds: [orchestrationKind],
+  operations: orchestrationOperations,
+  extensions: [cloneables.with(orchestrationCloning)],
+})

@@ -1,0 +1,169 @@
+import { Readable } from 'node:stream'
+import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
+import { contains } from '../../core/api/filters.ts'
+import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { versionOperations } from '../../core/api/version-archive.ts'
+import { versionNumber } from '../../core/api/versions.ts'
+import { identifying, sql } from '../../core/db/sql.ts'
+import { contextKeyProblems, findingsOf, requireValid } from './check.ts'
+import { renamed } from './definition.ts'
+import { diagramOf, picturedRuns } from './diagram.ts'
+import { orchestrationEnds } from './ends.ts'
+import { graphOf } from './graph.ts'
+import {
+  type Definition,
+  definitionFields,
+  Orchestration,
+  OrchestrationInput,
+  OrchestrationPatch,
+  OrchestrationVersion,
+  orchestrationKind,
+  orchestrationVersions,
+  RestoreInput,
+  ValidateInput,
+  Validation,
+} from './model.ts'
+import { missingReferences } from './references.ts'
+import { changeOrchestration, insertOrchestration, restoreVersion } from './versions.ts'
+
+const tag = 'Orchestrations'
+const path = '/orchestrations'
+const orchestrations = resource(orchestrationKind, { path, tag })
+
+const refusals = ['ORCHESTRATION_VALIDATION_FAILED', 'INVALID_TOOL_CONTEXT_KEY'] as const
+
+/** The definition that a body gives, with what it leaves out. */
+const definitionIn = (body: Partial<Definition>): Definition => ({
+  nodes: renamed(body.nodes ?? []),
+  edges: body.edges ?? [],
+  state_schema: body.state_schema ?? null,
+  input_schema: body.input_schema ?? null,
+})
+
+/**
+ * The project in which what a graph names is looked up; null without one.
+ * @throws FORBIDDEN, RESOURCE_NOT_FOUND
+ */
+async function lookupProject({ allow, caller, db }: Context<any, any>, named: string | null | undefined) {
+  const project = named ?? caller.project_id
+  if (project === null) return null
+  allow('orchestrations:ValidateOrchestration', { kind: orchestrationKind, project_id: project })
+  const exists =
+    caller.project_id !== null || (await db.exists(identifying`select id from projects where id = ${project}`))
+  return exists ? project : raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
+}
+
+export const orchestrationOperations: Operation[] = [
+  // orchestrations_project serves the order.
+  orchestrations.list({ filters: { name: contains('name') }, where: () => [sql.fragment`t.managed_by is null`] }),
+  orchestrations.create({
+    description:
+      'The graph is refused with everything that is wrong with it in meta.problems. Tools, agents, stores and orchestrations that it names are looked up when a run comes to them.',
+    body: OrchestrationInput,
+    raises: [...refusals],
+    async make({ tx, services, body, project, caller }) {
+      const { version_label, ...values } = body
+      const definition = definitionIn(values)
+      await requireValid({ tx, services }, project, definition)
+      const making = { created_by: caller.user.id, label: version_label }
+      return insertOrchestration(tx, { ...values, ...definition, project_id: project }, making)
+    },
+  }),
+  operation({
+    id: 'validateOrchestration',
+    method: 'post',
+    path: `${path}/validate`,
+    summary: 'Check a graph without writing it',
+    description:
+      'Finds what a write would be refused with, and what may be a mistake, at most 1,000 of each. With a project, which a bound credential always has, it also finds what the graph names and the project does not have; that needs the action there.',
+    tag,
+    action: 'orchestrations:ValidateOrchestration',
+    gate: 'any',
+    about: orchestrationKind,
+    body: ValidateInput,
+    answers: { 200: Validation },
+    raises: ['RESOURCE_NOT_FOUND'],
+    reads: true,
+    async run(context) {
+      const { services, db, caller, body } = context
+      const project = await lookupProject(context, body.project_id)
+      const definition = definitionIn(body)
+      const asking = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
+      const found = await findingsOf(services, definition, asking)
+      const missing = project === null ? [] : await missingReferences(db, project, definition.nodes)
+      const problems = [...found.problems, ...contextKeyProblems(definition.nodes)]
+      return { valid: problems.length === 0, problems, warnings: [...found.warnings, ...missing] }
+    },
+  }),
+  orchestrations.get(),
+  orchestrations.update({
+    description:
+      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on.',
+    body: OrchestrationPatch,
+    quiet: true,
+    raises: [...refusals],
+    async change(next, { body, stored, tx, services }) {
+      if (definitionFields.every(name => body[name] === undefined)) return next
+      const changed = { ...next, nodes: renamed(next.nodes) }
+      await requireValid({ tx, services }, stored.project_id, changed)
+      return changed
+    },
+    write: (next, { tx, stored, body, caller }) =>
+      changeOrchestration(tx, stored, orchestrationKind.changes(stored, next), {
+        created_by: caller.user.id,
+        label: body.version_label,
+      }),
+  }),
+  orchestrations.remove({
+    description:
+      'Cancels its runs and deletes them with its versions. What names it stays, and fails when it is used; generations and usage keep its id.',
+    async check(row, { tx, services }) {
+      for (const end of orchestrationEnds.all()) await end(tx, services, row)
+    },
+  }),
+  itemOperation(orchestrationKind, {
+    id: 'getOrchestrationDiagram',
+    method: 'get',
+    path: `${path}/{orchestration_id}/diagram`,
+    summary: 'Draw an orchestration as a Mermaid flowchart',
+    description:
+      'Text for Mermaid: shapes by the type of node, labels and groups on the edges. With a run, which needs orchestrations:GetRun on it, the version that it executes, coloured by where it stands.',
+    tag,
+    action: 'orchestrations:GetOrchestration',
+    query: z.object({ run_id: z.string().min(1).max(255).optional().describe('Run whose nodes are coloured') }),
+    raises: ['ORCHESTRATION_RUN_NOT_FOUND'],
+    answers: { 200: null },
+    produces: 'text/plain',
+    async run(context) {
+      const { resource, query } = context
+      const pictured = query.run_id === undefined ? undefined : picturedRuns.only()
+      const { graph, states } = pictured
+        ? await pictured(context, query.run_id as string)
+        : { graph: graphOf(resource), states: undefined }
+      return streamed('text/plain; charset=utf-8', Readable.from([diagramOf(graph, states)]))
+    },
+  }),
+  ...versionOperations(orchestrationKind, {
+    path,
+    tag,
+    record: OrchestrationVersion,
+    archive: orchestrationVersions,
+  }),
+  orchestrations.action('restore', {
+    id: 'restoreOrchestrationVersion',
+    path: `${path}/{orchestration_id}/versions/{version}/restore`,
+    summary: 'Write the graph of an earlier version as the next one',
+    description: 'It must still be one that could be written today. Name and description stay.',
+    action: 'orchestrations:RestoreOrchestrationVersion',
+    body: RestoreInput,
+    bodyOptional: true,
+    answers: { 200: Orchestration },
+    raises: [...refusals],
+    run: async context =>
+      orchestrationKind.present(
+        await restoreVersion(context, versionNumber(context.params.version), context.body?.label),
+      ),
+  }),
+]

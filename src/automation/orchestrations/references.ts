@@ -1,0 +1,74 @@
+import { z } from 'zod'
+import type { Problem } from '../../core/api/errors.ts'
+import { grantingOf } from '../../core/api/grants.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
+import { firstChars } from '../../core/api/text.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { Node } from './definition.ts'
+import { type Field, NODE_FIELDS } from './fields.ts'
+
+/** What the fields of nodes name. */
+const KINDS = {
+  agent_id: 'agent',
+  tool_id: 'tool',
+  memory_store_id: 'memory_store',
+  memory_store_ids: 'memory_store',
+  orchestration_id: 'orchestration',
+} as const
+
+const named = sql.type(z.object({ id: z.string() }))
+
+/**
+ * What nodes name that the project does not have and that is not shared with it: warnings, because it is looked up again
+ * when a run comes to the node. One statement for each kind that is named.
+ */
+export async function missingReferences(db: Queryable, project: string, nodes: readonly Node[]): Promise<Problem[]> {
+  const references = nodes.flatMap(referencesOf)
+  const found = new Set<string>()
+  for (const [name, ofKind] of Map.groupBy(references, ({ kind }) => kind))
+    for (const id of await idsThere(
+      db,
+      name,
+      project,
+      ofKind.map(({ id }) => id),
+    ))
+      found.add(id)
+  return references
+    .filter(({ id }) => !found.has(id))
+    .map(({ kind, id, path }) => ({
+      code: 'REFERENCE_NOT_FOUND',
+      path,
+      message: `names no ${kind.replaceAll('_', ' ')} of the project: ${firstChars(id, 200)}`,
+    }))
+}
+
+type Reference = { kind: string; id: string; path: string }
+
+function referencesOf(node: Node, index: number): Reference[] {
+  return Object.entries(KINDS).flatMap(([name, kind]) => {
+    const { types = [] }: Field = NODE_FIELDS[name as keyof typeof KINDS]
+    if (!(types as readonly string[]).includes(node.type)) return []
+    const value: unknown = node[name as keyof typeof KINDS]
+    const path = `nodes[${index}].${name}`
+    const ids = Array.isArray(value) ? value.map((id, at) => [id, `${path}[${at}]`]) : [[value, path]]
+    return ids.flatMap(([id, path]) => (typeof id === 'string' && id !== '' ? [{ kind, id, path }] : []))
+  })
+}
+
+async function idsThere(
+  db: Queryable,
+  name: string,
+  project: string,
+  ids: readonly string[],
+): Promise<readonly string[]> {
+  const kind = kinds.get(name)
+  const possible = [...new Set(ids)].filter(id => isIdOf(kind, id))
+  if (possible.length === 0) return []
+  const visible = name === 'orchestration' ? sql.fragment`and t.managed_by is null` : sql.fragment``
+  const own = await db.anyFirst(named`
+    select t.id from ${sql.identifier([kind.table])} t
+    where t.id = any(${sql.array(possible, 'text')}) and t.project_id = ${project} ${visible}`)
+  const others = possible.filter(id => !own.includes(id))
+  const granting = others.length > 0 ? grantingOf(name) : undefined
+  return granting ? [...own, ...(await granting.among(db, name, project, others))] : own
+}

@@ -1,0 +1,69 @@
+import type { Problem } from '../../core/api/errors.ts'
+import { RunFirst } from '../../core/db/pool.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Definition } from './definition.ts'
+
+/** Schemas that one definition has compiled at a time. */
+const AT_ONCE = 4
+
+/** A schema of a graph: formats are annotations and unknown keywords are ignored. */
+export const graphSchema = (project: string, schema: object): SchemaOf => ({
+  project,
+  text: JSON.stringify(schema),
+  rules: { strict: false },
+})
+
+/** The schemas of a definition by their paths. What is no object has been reported with the graph. */
+function schemasOf({ nodes, state_schema, input_schema }: Definition): [path: string, schema: object][] {
+  const ofNodes = nodes.map(({ type, output_schema }, index): [string, unknown] => [
+    `nodes[${index}].output_schema`,
+    type === 'agent' ? output_schema : null,
+  ])
+  const all: [string, unknown][] = [['state_schema', state_schema], ['input_schema', input_schema], ...ofNodes]
+  return all.filter((entry): entry is [string, object] => isObject(entry[1]))
+}
+
+/**
+ * The schemas of a definition that cannot be used. Within a transaction, which holds a connection, all that are not known
+ * yet are compiled first and the transaction is run again.
+ * @param asking.tenant the project, or without one the user, whose share of the threads it takes
+ * @throws RunFirst, SERVICE_NOT_READY
+ */
+export async function schemaProblems(
+  services: Services,
+  definition: Definition,
+  { tenant, inTransaction }: { tenant: string; inTransaction: boolean },
+): Promise<Problem[]> {
+  const checks = schemaChecks(services)
+  const problems: Problem[] = []
+  const pending: (() => Promise<unknown>)[] = []
+  const check = async (path: string, schema: SchemaOf) => {
+    try {
+      await (inTransaction ? checks.checkInTransaction(schema) : checks.check(schema))
+    } catch (error) {
+      if (error instanceof RunFirst) pending.push(error.work)
+      else if (error instanceof SchemaError) problems.push({ code: 'SCHEMA_INVALID', path, message: error.message })
+      else throw error
+    }
+  }
+  const schemas = schemasOf(definition)
+  await someAtOnce(
+    schemas.map(
+      ([path, schema]) =>
+        () =>
+          check(path, graphSchema(tenant, schema)),
+    ),
+  )
+  if (pending.length > 0) throw new RunFirst(() => someAtOnce(pending))
+  return problems
+}
+
+async function someAtOnce(works: readonly (() => Promise<unknown>)[]): Promise<void> {
+  const left = works.values()
+  const worker = async () => {
+    for (const work of left) await work()
+  }
+  await Promise.all(Array.from({ length: AT_ONCE }, worker))
+}

@@ -1,0 +1,70 @@
+import { picked, type Values } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Making } from '../../core/api/version-archive.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { requireValid } from './check.ts'
+import { isSameStructure } from './definition.ts'
+import {
+  type Definition,
+  definitionFields,
+  type OrchestrationRow,
+  orchestrationKind,
+  orchestrationVersions,
+} from './model.ts'
+
+export const definitionOf = (row: OrchestrationRow): Definition => picked(row, definitionFields) as Definition
+
+const archive = (tx: Tx, row: OrchestrationRow, { created_by, label = null }: Making) =>
+  orchestrationVersions.insert(tx, {
+    orchestration_id: row.id,
+    version: row.version,
+    config: definitionOf(row),
+    label,
+    created_by,
+  })
+
+/** Adds an orchestration, whose definition has been checked, with its first version. */
+export async function insertOrchestration(
+  tx: Tx,
+  values: Values<OrchestrationRow>,
+  making: Making,
+): Promise<OrchestrationRow> {
+  const row = await orchestrationKind.insert(tx, { ...values, version: 1 })
+  await archive(tx, row, making)
+  return row
+}
+
+/** Writes changes of an orchestration whose row the caller holds: a graph that runs otherwise is the next version. */
+export async function changeOrchestration(
+  tx: Tx,
+  stored: OrchestrationRow,
+  changes: Values<OrchestrationRow>,
+  making: Making,
+): Promise<OrchestrationRow> {
+  if (isSameStructure(stored, { ...stored, ...changes })) return orchestrationKind.update(tx, stored.id, changes)
+  const row = await orchestrationKind.update(tx, stored.id, { ...changes, version: stored.version + 1 })
+  await archive(tx, row, making)
+  return row
+}
+
+/**
+ * Writes the graph of an earlier version as the next one, unless it is what the orchestration has.
+ * @throws RESOURCE_NOT_FOUND, and what refuses a write
+ */
+export async function restoreVersion(
+  context: Pick<Context, 'tx' | 'services' | 'caller' | 'audit'> & { resource: OrchestrationRow },
+  number: number,
+  label: string | undefined,
+): Promise<OrchestrationRow> {
+  const { tx, caller, audit } = context
+  const stored = await orchestrationKind.lock(tx, context.resource.id)
+  const config = (await orchestrationVersions.get(tx, stored.id, number)).config as Definition
+  if (isSameStructure(stored, config)) return stored
+  await requireValid(context, stored.project_id, config)
+  const changes = orchestrationKind.changes(stored, { ...stored, ...config })
+  const making = { created_by: caller.user.id, label: label ?? `restored from v${number}` }
+  const restored = await changeOrchestration(tx, stored, changes, making)
+  audit.detail.version = restored.version
+  tx.emit(orchestrationKind, 'updated', restored)
+  return restored
+}

@@ -1,0 +1,605 @@
+import { addException } from '../../control/exceptions/file.ts'
+import { recordUsage } from '../../control/usage/meter.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { storableValue } from '../../core/api/text.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { isDueSoon } from '../../core/jobs/queue.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Graph } from '../orchestrations/graph.ts'
+import type { Node } from '../orchestrations/model.ts'
+import { frontier } from './frontier.ts'
+import { hasEnded, type NodeOutcome, RUN_CHANNEL, type RunRow, type RunStatus, runKind, stateOf } from './model.ts'
+import { runQueue, runTold } from './queue.ts'
+import { type RequiredAction, requiredActions } from './required.ts'
+import { retryDelay } from './retry-rule.ts'
+import { shownRun } from './show.ts'
+import { bytesOf, isTooLarge, MAX_STATE_BYTES, nodeFailed, put, type State, writesOf } from './state.ts'
+import { stopBelow } from './stop.ts'
+import {
+  type Children,
+  type ExecutionRow,
+  executionsOf,
+  executionsWrite,
+  type Loaded,
+  lockRoom,
+  longestQueued,
+  runningTrees,
+  runUpdate,
+} from './store.ts'
+import { computeOf } from './usage.ts'
+import { runWatchers } from './watchers.ts'
+
+/** What one advance does before it lets others have the process: activations, milliseconds. */
+const MAX_ACTIVATIONS = 200
+const MAX_MS = 1000
+/** How long the process is held before it looks after others. */
+const BREATH_MS = 20
+
+/** What an advance does with the nodes of a run. */
+export type Steps = {
+  /** Takes note of what has happened to what is open. */
+  look(advance: Advance): Promise<void>
+  /** A node begins. */
+  begin(advance: Advance, node: Node, at: { round: number; state: State }): Promise<void>
+}
+
+/** One advance of a run: from its rows under its lock to its rows, in one transaction and without any other call. */
+export class Advance {
+  readonly services: Services
+  readonly tx: Tx
+  readonly graph: Graph
+  readonly run: RunRow
+  /** The time of the transaction, by the clock of the database. */
+  readonly now: Date
+  readonly limits: { max_run_depth: number | null; max_concurrent_runs: number | null }
+  /** Attempts of the project that workers hold. */
+  readonly held: number
+  readonly children: ReadonlyMap<string, Children>
+  /** Attempts that are not applied, as they stand. */
+  readonly open = new Map<string, ExecutionRow>()
+  /** Attempts that workers are to make, in the order of the definition. */
+  readonly jobs: ExecutionRow[] = []
+  /** Attempts that started runs in this advance, which `children` does not show. */
+  readonly begunBelow = new Set<string>()
+  readonly #changed = new Set<ExecutionRow>()
+  readonly #projectPaused: boolean
+  readonly #projectReason: string | null
+  readonly #before: Pick<RunRow, 'status' | 'required_actions'>
+  readonly #shape: string
+  /** Nothing of its attempts is in the database but what is open. */
+  readonly #fresh: boolean
+  readonly #started = performance.now()
+  #activations = 0
+  #stateBytes: number | null = null
+  #room: boolean | null = null
+  /** Something is ready to begin, or to go on, and there is no room for it. */
+  #lacksRoom = false
+  #breathed = performance.now()
+
+  constructor(services: Services, tx: Tx, graph: Graph, loaded: Loaded) {
+    const {
+      now,
+      project_paused,
+      project_pause_reason,
+      max_concurrent_runs,
+      max_run_depth,
+      held,
+      seen_revision,
+      open,
+      children,
+      ...run
+    } = loaded
+    this.services = services
+    this.tx = tx
+    this.graph = graph
+    this.run = run
+    this.now = new Date(now)
+    this.held = held
+    this.limits = { max_concurrent_runs, max_run_depth }
+    this.children = new Map(children.map(each => [each.execution_id, each]))
+    for (const row of open) this.open.set(row.id, row)
+    this.#projectPaused = project_paused
+    this.#projectReason = project_pause_reason
+    this.#before = { status: run.status, required_actions: run.required_actions }
+    this.#shape = shapeOf(run)
+    this.#fresh = run.steps === 0
+  }
+
+  get nowText(): string {
+    return this.now.toISOString()
+  }
+
+  get paused(): boolean {
+    return this.run.pause_requested_at !== null || this.#projectPaused
+  }
+
+  get pauseReason(): string | null {
+    return this.run.pause_requested_at === null ? this.#projectReason : this.run.pause_reason
+  }
+
+  node(id: string): Node {
+    return this.graph.node(id) as Node
+  }
+
+  isPast = (time: string | null): boolean => time !== null && new Date(time).getTime() <= this.now.getTime()
+
+  after(ms: number): string {
+    return new Date(this.now.getTime() + ms).toISOString()
+  }
+
+  /** Notes that an attempt has changed. */
+  touch(row: ExecutionRow): void {
+    this.#changed.add(row)
+  }
+
+  /** Adds an attempt of a node. */
+  add(
+    node: Node,
+    row: Pick<ExecutionRow, 'attempt' | 'round' | 'status' | 'input'> & Partial<ExecutionRow>,
+  ): ExecutionRow {
+    const made: ExecutionRow = {
+      id: newId('orch_exec'),
+      run_id: this.run.id,
+      project_id: this.run.project_id,
+      node_id: node.id,
+      node_type: node.type,
+      applied: false,
+      parked: false,
+      output: null,
+      label: null,
+      through: true,
+      error: null,
+      generation_id: null,
+      approval_id: null,
+      progress: null,
+      deliveries: 0,
+      leased_until: null,
+      polls: 0,
+      wake_at: null,
+      deadline_at: null,
+      callback_hash: null,
+      compute_seconds: 0,
+      started_at: this.nowText,
+      completed_at: null,
+      created_at: this.nowText,
+      ...row,
+    }
+    this.open.set(made.id, made)
+    this.touch(made)
+    this.run.steps += 1
+    return made
+  }
+
+  /** An attempt has its outcome; it becomes part of the state when its turn comes. */
+  complete(row: ExecutionRow, outcome: { artifact: unknown; label?: string | null; through?: boolean }): void {
+    row.status = 'completed'
+    row.output = outcome.artifact
+    row.label = outcome.label ?? null
+    row.through = outcome.through ?? true
+    this.#settle(row)
+  }
+
+  /**
+   * An attempt has failed: the node is tried again where its rule says so, completes with its failure where edges take
+   * that up, or fails the run.
+   */
+  fail(row: ExecutionRow, error: unknown): void {
+    const failure = failureOf(error)
+    const node = this.node(row.node_id)
+    row.status = 'failed'
+    row.error = failure
+    this.#settle(row)
+    const delay = retryDelay(node, row.attempt, failure)
+    if (delay !== null && this.run.steps >= this.services.config.ORCHESTRATION_RUN_MAX_STEPS) {
+      row.error = this.tooManySteps().recorded()
+      this.#stopFailed(row)
+    } else if (delay !== null) {
+      row.applied = true
+      const wake_at = this.after(delay)
+      const { input, attempt, round, progress, approval_id } = row
+      this.add(node, {
+        input,
+        attempt: attempt + 1,
+        round,
+        status: 'waiting',
+        parked: true,
+        wake_at,
+        progress,
+        // What a person has approved stays approved.
+        approval_id,
+        started_at: null,
+      })
+    } else if (node.on_error === 'route') {
+      row.status = 'completed'
+      row.output = { error: failure }
+      row.label = 'failed'
+      row.through = false
+    } else this.#stopFailed(row)
+  }
+
+  #settle(row: ExecutionRow): void {
+    row.completed_at = this.nowText
+    row.leased_until = null
+    row.wake_at = null
+    row.deadline_at = null
+    row.callback_hash = null
+    this.touch(row)
+  }
+
+  #failure: { node_id: string; error: RecordedFailure } | null = null
+
+  #stopFailed(row: ExecutionRow): void {
+    row.applied = true
+    this.#failure ??= { node_id: row.node_id, error: row.error as RecordedFailure }
+  }
+
+  /** Room for the tree of the run among those of its project; taken, and kept until it has no running run. */
+  async hasRoom(): Promise<boolean> {
+    const { max_concurrent_runs } = this.limits
+    if (max_concurrent_runs === null || this.#before.status === 'running') return true
+    if (this.#room === null) {
+      await lockRoom(this.tx, this.run.project_id)
+      const { roots, own } = await runningTrees(this.tx, this.run.project_id, this.run.root_id)
+      this.#room = own || roots < max_concurrent_runs
+    }
+    return this.#room
+  }
+
+  /** Whether something new may begin. */
+  async mayGoOn(): Promise<boolean> {
+    if (this.paused) return false
+    if (await this.hasRoom()) return true
+    this.#lacksRoom = true
+    return false
+  }
+
+  /** Ends the run with everything that is under way in it. */
+  async stop(status: 'failed' | 'cancelled' | 'expired', error: RecordedFailure | null, node_id: string | null = null) {
+    const { run } = this
+    for (const row of this.open.values()) {
+      if (row.status === 'completed' || row.status === 'failed') row.applied = true
+      else {
+        row.status = 'cancelled'
+        row.applied = true
+        this.#settle(row)
+      }
+      this.touch(row)
+    }
+    await stopBelow(this.tx, this.services, run, [...this.open.values()], null)
+    run.error = error
+    run.failed_node_id = node_id
+    this.#end(status)
+  }
+
+  #end(status: 'succeeded' | 'failed' | 'cancelled' | 'expired'): void {
+    const { run } = this
+    run.status = status
+    run.started_at ??= this.nowText
+    run.completed_at = this.nowText
+    run.active_nodes = []
+    run.required_actions = []
+    run.context = null
+    run.wake_at = null
+    run.due_at = null
+    run.queued_at = null
+  }
+
+  /** Goes on as far as the rows allow. Returns whether more is to be done at once, in another transaction. */
+  async work(steps: Steps): Promise<boolean> {
+    const { run } = this
+    if (this.isPast(run.expires_at)) {
+      await this.stop('expired', null)
+      return false
+    }
+    await steps.look(this)
+    if (await this.#hasStopped()) return false
+    for (;;) {
+      const applied = this.#apply()
+      if (await this.#hasStopped()) return false
+      const ready = this.graph.sorted ? frontier(this.graph, run) : []
+      if (ready.length === 0 && run.active_nodes.length === 0) {
+        this.#succeed()
+        return false
+      }
+      if (ready.length > 0 && (await this.mayGoOn())) {
+        if (this.#activations >= MAX_ACTIVATIONS || performance.now() - this.#started > MAX_MS) return true
+        await this.#activate(ready, steps)
+      } else if (!applied) return false
+    }
+  }
+
+  async #hasStopped(): Promise<boolean> {
+    if (this.#failure) {
+      await this.stop('failed', this.#failure.error, this.#failure.node_id)
+      this.#failure = null
+    }
+    return hasEnded(this.run)
+  }
+
+  /** Activates nodes together: they see the same state. */
+  async #activate(ids: readonly string[], steps: Steps): Promise<void> {
+    const { run } = this
+    run.started_at ??= this.nowText
+    run.rounds += 1
+    this.#activations += ids.length
+    const limit = this.services.config.ORCHESTRATION_RUN_MAX_STEPS
+    run.active_nodes = this.#inOrder([...run.active_nodes, ...ids])
+    const state = stateOf(run)
+    for (const id of ids) {
+      const node = this.node(id)
+      if (run.steps >= limit) return this.#stopFailed(this.#refused(node, this.tooManySteps()))
+      await steps.begin(this, node, { round: run.rounds, state })
+      await this.breathe()
+      if (this.#failure) return
+    }
+  }
+
+  /** The failure of a run that has made as many attempts and polls as it may. */
+  tooManySteps(): AppError {
+    return new AppError('ORCHESTRATION_MAX_ITERATIONS_EXCEEDED', {
+      meta: { limit: this.services.config.ORCHESTRATION_RUN_MAX_STEPS },
+    })
+  }
+
+  #refused(node: Node, error: AppError): ExecutionRow {
+    const row = this.add(node, {
+      attempt: 1,
+      round: this.run.rounds,
+      status: 'failed',
+      input: null,
+      error: error.recorded(),
+    })
+    this.#settle(row)
+    return row
+  }
+
+  /** Lets the process look after others, where expressions have taken it for long. */
+  async breathe(): Promise<void> {
+    if (performance.now() - this.#breathed < BREATH_MS) return
+    await new Promise(setImmediate)
+    this.#breathed = performance.now()
+  }
+
+  #inOrder(ids: readonly string[]): string[] {
+    const at = (id: string) => this.graph.order.get(id) as number
+    return [...ids].sort((one, other) => at(one) - at(other))
+  }
+
+  /**
+   * Makes outcomes part of the state whose turn has come: those of nodes that were activated together when none of them
+   * executes any more, those of nodes that waited by themselves, in the order in which they came. Returns whether any did.
+   */
+  #apply(): boolean {
+    const rounds = Map.groupBy(
+      [...this.open.values()].filter(row => !row.parked && !row.applied),
+      row => row.round,
+    )
+    const together = [...rounds.values()].filter(rows => rows.every(({ status }) => status === 'completed'))
+    const alone = [...this.open.values()].filter(row => row.parked && row.status === 'completed').map(row => [row])
+    const last = (rows: readonly ExecutionRow[]) => Math.max(...rows.map(row => Date.parse(row.completed_at as string)))
+    const due = [...together, ...alone].sort((one, other) => last(one) - last(other))
+    const at = ({ node_id }: ExecutionRow) => this.graph.order.get(node_id) as number
+    for (const rows of due)
+      for (const row of rows.sort((one, other) => at(one) - at(other))) {
+        this.#applyOutcome(row)
+        if (this.#failure) return true
+      }
+    return due.length > 0
+  }
+
+  #applyOutcome(row: ExecutionRow): void {
+    const { run } = this
+    const node = this.node(row.node_id)
+    const outcome: NodeOutcome = {
+      artifact: node.type === 'condition' && row.error === null ? { label: row.label } : row.output,
+      label: row.label,
+      through: row.through,
+    }
+    const before = run.outcomes
+    run.outcomes = { ...before, [node.id]: outcome }
+    try {
+      const writes = writesOf(node, run, row.output)
+      for (const { path, value } of writes) put(run.written, path, value)
+      this.#requireRoom(node, outcome, writes)
+    } catch (error) {
+      run.outcomes = before
+      // The node is on record as completed until here.
+      row.status = 'failed'
+      row.error = failureOf(error)
+      this.#stopFailed(row)
+      return
+    }
+    row.applied = true
+    this.touch(row)
+    this.open.delete(row.id)
+    run.active_nodes = run.active_nodes.filter(id => id !== node.id)
+  }
+
+  #requireRoom(node: Node, outcome: NodeOutcome, writes: readonly { value: unknown }[]): void {
+    this.#stateBytes ??= bytesOf(stateOf(this.run))
+    this.#stateBytes += bytesOf(outcome.artifact) + writes.reduce((sum, { value }) => sum + bytesOf(value), 0)
+    if (this.#stateBytes > MAX_STATE_BYTES && isTooLarge(this.run))
+      throw nodeFailed(node, 'too_large', 'The state of the run is larger than 4 MiB')
+  }
+
+  #succeed(): void {
+    const { run, graph } = this
+    run.output = Object.fromEntries(
+      graph.nodes
+        .filter(
+          ({ id, type }) => type !== 'condition' && Object.hasOwn(run.outcomes, id) && !graph.outgoing.get(id)?.length,
+        )
+        .map(({ id }) => [id, run.outcomes[id].artifact]),
+    )
+    for (const node of graph.nodes) {
+      if (Object.hasOwn(run.outcomes, node.id)) continue
+      const row = this.add(node, {
+        attempt: 1,
+        round: run.rounds,
+        status: 'skipped',
+        input: null,
+        applied: true,
+        started_at: null,
+      })
+      run.steps -= 1
+      row.completed_at = this.nowText
+    }
+    this.#end('succeeded')
+  }
+
+  /** The status that follows from what is open. */
+  async #deriveStatus(more: boolean): Promise<void> {
+    const { run } = this
+    if (hasEnded(run)) return
+    const open = [...this.open.values()].filter(({ applied }) => !applied)
+    const below = open.flatMap(({ id }) => this.children.get(id) ?? [])
+    const executes = open.some(
+      row => row.status === 'running' && row.node_type !== 'loop' && row.node_type !== 'sub_orchestration',
+    )
+    run.required_actions = requiredActions(this, open)
+    const status = await this.#statusOf({ executes, below, open, more })
+    if (status === 'queued' && run.queued_at === null) run.queued_at = this.nowText
+    if (status !== 'queued') run.queued_at = null
+    run.status = status
+  }
+
+  async #statusOf(what: {
+    executes: boolean
+    below: readonly Children[]
+    open: readonly ExecutionRow[]
+    more: boolean
+  }): Promise<RunStatus> {
+    const { executes, below, open, more } = what
+    if (executes || more || below.some(({ running }) => running > 0)) return 'running'
+    const ready =
+      this.#lacksRoom ||
+      open.some(row => row.status === 'completed') ||
+      (!this.paused && (frontier(this.graph, this.run).length > 0 || this.#isTimerDue(open)))
+    if (ready || open.some(({ id }) => this.begunBelow.has(id)) || below.some(({ queued }) => queued > 0))
+      return 'queued'
+    if (this.paused || this.run.required_actions.length > 0) return 'awaiting_input'
+    return open.length > 0 ? 'sleeping' : 'queued'
+  }
+
+  #isTimerDue = (open: readonly ExecutionRow[]): boolean =>
+    open.some(({ status, wake_at }) => status === 'waiting' && this.isPast(wake_at))
+
+  /** Writes the run as it stands now, with everything that follows from it. */
+  async save(more: boolean): Promise<void> {
+    const { run, tx } = this
+    await this.#deriveStatus(more)
+    const open = [...this.open.values()].filter(({ applied }) => !applied)
+    if (!hasEnded(run)) {
+      const earliest = (times: readonly (string | null)[]): string | null => {
+        const known = times.filter(time => time !== null).map(time => new Date(time).toISOString())
+        return known.length > 0 ? known.sort()[0] : null
+      }
+      run.wake_at = earliest(open.map(({ wake_at }) => wake_at))
+      // While it is paused or waits for room what falls due stays where it is, but not its end.
+      const timers = this.paused || this.#lacksRoom ? [] : [run.wake_at]
+      run.due_at = earliest([...timers, ...open.map(({ deadline_at }) => deadline_at), run.expires_at])
+      if (run.due_at !== null) {
+        const startAfter = new Date(run.due_at)
+        if (isDueSoon({ startAfter })) tx.send(runQueue, this.message, { startAfter })
+      }
+    }
+    // It was woken for nothing.
+    if (!more && this.#changed.size + this.begunBelow.size === 0 && shapeOf(run) === this.#shape) return
+    run.revision += 1
+    run.updated_at = this.nowText
+    const written = { ...run, outcomes: storableValue(run.outcomes) as RunRow['outcomes'] }
+    tx.alongside(guard => runUpdate(written, guard))
+    const changed = [...this.#changed]
+    const computed = changed.filter(row => row.compute_seconds > 0 && row.completed_at === this.nowText)
+    if (computed.length > 0)
+      await recordUsage(
+        this.services,
+        computed.map(row => computeOf(run, row)),
+        tx,
+      )
+    if (changed.length > 0) tx.alongside(guard => executionsWrite(changed, guard))
+    if (more) tx.send(runQueue, this.message)
+    tx.notify(RUN_CHANNEL, run.id)
+    await this.#announce()
+  }
+
+  get message() {
+    return { run_id: this.run.id, project_id: this.run.project_id }
+  }
+
+  async #announce(): Promise<void> {
+    const { run, tx } = this
+    const before = this.#before.status
+    if (run.status === before) {
+      if (run.parent_id !== null && isOther(run.required_actions, this.#before.required_actions)) this.#tellParent()
+      return
+    }
+    this.#tellParent()
+    const { status } = run
+    if (status !== 'running') await this.#giveRoom()
+    if (status === 'queued' || status === 'running' || status === 'sleeping') return
+    const data = await shownRun(tx, run, await this.#allExecutions())
+    tx.emit(runKind, status, run, { data, ...(status === 'failed' ? { extra: { error: run.error } } : {}) })
+    if (status === 'failed' && run.parent_id === null) this.#reportFailure()
+    for (const watcher of runWatchers.all()) if (watcher.watches(run)) await watcher.changed(tx, run)
+  }
+
+  /**
+   * Wakes the tree that has waited for room the longest. Also where the run had none or had it for this advance alone: it
+   * may have been woken in place of another one.
+   */
+  async #giveRoom(): Promise<void> {
+    const { run, tx } = this
+    const held = this.#before.status === 'running' || this.#before.status === 'queued' || this.#room === true
+    if (!held || this.limits.max_concurrent_runs === null) return
+    await lockRoom(tx, run.project_id)
+    for (const { id, project_id } of await longestQueued(tx, run.project_id, run.root_id))
+      tx.send(runQueue, { run_id: id, project_id })
+  }
+
+  /** All attempts of the run as this advance leaves them, oldest first. */
+  async #allExecutions(): Promise<ExecutionRow[]> {
+    const { run, tx } = this
+    const changed = new Map([...this.#changed].map(row => [row.id, row]))
+    const stored = this.#fresh ? [] : await executionsOf(tx, run.id)
+    const kept = stored.map(row => changed.get(row.id) ?? row)
+    const known = new Set(kept.map(({ id }) => id))
+    return [...kept, ...[...changed.values()].filter(({ id }) => !known.has(id))]
+  }
+
+  #tellParent(): void {
+    const { parent_id, project_id } = this.run
+    if (parent_id !== null) this.tx.send(runTold, { run_id: parent_id, project_id })
+  }
+
+  #reportFailure(): void {
+    const { run, tx } = this
+    addException(tx, {
+      project_id: run.project_id,
+      kind: 'run_failed',
+      severity: 'critical',
+      title: `A run failed${run.failed_node_id === null ? '' : ` at ${run.failed_node_id}`}`,
+      detail: { ...run.error },
+      dedup_key: run.id,
+      orchestration_run_id: run.id,
+    })
+  }
+}
+
+/** What of a run can change while none of its attempts does. */
+const shapeOf = ({ input, written, outcomes, ...shape }: RunRow): string => JSON.stringify(shape)
+
+const isOther = (now: readonly RequiredAction[], before: readonly RequiredAction[]): boolean =>
+  JSON.stringify(now) !== JSON.stringify(before)
+
+/** Whether an error is the failure of an attempt; others are those of the advance, which is made again. */
+export const isFailure = (error: unknown): boolean => error instanceof AppError || !(error instanceof Error)
+
+/** What is recorded of a failure; one without a code is for the log alone. */
+export const failureOf = (error: unknown): RecordedFailure => {
+  if (error instanceof AppError) return error.recorded()
+  if (typeof error === 'object' && error !== null && 'code' in error && 'message' in error && !(error instanceof Error))
+    return error as RecordedFailure
+  return new AppError('INTERNAL_ERROR').recorded()
+}

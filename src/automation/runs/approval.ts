@@ -1,0 +1,80 @@
+import { AppError } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { approvalKind } from '../../execution/approvals/model.ts'
+import { decisionArtifact, fileNodeApproval } from '../../execution/approvals/node.ts'
+import type { NodeApprovals } from '../../execution/approvals/producers.ts'
+import { resolveSharedTool } from '../../execution/tools/resolve.ts'
+import type { Node } from '../orchestrations/model.ts'
+import type { Advance } from './advance.ts'
+import type { Question } from './attempt-model.ts'
+import { contextOf } from './context.ts'
+import { runTold } from './queue.ts'
+import { evaluated, keptArtifact, type State, textOf } from './state.ts'
+import type { ExecutionRow } from './store.ts'
+
+const EXPIRES_IN = 86_400
+
+/** An approval node asks a person about a call that a later node makes. */
+export async function beginApproval(advance: Advance, node: Node, row: ExecutionRow, state: State): Promise<void> {
+  const { tx, run } = advance
+  const tool = await resolveSharedTool(tx, run.project_id, node.tool_id as string)
+  if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: node.tool_id } })
+  const evidence = node.evidence == null ? null : evaluated(node, 'evidence', node.evidence, state)
+  await ask(advance, row, {
+    tool: { tool_id: tool.id, tool_name: tool.name, arguments: row.input ?? {} },
+    reasoning: textOf(node, 'reasoning', node.reasoning, state),
+    evidence: isObject(evidence) ? evidence : evidence === null ? null : { evidence },
+    predicted_impact: textOf(node, 'predicted_impact', node.predicted_impact, state),
+    expires_in: node.expires_in ?? EXPIRES_IN,
+  })
+  row.progress = { ...row.progress, prompt: node.instructions ?? 'Approval required.' }
+}
+
+/** Files an approval for an attempt, which waits for it. */
+export async function ask(advance: Advance, row: ExecutionRow, { tool, ...question }: Question): Promise<void> {
+  const { tx, services, run } = advance
+  const item = await fileNodeApproval(tx, services, {
+    project_id: run.project_id,
+    orchestration_run_id: run.id,
+    node_id: row.node_id,
+    proposed: tool,
+    reasoning: null,
+    evidence: null,
+    predicted_impact: null,
+    ...question,
+    authority: run.authority,
+    ...contextOf(services, run),
+  })
+  row.status = 'requires_action'
+  row.parked = true
+  row.approval_id = item.id
+  row.progress = { ...row.progress, expires_at: item.expires_at }
+  row.deadline_at = null
+  row.leased_until = null
+  advance.touch(row)
+}
+
+/** What has become of the approval that an attempt waits for. */
+export async function lookAtApproval(advance: Advance, node: Node, row: ExecutionRow): Promise<void> {
+  const item = await approvalKind.find(advance.tx, row.approval_id as string)
+  if (item?.status === 'pending') return
+  const label = item?.status ?? 'expired'
+  if (row.node_type === 'approval' || label !== 'approved') {
+    const artifact = item ? decisionArtifact(advance.services, item) : { decision: label, approval_id: row.approval_id }
+    return advance.complete(row, { artifact: keptArtifact(node, artifact), label, through: label === 'approved' })
+  }
+  // The call is made as it was approved, and is not judged again.
+  if (!(await advance.mayGoOn())) return
+  row.status = 'running'
+  row.progress = { ...row.progress, approved: true }
+  advance.jobs.push(row)
+  advance.touch(row)
+}
+
+/** Whoever resolves the approval of a node wakes its run. */
+export const runApprovals: NodeApprovals = {
+  async settled(tx: Tx, { project_id, orchestration_run_id }) {
+    if (orchestration_run_id !== null) tx.send(runTold, { run_id: orchestration_run_id, project_id })
+  },
+}

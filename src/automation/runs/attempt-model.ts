@@ -1,0 +1,45 @@
+import type { UsageDraft } from '../../control/usage/meter.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Node } from '../orchestrations/model.ts'
+import type { RunRow } from './model.ts'
+import type { ExecutionRow, Taken } from './store.ts'
+
+/** What an advance leaves to whoever made it: attempts to make, and the run as it stands. */
+export type Advanced = { run: RunRow; jobs: readonly ExecutionRow[] }
+
+/** What a person is asked about. */
+export type Question = {
+  tool: { tool_id: string | null; tool_name: string; action?: string; arguments: Record<string, unknown> }
+  reasoning?: string | null
+  evidence?: Record<string, unknown> | null
+  predicted_impact?: string | null
+  expires_in: number
+  policy_version?: string | null
+  forbid_self_approval?: boolean
+}
+
+/** What came of an attempt that a worker made. */
+export type Outcome =
+  | { artifact: unknown; label?: string; through?: boolean; called?: Called }
+  /** A person is asked first; the call is made as it is approved. */
+  | { ask: Question }
+  /** The node looks again later. */
+  | { again: { ms: number } }
+
+/** A call of a tool that succeeded, for the activity of the project. */
+export type Called = { tool_id: string; tool_name: string; action: string }
+
+/** What the work of an attempt is given. */
+export type Attempt = {
+  services: Services
+  node: Node
+  taken: Taken
+  key: string
+  signal: AbortSignal
+  /** Takes what the call used; it is written with the end of the attempt. */
+  use: (draft: UsageDraft) => void
+}
+
+/** Ends the attempt in a transaction of the work's own, so that what it wrote and its record are one. */
+export type Finish = (tx: Tx, outcome: Outcome) => Promise<Advanced | null>

@@ -1,0 +1,145 @@
+import { newId } from '../../core/api/ids.ts'
+import type { EventSource } from '../../core/db/events.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { parseDuration } from '../orchestrations/duration.ts'
+import type { Node } from '../orchestrations/model.ts'
+import { type Advance, isFailure } from './advance.ts'
+import { beginAgent } from './agent.ts'
+import { beginApproval } from './approval.ts'
+import { callbackHash } from './callback-token.ts'
+import { beginNested } from './nested.ts'
+import { evaluated, keptArtifact, labelOf, mapped, nodeFailed, type State, textOf } from './state.ts'
+import type { ExecutionRow } from './store.ts'
+
+/** A node begins: its input is resolved, what can be done at once is done, the rest is left for others or waited for. */
+export async function begin(advance: Advance, node: Node, at: { round: number; state: State }): Promise<void> {
+  const row = advance.add(node, { attempt: 1, round: at.round, status: 'running', input: null })
+  try {
+    // What an approval is asked about are its arguments.
+    const [field, mapping] =
+      node.type === 'approval'
+        ? (['arguments', node.arguments] as const)
+        : (['input_mapping', node.input_mapping] as const)
+    row.input = mapped(node, field, mapping, at.state)
+    await enter(advance, node, row, at.state)
+  } catch (error) {
+    if (!isFailure(error)) throw error
+    advance.fail(row, error)
+  }
+}
+
+/**
+ * The work of an attempt whose input is known begins.
+ * @throws what fails the attempt
+ */
+export async function enter(advance: Advance, node: Node, row: ExecutionRow, state: State): Promise<void> {
+  switch (node.type) {
+    case 'transform':
+      return finish(advance, node, row, { artifact: { result: evaluated(node, 'expression', node.expression, state) } })
+    case 'condition': {
+      const label = labelOf(node, evaluated(node, 'expression', node.expression, state))
+      return finish(advance, node, row, { artifact: { label }, label, through: true })
+    }
+    case 'emit_event':
+      return finish(advance, node, row, { artifact: emitEvent(advance, node, row) })
+    case 'delay':
+      return beginDelay(advance, node, row, state)
+    case 'human':
+    case 'webhook':
+      return beginWait(advance, node, row, state)
+    case 'approval':
+      return beginApproval(advance, node, row, state)
+    case 'tool':
+    case 'poll':
+    case 'knowledge':
+    case 'memory_write':
+      row.started_at = null
+      advance.jobs.push(row)
+      return
+    case 'agent':
+      limitTime(advance, node, row)
+      return beginAgent(advance, node, row, state)
+    case 'loop':
+    case 'sub_orchestration':
+      limitTime(advance, node, row)
+      return beginNested(advance, node, row, state)
+    default:
+      throw nodeFailed(node, 'unknown_type', `This release knows no nodes of type ${node.type}`)
+  }
+}
+
+const finish = (advance: Advance, node: Node, row: ExecutionRow, outcome: Parameters<Advance['complete']>[1]): void =>
+  advance.complete(row, { ...outcome, artifact: keptArtifact(node, outcome.artifact) })
+
+/** An attempt of work that others do ends when its time is over. */
+function limitTime(advance: Advance, node: Node, row: ExecutionRow): void {
+  const ms = node.timeout == null ? null : parseDuration(node.timeout)
+  if (ms !== null) row.deadline_at = advance.after(ms)
+}
+
+/** Events of graphs are named by them; registered names are refused when a graph is written. */
+function emitEvent({ run, tx }: Advance, node: Node, row: ExecutionRow) {
+  const event_type = node.event_type as string
+  const source: EventSource<{ id: string; project_id: string }> = {
+    name: 'orchestration_run',
+    plural: 'orchestration_runs',
+    events: [event_type],
+    eventNames: { [event_type]: event_type },
+    eventAliases: {},
+    present: data => data,
+  }
+  const event_id = newId('evt')
+  tx.emit(source, event_type, run, { data: row.input ?? {}, id: event_id })
+  return { emitted: true, event_type, event_id }
+}
+
+function beginDelay(advance: Advance, node: Node, row: ExecutionRow, state: State): void {
+  const waits = untilOf(advance, node, state)
+  if (waits.until <= advance.now.getTime()) {
+    advance.complete(row, { artifact: { waited: waits.waited } })
+    return
+  }
+  row.status = 'waiting'
+  row.parked = true
+  row.wake_at = new Date(waits.until).toISOString()
+  row.progress = { waited: waits.waited }
+}
+
+const MAX_WAIT_MS = 366 * 86_400_000
+
+/** Until when a delay waits, and how it says so. */
+function untilOf(advance: Advance, node: Node, state: State): { until: number; waited: string } {
+  const field = node.until != null ? 'until' : 'duration'
+  const value = textOf(node, field, node[field], state)
+  const wrong = (what: string) => nodeFailed(node, 'expression', `${field} gives no ${what}`, { field })
+  if (value === null) throw wrong(field === 'until' ? 'time' : 'duration')
+  if (field === 'duration') {
+    const ms = parseDuration(value)
+    if (ms === null) throw wrong('duration of at most 366 days')
+    return { until: advance.now.getTime() + ms, waited: value }
+  }
+  const until = /^\d{4}-\d\d-\d\d(T|$)/.test(value) ? Date.parse(value) : Number.NaN
+  if (Number.isNaN(until) || until - advance.now.getTime() > MAX_WAIT_MS) throw wrong('time within 366 days')
+  return { until, waited: new Date(until).toISOString() }
+}
+
+/** Somebody outside has to answer. */
+function beginWait(advance: Advance, node: Node, row: ExecutionRow, state: State): void {
+  const isHuman = node.type === 'human'
+  row.status = 'requires_action'
+  row.parked = true
+  if (!isHuman) row.callback_hash = callbackHash(advance.services, row)
+  if (node.expires_in != null) row.deadline_at = advance.after(node.expires_in * 1000)
+  row.progress = {
+    prompt: isHuman
+      ? (textOf(node, 'prompt', node.prompt, state) ?? 'Human input required.')
+      : 'Waiting for webhook callback.',
+    options: isHuman ? (node.options ?? null) : null,
+  }
+}
+
+/** What was submitted to a node that waited, as its outcome. */
+export function submitted(output: unknown): Parameters<Advance['complete']>[1] {
+  const artifact = isObject(output) ? output : {}
+  return { artifact, label: typeof artifact.choice === 'string' ? artifact.choice : null, through: true }
+}

@@ -1,0 +1,50 @@
+import { createHash } from 'node:crypto'
+import type { Services } from '../../core/process/services.ts'
+import type { OrchestrationRunRecord } from './model.ts'
+import { callbacksOf, type ExecutionRow } from './store.ts'
+
+/**
+ * The address at which a webhook node takes its answer, once. Its token follows from a key of the deployment, so that readers
+ * of the run can be shown it although only its hash is stored; with the hash it ends.
+ */
+
+type Wait = Pick<ExecutionRow, 'run_id' | 'node_id'>
+
+const tokensOf = ({ secrets }: Pick<Services, 'secrets'>, { run_id, node_id }: Wait): string[] =>
+  secrets.derived('orchestration callback', `${run_id} ${node_id}`).map(secret => `rcb_${secret}`)
+
+export const hashOf = (token: string): string => createHash('sha256').update(token).digest('hex')
+
+/** What is stored of the token of a wait that begins. */
+export const callbackHash = (services: Services, wait: Wait): string => hashOf(tokensOf(services, wait)[0])
+
+/** Runs as their readers see them: with the addresses at which their webhook nodes take an answer. */
+export async function withCallbacks<Run extends OrchestrationRunRecord>(
+  services: Services,
+  runs: readonly Run[],
+): Promise<Run[]> {
+  const waiting = runs.filter(({ required_actions }) => required_actions.some(({ type }) => type === 'webhook_receive'))
+  if (waiting.length === 0) return [...runs]
+  const stored = await callbacksOf(
+    services.pool,
+    waiting.map(({ id }) => id),
+  )
+  const urls = new Map(
+    stored.map(wait => {
+      // One that was made under a key that is gone still works, but nobody can tell it any more.
+      const token = tokensOf(services, wait).find(each => hashOf(each) === wait.callback_hash)
+      return [`${wait.run_id} ${wait.node_id}`, token === undefined ? null : urlOf(services, token)]
+    }),
+  )
+  return runs.map(run => {
+    const required_actions = run.required_actions.map(action =>
+      action.type === 'webhook_receive'
+        ? { ...action, callback_url: urls.get(`${run.id} ${action.node_id}`) ?? null }
+        : action,
+    )
+    return { ...run, required_actions, required_action: required_actions[0] ?? null }
+  })
+}
+
+const urlOf = ({ config }: Services, token: string): string =>
+  `${config.BASE_URL}/api/v1/hooks/orchestration-runs/${token}`

@@ -1,0 +1,107 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/text.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { Advance } from './advance.ts'
+import { submitted } from './begin.ts'
+import { pinnedGraph } from './definition.ts'
+import { hasEnded, type RunRow, runKind } from './model.ts'
+import { runQueue } from './queue.ts'
+import { bytesOf, MAX_ARTIFACT_BYTES } from './state.ts'
+import { loadRun, pauseBelow } from './store.ts'
+
+/** Commands that callers give a run. Each takes the run's lock and leaves the work that follows to a worker. */
+
+/** A run as a command changes it; what its rows allow is done by a worker. Raises ORCHESTRATION_RUN_NOT_FOUND. */
+async function opened(tx: Tx, services: Services, id: string): Promise<Advance> {
+  const loaded = await loadRun(tx, id)
+  if (!loaded) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id } })
+  const pinned = await pinnedGraph(services, tx, loaded)
+  if (!pinned) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id } })
+  return new Advance(services, tx, pinned.graph, loaded)
+}
+
+/**
+ * Ends a run at once, with everything below it.
+ * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_CANCELLABLE
+ */
+export async function cancelRun(tx: Tx, services: Services, id: string): Promise<RunRow> {
+  const run = await opened(tx, services, id)
+  if (hasEnded(run.run)) raise('ORCHESTRATION_RUN_NOT_CANCELLABLE', { meta: { status: run.run.status } })
+  await run.stop('cancelled', null)
+  await run.save(false)
+  return run.run
+}
+
+/**
+ * Gives a node that waits for input its answer: of two that come at once one is taken.
+ * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_AWAITING_INPUT, ORCHESTRATION_RUN_PAUSED,
+ *   ORCHESTRATION_HUMAN_NODE_MISMATCH, VALIDATION_FAILED
+ */
+export async function submitInput(
+  tx: Tx,
+  services: Services,
+  id: string,
+  node_id: string,
+  output: unknown,
+): Promise<RunRow> {
+  const run = await opened(tx, services, id)
+  const { status } = run.run
+  const waiting = [...run.open.values()].filter(
+    row => row.status === 'requires_action' && (row.node_type === 'human' || row.node_type === 'webhook'),
+  )
+  if (hasEnded(run.run)) return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })
+  if (run.paused) return raise('ORCHESTRATION_RUN_PAUSED', { meta: { pause_reason: run.run.pause_reason } })
+  if (waiting.length === 0) return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })
+  const row = waiting.find(each => each.node_id === node_id)
+  if (!row)
+    return raise('ORCHESTRATION_HUMAN_NODE_MISMATCH', {
+      meta: { node_id, node_ids: waiting.map(each => each.node_id) },
+    })
+  const outcome = submitted(output)
+  const options = row.progress?.options as string[] | null | undefined
+  if (options && outcome.label != null && !options.includes(outcome.label))
+    invalid({ code: 'INVALID_VALUE', path: 'output.choice', message: `must be one of ${options.join(', ')}` })
+  if (bytesOf(outcome.artifact) > MAX_ARTIFACT_BYTES)
+    invalid({ code: 'TOO_BIG', path: 'output', message: 'must be at most 1 MiB of JSON' })
+  run.complete(row, { ...outcome, artifact: storableValue(outcome.artifact) })
+  tx.send(runQueue, run.message)
+  await run.save(false)
+  return run.run
+}
+
+/**
+ * Pauses a run with everything below it: the first reason stays.
+ * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_PAUSABLE
+ */
+export async function pauseRun(tx: Tx, services: Services, id: string, reason: string | null): Promise<RunRow> {
+  const run = await opened(tx, services, id)
+  if (hasEnded(run.run)) raise('ORCHESTRATION_RUN_NOT_PAUSABLE', { meta: { status: run.run.status } })
+  run.run.pause_requested_at ??= run.nowText
+  run.run.pause_reason ??= reason
+  run.run.paused_with_project = false
+  for (const below of await pauseBelow(tx, id, reason))
+    tx.send(runQueue, { run_id: below.id, project_id: below.project_id })
+  await run.save(false)
+  return run.run
+}
+
+/**
+ * Lifts the pause of a run, but not those of runs below it, and has it go on.
+ * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_AWAITING_INPUT, PROJECT_PAUSED
+ */
+export async function resumeRun(tx: Tx, services: Services, id: string): Promise<RunRow> {
+  const { project_id } = await runKind.lock(tx, id)
+  await lockRunnable(tx, project_id)
+  const run = await opened(tx, services, id)
+  const { status, pause_requested_at } = run.run
+  if (hasEnded(run.run) || (pause_requested_at === null && status !== 'awaiting_input'))
+    return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })
+  run.run.pause_requested_at = null
+  run.run.pause_reason = null
+  run.run.paused_with_project = false
+  tx.send(runQueue, run.message)
+  await run.save(false)
+  return run.run
+}

@@ -1,0 +1,37 @@
+import { AppError } from '../../core/api/errors.ts'
+import type { Services } from '../../core/process/services.ts'
+import { type RunContext, type RunRow, sealOf } from './model.ts'
+
+const NONE: RunContext = { tool_context: null, guardrail_context: null }
+
+/** What a run carries to its tools and guardrails. Raises SECRET_NOT_DECRYPTABLE. */
+export function contextOf(services: Services, run: Pick<RunRow, 'id' | 'project_id' | 'context'>): RunContext {
+  if (run.context === null) return NONE
+  const opened = services.secrets.open(run.context, sealOf(run))
+  if (!opened.ok)
+    throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The context of the run cannot be decrypted' })
+  return JSON.parse(opened.value)
+}
+
+/** The same to be stored, with what is shown of it. */
+export function sealedContext(
+  services: Services,
+  owner: Pick<RunRow, 'id' | 'project_id'>,
+  { tool_context, guardrail_context }: RunContext,
+): Pick<RunRow, 'context' | 'tool_context'> {
+  if (!tool_context && !guardrail_context) return { context: null, tool_context: null }
+  return {
+    context: services.secrets.seal(JSON.stringify({ tool_context, guardrail_context }), sealOf(owner)),
+    tool_context: tool_context && Object.fromEntries(Object.keys(tool_context).map(key => [key, '[redacted]'])),
+  }
+}
+
+/** What of a tool context reaches a nested run: all of it, or the keys that are named, in any casing. */
+export function narrowed(
+  context: Record<string, string> | null,
+  keys: readonly string[] | null | undefined,
+): Record<string, string> | null {
+  if (!context || keys == null) return context
+  const wanted = new Set(keys.map(key => key.toLowerCase()))
+  return Object.fromEntries(Object.entries(context).filter(([key]) => wanted.has(key.toLowerCase())))
+}

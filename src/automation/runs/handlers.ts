@@ -1,0 +1,177 @@
+import type { Config } from '../../config.ts'
+import { AppError } from '../../core/api/errors.ts'
+import { every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
+import { message } from '../../core/jobs/queue.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { failureOf } from './advance.ts'
+import { hasRoom, makeAttempts } from './attempt.ts'
+import { advance } from './go-on.ts'
+import { type NodeMessage, nodeQueue, type RunMessage, runQueue, runSweep, runTold } from './queue.ts'
+import {
+  dueRuns,
+  findWaiting,
+  leftBehind,
+  leftQueued,
+  lostExecutions,
+  type Taken,
+  take,
+  takenOf,
+  takeStrictly,
+  untakenExecutions,
+} from './store.ts'
+
+/**
+ * A message whose project makes as many attempts as it may is looked at again so much later: the more rarely the longer it
+ * has waited, so that a thousand of them are 400 looks a second.
+ */
+const FULL_MS = { least: 250, most: 2500 }
+/** Places of a project that are given one after the other: more than those who may look at them at once. */
+const LAST_PLACES = 20
+
+/** A run whose worker died in the midst of an advance waits no longer than an attempt would. */
+const leaseSeconds = (config: Config): number => config.ORCHESTRATION_NODE_LEASE_SECONDS
+
+/** Wake-ups that are passed on at once. */
+const TOLD = 100
+
+export const runHandlers = [
+  handler(
+    runQueue,
+    {
+      concurrency: config => config.ORCHESTRATION_ADVANCE_CONCURRENCY,
+      leaseSeconds,
+      onExhausted: ({ run_id }, error, services) =>
+        services.write(tx =>
+          advance(tx, services, run_id, {
+            report: async run => {
+              await run.stop('failed', failureOf(error))
+              return true
+            },
+          }),
+        ),
+    },
+    handleRun,
+  ),
+  handler(runTold, { batch: TOLD, concurrency: 1 }, (told, { services }) =>
+    services.queues.send(told.map(each => message(runQueue, each))),
+  ),
+  handler(
+    nodeQueue,
+    {
+      concurrency: config => config.ORCHESTRATION_WORKER_CONCURRENCY,
+      leaseSeconds,
+      onExhausted: (node, error, services) => giveUp(services, node, error),
+    },
+    handleNode,
+  ),
+  handler(runSweep, { concurrency: 1 }, ({ all }, context) => sweep(context, all)),
+]
+
+const sweepSeconds = (config: Config): number => Math.ceil(config.ORCHESTRATION_SCHEDULER_INTERVAL_MS / 1000)
+/** Runs that wait, of which there may be many, are looked through at every sixth sweep. */
+const ALL_EVERY = 6
+
+export const runSchedules = [
+  every('orchestration.sweep', sweepSeconds, runSweep, { all: false }),
+  every('orchestration.sweep all', config => ALL_EVERY * sweepSeconds(config), runSweep, { all: true }),
+]
+
+/** Advances a run; an attempt that begins with it is made at once where this process has room. */
+async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<void> {
+  const { services, signal, stopping } = context
+  const after = await services.write(async tx => {
+    const advanced = await advance(tx, services, run_id, {
+      report: async () => {
+        await fault(services, 'run_locked')
+        return true
+      },
+      takes: ({ held }) => (hasRoom(services) && !stopping.aborted && isFarFromFull(services, held) ? 1 : 0),
+    })
+    await fault(services, 'run_advanced')
+    context.complete(tx)
+    return advanced
+  })
+  await fault(services, 'run_committed')
+  const [first] = after?.jobs ?? []
+  if (after && first)
+    await context
+      .aside(() => makeAttempts(services, takenOf(first, after.run), signal, stopping))
+      .catch(error => services.log.error({ err: error, run_id }, 'attempts of a run given up'))
+}
+
+/** Makes an attempt that is ready, unless another worker has it. */
+async function handleNode(node: NodeMessage, { services, signal, stopping }: JobContext): Promise<void> {
+  const { config, pool } = services
+  const taken = await takeAttempt(services, node)
+  if (taken) {
+    await makeAttempts(services, taken, signal, stopping)
+    if (signal.aborted) throw new HandBack('the worker stops')
+    return
+  }
+  const waiting = await findWaiting(pool, node.execution_id)
+  if (!waiting || waiting.held) return
+  if (waiting.deliveries >= config.ORCHESTRATION_NODE_MAX_DELIVERIES)
+    await giveUp(services, node, new AppError('INTERNAL_ERROR'))
+  // The project makes as many attempts as it may.
+  else {
+    const ms = Math.min(Math.max(waiting.age_ms / 4, FULL_MS.least), FULL_MS.most)
+    const startAfter = new Date(Date.now() + ms * (0.75 + Math.random() / 2))
+    await services.queues.send([message(nodeQueue, node, { startAfter })])
+  }
+}
+
+const isFarFromFull = ({ config }: Services, held: number): boolean => {
+  const most = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  return most === 0 || held + LAST_PLACES <= most
+}
+
+/** Takes an attempt where its project has a place for it. */
+async function takeAttempt(services: Services, { execution_id: id, project_id }: NodeMessage): Promise<Taken | null> {
+  const { config, pool } = services
+  const most = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  const taking = {
+    leaseMs: config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000,
+    deliveries: config.ORCHESTRATION_NODE_MAX_DELIVERIES,
+  }
+  if (most === 0) return take(pool, id, { ...taking, most })
+  const free = most > LAST_PLACES ? await take(pool, id, { ...taking, most: most - LAST_PLACES }) : null
+  return free ?? services.write(tx => takeStrictly(tx, { id, project_id }, { ...taking, most }))
+}
+
+/** Ends an attempt whose workers were lost one after the other, or that nobody could even take. */
+const giveUp = (services: Services, { execution_id, run_id }: NodeMessage, error: unknown) =>
+  services.write(tx =>
+    advance(tx, services, run_id, {
+      report: run => {
+        const row = run.open.get(execution_id)
+        if (row?.status !== 'running' || (row.leased_until !== null && !run.isPast(row.leased_until))) return false
+        run.fail(row, error)
+        return true
+      },
+    }),
+  )
+
+const SWEPT = 1000
+
+/** Wakes runs whose time has come or is about to, what a lost worker left, and what has been quiet for no reason. */
+async function sweep({ services }: JobContext, all: boolean): Promise<void> {
+  const { pool, queues, config } = services
+  const interval = config.ORCHESTRATION_SCHEDULER_INTERVAL_MS / 1000
+  const due = await dueRuns(pool, interval, SWEPT)
+  const lost = [...(await lostExecutions(pool, SWEPT)), ...(await untakenExecutions(pool, interval, SWEPT))]
+  const left = [
+    ...(await leftQueued(pool, interval, SWEPT)),
+    ...(await leftBehind(pool, { quietSeconds: interval, all, limit: SWEPT })),
+  ]
+  if (due.length + lost.length + left.length === 0) return
+  const now = Date.now()
+  await queues.send([
+    ...due.map(({ id: run_id, project_id, due_at }) => {
+      const at = new Date(due_at)
+      return message(runQueue, { run_id, project_id }, at.getTime() > now ? { startAfter: at } : {})
+    }),
+    ...left.map(({ id: run_id, project_id }) => message(runQueue, { run_id, project_id })),
+    ...lost.map(({ id: execution_id, run_id, project_id }) => message(nodeQueue, { execution_id, run_id, project_id })),
+  ])
+}

@@ -1,0 +1,90 @@
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import { cancelTurn } from '../../execution/generations/abort.ts'
+import { generationKind } from '../../execution/generations/model.ts'
+import { type Advance, isFailure } from './advance.ts'
+import { type TurnEnd, turnArtifact, turnsOf } from './agent.ts'
+import { lookAtApproval } from './approval.ts'
+import { enter } from './begin.ts'
+import { stateOf } from './model.ts'
+import { cancelRuns, lookBelow } from './nested.ts'
+import { nodeFailed } from './state.ts'
+import type { ExecutionRow } from './store.ts'
+
+/** Takes note of what has happened to what is open: times that came, turns, runs and decisions that ended. */
+export async function look(advance: Advance): Promise<void> {
+  const rows = [...advance.open.values()].filter(({ applied }) => !applied)
+  const turns = await openTurns(advance, rows)
+  for (const row of rows) {
+    try {
+      await lookAt(advance, row, turns)
+    } catch (error) {
+      if (!isFailure(error)) throw error
+      // What else it started is of no use.
+      if (isNested(row)) await cancelRuns(advance, row)
+      advance.fail(row, error)
+    }
+    await advance.breathe()
+  }
+}
+
+async function openTurns({ tx }: Advance, rows: readonly ExecutionRow[]): Promise<ReadonlyMap<string, TurnEnd>> {
+  const ids = rows.flatMap(({ status, generation_id }) =>
+    generation_id !== null && (status === 'running' || status === 'requires_action') ? generation_id : [],
+  )
+  return new Map(ids.length === 0 ? [] : (await turnsOf(tx, ids)).map(turn => [turn.id, turn]))
+}
+
+async function lookAt(advance: Advance, row: ExecutionRow, turns: ReadonlyMap<string, TurnEnd>): Promise<void> {
+  const node = advance.node(row.node_id)
+  if (row.status === 'waiting') {
+    if (!advance.isPast(row.wake_at) || !(await advance.mayGoOn())) return
+    if (node.type === 'delay') return advance.complete(row, { artifact: { waited: row.progress?.waited } })
+    row.status = 'running'
+    row.wake_at = null
+    row.started_at ??= advance.nowText
+    advance.touch(row)
+    if (node.type === 'poll' && row.polls > 0) advance.jobs.push(row)
+    else await enter(advance, node, row, stateOf(advance.run))
+    return
+  }
+  if (row.status !== 'running' && row.status !== 'requires_action') return
+  if (row.generation_id !== null) return lookAtTurn(advance, row, turns.get(row.generation_id))
+  if (row.approval_id !== null && row.status === 'requires_action') return lookAtApproval(advance, node, row)
+  if (isNested(row)) {
+    if (advance.isPast(row.deadline_at)) throw late(row)
+    return lookBelow(advance, node, row)
+  }
+  if (row.status === 'requires_action' && advance.isPast(row.deadline_at)) await expire(advance, row)
+}
+
+const isNested = ({ node_type }: ExecutionRow): boolean => node_type === 'loop' || node_type === 'sub_orchestration'
+
+const late = ({ node_id }: ExecutionRow) =>
+  nodeFailed({ id: node_id }, 'timeout', 'The attempt took longer than the timeout of the node')
+
+const GONE: RecordedFailure = { code: 'GENERATION_NOT_FOUND', message: 'The turn was deleted' }
+
+async function lookAtTurn(advance: Advance, row: ExecutionRow, turn: TurnEnd | undefined): Promise<void> {
+  if (!turn) throw GONE
+  if (turn.status === 'completed')
+    return advance.complete(row, { artifact: turnArtifact(advance.node(row.node_id), turn) })
+  if (turn.status === 'failed') throw turn.error ?? GONE
+  if (advance.isPast(row.deadline_at)) {
+    const generation = await generationKind.find(advance.tx, turn.id, true)
+    if (generation) await cancelTurn(advance.tx, advance.services, generation)
+    throw late(row)
+  }
+  const status = turn.status === 'requires_action' ? 'requires_action' : 'running'
+  if (status === row.status) return
+  row.status = status
+  if (status === 'requires_action') row.parked = true
+  advance.touch(row)
+}
+
+/** Nobody answered in time: an edge takes that up, or the run is over. */
+async function expire(advance: Advance, row: ExecutionRow): Promise<void> {
+  const edges = advance.graph.outgoing.get(row.node_id) ?? []
+  if (edges.some(({ condition }) => condition === 'expired'))
+    return advance.complete(row, { artifact: {}, label: 'expired', through: false })
+  await advance.stop('expired', null, row.node_id)
+}

@@ -1,0 +1,36 @@
+import { orchestrationRuns } from '../../control/usage/filters.ts'
+import { module } from '../../core/api/module.ts'
+import { sql } from '../../core/db/sql.ts'
+import { nodeApprovals } from '../../execution/approvals/producers.ts'
+import { turnOwners } from '../../execution/generations/source.ts'
+import { pauses, resumes } from '../../identity/projects/pause.ts'
+import { picturedRuns } from '../orchestrations/diagram.ts'
+import { orchestrationEnds } from '../orchestrations/ends.ts'
+import { nodeTurns } from './agent.ts'
+import { runApprovals } from './approval.ts'
+import { runErrors } from './errors.ts'
+import { runHandlers, runSchedules } from './handlers.ts'
+import { runKind, sealedRuns } from './model.ts'
+import { runOperations } from './operations.ts'
+import { picturedRun } from './picture.ts'
+import { followPause, projectPauseHandlers } from './project-pause.ts'
+import { statsOperations } from './stats.ts'
+import { stopRunsOf } from './stop.ts'
+
+export default module('orchestration-runs', {
+  errors: runErrors,
+  kinds: [runKind],
+  operations: [...runOperations, ...statsOperations],
+  handlers: [...runHandlers, ...projectPauseHandlers],
+  schedules: runSchedules,
+  sealedColumns: sealedRuns,
+  extensions: [
+    turnOwners.with(nodeTurns),
+    nodeApprovals.with(runApprovals),
+    orchestrationEnds.with(stopRunsOf),
+    picturedRuns.with(picturedRun),
+    pauses.with(followPause),
+    resumes.with(followPause),
+    orchestrationRuns.with(id => sql.fragment`select r.id from orchestration_runs r where r.orchestration_id = ${id}`),
+  ],
+})

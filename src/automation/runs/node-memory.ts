@@ -1,0 +1,50 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import { parse } from '../../core/api/validate.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { permitted } from '../../core/iam/access.ts'
+import { Superseded } from '../../core/jobs/attempt.ts'
+import { MemoryEntryInput } from '../../memory/entries/model.ts'
+import { writeFact } from '../../memory/entries/write.ts'
+import { memoryStoreKind } from '../../memory/stores/model.ts'
+import type { Advanced, Attempt, Finish } from './attempt-model.ts'
+import { runCaller } from './node-tool.ts'
+
+/** A memory_write node states a fact as whoever started the run; the fact and the end of the attempt are one transaction. */
+export async function writeMemory(attempt: Attempt, finish: Finish): Promise<Advanced | null> {
+  const { services, node, taken } = attempt
+  const caller = await runCaller(attempt)
+  if (!caller) return raise('UNAUTHORIZED')
+  const { content, tags, metadata, source_type = 'manual', source_id } = taken.input ?? {}
+  if (tags !== undefined && tags !== null && !isObject(tags))
+    invalid({ code: 'INVALID_TYPE', path: 'input.tags', message: 'must be an object' })
+  const fact = parse(
+    MemoryEntryInput,
+    {
+      memory_store_id: node.memory_store_id,
+      content: typeof content === 'string' || content === undefined ? content : JSON.stringify(content),
+      ...(tags == null ? {} : { tags }),
+      ...(metadata == null ? {} : { metadata }),
+      source_type,
+      ...(source_id == null ? {} : { source_id }),
+    },
+    'input',
+  )
+  let after: Advanced | null = null
+  await writeFact(
+    services,
+    { ...fact, mechanism: 'orchestration', principal: { type: 'orchestration_run', id: taken.run_id } },
+    {
+      async check(store) {
+        if (store.project_id !== taken.project_id) raise('RESOURCE_NOT_FOUND', { meta: { id: store.id } })
+        const target = { kind: memoryStoreKind, row: store }
+        if (!permitted(caller, 'memories:CreateMemoryEntry', target))
+          raise('FORBIDDEN', { meta: { action: 'memories:CreateMemoryEntry' } })
+      },
+      async within(tx, entry) {
+        after = await finish(tx, { artifact: { action: entry.action, memory_entry_id: entry.id } })
+        if (!after) throw new Superseded()
+      },
+    },
+  )
+  return after
+}

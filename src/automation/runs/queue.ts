@@ -1,0 +1,49 @@
+import { z } from 'zod'
+import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
+
+/** Wake-ups of runs: somebody has to look at the rows. */
+export const runQueue = entityMailbox('orchestration-run', {
+  message: z.object({ run_id: z.string(), project_id: z.string() }),
+  key: message => message.run_id,
+  project: message => message.project_id,
+  concern: 'orchestration',
+  retry: { limit: 10, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+})
+export type RunMessage = z.output<typeof runQueue.message>
+
+/**
+ * Wake-ups by those who do not hold the row of the run: runs below it, turns, decisions. A wake-up of theirs that is dropped
+ * because one waits already would be lost where that one is taken before they commit, so each is a message of its own, which
+ * becomes a wake-up behind the commit.
+ */
+export const runTold = workQueue('orchestration-told', {
+  message: runQueue.message,
+  project: message => message.project_id,
+  concern: 'orchestration',
+  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+})
+
+/** Live runs of a project, behind one, that have to be looked at because the project was paused or resumed. */
+export const projectRunsQueue = workQueue('orchestration-project', {
+  message: z.object({ project_id: z.string(), after: z.string() }),
+  project: message => message.project_id,
+  concern: 'orchestration',
+  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+})
+
+/** Attempts of nodes that a worker makes, each beside the others. */
+export const nodeQueue = workQueue('orchestration-node', {
+  message: z.object({ execution_id: z.string(), run_id: z.string(), project_id: z.string() }),
+  project: message => message.project_id,
+  concern: 'orchestration',
+  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+})
+export type NodeMessage = z.output<typeof nodeQueue.message>
+
+/** Looks for what is due, for what a lost worker left and for what no message told of: the floor under the wake-ups. */
+export const runSweep = workQueue('orchestration.sweep', {
+  message: z.object({ all: z.boolean().default(false) }),
+  concern: 'orchestration',
+  retry: { limit: 0 },
+  leaseSeconds: 60,
+})

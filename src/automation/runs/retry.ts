@@ -1,0 +1,77 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import type { Graph } from '../orchestrations/graph.ts'
+import { orchestrationKind } from '../orchestrations/model.ts'
+import { pinnedGraph } from './definition.ts'
+import { hasEnded, type NodeOutcome, type RunContext, type RunRow } from './model.ts'
+import { insertRuns, newRun } from './start.ts'
+import { put, writesOf } from './state.ts'
+import { hasBegun } from './store.ts'
+
+export type Retry = RunContext & {
+  /** Where to begin again, with all that comes behind it; default where the run stood when it ended. */
+  from_node_id: string | null
+  /** Seconds. */
+  expires_in: number | null
+}
+
+/**
+ * Starts a run anew that did not succeed, as whoever started it: of the same version, with its input, and with what nodes had
+ * come to by its end.
+ * @throws ORCHESTRATION_RUN_NOT_RETRYABLE, PROJECT_PAUSED, VALIDATION_FAILED (from_node_id), ORCHESTRATION_NOT_FOUND,
+ *   ORCHESTRATION_NODE_FAILED
+ */
+export async function retryRun(tx: Tx, services: Services, run: RunRow, retry: Retry): Promise<RunRow> {
+  if (!hasEnded(run) || run.status === 'succeeded')
+    raise('ORCHESTRATION_RUN_NOT_RETRYABLE', { meta: { status: run.status } })
+  await lockRunnable(tx, run.project_id)
+  const orchestration = await orchestrationKind.reference(tx, run.orchestration_id, run.project_id)
+  const pinned = orchestration && (await pinnedGraph(services, tx, run))
+  if (!pinned) return raise('ORCHESTRATION_NOT_FOUND', { meta: { id: run.orchestration_id } })
+  const { from_node_id, ...given } = retry
+  const made = newRun(services, {
+    ...given,
+    orchestration: { id: run.orchestration_id, project_id: run.project_id, version: run.orchestration_version },
+    input: run.input,
+    metadata: run.metadata,
+    authority: run.authority,
+    permission: run.permission,
+    // A firing is settled by the run that it started.
+    trigger: run.trigger_id === null ? null : { id: run.trigger_id, firing_id: null },
+  })
+  const { outcomes, written } = from_node_id === null ? run : await before(tx, pinned.graph, run, from_node_id)
+  const seeded = { ...made, outcomes, written, retry_of_run_id: run.id }
+  insertRuns(tx, [seeded])
+  return seeded
+}
+
+type Seed = Pick<RunRow, 'outcomes' | 'written'>
+
+/** What a run had come to without a node and all that comes behind it. */
+async function before(tx: Tx, graph: Graph, run: RunRow, nodeId: string): Promise<Seed> {
+  if (!graph.node(nodeId) || !(await hasBegun(tx, run.id, nodeId, Object.hasOwn(run.outcomes, nodeId))))
+    invalid({ code: 'INVALID_VALUE', path: 'from_node_id', message: 'must be a node that the run came to' })
+  const discarded = withFollowers(graph, nodeId)
+  const kept = Object.entries(run.outcomes).filter(([id]) => !discarded.has(id))
+  return replayed(graph, run, kept)
+}
+
+function withFollowers(graph: Graph, start: string): ReadonlySet<string> {
+  const found = new Set([start])
+  for (const id of found) for (const { to } of graph.outgoing.get(id) ?? []) found.add(to)
+  return found
+}
+
+/** What nodes wrote, made again in the order in which they completed: the state does not say who wrote what. */
+function replayed(graph: Graph, { input }: Pick<RunRow, 'input'>, kept: readonly [string, NodeOutcome][]): Seed {
+  const seed: Seed = { outcomes: {}, written: {} }
+  for (const [id, outcome] of kept) {
+    const node = graph.node(id)
+    if (!node) continue
+    seed.outcomes[id] = outcome
+    for (const { path, value } of writesOf(node, { input, ...seed }, outcome.artifact)) put(seed.written, path, value)
+  }
+  return seed
+}

@@ -1,0 +1,182 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { sql } from '../../core/db/sql.ts'
+import type { Outgoing, Tx } from '../../core/db/write.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
+import { wireProblems } from '../../core/json-schema/problems.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { type OrchestrationRow, orchestrationVersions } from '../orchestrations/model.ts'
+import { graphSchema } from '../orchestrations/schemas.ts'
+import { sealedContext } from './context.ts'
+import { presentRun, type RunRow, runKind } from './model.ts'
+import { runQueue } from './queue.ts'
+import { bytesOf, MAX_INPUT_BYTES } from './state.ts'
+import { runInsert } from './store.ts'
+
+/** What a run is started with. */
+export type RunStart = {
+  orchestration: Pick<OrchestrationRow, 'id' | 'project_id' | 'version'>
+  /** Default: the live one. */
+  version?: number
+  input: Record<string, unknown> | null
+  metadata?: Record<string, unknown> | null
+  tool_context?: Record<string, string> | null
+  guardrail_context?: Record<string, unknown> | null
+  /** Seconds. */
+  expires_in?: number | null
+  authority: PrincipalRecord
+  /** Asked for again whenever the run acts; default the right to start it. */
+  permission?: RunRow['permission']
+  trigger?: { id: string; firing_id: string | null } | null
+  parent?: { run: Pick<RunRow, 'id' | 'root_id' | 'run_depth'>; node_id: string; execution_id: string; index: number }
+}
+
+type Checked = Pick<OrchestrationRow, 'project_id' | 'input_schema'>
+
+/** Raises VALIDATION_FAILED for an input that is too large to be kept. */
+export function requireSize(input: unknown): void {
+  if (bytesOf(input) > MAX_INPUT_BYTES)
+    invalid({ code: 'TOO_BIG', path: 'input', message: 'must be at most 1 MiB of JSON' })
+}
+
+/**
+ * Why the input does not satisfy the input_schema of a version, as problems with paths below `input`; empty when it does.
+ * Ask before the transaction: a check may wait for a thread.
+ */
+export const inputProblems = (services: Services, { project_id, input_schema }: Checked, input: unknown) =>
+  problemsOf(
+    project_id,
+    input_schema,
+    async schema => (await schemaChecks(services).problems(schema, [input ?? {}]))[0],
+  )
+
+/** The same within a transaction. @throws RunFirst */
+export const inputProblemsInTransaction = (services: Services, { project_id, input_schema }: Checked, input: unknown) =>
+  problemsOf(project_id, input_schema, schema => schemaChecks(services).problemsInTransaction(schema, input ?? {}))
+
+async function problemsOf(
+  projectId: string,
+  schema: object | null,
+  check: (schema: SchemaOf) => Promise<Parameters<typeof wireProblems>[0]>,
+) {
+  if (schema === null) return []
+  try {
+    return wireProblems(await check(graphSchema(projectId, schema)), 'input')
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    return [{ code: 'INVALID_VALUE', path: 'input_schema', message: error.message }]
+  }
+}
+
+/** The row of a new run. */
+export function newRun(services: Services, start: RunStart): RunRow {
+  const { orchestration, parent } = start
+  const id = newId(runKind.prefix)
+  const { project_id } = orchestration
+  const now = services.clock.now()
+  const { tool_context = null, guardrail_context = null } = start
+  const expires_at = start.expires_in == null ? null : new Date(now.getTime() + start.expires_in * 1000).toISOString()
+  const at = now.toISOString()
+  return {
+    id,
+    project_id,
+    orchestration_id: orchestration.id,
+    orchestration_version: start.version ?? orchestration.version,
+    status: 'queued',
+    revision: 1,
+    input: start.input,
+    metadata: start.metadata ?? null,
+    ...sealedContext(services, { id, project_id }, { tool_context, guardrail_context }),
+    written: {},
+    outcomes: {},
+    active_nodes: [],
+    required_actions: [],
+    output: null,
+    error: null,
+    failed_node_id: null,
+    steps: 0,
+    rounds: 0,
+    parent_id: parent?.run.id ?? null,
+    parent_node_id: parent?.node_id ?? null,
+    parent_execution_id: parent?.execution_id ?? null,
+    parent_index: parent?.index ?? null,
+    root_id: parent?.run.root_id ?? id,
+    run_depth: parent ? parent.run.run_depth + 1 : 0,
+    retry_of_run_id: null,
+    trigger_id: start.trigger?.id ?? null,
+    trigger_firing_id: start.trigger?.firing_id ?? null,
+    trace_id: null,
+    authority: start.authority,
+    permission: start.permission ?? { action: 'orchestrations:StartRun', kind: 'orchestration', id: orchestration.id },
+    pause_requested_at: null,
+    pause_reason: null,
+    paused_with_project: false,
+    wake_at: null,
+    due_at: expires_at,
+    expires_at,
+    queued_at: at,
+    started_at: null,
+    completed_at: null,
+    created_at: at,
+    updated_at: at,
+  }
+}
+
+/** Writes new runs with what follows from them: their events and first messages. */
+export function insertRuns(outgoing: Outgoing, runs: readonly RunRow[]): void {
+  outgoing.alongside(guard => runInsert(runs, guard))
+  for (const run of runs) follow(outgoing, run)
+}
+
+function follow(outgoing: Outgoing, run: RunRow): void {
+  outgoing.emit(runKind, 'started', run, { data: { ...presentRun(run), node_executions: [] } })
+  outgoing.send(runQueue, { run_id: run.id, project_id: run.project_id })
+}
+
+/**
+ * Writes a queued run with its first message inside the caller's transaction. The input has been checked.
+ * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND (version)
+ */
+export async function startRun(tx: Tx, services: Services, start: RunStart): Promise<RunRow> {
+  await lockRunnable(tx, start.orchestration.project_id)
+  if (start.version !== undefined && start.version !== start.orchestration.version)
+    await orchestrationVersions.get(tx, start.orchestration.id, start.version)
+  const run = newRun(services, start)
+  insertRuns(tx, [run])
+  return run
+}
+
+type Found = { project_id: string | null; paused_at: string | null; pause_reason: string | null }
+
+/**
+ * The same as a change of its own, in one round trip; `note` adds what the request leaves behind. The version exists.
+ * @throws PROJECT_PAUSED
+ */
+export async function startRunAtOnce(
+  services: Services,
+  start: RunStart,
+  note: (outgoing: Outgoing, run: RunRow) => void,
+): Promise<RunRow> {
+  const run = newRun(services, start)
+  const found = await services.writeOne<Found>(outgoing => {
+    follow(outgoing, run)
+    note(outgoing, run)
+    const guard = sql.fragment`exists (select from project where paused_at is null)`
+    return {
+      ctes: [
+        sql.fragment`project as (
+          select id, paused_at, pause_reason from projects where id = ${run.project_id} for share)`,
+        sql.fragment`new_run as (${runInsert([run], guard)})`,
+      ],
+      guard,
+      columns: sql.fragment`(select id from project) as project_id, (select paused_at from project) as paused_at,
+        (select pause_reason from project) as pause_reason`,
+    }
+  })
+  const { project_id, paused_at, pause_reason } = found
+  if (project_id === null) raise('RESOURCE_NOT_FOUND', { meta: { id: run.project_id } })
+  if (paused_at !== null) raise('PROJECT_PAUSED', { meta: { project_id, pause_reason } })
+  return run
+}

@@ -1,0 +1,129 @@
+import { AppError } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/text.ts'
+import { ExpressionError, evaluate, isObject } from '../../core/expressions/evaluate.ts'
+import type { Node } from '../orchestrations/model.ts'
+import { statePath } from '../orchestrations/writes.ts'
+import type { RunRow } from './model.ts'
+import { stateOf } from './model.ts'
+
+/** What a run and its nodes may hold, in bytes of JSON. */
+export const MAX_INPUT_BYTES = 1024 * 1024
+export const MAX_ARTIFACT_BYTES = 1024 * 1024
+export const MAX_STATE_BYTES = 4 * 1024 * 1024
+
+export type Reason =
+  | 'missing_field'
+  | 'unknown_type'
+  | 'expression'
+  | 'input_schema'
+  | 'too_large'
+  | 'timeout'
+  | 'content'
+
+/** What expressions of nodes read. */
+export type State = { input: unknown; nodes: Record<string, unknown> }
+
+/** The failure of a node that only the engine can name. */
+export const nodeFailed = (
+  { id }: Pick<Node, 'id'>,
+  reason: Reason,
+  message: string,
+  more: Record<string, unknown> = {},
+): AppError => new AppError('ORCHESTRATION_NODE_FAILED', { message, meta: { node_id: id, ...more, reason } })
+
+/**
+ * The value of an expression of a node.
+ * @throws ORCHESTRATION_NODE_FAILED (expression)
+ */
+export function evaluated(node: Pick<Node, 'id'>, field: string, expression: unknown, root: unknown): unknown {
+  try {
+    return evaluate(expression, root)
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error
+    throw nodeFailed(node, 'expression', `The expression of ${field} ${error.message}`, { field })
+  }
+}
+
+/** A mapping of keys to expressions, evaluated. */
+export const mapped = (
+  node: Pick<Node, 'id'>,
+  field: string,
+  mapping: Record<string, unknown> | null | undefined,
+  root: unknown,
+): Record<string, unknown> =>
+  Object.fromEntries(
+    Object.entries(mapping ?? {}).map(([key, expression]) => [
+      key,
+      evaluated(node, `${field}.${key}`, expression, root),
+    ]),
+  )
+
+/** A text that a node says itself, or an expression for one; other values as JSON. Null without one. */
+export function textOf(node: Pick<Node, 'id'>, field: string, expression: unknown, root: unknown): string | null {
+  if (expression === null || expression === undefined) return null
+  const value = evaluated(node, field, expression, root)
+  return value === null ? null : typeof value === 'string' ? value : JSON.stringify(value)
+}
+
+/** What a condition compares its edges with. Raises for a value without a text of its own. */
+export function labelOf(node: Pick<Node, 'id'>, value: unknown): string {
+  if (typeof value === 'object' && value !== null)
+    throw nodeFailed(node, 'expression', 'The expression of a condition gives no object or array', {
+      field: 'expression',
+    })
+  return String(value)
+}
+
+export const bytesOf = (value: unknown): number => Buffer.byteLength(JSON.stringify(value) ?? '')
+
+/** A result as an artifact: an object as it is, anything else below `result`. */
+export const asArtifact = (result: unknown): Record<string, unknown> => (isObject(result) ? result : { result })
+
+/**
+ * A value as it can be kept as an artifact.
+ * @throws ORCHESTRATION_NODE_FAILED (too_large)
+ */
+export function keptArtifact(node: Pick<Node, 'id'>, value: unknown): unknown {
+  const kept = storableValue(value)
+  if (bytesOf(kept) > MAX_ARTIFACT_BYTES) throw nodeFailed(node, 'too_large', 'The artifact is larger than 1 MiB')
+  return kept
+}
+
+/** Values that a node writes into the state of its run, and where. */
+export type Writes = { path: string[]; value: unknown }[]
+
+/**
+ * What a completed node writes: keys apply in their order and see what earlier ones wrote. The run is left as it is.
+ * @param artifact what the node came to, which is in `nodes` already
+ * @throws ORCHESTRATION_NODE_FAILED (expression)
+ */
+export function writesOf(node: Node, run: Pick<RunRow, 'input' | 'outcomes' | 'written'>, artifact: unknown): Writes {
+  const mapping = Object.entries(node.state_mapping ?? {})
+  if (mapping.length === 0) return []
+  const state = stateOf({ ...run, written: structuredClone(run.written) })
+  return mapping.flatMap(([key, expression]) => {
+    const path = statePath(key)
+    if (!path) return []
+    const value = evaluated(node, `state_mapping.${key}`, expression, { output: artifact, state })
+    put(state, path, value)
+    return [{ path, value }]
+  })
+}
+
+export const isTooLarge = (run: Pick<RunRow, 'input' | 'outcomes' | 'written'>): boolean =>
+  bytesOf(stateOf(run)) > MAX_STATE_BYTES
+
+/** Writes a value at a path; what is missing on the way, or is no object, becomes one. */
+export function put(root: Record<string, unknown>, path: readonly string[], value: unknown): void {
+  let at = root
+  for (const segment of path.slice(0, -1)) {
+    const next = Object.hasOwn(at, segment) ? at[segment] : undefined
+    if (isObject(next)) at = next
+    else {
+      const made = {}
+      at[segment] = made
+      at = made
+    }
+  }
+  at[path[path.length - 1]] = value
+}

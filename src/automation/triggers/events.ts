@@ -1,0 +1,227 @@
+import { z } from 'zod'
+import { addException } from '../../control/exceptions/file.ts'
+import type { DispatchedEvent, EventSubscriber } from '../../control/webhooks/subscribers.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { srn } from '../../core/api/kind.ts'
+import { causedBy } from '../../core/db/causation.ts'
+import { eventAliases, eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { evaluate, truthy } from '../../core/expressions/evaluate.ts'
+import { plannedNames } from '../../core/iam/catalogue.ts'
+import { eventAllowed } from '../../core/iam/event-gate.ts'
+import type { Tags } from '../../core/iam/match.ts'
+import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
+import type { Services } from '../../core/process/services.ts'
+import { failureOf } from './fire.ts'
+import { effectiveInput } from './input.ts'
+import { firingKind, triggerKind } from './model.ts'
+import { firingQueue } from './queue.ts'
+import { insertFirings, type NewFiring } from './store.ts'
+
+/** Event triggers: which events fire them. */
+
+/** Names and older spellings of the events of the platform, with those of modules to come. */
+const platformEvents = (): string[] => [...eventNames(), ...plannedNames.all().flatMap(({ events }) => events)]
+
+const namespaceOf = (name: string): string => name.split('.', 1)[0]
+
+/** Whether a name is in a namespace of the platform, and names no event of it. */
+const isImpostor = (name: string): boolean =>
+  !eventTypes.find(name) && platformEvents().some(event => namespaceOf(event) === namespaceOf(name))
+
+/** @throws INVALID_EVENT_PATTERN for another form, and for one in a namespace of the platform that no event matches */
+export function checkPattern(pattern: string): void {
+  const refuse = (message: string): never =>
+    raise('INVALID_EVENT_PATTERN', { message, meta: { field: 'event_pattern' } })
+  if (!isEventPattern(pattern)) refuse('The pattern must be *, prefix.* or an event name in lower case')
+  if (pattern === '*') return
+  const names = platformEvents()
+  const known = names.filter(name => namespaceOf(name) === namespaceOf(pattern))
+  const matched = (name: string) =>
+    name === pattern || (pattern.endsWith('.*') && name.startsWith(pattern.slice(0, -1)))
+  if (known.length > 0 && !known.some(matched)) refuse(`The platform has no event that matches ${pattern}`)
+}
+
+const Listening = z.object({
+  ...triggerKind.row.shape,
+  policy: z.unknown(),
+  paused_at: z.string().nullable(),
+  pause_reason: z.string().nullable(),
+})
+type Listening = z.output<typeof Listening>
+const listening = sql.type(Listening)
+
+/** The active event triggers of projects, with the documents of their policies. Index triggers_event. */
+const listeningIn = (db: Queryable, projectIds: readonly string[]): Promise<readonly Listening[]> =>
+  db.any(listening`
+    select ${triggerKind.columns}, y.document as policy, p.paused_at, p.pause_reason
+    from triggers t join projects p on p.id = t.project_id left join policies y on y.id = t.policy_id
+    where t.type = 'event' and t.active and t.project_id = any(${sql.array([...projectIds], 'text')}) order by t.id`)
+
+const Envelope = z.object({
+  id: z.string(),
+  envelope: z.string().nullable(),
+  causation: z.array(z.string()).nullable(),
+  created_at: z.string(),
+})
+const envelope = sql.type(Envelope)
+
+const envelopesOf = (db: Queryable, ids: readonly string[]) =>
+  db.any(envelope`
+    select id, envelope, causation, created_at from events where id = any(${sql.array([...ids], 'text')})`)
+
+type Event = DispatchedEvent & { text: string; chain: readonly string[]; created_at: string }
+
+/** Whether the policy of a trigger lets it see an event; tags are those of the event's data. */
+function seen(gates: Map<string, CompiledDocument>, trigger: Listening, event: Event, data: unknown): boolean {
+  if (trigger.policy_id === null) return true
+  let gate = gates.get(trigger.id)
+  if (!gate) {
+    gate = compileDocument(trigger.policy)
+    gates.set(trigger.id, gate)
+  }
+  return eventAllowed(gate, {
+    name: event.name,
+    aliases: eventAliases(event.name),
+    srn: srn(event.project_id, event.resource_type, event.resource_id),
+    type: event.resource_type,
+    tags: tagsOf(data),
+  })
+}
+
+function tagsOf(data: unknown): Tags | null {
+  const tags = (data as { tags?: unknown } | null | undefined)?.tags
+  if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return null
+  return Object.fromEntries(
+    Object.entries(tags).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
+  )
+}
+
+/** Why an event must not fire a trigger that others led to; null when it may. */
+function causationRefusal({ id }: Listening, { chain }: Event, max_depth: number): AppError | null {
+  const reason = chain.includes(id) ? 'repeat' : chain.length >= max_depth ? 'depth' : null
+  if (!reason) return null
+  return new AppError('TRIGGER_CAUSATION_LIMIT', {
+    message: reason === 'repeat' ? 'The trigger has led to this event itself' : 'Too many triggers led to this event',
+    meta: { reason, causation_chain: chain, max_depth },
+  })
+}
+
+/** The firing of a trigger by an event: one that waits, or one that is refused; null where the event is not for it. */
+function firingOf(
+  services: Services,
+  gates: Map<string, CompiledDocument>,
+  trigger: Listening,
+  event: Event,
+): NewFiring | null {
+  // What happened before it was there does not concern it.
+  if (new Date(event.created_at) < new Date(trigger.created_at)) return null
+  const given = JSON.parse(event.text) as Record<string, unknown>
+  if (!seen(gates, trigger, event, given.data)) return null
+  if (trigger.event_filter != null && !truthy(evaluate(trigger.event_filter, given))) return null
+  const { project_id, target_type } = trigger
+  const firing: NewFiring = {
+    id: newId(firingKind.prefix),
+    project_id,
+    trigger_id: trigger.id,
+    source: 'event',
+    target_type,
+    input: { ...trigger.input, ...given },
+    idempotency_key: `${event.id}:${trigger.id}`,
+    causation_chain: [...event.chain],
+    event_id: event.id,
+  }
+  const { paused_at, pause_reason } = trigger
+  const refused =
+    causationRefusal(trigger, event, services.config.TRIGGER_MAX_CAUSATION_DEPTH) ??
+    (paused_at === null ? null : new AppError('PROJECT_PAUSED', { meta: { project_id, pause_reason } }))
+  if (refused) return { ...firing, error: refused.recorded() }
+  try {
+    const facts = {
+      id: firing.id,
+      source: firing.source,
+      scheduled_for: null,
+      fired_at: services.clock.now().toISOString(),
+    }
+    return { ...firing, input: effectiveInput(trigger, given, facts) }
+  } catch (error) {
+    return { ...firing, error: failureOf(error) }
+  }
+}
+
+/** Files the exception of a chain that was refused. What it leads to in turn does not fire the trigger again. */
+function fileLoop(tx: Tx, { trigger_id, project_id, causation_chain, error }: NewFiring, event: string): void {
+  const reason = error?.meta?.reason
+  const chain = causation_chain.includes(trigger_id) ? causation_chain : [...causation_chain, trigger_id]
+  causedBy(chain, () =>
+    addException(tx, {
+      project_id,
+      kind: 'event_trigger_loop',
+      title: reason === 'repeat' ? 'A trigger would fire itself' : 'Triggers fire one another too often',
+      detail: { trigger_id, reason, chain: causation_chain, event },
+      dedup_key: `${trigger_id}:${reason}`,
+    }),
+  )
+}
+
+/** Fires the triggers that want some events, in the transaction that marks these as dispatched. */
+async function take(tx: Tx, services: Services, events: readonly DispatchedEvent[]): Promise<void> {
+  const triggers = await listeningIn(tx, [...new Set(events.map(({ project_id }) => project_id))])
+  const byProject = Map.groupBy(triggers, ({ project_id }) => project_id)
+  const wanted = events.flatMap(event => {
+    const matching = (byProject.get(event.project_id) ?? []).filter(({ event_pattern }) =>
+      patternMatches(event_pattern as string, event.name),
+    )
+    return matching.length > 0 && !isImpostor(event.name) ? [{ event, matching }] : []
+  })
+  if (wanted.length === 0) return
+  const stored = await envelopesOf(
+    tx,
+    wanted.map(({ event }) => event.id),
+  )
+  const texts = new Map(stored.map(row => [row.id, row]))
+  const gates = new Map<string, CompiledDocument>()
+  const names = new Map(wanted.map(({ event }) => [event.id, event.name]))
+  const firings: NewFiring[] = []
+  for (const { event, matching } of wanted) {
+    const found = texts.get(event.id)
+    if (!found?.envelope) continue
+    const read: Event = {
+      ...event,
+      text: found.envelope,
+      chain: found.causation ?? [],
+      created_at: found.created_at,
+    }
+    for (const trigger of matching) {
+      try {
+        const firing = firingOf(services, gates, trigger, read)
+        if (firing) firings.push(firing)
+      } catch (error) {
+        // Others go on; what cannot be evaluated does not let the event through.
+        services.log.error({ err: error, trigger_id: trigger.id, event_id: event.id }, 'event trigger left out')
+      }
+    }
+  }
+  if (firings.length === 0) return
+  const made = new Set(await insertFirings(tx, firings))
+  for (const firing of firings) {
+    if (!made.has(firing.id)) continue
+    const { id, project_id, error } = firing
+    if (!error) tx.send(firingQueue, { firing_id: id, project_id })
+    else if (error.code === 'TRIGGER_CAUSATION_LIMIT')
+      fileLoop(tx, firing, names.get(firing.event_id as string) as string)
+  }
+}
+
+const ofProject = (project: Fragment): Fragment => sql.fragment`
+  select from triggers g where g.project_id = ${project} and g.type = 'event'`
+
+/** Whether a project has an event trigger, also one that may be switched on before an event is committed. Index triggers_event. */
+export const hasEventTrigger = (project: Fragment): Fragment => sql.fragment`exists (${ofProject(project)})`
+
+export const eventTriggers: EventSubscriber = {
+  active: project => sql.fragment`exists (${ofProject(project)} and g.active)`,
+  take,
+}

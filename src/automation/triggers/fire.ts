@@ -1,0 +1,173 @@
+import { addActivity } from '../../control/activity/record.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/text.ts'
+import { causedBy } from '../../core/db/causation.ts'
+import { isDatabaseLost } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { claimOrWait, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import type { JobContext } from '../../core/jobs/handler.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { type FiringRow, firingKind, hasEnded, type TriggerRow } from './model.ts'
+import { type FiringMessage, firingQueue } from './queue.ts'
+import { keptOutput, settleFiring } from './settle.ts'
+import { type Claim, findFiring, firingAttempts, lostWorkers, noteStarted, putOff, takeQueued } from './store.ts'
+import { checkFiring, type Firing, type TriggerTarget, targetOf } from './targets.ts'
+
+/** What is recorded of a failure; one without a code is for the log alone. */
+export const failureOf = (error: unknown): RecordedFailure =>
+  storableValue((error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()) as RecordedFailure
+
+/** How long a firing of a paused project is left alone, unless the pause ends: that makes it due. */
+const PAUSED_MS = 15 * 60_000
+
+/**
+ * Carries a firing out: starts its work, which ends it, or makes the call of a tool and ends it. Throws what could not be
+ * recorded, and HandBack when the worker stops.
+ */
+export async function fire(message: FiringMessage, context: JobContext): Promise<void> {
+  const { services } = context
+  const found = await findFiring(services.pool, message.firing_id)
+  if (!found || hasEnded(found.firing) || found.firing.state === 'started') return
+  const { firing, trigger, paused } = found
+  // Taken up again once the project is resumed; a call that has begun goes on.
+  if (paused && firing.state === 'queued') {
+    await putOff(services.pool, firing.id, PAUSED_MS)
+    return
+  }
+  await causedBy([...firing.causation_chain, trigger.id], async () => {
+    const target = await checked(services, firing, () => targetOf(trigger).target)
+    if (!target) return
+    if (target.call) await callTarget(message, context, trigger, firing, target)
+    else await startTarget(context, trigger, firing)
+  })
+}
+
+/** Does what may refuse a firing that waits, and records the refusal; null then. */
+async function checked<T>(services: Services, { id }: FiringRow, work: () => T | Promise<T>): Promise<T | null> {
+  try {
+    return await work()
+  } catch (error) {
+    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
+    if (error.code === 'PROJECT_PAUSED') {
+      await putOff(services.pool, id, PAUSED_MS)
+      return null
+    }
+    const failure = failureOf(error)
+    await services.write(tx => settleFiring(tx, id, { error: failure }))
+    services.log.info({ firing_id: id, outcome: 'failed', code: failure.code, decision: 'given up' }, 'firing')
+    return null
+  }
+}
+
+/** Starts the work of a firing, unless it was started: both in one transaction, or neither. */
+async function startTarget({ services, log }: JobContext, trigger: TriggerRow, row: FiringRow): Promise<void> {
+  await fault(services, 'trigger_claimed')
+  const made = await checked(services, row, async () => {
+    const { target, firing, prepared } = await checkFiring(services, trigger, row.input, row.causation_chain)
+    const start = target.start as NonNullable<TriggerTarget['start']>
+    return services.write(async tx => {
+      if (!(await takeQueued(tx, row.id))) return null
+      const started = await start(tx, services, { ...firing, id: row.id, prepared })
+      const { result_id, status } = started
+      const result = { target_type: target.type, result_id, status, output: null }
+      await noteStarted(tx, row.id, result_id, result)
+      if (started.over) await settleFiring(tx, row.id, { error: null })
+      return started
+    })
+  })
+  await fault(services, 'trigger_started')
+  if (made)
+    log.info({ firing_id: row.id, trigger_id: trigger.id, result_id: made.result_id, outcome: 'started' }, 'firing')
+}
+
+/** Makes the call of a firing and ends it, unless another worker does. */
+async function callTarget(
+  message: FiringMessage,
+  context: JobContext,
+  trigger: TriggerRow,
+  row: FiringRow,
+  target: TriggerTarget,
+): Promise<void> {
+  const { services } = context
+  const lease = leaseOf(services.config.TRIGGER_FIRING_LEASE_SECONDS * 1000)
+  const claim = await services.write(tx => take(tx, services, message, lease.leaseMs))
+  if (!claim) return
+  await fault(services, 'trigger_claimed')
+  const call = target.call as NonNullable<TriggerTarget['call']>
+  let called = false
+  const settle = (status: string, output: unknown, error: RecordedFailure | null, follow?: (tx: Tx) => void) =>
+    services.write(async tx => {
+      const made = { target_type: target.type, result_id: null, status, output: keptOutput(output) }
+      if (!(await settleFiring(tx, row.id, { result: called ? made : undefined, error }, claim))) throw new Superseded()
+      follow?.(tx)
+    })
+  await workOn(context, {
+    what: 'firing',
+    ids: { firing_id: row.id, trigger_id: trigger.id, project_id: row.project_id },
+    attempts: firingAttempts,
+    claim,
+    lease,
+    lock: tx => firingKind.find(tx, row.id, true),
+    async work(hold) {
+      const { firing } = await checkFiring(services, trigger, row.input, row.causation_chain)
+      called = true
+      const output = await call(services, { ...firing, id: row.id, signal: hold.signal })
+      hold.signal.throwIfAborted()
+      await fault(services, 'trigger_called')
+      await settle('completed', output, null, tx => recordCall(tx, firing, row))
+      return { outcome: 'succeeded' }
+    },
+    async fail(error) {
+      if (isDatabaseLost(error) || error instanceof Superseded) throw error
+      if (!(error instanceof AppError)) services.log.error({ err: error, firing_id: row.id }, 'firing')
+      const failure = failureOf(error)
+      // Its call was not made: it is once the project is resumed.
+      if (failure.code === 'PROJECT_PAUSED') {
+        await firingAttempts.requeue(services.pool, claim, { delayMs: PAUSED_MS, failed: false })
+        return { outcome: 'waiting', code: failure.code }
+      }
+      await settle('failed', null, failure)
+      return { outcome: 'failed', code: failure.code, decision: 'given up' }
+    },
+  })
+}
+
+function recordCall(tx: Tx, { trigger, target }: Firing, { id }: FiringRow): void {
+  const { id: trigger_id, project_id, target_id, action } = trigger
+  const tool_name = (target as { name?: string }).name
+  addActivity(tx, {
+    project_id,
+    kind: 'action_executed',
+    summary: `${tool_name} was called`,
+    detail: { tool_id: target_id, tool_name, action: action ?? tool_name, trigger_id, trigger_firing_id: id },
+    ref_id: target_id,
+  })
+}
+
+/** Claims a firing whose tool is called. One that another worker holds is looked at again when its lease is over. */
+async function take(tx: Tx, services: Services, message: FiringMessage, leaseMs: number): Promise<Claim | null> {
+  const named = { entity: message.firing_id, id: message.firing_id }
+  if (!(await firingKind.find(tx, named.id, true))) return null
+  const lost = await lostWorkers(tx, named.id)
+  if (lost !== null && lost >= services.config.TRIGGER_FIRING_MAX_ATTEMPTS) {
+    await settleFiring(tx, named.id, { error: abandoned(lost) })
+    return null
+  }
+  const claim = await claimOrWait(tx, firingAttempts, named, { leaseMs }, firingQueue, message)
+  return claim === 'held' ? null : claim
+}
+
+const abandoned = (attempts: number): RecordedFailure =>
+  new AppError('TRIGGER_FIRING_ABANDONED', {
+    message: 'The workers that called the tool were lost one after the other',
+    meta: { attempts },
+  }).recorded()
+
+/** Ends a firing that no live worker holds with a failure. */
+export async function giveUp(tx: Tx, { firing_id }: FiringMessage, error: unknown): Promise<void> {
+  const firing = await firingKind.find(tx, firing_id, true)
+  if (!firing || hasEnded(firing) || firing.state === 'started') return
+  if (firing.state === 'running' && (await lostWorkers(tx, firing_id)) === null) return
+  await settleFiring(tx, firing_id, { error: failureOf(error) })
+}

@@ -1,0 +1,82 @@
+import { AppError } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { sweepAttempts } from '../../core/jobs/attempt.ts'
+import { every, handler } from '../../core/jobs/handler.ts'
+import { message } from '../../core/jobs/queue.ts'
+import { inBatches } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import { fire, giveUp } from './fire.ts'
+import { firingQueue, firingSweep } from './queue.ts'
+import { skipMissed } from './schedule.ts'
+import { settleFiring } from './settle.ts'
+import { deleteEnded, firingAttempts, makeDue, orphans } from './store.ts'
+import { triggerTargets } from './targets.ts'
+
+const DAY_MS = 86_400_000
+
+/** A firing this late has lost its message, or its worker. */
+const QUIET_SECONDS = 5
+
+/** Firings that wait for what is gone, ended at once. */
+const ORPHANS = 500
+
+const MESSAGE_LEASE_SECONDS = 60
+
+/** Who carries firings out, and who looks for those that nobody does. */
+export const triggerHandlers = [
+  handler(
+    firingQueue,
+    {
+      concurrency: config => config.TRIGGER_WORKER_CONCURRENCY,
+      // A message stays with a lost worker no longer than the firing.
+      leaseSeconds: config => Math.min(config.TRIGGER_FIRING_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
+      onExhausted: (asked, error, services) => services.write(tx => giveUp(tx, asked, error)),
+    },
+    fire,
+  ),
+  handler(firingSweep, { concurrency: 1 }, async (asked, { services, stopping }) =>
+    asked.orphans ? endOrphans(services) : wakeLost(services, stopping),
+  ),
+]
+
+export const triggerSchedules = [
+  every('trigger.sweep', config => Math.ceil(config.TRIGGER_SCHEDULER_INTERVAL_MS / 1000), firingSweep, {}),
+  every('trigger.orphans', 60, firingSweep, { orphans: true }),
+]
+
+const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
+  sweepAttempts(services.pool, {
+    attempts: firingAttempts,
+    quietSeconds: QUIET_SECONDS,
+    stopping,
+    // Dropped where one waits already.
+    wake: due =>
+      services.queues.send(
+        due.map(({ entity, project_id }) => message(firingQueue, { firing_id: entity, project_id })),
+      ),
+  })
+
+/** Ends firings whose turn or run was deleted. */
+async function endOrphans(services: Services): Promise<void> {
+  const started = triggerTargets.all().flatMap(({ type, starts }) => {
+    const kind = starts === undefined ? undefined : kinds.find(starts)
+    return kind ? [{ type, table: kind.table }] : []
+  })
+  for (const id of await orphans(services.pool, started, ORPHANS)) {
+    const error = new AppError('RESOURCE_NOT_FOUND', { message: 'What the firing started was deleted' }).recorded()
+    await services.write(tx => settleFiring(tx, id, { error }))
+  }
+}
+
+/** Takes up what a pause held: firings that were accepted go on, schedules with their next occurrence. */
+export async function resumeTriggers(tx: Tx, projectId: string): Promise<void> {
+  await skipMissed(tx, projectId)
+  for (const { id, project_id } of await makeDue(tx, projectId)) tx.send(firingQueue, { firing_id: id, project_id })
+}
+
+/** Deletes firings that ended more than TRIGGER_FIRING_RETENTION_DAYS ago, in batches. Returns how many went. */
+export function pruneFirings({ pool, clock, config }: Services, stopping?: AbortSignal): Promise<number> {
+  const before = new Date(clock.now().getTime() - config.TRIGGER_FIRING_RETENTION_DAYS * DAY_MS)
+  return inBatches(limit => deleteEnded(pool, before, limit), stopping)
+}

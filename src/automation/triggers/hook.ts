@@ -1,0 +1,180 @@
+import { createHash, createHmac, timingSafeEqual } from 'node:crypto'
+import type { IncomingMessage } from 'node:http'
+import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import { answer, operation, type Received, type Receiving } from '../../core/api/operation.ts'
+import { sql } from '../../core/db/sql.ts'
+import { inTenancy } from '../../core/db/tenancy.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { hookBytes, hookJson } from '../hooks/body.ts'
+import { effectiveInput } from './input.ts'
+import { firingKind, HookAnswer, sealedFor, triggerKind } from './model.ts'
+import { firingQueue } from './queue.ts'
+import { findHooked, firingInsert, firingOfKey, type Hooked } from './store.ts'
+import { checkFiring } from './targets.ts'
+
+/** The address at which a webhook trigger is called from outside, signed with its secret. */
+
+/** Signatures of one call: a sender that changes its secret sends two. */
+const MOST_SIGNATURES = 10
+/** Behind which others of the project are served. */
+const PATIENCE_MS = 10_000
+
+export const hookUrl = ({ config }: Pick<Services, 'config'>, triggerId: string): string =>
+  `${config.BASE_URL}/api/v1/hooks/triggers/${triggerId}`
+
+/** The secrets that verify now. Raises SECRET_NOT_DECRYPTABLE. */
+function secretsOf({ secrets }: Services, trigger: Hooked, now: Date): string[] {
+  const { id, project_id, sealed_secret, previous_sealed_secret, previous_secret_until } = trigger
+  const opened = secrets.open(sealed_secret as string, sealedFor(id, project_id))
+  if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE', { meta: { id } })
+  if (previous_sealed_secret === null || now >= new Date(previous_secret_until ?? 0)) return [opened.value]
+  const previous = secrets.open(previous_sealed_secret, sealedFor(id, project_id))
+  return previous.ok ? [opened.value, previous.value] : [opened.value]
+}
+
+const DIGEST = /^[0-9a-f]{64}$/
+
+/** Whether one of some digests is that of one of some secrets; compared in constant time. */
+function verified(
+  secrets: readonly string[],
+  digests: readonly string[],
+  parts: readonly (string | Buffer)[],
+): boolean {
+  let found = false
+  for (const secret of secrets) {
+    const hmac = createHmac('sha256', secret)
+    for (const part of parts) hmac.update(part)
+    const expected = hmac.digest()
+    for (const digest of digests) if (timingSafeEqual(Buffer.from(digest, 'hex'), expected)) found = true
+  }
+  return found
+}
+
+const digestsOf = (values: readonly string[]): string[] =>
+  values.map(value => value.toLowerCase()).filter(value => DIGEST.test(value))
+
+/**
+ * The key under which a call is taken once: of what is signed, whichever secret did. Raises UNAUTHORIZED for a call that is
+ * not signed, or was long ago.
+ */
+function verifiedKey(services: Services, trigger: Hooked, req: IncomingMessage, body: Buffer): string {
+  const { config, clock } = services
+  const now = clock.now()
+  const secrets = secretsOf(services, trigger, now)
+  const standard = `${config.HEADER_PREFIX}Signature`
+  const { signature_scheme, signature_header } = trigger
+  const given = req.headers[(signature_header ?? standard).toLowerCase()]
+  const text = Array.isArray(given) ? given.join(',') : (given ?? '')
+  const refuse = (): never => raise('UNAUTHORIZED')
+  if (signature_scheme === 'body_sha256') {
+    const digest = text.startsWith('sha256=') ? digestsOf([text.slice(7)]) : []
+    if (digest.length === 0 || !verified(secrets, digest, [body])) refuse()
+    return keyOf(body)
+  }
+  const items = text.split(',').map(item => item.trim().split('='))
+  const times = items.filter(([name]) => name === 't').map(([, value]) => value ?? '')
+  const digests = digestsOf(items.filter(([name]) => name === 'v1').map(([, value]) => value ?? ''))
+  if (times.length !== 1 || !/^\d{1,12}$/.test(times[0]) || digests.length === 0 || digests.length > MOST_SIGNATURES)
+    refuse()
+  const off = Math.abs(now.getTime() / 1000 - Number(times[0]))
+  if (off > config.TRIGGER_HOOK_TOLERANCE_SECONDS || !verified(secrets, digests, [`${times[0]}.`, body])) refuse()
+  return keyOf(`${times[0]}.`, body)
+}
+
+function keyOf(...parts: (string | Buffer)[]): string {
+  const hash = createHash('sha256')
+  for (const part of parts) hash.update(part)
+  return hash.digest('hex')
+}
+
+/** What a body says; what is no object is the payload. */
+function inputOf(body: Buffer): Record<string, unknown> {
+  const value = hookJson(body)
+  return isObject(value) ? value : { payload: value }
+}
+
+type Accepted = z.output<typeof HookAnswer>
+
+/** What the pipeline is given as the body is what became of it. */
+const HookBody = z.looseObject({}).describe('Any JSON; it is the input of the firing').meta({ id: 'TriggerHookBody' })
+
+/** Takes a call: the trigger fires in the background, once for what is signed. */
+async function accept(services: Services, trigger: Hooked, req: IncomingMessage, body: Buffer): Promise<Accepted> {
+  const key = verifiedKey(services, trigger, req, body)
+  const { id: trigger_id, project_id, target_type, active, paused_at, pause_reason } = trigger
+  if (!active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
+  const paused = (reason: string | null): never =>
+    raise('PROJECT_PAUSED', { meta: { project_id, pause_reason: reason } })
+  if (paused_at !== null) paused(pause_reason)
+  const facts = { source: 'webhook' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
+  const id = newId(firingKind.prefix)
+  const input = effectiveInput(trigger, inputOf(body), { ...facts, id })
+  await checkFiring(services, trigger, input)
+  const firing = { id, project_id, trigger_id, source: 'webhook' as const, target_type, input, idempotency_key: key }
+  const { held, stopped, reason } = await services.writeOne<{ stopped: boolean; reason: string | null }>(outgoing => {
+    outgoing.send(firingQueue, { firing_id: id, project_id })
+    return {
+      ctes: [
+        sql.fragment`project as (select paused_at, pause_reason from projects where id = ${project_id} for share)`,
+        sql.fragment`made as (${firingInsert(firing, sql.fragment`from project where paused_at is null`)})`,
+      ],
+      guard: sql.fragment`exists (select from made)`,
+      columns: sql.fragment`exists (select from project where paused_at is not null) as stopped,
+        (select pause_reason from project) as reason`,
+    }
+  })
+  await fault(services, 'trigger_accepted')
+  if (held) return { firing_id: id, trigger_id, status: 'pending' }
+  if (stopped) paused(reason)
+  const first = await firingOfKey(services.pool, trigger_id, key)
+  if (!first) return raise('RESOURCE_NOT_FOUND', { meta: { id: trigger_id } })
+  return { firing_id: first.id, trigger_id, status: first.status }
+}
+
+/** Everything about a call but its answer: its body is read once, as bytes, and only what is signed counts. */
+async function receive({ req, params, services }: Receiving): Promise<Received> {
+  const body = await hookBytes(req)
+  const { trigger_id: id } = params
+  const trigger = isIdOf(triggerKind, id) ? await findHooked(services.pool, id) : null
+  if (!trigger) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  const tenancy = { tenant: trigger.project_id, patienceMs: PATIENCE_MS }
+  const accepted = await inTenancy(tenancy, () => accept(services, trigger, req, body))
+  return { body: accepted, discard: async () => {} }
+}
+
+export const callHook = operation({
+  id: 'callTriggerHook',
+  method: 'post',
+  path: '/hooks/triggers/{trigger_id}',
+  summary: 'Fire a webhook trigger by a signed call',
+  description:
+    'No bearer token: the call is signed with the secret of the trigger, `X-Svc-Signature: t=<unix seconds>,v1=<hex>` with the HMAC-SHA256 of `<t>.<body>`. The body, at most 1 MiB, is JSON whatever its type says; what is no object arrives as `payload`. A call that is repeated gets the first firing.',
+  tag: 'Triggers',
+  gate: 'public',
+  about: triggerKind,
+  body: HookBody,
+  receive,
+  answers: { 202: HookAnswer },
+  raises: [
+    'HOOK_PAYLOAD_TOO_LARGE',
+    'RESOURCE_NOT_FOUND',
+    'SECRET_NOT_DECRYPTABLE',
+    'UNAUTHORIZED',
+    'TRIGGER_NOT_ACTIVE',
+    'PROJECT_PAUSED',
+    'HOOK_INVALID_JSON',
+    'TRIGGER_CREATOR_UNAVAILABLE',
+    'TRIGGER_TARGET_NOT_FOUND',
+    'TRIGGER_INPUT_INVALID',
+    'SYSTEM_MESSAGE_NOT_ALLOWED',
+    'FORBIDDEN',
+  ],
+  transaction: false,
+  internal: true,
+  run: async ({ body }) => answer(202, body),
+})

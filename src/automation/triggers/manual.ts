@@ -1,0 +1,69 @@
+import { raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import { type Answer, answer, type Context } from '../../core/api/operation.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
+import { expectEnd } from '../../core/jobs/wait.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { effectiveInput } from './input.ts'
+import { FIRING_CHANNEL, type FiringRow, firingKind, hasEnded, namedAs, type TriggerRow } from './model.ts'
+import { firingQueue } from './queue.ts'
+import { checkFiring } from './targets.ts'
+
+/** The floor under the notifications. */
+const POLL_MS = 2000
+
+/**
+ * Fires a trigger by hand. Answers 202 with the firing at once, or 200 with it as it has ended or as it is when
+ * TRIGGER_FIRE_WAIT_MAX_MS are over. A caller that goes away changes nothing.
+ */
+export async function fireByHand(
+  { services, caller, resource: trigger, request, record }: Context<unknown, unknown, TriggerRow>,
+  given: Record<string, unknown>,
+  wait: boolean,
+): Promise<Answer> {
+  const { id: trigger_id, project_id, target_type } = trigger
+  if (!trigger.active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
+  const id = newId(firingKind.prefix)
+  const facts = { id, source: 'manual' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
+  const input = effectiveInput(trigger, given, facts)
+  await checkFiring(services, trigger, input)
+  const end = wait ? expectFiring(services, id) : null
+  try {
+    const made = await services.write(async tx => {
+      await lockRunnable(tx, project_id)
+      const fired_by = namedAs(principalRecord(caller))
+      const firing = await firingKind.insert(tx, {
+        id,
+        project_id,
+        trigger_id,
+        source: 'manual',
+        target_type,
+        input,
+        fired_by,
+      })
+      tx.send(firingQueue, { firing_id: id, project_id })
+      record(tx, wait ? 200 : 202, trigger_id)
+      return firing
+    })
+    await fault(services, 'trigger_accepted')
+    if (!end) return answer(202, firingKind.present(made))
+    const withinMs = services.config.TRIGGER_FIRE_WAIT_MAX_MS
+    const ended = await end.wait({ closed: request.closed, withinMs, known: made })
+    return ended
+      ? answer(200, firingKind.present(ended))
+      : raise('RESOURCE_NOT_FOUND', { message: 'The firing is gone', meta: { id } })
+  } finally {
+    end?.cancel()
+  }
+}
+
+const expectFiring = (services: Services, id: string) =>
+  expectEnd<FiringRow | null>({
+    subscribe: notice =>
+      services.notifications.listen(FIRING_CHANNEL, ended => ended === id && notice(), { onReconnect: notice }),
+    read: () => firingKind.find(services.pool, id),
+    isOver: firing => !firing || hasEnded(firing),
+    pollMs: POLL_MS,
+  })

@@ -1,0 +1,43 @@
+import { turnContent } from '../../control/retention/content.ts'
+import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
+import { module } from '../../core/api/module.ts'
+import { eventConsumers } from '../../core/db/write.ts'
+import { turnOwners } from '../../execution/generations/source.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { resumes } from '../../identity/projects/pause.ts'
+import { runWatchers } from '../runs/watchers.ts'
+import { agentTarget, triggeredTurns } from './agents.ts'
+import { triggerCloning } from './clone.ts'
+import { firingContent } from './erase.ts'
+import { triggerErrors } from './errors.ts'
+import { eventTriggers, hasEventTrigger } from './events.ts'
+import { pruneFirings, resumeTriggers, triggerHandlers, triggerSchedules } from './handlers.ts'
+import { firingKind, triggerKind, triggerSecrets } from './model.ts'
+import { triggerOperations } from './operations.ts'
+import { orchestrationTarget, triggeredRuns } from './orchestrations.ts'
+import { scheduler } from './schedule.ts'
+import { triggerTargets } from './targets.ts'
+import { toolTarget } from './tools.ts'
+
+export default module('triggers', {
+  errors: triggerErrors,
+  kinds: [triggerKind, firingKind],
+  operations: triggerOperations,
+  handlers: triggerHandlers,
+  schedules: triggerSchedules,
+  background: [scheduler],
+  sealedColumns: triggerSecrets,
+  sweeps: [{ name: 'trigger firings', when: '53 3 * * *', run: pruneFirings }],
+  extensions: [
+    triggerTargets.with(orchestrationTarget),
+    triggerTargets.with(agentTarget),
+    triggerTargets.with(toolTarget),
+    turnOwners.with(triggeredTurns),
+    runWatchers.with(triggeredRuns),
+    eventConsumers.with(hasEventTrigger),
+    eventSubscribers.with(eventTriggers),
+    resumes.with(resumeTriggers),
+    turnContent.with(firingContent),
+    cloneables.with(triggerCloning),
+  ],
+})

@@ -1,0 +1,61 @@
+import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
+import type { RunRow } from '../runs/model.ts'
+import { inputProblems, startRun } from '../runs/start.ts'
+import type { RunWatcher } from '../runs/watchers.ts'
+import { settleStarted } from './settle.ts'
+import type { TriggerTarget } from './targets.ts'
+
+/** Orchestrations as targets: a firing starts a run, which ends it. */
+
+export const orchestrationTarget: TriggerTarget = {
+  type: 'orchestration',
+  kind: orchestrationKind.name,
+  action: 'orchestrations:StartRun',
+  async find(db, projectId, id) {
+    const row = isIdOf(orchestrationKind, id) ? await orchestrationKind.find(db, id) : null
+    return row?.project_id === projectId ? row : null
+  },
+  async prepare(services, { target, input }) {
+    const problems = await inputProblems(services, target as OrchestrationRow, input)
+    if (problems.length > 0)
+      raise('TRIGGER_INPUT_INVALID', { message: `${problems[0].path}: ${problems[0].message}`, meta: { problems } })
+    return null
+  },
+  starts: 'orchestration_run',
+  async start(tx, services, { id, trigger, target, authority, input }) {
+    const orchestration = await orchestrationKind.reference(tx, target.id, trigger.project_id)
+    if (!orchestration)
+      return raise('TRIGGER_TARGET_NOT_FOUND', { meta: { target_type: 'orchestration', target_id: target.id } })
+    const run = await startRun(tx, services, {
+      orchestration,
+      // The input was checked against this version.
+      version: (target as OrchestrationRow).version,
+      input,
+      authority,
+      permission: { action: 'orchestrations:StartRun', kind: orchestrationKind.name, id: orchestration.id },
+      trigger: { id: trigger.id, firing_id: id },
+    })
+    return { result_id: run.id, status: run.status, over: false }
+  },
+}
+
+/** A run ends its firing, and does so when it waits for somebody. */
+export const triggeredRuns: RunWatcher = {
+  watches: ({ trigger_firing_id, parent_id }) => trigger_firing_id !== null && parent_id === null,
+  async changed(tx, { id, status, output, error }) {
+    if (status === 'succeeded' || status === 'awaiting_input') await settleStarted(tx, id, { status, output })
+    else if (status === 'failed' || status === 'cancelled' || status === 'expired')
+      await settleStarted(tx, id, { status, output: null, error: error ?? endedWithout(id, status) })
+  },
+}
+
+const endedWithout = (id: string, status: RunRow['status']): RecordedFailure =>
+  (status === 'failed'
+    ? new AppError('INTERNAL_ERROR')
+    : new AppError('ORCHESTRATION_DISPATCH_FAILED', {
+        message: `The run was ${status}`,
+        meta: { orchestration_run_id: id, run_status: status },
+      })
+  ).recorded()

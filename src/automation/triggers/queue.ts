@@ -1,0 +1,23 @@
+import { z } from 'zod'
+import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
+
+/**
+ * Wake-ups of firings: the row is the truth, so one message per firing is enough. Retries of the queue are for what could not
+ * even be recorded.
+ */
+export const firingQueue = entityMailbox('trigger.fire', {
+  message: z.object({ firing_id: z.string(), project_id: z.string() }),
+  key: message => message.firing_id,
+  project: message => message.project_id,
+  concern: 'trigger',
+  retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+})
+export type FiringMessage = z.output<typeof firingQueue.message>
+
+/** Looks for firings that nobody works on, the floor under the wake-ups, or for those that wait for what is gone. */
+export const firingSweep = workQueue('trigger.sweep', {
+  message: z.object({ orphans: z.boolean().optional() }),
+  concern: 'trigger',
+  retry: { limit: 0 },
+  leaseSeconds: 60,
+})

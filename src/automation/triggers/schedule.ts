@@ -1,0 +1,149 @@
+import { z } from 'zod'
+import { addActivity } from '../../control/activity/record.ts'
+import { newId } from '../../core/api/ids.ts'
+import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Background } from '../../core/jobs/handler.ts'
+import type { Services } from '../../core/process/services.ts'
+import { nextOccurrence } from './cron.ts'
+import { failureOf } from './fire.ts'
+import { effectiveInput } from './input.ts'
+import { firingKind, triggerKind } from './model.ts'
+import { firingQueue } from './queue.ts'
+import { insertFirings, type NewFiring } from './store.ts'
+
+/** Due schedules of one transaction. */
+const BATCH = 200
+
+const TAKEN_MS = 100
+
+const wait = sql.type(z.object({ ms: z.number().nullable() }))
+
+/** Milliseconds until a schedule is due, by the clock of the database; null without any. Index triggers_due, one probe. */
+const untilDue = (db: Queryable): Promise<number | null> =>
+  db.oneFirst(wait`
+    select (extract(epoch from min(next_fire_at) - clock_timestamp()) * 1000)::float8 as ms
+    from triggers where next_fire_at is not null`)
+
+const due = sql.type(z.object({ ...triggerKind.row.shape, now: z.string(), paused: z.boolean(), busy: z.boolean() }))
+
+/** Takes due schedules that no other worker takes. Indexes triggers_due, trigger_firings_live. */
+const takeDue = (db: Queryable) =>
+  db.any(due`
+    select ${triggerKind.columns}, now() as now,
+      (select p.paused_at is not null from projects p where p.id = t.project_id) as paused,
+      t.overlap_policy = 'skip' and exists (
+        select from trigger_firings f where f.trigger_id = t.id and f.state in ('queued', 'running', 'started')) as busy
+    from triggers t where t.next_fire_at <= now() order by t.next_fire_at limit ${BATCH}
+    for update of t skip locked`)
+
+const setNext = (db: Queryable, next: readonly { id: string; at: string | null }[]) =>
+  db.query(statement`
+    update triggers t set next_fire_at = n.at
+    from json_to_recordset(${JSON.stringify(next)}::json) as n (id text, at timestamptz) where t.id = n.id`)
+
+/**
+ * Fires what is due, each due instant once: firing, message and next instant are written together, under the lock of the
+ * trigger. Instants that were missed are one firing; in a paused project there is none. Returns how many were due.
+ */
+export async function fireDue(services: Services): Promise<number> {
+  return services.write(async tx => {
+    const triggers = await takeDue(tx)
+    if (triggers.length === 0) return 0
+    const firings: NewFiring[] = []
+    const next: { id: string; at: string | null }[] = []
+    for (const { now, paused, busy, ...trigger } of triggers) {
+      const { id, name, project_id, target_type, cron, timezone, misfire_policy } = trigger
+      const scheduled_for = new Date(trigger.next_fire_at as string).toISOString()
+      const follower = nextOccurrence(cron as string, timezone, new Date(scheduled_for))
+      const late = follower <= new Date(now)
+      next.push({ id, at: (late ? nextOccurrence(cron as string, timezone, new Date(now)) : follower).toISOString() })
+      if (paused || busy || (late && misfire_policy === 'skip')) continue
+      const firing: NewFiring = {
+        id: newId(firingKind.prefix),
+        project_id,
+        trigger_id: id,
+        source: 'schedule',
+        target_type,
+        input: trigger.input ?? {},
+        idempotency_key: `${id}:${scheduled_for}`,
+        causation_chain: [],
+        scheduled_for,
+      }
+      try {
+        const facts = { id: firing.id, source: firing.source, scheduled_for, fired_at: new Date(now).toISOString() }
+        firing.input = effectiveInput(trigger, {}, facts)
+      } catch (error) {
+        firing.error = failureOf(error)
+      }
+      firings.push(firing)
+      addActivity(tx, {
+        project_id,
+        kind: 'schedule_fired',
+        summary: `${name} fired`,
+        detail: { trigger_firing_id: firing.id, scheduled_for },
+        ref_id: id,
+      })
+    }
+    if (firings.length > 0) await insertFirings(tx, firings)
+    for (const { id, project_id, error } of firings) if (!error) tx.send(firingQueue, { firing_id: id, project_id })
+    await setNext(tx, next)
+    return triggers.length
+  })
+}
+
+/** The occurrences of a project's pause are not made up: its schedules go on with the next ones. Index triggers_project. */
+export async function skipMissed(tx: Tx, projectId: string): Promise<void> {
+  const missed = await tx.any(triggerKind.sql`
+    select ${triggerKind.columns} from triggers t
+    where t.project_id = ${projectId} and t.next_fire_at <= now() order by t.id for update of t`)
+  if (missed.length === 0) return
+  const now = new Date(await tx.oneFirst(sql.type(z.object({ now: z.string() }))`select now() as now`))
+  await setNext(
+    tx,
+    missed.map(({ id, cron, timezone }) => ({ id, at: nextOccurrence(cron as string, timezone, now).toISOString() })),
+  )
+}
+
+/** Looks for due schedules when the first of them is due, and at least every TRIGGER_SCHEDULER_INTERVAL_MS. */
+export const scheduler: Background = {
+  name: 'schedules of triggers',
+  concern: 'trigger',
+  start(services) {
+    const { config, log, pool } = services
+    if (config.TRIGGER_SCHEDULER_DISABLED) return undefined
+    const interval = config.TRIGGER_SCHEDULER_INTERVAL_MS
+    let closed = false
+    let timer: NodeJS.Timeout | undefined
+    let running: Promise<void> = Promise.resolve()
+
+    const look = async (): Promise<number> => {
+      const ms = await untilDue(pool)
+      if (ms === null || ms > 0) return Math.min(interval, Math.max(ms ?? interval, 1))
+      let fired = BATCH
+      while (!closed && fired === BATCH) fired = await fireDue(services)
+      // Where none was left another worker has them, and may be lost before it commits.
+      return fired > 0 ? 0 : Math.min(interval, TAKEN_MS)
+    }
+    const run = async () => {
+      let delay = interval
+      try {
+        delay = await look()
+      } catch (error) {
+        log.error({ err: error }, 'schedules not looked at')
+      }
+      if (!closed) timer = setTimeout(start, delay)
+    }
+    const start = () => {
+      running = run()
+    }
+    start()
+    return {
+      async close() {
+        closed = true
+        clearTimeout(timer)
+        await running
+      },
+    }
+  },
+}

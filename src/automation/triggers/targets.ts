@@ -1,0 +1,114 @@
+import { type AppError, raise } from '../../core/api/errors.ts'
+import { type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
+import { permitted } from '../../core/iam/access.ts'
+import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import type { FiringRow, TargetType, TriggerRow } from './model.ts'
+
+/** What a firing goes by: in whose name, with what. */
+export type Firing = {
+  trigger: TriggerRow
+  authority: PrincipalRecord
+  caller: Caller
+  target: KindRow
+  input: Record<string, unknown>
+}
+
+/** What was started. `over`: the firing has succeeded with it; else it ends when that ends. */
+export type Started = { result_id: string; status: string; over: boolean }
+
+/** A type of target, declared by the module that has the targets or knows how to start them. */
+export type TriggerTarget = {
+  type: TargetType
+  /** Kind of its rows; while no module declares it there are no such targets. */
+  kind: string
+  /** What whoever makes the trigger must be allowed to do with the target, and its creator at each firing. */
+  action: string
+  /** A target of a project; null for none. */
+  find(db: Queryable, projectId: string, id: string): Promise<KindRow | null>
+  /** Refuses what does not go with the target. Default: an `action` does not. @throws TRIGGER_ACTION_NOT_ALLOWED */
+  configure?(target: KindRow, trigger: Pick<TriggerRow, 'action'>): void
+  /**
+   * Checks the input before anything is written, outside of a transaction; what it returns is given to `start`.
+   * @throws TRIGGER_INPUT_INVALID and what else refuses the firing
+   */
+  prepare(services: Services, firing: Firing): Promise<unknown>
+  /** Kind of what it starts, which ends the firing by `settleStarted`. */
+  starts?: string
+  /** Starts the work in the transaction that moves the firing on. */
+  start?(tx: Tx, services: Services, firing: Firing & { id: string; prepared: unknown }): Promise<Started>
+  /** In place of `start`: does the work while the worker keeps the firing. Repeated under the firing's id. */
+  call?(services: Services, firing: Firing & { id: string; signal: AbortSignal }): Promise<unknown>
+}
+
+export const triggerTargets = extensionPoint<TriggerTarget>('targets of triggers')
+
+/** Modules that follow firings. Called in the transaction in which one ends. */
+export const firingWatchers = extensionPoint<(tx: Tx, firing: FiringRow) => Promise<void>>('watchers of firings')
+
+type Aim = Pick<TriggerRow, 'project_id' | 'target_type' | 'target_id'>
+
+const targetMissing = ({ target_type, target_id }: Aim): never =>
+  raise('TRIGGER_TARGET_NOT_FOUND', {
+    message: `The project has no ${target_type} ${target_id}`,
+    meta: { target_type, target_id },
+  })
+
+/** How targets of a type are started. @throws TRIGGER_TARGET_NOT_FOUND for a type that nobody has yet */
+export function targetOf(aim: Aim): { target: TriggerTarget; kind: Kind } {
+  const target = triggerTargets.all().find(({ type }) => type === aim.target_type)
+  const kind = target && kinds.find(target.kind)
+  return target && kind ? { target, kind } : targetMissing(aim)
+}
+
+/** The target of a trigger. @throws TRIGGER_TARGET_NOT_FOUND */
+export async function requireTarget(
+  db: Queryable,
+  aim: Aim,
+): Promise<{ target: TriggerTarget; kind: Kind; row: KindRow }> {
+  const { target, kind } = targetOf(aim)
+  const row = await target.find(db, aim.project_id, aim.target_id)
+  return row ? { target, kind, row } : targetMissing(aim)
+}
+
+/** Whom the firings of a trigger act as: its creator within its policy, with the triggers that led to it. */
+export const authorityOf = (
+  { id, policy_id, authority }: Pick<TriggerRow, 'id' | 'policy_id' | 'authority'>,
+  chain: readonly string[],
+): PrincipalRecord => ({
+  type: authority.type,
+  id: authority.id,
+  via: { type: 'trigger', id, policy_id, chain: [...chain, id] },
+})
+
+/**
+ * Checks that a trigger may fire with an input: its creator is there and may start the target, which takes the input.
+ * Returns what the firing goes by.
+ * @throws TRIGGER_CREATOR_UNAVAILABLE, TRIGGER_TARGET_NOT_FOUND, FORBIDDEN, TRIGGER_INPUT_INVALID
+ */
+export async function checkFiring(
+  services: Services,
+  trigger: TriggerRow,
+  input: Record<string, unknown>,
+  chain: readonly string[] = [],
+): Promise<{ target: TriggerTarget; firing: Firing; prepared: unknown }> {
+  const { id, project_id } = trigger
+  const authority = authorityOf(trigger, chain)
+  // Whom a grant bounds is not known by its principal alone.
+  const caller = trigger.authority.via === null ? await callerForPrincipal(services, authority, project_id) : null
+  if (!caller) return raise('TRIGGER_CREATOR_UNAVAILABLE', { meta: { trigger_id: id } })
+  const { target, kind, row } = await requireTarget(services.pool, trigger)
+  if (!permitted(caller, target.action, { kind, row })) return raise('FORBIDDEN', { meta: { action: target.action } })
+  const firing = { trigger, authority, caller, target: row, input }
+  return { target, firing, prepared: await target.prepare(services, firing) }
+}
+
+/** Refuses an input. What was wrong with it in the words of another check is in `meta.problems`. */
+export function inputInvalid(message: string, cause?: AppError): never {
+  const problems = cause?.meta?.problems
+  return raise('TRIGGER_INPUT_INVALID', { message, meta: problems ? { problems } : {} })
+}

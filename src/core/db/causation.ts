@@ -1,0 +1,16 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
+
+/**
+ * Which triggers led to the work that is under way, oldest first. Events carry it and messages hand it on, so that a trigger
+ * is not fired by what it caused itself. Work that no trigger caused has none and pays nothing.
+ */
+const storage = new AsyncLocalStorage<readonly string[]>()
+
+const NONE: readonly string[] = []
+
+/** The ids of the triggers that led here. */
+export const currentChain = (): readonly string[] => storage.getStore() ?? NONE
+
+/** Does work that triggers caused; without any it is done as it is. */
+export const causedBy = <T>(chain: readonly string[] | null | undefined, work: () => T): T =>
+  chain && chain.length > 0 ? storage.run(chain, work) : work()

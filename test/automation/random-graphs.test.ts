@@ -1,0 +1,137 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { CHILD_NAMES, childOf } from './support/children.ts'
+import { CROWD_ACTIONS, cast, ended, orchestration, sideEffects, start, together } from './support/crowd.ts'
+import { type Mode, type RandomGraph, type References, randomGraph } from './support/graphs.ts'
+import { disagreements, interpret, type World } from './support/interpreter.ts'
+import { randomOf } from './support/random.ts'
+import { startToolDouble, type ToolDouble } from './support/tool-double.ts'
+
+/** Graphs that run undisturbed, and those whose workers are killed; the first seed. A long run: 1800, 200. */
+const UNDISTURBED = Number(process.env.RANDOM_GRAPHS ?? 160)
+const DISTURBED = Number(process.env.RANDOM_GRAPHS_KILLED ?? 24)
+const SEED = Number(process.env.RANDOM_GRAPHS_SEED ?? 1)
+
+/** Runs that are driven at once. */
+const AT_ONCE = 24
+/** Faults after which nobody needs more of them. */
+const ENOUGH = 5
+
+const WORKER = { SHUTDOWN_GRACE_MS: '2000', EGRESS_ALLOW_HOSTS: '127.0.0.1' }
+
+/** Short leases, so that a lost worker is missed within seconds, and as many deliveries as there may be kills. */
+const KILLED = {
+  ...WORKER,
+  ORCHESTRATION_NODE_LEASE_SECONDS: '2',
+  ORCHESTRATION_SCHEDULER_INTERVAL_MS: '500',
+  ORCHESTRATION_NODE_MAX_DELIVERIES: '100',
+}
+
+const modeOf = (seed: number): Mode => (seed % 2 === 0 ? 'lockstep' : 'free')
+
+describe('what must come of a graph whose nodes wait', () => {
+  it('does not depend on the order in which they go on', () => {
+    const references: References = { tool: 'tool_1', child: name => name }
+    const definitions = CHILD_NAMES.map(name => [name, childOf(name, references).definition] as const)
+    const world: World = { definition: id => new Map<string, any>(definitions).get(id) }
+    for (let seed = SEED; seed < SEED + 300; seed++) {
+      const { definition, input } = randomGraph(seed, 'free', references)
+      const random = randomOf(seed)
+      const inRounds = interpret(definition, input, world, { beyond: true })
+      const asItComes = interpret(definition, input, world, {
+        beyond: true,
+        next: nodes => random.shuffled(nodes).slice(0, random.between(1, nodes.length)),
+      })
+      const outcomes = ({ steps }: typeof inRounds) =>
+        definition.nodes.map(({ id }) => ({ ...steps.get(id), id, round: undefined }))
+      assert.deepEqual(outcomes(asItComes), outcomes(inRounds), `seed ${seed}`)
+      assert.equal(asItComes.status, inRounds.status)
+      if (inRounds.status === 'succeeded') assert.deepEqual(asItComes.state, inRounds.state, `seed ${seed}`)
+    }
+  })
+})
+
+describe('random graphs', function () {
+  this.timeout(1_800_000)
+  let app: TestApp
+  let project: TestProject
+  let double: ToolDouble
+  let references: References
+  let world: World
+  let workers: TestProcess[] = []
+
+  const worker = async (env: Record<string, string>) => {
+    const made = await startProcess('worker', app.databaseUrl, env, ['orchestration'])
+    workers.push(made)
+    return made
+  }
+
+  /** Runs a graph to its end; what is wrong about it, with what it takes to see it again. */
+  const tried = async (graph: RandomGraph): Promise<string[]> => {
+    let run = 'no run'
+    const outcome = async () => {
+      const id = await orchestration(project.key, graph.definition, `seed ${graph.seed}`)
+      run = (await start(project.key, id, graph.input)).id
+      return disagreements(graph, graph.input, world, await ended(project.key, run))
+    }
+    const wrong = await outcome().catch((error: Error) => [error.message])
+    if (wrong.length === 0) return []
+    const faults = workers.flatMap(({ output }) => output.filter(line => /"level":[56]0/.test(line))).slice(-5)
+    return [`seed ${graph.seed}, ${graph.mode}, ${run}:`, ...wrong, JSON.stringify(graph), ...faults]
+  }
+
+  const runAll = async (first: number, count: number) => {
+    const seeds = Array.from({ length: count }, (_, index) => first + index)
+    const faults: string[][] = []
+    await together(seeds, AT_ONCE, async seed => {
+      if (faults.length >= ENOUGH) return
+      const found = await tried(randomGraph(seed, modeOf(seed), references))
+      if (found.length > 0) faults.push(found)
+    })
+    assert.equal(faults.length, 0, faults.map(lines => lines.join('\n')).join('\n\n'))
+  }
+
+  beforeEach(async () => {
+    app = await startApp({ env: WORKER })
+    project = await app.projectWith(CROWD_ACTIONS)
+    double = await startToolDouble()
+    const made = await cast(project.key, double)
+    references = made.references
+    world = made.world
+  })
+  afterEach(async () => {
+    await Promise.all(workers.map(({ kill }) => kill()))
+    workers = []
+    await app?.close()
+    await double?.close()
+  })
+
+  it('run as they must, by two workers', async () => {
+    await Promise.all([worker(WORKER), worker(WORKER)])
+    await runAll(SEED, UNDISTURBED)
+    assert.deepEqual(await sideEffects(project.key, double, { exactly: true }), [])
+  })
+
+  it('run as they must when workers are killed', async () => {
+    const random = randomOf(SEED)
+    await Promise.all([worker(KILLED), worker(KILLED)])
+    let over = false
+    const killing = (async () => {
+      for (;;) {
+        await sleep(random.between(100, 900))
+        if (over) return
+        const [victim] = workers.splice(random.between(0, workers.length - 1), 1)
+        await Promise.all([victim.kill(), worker(KILLED)])
+      }
+    })()
+    try {
+      await runAll(SEED + 1_000_000, DISTURBED)
+    } finally {
+      over = true
+      await killing
+    }
+    assert.deepEqual(await sideEffects(project.key, double), [])
+  })
+})

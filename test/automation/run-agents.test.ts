@@ -1,0 +1,154 @@
+import assert from 'node:assert/strict'
+import { eventually } from '../support/app.ts'
+import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
+
+/** A prompt that makes the model answer one after the other. */
+const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
+
+describe('agents in runs', function () {
+  this.timeout(60_000)
+  let app: RunApp
+
+  before(async () => {
+    app = await startRunApp()
+  })
+  after(() => app?.close())
+
+  const agent = (id: string, more: object = {}) => ({ id, type: 'agent', agent_id: app.agentId, ...more })
+  const asked = async (): Promise<any[]> => {
+    const answer = await fetch(`${app.double.url}/control/requests?kind=chat`)
+    return ((await answer.json()) as any).data.map(({ body }: any) => body.messages)
+  }
+  const generation = async (id: string) => (await app.key.get(`/generations/${id}`)).body
+
+  it('are asked what the node says: messages, else a prompt with the other input, else that there is none', async () => {
+    const messages = [
+      { role: 'user', content: 'one' },
+      { role: 'assistant', content: 'two' },
+      { role: 'user', content: 'three' },
+    ]
+    const cases: [object, object, string[]][] = [
+      [
+        { input_mapping: { messages: { var: 'input.messages' }, x: 1 }, prompt: 'no' },
+        { messages },
+        ['one', 'two', 'three'],
+      ],
+      [
+        { prompt: { cat: ['Hi ', { var: 'input.who' }] }, input_mapping: { a: { var: 'input' }, prompt: 'kept' } },
+        { who: 'you' },
+        ['Hi you\na: {"who":"you"}\nprompt: "kept"'],
+      ],
+      [{ input_mapping: { prompt: 'Given', n: 1 } }, {}, ['Given\nn: 1']],
+      [{ input_mapping: { prompt: { var: 'input.list' } } }, { list: [1] }, ['prompt: [1]']],
+      [{}, {}, ['(no input)']],
+    ]
+    for (const [node, input, texts] of cases) {
+      const run = await app.run([agent('a', node)], [], { input })
+      assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
+      assert.deepEqual(
+        (await asked()).at(-1).map(({ content }: any) => content),
+        texts,
+      )
+    }
+    const wrong = await app.run([agent('a', { input_mapping: { messages: { var: 'input.m' } } })], [], {
+      input: { m: [{ role: 'system', content: 'x' }] },
+    })
+    assert.deepEqual([wrong.error.code, wrong.error.meta.reason], ['ORCHESTRATION_NODE_FAILED', 'expression'])
+  })
+
+  it('give the object of an output_schema, or what their text holds', async () => {
+    const output_schema = {
+      type: 'object',
+      properties: { n: { type: 'integer' } },
+      required: ['n'],
+      additionalProperties: false,
+    }
+    for (const text of ['{"n":1}', '```json\n{"n":1}\n```']) {
+      const run = await app.run([agent('a', { output_schema, prompt: script({ text }) })])
+      assert.deepEqual(run.output, { a: { n: 1 } }, JSON.stringify(run.error))
+    }
+    const free = await app.run([agent('a', { prompt: script({ text: '{"n":1}' }) })])
+    assert.deepEqual(free.output, { a: { content: '{"n":1}' } })
+  })
+
+  it('carry where they come from; later traces are below the first', async () => {
+    const run = await app.run([agent('a'), agent('b')], chain('a', 'b'), { metadata: { m: 1 } })
+    assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
+    const [one, two] = await Promise.all(run.node_executions.map((each: any) => generation(each.generation_id)))
+    assert.deepEqual([one.orchestration_run_id, one.node_id, one.node_attempt], [run.id, 'a', 1])
+    assert.equal(run.trace_id, one.trace_id)
+    assert.notEqual(two.trace_id, one.trace_id)
+    const trace = await app.admin.get(`/traces/${two.trace_id}`)
+    assert.equal(
+      trace.body.parent_trace_id ?? trace.body.trace?.parent_trace_id,
+      run.trace_id,
+      JSON.stringify(trace.body).slice(0, 300),
+    )
+    const used = await app.read(run.id)
+    assert.ok(used.usage_own.output_tokens > 0)
+  })
+
+  it('park while their tool outputs are waited for, and go on with them', async () => {
+    const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'pick', type: 'client' })
+    const agent_id = await app.agent({ tool_bindings: [{ tool_id: tool.body.id }] })
+    const prompt = script({ tool_calls: [{ name: 'pick', args: {} }] }, { text: 'picked' })
+    const run = await app.run(
+      [
+        agent('a', { agent_id, prompt }),
+        { id: 'x', type: 'transform', expression: 1 },
+        { id: 'y', type: 'transform', expression: 2 },
+      ],
+      chain('x', 'y'),
+    )
+    assert.equal(run.status, 'awaiting_input', JSON.stringify(run.error))
+    const { type, generation_id, node_id } = run.required_action
+    assert.deepEqual([type, node_id], ['generation', 'a'])
+    assert.deepEqual(run.artifacts.y, { result: 2 })
+    const turn = await generation(generation_id)
+    const [call] = turn.required_action.tool_calls
+    const reply = await app.key.post(`/agents/${agent_id}/generate/${generation_id}/tool-outputs?wait=true`, {
+      tool_outputs: [{ tool_call_id: call.id ?? call.tool_call_id, output: 'it' }],
+    })
+    assert.equal(reply.status, 200, JSON.stringify(reply.body))
+    const done = await app.until(run.id)
+    assert.deepEqual(done.output.a, { content: 'picked' }, JSON.stringify(done.error))
+  })
+
+  it('are tried again in a turn of its own; a failure is that of the turn', async () => {
+    const failing = script({ error: { status: 400, message: 'no' } })
+    const run = await app.run([agent('a', { prompt: failing, retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
+    assert.equal(run.status, 'failed')
+    const turns = run.node_executions.map((each: any) => each.generation_id)
+    assert.equal(new Set(turns).size, turns.length)
+    assert.equal((await generation(turns.at(-1))).error.code, run.error.code)
+    const missing = await app.run([agent('a', { agent_id: 'agent_missing', retry: { max_attempts: 3 } })])
+    assert.deepEqual([missing.error.code, attempts(missing)], ['AGENT_NOT_FOUND', ['a:1:failed']])
+  })
+
+  it('are stopped by the timeout of their node, and with their run', async () => {
+    const slow = script({ delay_ms: 20_000, text: 'late' })
+    const late = await app.run([agent('a', { prompt: slow, timeout: '200ms' })])
+    assert.deepEqual([late.error?.code, late.error?.meta.reason], ['ORCHESTRATION_NODE_FAILED', 'timeout'])
+    await eventually(async () => (await generation(late.node_executions[0].generation_id)).status === 'failed')
+    const run = await app.run([agent('a', { prompt: slow })], [], { wait: false })
+    const { node_executions } = await app.until(run.id, each => each.node_executions[0]?.generation_id)
+    await app.key.post(`/orchestration-runs/${run.id}/cancel`)
+    await eventually(async () => (await generation(node_executions[0].generation_id)).status === 'failed')
+    assert.equal((await app.read(run.id)).status, 'cancelled')
+  })
+
+  it('fail by the quota of their project, with its code', async () => {
+    const quota = await app.admin.post('/quotas', {
+      scope: 'project',
+      project_id: app.projectId,
+      metric: 'tokens',
+      limit: 1,
+      window: 'calendar_month',
+    })
+    assert.equal(quota.status, 201, JSON.stringify(quota.body))
+    const run = await app.run([agent('a', { retry: { max_attempts: 3 } })])
+    await app.admin.delete(`/quotas/${quota.body.id}`)
+    assert.equal(run.error.code, 'QUOTA_EXCEEDED')
+    assert.deepEqual(attempts(run), ['a:1:failed'])
+  })
+})

@@ -1,0 +1,193 @@
+import assert from 'node:assert/strict'
+import { guardrail } from '../execution/guardrail-support.ts'
+import type { TargetRequest } from '../execution/tool-target.ts'
+import { eventually } from '../support/app.ts'
+import { chain, ended, type RunApp, startRunApp } from './fixtures.ts'
+
+type Held = { request: TargetRequest; release: () => void }
+
+describe('room for runs', function () {
+  this.timeout(60_000)
+  let app: RunApp
+  let tool_id: string
+  /** Calls of the tool that have no answer yet. */
+  let held: Held[] = []
+  let most = 0
+
+  before(async () => {
+    app = await startRunApp({
+      env: { ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: '2', ORCHESTRATION_SCHEDULER_INTERVAL_MS: '1000' },
+    })
+    tool_id = await app.tool()
+  })
+  beforeEach(async () => {
+    held = []
+    most = 0
+    app.target.requests.length = 0
+    app.target.answer = (request, response) => {
+      const release = () => {
+        held = held.filter(each => each !== one)
+        response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
+      }
+      const one = { request, release }
+      held.push(one)
+      most = Math.max(most, held.length)
+    }
+    await limit(null)
+  })
+  after(() => app?.close())
+
+  const limit = async (max_concurrent_runs: number | null) => {
+    const reply = await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs })
+    assert.equal(reply.status, 200, JSON.stringify(reply.body))
+  }
+  const call = (id: string) => ({ id, type: 'tool', tool_id })
+  const started = async (graph: string, count: number) => {
+    const runs = []
+    for (let n = 0; n < count; n++) runs.push(await app.start(graph, { wait: false }))
+    return runs.map(({ id }) => id as string)
+  }
+  const released = async () => {
+    const one = await eventually(() => held[0], { what: 'a call' })
+    one.release()
+    return one
+  }
+  const running = async () =>
+    (await app.key.get('/orchestration-runs?status=running&nested=false&view=summary')).body.data.map(
+      ({ id }: any) => id,
+    )
+
+  it('is for as many as the project says; the others wait their turn, the first one first', async () => {
+    await limit(1)
+    const graph = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
+    const ids = await started(graph, 1)
+    await eventually(() => held[0])
+    ids.push(...(await started(graph, 1)), ...(await started(graph, 1)))
+    const order: string[] = []
+    for (let n = 0; n < 6; n++) {
+      await eventually(() => held[0], { what: 'a call' })
+      assert.deepEqual(await running(), [held[0].request.headers['idempotency-key']?.toString().split(':')[0]])
+      order.push((await running())[0])
+      const waiting = await app.key.get('/orchestration-runs?status=queued&view=summary')
+      assert.equal(waiting.body.total, 2 - Math.floor(n / 2))
+      await released()
+      if (n % 2 === 1) await app.until(order[n])
+    }
+    assert.equal(most, 1)
+    assert.deepEqual([...new Set(order)], ids)
+    for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
+  })
+
+  it('passes on from runs that end in the very step in which they have it, and from those that are cancelled', async () => {
+    await limit(1)
+    const slow = await app.orchestration([call('a')])
+    const quick = await app.orchestration([{ id: 'x', type: 'transform', expression: 1 }])
+    const [first] = await started(slow, 1)
+    await eventually(() => held[0])
+    const [gone] = await started(quick, 1)
+    const others = await started(quick, 6)
+    await app.until(others[5], ({ queued_at, status }) => queued_at !== null && status === 'queued')
+    assert.equal((await app.key.post(`/orchestration-runs/${gone}/cancel`)).body.status, 'cancelled')
+    await released()
+    for (const id of [first, ...others]) assert.equal((await app.until(id)).status, 'succeeded')
+  })
+
+  it('is that of a whole tree: nested runs cannot wait for themselves', async () => {
+    await limit(1)
+    const leaf = await app.orchestration([call('a')])
+    const middle = await app.orchestration([
+      { id: 'l', type: 'loop', orchestration_id: leaf, collection: 'state.input.items', parallelism: 2 },
+    ])
+    const root = await app.orchestration([
+      { id: 's', type: 'sub_orchestration', orchestration_id: middle, input_mapping: { items: [1, 2, 3] } },
+    ])
+    const ids = await started(root, 2)
+    for (let n = 0; n < 6; n++) {
+      const { request } = await released()
+      const key = request.headers['idempotency-key']?.toString().split(':')[0]
+      assert.ok(key)
+    }
+    for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
+  })
+
+  it('is free while a run waits, and waited for when it goes on', async () => {
+    await limit(1)
+    const graph = await app.orchestration([{ id: 'h', type: 'human' }, call('a')], chain('h', 'a'))
+    const [one, two] = await started(graph, 2)
+    for (const id of [one, two]) await app.until(id, ({ status }) => status === 'awaiting_input')
+    const answer = (id: string) =>
+      app.key.post(`/orchestration-runs/${id}/human-input`, { node_id: 'h', output: {}, wait: false })
+    await answer(one)
+    await eventually(() => held[0])
+    await answer(two)
+    await app.until(two, ({ status, active_nodes }) => status === 'queued' && active_nodes.length === 0)
+    await released()
+    await released()
+    for (const id of [one, two]) assert.equal((await app.until(id)).status, 'succeeded')
+    assert.equal(most, 1)
+  })
+
+  it('is waited for by a timer that is due', async () => {
+    await limit(1)
+    const delayed = await app.orchestration([{ id: 'd', type: 'delay', duration: '100ms' }, call('b')], chain('d', 'b'))
+    const slow = await app.orchestration([call('a')])
+    const [timed] = await started(delayed, 1)
+    await app.until(timed, ({ status }) => status === 'sleeping')
+    const [first] = await started(slow, 1)
+    await eventually(() => held[0])
+    await app.until(timed, ({ status }) => status === 'queued')
+    await released()
+    await released()
+    for (const id of [first, timed]) assert.equal((await app.until(id)).status, 'succeeded')
+  })
+
+  it('is waited for by a call that was approved meanwhile', async () => {
+    await limit(1)
+    const rule = await guardrail(app.key, { class: 'C' })
+    const guarded = await app.tool({ guardrail_ids: [rule.id] })
+    const asked = await app.run([{ id: 'g', type: 'tool', tool_id: guarded }])
+    assert.equal(asked.status, 'awaiting_input', JSON.stringify(asked.error))
+    const slow = await app.orchestration([call('a')])
+    const [first] = await started(slow, 1)
+    await eventually(() => held[0])
+    const approved = await app.key.post(`/approvals/${asked.required_action.approval_id}/approve`)
+    assert.equal(approved.status, 200, JSON.stringify(approved.body))
+    await app.until(asked.id, ({ status }) => status === 'queued')
+    await released()
+    await released()
+    for (const id of [first, asked.id]) assert.equal((await app.until(id)).status, 'succeeded')
+  })
+
+  it('comes back with a limit that is raised; one that is lowered stops nobody', async () => {
+    await limit(2)
+    const slow = await app.orchestration([call('a')])
+    const ids = await started(slow, 3)
+    await eventually(() => held.length === 2)
+    await limit(1)
+    await released()
+    await eventually(
+      async () =>
+        (await app.read(held[0].request.headers['idempotency-key']?.toString().split(':')[0] as string)).status ===
+        'running',
+    )
+    assert.equal(held.length, 1)
+    await limit(2)
+    await eventually(() => held.length === 2, { what: 'the third call' })
+    for (const { release } of held.slice()) release()
+    for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
+  })
+
+  it('has a project for so many attempts, over all workers', async () => {
+    const names = ['a', 'b', 'c', 'd', 'e']
+    const graph = await app.orchestration(names.map(call))
+    const ids = await started(graph, 3)
+    for (let n = 0; n < 15; n++) {
+      await eventually(() => held[0])
+      const leased = await app.key.get('/orchestration-runs?status=running&limit=10')
+      assert.ok(leased.body.data.length > 0)
+      await released()
+    }
+    for (const id of ids) assert.ok(ended(await app.until(id)))
+    assert.equal(most, 2)
+  })
+})

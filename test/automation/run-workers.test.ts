@@ -1,0 +1,199 @@
+import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { json, type TargetRequest } from '../execution/tool-target.ts'
+import { eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { attempts, chain, ended, type RunApp, startRunApp } from './fixtures.ts'
+
+const ENV = {
+  EGRESS_ALLOW_HOSTS: '127.0.0.1',
+  ORCHESTRATION_NODE_LEASE_SECONDS: '1',
+  ORCHESTRATION_SCHEDULER_INTERVAL_MS: '1000',
+  ORCHESTRATION_NODE_MAX_DELIVERIES: '2',
+}
+
+describe('runs and workers that are lost', function () {
+  this.timeout(60_000)
+  let app: RunApp
+  let tool_id: string
+  const workers = new Set<TestProcess>()
+  const keyOf = (request: TargetRequest | undefined) => request?.headers['idempotency-key']
+
+  before(async () => {
+    app = await startRunApp({ workers: [], env: ENV })
+    tool_id = await app.tool()
+  })
+  beforeEach(() => {
+    app.target.requests.length = 0
+    app.target.answer = json({ ok: true })
+  })
+  afterEach(async () => {
+    for (const each of workers) await each.kill()
+    workers.clear()
+  })
+  after(() => app?.close())
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...ENV, ...env }, ['orchestration'])
+    workers.add(made)
+    return made
+  }
+  const never = () => {}
+  const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
+  const forget = () =>
+    app.services.pool.query(rawQuery(`delete from pgboss.job where name like 'orchestration%' and state < 'active'`))
+
+  it('repeat the call that one died in, under the same key, and nothing before it', async () => {
+    const id = await app.orchestration([call('a'), call('b'), call('c')], chain('a', 'b', 'c'))
+    app.target.answer = (request, response) =>
+      keyOf(request)?.toString().endsWith(':b:1') ? never() : json({ ok: 1 })(request, response)
+    const first = await worker()
+    const run = await app.start(id, { wait: false })
+    await eventually(() => app.target.requests.length === 2)
+    await first.kill('SIGKILL')
+    app.target.answer = json({ ok: 2 })
+    await worker()
+    const done = await app.until(run.id)
+    assert.deepEqual(attempts(done), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
+    assert.deepEqual(
+      app.target.requests.map(keyOf),
+      ['a', 'b', 'b', 'c'].map(node => `${run.id}:${node}:1`),
+    )
+    assert.deepEqual(done.artifacts, { a: { ok: 1 }, b: { ok: 2 }, c: { ok: 2 } })
+  })
+
+  it('give an attempt up that killed worker after worker, and try again as its node says', async () => {
+    const id = await app.orchestration([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
+    app.target.answer = never
+    const run = await app.start(id, { wait: false })
+    for (const count of [1, 2]) {
+      const one = await worker()
+      await eventually(() => app.target.requests.length === count)
+      await one.kill('SIGKILL')
+    }
+    app.target.answer = json({ ok: true })
+    await worker()
+    const done = await app.until(run.id)
+    assert.deepEqual(attempts(done), ['a:1:failed', 'a:2:completed'])
+    assert.equal(done.node_executions[0].error.code, 'INTERNAL_ERROR')
+    assert.deepEqual(
+      app.target.requests.map(keyOf),
+      [1, 1, 2].map(attempt => `${run.id}:a:${attempt}`),
+    )
+  })
+
+  it('go on at once with what a worker that is told to stop hands back', async () => {
+    const long = { ORCHESTRATION_NODE_LEASE_SECONDS: '600' }
+    const id = await app.orchestration([call('a')])
+    app.target.answer = never
+    const first = await worker({ ...long, SHUTDOWN_GRACE_MS: '0' })
+    const run = await app.start(id, { wait: false })
+    await eventually(() => app.target.requests.length === 1)
+    assert.deepEqual(await first.kill('SIGTERM'), { code: 0, signal: null })
+    app.target.answer = json({ ok: true })
+    await worker(long)
+    const done = await app.until(run.id)
+    assert.deepEqual(attempts(done), ['a:1:completed'])
+    assert.equal(new Set(app.target.requests.map(keyOf)).size, 1)
+  })
+
+  it('discard the late answer of one that has lost its lease', async () => {
+    const id = await app.orchestration([call('a')])
+    let answerFirst = never
+    app.target.answer = (request, response) => {
+      answerFirst = () => json({ from: 'first' })(request, response)
+    }
+    const first = await worker()
+    const run = await app.start(id, { wait: false })
+    await eventually(() => app.target.requests.length === 1)
+    first.child.kill('SIGSTOP')
+    app.target.answer = json({ from: 'second' })
+    await worker()
+    const done = await app.until(run.id)
+    assert.deepEqual(done.output, { a: { from: 'second' } })
+    answerFirst()
+    first.child.kill('SIGCONT')
+    await eventually(() => first.output.some(line => line.includes('superseded')))
+    assert.deepEqual(await app.read(run.id), done)
+    const used = await app.key.get(`/usage/events?orchestration_run_id=${run.id}`)
+    assert.equal(used.body.data.filter((event: any) => event.meter_type === 'compute_execution').length, 1)
+  })
+
+  it('end the calls of a run that is cancelled, and discard their results', async () => {
+    const id = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
+    let closed = false
+    app.target.answer = (_request, response) =>
+      response.on('close', () => {
+        closed = true
+      })
+    await worker()
+    const run = await app.start(id, { wait: false })
+    await eventually(() => app.target.requests.length === 1)
+    const cancelled = (await app.key.post(`/orchestration-runs/${run.id}/cancel`)).body
+    assert.equal(cancelled.status, 'cancelled')
+    assert.deepEqual(attempts(cancelled), ['a:1:cancelled'])
+    await eventually(() => closed, { what: 'the call to end' })
+    assert.deepEqual(await app.read(run.id), cancelled)
+  })
+
+  for (const point of ['run_advanced', 'run_committed', 'node_taken', 'node_called'])
+    it(`neither lose nor repeat a step where one dies at ${point}`, async () => {
+      const id = await app.orchestration(
+        [
+          { id: 'x', type: 'emit_event', event_type: 'tests.done', input_mapping: { point } },
+          call('a'),
+          { id: 'y', type: 'transform', expression: { var: 'nodes.a.ok' } },
+        ],
+        chain('x', 'a', 'y'),
+      )
+      const run = await app.start(id, { wait: false })
+      const broken = await worker({ FAULT_POINTS: `${point}=kill` })
+      assert.equal((await broken.exited).signal, 'SIGKILL')
+      await worker()
+      const done = await app.until(run.id)
+      assert.deepEqual(attempts(done), ['x:1:completed', 'a:1:completed', 'y:1:completed'], JSON.stringify(done.error))
+      assert.equal(app.target.requests.length, point === 'node_called' ? 2 : 1)
+      assert.equal(new Set(app.target.requests.map(keyOf)).size, 1)
+      const told = await app.key.get(`/events?resource_id=${run.id}`)
+      assert.deepEqual(told.body.data.map(({ event }: any) => event).sort(), [
+        'orchestration_runs.started',
+        'orchestration_runs.succeeded',
+        'tests.done',
+      ])
+    })
+
+  it('sleep through the time without any, and wake once', async () => {
+    const id = await app.orchestration([{ id: 'd', type: 'delay', duration: '1s' }, call('a')], chain('d', 'a'))
+    const first = await worker()
+    const run = await app.start(id, { wait: false })
+    const asleep = await app.until(run.id, ({ status }) => status === 'sleeping')
+    assert.deepEqual(asleep.active_nodes, ['d'])
+    await first.kill()
+    await forget()
+    await eventually(() => Date.now() > Date.parse(asleep.wake_at))
+    await Promise.all([worker(), worker()])
+    const done = await app.until(run.id)
+    assert.equal(done.status, 'succeeded')
+    assert.equal(app.target.requests.length, 1)
+  })
+
+  it('are found by a sweep where messages are lost', async () => {
+    const rule = await app.key.post('/guardrails', { name: 'ask', document: { class: 'C' } })
+    const guarded = await app.tool({ guardrail_ids: [rule.body.id] })
+    const leaf = await app.orchestration([{ id: 'h', type: 'human' }])
+    const first = await worker()
+    const gated = await app.run([{ id: 'g', type: 'tool', tool_id: guarded }])
+    const parent = await app.run([{ id: 's', type: 'sub_orchestration', orchestration_id: leaf }])
+    const asked = await app.run([{ id: 'h', type: 'human' }])
+    await first.kill()
+    const child = parent.required_action.orchestration_run_id
+    await app.key.post(`/approvals/${gated.required_action.approval_id}/approve`)
+    for (const id of [child, asked.id])
+      await app.key.post(`/orchestration-runs/${id}/human-input`, { node_id: 'h', output: { n: 1 }, wait: false })
+    const fresh = await app.start(await app.orchestration([call('a')]), { wait: false })
+    await forget()
+    await worker()
+    for (const { id } of [fresh, asked, gated, parent])
+      assert.equal((await app.until(id, ended)).status, 'succeeded', id)
+  })
+})

@@ -1,0 +1,246 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
+import { json } from '../execution/tool-target.ts'
+import { client as doubleClient } from '../local/double/client.ts'
+import { type Client, eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+
+describe('firings and their workers', function () {
+  this.timeout(90_000)
+  let app: TriggerApp
+  let key: Client
+  let double: ReturnType<typeof doubleClient>
+  const processes: TestProcess[] = []
+  const worker = async (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, kinds)
+    processes.push(made)
+    return made
+  }
+  const tool = (fields: object = {}) => madeTrigger(key, { target_type: 'tool', target_id: app.toolId, ...fields })
+  const fire = async (id: string, input?: object): Promise<string> => {
+    const reply = await key.post(`/triggers/${id}/fire?wait=false`, { input })
+    assert.equal(reply.status, 202, JSON.stringify(reply.body))
+    return reply.body.id
+  }
+  /** Holds the first call of the target; returns what answers it. */
+  const holdCall = () => {
+    let free = () => {}
+    app.target.answer = (request, response) => {
+      free = () => json({ late: true })(request, response)
+      app.target.answer = json({ ok: true })
+    }
+    return () => free()
+  }
+  const called = (count: number) => eventually(() => app.target.requests.length === count, { what: `${count} calls` })
+  const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
+
+  before(async () => {
+    app = await startTriggerApp({ workers: [] })
+    key = app.key
+    double = doubleClient(app.double)
+  })
+  beforeEach(() => {
+    app.target.requests.length = 0
+    app.target.answer = json({ ok: true })
+  })
+  afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
+  after(() => app?.close())
+
+  it('a hook that was accepted fires when no worker was there, and when its message is lost', async () => {
+    const trigger = await tool({ type: 'webhook' })
+    const ids: string[] = []
+    for (const body of ['{"n":1}', '{"n":2}']) ids.push((await hook(app.url, trigger, body)).body.firing_id)
+    await app.services.pool.query(
+      sql.unsafe`delete from pgboss.job_common where name = 'trigger.fire' and data ->> 'firing_id' = ${ids[1]}`,
+    )
+    await worker()
+    for (const id of ids) assert.equal((await ended(key, id)).status, 'succeeded')
+    assert.deepEqual(keys().sort(), [...ids].sort())
+  })
+
+  it('a web process that is killed behind the commit has accepted the hook', async () => {
+    const web = await startProcess('web', app.databaseUrl, { ...FAST, FAULT_POINTS: 'trigger_accepted=kill' })
+    const trigger = await tool({ type: 'webhook' })
+    const headers = { 'X-Svc-Signature': (await import('./triggers-support.ts')).signatureOf(trigger.secret, '{}') }
+    await assert.rejects(hook(web.url, trigger, '{}', headers))
+    await worker()
+    const [firing] = await eventually(async () => {
+      const all = await firingsOf(key, trigger.id)
+      return all[0]?.status === 'succeeded' ? all : null
+    })
+    // The sender tries again.
+    assert.equal((await hook(app.url, trigger, '{}', headers)).body.firing_id, firing.id)
+    assert.equal(app.target.requests.length, 1)
+  })
+
+  it('a worker that is killed before it starts a turn leaves it to another', async () => {
+    const trigger = await madeTrigger(key, { target_type: 'agent', target_id: app.agentId })
+    const first = await worker({ FAULT_POINTS: 'trigger_claimed=kill' }, ['trigger'])
+    const id = await fire(trigger.id, { message: 'hi' })
+    await first.exited
+    await worker()
+    const firing = await ended(key, id)
+    assert.deepEqual([firing.status, firing.attempts], ['succeeded', 1])
+    assert.equal((await key.get(`/generations?agent_id=${app.agentId}`)).body.total, 1)
+  })
+
+  it('a worker that is killed behind the start of a turn has started one', async () => {
+    const agent = await app.agent()
+    const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
+    const first = await worker({ FAULT_POINTS: 'trigger_started=kill' }, ['trigger'])
+    const id = await fire(trigger.id, { message: 'hi' })
+    await first.exited
+    assert.equal((await key.get(`/trigger-firings/${id}`)).body.status, 'running')
+    await worker()
+    assert.equal((await ended(key, id)).status, 'succeeded')
+    assert.equal((await key.get(`/generations?agent_id=${agent}`)).body.total, 1)
+  })
+
+  it('a worker that is killed between the end of a turn and its settling changes nothing', async () => {
+    const agent = await app.agent()
+    const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
+    await worker({}, ['trigger'])
+    const first = await worker({ FAULT_POINTS: 'before_settle=kill' }, ['generation'])
+    const id = await fire(trigger.id, { message: 'hi' })
+    await first.exited
+    await worker({}, ['generation'])
+    const firing = await ended(key, id)
+    assert.equal(firing.status, 'succeeded')
+    assert.equal((await key.get(`/generations/${firing.result.result_id}`)).body.status, 'completed')
+  })
+
+  it('a tool is called again under its key when its worker is killed', async () => {
+    const trigger = await tool()
+    holdCall()
+    const first = await worker()
+    const id = await fire(trigger.id)
+    await called(1)
+    await first.kill()
+    await worker()
+    const firing = await ended(key, id)
+    assert.deepEqual([firing.status, firing.attempts], ['succeeded', 2])
+    assert.deepEqual(keys(), [id, id])
+  })
+
+  it('one that was lost too often is given up', async () => {
+    const trigger = await tool()
+    const id = await fire(trigger.id)
+    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'trigger_called=kill' })).exited
+    await worker()
+    const firing = await ended(key, id)
+    assert.deepEqual([firing.status, firing.error.code, firing.attempts], ['failed', 'TRIGGER_FIRING_ABANDONED', 3])
+    assert.deepEqual(keys(), [id, id, id])
+  })
+
+  it('a worker that was frozen past its lease writes nothing when it thaws', async () => {
+    const trigger = await tool()
+    const answer = holdCall()
+    const first = await worker()
+    const id = await fire(trigger.id)
+    await called(1)
+    first.child.kill('SIGSTOP')
+    await worker()
+    const firing = await ended(key, id)
+    assert.deepEqual(firing.result.output, { ok: true })
+    first.child.kill('SIGCONT')
+    answer()
+    await first.kill('SIGTERM')
+    assert.deepEqual((await key.get(`/trigger-firings/${id}`)).body, firing)
+  })
+
+  it('one that is stopped hands its call over, which is not one lost', async () => {
+    const trigger = await tool()
+    for (let n = 0; n < 4; n++) {
+      app.target.requests.length = 0
+      holdCall()
+      const first = await worker()
+      const id = n === 0 ? await fire(trigger.id) : (await firingsOf(key, trigger.id))[0].id
+      await called(1)
+      await first.kill('SIGTERM')
+      if (n < 3) assert.notEqual((await key.get(`/trigger-firings/${id}`)).body.status, 'failed')
+    }
+    const id = (await firingsOf(key, trigger.id))[0].id
+    await worker()
+    assert.equal((await ended(key, id)).status, 'succeeded')
+  })
+
+  it('what was accepted before a pause goes on when it ends, whether the trigger is active or not', async () => {
+    const trigger = await tool()
+    const id = await fire(trigger.id)
+    await key.patch(`/triggers/${trigger.id}`, { active: false })
+    await app.admin.post(`/projects/${app.projectId}/pause`)
+    await worker()
+    const other = await app.project()
+    assert.equal((await other.key.get('/triggers')).status, 200)
+    await eventually(async () =>
+      app.services.pool.oneFirst(
+        sql.unsafe`select due_at > now() + interval '1 minute' from trigger_firings where id = ${id}`,
+      ),
+    )
+    assert.equal((await key.get(`/trigger-firings/${id}`)).body.status, 'pending')
+    await app.admin.post(`/projects/${app.projectId}/resume`)
+    assert.equal((await ended(key, id)).status, 'succeeded')
+  })
+
+  it('a manual fire answers with the firing as it stands when its time is over', async () => {
+    const slow = await startProcess('web', app.databaseUrl, { ...FAST, TRIGGER_FIRE_WAIT_MAX_MS: '50' })
+    processes.push(slow)
+    const trigger = await tool()
+    const reply = await fetch(`${slow.url}/api/v1/triggers/${trigger.id}/fire`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${key.token}` },
+    })
+    assert.equal(reply.status, 200)
+    const { id, status } = (await reply.json()) as { id: string; status: string }
+    assert.equal(status, 'pending')
+    await worker()
+    assert.equal((await ended(key, id)).status, 'succeeded')
+  })
+
+  it('with their trigger go those that wait; what was started goes on', async () => {
+    const agent = await app.agent({ model: 'gone/m' })
+    await double.put('gone', { rules: [{ reply: { text: 'done', gate: 'gone' } }] })
+    const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
+    const waiting = await tool()
+    await fire(waiting.id)
+    await key.delete(`/triggers/${waiting.id}`)
+    await worker()
+    await fire(trigger.id, { message: 'hi' })
+    await eventually(async () => ((await double.gate('gone'))?.waiting ?? 0) > 0)
+    assert.equal((await key.delete(`/triggers/${trigger.id}`)).status, 204)
+    await double.read('POST', '/control/gates/gone/open')
+    await eventually(async () => (await key.get(`/generations?agent_id=${agent}`)).body.data[0]?.status === 'completed')
+    assert.equal(app.target.requests.length, 0)
+  })
+
+  it('one whose turn was deleted ends', async () => {
+    const agent = await app.agent()
+    const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
+    await worker({}, ['trigger'])
+    const id = await fire(trigger.id, { message: 'hi' })
+    await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
+    const deleted = await key.delete(`/agents/${agent}?force=true`)
+    assert.equal(deleted.status, 204, JSON.stringify(deleted.body))
+    await app.services.queues.send([
+      { queue: (await import('../../src/automation/triggers/queue.ts')).firingSweep, data: { orphans: true } },
+    ])
+    assert.equal((await ended(key, id)).error.code, 'RESOURCE_NOT_FOUND')
+  })
+
+  it('firings that ended long ago are deleted', async () => {
+    const { pruneFirings } = await import('../../src/automation/triggers/handlers.ts')
+    const trigger = await tool()
+    await worker()
+    const ids = [await fire(trigger.id), await fire(trigger.id)]
+    for (const id of ids) await ended(key, id)
+    await app.services.pool.query(
+      sql.unsafe`update trigger_firings set completed_at = now() - interval '31 days' where id = ${ids[0]}`,
+    )
+    await pruneFirings(app.services)
+    assert.deepEqual(
+      (await firingsOf(key, trigger.id)).map(({ id }) => id),
+      [ids[1]],
+    )
+  })
+})

@@ -1,0 +1,234 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
+import { json, made } from '../execution/tool-target.ts'
+import { type Client, eventually } from '../support/app.ts'
+import { emitNamed } from '../support/events.ts'
+import { ACTIONS, allEnded, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+
+describe('event triggers', function () {
+  this.timeout(60_000)
+  let app: TriggerApp
+  let key: Client
+  let tool: { target_type: string; target_id: string }
+  const on = (event_pattern: string, fields: object = {}) =>
+    madeTrigger(key, { ...tool, type: 'event', event_pattern, ...fields })
+  const actor = (name = 'x', more: object = {}) => key.post('/actors', { name, ...more })
+  /** A platform tool of one operation, as target. */
+  const platform = async (action: string) => {
+    const { id } = await made(key, { name: 'platform', type: 'platform', actions: [action] })
+    return { target_type: 'tool', target_id: id, action }
+  }
+  /** Events are dispatched in the order of their times: those before this one have been by now. */
+  const dispatched = async () =>
+    eventually(
+      async () =>
+        (await app.services.pool.oneFirst(sql.unsafe`select count(*)::int from events where dispatched_at is null`)) ===
+        0,
+      { what: 'events being dispatched' },
+    )
+
+  before(async () => {
+    app = await startTriggerApp({ actions: [...ACTIONS, 'projects:*'] })
+    key = app.key
+  })
+  beforeEach(async () => {
+    app.target.requests.length = 0
+    app.target.answer = json({ ok: true })
+    const project = await app.projectWith(ACTIONS)
+    app.projectId = project.id
+    key = project.key
+    tool = { target_type: 'tool', target_id: (await made(key, { execute: { url: app.target.url } })).id }
+  })
+  after(() => app?.close())
+
+  it('fire once for each event that matches, with its envelope over their input', async () => {
+    const trigger = await on('actors.created', { input: { own: 1, event: 'x' } })
+    const other = await on('actors.*')
+    const { body: made } = await actor('Ada')
+    await key.patch(`/actors/${made.id}`, { name: 'Lovelace' })
+    const [firing] = await allEnded(key, trigger.id, 1)
+    const event = (await key.get(`/events?resource_id=${made.id}&event=actors.created`)).body.data.find(
+      (each: any) => each.event === 'actors.created',
+    )
+    assert.deepEqual(
+      [firing.status, firing.source, firing.event_id, firing.idempotency_key],
+      ['succeeded', 'event', event.id, `${event.id}:${trigger.id}`],
+    )
+    assert.deepEqual(Object.keys(firing.input), [
+      'own',
+      'event',
+      'id',
+      'project_id',
+      'resource_type',
+      'resource_id',
+      'data',
+      'timestamp',
+    ])
+    assert.deepEqual([firing.input.event, firing.input.data.name, firing.input.own], ['actors.created', 'Ada', 1])
+    assert.equal((await allEnded(key, other.id, 2)).length, 2)
+    assert.equal((await firingsOf(key, trigger.id)).length, 1)
+  })
+
+  it('fire while they are active, for what happens after they were made, and past what their filter and policy let by', async () => {
+    await actor('early')
+    const off = await on('actors.created', { active: false })
+    const filtered = await on('actors.created', { event_filter: { '==': [{ var: 'data.name' }, 'wanted'] } })
+    const allow = (action: string[], resource: string, condition?: object) => ({
+      statement: [{ effect: 'Allow', action, resource: [resource], ...(condition ? { condition } : {}) }],
+    })
+    const policyOf = async (document: object) => (await app.admin.post('/policies', { document })).body.id
+    const named = `srn:${app.projectId}:*:*`
+    const blind = await on('actors.created', { policy_id: await policyOf(allow(['tools:CallTool'], named)) })
+    const seeing = await on('actors.created', {
+      policy_id: await policyOf(allow(['tools:CallTool', 'actors.*'], named)),
+    })
+    await actor('unwanted')
+    await actor('wanted')
+    await allEnded(key, seeing.id, 2)
+    await dispatched()
+    assert.deepEqual(
+      (await firingsOf(key, filtered.id)).map(({ input }) => input.data.name),
+      ['wanted'],
+    )
+    assert.deepEqual([await firingsOf(key, off.id), await firingsOf(key, blind.id)], [[], []])
+    await key.patch(`/triggers/${off.id}`, { active: true })
+    await actor('later')
+    assert.equal((await allEnded(key, off.id, 1)).length, 1)
+  })
+
+  it('record that their project is paused, and start nothing', async () => {
+    const trigger = await on('projects.paused')
+    await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'night' })
+    const [firing] = await allEnded(key, trigger.id, 1)
+    assert.deepEqual([firing.status, firing.error.code, firing.attempts], ['failed', 'PROJECT_PAUSED', 0])
+    await app.admin.post(`/projects/${app.projectId}/resume`)
+    assert.equal(app.target.requests.length, 0)
+  })
+
+  it('do not fire themselves: the second firing is refused and filed, the trigger stays', async () => {
+    const trigger = await on('actors.created', {
+      ...(await platform('create-actor')),
+      input_mapping: { name: 'by a trigger' },
+    })
+    await actor()
+    const [first, second] = await allEnded(key, trigger.id, 2)
+    assert.equal(first.status, 'succeeded', JSON.stringify(first.error))
+    assert.deepEqual([second.status, second.error.code, second.attempts], ['failed', 'TRIGGER_CAUSATION_LIMIT', 0])
+    assert.deepEqual(second.error.meta, { reason: 'repeat', causation_chain: [trigger.id], max_depth: 5 })
+    assert.deepEqual([first.causation_chain, second.causation_chain], [[], [trigger.id]])
+    const items = await eventually(async () => {
+      const { data } = (await key.get('/exceptions?kind=event_trigger_loop')).body
+      return data.length > 0 ? data : null
+    })
+    assert.deepEqual(
+      items.map(({ severity, detail }: any) => [severity, detail.trigger_id, detail.reason, detail.event]),
+      [['warning', trigger.id, 'repeat', 'actors.created']],
+    )
+    await dispatched()
+    assert.equal((await firingsOf(key, trigger.id)).length, 2)
+    assert.equal((await key.get(`/triggers/${trigger.id}`)).body.active, true)
+  })
+
+  it('that listen to everything do not fire for ever', async () => {
+    const trigger = await on('*', { ...(await platform('create-actor')), input_mapping: { name: 'again' } })
+    await actor()
+    await eventually(async () => (await key.get('/exceptions?kind=event_trigger_loop')).body.total > 0)
+    await dispatched()
+    const all = await eventually(async () => {
+      await dispatched()
+      const first = await firingsOf(key, trigger.id)
+      await dispatched()
+      const again = await firingsOf(key, trigger.id)
+      const settled = again.every(({ status }) => status === 'succeeded' || status === 'failed')
+      return settled && first.length === again.length ? again : null
+    })
+    // The making of the trigger, the actor, and the audit entries of both; what their firings caused is refused.
+    assert.equal(all.filter(({ status }) => status === 'succeeded').length, 4)
+    for (const { causation_chain, status } of all)
+      assert.deepEqual(causation_chain, status === 'succeeded' ? [] : [trigger.id])
+  })
+
+  it('fire one another at most so deep', async () => {
+    const target = await platform('create-actor')
+    const triggers: any[] = []
+    for (let n = 0; n < 6; n++)
+      triggers.push(
+        await on('actors.created', {
+          ...target,
+          event_filter: { '==': [{ var: 'data.name' }, `step ${n}`] },
+          input_mapping: { name: `step ${n + 1}` },
+        }),
+      )
+    await actor('step 0')
+    const [last] = await allEnded(key, triggers[5].id, 1)
+    assert.deepEqual(
+      [last.status, last.error.code, last.error.meta.reason],
+      ['failed', 'TRIGGER_CAUSATION_LIMIT', 'depth'],
+    )
+    assert.deepEqual(
+      last.causation_chain,
+      triggers.slice(0, 5).map(({ id }) => id),
+    )
+    for (const { id } of triggers.slice(0, 5)) assert.equal((await allEnded(key, id, 1))[0].status, 'succeeded')
+  })
+
+  it('are not fired again by what a turn does that they started', async () => {
+    const trigger = await on('generations.completed', { target_type: 'agent', ...(await agentTarget()) })
+    await key.post(`/agents/${trigger.target_id}/generate?wait=true`, { prompt: 'hi' })
+    const [first, second] = await allEnded(key, trigger.id, 2)
+    assert.deepEqual([first.status, first.result.target_type], ['succeeded', 'agent'])
+    assert.deepEqual([second.status, second.error.code], ['failed', 'TRIGGER_CAUSATION_LIMIT'])
+    await dispatched()
+    assert.equal((await firingsOf(key, trigger.id)).length, 2)
+  })
+  async function agentTarget() {
+    const provider = await app.admin.post('/ai-providers', {
+      project_id: app.projectId,
+      name: 'double',
+      provider: 'custom',
+      default_model: 'double-1',
+      base_url: `${app.double.url}/v1`,
+    })
+    const agent = await key.post('/agents', { name: 'a', ai_provider_id: provider.body.id })
+    assert.equal(agent.status, 201, JSON.stringify(agent.body))
+    return { target_id: agent.body.id }
+  }
+
+  it('one that cannot be evaluated keeps no other from firing', async () => {
+    await on('actors.created', {
+      event_filter: { reduce: [{ var: 'data' }, { cat: [{ var: 'accumulator' }, { var: 'accumulator' }] }, 'x'] },
+    })
+    const mapped = await on('actors.created', {
+      input_mapping: { items: { map: [[1, 2, 3], { cat: [{ var: '' }, 'x'] }] } },
+    })
+    await actor()
+    assert.equal((await allEnded(key, mapped.id, 1))[0].status, 'succeeded')
+    await dispatched()
+  })
+
+  it('are not fired by events that only look like those of the platform', async () => {
+    const any = await on('*')
+    await app.services.write(async tx => {
+      emitNamed(tx, 'actors.created', app.projectId, { id: 'actor_x' })
+    })
+    await allEnded(key, any.id, 1)
+    await app.services.pool.query(sql.unsafe`
+      insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at)
+      select 'evt_' || n, ${app.projectId}, n, 'order', 'o1', json_build_object('id', n, 'event', n, 'data', '{}'::json)::text, now()
+      from unnest(array['actors.invented', 'orders.shipped']) n`)
+    const all = await eventually(async () => {
+      const found = await firingsOf(key, any.id)
+      return found.some(({ input }) => input.event === 'orders.shipped') ? found : null
+    })
+    await dispatched()
+    assert.equal(all.filter(({ input }) => input.event === 'actors.invented').length, 0)
+  })
+
+  it('cost a project without any nothing: its events count as dispatched when they are written', async () => {
+    const { body } = await actor('quiet')
+    const stored = await app.services.pool.one(
+      sql.unsafe`select dispatched_at is not null as done, packed is not null as packed, causation from events where resource_id = ${body.id}`,
+    )
+    assert.deepEqual(stored, { done: true, packed: true, causation: null })
+  })
+})

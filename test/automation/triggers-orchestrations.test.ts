@@ -1,0 +1,121 @@
+import assert from 'node:assert/strict'
+import type { Client } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
+import {
+  ACTIONS,
+  allEnded,
+  codeOf,
+  ended,
+  fired,
+  firingsOf,
+  madeTrigger,
+  startTriggerApp,
+  type TriggerApp,
+} from './triggers-support.ts'
+
+/** The workers that runs need beside those of triggers. */
+const WORKERS = ['trigger', 'generation', 'delivery', 'orchestration'] as never
+
+describe('triggers of orchestrations', function () {
+  this.timeout(60_000)
+  let app: TriggerApp
+  let key: Client
+
+  const graph = async (nodes: object[], fields: object = {}): Promise<string> => {
+    const reply = await key.post('/orchestrations', { name: 'graph', nodes, edges: [], ...fields })
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    return reply.body.id
+  }
+  const transform = {
+    id: 'sum',
+    type: 'transform',
+    expression: { '+': [{ var: 'input.seed' }, { var: 'input.extra' }] },
+  }
+  const on = (target_id: string, fields: object = {}) =>
+    madeTrigger(key, { target_type: 'orchestration', target_id, ...fields })
+
+  before(async () => {
+    app = await startTriggerApp({ workers: WORKERS, actions: [...ACTIONS, 'orchestrations:*'] })
+    key = app.key
+  })
+  after(() => app?.close())
+
+  it('start a run with their input, which ends them', async () => {
+    const trigger = await on(await graph([transform]), { input: { seed: 1 } })
+    const firing = await fired(key, trigger.id, { extra: 2 })
+    assert.deepEqual(
+      [firing.status, firing.input, firing.result.status],
+      ['succeeded', { seed: 1, extra: 2 }, 'succeeded'],
+    )
+    const run = (await key.get(`/orchestration-runs/${firing.result.result_id}`)).body
+    assert.deepEqual(
+      [run.trigger_id, run.trigger_firing_id, run.started_by, run.input],
+      [trigger.id, firing.id, { kind: 'trigger', id: trigger.id }, { seed: 1, extra: 2 }],
+    )
+    assert.deepEqual(firing.result.output, run.output)
+  })
+
+  it('refuse an input that breaks the input_schema, by hand with an answer, else on the firing', async () => {
+    const input_schema = { type: 'object', properties: { seed: { type: 'integer' } }, required: ['seed'] }
+    const id = await graph([transform], { input_schema })
+    const trigger = await on(id)
+    const refused = await key.post(`/triggers/${trigger.id}/fire`, { input: { seed: 'x' } })
+    assert.deepEqual(codeOf(refused), [400, 'TRIGGER_INPUT_INVALID'])
+    assert.ok(refused.body.error.meta.problems.length > 0)
+    assert.deepEqual(await firingsOf(key, trigger.id), [])
+    const listening = await on(id, { type: 'event', event_pattern: 'actors.created' })
+    await key.post('/actors', { name: 'x' })
+    const [firing] = await allEnded(key, listening.id, 1)
+    assert.deepEqual([firing.status, firing.error.code], ['failed', 'TRIGGER_INPUT_INVALID'])
+  })
+
+  it('end when their run waits for somebody, and with its failure', async () => {
+    const waiting = await on(await graph([{ id: 'ask', type: 'human', prompt: 'ok?' }]))
+    assert.deepEqual((await fired(key, waiting.id)).result.status, 'awaiting_input')
+    const failing = await on(await graph([{ id: 'call', type: 'tool', tool_id: app.toolId }]))
+    app.target.answer = (_request, response) => response.writeHead(500).end()
+    const firing = await fired(key, failing.id)
+    assert.deepEqual([firing.status, firing.error.code, firing.result.status], ['failed', 'TOOL_HTTP_ERROR', 'failed'])
+    app.target.answer = (_request, response) =>
+      response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
+  })
+
+  it('record a run that was cancelled', async () => {
+    const trigger = await on(await graph([{ id: 'later', type: 'delay', duration: '1h' }]))
+    const { body } = await key.post(`/triggers/${trigger.id}/fire?wait=false`)
+    let run: string | undefined
+    for (let tries = 0; !run && tries < 500; tries++) {
+      run = (await key.get(`/trigger-firings/${body.id}`)).body.result?.result_id
+      await new Promise(resolve => setTimeout(resolve, 20))
+    }
+    assert.equal((await key.post(`/orchestration-runs/${run}/cancel`)).status, 200)
+    const firing = await ended(key, body.id)
+    assert.deepEqual([firing.status, firing.error.code], ['failed', 'ORCHESTRATION_DISPATCH_FAILED'])
+    assert.deepEqual(firing.error.meta, { orchestration_run_id: run, run_status: 'cancelled' })
+  })
+
+  it('whose run calls fire are refused', async () => {
+    const inner = await madeTrigger(key, { target_type: 'tool', target_id: app.toolId })
+    const tool = await key.post('/tools', { name: 'fires', type: 'platform', actions: ['fire-trigger'] })
+    const node = { id: 'fire', type: 'tool', tool_id: tool.body.id, operation_id: 'fire-trigger' }
+    const trigger = await on(await graph([{ ...node, input_mapping: { trigger_id: inner.id } }]))
+    const firing = await fired(key, trigger.id)
+    assert.equal(firing.status, 'failed')
+    assert.match(JSON.stringify(firing.error), /TRIGGER_RECURSION_FORBIDDEN/)
+    assert.deepEqual(await firingsOf(key, inner.id), [])
+  })
+
+  it('whose graph emits the event that they listen to fire once', async () => {
+    const id = await graph([{ id: 'emit', type: 'emit_event', event_type: 'orders.shipped', input_mapping: { a: 1 } }])
+    const trigger = await on(id, { type: 'event', event_pattern: 'orders.shipped' })
+    assert.equal((await key.post('/orchestration-runs', { orchestration_id: id })).status, 201)
+    const [first, second] = await allEnded(key, trigger.id, 2)
+    assert.deepEqual(
+      [first.status, second.status, second.error.code],
+      ['succeeded', 'failed', 'TRIGGER_CAUSATION_LIMIT'],
+    )
+    assert.equal(second.error.meta.reason, 'repeat')
+    // Exceptions are filed beside the work.
+    await eventually(async () => (await key.get('/exceptions?kind=event_trigger_loop')).body.total === 1)
+  })
+})

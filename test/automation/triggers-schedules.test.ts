@@ -1,0 +1,171 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
+import { type Client, eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { allEnded, FAST, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+
+const MINUTELY = { type: 'schedule', cron: '* * * * *' }
+
+/** Puts the clock of a process 30 s ahead. */
+const AHEAD = `--import=data:text/javascript,${encodeURIComponent(`
+  const Real = Date
+  globalThis.Date = class extends Real {
+    constructor(...given) { given.length > 0 ? super(...given) : super(Real.now() + 30000) }
+    static now() { return Real.now() + 30000 }
+  }`)}`
+
+describe('schedules of triggers', function () {
+  this.timeout(60_000)
+  let app: TriggerApp
+  let key: Client
+  let tool: { target_type: string; target_id: string }
+  const processes: TestProcess[] = []
+  const worker = async (env: Record<string, string> = {}, flags: string[] = []) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['trigger'], flags)
+    processes.push(made)
+    return made
+  }
+  /** Schedules are due when their next instant is past: by how many seconds. */
+  const dueSince = (id: string, seconds: number) =>
+    app.services.pool.query(
+      sql.unsafe`update triggers set next_fire_at = date_trunc('second', now()) - ${seconds} * interval '1 s' where id = ${id}`,
+    )
+  const read = async (id: string) => (await key.get(`/triggers/${id}`)).body
+  const secondsUntil = (time: string) => (new Date(time).getTime() - Date.now()) / 1000
+
+  before(async () => {
+    app = await startTriggerApp({ workers: [] })
+    key = app.key
+    tool = { target_type: 'tool', target_id: app.toolId }
+  })
+  beforeEach(() => {
+    app.target.requests.length = 0
+  })
+  afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
+  after(() => app?.close())
+
+  it('have their next instant while they are active', async () => {
+    const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
+    assert.deepEqual([trigger.timezone, trigger.overlap_policy, trigger.misfire_policy], ['UTC', 'allow', 'fire_once'])
+    assert.ok(secondsUntil(trigger.next_fire_at) <= 60 && trigger.next_fire_at.endsWith(':00.000Z'))
+    const path = `/triggers/${trigger.id}`
+    assert.equal((await key.patch(path, { active: false })).body.next_fire_at, null)
+    await key.patch(path, { cron: '0 9 1 1 *', timezone: 'Europe/Berlin' })
+    const { next_fire_at } = (await key.patch(path, { active: true })).body
+    assert.match(next_fire_at, /^\d{4}-01-01T08:00:00.000Z$/)
+    assert.match((await key.patch(path, { timezone: 'UTC' })).body.next_fire_at, /-01-01T09:00:00.000Z$/)
+    assert.equal((await key.patch(path, { description: 'x' })).body.next_fire_at.slice(11), '09:00:00.000Z')
+    await key.delete(path)
+  })
+
+  it('fire once an instant, however many workers there are and whatever their clocks say', async () => {
+    await Promise.all([worker(), worker(), worker(), worker(), worker({}, [AHEAD])])
+    const triggers: any[] = []
+    for (let n = 0; n < 5; n++) triggers.push(await madeTrigger(key, { ...tool, ...MINUTELY, cron: '0 0 1 1 *' }))
+    const ids = triggers.map(({ id }) => id)
+    // In twenty seconds: a clock that is ahead would be there by now.
+    await app.services.pool.query(sql.unsafe`
+      update triggers set next_fire_at = now() + interval '20 s' where id = any(${sql.array(ids.slice(0, 1), 'text')})`)
+    for (let round = 1; round <= 5; round++) {
+      for (const id of ids.slice(1)) await dueSince(id, 10 - round)
+      for (const id of ids.slice(1)) assert.equal((await allEnded(key, id, round)).length, round)
+    }
+    for (const id of ids.slice(1)) {
+      const all = await firingsOf(key, id)
+      assert.equal(new Set(all.map(({ scheduled_for }) => scheduled_for)).size, all.length)
+      assert.equal(all[0].idempotency_key, `${id}:${all[0].scheduled_for}`)
+      assert.ok(all.every(({ status, source }) => status === 'succeeded' && source === 'schedule'))
+    }
+    const [{ id, next_fire_at }] = [await read(ids[0])]
+    const waited = secondsUntil(next_fire_at)
+    if (waited > 0 && waited < 3600) assert.deepEqual(await firingsOf(key, id), [])
+    const calls = new Map<string, number>()
+    for (const { headers } of app.target.requests) {
+      const called = headers['idempotency-key'] as string
+      calls.set(called, (calls.get(called) ?? 0) + 1)
+    }
+    assert.ok([...calls.values()].every(count => count === 1))
+    const feed = (await key.get('/activity?kind=schedule_fired&limit=100')).body.data
+    assert.ok(feed.some(({ ref_id, detail }: any) => ref_id === ids[1] && detail.trigger_firing_id))
+    for (const each of ids) await key.delete(`/triggers/${each}`)
+  })
+
+  it('make up for missed instants once, or not at all', async () => {
+    const once = await madeTrigger(key, { ...tool, ...MINUTELY })
+    const skipping = await madeTrigger(key, { ...tool, ...MINUTELY, misfire_policy: 'skip' })
+    for (const { id } of [once, skipping]) await dueSince(id, 3600)
+    await worker()
+    const [firing] = await allEnded(key, once.id, 1)
+    assert.ok(secondsUntil(firing.scheduled_for) < -3500)
+    await eventually(async () => secondsUntil((await read(skipping.id)).next_fire_at) > 0)
+    for (const { id } of [once, skipping]) assert.ok(secondsUntil((await read(id)).next_fire_at) <= 60)
+    assert.deepEqual([(await firingsOf(key, once.id)).length, (await firingsOf(key, skipping.id)).length], [1, 0])
+    for (const { id } of [once, skipping]) await key.delete(`/triggers/${id}`)
+  })
+
+  it('leave out an instant while a firing is under way where they say so', async () => {
+    let free = () => {}
+    app.target.answer = (_request, response) => {
+      free = () => response.writeHead(200, { 'content-type': 'application/json' }).end('{}')
+    }
+    const fields = { ...tool, type: 'schedule', cron: '0 0 1 1 *' }
+    const skipping = await madeTrigger(key, { ...fields, overlap_policy: 'skip' })
+    await worker()
+    await dueSince(skipping.id, 2)
+    await eventually(() => app.target.requests.length === 1)
+    await dueSince(skipping.id, 1)
+    await eventually(async () => secondsUntil((await read(skipping.id)).next_fire_at) > 0)
+    free()
+    await allEnded(key, skipping.id, 1)
+    await dueSince(skipping.id, 1)
+    await eventually(() => app.target.requests.length === 2)
+    free()
+    assert.equal((await allEnded(key, skipping.id, 2)).length, 2)
+    app.target.answer = (_request, response) =>
+      response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
+    await key.delete(`/triggers/${skipping.id}`)
+  })
+
+  it('do not fire in a paused project, nor afterwards for the time of the pause', async () => {
+    const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
+    await app.admin.post(`/projects/${app.projectId}/pause`)
+    await dueSince(trigger.id, 120)
+    await app.admin.post(`/projects/${app.projectId}/resume`)
+    assert.ok(secondsUntil((await read(trigger.id)).next_fire_at) > 0)
+    await app.admin.post(`/projects/${app.projectId}/pause`)
+    await dueSince(trigger.id, 120)
+    await worker()
+    await eventually(async () => secondsUntil((await read(trigger.id)).next_fire_at) > 0)
+    await app.admin.post(`/projects/${app.projectId}/resume`)
+    assert.deepEqual(await firingsOf(key, trigger.id), [])
+    await key.delete(`/triggers/${trigger.id}`)
+  })
+
+  it('are left alone by workers whose scheduler is switched off', async () => {
+    await worker({ TRIGGER_SCHEDULER_DISABLED: 'true' })
+    const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
+    await dueSince(trigger.id, 1)
+    const manual = await madeTrigger(key, tool)
+    assert.equal((await key.post(`/triggers/${manual.id}/fire`)).body.status, 'succeeded')
+    assert.ok(secondsUntil((await read(trigger.id)).next_fire_at) < 0)
+    await worker()
+    assert.equal((await allEnded(key, trigger.id, 1)).length, 1)
+  })
+
+  it('of many triggers fire in batches', async () => {
+    const first = await madeTrigger(key, { ...tool, type: 'schedule', cron: '0 0 1 1 *' })
+    await app.services.pool.query(sql.unsafe`
+      insert into triggers (id, project_id, name, type, target_type, target_id, cron, timezone, authority, next_fire_at)
+      select 'trg_' || translate(lpad(n::text, 26, '0'), 'ilou', '0000'), project_id, 'many ' || n, type, target_type, target_id, cron, timezone, authority,
+        now() - interval '1 s'
+      from triggers, generate_series(1, 450) n where id = ${first.id}`)
+    await worker({ TRIGGER_WORKER_CONCURRENCY: '50' })
+    await eventually(
+      async () =>
+        (await app.services.pool.oneFirst(
+          sql.unsafe`select count(*)::int from trigger_firings where source = 'schedule' and state = 'succeeded'
+            and trigger_id in (select id from triggers where name like 'many %')`,
+        )) === 450,
+    )
+  })
+})
