@@ -75,8 +75,9 @@ export type TurnOwner = (
 
 export const turnOwners = extensionPoint<TurnOwner>('owners of turns')
 
+/** Who owns a turn: of several modules that would, the one that was loaded last. */
 export const ownerOf = (generation: GenerationRow): TurnOwner | undefined =>
-  turnOwners.all().find(owner => ('owns' in owner ? owner.owns(generation) : owner.source === generation.source))
+  turnOwners.all().findLast(owner => ('owns' in owner ? owner.owns(generation) : owner.source === generation.source))
 
 /** What an owner adds to a turn. What its permission is on may be gone by now: only the name counts. */
 export function ownedTurn(generation: GenerationRow): TurnSource | undefined {
