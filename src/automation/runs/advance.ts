@@ -1,6 +1,6 @@
 import { addException } from '../../control/exceptions/file.ts'
 import { recordUsage } from '../../control/usage/meter.ts'
-import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -594,12 +594,9 @@ const isOther = (now: readonly RequiredAction[], before: readonly RequiredAction
   JSON.stringify(now) !== JSON.stringify(before)
 
 /** Whether an error is the failure of an attempt; others are those of the advance, which is made again. */
-export const isFailure = (error: unknown): boolean => error instanceof AppError || !(error instanceof Error)
+export const isFailure = (error: unknown): error is AppError | RecordedFailure =>
+  error instanceof AppError || !(error instanceof Error)
 
-/** What is recorded of a failure; one without a code is for the log alone. */
-export const failureOf = (error: unknown): RecordedFailure => {
-  if (error instanceof AppError) return error.recorded()
-  if (typeof error === 'object' && error !== null && 'code' in error && 'message' in error && !(error instanceof Error))
-    return error as RecordedFailure
-  return new AppError('INTERNAL_ERROR').recorded()
-}
+/** What is recorded of a failure; that of a turn or of a run below is on record already. */
+export const failureOf = (error: unknown): RecordedFailure =>
+  isFailure(error) && !(error instanceof AppError) ? error : recordedFailure(error)

@@ -1,5 +1,5 @@
 import { addActivity } from '../../control/activity/record.ts'
-import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
@@ -14,9 +14,8 @@ import { keptOutput, settleFiring } from './settle.ts'
 import { type Claim, findFiring, firingAttempts, lostWorkers, noteStarted, putOff, takeQueued } from './store.ts'
 import { checkFiring, type Firing, type TriggerTarget, targetOf } from './targets.ts'
 
-/** What is recorded of a failure; one without a code is for the log alone. */
-export const failureOf = (error: unknown): RecordedFailure =>
-  storableValue((error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()) as RecordedFailure
+/** What is recorded of a failure. */
+export const failureOf = (error: unknown): RecordedFailure => storableValue(recordedFailure(error)) as RecordedFailure
 
 /** How long a firing of a paused project is left alone, unless the pause ends: that makes it due. */
 const PAUSED_MS = 15 * 60_000

@@ -1,5 +1,5 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import { AppError, invalid, raise, recordedFailure } from '../../core/api/errors.ts'
 import { eventStream } from '../../core/api/event-stream.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
@@ -166,7 +166,7 @@ function streamCompletion(
     error => {
       if (!(error instanceof AppError) && !context.request.closed.aborted)
         services.log.error({ err: error, project_id: target.project_id }, 'chat completion')
-      end(frames.failed((error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()))
+      end(frames.failed(recordedFailure(error)))
     },
   )
   return eventStream(context, {

@@ -164,6 +164,10 @@ export class AppError extends Error {
   }
 }
 
+/** What is recorded of something that was thrown: of what has no code only that it failed, the rest is for the log. */
+export const recordedFailure = (error: unknown): RecordedFailure =>
+  (error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()
+
 /** Raises a catalogued error. */
 export function raise(code: ErrorCode, options: ConstructorParameters<typeof AppError>[1] = {}): never {
   throw new AppError(code, options)

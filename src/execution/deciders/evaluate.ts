@@ -1,5 +1,5 @@
 import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
-import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { AppError, raise, recordedFailure } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { isDatabaseLost, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -25,10 +25,6 @@ import { toolAnswers } from './tool-answer.ts'
 
 /** How long the lease of a worker is, and how often it renews it. */
 const ownLease = ({ config }: Pick<Services, 'config'>): Lease => leaseOf(config.DECISION_LEASE_SECONDS * 1000)
-
-/** What is recorded of a failure; one without a code is for the log alone. */
-export const failureOf = (error: unknown): RecordedFailure =>
-  (error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()
 
 /**
  * Makes a decision: has an agent asked by a turn of its own, which settles the decision, or calls a tool and settles it.
@@ -82,7 +78,7 @@ async function askAgent({ decision_id }: DecisionMessage, { services, log }: Job
   } catch (error) {
     if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
     if (error.code === 'PROJECT_PAUSED') return
-    await services.write(tx => settleDecision(tx, decision_id, { error: failureOf(error) }))
+    await services.write(tx => settleDecision(tx, decision_id, { error: recordedFailure(error) }))
     log.info({ decision_id, outcome: 'failed', code: error.code, decision: 'given up' }, 'decision')
   }
 }
@@ -115,7 +111,7 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
     async fail(error) {
       if (isDatabaseLost(error)) throw error
       if (!(error instanceof AppError)) services.log.error({ err: error, decision_id: decision.id }, 'decision')
-      const failure = failureOf(error)
+      const failure = recordedFailure(error)
       await services.write(tx => settle(tx, { error: failure }))
       return { outcome: 'failed', code: failure.code, decision: 'given up' }
     },
@@ -149,7 +145,7 @@ export async function giveUp(tx: Tx, message: DecisionMessage, error: unknown): 
   const { decision_id, attempt_id } = message
   const decision = await decisionKind.find(tx, decision_id, true)
   if (decision && (await decisionAttempts.endIdle(tx, { entity: decision_id, id: attempt_id })))
-    await settleDecision(tx, decision_id, { error: failureOf(error) })
+    await settleDecision(tx, decision_id, { error: recordedFailure(error) })
 }
 
 /** Ends a decision that this worker holds. Raises Superseded when it does not. */

@@ -1,6 +1,6 @@
 import type { Result, SearchInput } from '../../content/knowledge/model.ts'
 import { search } from '../../content/knowledge/search.ts'
-import { AppError } from '../../core/api/errors.ts'
+import { recordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Decided } from '../../core/iam/caller.ts'
@@ -62,8 +62,7 @@ async function recalled(
     if (signal.aborted) throw signal.reason
     if (isDatabaseLost(error)) throw error
     services.log.warn({ err: error, generation_id: generation.id }, 'knowledge of a turn not searched')
-    const failure = error instanceof AppError ? error : new AppError('INTERNAL_ERROR')
-    return { block: null, results: [], error: failure.recorded() }
+    return { block: null, results: [], error: recordedFailure(error) }
   }
 }
 

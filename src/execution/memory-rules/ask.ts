@@ -1,4 +1,4 @@
-import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure, raise, recordedFailure } from '../../core/api/errors.ts'
 import { isReferenceLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { permitted } from '../../core/iam/access.ts'
@@ -153,5 +153,5 @@ async function toolFacts(
 /** What is recorded of a failure; one without a code is for the log alone. */
 export function failureOf(error: unknown): RecordedFailure {
   if (isReferenceLost(error)) return new AppError('RESOURCE_NOT_FOUND').recorded()
-  return (error instanceof AppError ? error : new AppError('INTERNAL_ERROR')).recorded()
+  return recordedFailure(error)
 }
