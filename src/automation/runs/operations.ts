@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { equals, type Filters, filter, filterConditions, filterSchema, oneOf } from '../../core/api/filters.ts'
+import { newId } from '../../core/api/ids.ts'
 import { booleanQuery, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
 import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
@@ -91,15 +92,14 @@ const start = operation({
     const tool_context = callerContext(given.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
     const problems = await inputProblems(services, { project_id: orchestration.project_id, input_schema }, input)
     if (problems.length > 0) invalid(problems)
-    let id: string | null = null
-    const expected = wait === true ? expectRun(services, () => id) : null
+    const id = newId(runKind.prefix)
+    const expected = wait === true ? expectRun(services, id) : null
     try {
       const run = await startRunAtOnce(
         services,
-        { ...given, orchestration, version, input, tool_context, authority: principalRecord(caller) },
-        (outgoing, { id }) => context.record(outgoing, 201, id),
+        { ...given, id, orchestration, version, input, tool_context, authority: principalRecord(caller) },
+        outgoing => context.record(outgoing, 201, id),
       )
-      id = run.id
       if (!expected) return answer(201, { ...presentRun(run), node_executions: [] })
       const now = await expected.wait(request.closed, run)
       return answer(201, await shownTo(services, now ?? run))
@@ -206,7 +206,7 @@ async function command(
   change: (tx: Tx) => Promise<RunRow>,
 ): Promise<unknown> {
   const { services, resource, request } = context
-  const expected = wait ? expectRun(services, () => resource.id) : null
+  const expected = wait ? expectRun(services, resource.id) : null
   try {
     const changed = await services.write(async tx => {
       const run = await change(tx)

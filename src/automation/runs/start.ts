@@ -17,6 +17,8 @@ import { runInsert } from './store.ts'
 
 /** What a run is started with. */
 export type RunStart = {
+  /** Drawn before by a caller that already listens. */
+  id?: string
   orchestration: Pick<OrchestrationRow, 'id' | 'project_id' | 'version'>
   /** Default: the live one. */
   version?: number
@@ -73,7 +75,7 @@ async function problemsOf(
 /** The row of a new run. */
 export function newRun(services: Services, start: RunStart): RunRow {
   const { orchestration, parent } = start
-  const id = newId(runKind.prefix)
+  const id = start.id ?? newId(runKind.prefix)
   const { project_id } = orchestration
   const now = services.clock.now()
   const { tool_context = null, guardrail_context = null } = start
@@ -157,12 +159,12 @@ type Found = { project_id: string | null; paused_at: string | null; pause_reason
 export async function startRunAtOnce(
   services: Services,
   start: RunStart,
-  note: (outgoing: Outgoing, run: RunRow) => void,
+  note: (outgoing: Outgoing) => void,
 ): Promise<RunRow> {
   const run = newRun(services, start)
   const found = await services.writeOne<Found>(outgoing => {
     follow(outgoing, run)
-    note(outgoing, run)
+    note(outgoing)
     const guard = sql.fragment`exists (select from project where paused_at is null)`
     return {
       ctes: [

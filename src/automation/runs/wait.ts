@@ -8,13 +8,12 @@ const POLL_MS = 1000
 /**
  * Listens for a run before anything moves it. `wait` gives it as it is once it has ended or waits for input, or when
  * ORCHESTRATION_WAIT_MAX_MS are over or the caller is gone; null when the run is gone. Nothing is held meanwhile.
- * @param revision what the run was at: an older state of it is not waited for
  */
-export function expectRun(services: Services, runId: () => string | null) {
+export function expectRun(services: Services, runId: string) {
   const { wait, cancel } = expectEnd<RunRow | null>({
     subscribe: notice =>
-      services.notifications.listen(RUN_CHANNEL, changed => changed === runId() && notice(), { onReconnect: notice }),
-    read: async () => runKind.find(services.pool, runId() as string),
+      services.notifications.listen(RUN_CHANNEL, changed => changed === runId && notice(), { onReconnect: notice }),
+    read: () => runKind.find(services.pool, runId),
     isOver: run => !run || hasEnded(run) || run.status === 'awaiting_input',
     pollMs: POLL_MS,
   })
