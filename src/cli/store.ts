@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { unnoticed } from '../automation/runs/store.ts'
+import { BY_WORKERS, LIVE, unnoticed } from '../automation/runs/store.ts'
 import { hasVector, SOURCES } from '../content/vectors/store.ts'
 import { between } from '../core/api/lists.ts'
 import { all, counting, type Queryable, sql } from '../core/db/sql.ts'
@@ -203,7 +203,7 @@ export const runsWithoutMessage = (
       from pgboss.job_common where name in (${queues.run}, ${queues.told}, ${queues.node}) and state <= 'active'
     ), live as (
       select r.* from orchestration_runs r
-      where r.status in ('queued', 'running', 'sleeping', 'awaiting_input') and ${all([
+      where r.status in ${LIVE} and ${all([
         filter.project !== null && sql.fragment`r.project_id = ${filter.project}`,
         filter.ids.length > 0 && sql.fragment`r.id = any (${sql.array([...filter.ids], 'text')})`,
         between(sql.fragment`r.created_at`, filter),
@@ -223,7 +223,7 @@ export const runsWithoutMessage = (
       select r.id, r.project_id, r.status, r.created_at, e.id
       from live r join orchestration_node_executions e on e.run_id = r.id
       where r.status = 'running' and e.status = 'running' and not e.applied
-        and e.node_type in ('tool', 'poll', 'knowledge', 'memory_write')
+        and e.node_type in ${BY_WORKERS}
         and (e.leased_until is null or e.leased_until < now())
         and not exists (select from kept k where k.name = ${queues.node} and k.key = e.id)) found
     order by created_at, id limit ${limit}`)

@@ -20,6 +20,16 @@ export const NODE_TYPES = [
 ] as const
 export type NodeType = (typeof NODE_TYPES)[number]
 
+/** Types whose attempts a worker makes: each under a key, with a lease. */
+export const WORKER_TYPES = ['tool', 'poll', 'knowledge', 'memory_write'] as const satisfies readonly NodeType[]
+export type WorkerType = (typeof WORKER_TYPES)[number]
+
+/** Types that start runs of their own. */
+const NESTING_TYPES: readonly string[] = ['loop', 'sub_orchestration'] satisfies NodeType[]
+
+export const isWorkerType = (type: string): type is WorkerType => (WORKER_TYPES as readonly string[]).includes(type)
+export const startsRuns = (type: string): boolean => NESTING_TYPES.includes(type)
+
 /** When an attempt that failed is made again. Delays in milliseconds. */
 export type Retry = {
   max_attempts?: number

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { isObject, operationOf } from '../../core/expressions/evaluate.ts'
-import type { Edge, Node, NodeType } from './definition.ts'
+import { type Edge, type Node, type NodeType, WORKER_TYPES } from './definition.ts'
 import { DURATION_SYNTAX, parseDuration } from './duration.ts'
 import { EVENT_TYPE } from './event-types.ts'
 
@@ -72,7 +72,7 @@ export type Field = {
 }
 
 /** Types whose attempts have a time limit. */
-const TIMED = ['agent', 'tool', 'poll', 'knowledge', 'memory_write', 'loop', 'sub_orchestration'] as const
+const TIMED = ['agent', ...WORKER_TYPES, 'loop', 'sub_orchestration'] as const
 
 /** Every field that a node of some type has, beside its id and its type. */
 export const NODE_FIELDS = {

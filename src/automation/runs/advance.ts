@@ -6,6 +6,7 @@ import { storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { isDueSoon } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
+import { startsRuns } from '../orchestrations/definition.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import type { Node } from '../orchestrations/model.ts'
 import { frontier } from './frontier.ts'
@@ -297,7 +298,7 @@ export class Advance {
     for (;;) {
       const applied = this.#apply()
       if (await this.#hasStopped()) return false
-      const ready = this.graph.sorted ? frontier(this.graph, run) : []
+      const ready = frontier(this.graph, run)
       if (ready.length === 0 && run.active_nodes.length === 0) {
         this.#succeed()
         return false
@@ -454,9 +455,7 @@ export class Advance {
     if (hasEnded(run)) return
     const open = [...this.open.values()].filter(({ applied }) => !applied)
     const below = open.flatMap(({ id }) => this.children.get(id) ?? [])
-    const executes = open.some(
-      row => row.status === 'running' && row.node_type !== 'loop' && row.node_type !== 'sub_orchestration',
-    )
+    const executes = open.some(({ status, node_type }) => status === 'running' && !startsRuns(node_type))
     run.required_actions = requiredActions(this, open)
     const status = await this.#statusOf({ executes, below, open, more })
     if (status === 'queued' && run.queued_at === null) run.queued_at = this.nowText

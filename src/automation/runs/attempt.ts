@@ -9,6 +9,7 @@ import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { WorkerType } from '../orchestrations/definition.ts'
 import { parseDuration } from '../orchestrations/duration.ts'
 import { type Advance, failureOf } from './advance.ts'
 import { ask } from './approval.ts'
@@ -26,7 +27,7 @@ import { type ExecutionRow, giveBack, renew, type Taken, takenOf } from './store
 
 type Work = (attempt: Attempt, finish: Finish) => Promise<Outcome | Advanced | null>
 
-const WORK: Record<string, Work> = {
+const WORK: Record<WorkerType, Work> = {
   tool: callTool,
   poll,
   knowledge: searchKnowledge,
@@ -159,7 +160,7 @@ async function work(
   const both = AbortSignal.any([signal, late])
   const tooLate = nodeFailed(node, 'timeout', 'The attempt took longer than the timeout of the node')
   try {
-    const made = WORK[node.type]({ services, node, taken, key: keyOf(taken), signal: both, use }, finish)
+    const made = WORK[node.type as WorkerType]({ services, node, taken, key: keyOf(taken), signal: both, use }, finish)
     return await Promise.race([made, abortion(both, made)])
   } catch (error) {
     if (late.aborted && !signal.aborted) throw tooLate

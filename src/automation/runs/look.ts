@@ -1,6 +1,7 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { cancelTurn } from '../../execution/generations/abort.ts'
 import { generationKind } from '../../execution/generations/model.ts'
+import { startsRuns } from '../orchestrations/definition.ts'
 import { type Advance, isFailure } from './advance.ts'
 import { type TurnEnd, turnArtifact, turnsOf } from './agent.ts'
 import { lookAtApproval } from './approval.ts'
@@ -20,7 +21,7 @@ export async function look(advance: Advance): Promise<void> {
     } catch (error) {
       if (!isFailure(error)) throw error
       // What else it started is of no use.
-      if (isNested(row)) await cancelRuns(advance, row)
+      if (startsRuns(row.node_type)) await cancelRuns(advance, row)
       advance.fail(row, error)
     }
     await advance.breathe()
@@ -50,14 +51,12 @@ async function lookAt(advance: Advance, row: ExecutionRow, turns: ReadonlyMap<st
   if (row.status !== 'running' && row.status !== 'requires_action') return
   if (row.generation_id !== null) return lookAtTurn(advance, row, turns.get(row.generation_id))
   if (row.approval_id !== null && row.status === 'requires_action') return lookAtApproval(advance, node, row)
-  if (isNested(row)) {
+  if (startsRuns(row.node_type)) {
     if (advance.isPast(row.deadline_at)) throw late(row)
     return lookBelow(advance, node, row)
   }
   if (row.status === 'requires_action' && advance.isPast(row.deadline_at)) await expire(advance, row)
 }
-
-const isNested = ({ node_type }: ExecutionRow): boolean => node_type === 'loop' || node_type === 'sub_orchestration'
 
 const late = ({ node_id }: ExecutionRow) =>
   nodeFailed({ id: node_id }, 'timeout', 'The attempt took longer than the timeout of the node')

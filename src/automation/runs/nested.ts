@@ -1,8 +1,8 @@
 import { AppError } from '../../core/api/errors.ts'
 import { readPath } from '../../core/expressions/evaluate.ts'
 import { fault } from '../../core/process/fault.ts'
-import type { Node } from '../orchestrations/model.ts'
-import { orchestrationKind } from '../orchestrations/model.ts'
+import { type Node, orchestrationKind } from '../orchestrations/model.ts'
+import { belowState } from '../orchestrations/writes.ts'
 import type { Advance } from './advance.ts'
 import { contextOf, narrowed } from './context.ts'
 import { inputProblemsInTransaction, insertRuns, newRun } from './start.ts'
@@ -28,7 +28,7 @@ export async function beginNested(advance: Advance, node: Node, row: ExecutionRo
 }
 
 function itemsOf(node: Node, state: State): unknown[] {
-  const collection = readPath(state, (node.collection ?? 'state.items').replace(/^state\./, ''))
+  const collection = readPath(state, belowState(node.collection ?? 'items'))
   if (!Array.isArray(collection)) return []
   const limit = node.max_iterations ?? MAX_ITERATIONS
   if (collection.length > limit)

@@ -1,4 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
+import { truthy } from '../../core/expressions/evaluate.ts'
 import { callTool as call } from '../../execution/tools/call.ts'
 import { parseDuration } from '../orchestrations/duration.ts'
 import type { Attempt, Outcome } from './attempt-model.ts'
@@ -35,5 +36,3 @@ export async function poll(attempt: Attempt): Promise<Outcome> {
     called: { tool_id: tool.id, tool_name: tool.name, action: node.operation_id ?? tool.name },
   }
 }
-
-const truthy = (value: unknown): boolean => (Array.isArray(value) ? value.length > 0 : Boolean(value))

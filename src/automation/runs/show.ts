@@ -1,11 +1,10 @@
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
+import { isWorkerType, startsRuns } from '../orchestrations/definition.ts'
 import { withCallbacks } from './callback-token.ts'
 import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow } from './model.ts'
 import { type ExecutionRow, executionsOf } from './store.ts'
 import { usageOfRun } from './usage.ts'
-
-const KEYED = ['tool', 'poll', 'knowledge', 'memory_write']
 
 /** What the side effect of an attempt is made under: a retry has another one, the same attempt by another worker the same. */
 export const keyOf = ({ run_id, node_id, attempt, node_type, polls }: Omit<ExecutionRow, 'input'>): string =>
@@ -25,7 +24,7 @@ export const presentExecution = (row: ExecutionRow): NodeExecution => ({
   generation_id: row.generation_id,
   approval_id: row.approval_id,
   idempotency_key:
-    KEYED.includes(row.node_type) && row.status !== 'skipped'
+    isWorkerType(row.node_type) && row.status !== 'skipped'
       ? keyOf({ ...row, polls: Math.max(0, row.polls - 1) })
       : null,
   wake_at: time(row.wake_at),
@@ -35,7 +34,7 @@ export const presentExecution = (row: ExecutionRow): NodeExecution => ({
 })
 
 /** Types whose work costs something. */
-const METERED = ['agent', 'tool', 'poll', 'knowledge', 'memory_write', 'loop', 'sub_orchestration']
+const isMetered = (type: string): boolean => type === 'agent' || isWorkerType(type) || startsRuns(type)
 
 /**
  * A run as its GET answers, with its attempts and what it used.
@@ -47,7 +46,7 @@ export async function shownRun(
   known: readonly ExecutionRow[] | null,
 ): Promise<OrchestrationRunRecord> {
   const rows = known ?? (await executionsOf(db, run.id))
-  const usage = rows.some(({ node_type }) => METERED.includes(node_type)) ? await usageOfRun(db, run) : NOTHING
+  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run) : NOTHING
   return { ...presentRun(run), node_executions: rows.map(presentExecution), ...usage }
 }
 

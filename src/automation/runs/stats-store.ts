@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { BY_WORKERS } from './store.ts'
 
 const ProjectQueue = z.strictObject({
   project_id: z.string(),
@@ -26,7 +27,7 @@ export const projectQueues = (db: Queryable, projectId: string | null): Promise<
       select e.project_id, false, greatest(e.created_at, e.started_at)
       from orchestration_runs r join orchestration_node_executions e on e.run_id = r.id
       where r.status = 'running' and (${projectId}::text is null or r.project_id = ${projectId})
-        and e.status = 'running' and not e.applied and e.node_type in ('tool', 'poll', 'knowledge', 'memory_write')
+        and e.status = 'running' and not e.applied and e.node_type in ${BY_WORKERS}
         and (e.leased_until is null or e.leased_until <= now())
       union all
       select e.project_id, true, null from orchestration_node_executions e
@@ -46,5 +47,5 @@ export const startLatency = (db: Queryable, projects: readonly string[] | null, 
       select greatest(0, extract(epoch from started_at - created_at) * 1000)::float8 as waited
       from orchestration_node_executions
       where started_at > now() - ${windowSeconds} * interval '1 s' and deliveries > 0 and attempt = 1 and not parked
-        and node_type in ('tool', 'poll', 'knowledge', 'memory_write')
+        and node_type in ${BY_WORKERS}
         and (${projects === null} or project_id = any(${sql.array([...(projects ?? [])], 'text')}))) recent`)

@@ -2,9 +2,15 @@ import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { WORKER_TYPES } from '../orchestrations/definition.ts'
 import { EXECUTION_STATUSES, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
 const anObject = z.record(z.string(), z.unknown())
+
+/** Statuses of runs that have not ended, in the words of orchestration_runs_live. */
+export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
+/** Types of nodes whose attempts workers make. */
+export const BY_WORKERS = sql.fragment`(${sql.join([...WORKER_TYPES], sql.fragment`, `)})`
 
 /** An attempt of a node, as it is stored. */
 export const ExecutionRow = z.object({
@@ -258,7 +264,7 @@ export const take = (
       started_at = coalesce(t.started_at, now())
     from orchestration_runs r
     where t.id = ${executionId} and r.id = t.run_id and t.status = 'running' and not t.applied
-      and r.status in ('queued', 'running', 'sleeping', 'awaiting_input')
+      and r.status in ${LIVE}
       and (t.leased_until is null or t.leased_until < now()) and t.deliveries < ${deliveries}
       and (${most} = 0 or ${most} > (
         select count(*) from orchestration_node_executions o
@@ -268,7 +274,7 @@ export const take = (
 /** The same for one of those that come last into a project: one after the other, so that no two take the same place. */
 export const takeStrictly = async (tx: Queryable, execution: { id: string; project_id: string }, taking: Taking) => {
   await tx.query(statement`
-    select from (select pg_advisory_xact_lock(hashtextextended(${`attempts ${execution.project_id}`}, 0))) l`)
+    select from pg_advisory_xact_lock(hashtextextended(${`attempts ${execution.project_id}`}, 0))`)
   return take(tx, execution.id, taking)
 }
 
@@ -286,7 +292,7 @@ export const findWaiting = (db: Queryable, executionId: string): Promise<z.outpu
       extract(epoch from now() - t.created_at)::float8 * 1000 as age_ms
     from orchestration_node_executions t join orchestration_runs r on r.id = t.run_id
     where t.id = ${executionId} and t.status = 'running' and not t.applied
-      and r.status in ('queued', 'running', 'sleeping', 'awaiting_input')`)
+      and r.status in ${LIVE}`)
 
 /** Renews the lease of an attempt; false when it is another's by now, or the run has stopped. */
 export const renew = async (
@@ -316,7 +322,7 @@ export const runningTrees = (db: Queryable, projectId: string, rootId: string) =
 
 /** Serialises who takes and gives back room in a project, until the transaction ends. */
 export const lockRoom = (db: Queryable, projectId: string) =>
-  db.query(statement`select from (select pg_advisory_xact_lock(hashtextextended(${`runs ${projectId}`}, 0))) l`)
+  db.query(statement`select from pg_advisory_xact_lock(hashtextextended(${`runs ${projectId}`}, 0))`)
 
 const named = sql.type(z.strictObject({ id: z.string(), project_id: z.string() }))
 export type NamedRun = { id: string; project_id: string }
@@ -359,18 +365,22 @@ export const childOutputs = (db: Queryable, runId: string, executionId: string) 
 const stopped = sql.type(RunShape)
 
 /**
- * Ends runs that have not ended, with all that are below them: parents are locked before what is below them. A run that
- * one of them starts meanwhile is missed, so ask again until there is none. By orchestration_runs_parent.
+ * The ctes of what has not ended of trees of runs, under its locks: `held`, where parents are locked before what is below
+ * them. A run that one of them starts meanwhile is missed. By orchestration_runs_parent.
  */
-const cancelTrees = (db: Queryable, roots: Fragment): Promise<readonly RunRow[]> =>
-  db.any(stopped`
-    with recursive tree as (
+const heldTrees = (roots: Fragment): Fragment => sql.fragment`
+    recursive tree as (
       select r.id from orchestration_runs r where ${roots}
       union
       select r.id from tree join orchestration_runs r on r.parent_id = tree.id),
     held as (
       select r.id from tree join orchestration_runs r on r.id = tree.id
-      where r.status in ('queued', 'running', 'sleeping', 'awaiting_input') order by r.run_depth, r.id for update of r)
+      where r.status in ${LIVE} order by r.run_depth, r.id for update of r)`
+
+/** Ends runs that have not ended, with all that are below them. Ask again until there is none. */
+const cancelTrees = (db: Queryable, roots: Fragment): Promise<readonly RunRow[]> =>
+  db.any(stopped`
+    with ${heldTrees(roots)}
     update orchestration_runs t set status = 'cancelled', revision = t.revision + 1, active_nodes = '{}', required_actions = '[]',
       context = null, wake_at = null, due_at = null, queued_at = null, completed_at = now(), updated_at = now()
     from held where t.id = held.id returning ${runColumns}`)
@@ -388,7 +398,7 @@ export const cancelRunsOf = (db: Queryable, orchestrationId: string) =>
   cancelTrees(
     db,
     sql.fragment`r.orchestration_id = ${orchestrationId}
-      and r.status in ('queued', 'running', 'sleeping', 'awaiting_input')`,
+      and r.status in ${LIVE}`,
   )
 
 /** Runs of a project that have waited for room the longest. By orchestration_runs_live. */
@@ -430,7 +440,7 @@ export const untakenExecutions = (db: Queryable, quietSeconds: number, limit: nu
     select e.id, e.run_id, e.project_id from orchestration_runs r join orchestration_node_executions e on e.run_id = r.id
     where r.status = 'running' and r.updated_at < now() - ${quietSeconds} * interval '1 s'
       and not e.applied and e.status = 'running' and e.leased_until is null
-      and e.node_type in ('tool', 'poll', 'knowledge', 'memory_write')
+      and e.node_type in ${BY_WORKERS}
     order by e.created_at limit ${limit}`)
 
 /** Runs that have room, or need none, and have been left queued. By orchestration_runs_live. */
@@ -458,7 +468,7 @@ export const unnoticed = sql.fragment`(
             or e.node_type in ('loop', 'sub_orchestration') and e.status = 'running' and not exists (
               select from orchestration_runs c
               where c.parent_id = r.id and c.parent_execution_id = e.id
-                and c.status in ('queued', 'running', 'sleeping', 'awaiting_input')))))`
+                and c.status in ${LIVE}))))`
 
 /**
  * Runs that run, or of `all` those that wait, although something has happened that they have not taken note of, for a
@@ -481,16 +491,10 @@ const stateColumns = sql.type(RunShape.pick({ input: true, outcomes: true, writt
 export const findState = (db: Queryable, runId: string) =>
   db.maybeOne(stateColumns`select input, outcomes, written from orchestration_runs where id = ${runId}`)
 
-/** Pauses what is below a run and has not ended, unless it is paused already. By orchestration_runs_parent. */
+/** Pauses what is below a run and has not ended, unless it is paused already. */
 export const pauseBelow = (db: Queryable, runId: string, reason: string | null): Promise<readonly NamedRun[]> =>
   db.any(named`
-    with recursive tree as (
-      select r.id, 1 as level from orchestration_runs r where r.parent_id = ${runId}
-      union all
-      select r.id, tree.level + 1 from tree join orchestration_runs r on r.parent_id = tree.id),
-    held as (
-      select r.id from tree join orchestration_runs r on r.id = tree.id
-      where r.status in ('queued', 'running', 'sleeping', 'awaiting_input') order by tree.level, r.id for update of r)
+    with ${heldTrees(sql.fragment`r.parent_id = ${runId}`)}
     update orchestration_runs t set revision = t.revision + 1, updated_at = now(),
       pause_reason = case when t.pause_requested_at is null then ${reason} else t.pause_reason end,
       pause_requested_at = coalesce(t.pause_requested_at, now())
@@ -505,7 +509,7 @@ export const nextLiveRuns = (
 ): Promise<readonly NamedRun[]> =>
   db.any(named`
     select id, project_id from orchestration_runs
-    where project_id = ${projectId} and id > ${after} and status in ('queued', 'running', 'sleeping', 'awaiting_input')
+    where project_id = ${projectId} and id > ${after} and status in ${LIVE}
     order by id limit ${limit}`)
 
 /** The pause of a project becomes that of those of some runs that no other run started, unless they have one of their own. */
@@ -514,7 +518,7 @@ export const pauseWithProject = (db: Queryable, ids: readonly string[], reason: 
     with held as (
       select id from orchestration_runs
       where id = any(${sql.array([...ids], 'text')}) and parent_id is null and pause_requested_at is null
-        and status in ('queued', 'running', 'sleeping', 'awaiting_input') order by id for update)
+        and status in ${LIVE} order by id for update)
     update orchestration_runs t set pause_requested_at = now(), pause_reason = ${reason}, paused_with_project = true,
       revision = t.revision + 1, updated_at = now()
     from held where t.id = held.id`)
@@ -525,7 +529,7 @@ export const resumeWithProject = (db: Queryable, ids: readonly string[]) =>
     with held as (
       select id from orchestration_runs
       where id = any(${sql.array([...ids], 'text')}) and paused_with_project
-        and status in ('queued', 'running', 'sleeping', 'awaiting_input') order by id for update)
+        and status in ${LIVE} order by id for update)
     update orchestration_runs t set pause_requested_at = null, pause_reason = null, paused_with_project = false,
       revision = t.revision + 1, updated_at = now()
     from held where t.id = held.id`)
