@@ -1,17 +1,15 @@
 import { z } from 'zod'
 import { addException } from '../../control/exceptions/file.ts'
+import { gateShows } from '../../control/webhooks/matching.ts'
 import type { DispatchedEvent, EventSubscriber } from '../../control/webhooks/subscribers.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { srn } from '../../core/api/kind.ts'
 import { causedBy } from '../../core/db/causation.ts'
-import { eventAliases, eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
+import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { evaluate, truthy } from '../../core/expressions/evaluate.ts'
 import { plannedNames } from '../../core/iam/catalogue.ts'
-import { eventAllowed } from '../../core/iam/event-gate.ts'
-import type { Tags } from '../../core/iam/match.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import type { Services } from '../../core/process/services.ts'
 import { failureOf } from './fire.ts'
@@ -82,21 +80,7 @@ function seen(gates: Map<string, CompiledDocument>, trigger: Listening, event: E
     gate = compileDocument(trigger.policy)
     gates.set(trigger.id, gate)
   }
-  return eventAllowed(gate, {
-    name: event.name,
-    aliases: eventAliases(event.name),
-    srn: srn(event.project_id, event.resource_type, event.resource_id),
-    type: event.resource_type,
-    tags: tagsOf(data),
-  })
-}
-
-function tagsOf(data: unknown): Tags | null {
-  const tags = (data as { tags?: unknown } | null | undefined)?.tags
-  if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return null
-  return Object.fromEntries(
-    Object.entries(tags).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
-  )
+  return gateShows(gate, event, (data as { tags?: unknown } | null | undefined)?.tags)
 }
 
 /** Why an event must not fire a trigger that others led to; null when it may. */

@@ -56,14 +56,18 @@ function gateAllows(
         'policy of a webhook does not parse: it denies',
       )
   }
-  return eventAllowed(gate, {
+  return gateShows(gate, event, event.tags)
+}
+
+/** Whether a policy lets its subscriber see an event. `tags` are those of its data, whatever they are. */
+export const gateShows = (gate: CompiledDocument, event: DispatchedEvent, tags: unknown): boolean =>
+  eventAllowed(gate, {
     name: event.name,
     aliases: eventAliases(event.name),
     srn: srn(event.project_id, event.resource_type, event.resource_id),
     type: event.resource_type,
-    tags: tagsOf(event.tags),
+    tags: tagsOf(tags),
   })
-}
 
 /** Tags of event data; data has whatever shape its resource has. */
 function tagsOf(value: unknown): Tags | null {
