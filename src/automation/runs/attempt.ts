@@ -11,7 +11,7 @@ import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { WorkerType } from '../orchestrations/definition.ts'
 import { parseDuration } from '../orchestrations/duration.ts'
-import { type Advance, failureOf } from './advance.ts'
+import { type Advance, failureOf, isFailure } from './advance.ts'
 import { ask } from './approval.ts'
 import type { Advanced, Attempt, Called, Finish, Outcome } from './attempt-model.ts'
 import { pinnedGraph } from './definition.ts'
@@ -133,7 +133,7 @@ async function makeAttempt(
       return null
     }
     if (isDatabaseLost(error)) throw error
-    if (!(error instanceof AppError) && !isRecorded(error)) services.log.error({ err: error, ...ids }, 'node attempt')
+    if (!isFailure(error)) services.log.error({ err: error, ...ids }, 'node attempt')
     const after = await settle({ error })
     log('failed', { code: failureOf(error).code })
     return after
@@ -141,8 +141,6 @@ async function makeAttempt(
     held.end()
   }
 }
-
-const isRecorded = (error: unknown): boolean => typeof error === 'object' && error !== null && 'code' in error
 
 async function work(
   services: Services,
