@@ -11,6 +11,7 @@ import { type NodeMessage, nodeQueue, type RunMessage, runQueue, runSweep, runTo
 import {
   dueRuns,
   findWaiting,
+  hasLiveRuns,
   leftBehind,
   leftQueued,
   lostExecutions,
@@ -72,9 +73,12 @@ const sweepSeconds = (config: Config): number => Math.ceil(config.ORCHESTRATION_
 /** Runs that wait, of which there may be many, are looked through at every sixth sweep. */
 const ALL_EVERY = 6
 
+/** Where nothing runs or waits a sweep is one look, and no message. */
+const isSweepDue = ({ pool }: Services): Promise<boolean> => hasLiveRuns(pool)
+
 export const runSchedules = [
-  every('orchestration.sweep', sweepSeconds, runSweep, { all: false }),
-  every('orchestration.sweep all', config => ALL_EVERY * sweepSeconds(config), runSweep, { all: true }),
+  every('orchestration.sweep', sweepSeconds, runSweep, { all: false }, isSweepDue),
+  every('orchestration.sweep all', config => ALL_EVERY * sweepSeconds(config), runSweep, { all: true }, isSweepDue),
 ]
 
 /** Advances a run; an attempt that begins with it is made at once where this process has room. */

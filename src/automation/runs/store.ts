@@ -418,6 +418,10 @@ export const cancelExecutions = (db: Queryable, runIds: readonly string[]) =>
       status = case when status in ('completed', 'failed') then status else 'cancelled' end
     where run_id = any(${sql.array([...runIds], 'text')}) and not applied returning generation_id, approval_id`)
 
+/** Whether any run has not ended. By orchestration_runs_live. */
+export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
+  db.exists(identifying`select id from orchestration_runs where status in ${LIVE} limit 1`)
+
 const due = sql.type(z.strictObject({ id: z.string(), project_id: z.string(), due_at: z.string() }))
 
 /** Runs whose time comes within so many seconds, the first first. By orchestration_runs_due. */

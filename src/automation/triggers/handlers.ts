@@ -10,7 +10,7 @@ import { fire, giveUp } from './fire.ts'
 import { firingQueue, firingSweep } from './queue.ts'
 import { skipMissed } from './schedule.ts'
 import { settleFiring } from './settle.ts'
-import { deleteEnded, firingAttempts, makeDue, orphans } from './store.ts'
+import { deleteEnded, firingAttempts, hasDue, hasStarted, makeDue, orphans } from './store.ts'
 import { triggerTargets } from './targets.ts'
 
 const DAY_MS = 86_400_000
@@ -41,8 +41,14 @@ export const triggerHandlers = [
 ]
 
 export const triggerSchedules = [
-  every('trigger.sweep', config => Math.ceil(config.TRIGGER_SCHEDULER_INTERVAL_MS / 1000), firingSweep, {}),
-  every('trigger.orphans', 60, firingSweep, { orphans: true }),
+  every(
+    'trigger.sweep',
+    config => Math.ceil(config.TRIGGER_SCHEDULER_INTERVAL_MS / 1000),
+    firingSweep,
+    {},
+    ({ pool }) => hasDue(pool),
+  ),
+  every('trigger.orphans', 60, firingSweep, { orphans: true }, ({ pool }) => hasStarted(pool)),
 ]
 
 const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
