@@ -209,6 +209,39 @@ describe('runs of orchestrations', function () {
     })
   })
 
+  describe('memory', () => {
+    it('is written by nodes, and found in the stores that a node names where its input names none', async () => {
+      const store = async (name: string) => (await app.key.post('/memory-stores', { name })).body.id
+      const [kept, other] = [await store('kept'), await store('other')]
+      const find = (id: string, more: object) => ({
+        id,
+        type: 'knowledge',
+        memory_store_ids: [kept],
+        input_mapping: { query: 'harbour', ...more },
+      })
+      const write = (id: string, memory_store_id: string, content: string) => ({
+        id,
+        type: 'memory_write',
+        memory_store_id,
+        input_mapping: { content },
+      })
+      const run = await app.run(
+        [
+          write('six', kept, 'The harbour opens at six'),
+          write('ten', other, 'The harbour closes at ten'),
+          find('own', {}),
+          find('given', { memory_store_ids: [other] }),
+        ],
+        [...chain('six', 'ten', 'own'), ...chain('ten', 'given')],
+      )
+      assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
+      assert.deepEqual([run.artifacts.six.action, run.artifacts.ten.action], ['created', 'created'])
+      const contents = ({ results }: any) => results.map(({ content }: any) => content)
+      assert.deepEqual(contents(run.output.own), ['The harbour opens at six'], JSON.stringify(run.output))
+      assert.deepEqual(contents(run.output.given), ['The harbour closes at ten'])
+    })
+  })
+
   describe('agents', () => {
     it('are asked by a turn of their own, and their answer is the artifact', async () => {
       const run = await app.run(

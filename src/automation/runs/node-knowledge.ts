@@ -1,3 +1,4 @@
+import type { SearchAnswer } from '../../content/knowledge/model.ts'
 import { knowledgeOperations } from '../../content/knowledge/operations.ts'
 import { raise } from '../../core/api/errors.ts'
 import { callAs } from '../../core/invoke/call.ts'
@@ -9,13 +10,13 @@ const [search] = knowledgeOperations
 
 /** A knowledge node searches as whoever started the run, in the run's project. */
 export async function searchKnowledge(attempt: Attempt): Promise<Outcome> {
-  const { services, taken, signal } = attempt
+  const { services, node, taken, signal } = attempt
   const caller = await runCaller(attempt)
   if (!caller) return raise('UNAUTHORIZED')
-  const body = { ...withNewNames(taken.input ?? {}), project_id: taken.project_id }
-  const { body: found } = await invoke(services, search, callAs(caller, 'platform_tool', { body, signal }))
-  const { results } = found as { results?: unknown[] }
-  return { artifact: { results: results ?? (found as { data?: unknown[] }).data ?? [] } }
+  const own = node.memory_store_ids ? { memory_store_ids: node.memory_store_ids } : {}
+  const body = { ...own, ...withNewNames(taken.input ?? {}), project_id: taken.project_id }
+  const found = await invoke(services, search, callAs(caller, 'platform_tool', { body, signal }))
+  return { artifact: { results: (found.body as SearchAnswer).results } }
 }
 
 /** `memory_ids` is an older name of what is searched. */
