@@ -89,3 +89,11 @@ export const chain = (...ids: string[]): object[] => ids.slice(1).map((to, index
 /** Attempts of a run as `node:attempt:status`. */
 export const attempts = (run: any): string[] =>
   run.node_executions.map(({ node_id, attempt, status }: any) => `${node_id}:${attempt}:${status}`)
+
+/** A node that is done at once: its artifact is `{ result }` of an expression. */
+export const set = (id: string, expression: unknown = id, more: object = {}) => ({
+  id,
+  type: 'transform',
+  expression,
+  ...more,
+})

@@ -1,9 +1,7 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, ended, type RunApp, startRunApp } from './fixtures.ts'
-
-const set = (id: string, expression: unknown = id) => ({ id, type: 'transform', expression })
+import { attempts, chain, ended, type RunApp, set, startRunApp } from './fixtures.ts'
 
 describe('nested runs', function () {
   this.timeout(60_000)

@@ -2,9 +2,7 @@ import assert from 'node:assert/strict'
 import { eventsOf } from '../execution/decider-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
-
-const set = (id: string, expression: unknown = id) => ({ id, type: 'transform', expression })
+import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 describe('records of runs', function () {
   this.timeout(60_000)

@@ -1,14 +1,7 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
-
-const set = (id: string, expression: unknown = id, more: object = {}) => ({
-  id,
-  type: 'transform',
-  expression,
-  ...more,
-})
+import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 describe('rounds of nodes', function () {
   this.timeout(60_000)

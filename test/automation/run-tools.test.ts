@@ -2,14 +2,13 @@ import assert from 'node:assert/strict'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
+import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 const label = (run: any, node_id: string) => run.node_executions.find((each: any) => each.node_id === node_id)?.label
 
 describe('tools in runs', function () {
   this.timeout(60_000)
   let app: RunApp
-  const set = (id: string, expression: unknown = id) => ({ id, type: 'transform', expression })
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
   const bodies = () => app.target.requests.map(({ body }) => JSON.parse(body))
 

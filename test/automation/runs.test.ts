@@ -1,9 +1,7 @@
 import assert from 'node:assert/strict'
 import { eventsOf } from '../execution/decider-support.ts'
 import { json } from '../execution/tool-target.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
-
-const set = (id: string, value: unknown, more: object = {}) => ({ id, type: 'transform', expression: value, ...more })
+import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 describe('runs of orchestrations', function () {
   this.timeout(60_000)
