@@ -58,7 +58,7 @@ const EPHEMERAL_SETTINGS = [
   'full_page_writes=off',
   'wal_level=minimal',
   'max_wal_senders=0',
-  'max_wal_size=4GB',
+  'max_wal_size=1GB',
   'max_connections=300',
   'shared_buffers=256MB',
 ]

@@ -10,6 +10,8 @@ import { testEnvironment } from './environment.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 const SERVER_DIR = 'muster-test-'
+const MEMORY = '/dev/shm'
+const MEMORY_BYTES = 6 * 1024 ** 3
 const OBJECT_IN_USE = '55006'
 
 let server: Promise<string> | undefined
@@ -25,14 +27,25 @@ export function serverUrl(): Promise<string> {
   return server
 }
 
+/**
+ * Where servers keep their data: in memory where there is room, because the thousand files of a database take a disk's file
+ * system a second of processor time and memory a fiftieth of that.
+ */
+function serverHome(): string {
+  if (!fs.existsSync(MEMORY)) return tmpdir()
+  const { bavail, bsize } = fs.statfsSync(MEMORY)
+  return bavail * bsize >= MEMORY_BYTES ? MEMORY : tmpdir()
+}
+
 /** Starts an embedded server without durability in a temporary directory, and ends those that killed runs left. */
 export async function startServer(): Promise<EmbeddedServer & { pid: number }> {
-  for (const name of fs.readdirSync(tmpdir())) {
+  const home = serverHome()
+  for (const name of fs.readdirSync(home)) {
     if (!name.startsWith(SERVER_DIR) || runs(Number.parseInt(name.slice(SERVER_DIR.length), 10))) continue
-    await stopEmbedded(path.join(tmpdir(), name))
-    fs.rmSync(path.join(tmpdir(), name), { recursive: true, force: true })
+    await stopEmbedded(path.join(home, name))
+    fs.rmSync(path.join(home, name), { recursive: true, force: true })
   }
-  const dir = path.join(tmpdir(), `${SERVER_DIR}${process.pid}`)
+  const dir = path.join(home, `${SERVER_DIR}${process.pid}`)
   const started = await startEmbedded({ dir, ephemeral: true })
   return { ...started, pid: Number.parseInt(fs.readFileSync(path.join(dir, 'postmaster.pid'), 'utf8'), 10) }
 }
@@ -53,7 +66,7 @@ export async function quietPort(): Promise<number> {
 
 /** Creates a database, empty or a copy of database `from`; returns its url. */
 export async function createDatabase(name = databaseName(), from = 'template0'): Promise<string> {
-  await administer(client => client.query(`create database "${name}" template "${from}"`))
+  await administer(client => client.query(`create database "${name}" template "${from}" strategy file_copy`))
   return databaseUrl(name)
 }
 
