@@ -1,5 +1,6 @@
 declare module 'autocannon' {
   namespace autocannon {
+    type Request = { method?: string; headers?: Record<string, string>; body?: string }
     type Options = {
       url: string
       connections?: number
@@ -7,6 +8,7 @@ declare module 'autocannon' {
       method?: string
       headers?: Record<string, string>
       body?: string
+      requests?: (Request & { setupRequest?(request: Request): Request })[]
     }
     type Result = {
       requests: { average: number; total: number }

@@ -62,6 +62,23 @@ app.post('/actors', async (req, res) => {
   res.status(201).json(row)
 })
 
+// A call from outside: the row of what it starts and a message for a worker, in one transaction.
+app.post('/firings', async (req, res) => {
+  const { project_id: project, trigger_id: trigger } = req.query as Record<string, string>
+  const id = newId('trg_fire')
+  await pool.connect(connection =>
+    connection.transaction(async tx => {
+      await tx.query(sql.unsafe`
+        insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key)
+        values (${id}, ${project}, ${trigger}, 'webhook', 'orchestration', ${JSON.stringify(req.body)}::json, ${randomUUID()})`)
+      await tx.query(sql.unsafe`
+        insert into pgboss.job (name, data, policy, singleton_key)
+        values ('trigger.fire', ${JSON.stringify({ firing_id: id, project_id: project })}, 'stately', ${id})`)
+    }),
+  )
+  res.status(202).json({ firing_id: id })
+})
+
 // A turn: a row before the model is asked, the answer in the row afterwards. Streamed, the model's bytes go on as they come.
 app.post('/turns', async (req, res) => {
   const id = newId('actor')

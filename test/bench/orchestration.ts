@@ -4,6 +4,7 @@ import autocannon from 'autocannon'
 import pg from 'pg'
 import type { Definition, Node } from '../../src/automation/orchestrations/model.ts'
 import { startDouble } from '../../src/local/double/server.ts'
+import { signatureOf } from '../automation/triggers-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import type { Client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -113,6 +114,7 @@ export async function run(): Promise<Row[]> {
     worker: await start('jobs/worker.ts', env, ['orchestration', 'generation']),
     dbos: await start('test/bench/dbos.ts', steps),
     dbosWorker: await start('test/bench/dbos.ts', steps, ['worker']),
+    floor: await start('test/bench/floor.ts', env),
   }
   const { web, worker, dbos } = processes
   for (const { child } of Object.values(processes)) child.stdout?.resume()
@@ -130,7 +132,8 @@ export async function run(): Promise<Row[]> {
       token,
       body: { prompt: 'hello' },
     }
-    const one = waited(await orchestration(chain(1, transform)))
+    const inline = await orchestration(chain(1, transform))
+    const one = waited(inline)
     for (const each of [turn, one]) await alone(each, WARM_UP)
     const [ours, theirs] = [await median(one, RUNS), await median(turn, RUNS)]
     rows.push({
@@ -183,6 +186,8 @@ export async function run(): Promise<Row[]> {
       await executed(db, app, { worker, web, graph: await orchestration(chain(CHAIN, transform, toolNode(tool))) }),
     )
     rows.push(...(await fanOut(app.key, orchestration, waited, worker.child.pid as number)))
+    worker.child.kill('SIGSTOP')
+    rows.push(await hooks(app.key, { web, floor: processes.floor, graph: inline }))
   } finally {
     for (const { child } of Object.values(processes)) child.kill('SIGKILL')
     await db.end()
@@ -190,6 +195,57 @@ export async function run(): Promise<Row[]> {
     await app.close()
   }
   return rows
+}
+
+/** Signed calls of a hook a second, while no worker takes its firings. */
+async function hooks(
+  key: Client,
+  { web, floor, graph }: { web: Process; floor: Process; graph: string },
+): Promise<Row> {
+  const made = await key.post('/triggers', {
+    name: 'bench',
+    type: 'webhook',
+    target_type: 'orchestration',
+    target_id: graph,
+  })
+  if (made.status !== 201) throw new Error(JSON.stringify(made.body))
+  const { id, project_id, secret } = made.body
+  let calls = 0
+  const accepted = async (url: string): Promise<number> => {
+    const result = await autocannon({
+      url,
+      connections: CALLERS,
+      duration: SECONDS,
+      requests: [
+        {
+          method: 'POST',
+          setupRequest(request) {
+            const body = JSON.stringify({ n: ++calls, text: 'hello' })
+            const headers = { 'content-type': 'application/json', 'X-Svc-Signature': signatureOf(secret, body) }
+            return { ...request, body, headers }
+          },
+        },
+      ],
+    })
+    if (Object.keys(result.statusCodeStats).join() !== '202')
+      throw new Error(`${url} answered ${JSON.stringify(result.statusCodeStats)}`)
+    return result.requests.average
+  }
+  const bare = `${floor.url}/firings?project_id=${project_id}&trigger_id=${id}`
+  const ours: number[] = []
+  const theirs: number[] = []
+  for (let round = 0; round < 3; round++) {
+    theirs.push(await accepted(bare))
+    ours.push(await accepted(`${web.url}/api/v1/hooks/triggers/${id}`))
+  }
+  const [rate, floorRate] = [percentile(ours, 0.5), percentile(theirs, 0.5)]
+  return {
+    what: `inbound hooks accepted a second, ${CALLERS} callers, of bare Express writing the same rows`,
+    value: rounded(rate / floorRate, 2),
+    unit: 'x',
+    target: '>= 0.4',
+    note: `${Math.round(rate)}/s against ${Math.round(floorRate)}/s`,
+  }
 }
 
 type Process = Awaited<ReturnType<typeof start>>
