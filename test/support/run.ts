@@ -15,6 +15,8 @@ import { type FileTime, processorTime } from './timing.ts'
 const root = path.resolve(import.meta.dirname, '../..')
 const LIMIT_MS = 45 * 60_000
 const SLOWEST = 20
+/** Files at once: one more than the cores of the smallest machine, because tests of workers wait a third of their time. */
+const JOBS = 3
 /** More failed files than these are not the odd test that met a bad moment: nothing is run again. */
 const AGAIN_MAX = 3
 
@@ -46,29 +48,37 @@ env.NODE_COMPILE_CACHE ??= path.join(root, 'node_modules/.cache/compile')
 // Tests name their databases; a deployment's address in the environment must not reach them.
 delete env.DATABASE_URL
 
-let current: ChildProcess | undefined
+const running = new Set<ChildProcess>()
 let interrupted = false
 
-/** Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. */
-async function succeeds(program: string, args: string[], environment = env): Promise<boolean> {
+/** Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. `print` gets what it printed, at the end. */
+async function succeeds(
+  program: string,
+  args: string[],
+  { environment = env, print }: { environment?: NodeJS.ProcessEnv; print?: (text: string) => void } = {},
+): Promise<boolean> {
   if (interrupted) return false
-  const child = spawn(program, args, { cwd: root, env: environment, stdio: 'inherit' })
-  current = child
+  const child = spawn(program, args, { cwd: root, env: environment, stdio: print ? 'pipe' : 'inherit' })
+  running.add(child)
+  let printed = ''
+  for (const stream of [child.stdout, child.stderr]) stream?.on('data', part => (printed += part))
   const timer = setTimeout(() => child.kill('SIGKILL'), LIMIT_MS)
   const code = await new Promise(resolve => {
     child.once('error', resolve)
     child.once('close', resolve)
   })
   clearTimeout(timer)
+  running.delete(child)
+  print?.(printed)
   return code === 0
 }
 
-/** Runs a script of package.json; returns the number of failures, 0 or 1. */
+/** Runs a script of package.json, beside others; returns the number of failures, 0 or 1. */
 async function check(script: string): Promise<number> {
   const { scripts } = JSON.parse(fs.readFileSync(path.join(root, 'package.json'), 'utf8'))
-  console.log(`${script}: ${scripts[script]}`)
   const [program, ...args] = scripts[script].split(' ')
-  return (await succeeds(path.join(bin, program), args)) ? 0 : 1
+  const print = (text: string) => console.log(`${script}: ${scripts[script]}\n${text}`.trimEnd())
+  return (await succeeds(path.join(bin, program), args, { print })) ? 0 : 1
 }
 
 /** Every test file, slow ones first. */
@@ -100,7 +110,7 @@ async function test(
   const options = ['--parallel', '--jobs', String(jobs), '--exit', '--reporter', support('reporter.ts')]
   options.push('--require', support('timing.ts'))
   const environment = { ...env, TEST_DATABASE_URL: databaseUrl, TEST_TOTALS: file, TEST_TIMES: timesFile }
-  const passed = await succeeds(process.execPath, [mocha, ...options, ...args], environment)
+  const passed = await succeeds(process.execPath, [mocha, ...options, ...args], { environment })
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
   const lines = fs.existsSync(timesFile) ? fs.readFileSync(timesFile, 'utf8').trim().split('\n') : []
   for (const name of [file, timesFile]) fs.rmSync(name, { force: true })
@@ -125,7 +135,7 @@ const sum = (files: FileTotals): Totals =>
  * depends on the moment, which is a fault of the test or of the product.
  */
 async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[] }> {
-  const first = await test(['--forbid-only', '--fail-zero', ...allFiles()], databaseUrl, { jobs: 2 })
+  const first = await test(['--forbid-only', '--fail-zero', ...allFiles()], databaseUrl, { jobs: JOBS })
   const again = failedIn(first.files)
   if (interrupted || again.length === 0 || again.length > AGAIN_MAX || again.includes('')) return first
   console.log(`failed, and run once more: ${again.join(', ')}`)
@@ -138,14 +148,13 @@ async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times:
 for (const signal of ['SIGINT', 'SIGTERM'] as const) {
   process.on(signal, () => {
     interrupted = true
-    current?.kill(signal)
+    for (const child of running) child.kill(signal)
   })
 }
 
 const args = process.argv.slice(2).filter(arg => arg !== '--in-process')
 if (args.length < process.argv.length - 2) env.TEST_IN_PROCESS = 'true'
-let failed = 0
-if (!args.length) for (const script of ['typecheck', 'lint', 'deps']) failed += await check(script)
+const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(check))
 
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
 try {
@@ -153,7 +162,7 @@ try {
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
     const some = args.some(arg => arg.endsWith('.test.ts')) ? args : [...args, ...allFiles()]
-    const result = args.length ? await test(some, url, { jobs: 2 }) : await testAll(url)
+    const result = args.length ? await test(some, url, { jobs: JOBS }) : await testAll(url)
     totals = sum(result.files)
     report(result.times, server ? processorTime(server.pid) : 0)
   } finally {
@@ -163,7 +172,7 @@ try {
   console.error(error)
 }
 
-failed += totals.failed
+const failed = (await checks).reduce((sum, count) => sum + count, totals.failed)
 const skipped = totals.skipped ? `, ${totals.skipped} skipped` : ''
 console.log(`${totals.passed} passed, ${failed} failed${skipped}`)
 process.exitCode = failed ? 1 : 0
