@@ -1,3 +1,4 @@
+import cases from './automation/cases/module.ts'
 import orchestrations from './automation/orchestrations/module.ts'
 import runs from './automation/runs/module.ts'
 import triggers from './automation/triggers/module.ts'
@@ -92,5 +93,6 @@ export const modules: readonly Module[] = [
   orchestrations,
   runs,
   triggers,
+  cases,
   planned,
 ]

@@ -1,7 +1,6 @@
 import type { Codes, ErrorTable } from '../core/api/errors.ts'
 
 export const plannedErrors = {
-  CASE_STATE_CONFLICT: { status: 409, description: "The case's status forbids the call" },
   EVAL_SCORING_FAILED: { status: 422, description: 'A scorer failed without a code of its own' },
   FORMATION_DELETE_FAILED: {
     status: 409,
@@ -28,10 +27,6 @@ export const plannedErrors = {
   ORCHESTRATION_DISPATCH_FAILED: {
     status: 422,
     description: 'Workflow on_enter dispatch run ended failed, cancelled or expired',
-  },
-  PLAYBOOK_EXECUTION_CONFLICT: {
-    status: 409,
-    description: "Command not valid in the execution's or step's state, or another execution is active on the case",
   },
   PLAYBOOK_HAS_ACTIVE_EXECUTIONS: { status: 409, description: 'Delete of a playbook in use' },
   PLAYBOOK_STEP_FAILED: { status: 422, description: 'Step timed out, was rejected, or could not be evaluated' },

@@ -11,15 +11,14 @@ const actions: Record<string, string> = {
   tasks: 'ListTasks GetTask CreateTask UpdateTask TransitionTask DeleteTask PauseTask ResumeTask RetryTask',
   playbooks: `${crud('Playbooks', 'Playbook')} ValidatePlaybook ${versions('Playbook')} StartExecution ListExecutions
     GetExecution CompleteStep SkipStep RetryExecution CancelExecution`,
-  cases: `${crud('Cases', 'Case')} ResolveCase CloseCase ReopenCase CommentCase AddEvidence WithdrawEvidence LinkCase
-    ExportCase ListExports GetExport`,
+  cases: 'ExportCase ListExports GetExport',
   evaluations: 'ListDatasets GetDataset CreateDataset DeleteDataset ListEvals GetEval CreateEval DeleteEval RunEval',
   formations: `${crud('Formations', 'Formation')} PlanFormation ListFormationEvents ValidateFormation`,
 }
 
 /** Resource types to come. */
 const types = `oauth_client oauth_grant
-  workflow task playbook case dataset eval
+  workflow task playbook dataset eval
   formation knowledge eval_run playbook_execution playbook_export`
 
 const changes = 'created updated deleted'
@@ -32,7 +31,6 @@ const events: Record<string, string> = {
   playbooks: changes,
   playbook_executions: 'started completed failed cancelled step_waiting step_completed step_overdue',
   playbook_exports: 'completed failed',
-  cases: `${changes} status_changed`,
   datasets: changes,
   evals: changes,
   eval_runs: 'completed failed',

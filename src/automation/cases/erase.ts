@@ -1,0 +1,13 @@
+import type { TurnContent } from '../../control/retention/content.ts'
+import { eraseEvidenceOf } from './store.ts'
+
+/** What a turn said goes from the evidence of it with the turn; its hash stays. Evidence is in no event. */
+export const evidenceContent: TurnContent = {
+  async erase(tx, turns) {
+    const ids = await eraseEvidenceOf(
+      tx,
+      turns.map(({ id }) => id),
+    )
+    return { counts: { case_evidence: ids.length }, events: [] }
+  },
+}

@@ -1,0 +1,82 @@
+import { createHash } from 'node:crypto'
+import { fileKind } from '../../content/files/model.ts'
+import { raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { type CaseRow, type Doer, type EvidenceInput, type EvidenceRow, evidenceKind } from './model.ts'
+import { insertEvidence, type NewEvidence } from './store.ts'
+import type { Happening } from './timeline.ts'
+
+const sha256 = (text: string): string => createHash('sha256').update(text).digest('hex')
+
+/** The text whose hash stands for content: itself, or an object as JSON. */
+const textOf = (content: string | object): string => (typeof content === 'string' ? content : JSON.stringify(content))
+
+/** Evidence as it is written, with what it is hashed by. */
+export type Piece = Pick<EvidenceRow, 'name' | 'kind'> &
+  Partial<
+    Pick<EvidenceRow, 'content' | 'file_id' | 'url' | 'sha256' | 'playbook_execution_id' | 'step_key' | 'generation_id'>
+  >
+
+/**
+ * What a caller gives as evidence. A file is hashed as it is now.
+ * @throws FILE_NOT_FOUND for a file that the project does not have or the caller may not read
+ */
+export async function givenPieces(
+  { tx, allowed }: Pick<Context, 'tx' | 'allowed'>,
+  projectId: string,
+  inputs: readonly EvidenceInput[],
+): Promise<Piece[]> {
+  const pieces: Piece[] = []
+  for (const { name, kind, content, file_id, url } of inputs) {
+    const file = file_id === undefined ? null : await fileKind.reference(tx, file_id, projectId)
+    if (file_id !== undefined && !(file && allowed('files:GetFile', { kind: fileKind, row: file })))
+      raise('FILE_NOT_FOUND', { meta: { id: file_id } })
+    pieces.push({ name, kind, content, file_id, url, ...(file ? { sha256: file.sha256 ?? sha256('') } : {}) })
+  }
+  return pieces
+}
+
+/**
+ * Adds evidence to a case, whose row the caller holds. Returns the rows, and what the timeline is to say of them.
+ */
+export async function addEvidence(
+  tx: Tx,
+  { id: case_id, project_id }: Pick<CaseRow, 'id' | 'project_id'>,
+  captured_by: Doer,
+  pieces: readonly Piece[],
+): Promise<{ rows: readonly EvidenceRow[]; happenings: Happening[] }> {
+  if (pieces.length === 0) return { rows: [], happenings: [] }
+  const evidence = pieces.map((piece): NewEvidence => {
+    const { content = null, file_id = null, url = null } = piece
+    const { playbook_execution_id = null, step_key = null, generation_id = null } = piece
+    const text = content === null ? null : textOf(content)
+    return {
+      id: newId(evidenceKind.prefix),
+      project_id,
+      case_id,
+      name: piece.name,
+      kind: piece.kind,
+      content,
+      file_id,
+      url,
+      sha256: piece.sha256 ?? sha256(text ?? url ?? ''),
+      playbook_execution_id,
+      step_key,
+      generation_id,
+      captured_by,
+      bytes: text === null ? 0 : Buffer.byteLength(text),
+    }
+  })
+  const rows = await insertEvidence(tx, case_id, evidence)
+  const happenings = evidence.map(
+    ({ id, name, kind, sha256, playbook_execution_id, step_key }): Happening => ({
+      kind: 'evidence_added',
+      data: { evidence_id: id, name, kind, sha256 },
+      playbook_execution_id,
+      step_key,
+    }),
+  )
+  return { rows, happenings }
+}

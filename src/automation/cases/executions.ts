@@ -1,0 +1,21 @@
+import type { Context } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
+import type { CaseRow } from './model.ts'
+
+/** What the module of executions does for cases, which do not know it. */
+export type CaseExecutions = {
+  /**
+   * Starts an execution of the case's playbook in the transaction that made the case, with the caller's rights; returns the
+   * case as it stands then. Raises what refuses a start.
+   */
+  start(
+    context: Pick<Context, 'tx' | 'services' | 'caller' | 'allow'>,
+    row: CaseRow,
+    input: Record<string, unknown>,
+  ): Promise<CaseRow>
+  /** Deletes the executions of a case, none of which is under way, under its lock. */
+  remove(tx: Tx, row: CaseRow): Promise<void>
+}
+
+export const caseExecutions = extensionPoint<CaseExecutions>('executions of cases')

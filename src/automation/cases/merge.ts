@@ -1,0 +1,46 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { requireNoExecution, requireNotClosed } from './change.ts'
+import { linkCase } from './links.ts'
+import { type CaseRow, caseKind } from './model.ts'
+import { moveParts } from './store.ts'
+import { byCaller, doerOf, happened } from './timeline.ts'
+
+/**
+ * Gives the timeline, the evidence and the links of a case to another, and closes it with the outcome `merged`. Its
+ * executions stay with it.
+ * @throws RESOURCE_NOT_FOUND, FORBIDDEN, VALIDATION_FAILED for itself, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT
+ */
+export async function mergeCase(
+  { tx, caller, allow }: Pick<Context, 'tx' | 'caller' | 'allow'>,
+  { id, project_id }: CaseRow,
+  intoId: string,
+): Promise<CaseRow> {
+  if (intoId === id) invalid({ code: 'INVALID_VALUE', path: 'into_case_id', message: 'names the case itself' })
+  const missing = () => raise('RESOURCE_NOT_FOUND', { meta: { id: intoId } })
+  const named = await caseKind.reference(tx, intoId, project_id)
+  if (!named) return missing()
+  allow('cases:UpdateCase', { kind: caseKind, row: named })
+  // Of two merges of the same pair one waits for the other.
+  const [first, second] = [id, intoId].sort()
+  const locked = new Map<string, CaseRow | null>()
+  for (const each of [first, second]) locked.set(each, await caseKind.find(tx, each, true))
+  const from = locked.get(id) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  const into = locked.get(intoId) ?? missing()
+  for (const row of [from, into]) requireNotClosed(row)
+  requireNoExecution(from)
+  const by = byCaller(caller)
+  await moveParts(tx, id, intoId)
+  const { happenings } = await linkCase(tx, into, doerOf(caller), { type: 'case', target_id: id })
+  const closed = await caseKind.update(tx, id, {
+    status: 'closed',
+    outcome: 'merged',
+    outcome_note: null,
+    closed_at: new Date().toISOString(),
+  })
+  happened(tx, into, by, happenings)
+  const to = { from: from.status, to: closed.status, outcome: 'merged', into_case_id: intoId }
+  happened(tx, closed, by, [{ kind: 'status_changed', data: to }])
+  tx.emit(caseKind, 'status_changed', closed, { extra: { from_status: from.status } })
+  return closed
+}

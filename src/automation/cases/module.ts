@@ -1,0 +1,15 @@
+import { turnContent } from '../../control/retention/content.ts'
+import { footprints } from '../../control/storage/footprint.ts'
+import { module } from '../../core/api/module.ts'
+import { evidenceContent } from './erase.ts'
+import { caseErrors } from './errors.ts'
+import { caseKind, evidenceKind, linkKind, timelineKind } from './model.ts'
+import { caseOperations } from './operations.ts'
+import { caseFootprint } from './store.ts'
+
+export default module('cases', {
+  errors: caseErrors,
+  kinds: [caseKind, timelineKind, evidenceKind, linkKind],
+  operations: caseOperations,
+  extensions: [footprints.with(caseFootprint), turnContent.with(evidenceContent)],
+})
