@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import { eventsOf } from '../execution/decider-support.ts'
+import { eventually } from '../support/app.ts'
 import { chain, type RunApp, startRunApp } from './fixtures.ts'
 
 const ask = { id: 'ask', type: 'human' }
@@ -29,6 +31,27 @@ describe('deleting an orchestration', function () {
     assert.ok((await eventNames(run.id)).includes('orchestration_runs.cancelled'))
     assert.equal((await app.key.get(`/approvals/${approval}`)).body.status, 'expired')
     assert.equal((await app.key.get(`/orchestration-runs/${done.id}`)).status, 200)
+  })
+
+  it('under way is waited for by a start, which then finds none', async () => {
+    const id = await app.orchestration([ask])
+    const held = Promise.withResolvers<void>()
+    const deleted = Promise.withResolvers<void>()
+    const removing = app.services.write(async tx => {
+      await tx.query(sql.unsafe`delete from orchestrations where id = ${id}`)
+      deleted.resolve()
+      await held.promise
+    })
+    await deleted.promise
+    const starting = app.key.post('/orchestration-runs', { orchestration_id: id })
+    await eventually(async () => {
+      const waiting = sql.unsafe`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+      return (await app.services.pool.any(waiting)).length > 0
+    })
+    held.resolve()
+    await removing
+    const { status, body } = await starting
+    assert.deepEqual([status, body.error.code], [404, 'ORCHESTRATION_NOT_FOUND'])
   })
 
   it('fails the runs of other orchestrations that wait for one of them', async () => {

@@ -281,11 +281,17 @@ const isTime = (text: string): boolean => /^\d{4}-\d\d-\d\d/.test(text) && !Numb
 /** A field of a body that takes any value, because wrong ones are reported with all else that is wrong with the graph. */
 function documented({ schema, about, types }: Field) {
   const { $schema, ...documentation } = z.toJSONSchema(schema, { io: 'input', unrepresentable: 'any' })
-  const of = types ? `${types.join(', ')}: ` : ''
+  if (!types)
+    return z
+      .unknown()
+      .optional()
+      .meta({ ...documentation, description: about })
+  // Nodes of other types do not read it: there it is kept as it is, whatever it says.
+  const anyOf = [documentation, { description: 'Anything, where it is not read' }]
   return z
     .unknown()
     .optional()
-    .meta({ ...documentation, description: `${of}${about}` })
+    .meta({ anyOf, description: `${types.join(', ')}: ${about}` } as Record<string, unknown>)
 }
 
 const described = (fields: readonly [string, Field][]) =>

@@ -150,11 +150,16 @@ export async function startRun(tx: Tx, services: Services, start: RunStart): Pro
   return run
 }
 
-type Found = { project_id: string | null; paused_at: string | null; pause_reason: string | null }
+type Found = {
+  project_id: string | null
+  orchestration_id: string | null
+  paused_at: string | null
+  pause_reason: string | null
+}
 
 /**
  * The same as a change of its own, in one round trip; `note` adds what the request leaves behind. The version exists.
- * @throws PROJECT_PAUSED
+ * @throws PROJECT_PAUSED, ORCHESTRATION_NOT_FOUND where it was deleted meanwhile
  */
 export async function startRunAtOnce(
   services: Services,
@@ -165,20 +170,22 @@ export async function startRunAtOnce(
   const found = await services.writeOne<Found>(outgoing => {
     follow(outgoing, run)
     note(outgoing)
-    const guard = sql.fragment`exists (select from project where paused_at is null)`
+    const guard = sql.fragment`exists (select from project where paused_at is null) and exists (select from orchestration)`
     return {
       ctes: [
         sql.fragment`project as (
           select id, paused_at, pause_reason from projects where id = ${run.project_id} for share)`,
+        sql.fragment`orchestration as (select id from orchestrations where id = ${run.orchestration_id} for key share)`,
         sql.fragment`new_run as (${runInsert([run], guard)})`,
       ],
       guard,
-      columns: sql.fragment`(select id from project) as project_id, (select paused_at from project) as paused_at,
-        (select pause_reason from project) as pause_reason`,
+      columns: sql.fragment`(select id from project) as project_id, (select id from orchestration) as orchestration_id,
+        (select paused_at from project) as paused_at, (select pause_reason from project) as pause_reason`,
     }
   })
-  const { project_id, paused_at, pause_reason } = found
-  if (project_id === null) raise('RESOURCE_NOT_FOUND', { meta: { id: run.project_id } })
+  const { project_id, orchestration_id, paused_at, pause_reason } = found
+  if (project_id === null || orchestration_id === null)
+    raise('ORCHESTRATION_NOT_FOUND', { meta: { id: run.orchestration_id } })
   if (paused_at !== null) raise('PROJECT_PAUSED', { meta: { project_id, pause_reason } })
   return run
 }
