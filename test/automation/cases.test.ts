@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto'
 import { sql } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import type { Client, Reply } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 
 const hash = (text: string) => createHash('sha256').update(text).digest('hex')
 
@@ -32,10 +33,7 @@ describe('cases', () => {
     return made.body
   }
   const timeline = async (id: string, query = '') => (await key.get(`/cases/${id}/timeline${query}`)).body.data
-  const events = async (id: string) =>
-    (await app.admin.get(`/events?resource_id=${id}&limit=100`)).body.data
-      .map(({ name, data }: any) => ({ name, data }))
-      .reverse()
+  const events = (id: string) => storedEvents(app.services.pool, { resource: id })
 
   it('start open, with a number of their project and one row of their timeline', async () => {
     const first = await create({ fields: { amount: 20 }, subject: { type: 'order', id: 'o-1', label: 'Order 1' } })
@@ -125,7 +123,7 @@ describe('cases', () => {
       fields: { kept: { from: true, to: false } },
     })
     const told = (await events(id)).filter(({ name }: any) => name === 'cases.updated')
-    assert.deepEqual(told.at(-1).data.changed.sort(), ['fields', 'title'])
+    assert.deepEqual(told.at(-1)?.data.changed.sort(), ['fields', 'title'])
 
     const before = (await timeline(id)).length
     await key.patch(`/cases/${id}`, { title: 'Another' })
@@ -218,7 +216,9 @@ describe('cases', () => {
     const link = (await key.post(`/cases/${id}/evidence`, { name: 'Page', kind: 'link', url: 'https://example.com/a' }))
       .body
     assert.equal(link.sha256, hash('https://example.com/a'))
-    const file = (await key.post('/files', { filename: 'r.txt', content: Buffer.from('paid').toString('base64') })).body
+    const file = (
+      await key.post('/files/upload/base64', { filename: 'r.txt', content: Buffer.from('paid').toString('base64') })
+    ).body
     const receipt = await key.post(`/cases/${id}/evidence`, { name: 'Receipt', kind: 'file', file_id: file.id })
     assert.deepEqual([receipt.status, receipt.body.sha256], [201, hash('paid')], JSON.stringify(receipt.body))
 
@@ -263,8 +263,8 @@ describe('cases', () => {
   it('take no file of another project, and none that the caller may not read', async () => {
     const { id } = await create()
     const other = await app.projectWith(['files:*'])
-    const theirs = (await other.key.post('/files', { filename: 'r.txt', content: 'cGFpZA==' })).body.id
-    const ours = (await key.post('/files', { filename: 'r.txt', content: 'cGFpZA==' })).body.id
+    const theirs = (await other.key.post('/files/upload/base64', { filename: 'r.txt', content: 'cGFpZA==' })).body.id
+    const ours = (await key.post('/files/upload/base64', { filename: 'ours.txt', content: 'cGFpZA==' })).body.id
     const add = (by: Client, file_id: string) => by.post(`/cases/${id}/evidence`, { name: 'x', kind: 'file', file_id })
     assert.deepEqual(code(await add(key, theirs)), [400, 'FILE_NOT_FOUND'])
     const blind = await keyOf(['cases:AddEvidence'])
@@ -385,16 +385,17 @@ describe('cases', () => {
   })
 
   it('lose what a turn said with the turn, and keep its hash', async () => {
-    const turn = (await app.key.post(`/agents/${app.agentId}/generate`, { prompt: 'x', background: true })).body
+    const turn = (await app.key.post(`/agents/${app.agentId}/generate`, { prompt: 'x' })).body
+
     const made = (await app.key.post('/cases', { title: 'Evidence of a turn' })).body
     const add = await app.key.post(`/cases/${made.id}/evidence`, { name: 'Said', kind: 'note', content: 'hello there' })
     await app.services.pool.query(
-      sql.unsafe`update case_evidence set kind = 'output', generation_id = ${turn.id} where id = ${add.body.id}`,
+      sql.unsafe`update case_evidence set kind = 'output', generation_id = ${turn.generation_id} where id = ${add.body.id}`,
     )
     await app.services.pool.query(
-      sql.unsafe`update generations set status = 'completed', completed_at = now() where id = ${turn.id}`,
+      sql.unsafe`update generations set status = 'completed', completed_at = now() where id = ${turn.generation_id}`,
     )
-    const purged = await app.admin.delete(`/generations/${turn.id}/content`)
+    const purged = await app.admin.delete(`/generations/${turn.generation_id}/content`)
     assert.equal(purged.status < 300, true, JSON.stringify(purged.body))
     const [piece] = (await app.key.get(`/cases/${made.id}/evidence`)).body.data
     assert.deepEqual([piece.content, piece.sha256], [null, hash('hello there')])

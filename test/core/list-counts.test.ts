@@ -19,6 +19,7 @@ const KILLS = Math.ceil(WRITES / 250)
 const COUNTED = {
   actors: 'project_id',
   audit_entries: 'project_id',
+  cases: 'project_id',
   decisions: 'project_id',
   events: 'project_id',
   exceptions: 'project_id',

@@ -53,6 +53,10 @@ const WRITES = [
    select $2 || n, $1, o.id, 1, $2 || n, '{}', '{}' from o, generate_series(1, 4) n`,
   `delete from orchestration_runs where $2 <> '' and id in ${some('orchestration_runs', '3')}`,
   `delete from orchestrations where $2 <> '' and id in ${some('orchestrations', '2')}`,
+  `with c as (insert into case_numbers as n (project_id, last) values ($1, 3) on conflict (project_id)
+     do update set last = n.last + 3 returning last)
+   insert into cases (id, project_id, number, title) select $2 || n, $1, last - n, 'c' from c, generate_series(0, 2) n`,
+  `delete from cases where $2 <> '' and id in ${some('cases', '3')}`,
   `delete from audit_entries where $2 <> '' and id in ${some('audit_entries', '3')}`,
 ]
 const DELETE_PROJECT = `delete from projects where id = $1 and $2 <> ''`

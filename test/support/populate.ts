@@ -66,6 +66,11 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const acceptance = await send(`/shares/${one('shr')}/accept`, { project_id: guest })
   const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: 'hello' })
 
+  const inCase = `/cases/${one('case')}`
+  ids.own.case_evd = [(await send(`${inCase}/evidence`, { name: 'N', kind: 'note', content: 'x' })).id]
+  ids.own.case_link = [(await send(`${inCase}/links`, { type: 'case', target_id: one('case') })).id]
+  ids.own.case_evt = [(await send(`${inCase}/comments`, { body: 'x' })).id]
+
   const project_id = one('proj')
   const price = { model: 'm', component: 'output_tokens', unit: 'token', unit_price: 1, effective_from: '2999-01-01' }
   const priced = await app.admin.put(`/projects/${project_id}/prices`, { prices: [{ ...price, provider: 'custom' }] })
@@ -102,6 +107,8 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     acceptance_id: acceptance.id,
     grantee_id: guest,
     firing_id: one('trg_fire'),
+    evidence_id: one('case_evd'),
+    link_id: one('case_link'),
     message_document_id: message.document_id,
   }
 }
