@@ -466,6 +466,23 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
       { type: 'event', event_pattern: 'actors.deleted' },
     ]),
   }),
+  createCase: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    title: `case ${random.int(1e6)}`,
+    ...random.pick([{}, { external_id: `x-${random.int(3)}` }, { fields: { n: random.int(9) }, priority: 'high' }]),
+  }),
+  updateCase: random => ({ title: `case ${random.int(1e6)}`, fields: { n: random.int(9) } }),
+  resolveCase: () => ({ outcome: 'done' }),
+  closeCase: () => ({}),
+  reopenCase: () => ({ reason: 'again' }),
+  commentCase: () => ({ body: 'text' }),
+  addCaseEvidence: random =>
+    random.pick([
+      { name: 'n', kind: 'note', content: { a: 1 } },
+      { name: 'l', kind: 'link', url: 'https://example.com' },
+    ]),
+  withdrawCaseEvidence: () => ({ reason: 'wrong' }),
+  linkCase: (random, ids) => ({ type: 'file', target_id: random.pick(ids.own.file) }),
   updateTrigger: random => ({ description: `at ${random.int(1e9)}`, active: random.chance(0.5) }),
   fireTrigger: () => ({ input: { message: 'hello' }, wait: false }),
   createDecider: (random, ids) => ({
