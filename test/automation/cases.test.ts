@@ -15,13 +15,7 @@ describe('cases', () => {
   let project: string
   before(async () => {
     app = await startAgentApp({ workers: [] })
-    const made = await app.projectWith([
-      'cases:*',
-      'actors:CreateActor',
-      'actors:DeleteActor',
-      'files:*',
-      'documents:*',
-    ])
+    const made = await app.projectWith(['cases:*', 'actors:*', 'actors:DeleteActor', 'files:*', 'documents:*'])
     key = made.key
     project = made.id
   })
@@ -116,11 +110,11 @@ describe('cases', () => {
     assert.equal(rows.length, 10)
     assert.ok(rows.every(({ data }) => Object.keys(data.changes.fields).length === 1))
 
-    await key.patch(`/cases/${id}`, { title: 'Another', fields: { kept: false } })
+    await key.patch(`/cases/${id}`, { title: 'Another', fields: { kept: false, constructor: 1 } })
     const [last] = (await timeline(id)).slice(-1)
     assert.deepEqual(last.data.changes, {
       title: { from: 'A claim', to: 'Another' },
-      fields: { kept: { from: true, to: false } },
+      fields: { kept: { from: true, to: false }, constructor: { from: null, to: 1 } },
     })
     const told = (await events(id)).filter(({ name }: any) => name === 'cases.updated')
     assert.deepEqual(told.at(-1)?.data.changed.sort(), ['fields', 'title'])
@@ -164,7 +158,10 @@ describe('cases', () => {
       key.post(`/cases/${id}/links`, { type: 'case', target_id: id }),
     ]
     for (const answer of await Promise.all(refused)) assert.deepEqual(code(answer), [409, 'CASE_STATE_CONFLICT'])
-    assert.equal((await key.put(`/cases/${id}/tags`, { team: 'refunds' })).status, 200)
+    const rows = (await timeline(id)).length
+    for (let n = 0; n < 2; n++) assert.equal((await key.put(`/cases/${id}/tags`, { team: 'refunds' })).status, 200)
+    assert.equal((await timeline(id)).length, rows + 1)
+    assert.deepEqual((await events(id)).at(-1)?.data.changed, ['tags'])
 
     assert.deepEqual(code(await key.post(`/cases/${id}/reopen`, {})), [400, 'VALIDATION_FAILED'])
     const open = (await key.post(`/cases/${id}/reopen`, { reason: 'not paid' })).body
@@ -267,6 +264,8 @@ describe('cases', () => {
     const ours = (await key.post('/files/upload/base64', { filename: 'ours.txt', content: 'cGFpZA==' })).body.id
     const add = (by: Client, file_id: string) => by.post(`/cases/${id}/evidence`, { name: 'x', kind: 'file', file_id })
     assert.deepEqual(code(await add(key, theirs)), [400, 'FILE_NOT_FOUND'])
+    const empty = (await key.post('/files', { filename: 'later.txt' })).body.id
+    assert.deepEqual(code(await add(key, empty)), [400, 'VALIDATION_FAILED'])
     const blind = await keyOf(['cases:AddEvidence'])
     assert.deepEqual(code(await add(blind, ours)), [400, 'FILE_NOT_FOUND'])
     assert.equal((await key.get(`/cases/${id}/evidence`)).body.total, 0)
@@ -291,6 +290,7 @@ describe('cases', () => {
       { type: 'generation', target_id: document.id },
       { type: 'document', target_id: 'doc_none' },
       { type: 'secret', target_id: 'x' },
+      { type: 'case', target_id: id },
     ])
       assert.deepEqual(code(await link(body)), [400, 'VALIDATION_FAILED'])
     const blind = await keyOf(['cases:LinkCase'])
@@ -336,8 +336,22 @@ describe('cases', () => {
         [wanted.id],
         query,
       )
-    assert.equal((await key.delete(`/actors/${actor}`)).status, 204)
+    const other = (await key.post('/actors', { name: 'Lovelace' })).body.id
+    const merged = await key.post(`/actors/${actor}/merge`, { into_actor_id: other })
+    assert.equal(merged.status, 200, JSON.stringify(merged.body))
+    assert.equal((await key.get(`/cases/${wanted.id}`)).body.actor_id, other)
+    assert.equal((await key.delete(`/actors/${other}`)).status, 204)
     assert.equal((await key.get(`/cases/${wanted.id}`)).body.actor_id, null)
+    assert.deepEqual(
+      (await timeline(wanted.id, '?kind=updated')).map(({ principal_kind, data }: any) => [
+        principal_kind,
+        data.changes.actor_id,
+      ]),
+      [
+        ['automation', { from: actor, to: other }],
+        ['automation', { from: other, to: null }],
+      ],
+    )
   })
 
   it('are as if missing to other projects, and only as far as a policy says', async () => {

@@ -250,6 +250,14 @@ describe('the commands of the pages', function () {
     assert.equal(answers.get('Reports'), 'true\n31\nllm_tokens\n1')
   })
 
+  it('of cases.md run as they are written', async () => {
+    const answers = await answersOf(commandsOf('docs/cases.md'), base)
+    assert.match(
+      answers.get('A case') ?? '',
+      /^case_\S+\n\{ amount: 20, risk: 'low' \}\ncomment\n[0-9a-f]{64}\nresolved\nclosed\n6$/,
+    )
+  })
+
   it('of retention.md run as they are written', async () => {
     const answers = await answersOf(commandsOf('docs/retention.md'), base)
     assert.equal(answers.get('Erase a turn'), '1\napi_key\ntrue')

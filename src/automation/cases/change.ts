@@ -50,12 +50,22 @@ export function differences(before: CaseRow, after: CaseRow): Record<string, Cha
       changes[name] = { from, to }
       continue
     }
-    const keys = Object.entries(to as object).filter(([key, value]) => !isDeepStrictEqual(value, before.fields[key]))
-    changes.fields = Object.fromEntries(
-      keys.map(([key, value]) => [key, { from: before.fields[key] ?? null, to: value }]),
-    )
+    const old = (key: string): unknown => (Object.hasOwn(before.fields, key) ? before.fields[key] : undefined)
+    const keys = Object.entries(to as object).filter(([key, value]) => !isDeepStrictEqual(value, old(key)))
+    changes.fields = Object.fromEntries(keys.map(([key, value]) => [key, { from: old(key) ?? null, to: value }]))
   }
   return changes
+}
+
+/** Changes a case, whose row the caller holds, and tells of it; nothing where it is so already. */
+export async function changeCase(tx: Tx, stored: CaseRow, values: Values<CaseRow>, by: By): Promise<CaseRow> {
+  const changes = differences(stored, { ...stored, ...values })
+  const changed = Object.keys(changes)
+  if (changed.length === 0) return stored
+  const row = await caseKind.update(tx, stored.id, values)
+  happened(tx, row, by, [{ kind: 'updated', data: { changes } }])
+  tx.emit(caseKind, 'updated', row, { extra: { changed } })
+  return row
 }
 
 /**

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import { fileKind } from '../../content/files/model.ts'
-import { raise } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -21,7 +21,8 @@ export type Piece = Pick<EvidenceRow, 'name' | 'kind'> &
 
 /**
  * What a caller gives as evidence. A file is hashed as it is now.
- * @throws FILE_NOT_FOUND for a file that the project does not have or the caller may not read
+ * @throws FILE_NOT_FOUND for a file that the project does not have or the caller may not read, VALIDATION_FAILED for one
+ *   without content
  */
 export async function givenPieces(
   { tx, allowed }: Pick<Context, 'tx' | 'allowed'>,
@@ -33,7 +34,9 @@ export async function givenPieces(
     const file = file_id === undefined ? null : await fileKind.reference(tx, file_id, projectId)
     if (file_id !== undefined && !(file && allowed('files:GetFile', { kind: fileKind, row: file })))
       raise('FILE_NOT_FOUND', { meta: { id: file_id } })
-    pieces.push({ name, kind, content, file_id, url, ...(file ? { sha256: file.sha256 ?? sha256('') } : {}) })
+    if (file && file.sha256 === null)
+      invalid({ code: 'INVALID_VALUE', path: 'file_id', message: 'names a file that has no content yet' })
+    pieces.push({ name, kind, content, file_id, url, sha256: file?.sha256 ?? undefined })
   }
   return pieces
 }

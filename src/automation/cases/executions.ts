@@ -18,4 +18,7 @@ export type CaseExecutions = {
   remove(tx: Tx, row: CaseRow): Promise<void>
 }
 
+/** What else goes with a case that is deleted, under its lock. */
+export const caseLeavings = extensionPoint<(tx: Tx, row: CaseRow) => Promise<void>>('what goes with cases')
+
 export const caseExecutions = extensionPoint<CaseExecutions>('executions of cases')

@@ -18,17 +18,18 @@ export const readActionOf = (kind: Kind): string | null =>
     )?.action ?? null
 
 /**
- * Refuses a link to what the project does not have or the caller may not read.
+ * Refuses a link of a case to itself, to what its project does not have, and to what the caller may not read.
  * @throws VALIDATION_FAILED
  */
 export async function requireTarget(
   { tx, allowed }: Pick<Context, 'tx' | 'allowed'>,
-  projectId: string,
+  { id, project_id }: Pick<CaseRow, 'id' | 'project_id'>,
   type: LinkType,
   targetId: string,
 ): Promise<void> {
+  if (targetId === id) invalid({ code: 'INVALID_VALUE', path: 'target_id', message: 'names the case itself' })
   const kind = kinds.find(type)
-  const row = kind && isIdOf(kind, targetId) ? await kind.reference(tx, targetId, projectId) : null
+  const row = kind && isIdOf(kind, targetId) ? await kind.reference(tx, targetId, project_id) : null
   const action = kind && readActionOf(kind)
   if (!kind || !row || !action || !allowed(action, { kind, row }))
     invalid({

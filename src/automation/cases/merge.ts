@@ -38,7 +38,8 @@ export async function mergeCase(
     outcome_note: null,
     closed_at: new Date().toISOString(),
   })
-  happened(tx, into, by, happenings)
+  happened(tx, into, by, [{ kind: 'updated', data: { merged_case_id: id } }, ...happenings])
+  tx.emit(caseKind, 'updated', await caseKind.lock(tx, intoId), { extra: { changed: ['evidence_count'] } })
   const to = { from: from.status, to: closed.status, outcome: 'merged', into_case_id: intoId }
   happened(tx, closed, by, [{ kind: 'status_changed', data: to }])
   tx.emit(caseKind, 'status_changed', closed, { extra: { from_status: from.status } })

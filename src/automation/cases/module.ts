@@ -1,6 +1,8 @@
 import { turnContent } from '../../control/retention/content.ts'
 import { footprints } from '../../control/storage/footprint.ts'
+import { actorEnds, actorMoves } from '../../conversation/actors/merge.ts'
 import { module } from '../../core/api/module.ts'
+import { moveActorCases } from './actors.ts'
 import { evidenceContent } from './erase.ts'
 import { caseErrors } from './errors.ts'
 import { caseKind, evidenceKind, linkKind, timelineKind } from './model.ts'
@@ -11,5 +13,10 @@ export default module('cases', {
   errors: caseErrors,
   kinds: [caseKind, timelineKind, evidenceKind, linkKind],
   operations: caseOperations,
-  extensions: [footprints.with(caseFootprint), turnContent.with(evidenceContent)],
+  extensions: [
+    footprints.with(caseFootprint),
+    turnContent.with(evidenceContent),
+    actorMoves.with(moveActorCases),
+    actorEnds.with((tx, actor) => moveActorCases(tx, actor, null)),
+  ],
 })

@@ -6,6 +6,7 @@ import { answer, type Context, itemOperation, type Operation, operation } from '
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import {
+  changeCase,
   differences,
   moveCase,
   overlaid,
@@ -16,7 +17,7 @@ import {
 } from './change.ts'
 import { makeCase } from './create.ts'
 import { addEvidence, givenPieces } from './evidence.ts'
-import { caseExecutions } from './executions.ts'
+import { caseExecutions, caseLeavings } from './executions.ts'
 import { linkCase, presentLinks, requireTarget } from './links.ts'
 import { mergeCase } from './merge.ts'
 import {
@@ -147,14 +148,13 @@ export const caseOperations: Operation[] = [
     async check(row, { tx }) {
       requireNoExecution(row)
       for (const { remove } of caseExecutions.all()) await remove(tx, row)
+      for (const leave of caseLeavings.all()) await leave(tx, row)
     },
   }),
   ...cases.tags({
-    async set(tx, stored, tags, caller) {
-      const row = await caseKind.update(tx, stored.id, { tags })
-      happened(tx, row, byCaller(caller), [{ kind: 'updated', data: { changes: differences(stored, row) } }])
-      return row
-    },
+    // It tells itself what changed.
+    event: null,
+    set: (tx, stored, tags, caller) => changeCase(tx, stored, { tags }, byCaller(caller)),
   }),
   cases.action('resolve', {
     summary: 'Resolve a case with its outcome',
@@ -346,7 +346,7 @@ export const caseOperations: Operation[] = [
     async run(context) {
       const { tx, caller, body } = context
       const stored = await lockedCase(context)
-      await requireTarget(context, stored.project_id, body.type, body.target_id)
+      await requireTarget(context, stored, body.type, body.target_id)
       const { row, happenings } = await linkCase(tx, stored, doerOf(caller), body)
       happened(tx, stored, byCaller(caller), happenings)
       const [shown] = await presentLinks(tx, [row ?? (await linkTo(tx, stored.id, body.type, body.target_id))])

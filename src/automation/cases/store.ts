@@ -104,10 +104,17 @@ export async function moveParts(db: Queryable, fromId: string, intoId: string): 
           and not (l.type = 'case' and l.target_id = ${intoId})),
       evidence as (update case_evidence set case_id = ${intoId} where case_id = ${fromId} returning id),
       given as (
-        update cases set evidence_count = evidence_count + (select count(*) from evidence) where id = ${intoId})
+        update cases set evidence_count = evidence_count + (select count(*) from evidence), updated_at = now()
+        where id = ${intoId})
     update cases set evidence_count = 0 where id = ${fromId}`)
   await db.query(statement`delete from case_links where case_id = ${fromId}`)
 }
+
+/** The cases that name an actor, locked. Index cases_actor. */
+export const casesOfActor = (db: Queryable, actorId: string): Promise<readonly CaseRow[]> =>
+  db.any(
+    caseKind.sql`select ${caseKind.columns} from cases t where t.actor_id = ${actorId} order by t.id for update of t`,
+  )
 
 /** What cases of a project take: evidence and timelines. By case_evidence_project and case_timeline_project. */
 export const caseFootprint = (project: Fragment) => ({

@@ -7,7 +7,7 @@ import { timelineRows } from './store.ts'
 /** Who changed a case. */
 export type By = Pick<TimelineRow, 'principal_kind' | 'principal_id'>
 
-/** An execution of a playbook, whoever started it. */
+/** What no caller did to the case: an execution of a playbook, or a change of what it names. */
 export const AUTOMATION: By = { principal_kind: 'automation', principal_id: null }
 
 export const doerOf = ({ principal }: Pick<Caller, 'principal'>): Doer => ({ kind: principal.type, id: principal.id })

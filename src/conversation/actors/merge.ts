@@ -7,6 +7,9 @@ import { type ActorRow, actorKind } from './model.ts'
 import { refuseWhilePurged } from './purge.ts'
 import { moveActor } from './store.ts'
 
+/** What else names an actor that is deleted lets go of it. */
+export const actorEnds = extensionPoint<(tx: Tx, actor: ActorRow) => Promise<void>>('ends of actors')
+
 /** Moves what else names an actor; raises what forbids the merge. */
 export const actorMoves = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor moves')
 

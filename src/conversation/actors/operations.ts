@@ -4,7 +4,7 @@ import { textFilter } from '../../core/api/lists.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { mergeActor } from './merge.ts'
+import { actorEnds, mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { obtainActor } from './obtain.ts'
 import { askPurge, PurgeAccepted, refuseWhilePurged } from './purge.ts'
@@ -50,10 +50,12 @@ export const actorOperations: Operation[] = [
     summary: 'Delete an actor that no message names',
     raises: ['ACTOR_HAS_MESSAGES'],
     // A message that names the actor takes a share of its row, which is locked here.
-    async check({ id }, { tx }) {
+    async check(row, { tx }) {
+      const { id } = row
       await refuseWhilePurged(tx, id)
       const message_count = await countMessages(tx, id)
       if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
+      for (const end of actorEnds.all()) await end(tx, row)
     },
   }),
   ...actors.tags(),
