@@ -490,8 +490,8 @@ describe('policies', () => {
       const create = users.actions.find((action: any) => action.action === 'users:CreateUser')
       assert.deepEqual([create.resource_type, create.gate, create.operation_ids], ['user', 'admin', ['createUser']])
       // What is to come may be named already.
-      const planned = body.data.find((entry: any) => entry.module === 'tasks')
-      assert.ok(planned.actions.some((action: any) => action.action === 'tasks:TransitionTask'))
+      const planned = body.data.find((entry: any) => entry.module === 'formations')
+      assert.ok(planned.actions.some((action: any) => action.action === 'formations:PlanFormation'))
       assert.deepEqual(planned.actions[0].operation_ids, [])
       assert.equal((await user.get('/permissions?limit=1&offset=1')).body.data[0].module, modules[1])
       assert.equal((await app.anonymous.get('/permissions')).status, 401)

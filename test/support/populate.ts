@@ -68,7 +68,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
 
   const inCase = `/cases/${one('case')}`
   ids.own.case_evd = [(await send(`${inCase}/evidence`, { name: 'N', kind: 'note', content: 'x' })).id]
-  ids.own.case_link = [(await send(`${inCase}/links`, { type: 'case', target_id: one('case') })).id]
+  ids.own.case_link = [(await send(`${inCase}/links`, { type: 'file', target_id: one('file') })).id]
   ids.own.case_evt = [(await send(`${inCase}/comments`, { body: 'x' })).id]
 
   const project_id = one('proj')
