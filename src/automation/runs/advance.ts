@@ -15,7 +15,7 @@ import { runQueue, runTold } from './queue.ts'
 import { type RequiredAction, requiredActions } from './required.ts'
 import { retryDelay } from './retry-rule.ts'
 import { shownRun } from './show.ts'
-import { bytesOf, isTooLarge, MAX_STATE_BYTES, nodeFailed, put, type State, writesOf } from './state.ts'
+import { bytesOf, isTooLarge, MAX_OPEN_BYTES, MAX_STATE_BYTES, nodeFailed, put, type State, writesOf } from './state.ts'
 import { stopBelow } from './stop.ts'
 import {
   type Children,
@@ -36,6 +36,8 @@ const MAX_ACTIVATIONS = 200
 const MAX_MS = 1000
 /** How long the process is held before it looks after others. */
 const BREATH_MS = 20
+/** What the nodes of one graph may all hold without being counted. */
+const SMALL_BYTES = 32 * 1024
 
 /** What an advance does with the nodes of a run. */
 export type Steps = {
@@ -73,6 +75,7 @@ export class Advance {
   readonly #started = performance.now()
   #activations = 0
   #stateBytes: number | null = null
+  #openBytes: number | null = null
   #room: boolean | null = null
   /** Something is ready to begin, or to go on, and there is no room for it. */
   #lacksRoom = false
@@ -170,6 +173,22 @@ export class Advance {
     this.touch(made)
     this.run.steps += 1
     return made
+  }
+
+  /**
+   * Counts a value that an open attempt is about to hold: they are read and written together.
+   * @throws ORCHESTRATION_NODE_FAILED (too_large)
+   */
+  hold(node: Node, value: unknown): void {
+    const bytes = bytesOf(value)
+    if (bytes < SMALL_BYTES) return
+    this.#openBytes ??= [...this.open.values()].reduce(
+      (sum, { input, output }) => sum + bytesOf(input) + bytesOf(output),
+      0,
+    )
+    this.#openBytes += bytes
+    if (this.#openBytes > MAX_OPEN_BYTES)
+      throw nodeFailed(node, 'too_large', 'The nodes that are under way hold more than 16 MiB')
   }
 
   /** An attempt has its outcome; it becomes part of the state when its turn comes. */
@@ -397,14 +416,17 @@ export class Advance {
       label: row.label,
       through: row.through,
     }
-    const before = run.outcomes
-    run.outcomes = { ...before, [node.id]: outcome }
+    const { outcomes, written } = run
+    run.outcomes = { ...outcomes, [node.id]: outcome }
     try {
       const writes = writesOf(node, run, row.output)
+      const isLarge = this.#isLarge(outcome, writes)
+      if (isLarge) run.written = structuredClone(written)
       for (const { path, value } of writes) put(run.written, path, value)
-      this.#requireRoom(node, outcome, writes)
+      if (isLarge && isTooLarge(run)) throw nodeFailed(node, 'too_large', 'The state of the run is larger than 4 MiB')
     } catch (error) {
-      run.outcomes = before
+      run.outcomes = outcomes
+      run.written = written
       // The node is on record as completed until here.
       row.status = 'failed'
       row.error = failureOf(error)
@@ -417,11 +439,11 @@ export class Advance {
     run.active_nodes = run.active_nodes.filter(id => id !== node.id)
   }
 
-  #requireRoom(node: Node, outcome: NodeOutcome, writes: readonly { value: unknown }[]): void {
+  /** Whether the state may be too large with an outcome and what it writes: values that are replaced count as well. */
+  #isLarge(outcome: NodeOutcome, writes: readonly { value: unknown }[]): boolean {
     this.#stateBytes ??= bytesOf(stateOf(this.run))
     this.#stateBytes += bytesOf(outcome.artifact) + writes.reduce((sum, { value }) => sum + bytesOf(value), 0)
-    if (this.#stateBytes > MAX_STATE_BYTES && isTooLarge(this.run))
-      throw nodeFailed(node, 'too_large', 'The state of the run is larger than 4 MiB')
+    return this.#stateBytes > MAX_STATE_BYTES
   }
 
   #succeed(): void {

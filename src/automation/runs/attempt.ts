@@ -215,7 +215,9 @@ async function report(run: Advance, taken: Taken, outcome: Outcome, started: num
       row.wake_at = run.after(outcome.again.ms)
     } else {
       if (node.type === 'poll') row.polls += 1
-      run.complete(row, { ...outcome, artifact: keptArtifact(node, outcome.artifact) })
+      const artifact = keptArtifact(node, outcome.artifact)
+      run.hold(node, artifact)
+      run.complete(row, { ...outcome, artifact })
       if (outcome.called) noteCall(run, row, outcome.called)
     }
   } catch (error) {

@@ -20,7 +20,9 @@ export async function begin(advance: Advance, node: Node, at: { round: number; s
       node.type === 'approval'
         ? (['arguments', node.arguments] as const)
         : (['input_mapping', node.input_mapping] as const)
-    row.input = mapped(node, field, mapping, at.state)
+    const input = mapped(node, field, mapping, at.state)
+    advance.hold(node, input)
+    row.input = input
     await enter(advance, node, row, at.state)
   } catch (error) {
     if (!isFailure(error)) throw error
@@ -68,8 +70,11 @@ export async function enter(advance: Advance, node: Node, row: ExecutionRow, sta
   }
 }
 
-const finish = (advance: Advance, node: Node, row: ExecutionRow, outcome: Parameters<Advance['complete']>[1]): void =>
-  advance.complete(row, { ...outcome, artifact: keptArtifact(node, outcome.artifact) })
+function finish(advance: Advance, node: Node, row: ExecutionRow, outcome: Parameters<Advance['complete']>[1]): void {
+  const artifact = keptArtifact(node, outcome.artifact)
+  advance.hold(node, artifact)
+  advance.complete(row, { ...outcome, artifact })
+}
 
 /** An attempt of work that others do ends when its time is over. */
 function limitTime(advance: Advance, node: Node, row: ExecutionRow): void {

@@ -5,8 +5,9 @@ import { type Node, orchestrationKind } from '../orchestrations/model.ts'
 import { belowState } from '../orchestrations/writes.ts'
 import type { Advance } from './advance.ts'
 import { contextOf, narrowed } from './context.ts'
+import { runQueue } from './queue.ts'
 import { inputProblemsInTransaction, insertRuns, newRun } from './start.ts'
-import { keptArtifact, nodeFailed, type State } from './state.ts'
+import { bytesOf, keptArtifact, MAX_ARTIFACT_BYTES, MAX_INPUT_BYTES, nodeFailed, type State } from './state.ts'
 import { stopBelow } from './stop.ts'
 import { childOutputs, type ExecutionRow, findChild } from './store.ts'
 
@@ -17,6 +18,10 @@ const progressOf = (row: ExecutionRow): Progress => row.progress as Progress
 
 const PARALLELISM = 5
 const MAX_ITERATIONS = 1000
+/** Outputs that are not even read: an artifact has no room for half as much. */
+const MOST_OUTPUT_BYTES = 2 * MAX_ARTIFACT_BYTES
+/** Inputs of runs that are started together: with the last of them they are more. */
+const MAX_TOGETHER_BYTES = 4 * 1024 * 1024
 
 /** A node that starts runs begins. */
 export async function beginNested(advance: Advance, node: Node, row: ExecutionRow, state: State): Promise<void> {
@@ -70,8 +75,12 @@ async function startMore(
   const context = contextOf(services, run)
   const own = { ...context, tool_context: narrowed(context.tool_context, node.context_keys) }
   const runs = []
-  for (let index = started; index < started + count; index++) {
+  let bytes = 0
+  for (let index = started; index < started + count && bytes < MAX_TOGETHER_BYTES; index++) {
     const input = items === null ? (row.input ?? {}) : { ...row.input, [node.item_variable ?? 'item']: items[index] }
+    const size = bytesOf(input)
+    if (size > MAX_INPUT_BYTES) throw nodeFailed(node, 'too_large', 'The input of a nested run is larger than 1 MiB')
+    bytes += size
     const problems = await inputProblemsInTransaction(services, orchestration, input)
     if (problems.length > 0)
       throw nodeFailed(node, 'input_schema', 'The input does not satisfy the input_schema of the orchestration', {
@@ -90,6 +99,7 @@ async function startMore(
     )
   }
   insertRuns(tx, runs)
+  if (runs.length < count) tx.send(runQueue, advance.message)
   await fault(services, 'child_started')
   advance.begunBelow.add(row.id)
 }
@@ -104,9 +114,13 @@ export async function lookBelow(advance: Advance, node: Node, row: ExecutionRow)
   const { items } = progressOf(row)
   const { started } = below
   if (below.succeeded === (items?.length ?? 1)) {
-    const outputs = await childOutputs(advance.tx, advance.run.id, row.id)
+    const outputs = await childOutputs(advance.tx, advance.run.id, row.id, MOST_OUTPUT_BYTES)
+    if (outputs.length === 0)
+      throw nodeFailed(node, 'too_large', 'The outputs of the nested runs are larger than 1 MiB')
     const artifact = items === null ? (outputs[0]?.output ?? {}) : { results: outputs.map(({ output }) => output) }
-    return advance.complete(row, { artifact: keptArtifact(node, artifact) })
+    const kept = keptArtifact(node, artifact)
+    advance.hold(node, kept)
+    return advance.complete(row, { artifact: kept })
   }
   const live = started - below.succeeded
   if (items !== null && started < items.length && (await advance.mayGoOn()))

@@ -1,6 +1,6 @@
 import { AppError } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
-import { ExpressionError, evaluate, isObject } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, isObject, nothingSpent, type Spent } from '../../core/expressions/evaluate.ts'
 import type { Node } from '../orchestrations/model.ts'
 import { statePath } from '../orchestrations/writes.ts'
 import type { RunRow } from './model.ts'
@@ -10,6 +10,8 @@ import { stateOf } from './model.ts'
 export const MAX_INPUT_BYTES = 1024 * 1024
 export const MAX_ARTIFACT_BYTES = 1024 * 1024
 export const MAX_STATE_BYTES = 4 * 1024 * 1024
+/** What the nodes that are open hold together: inputs, and outcomes that are not applied. */
+export const MAX_OPEN_BYTES = 16 * 1024 * 1024
 
 export type Reason =
   | 'missing_field'
@@ -33,30 +35,53 @@ export const nodeFailed = (
 
 /**
  * The value of an expression of a node.
+ * @param spent what other expressions of the same mapping have cost
  * @throws ORCHESTRATION_NODE_FAILED (expression)
  */
-export function evaluated(node: Pick<Node, 'id'>, field: string, expression: unknown, root: unknown): unknown {
+export function evaluated(
+  node: Pick<Node, 'id'>,
+  field: string,
+  expression: unknown,
+  root: unknown,
+  spent?: Spent,
+): unknown {
   try {
-    return evaluate(expression, root)
+    return evaluate(expression, root, spent)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     throw nodeFailed(node, 'expression', `The expression of ${field} ${error.message}`, { field })
   }
 }
 
-/** A mapping of keys to expressions, evaluated. */
-export const mapped = (
+/**
+ * A mapping of keys to expressions, evaluated: they share one budget, and their values are no larger than a state.
+ * @throws ORCHESTRATION_NODE_FAILED (expression, too_large)
+ */
+export function mapped(
   node: Pick<Node, 'id'>,
   field: string,
   mapping: Record<string, unknown> | null | undefined,
   root: unknown,
-): Record<string, unknown> =>
-  Object.fromEntries(
-    Object.entries(mapping ?? {}).map(([key, expression]) => [
-      key,
-      evaluated(node, `${field}.${key}`, expression, root),
-    ]),
+): Record<string, unknown> {
+  const spent = nothingSpent()
+  const require = room(node, `${field} gives more than 4 MiB`)
+  return Object.fromEntries(
+    Object.entries(mapping ?? {}).map(([key, expression]) => {
+      const value = evaluated(node, `${field}.${key}`, expression, root, spent)
+      require(value)
+      return [key, value]
+    }),
   )
+}
+
+/** Counts values, and refuses as soon as they are more than a state can hold. */
+function room(node: Pick<Node, 'id'>, message: string): (value: unknown) => void {
+  let left = MAX_STATE_BYTES
+  return value => {
+    left -= bytesOf(value)
+    if (left < 0) throw nodeFailed(node, 'too_large', message)
+  }
+}
 
 /** A text that a node says itself, or an expression for one; other values as JSON. Null without one. */
 export function textOf(node: Pick<Node, 'id'>, field: string, expression: unknown, root: unknown): string | null {
@@ -95,16 +120,19 @@ export type Writes = { path: string[]; value: unknown }[]
 /**
  * What a completed node writes: keys apply in their order and see what earlier ones wrote. The run is left as it is.
  * @param artifact what the node came to, which is in `nodes` already
- * @throws ORCHESTRATION_NODE_FAILED (expression)
+ * @throws ORCHESTRATION_NODE_FAILED (expression, too_large)
  */
 export function writesOf(node: Node, run: Pick<RunRow, 'input' | 'outcomes' | 'written'>, artifact: unknown): Writes {
   const mapping = Object.entries(node.state_mapping ?? {})
   if (mapping.length === 0) return []
   const state = stateOf({ ...run, written: structuredClone(run.written) })
+  const spent = nothingSpent()
+  const require = room(node, 'state_mapping writes more than 4 MiB')
   return mapping.flatMap(([key, expression]) => {
     const path = statePath(key)
     if (!path) return []
-    const value = evaluated(node, `state_mapping.${key}`, expression, { output: artifact, state })
+    const value = evaluated(node, `state_mapping.${key}`, expression, { output: artifact, state }, spent)
+    require(value)
     put(state, path, value)
     return [{ path, value }]
   })

@@ -356,11 +356,17 @@ export const findChild = (db: Queryable, id: string) =>
 
 const outputs = sql.type(z.object({ output: anObject.nullable() }))
 
-/** What the runs that an attempt of a node started came to, in the order of its collection. By orchestration_runs_parent. */
-export const childOutputs = (db: Queryable, runId: string, executionId: string) =>
+/**
+ * What the runs that an attempt of a node started came to, in the order of its collection; nothing where that is more
+ * than so many bytes. By orchestration_runs_parent.
+ */
+export const childOutputs = (db: Queryable, runId: string, executionId: string, mostBytes: number) =>
   db.any(outputs`
-    select output from orchestration_runs where parent_id = ${runId} and parent_execution_id = ${executionId}
-    order by parent_index`)
+    with below as materialized (
+      select id, octet_length(output::text) as bytes from orchestration_runs
+      where parent_id = ${runId} and parent_execution_id = ${executionId})
+    select r.output from below b join orchestration_runs r on r.id = b.id
+    where (select coalesce(sum(bytes), 0) from below) <= ${mostBytes} order by r.parent_index`)
 
 const stopped = sql.type(RunShape)
 

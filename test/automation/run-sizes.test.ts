@@ -1,0 +1,92 @@
+import assert from 'node:assert/strict'
+import { z } from 'zod'
+import { sql } from '../../src/core/db/sql.ts'
+import { type RunApp, set, startRunApp } from './fixtures.ts'
+
+const MIB = 1024 * 1024
+
+describe('what runs hold', function () {
+  this.timeout(60_000)
+  let app: RunApp
+
+  before(async () => {
+    app = await startRunApp({ workers: ['orchestration'] })
+  })
+  after(() => app?.close())
+
+  const large = { x: 'x'.repeat(900_000) }
+  const copies = (count: number, prefix: string, path: string) =>
+    Object.fromEntries(Array.from({ length: count }, (_, at) => [`${prefix}${at}`, { var: path }]))
+  const tooLarge = (run: any, node: string, message: RegExp) => {
+    assert.deepEqual([run.status, run.error.code], ['failed', 'ORCHESTRATION_NODE_FAILED'], JSON.stringify(run.error))
+    assert.deepEqual([run.error.meta.reason, run.failed_node_id], ['too_large', node])
+    assert.match(run.error.message, message)
+    assert.ok(JSON.stringify(run).length < 20 * MIB)
+  }
+
+  it('inputs that a mapping multiplies fail the node before they are made', async () => {
+    const run = await app.run([set('a', 1, { input_mapping: copies(490, 'k', 'input') })], [], { input: large })
+    tooLarge(run, 'a', /input_mapping gives more than 4 MiB/)
+  })
+
+  it('the expressions of a mapping share one budget', async () => {
+    const fields = { input_mapping: copies(490, 'k', 'input.list.length') }
+    for (const key of Object.keys(fields.input_mapping))
+      (fields.input_mapping as any)[key] = { length: { map: [{ var: 'input.list' }, { '+': [{ var: '' }, 1] }] } }
+    const run = await app.run([set('a', 1, fields)], [], { input: { list: Array(10_000).fill(1) } })
+    assert.deepEqual([run.status, run.error?.meta.reason], ['failed', 'expression'], JSON.stringify(run.error))
+  })
+
+  it('writes that would make the state too large are not made', async () => {
+    const run = await app.run([set('a', 1, { state_mapping: copies(490, 'state.k', 'state.input') })], [], {
+      input: large,
+    })
+    tooLarge(run, 'a', /state_mapping writes more than 4 MiB/)
+    assert.deepEqual(Object.keys(run.state), ['input', 'nodes'])
+    const few = await app.run([set('a', 1, { state_mapping: copies(4, 'state.k', 'state.input') })], [], {
+      input: large,
+    })
+    tooLarge(few, 'a', /The state of the run/)
+    assert.deepEqual(Object.keys(few.state), ['input', 'nodes'])
+  })
+
+  it('nodes that are open together hold 16 MiB', async () => {
+    const nodes = Array.from({ length: 24 }, (_, at) => ({
+      id: `h${at}`,
+      type: 'human',
+      input_mapping: { all: { var: 'input' } },
+    }))
+    const run = await app.run(nodes, [], { input: large })
+    tooLarge(run, 'h18', /16 MiB/)
+  })
+
+  it('inputs of nested runs are bounded like those of others, and are made a few at a time', async () => {
+    const orchestration_id = await app.orchestration([set('c')])
+    const loop = { id: 'l', type: 'loop', orchestration_id, collection: 'input.items', parallelism: 100 }
+    const own = { ...loop, input_mapping: copies(2, 'k', 'input.x') }
+    tooLarge(await app.run([own], [], { input: { ...large, items: [1] } }), 'l', /nested run/)
+    const shared = { ...loop, input_mapping: copies(1, 'k', 'input.x') }
+    const run = await app.run([shared], [], { input: { ...large, items: Array(12).fill(1) } })
+    assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
+    assert.equal(run.artifacts.l.results.length, 12)
+    // Events are written with the runs that they tell of.
+    const together = await app.services.pool.any(sql.type(z.object({ count: z.int() }))`
+      select count(*) as count from events where name = 'orchestration_runs.started' group by xmin::text`)
+    assert.ok(
+      together.every(({ count }) => count <= 5),
+      JSON.stringify(together),
+    )
+  })
+
+  it('outputs of nested runs that make no artifact together are not read', async () => {
+    const orchestration_id = await app.orchestration([set('c', { var: 'input.x' })])
+    const loop = {
+      id: 'l',
+      type: 'loop',
+      orchestration_id,
+      collection: 'input.items',
+      input_mapping: { x: { var: 'input.x' } },
+    }
+    tooLarge(await app.run([loop], [], { input: { ...large, items: [1, 2, 3] } }), 'l', /outputs of the nested runs/)
+  })
+})
