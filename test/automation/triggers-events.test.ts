@@ -96,6 +96,26 @@ describe('event triggers', function () {
     assert.equal((await allEnded(key, off.id, 1)).length, 1)
   })
 
+  it('fail where their filter or mapping costs more than one of thousands may', async () => {
+    const list = Array(80).fill(1)
+    const dear = { map: [{ preserve: list }, { map: [{ preserve: list }, { '+': [{ var: '' }, 1] }] }] }
+    const filtered = await on('actors.created', { event_filter: dear })
+    const mapped = await on('actors.created', { input_mapping: { dear } })
+    const other = await on('actors.created', { event_filter: { map: [{ preserve: list }, { '+': [{ var: '' }, 1] }] } })
+    await actor('any')
+    for (const [id, field] of [
+      [filtered.id, 'event_filter'],
+      [mapped.id, 'input_mapping'],
+    ]) {
+      const [firing] = await allEnded(key, id, 1)
+      assert.deepEqual(
+        [firing.status, firing.error.code, firing.error.message],
+        ['failed', 'TRIGGER_INPUT_INVALID', `${field}: applies too many operators`],
+      )
+    }
+    assert.equal((await allEnded(key, other.id, 1))[0].status, 'succeeded')
+  })
+
   it('record that their project is paused, and start nothing', async () => {
     const trigger = await on('projects.paused')
     await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'night' })

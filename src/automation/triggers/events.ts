@@ -8,7 +8,7 @@ import { causedBy } from '../../core/db/causation.ts'
 import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { evaluate, truthy } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, mostlySpent, truthy } from '../../core/expressions/evaluate.ts'
 import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -19,6 +19,13 @@ import { firingQueue } from './queue.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
 /** Event triggers: which events fire them. */
+
+/** Share of the budget of an expression that one of an event trigger may spend: half a millisecond. */
+const SHARE = 1 / 20
+/** How long the process is held before it looks after others. */
+const BREATH_MS = 20
+/** Inputs of firings that are written by one statement: with the last of them they are more. */
+const TOGETHER_BYTES = 4 * 1024 * 1024
 
 /** Names and older spellings of the events of the platform, with those of modules to come. */
 const platformEvents = (): string[] => [...eventNames(), ...plannedNames.all().flatMap(({ events }) => events)]
@@ -93,6 +100,17 @@ function causationRefusal({ id }: Listening, { chain }: Event, max_depth: number
   })
 }
 
+/** Whether the filter of a trigger lets an event by; what is wrong with a filter that costs too much. */
+function filtered({ event_filter }: Listening, given: object): boolean | AppError {
+  if (event_filter == null) return true
+  try {
+    return truthy(evaluate(event_filter, given, mostlySpent(SHARE)))
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error
+    return new AppError('TRIGGER_INPUT_INVALID', { message: `event_filter: ${error.message}` })
+  }
+}
+
 /** The firing of a trigger by an event: one that waits, or one that is refused; null where the event is not for it. */
 function firingOf(
   services: Services,
@@ -104,7 +122,8 @@ function firingOf(
   if (new Date(event.created_at) < new Date(trigger.created_at)) return null
   const given = JSON.parse(event.text) as Record<string, unknown>
   if (!seen(gates, trigger, event, given.data)) return null
-  if (trigger.event_filter != null && !truthy(evaluate(trigger.event_filter, given))) return null
+  const isWanted = filtered(trigger, given)
+  if (isWanted === false) return null
   const { project_id, target_type } = trigger
   const firing: NewFiring = {
     id: newId(firingKind.prefix),
@@ -120,7 +139,8 @@ function firingOf(
   const { paused_at, pause_reason } = trigger
   const refused =
     causationRefusal(trigger, event, services.config.TRIGGER_MAX_CAUSATION_DEPTH) ??
-    (paused_at === null ? null : new AppError('PROJECT_PAUSED', { meta: { project_id, pause_reason } }))
+    (paused_at === null ? null : new AppError('PROJECT_PAUSED', { meta: { project_id, pause_reason } })) ??
+    (isWanted === true ? null : isWanted)
   if (refused) return { ...firing, error: refused.recorded() }
   try {
     const facts = {
@@ -129,7 +149,7 @@ function firingOf(
       scheduled_for: null,
       fired_at: services.clock.now().toISOString(),
     }
-    return { ...firing, input: effectiveInput(trigger, given, facts) }
+    return { ...firing, input: effectiveInput(trigger, given, facts, mostlySpent(SHARE)) }
   } catch (error) {
     return { ...firing, error: failureOf(error) }
   }
@@ -168,7 +188,9 @@ async function take(tx: Tx, services: Services, events: readonly DispatchedEvent
   const texts = new Map(stored.map(row => [row.id, row]))
   const gates = new Map<string, CompiledDocument>()
   const names = new Map(wanted.map(({ event }) => [event.id, event.name]))
-  const firings: NewFiring[] = []
+  let firings: NewFiring[] = []
+  let bytes = 0
+  let breathed = performance.now()
   for (const { event, matching } of wanted) {
     const found = texts.get(event.id)
     if (!found?.envelope) continue
@@ -181,13 +203,28 @@ async function take(tx: Tx, services: Services, events: readonly DispatchedEvent
     for (const trigger of matching) {
       try {
         const firing = firingOf(services, gates, trigger, read)
-        if (firing) firings.push(firing)
+        if (!firing) continue
+        firings.push(firing)
+        bytes += trigger.input_mapping ? JSON.stringify(firing.input).length : read.text.length
       } catch (error) {
         // Others go on; what cannot be evaluated does not let the event through.
         services.log.error({ err: error, trigger_id: trigger.id, event_id: event.id }, 'event trigger left out')
       }
+      if (bytes >= TOGETHER_BYTES) {
+        await write(tx, firings, names)
+        firings = []
+        bytes = 0
+      }
+      if (performance.now() - breathed < BREATH_MS) continue
+      await new Promise(setImmediate)
+      breathed = performance.now()
     }
   }
+  await write(tx, firings, names)
+}
+
+/** Writes firings with what follows from them. */
+async function write(tx: Tx, firings: readonly NewFiring[], names: ReadonlyMap<string, string>): Promise<void> {
   if (firings.length === 0) return
   const made = new Set(await insertFirings(tx, firings))
   for (const firing of firings) {

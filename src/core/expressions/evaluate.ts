@@ -64,6 +64,12 @@ export type Spent = { applications: number; volume: number }
 
 export const nothingSpent = (): Spent => ({ applications: 0, volume: 0 })
 
+/** A budget of which but a share is left, for expressions that are evaluated thousands of times together. */
+export const mostlySpent = (left: number): Spent => ({
+  applications: Math.floor(MAX_APPLICATIONS * (1 - left)),
+  volume: Math.floor(MAX_VOLUME * (1 - left)),
+})
+
 /** An evaluation and what it has spent. */
 class Evaluation {
   readonly #spent: Spent
@@ -82,8 +88,7 @@ class Evaluation {
     this.spend(1)
     const operation = operationOf(expression)
     if (operation) {
-      if (++this.#spent.applications > MAX_APPLICATIONS)
-        throw new ExpressionError(`applies more than ${MAX_APPLICATIONS} operators`)
+      if (++this.#spent.applications > MAX_APPLICATIONS) throw new ExpressionError('applies too many operators')
       const [name, given] = operation
       return OPERATORS[name](this, name === 'preserve' ? [given] : listOf(given), data) ?? null
     }
