@@ -8,6 +8,7 @@ import {
   ended,
   fired,
   firingsOf,
+  hook,
   madeTrigger,
   startTriggerApp,
   type TriggerApp,
@@ -53,6 +54,20 @@ describe('triggers of orchestrations', function () {
       [trigger.id, firing.id, { kind: 'trigger', id: trigger.id }, { seed: 1, extra: 2 }],
     )
     assert.deepEqual(firing.result.output, run.output)
+  })
+
+  it('refuse an input that is larger than that of a run, or is made so by their mapping', async () => {
+    const target_id = await graph([transform])
+    const half = { text: 'x'.repeat(200_000) }
+    const doubled = Object.fromEntries(Array.from({ length: 6 }, (_, at) => [`k${at}`, { var: 'input.text' }]))
+    const mapped = await on(target_id, { input_mapping: doubled })
+    const plain = await on(target_id, { type: 'webhook', input: half })
+    const byHand = await key.post(`/triggers/${mapped.id}/fire`, { input: half })
+    assert.deepEqual(codeOf(byHand), [400, 'TRIGGER_INPUT_INVALID'])
+    assert.match(byHand.body.error.message, /input_mapping: makes more than 1 MiB/)
+    const called = await hook(app.url, plain, JSON.stringify({ more: 'x'.repeat(1_000_000) }))
+    assert.deepEqual([called.status, called.body.error.code], [400, 'TRIGGER_INPUT_INVALID'])
+    assert.deepEqual([await firingsOf(key, mapped.id), await firingsOf(key, plain.id)], [[], []])
   })
 
   it('refuse an input that breaks the input_schema, by hand with an answer, else on the firing', async () => {

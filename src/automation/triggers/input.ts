@@ -6,11 +6,13 @@ import { inputInvalid } from './targets.ts'
 /** What expressions of `input_mapping` read of a firing. */
 type Facts = Pick<FiringRow, 'id' | 'source'> & { scheduled_for: string | null; fired_at: string }
 
+const MAPPED_BYTES = 1024 * 1024
+
 /**
  * The input of a firing: what came with it over that of the trigger, key by key, and where the trigger maps it, what the
  * mapping makes of that.
  * @param spent what is spent of the budget of the mapping
- * @throws TRIGGER_INPUT_INVALID for a mapping that costs too much
+ * @throws TRIGGER_INPUT_INVALID for a mapping that costs or makes too much
  */
 export function effectiveInput(
   { id, name, input, input_mapping }: Pick<TriggerRow, 'id' | 'name' | 'input' | 'input_mapping'>,
@@ -22,7 +24,9 @@ export function effectiveInput(
   if (!input_mapping) return merged
   try {
     const mapped = evaluate(input_mapping, { input: merged, trigger: { id, name }, firing }, spent)
-    return isObject(mapped) ? mapped : inputInvalid('input_mapping: must make an object')
+    if (!isObject(mapped)) return inputInvalid('input_mapping: must make an object')
+    if (Buffer.byteLength(JSON.stringify(mapped)) > MAPPED_BYTES) inputInvalid('input_mapping: makes more than 1 MiB')
+    return mapped
   } catch (error) {
     if (error instanceof AppError || !(error instanceof ExpressionError)) throw error
     return inputInvalid(`input_mapping: ${error.message}`)

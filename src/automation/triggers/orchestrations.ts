@@ -2,10 +2,10 @@ import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
 import type { RunRow } from '../runs/model.ts'
-import { inputProblems, startRun } from '../runs/start.ts'
+import { inputProblems, requireSize, startRun } from '../runs/start.ts'
 import type { RunWatcher } from '../runs/watchers.ts'
 import { settleStarted } from './settle.ts'
-import type { TriggerTarget } from './targets.ts'
+import { inputInvalid, type TriggerTarget } from './targets.ts'
 
 /** Orchestrations as targets: a firing starts a run, which ends it. */
 
@@ -18,6 +18,11 @@ export const orchestrationTarget: TriggerTarget = {
     return row?.project_id === projectId ? row : null
   },
   async prepare(services, { target, input }) {
+    try {
+      requireSize(input)
+    } catch (error) {
+      inputInvalid('input: must be at most 1 MiB of JSON', error as AppError)
+    }
     const problems = await inputProblems(services, target as OrchestrationRow, input)
     if (problems.length > 0)
       raise('TRIGGER_INPUT_INVALID', { message: `${problems[0].path}: ${problems[0].message}`, meta: { problems } })

@@ -15,6 +15,9 @@ import { insertFirings, type NewFiring } from './store.ts'
 /** Due schedules of one transaction. */
 const BATCH = 200
 
+/** Firings of one statement: each may have an input of 1 MiB. */
+const TOGETHER = 20
+
 const TAKEN_MS = 100
 
 const wait = sql.type(z.object({ ms: z.number().nullable() }))
@@ -73,6 +76,7 @@ export async function fireDue(services: Services): Promise<number> {
       try {
         const facts = { id: firing.id, source: firing.source, scheduled_for, fired_at: new Date(now).toISOString() }
         firing.input = effectiveInput(trigger, {}, facts)
+        if (trigger.input_mapping !== null) await new Promise(setImmediate)
       } catch (error) {
         firing.error = failureOf(error)
       }
@@ -85,7 +89,7 @@ export async function fireDue(services: Services): Promise<number> {
         ref_id: id,
       })
     }
-    if (firings.length > 0) await insertFirings(tx, firings)
+    for (let at = 0; at < firings.length; at += TOGETHER) await insertFirings(tx, firings.slice(at, at + TOGETHER))
     for (const { id, project_id, error } of firings) if (!error) tx.send(firingQueue, { firing_id: id, project_id })
     await setNext(tx, next)
     return triggers.length
