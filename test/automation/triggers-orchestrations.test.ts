@@ -133,4 +133,26 @@ describe('triggers of orchestrations', function () {
     // Exceptions are filed beside the work.
     await eventually(async () => (await key.get('/exceptions?kind=event_trigger_loop')).body.total === 1)
   })
+
+  it('whose call retries the run that they listen for do so once', async () => {
+    const failing = await graph([{ id: 'bad', type: 'condition', expression: { preserve: [1] } }])
+    const tool = await key.post('/tools', { name: 'retries', type: 'platform', actions: ['retry-run'] })
+    assert.equal(tool.status, 201, JSON.stringify(tool.body))
+    const trigger = await madeTrigger(key, {
+      type: 'event',
+      event_pattern: 'orchestration_runs.failed',
+      event_filter: { '==': [{ var: 'data.orchestration_id' }, failing] },
+      target_type: 'tool',
+      target_id: tool.body.id,
+      action: 'retry-run',
+      input_mapping: { orchestration_run_id: { var: 'input.resource_id' } },
+    })
+    const run = (await key.post('/orchestration-runs', { orchestration_id: failing, wait: true })).body
+    assert.equal(run.status, 'failed')
+    const [first, second] = await allEnded(key, trigger.id, 2)
+    assert.deepEqual([first.status, first.error], ['succeeded', null])
+    assert.deepEqual([second.status, second.error?.meta?.reason], ['failed', 'repeat'], JSON.stringify(second))
+    const [again] = (await key.get(`/orchestration-runs?orchestration_id=${failing}`)).body.data
+    assert.deepEqual([again.retry_of_run_id, again.started_by], [run.id, { kind: 'trigger', id: trigger.id }])
+  })
 })

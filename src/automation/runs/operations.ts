@@ -285,9 +285,9 @@ export const runOperations: Operation[] = [
       'QUEUE_DRIVER_MISCONFIGURED',
     ],
     async run(context) {
-      const { tx, services, resource, body } = context
+      const { tx, services, resource, body, caller } = context
       requireDriver(context)
-      const retried = await retryRun(tx, services, resource, {
+      const retried = await retryRun(tx, services, resource, caller.run, {
         from_node_id: body?.from_node_id ?? null,
         tool_context: callerContext(body?.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX),
         guardrail_context: body?.guardrail_context ?? null,

@@ -1,5 +1,6 @@
 import { invalid, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
+import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import type { Graph } from '../orchestrations/graph.ts'
@@ -18,12 +19,32 @@ export type Retry = RunContext & {
 }
 
 /**
+ * In whose name a retry goes on: whoever started the run, and where triggered work asks for it, marked as caused by that.
+ * Raises FORBIDDEN where the mark has no place.
+ */
+function authorityOf({ authority }: Pick<RunRow, 'authority'>, asker: Caller['run']): PrincipalRecord {
+  if (!asker?.trigger_id) return authority
+  const { via } = authority
+  const { trigger_id: id, policy_id, chain } = asker
+  if (via === null) return { ...authority, via: { type: 'trigger', id, policy_id, chain } }
+  if (via.type === 'trigger') return { ...authority, via: { ...via, chain: [...new Set([...via.chain, ...chain])] } }
+  return raise('FORBIDDEN', { message: 'Work that a trigger started may not retry the run of a bounded credential' })
+}
+
+/**
  * Starts a run anew that did not succeed, as whoever started it: of the same version, with its input, and with what nodes had
  * come to by its end.
- * @throws ORCHESTRATION_RUN_NOT_RETRYABLE, PROJECT_PAUSED, VALIDATION_FAILED (from_node_id), ORCHESTRATION_NOT_FOUND,
+ * @param asker the work that asks for it
+ * @throws FORBIDDEN, ORCHESTRATION_RUN_NOT_RETRYABLE, PROJECT_PAUSED, VALIDATION_FAILED (from_node_id), ORCHESTRATION_NOT_FOUND,
  *   ORCHESTRATION_NODE_FAILED
  */
-export async function retryRun(tx: Tx, services: Services, run: RunRow, retry: Retry): Promise<RunRow> {
+export async function retryRun(
+  tx: Tx,
+  services: Services,
+  run: RunRow,
+  asker: Caller['run'],
+  retry: Retry,
+): Promise<RunRow> {
   if (!hasEnded(run) || run.status === 'succeeded')
     raise('ORCHESTRATION_RUN_NOT_RETRYABLE', { meta: { status: run.status } })
   await lockRunnable(tx, run.project_id)
@@ -36,7 +57,7 @@ export async function retryRun(tx: Tx, services: Services, run: RunRow, retry: R
     orchestration: { id: run.orchestration_id, project_id: run.project_id, version: run.orchestration_version },
     input: run.input,
     metadata: run.metadata,
-    authority: run.authority,
+    authority: authorityOf(run, asker),
     permission: run.permission,
     // A firing is settled by the run that it started.
     trigger: run.trigger_id === null ? null : { id: run.trigger_id, firing_id: null },
