@@ -96,7 +96,7 @@ describe('callbacks of webhook nodes', function () {
     assert.deepEqual((await app.until(run.id)).artifacts.hook, {})
   })
 
-  it('are shown to readers of the run alone: no event and no log line has them, nor the database', async () => {
+  it('are shown to those who may answer alone: no event and no log line has them, nor the database', async () => {
     const run = await waiting()
     const token = urlOf(run).split('/').at(-1) as string
     await call(urlOf(run), 'no')
@@ -105,6 +105,30 @@ describe('callbacks of webhook nodes', function () {
     for (const { id } of events) assert.ok(!JSON.stringify((await app.key.get(`/events/${id}`)).body).includes(token))
     assert.ok(!app.logs.join('\n').includes(token))
     assert.ok(!app.statements.join('\n').includes(token))
+  })
+
+  it('are not shown to readers who may not answer the node themselves', async () => {
+    const run = await waiting()
+    const statement = [
+      {
+        effect: 'Allow',
+        action: ['orchestrations:GetRun', 'orchestrations:ListRuns'],
+        resource: [`srn:${app.projectId}:*:*`],
+      },
+    ]
+    const policy = (await app.admin.post('/policies', { document: { statement } })).body
+    const made = await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [policy.id] })
+    const reader = app.as(made.body.secret)
+    const read = (await reader.get(`/orchestration-runs/${run.id}`)).body
+    const [listed] = (await reader.get('/orchestration-runs')).body.data
+    for (const shown of [read, listed]) {
+      assert.equal(shown.id, run.id)
+      assert.deepEqual(
+        [shown.required_actions[0].type, shown.required_actions[0].callback_url, shown.required_action.callback_url],
+        ['webhook_receive', null, null],
+      )
+    }
+    assert.ok(urlOf((await app.key.get('/orchestration-runs')).body.data[0]))
   })
 
   it('outlive a new encryption key, and are shown as they were made', async () => {

@@ -1,6 +1,8 @@
 import { createHash } from 'node:crypto'
+import { permitted } from '../../core/iam/access.ts'
+import type { Decided } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { OrchestrationRunRecord } from './model.ts'
+import { type OrchestrationRunRecord, runKind } from './model.ts'
 import { callbacksOf, type ExecutionRow } from './store.ts'
 
 /**
@@ -18,12 +20,17 @@ export const hashOf = (token: string): string => createHash('sha256').update(tok
 /** What is stored of the token of a wait that begins. */
 export const callbackHash = (services: Services, wait: Wait): string => hashOf(tokensOf(services, wait)[0])
 
-/** Runs as their readers see them: with the addresses at which their webhook nodes take an answer. */
+/** Runs as a reader sees them: with the addresses at which webhook nodes take an answer, of those that it may answer itself. */
 export async function withCallbacks<Run extends OrchestrationRunRecord>(
   services: Services,
+  caller: Decided,
   runs: readonly Run[],
 ): Promise<Run[]> {
-  const waiting = runs.filter(({ required_actions }) => required_actions.some(({ type }) => type === 'webhook_receive'))
+  const waiting = runs.filter(
+    run =>
+      run.required_actions.some(({ type }) => type === 'webhook_receive') &&
+      permitted(caller, 'orchestrations:SubmitHumanInput', { kind: runKind, row: run }),
+  )
   if (waiting.length === 0) return [...runs]
   const stored = await callbacksOf(
     services.pool,

@@ -102,7 +102,7 @@ const start = operation({
       )
       if (!expected) return answer(201, { ...presentRun(run), node_executions: [] })
       const now = await expected.wait(request.closed, run)
-      return answer(201, await shownTo(services, now ?? run))
+      return answer(201, await shownTo(services, caller, now ?? run))
     } finally {
       expected?.cancel()
     }
@@ -143,7 +143,7 @@ const listRuns = operation({
   answers: { 200: pageOf(OrchestrationRun) },
   // orchestration_runs_project serves the order; _orchestration, _parent and _trigger their filters.
   async run(context) {
-    const { query, services } = context
+    const { query, services, caller } = context
     const page = await listTable<RunRow>(context, {
       table: runKind.table,
       countKept: true,
@@ -163,6 +163,7 @@ const listRuns = operation({
       ...page,
       data: await withCallbacks(
         services,
+        caller,
         rows.map(row =>
           executions
             ? { ...presentRun(row), node_executions: (executions.get(row.id) ?? []).map(presentExecution) }
@@ -205,7 +206,7 @@ async function command(
   wait: boolean,
   change: (tx: Tx) => Promise<RunRow>,
 ): Promise<unknown> {
-  const { services, resource, request } = context
+  const { services, resource, request, caller } = context
   const expected = wait ? expectRun(services, resource.id) : null
   try {
     const changed = await services.write(async tx => {
@@ -214,7 +215,7 @@ async function command(
       return run
     })
     const now = expected ? await expected.wait(request.closed, { ...changed, status: 'running' }) : changed
-    return shownTo(services, now ?? changed)
+    return shownTo(services, caller, now ?? changed)
   } finally {
     expected?.cancel()
   }
@@ -224,7 +225,7 @@ export const runOperations: Operation[] = [
   start,
   listRuns,
   callRunHook,
-  runs.get({ present: ({ resource, services }) => shownTo(services, resource) }),
+  runs.get({ present: ({ resource, services, caller }) => shownTo(services, caller, resource) }),
   itemOperation(runKind, {
     id: 'streamOrchestrationRun',
     method: 'get',

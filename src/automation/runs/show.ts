@@ -1,4 +1,5 @@
 import type { Queryable } from '../../core/db/sql.ts'
+import type { Decided } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { isWorkerType, startsRuns } from '../orchestrations/definition.ts'
 import { withCallbacks } from './callback-token.ts'
@@ -51,8 +52,8 @@ export async function shownRun(
 }
 
 /** The same for those who ask for it. */
-export async function shownTo(services: Services, run: RunRow): Promise<OrchestrationRunRecord> {
-  const [shown] = await withCallbacks(services, [await shownRun(services.pool, run, null)])
+export async function shownTo(services: Services, caller: Decided, run: RunRow): Promise<OrchestrationRunRecord> {
+  const [shown] = await withCallbacks(services, caller, [await shownRun(services.pool, run, null)])
   return shown
 }
 

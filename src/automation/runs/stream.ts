@@ -1,5 +1,6 @@
 import { eventMessage, eventStream } from '../../core/api/event-stream.ts'
 import type { Answer, Context } from '../../core/api/operation.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withCallbacks } from './callback-token.ts'
@@ -38,8 +39,9 @@ function shownExecution(row: ExecutionRow): Omit<NodeExecution, 'input' | 'outpu
   return shown
 }
 
-async function shownUpdate(services: Services, run: RunRow): Promise<string> {
-  const [{ id, status, active_nodes, required_actions, updated_at }] = await withCallbacks(services, [presentRun(run)])
+async function shownUpdate(services: Services, caller: Caller, run: RunRow): Promise<string> {
+  const [shown] = await withCallbacks(services, caller, [presentRun(run)])
+  const { id, status, active_nodes, required_actions, updated_at } = shown
   return JSON.stringify({ id, status, active_nodes, required_actions, updated_at })
 }
 
@@ -71,7 +73,7 @@ class Known {
  * @param seen the revision that the client has: while it is that of the run, the client knows how things are
  */
 export function streamRun(
-  context: Pick<Context, 'services' | 'request' | 'recheck'>,
+  context: Pick<Context, 'services' | 'request' | 'recheck' | 'caller'>,
   { id }: { id: string },
   seen: number,
 ): Answer {
@@ -97,12 +99,12 @@ export function streamRun(
       }
       if (!(first && hasEnded(run))) {
         for (const text of await known.news(services, id)) yield eventMessage(revision, 'node.updated', text)
-        yield eventMessage(revision, 'run.updated', await shownUpdate(services, run))
+        yield eventMessage(revision, 'run.updated', await shownUpdate(services, context.caller, run))
       }
       first = false
       position = revision
       if (!hasEnded(run)) return POLL_MS
-      yield eventMessage(revision, 'run.settled', JSON.stringify(await shownTo(services, run)))
+      yield eventMessage(revision, 'run.settled', JSON.stringify(await shownTo(services, context.caller, run)))
       return 'ended'
     },
   })
