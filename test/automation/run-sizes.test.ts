@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { sql } from '../../src/core/db/sql.ts'
-import { type RunApp, set, startRunApp } from './fixtures.ts'
+import { chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 const MIB = 1024 * 1024
 
@@ -88,5 +88,25 @@ describe('what runs hold', function () {
       input_mapping: { x: { var: 'input.x' } },
     }
     tooLarge(await app.run([loop], [], { input: { ...large, items: [1, 2, 3] } }), 'l', /outputs of the nested runs/)
+  })
+
+  it('is in lists where it is small; of others these say how they stand', async () => {
+    const id = await app.orchestration(
+      [set('a', { var: 'input.x' }), { id: 'h', type: 'human', input_mapping: { x: { var: 'input.x' } } }],
+      chain('a', 'h'),
+    )
+    const small = await app.start(id, { input: { x: 1 } })
+    const big = await app.start(id, { input: { x: 'x'.repeat(60_000) } })
+    const { data } = (await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body
+    const [bigListed, smallListed] = data
+    const { usage: _usage, usage_own: _own, ...known } = await app.read(small.id)
+    const { usage: __usage, usage_own: __own, ...listed } = smallListed
+    assert.deepEqual(listed, known)
+    const { state, artifacts, input, output, metadata, node_executions } = bigListed
+    assert.deepEqual([state, artifacts, input, output, metadata, node_executions], [null, null, null, null, null, null])
+    assert.deepEqual(
+      [bigListed.id, bigListed.status, bigListed.required_actions],
+      [big.id, 'awaiting_input', [{ ...big.required_actions[0], context: null }]],
+    )
   })
 })

@@ -20,7 +20,7 @@ import { OrchestrationRun, presentRun, RUN_STATUSES, type RunRow, runKind } from
 import { retryRun } from './retry.ts'
 import { presentExecution, shownTo } from './show.ts'
 import { inputProblems, requireSize, startRunAtOnce } from './start.ts'
-import { listedExecutions } from './store.ts'
+import { largeRuns, listedColumns, listedExecutions } from './store.ts'
 import { streamRun } from './stream.ts'
 import { expectRun } from './wait.ts'
 
@@ -134,6 +134,8 @@ const listRuns = operation({
   method: 'get',
   path: '/orchestration-runs',
   summary: 'List runs of orchestrations',
+  description:
+    'Of a run whose values are larger than 128 KiB together, state, artifacts, input, output, metadata and the context of its required actions are null, as are node_executions where they are; the run itself shows them.',
   tag,
   action: 'orchestrations:ListRuns',
   lists: runKind,
@@ -144,35 +146,37 @@ const listRuns = operation({
   // orchestration_runs_project serves the order; _orchestration, _parent and _trigger their filters.
   async run(context) {
     const { query, services, caller } = context
-    const page = await listTable<RunRow>(context, {
+    const summary = query.view === 'summary'
+    const page = await listTable<Listed>(context, {
       table: runKind.table,
       countKept: true,
-      columns: runKind.columns,
+      columns: listedColumns(!summary),
       filters: filterConditions(filters, query),
       present: row => row,
     })
-    const rows = page.data as RunRow[]
-    const summary = query.view === 'summary'
-    const executions = summary
-      ? null
-      : await listedExecutions(
-          services.pool,
-          rows.map(({ id }) => id),
-        )
-    return {
-      ...page,
-      data: await withCallbacks(
-        services,
-        caller,
-        rows.map(row =>
-          executions
-            ? { ...presentRun(row), node_executions: (executions.get(row.id) ?? []).map(presentExecution) }
-            : { ...presentRun(row), state: null, artifacts: null },
-        ),
-      ),
-    }
+    const rows = page.data as Listed[]
+    const whole = rows.flatMap(({ id, outcomes }) => (outcomes === null ? [] : [id]))
+    const large = summary ? new Set() : await largeRuns(services.pool, whole)
+    const executions = await listedExecutions(
+      services.pool,
+      whole.filter(id => !large.has(id)),
+    )
+    const shown = rows.map(row => {
+      const { outcomes, written } = row
+      if (outcomes === null || written === null)
+        return { ...presentRun({ ...row, outcomes: {}, written: {} }), state: null, artifacts: null }
+      const node_executions = large.has(row.id) ? null : (executions.get(row.id) ?? []).map(presentExecution)
+      return { ...presentRun({ ...row, outcomes, written }), node_executions }
+    })
+    return { ...page, data: await withCallbacks(services, caller, shown) }
   },
 })
+
+/** A run in a list: without what is large. */
+type Listed = Omit<RunRow, 'outcomes' | 'written'> & {
+  outcomes: RunRow['outcomes'] | null
+  written: RunRow['written'] | null
+}
 
 const Reason = z.strictObject({
   reason: z.string().max(1000).nullish().describe('Why, for whoever reads the run'),
