@@ -65,7 +65,15 @@ const headerPrefix = z.string().regex(/^[A-Za-z0-9!#$%&'*+.^_`|~-]+-$/, 'must be
 const number = (min: number, max: number) => z.string().transform(Number).pipe(z.number().min(min).max(max))
 const hexKeys = list.pipe(z.array(z.string().regex(/^[0-9a-fA-F]{64}$/, 'must be 64 hex characters')))
 
-export const WORKER_KINDS = ['delivery', 'ingestion', 'generation', 'orchestration', 'trigger', 'snapshot'] as const
+export const WORKER_KINDS = [
+  'delivery',
+  'ingestion',
+  'generation',
+  'orchestration',
+  'trigger',
+  'evaluation',
+  'snapshot',
+] as const
 
 const settings = {
   NODE_ENV: setting(
@@ -326,6 +334,43 @@ const settings = {
     'Lease of a decision whose tool is called, renewed every quarter of it.',
   ),
   DECISION_SWEEP_INTERVAL_MS: setting('workers', integer(1000), '60000', 'Search for decisions that nobody works on.'),
+  DATASET_MAX_ITEMS: setting('workers', integer(1, 1_000_000), '10000', 'Most items of a dataset.'),
+  DATASET_IMPORT_MAX_BYTES: setting(
+    'workers',
+    integer(1024, 10_737_418_240),
+    '104857600',
+    'Largest file of items that a dataset takes at once.',
+  ),
+  EVAL_WORKER_BATCH: setting(
+    'workers',
+    positiveOr(5),
+    '5',
+    'Items of evals that a worker process has asked at once; 5 for what is no positive integer.',
+  ),
+  EVAL_WORKER_INTERVAL_MS: setting(
+    'workers',
+    positiveOr(5000),
+    '5000',
+    'Search for runs of evals that nobody works on; 5000 for what is no positive integer.',
+  ),
+  EVAL_TASK_LEASE_TTL_MS: setting(
+    'workers',
+    positiveOr(300_000),
+    '300000',
+    'Lease of an item of an eval; 300000 for what is no positive integer.',
+  ),
+  EVAL_RUN_ABANDONED_AFTER_MS: setting(
+    'workers',
+    positiveOr(1_800_000),
+    '1800000',
+    'A run of an eval that is quiet for so long and has no work left is ended; 1800000 for what is no positive integer.',
+  ),
+  EVAL_SYNC_ITEM_CAP: setting(
+    'workers',
+    positiveOr(25),
+    '25',
+    'Most items of a run of an eval that is waited for; 25 for what is no positive integer.',
+  ),
   MEMORY_RULE_TIMEOUT_SECONDS: setting(
     'workers',
     integer(1),
@@ -425,6 +470,49 @@ const settings = {
     'Most event triggers of a project: each event is matched with all of them.',
   ),
   TRIGGER_FIRING_RETENTION_DAYS: setting('workers', integer(1), '30', 'Firings that have ended are kept so long.'),
+  TASK_AUTOMATION_CHAIN_LIMIT: setting(
+    'workers',
+    positiveOr(50),
+    '50',
+    'Moves of a task that machines may make back-to-back; 50 for what is no positive integer.',
+  ),
+  TASK_APPROVAL_TTL_SECONDS: setting(
+    'workers',
+    positiveOr(86_400),
+    '86400',
+    'How long the approval of a transition of a task can be given.',
+  ),
+  TASK_WORKER_CONCURRENCY: setting('workers', positiveOr(10), '10', 'Dispatches of tasks at once per process.'),
+  TASKS_SCHEDULER_INTERVAL_MS: setting(
+    'workers',
+    positiveOr(5000),
+    '5000',
+    'Search for tasks that have stalled, for dispatches that nobody works on and for steps of playbooks that have become overdue.',
+  ),
+  TASKS_DISPATCH_LEASE_SECONDS: setting(
+    'workers',
+    positiveOr(60),
+    '60',
+    'Lease of a call of a tool that a task made, renewed every quarter of it.',
+  ),
+  TASKS_DISPATCH_RECONCILE_GRACE_MS: setting(
+    'workers',
+    positiveOr(60_000),
+    '60000',
+    'How long what a task waits for is left alone before somebody looks whether it has settled without a word.',
+  ),
+  PLAYBOOK_EXPORT_TTL_DAYS: setting(
+    'workers',
+    zeroOr(30),
+    '30',
+    'Files of an export are removed after so long; 0 = never.',
+  ),
+  PLAYBOOK_EXPORT_LEASE_SECONDS: setting(
+    'workers',
+    positiveOr(300),
+    '300',
+    'Lease of an export that is built, renewed every quarter of it.',
+  ),
   AGENT_MAX_STEPS_CEILING: setting('workers', integer(1), '200', 'Largest max_steps.'),
   AGENT_MAX_CALL_DEPTH: setting('workers', integer(0), '10', 'Default and maximum of max_call_depth.'),
   PROVIDER_MAX_RETRIES: setting('workers', integer(0, 10), '2', 'Retries of a model call without a model route.'),

@@ -1,7 +1,12 @@
 import cases from './automation/cases/module.ts'
+import playbookExecutions from './automation/executions/module.ts'
+import exports from './automation/exports/module.ts'
 import orchestrations from './automation/orchestrations/module.ts'
+import playbooks from './automation/playbooks/module.ts'
 import runs from './automation/runs/module.ts'
+import tasks from './automation/tasks/module.ts'
 import triggers from './automation/triggers/module.ts'
+import workflows from './automation/workflows/module.ts'
 import documents from './content/documents/module.ts'
 import embeddings from './content/embeddings/module.ts'
 import files from './content/files/module.ts'
@@ -24,6 +29,9 @@ import conversations from './conversation/conversations/module.ts'
 import sessions from './conversation/sessions/module.ts'
 import type { Module } from './core/api/module.ts'
 import core from './core/module.ts'
+import datasets from './evaluation/datasets/module.ts'
+import evalRuns from './evaluation/eval-runs/module.ts'
+import evals from './evaluation/evals/module.ts'
 import agents from './execution/agents/module.ts'
 import approvals from './execution/approvals/module.ts'
 import chains from './execution/chains/module.ts'
@@ -93,6 +101,14 @@ export const modules: readonly Module[] = [
   orchestrations,
   runs,
   triggers,
+  workflows,
+  tasks,
   cases,
+  exports,
+  playbooks,
+  playbookExecutions,
+  datasets,
+  evals,
+  evalRuns,
   planned,
 ]

@@ -41,6 +41,37 @@ app.post('/actors/bare', async (req, res) => {
   res.status(201).json(made)
 })
 
+// A task under its lock, its history, events and audit entry, one statement each in one transaction.
+app.post('/tasks/:id/transitions', async (req, res) => {
+  const { id } = req.params
+  const row = await pool.connect(connection =>
+    connection.transaction(async tx => {
+      const before = (await tx.one(sql.unsafe`select * from tasks where id = ${id} for update`)) as {
+        project_id: string
+        state: string
+        revision: number
+      }
+      const { project_id: project } = before
+      const moved = await tx.one(sql.unsafe`
+        update tasks set state = 'two', entered_state_at = now(), revision = revision + 1, entry_seq = entry_seq + 1,
+          updated_at = now()
+        where id = ${id} returning *`)
+      await tx.query(sql.unsafe`
+        insert into task_transitions (id, task_id, from_state, to_state, transition, principal_kind, principal_id, seq, created_at)
+        values (${newId('task_tr')}, ${id}, ${before.state}, 'two', 'turn', 'api_key', 'key', ${before.revision + 1}, now())`)
+      await tx.query(sql.unsafe`
+        insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at, dispatched_at)
+        values (${newId('evt')}, ${project}, 'tasks.transitioned', 'task', ${id}, ${JSON.stringify(moved)}, now(), now()),
+          (${newId('evt')}, ${project}, 'audit_entries.created', 'audit_entry', ${id}, ${JSON.stringify({ id })}, now(), now())`)
+      await tx.query(sql.unsafe`
+        insert into audit_entries (id, project_id, principal_type, principal_id, action, resource_srn, resource_public_id, status, created_at)
+        values (${newId('audit')}, ${project}, 'api_key', 'key', 'tasks:TransitionTask', ${`srn:${project}:task:${id}`}, ${id}, 200, now())`)
+      return moved
+    }),
+  )
+  res.json(row)
+})
+
 // The row, its event and its audit entry, one statement each in one transaction.
 app.post('/actors', async (req, res) => {
   const id = newId('actor')

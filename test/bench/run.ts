@@ -14,7 +14,7 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names]`: every benchmark, or those named (http, lists, activity, files, turns, tools, usage, queue, fairness,
- * deliveries, knowledge, ingestion, memory, idle, usage-reports, orchestration). All numbers of a run come from one machine at one time; ratios are against a floor measured
+ * deliveries, knowledge, ingestion, memory, idle, usage-reports, orchestration, work). All numbers of a run come from one machine at one time; ratios are against a floor measured
  * beside them.
  */
 const all = {
@@ -34,6 +34,7 @@ const all = {
   idle: async () => (await import('./idle.ts')).run(),
   'usage-reports': async () => (await import('./usage-reports.ts')).run(),
   orchestration: async () => (await import('./orchestration.ts')).run(),
+  work: async () => [...(await (await import('./work.ts')).run()), ...(await (await import('./work-evals.ts')).run())],
 }
 const names = process.argv.slice(2)
 for (const name of names) {

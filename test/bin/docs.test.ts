@@ -169,6 +169,27 @@ describe('the commands of the pages', function () {
     assert.equal(of('Versions'), `2\n{"from":1,"to":2,"changes":${changes}}3`)
   })
 
+  it('of evaluations.md run as they are written', async () => {
+    const sections = commandsOf('docs/evaluations.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const of = (heading: string) => answers.get(heading) ?? ''
+    const page = fs.readFileSync(path.join(root, 'docs/evaluations.md'), 'utf8')
+    const shown = (heading: string) =>
+      /```\n\n```\n(.*?)```/s.exec(page.slice(page.indexOf(`\n## ${heading}\n`)))?.[1].trim() ?? ''
+    assert.equal(last(of('A dataset')).created, 3)
+    const [, csv] = /^(.*\n)\{"created"/s.exec(shown('Files')) ?? []
+    assert.equal(of('Files').replaceAll('\r', '').slice(0, csv.length), csv)
+    assert.equal(last(of('Files')).created, 3)
+    const run = last(of('An eval'))
+    assert.deepEqual([run.status, run.passed, run.aggregate_scores.pass_rate], ['completed', true, 1 / 3])
+    assert.deepEqual(Object.keys(run.aggregate_scores.grouping.groups).sort(), ['hours', 'talk'])
+    assert.deepEqual(of('Results').split('\n').sort(), shown('Results').split('\n').sort())
+    assert.match(of('Compare'), /^2\n1\n\{"data":\[\],"total":0,/)
+    assert.match(of('Gate and schedule'), /^eval_[0-9a-z]+\n2\neval$/)
+  })
+
   it('of orchestrations.md run as they are written', async () => {
     const sections = commandsOf('docs/orchestrations.md')
     const answers = await answersOf(sections, base)
@@ -186,6 +207,28 @@ describe('the commands of the pages', function () {
       const section = page.slice(page.indexOf(`\n## ${heading}\n`))
       assert.equal(of(heading), /```\n\n```\n(.*?)```/s.exec(section)?.[1].trim())
     }
+  })
+
+  it('of workflows.md run as they are written', async () => {
+    const sections = commandsOf('docs/workflows.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const page = fs.readFileSync(path.join(root, 'docs/workflows.md'), 'utf8')
+    for (const heading of ['A workflow', 'A task', 'Approval', 'The board']) {
+      const section = page.slice(page.indexOf(`\n## ${heading}\n`))
+      const shown = /```\n\n```\n(.*?)```/s.exec(section)?.[1].trim()
+      assert.equal((answers.get(heading) ?? '').replace(/^1\n/, ''), shown)
+    }
+  })
+
+  it('of playbooks.md run as they are written', async () => {
+    const sections = commandsOf('docs/playbooks.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    assert.equal(answers.get('A playbook'), '{"valid":true,"problems":[]}')
+    assert.equal(answers.get('An execution'), 'ann\nrunning\nresolved\nrefund of 80')
   })
 
   it('of usage.md run as they are written', async () => {
@@ -256,6 +299,7 @@ describe('the commands of the pages', function () {
       answers.get('A case') ?? '',
       /^case_\S+\n\{ amount: 20, risk: 'low' \}\ncomment\n[0-9a-f]{64}\nresolved\nclosed\n6$/,
     )
+    assert.equal(answers.get('Exports'), 'json,markdown,html')
   })
 
   it('of retention.md run as they are written', async () => {

@@ -162,16 +162,19 @@ describe('muster', function () {
 
     it('names the concerns that no living worker runs', async () => {
       await beat(['delivery'], '1 second')
-      await beat(['ingestion', 'generation', 'orchestration', 'trigger', 'snapshot'], '1 hour')
+      await beat(['ingestion', 'generation', 'orchestration', 'trigger', 'evaluation', 'snapshot'], '1 hour')
       const ill = await diagnosis()
       assert.equal(ill.ok, false)
-      assert.match(ill.of('workers')[0].detail, /runs ingestion, generation, orchestration, trigger, snapshot$/)
-      assert.match(ill.of('workers')[1].detail, /ingestion\+generation\+orchestration\+trigger\+snapshot/)
+      assert.match(
+        ill.of('workers')[0].detail,
+        /runs ingestion, generation, orchestration, trigger, evaluation, snapshot$/,
+      )
+      assert.match(ill.of('workers')[1].detail, /ingestion\+generation\+orchestration\+trigger\+evaluation\+snapshot/)
     })
 
     it('finds nothing wrong with a deployment that works', async () => {
       await beat(['delivery'], '1 second')
-      await beat(['ingestion', 'generation', 'orchestration', 'trigger', 'snapshot'], '1 second')
+      await beat(['ingestion', 'generation', 'orchestration', 'trigger', 'evaluation', 'snapshot'], '1 second')
       // What other tests have left waiting, for longer than it should where they take long.
       await app.services.pool.query(sql.unsafe`delete from pgboss.job_common`)
       const { ok, checks } = await diagnosis({ BASE_URL: 'https://muster.example', EMBEDDING_PROVIDER: 'local' })

@@ -151,7 +151,7 @@ describe('web and worker processes', function () {
     assert.equal(code, 1)
     assert.equal(
       stderr,
-      'cooking: is no concern of the worker; the concerns are delivery, ingestion, generation, orchestration, trigger, snapshot\n',
+      'cooking: is no concern of the worker; the concerns are delivery, ingestion, generation, orchestration, trigger, evaluation, snapshot\n',
     )
   })
 

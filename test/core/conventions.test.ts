@@ -75,6 +75,7 @@ describe('conventions', () => {
         listWebhookDeliveries: `&webhook_id=${ids.webhook_id}`,
         listShareReferences: `&project_id=${ids.grantee_id}`,
         listTriggerFirings: `&trigger_id=${ids.trigger_id}`,
+        compareEvalRuns: `&runs=${ids.eval_run_id}`,
         listMemories: `&memory_store_id=${ids.memory_store_id}`,
         listMemoryEntries: `&memory_store_id=${ids.memory_store_id}`,
       })[described.id] ?? ''
@@ -810,7 +811,15 @@ describe('conventions', () => {
         assert.match(tag, /^W\/"[\w-]+"$/, described.id)
         const again = await app.admin.get(pathWith(described, ids), { 'if-none-match': `"other", ${tag}` })
         // They show what is measured or read beside the record.
-        const more = ['getGeneration', 'getProjectKey', 'getRun', 'getShare', 'getTrigger'].includes(described.id)
+        const more = [
+          'getGeneration',
+          'getPlaybookExecution',
+          'getProjectKey',
+          'getRun',
+          'getShare',
+          'getTask',
+          'getTrigger',
+        ].includes(described.id)
         assert.ok(again.status === 304 || more, `${described.id} ${again.status}`)
         records++
       }

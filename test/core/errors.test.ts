@@ -128,6 +128,8 @@ const statuses = new Map(
 
 /** Codes of single problems (`meta.problems`), outcomes, checks and of Node, which are no error codes. */
 const OTHER_CODES = [
+  'DISPATCH_TARGET_INVALID',
+  'DISPATCH_TARGET_NOT_FOUND',
   'DURATION_INVALID',
   'EDGE_FIELD_INVALID',
   'ERR_HTTP_REQUEST_TIMEOUT',
@@ -140,10 +142,12 @@ const OTHER_CODES = [
   'INVALID_VALUE',
   'LIMIT_EXCEEDED',
   'LIMIT_REACHED',
+  'PAYLOAD_SCHEMA_INVALID',
   'MALFORMED',
   'NOT_FOUND',
   'NOT_JSON',
   'NO_ANSWER',
+  'REFERENCE_INVALID',
   'REFERENCE_NOT_FOUND',
   'REQUIRED',
   'RESERVED_PATH',

@@ -218,10 +218,27 @@ async function populated(
       edges: [],
     })
     await make('/orchestration-runs', { orchestration_id })
+    const dataset_id = await make('/datasets', { project_id: projectId, name: label })
+    await make(`/datasets/${dataset_id}/items`, { input: [{ role: 'user', content: label }] })
+    const scorers = [{ type: 'exact_match' }]
+    const measured = { project_id: projectId, name: label, agent_id: agentId, dataset_id, scorers }
+    await make(`/evals/${await make('/evals', measured)}/runs`, {})
+    const workflow_id = await make('/workflows', {
+      project_id: projectId,
+      name: label,
+      states: [{ name: 'a', initial: true }, { name: 'b' }],
+      transitions: [{ name: 'go', from: ['a', 'b'], to: 'b' }],
+    })
+    await make('/tasks', { workflow_id, project_id: projectId, title: label })
     await make('/guardrails', { project_id: projectId, name: label, document: { class: 'A' } })
     const actor = await make('/actors', { project_id: projectId, name: label, external_id: label })
     const about = await make('/cases', { project_id: projectId, title: label })
     await make(`/cases/${about}/evidence`, { name: label, kind: 'note', content: 'text' })
+    const steps = [{ key: 'a', title: 'First', type: 'manual' }]
+    const playbook_id = await make('/playbooks', { project_id: projectId, name: label, steps })
+    const followed = await make('/cases', { project_id: projectId, title: label })
+    await make('/playbook-executions', { case_id: followed, playbook_id })
+    await make('/playbook-exports', { subject_type: 'case', subject_id: about })
     const conversation = await make('/conversations', { project_id: projectId, name: label })
     await make(`/cases/${about}/links`, { type: 'conversation', target_id: conversation })
     const message = await app.admin.post(`/conversations/${conversation}/messages`, { role: 'user', message: 'hello' })

@@ -26,6 +26,8 @@ const COUNTED = {
   generations: 'project_id',
   guardrail_evaluations: 'project_id',
   orchestration_runs: 'project_id',
+  playbook_exports: 'project_id',
+  tasks: 'project_id',
   usage_events: 'project_id',
   webhook_deliveries: 'webhook_id',
 }
@@ -45,6 +47,12 @@ const WRONG = `
 const LEFT = `
   select * from row_counts c where table_name <> 'audit_entries'
   and not exists (select from projects where id = c.scope) and not exists (select from webhooks where id = c.scope)`
+
+/** States of workflows whose kept count is not that of their tasks, and counts of workflows that are gone. */
+const WRONG_STATES = `
+  select workflow_id, state from (select workflow_id, state, count(*) as rows from tasks group by 1, 2) a
+  full join (select workflow_id, state, sum(count) as kept from task_state_counts group by 1, 2) k using (workflow_id, state)
+  where coalesce(a.rows, 0) <> coalesce(k.kept, 0) or not exists (select from workflows w where w.id = workflow_id)`
 
 async function connected(url: string): Promise<pg.Client> {
   const client = new pg.Client({ connectionString: url })
@@ -141,6 +149,7 @@ describe('counts of rows', () => {
     await settled(client)
     assert.deepEqual((await client.query(WRONG)).rows, [])
     assert.deepEqual((await client.query(LEFT)).rows, [])
+    assert.deepEqual((await client.query(WRONG_STATES)).rows, [])
     const { rows } = await client.query('select count(distinct shard)::int as shards from row_counts')
     assert.ok(rows[0].shards > 1, 'no two transactions counted at once')
     await client.end()

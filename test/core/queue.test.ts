@@ -957,7 +957,7 @@ describe('queues and workers', function () {
         return due
       }
       await run([], { schedules: [every('test-due', 1, tasks, { id: 'due' }, isDue)] })
-      await until('asked twice', () => asked === 2)
+      await until('asked twice', () => asked >= 2)
       assert.equal((await jobs(tasks.name)).length, 0)
       due = true
       await until('sent', async () => (await jobs(tasks.name)).length > 0)

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import { promotionGates } from '../../src/execution/agents/release.ts'
+import { newId } from '../../src/core/api/ids.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
-import { loadBeside } from '../support/modules.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -792,80 +792,80 @@ describe('statements of a turn', () => {
 })
 
 describe('gates of releases', () => {
-  /** Evals as a later module will bring them: which there are, and the newest run that a version passed. */
-  const evals = new Map<string, { agent_id: string; passed: Map<number, string> }>()
   let app: AgentApp
   let v: ReturnType<typeof verbs>
-  let unload: () => void
+  let dataset_id: string
 
   before(async () => {
-    unload = loadBeside({
-      extensions: [
-        promotionGates.with({
-          exists: async (_db, agent, id) => evals.get(id)?.agent_id === agent.id,
-          passedRun: async (_db, _agent, id, version) => evals.get(id)?.passed.get(version) ?? null,
-        }),
-      ],
-    })
     app = await startAgentApp({ workers: [], actions: ACTIONS })
     v = verbs(app)
+    dataset_id = ok(await app.admin.post('/datasets', { project_id: app.projectId, name: 'asked' }), 201).id
   })
-  after(async () => {
-    unload()
-    await app?.close()
-  })
+  after(() => app?.close())
 
-  const gated = async (gate: string) => {
+  const evalOf = async (agent_id: string): Promise<string> => {
+    const scorers = [{ type: 'exact_match' }]
+    const body = { project_id: app.projectId, name: agent_id, agent_id, dataset_id, scorers, pass_threshold: 1 }
+    return ok(await app.admin.post('/evals', body), 201).id
+  }
+  /** A run of an eval that a version has passed. */
+  const pass = async (eval_id: string, agent_id: string, version: number): Promise<string> => {
+    const id = newId('evrun')
+    await app.services.pool.query(sql.unsafe`
+      insert into eval_runs (id, project_id, eval_id, eval_revision, agent_id, agent_version, scorers, status, passed,
+        item_count, authority)
+      values (${id}, ${app.projectId}, ${eval_id}, 1, ${agent_id}, ${version}, '[]', 'completed', true, 1, '{}')`)
+    return id
+  }
+  const gated = async (canary = 2) => {
     const agent = await v.three()
-    evals.set(gate, { agent_id: agent, passed: new Map() })
-    ok(await v.put(agent, 1, 2, 10, { promotion_gate: gate }))
-    return { agent, passed: evals.get(gate)?.passed as Map<number, string> }
+    const gate = await evalOf(agent)
+    ok(await v.put(agent, 1, canary, 10, { promotion_gate: gate }))
+    return { agent, gate, passed: (version: number) => pass(gate, agent, version) }
   }
 
   it('are evals of the agent', async () => {
-    await gated('eval_other')
-    refusedAt(await v.put(await v.three(), 1, 2, 10, { promotion_gate: 'eval_other' }), 'promotion_gate')
+    const { gate } = await gated()
+    refusedAt(await v.put(await v.three(), 1, 2, 10, { promotion_gate: gate }), 'promotion_gate')
   })
 
   it('hold a promotion until the canary has passed, never an abort', async () => {
-    const { agent, passed } = await gated('eval_a')
+    const { agent, gate, passed } = await gated()
     const promote = () => v.key.post(`/agents/${agent}/release/promote`)
-    const unmet = { promotion_gate: 'eval_a', agent_version: 2 }
+    const unmet = { promotion_gate: gate, agent_version: 2 }
     assert.deepEqual(refused(await promote(), 409, 'PROMOTION_GATE_UNMET'), unmet)
-    passed.set(1, 'evrun_stable')
+    await passed(1)
     assert.deepEqual(refused(await promote(), 409, 'PROMOTION_GATE_UNMET'), unmet)
-    assert.equal((await v.get(agent)).active_release.promotion_gate, 'eval_a')
+    assert.equal((await v.get(agent)).active_release.promotion_gate, gate)
     assert.equal((await v.versions(agent)).length, 3)
-    passed.set(2, 'evrun_canary')
+    const run = await passed(2)
     assert.equal(ok(await promote()).version, 4)
     const [newest, , canary] = await v.versions(agent)
-    assert.deepEqual([newest.eval_run_id, canary.eval_run_id], ['evrun_canary', null])
-    const second = await gated('eval_b')
+    assert.deepEqual([newest.eval_run_id, canary.eval_run_id], [run, null])
+    const second = await gated()
     assert.equal(ok(await v.key.post(`/agents/${second.agent}/release/abort`)).model, 'one/m')
   })
 
   it('are met no more once their eval is gone', async () => {
-    const { agent, passed } = await gated('eval_c')
-    passed.set(2, 'evrun_1')
-    evals.delete('eval_c')
+    const { agent, gate, passed } = await gated()
+    await passed(2)
+    ok(await app.admin.delete(`/evals/${gate}`), 204)
     refused(await v.key.post(`/agents/${agent}/release/promote`), 409, 'PROMOTION_GATE_UNMET')
   })
 
   it('note their run on the version that is live already', async () => {
-    const agent = await v.three()
-    const passed = new Map([[3, 'evrun_live']])
-    evals.set('eval_d', { agent_id: agent, passed })
-    ok(await v.put(agent, 1, 3, 10, { promotion_gate: 'eval_d' }))
+    const { agent, gate, passed } = await gated(3)
+    const run = await passed(3)
     assert.equal(ok(await v.key.post(`/agents/${agent}/release/promote`)).version, 3)
-    assert.equal((await v.versions(agent))[0].eval_run_id, 'evrun_live')
-    passed.set(3, 'evrun_later')
-    ok(await v.put(agent, 1, 3, 10, { promotion_gate: 'eval_d' }))
+    assert.equal((await v.versions(agent))[0].eval_run_id, run)
+    await passed(3)
+    ok(await v.put(agent, 1, 3, 10, { promotion_gate: gate }))
     ok(await v.key.post(`/agents/${agent}/release/promote`))
-    assert.equal((await v.versions(agent))[0].eval_run_id, 'evrun_live', 'written once')
+    assert.equal((await v.versions(agent))[0].eval_run_id, run, 'written once')
   })
 
   it('are dropped by a release that names none', async () => {
-    const { agent } = await gated('eval_e')
+    const { agent } = await gated()
     assert.equal(ok(await v.put(agent, 1, 2, 50)).active_release.promotion_gate, null)
     assert.equal(ok(await v.key.post(`/agents/${agent}/release/promote`)).version, 4)
   })

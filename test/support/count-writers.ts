@@ -56,7 +56,18 @@ const WRITES = [
   `with c as (insert into case_numbers as n (project_id, last) values ($1, 3) on conflict (project_id)
      do update set last = n.last + 3 returning last)
    insert into cases (id, project_id, number, title) select $2 || n, $1, last - n, 'c' from c, generate_series(0, 2) n`,
+  `with c as (select id from cases where project_id = $1 limit 1)
+   insert into playbook_exports (id, project_id, case_id, subject_type, subject_id, formats, requested_by)
+     select $2 || n, $1, c.id, 'case', c.id, '{json}', '{}' from c, generate_series(1, 3) n`,
+  `delete from playbook_exports where $2 <> '' and id in ${some('playbook_exports', '2')}`,
   `delete from cases where $2 <> '' and id in ${some('cases', '3')}`,
+  `with w as (insert into workflows (id, project_id, name, states, transitions) values ($2, $1, $2, '[]', '[]') returning id)
+   insert into tasks (id, project_id, workflow_id, workflow_version, title, state, status, payload, automation_chain_depth,
+     entered_state_at, revision, entry_seq, authority, created_at, updated_at)
+   select $2 || n, $1, w.id, 1, 't', 's', 'open', '{}', 0, now(), 1, 1, '{}', now(), now() from w, generate_series(1, 4) n`,
+  `update tasks set state = 's2' where $2 <> '' and id in ${some('tasks', '3')}`,
+  `delete from tasks where $2 <> '' and id in ${some('tasks', '3')}`,
+  `delete from workflows where $2 <> '' and id in ${some('workflows', '2')}`,
   `delete from audit_entries where $2 <> '' and id in ${some('audit_entries', '3')}`,
 ]
 const DELETE_PROJECT = `delete from projects where id = $1 and $2 <> ''`

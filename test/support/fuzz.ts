@@ -331,6 +331,14 @@ const questions = (random: Random) => [
 ]
 
 /** Bodies whose parts must fit each other, which a schema does not say. */
+const playbookSteps = (random: Random): unknown[] => [
+  { key: 'a', title: 'First', type: 'manual', skippable: true },
+  random.pick([
+    { key: 'b', title: 'Second', type: 'manual' },
+    { key: 'b', title: 'Second', type: 'wait', duration_seconds: 5 },
+  ]),
+]
+
 const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> = {
   loginUser: () => ({ username: 'nobody', password: 'wrong password' }),
   createUser: random => ({ username: `u${random.int(1e9)}`, password: 'a fine password', role: 'user' }),
@@ -381,6 +389,40 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     orchestration_id: random.pick(ids.own.orch),
     input: { n: random.int(9) },
   }),
+  createEval: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `eval ${random.int(1e9)}`,
+    agent_id: random.pick(ids.own.agent),
+    dataset_id: random.pick(ids.own.dset),
+    scorers: [random.pick([{ type: 'exact_match' }, { type: 'contains', value: 'x' }])],
+  }),
+  updateEval: random => ({ scorers: [{ type: 'contains', value: `${random.int(9)}` }] }),
+  putEval: random => ({ pass_threshold: random.int(2) }),
+  createDatasetItem: random => ({ input: [{ role: 'user', content: `q${random.int(9)}` }], metadata: { n: 1 } }),
+  createMemoryRule: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    memory_store_id: random.pick(ids.own.mstore),
+    on: 'generations.completed',
+    agent_id: random.pick(ids.own.agent),
+  }),
+  createWorkflow: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `workflow ${random.int(1e9)}`,
+    states: workflowStates(random),
+    transitions: [{ name: 'go', from: ['a'], to: 'b' }],
+  }),
+  updateWorkflow: random => ({
+    states: workflowStates(random),
+    transitions: [{ name: 'go', from: ['a', 'b'], to: 'b', guard: { '==': [random.int(2), 1] } }],
+  }),
+  createTask: (random, ids) => ({
+    workflow_id: random.pick(ids.own.wfl),
+    project_id: random.pick(ids.own.proj),
+    title: `task ${random.int(1e6)}`,
+    payload: { n: random.int(9) },
+  }),
+  updateTask: random => ({ payload: { n: random.int(9) } }),
+  transitionTask: () => ({ transition: 'go' }),
   createMemoryStore: (random, ids) => ({ project_id: random.pick(ids.own.proj), name: `store ${random.int(9)}` }),
   updateMemoryStore: random => ({ name: `store ${random.int(9)}` }),
   replaceMemoryStore: random => ({ name: `store ${random.int(9)}` }),
@@ -483,6 +525,25 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     ]),
   withdrawCaseEvidence: () => ({ reason: 'wrong' }),
   linkCase: (random, ids) => ({ type: 'file', target_id: random.pick(ids.own.file) }),
+  createPlaybook: (random, ids) => ({
+    project_id: random.pick(ids.own.proj),
+    name: `playbook ${random.int(1e9)}`,
+    steps: playbookSteps(random),
+  }),
+  updatePlaybook: random => ({ steps: playbookSteps(random) }),
+  validatePlaybook: random => ({ steps: playbookSteps(random) }),
+  startPlaybookExecution: (random, ids) => ({
+    case_id: random.pick(ids.own.case),
+    playbook_id: random.pick(ids.own.pbk),
+    input: { n: random.int(9) },
+  }),
+  skipPlaybookStep: () => ({ reason: 'not needed' }),
+  assignPlaybookStep: () => ({ assignee: 'ann' }),
+  createExport: (random, ids) => ({
+    subject_type: 'case',
+    subject_id: random.pick(ids.own.case),
+    ...random.pick([{}, { formats: ['html'] }, { formats: ['json', 'html'] }]),
+  }),
   updateTrigger: random => ({ description: `at ${random.int(1e9)}`, active: random.chance(0.5) }),
   fireTrigger: () => ({ input: { message: 'hello' }, wait: false }),
   createDecider: (random, ids) => ({
@@ -508,6 +569,11 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   mergeActor: (random, ids) => ({ into_actor_id: random.pick(ids.own.actor) }),
   updateConversationMessage: () => ({ metadata: { seen: true } }),
 }
+
+const workflowStates = (random: Random): Json[] => [
+  { name: 'a', initial: true, stalled_after: 1 + random.int(1000) },
+  { name: 'b', terminal: random.chance(0.5) },
+]
 
 const graphNodes = (random: Random): Json[] => [
   { id: 'a', type: 'transform', expression: { '+': [{ var: 'input.n' }, random.int(9)] } },

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { kinds } from '../../src/core/api/kind.ts'
 import { operations } from '../../src/core/api/operation.ts'
+import { identifying } from '../../src/core/db/sql.ts'
 import { startHop } from '../../src/execution/chains/hop.ts'
 import { admitTurn } from '../../src/execution/generations/admit.ts'
 import { createTurn } from '../../src/execution/generations/create.ts'
@@ -69,6 +70,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const inCase = `/cases/${one('case')}`
   ids.own.case_evd = [(await send(`${inCase}/evidence`, { name: 'N', kind: 'note', content: 'x' })).id]
   ids.own.case_link = [(await send(`${inCase}/links`, { type: 'file', target_id: one('file') })).id]
+  ids.own.pbk_exp = [(await send('/playbook-exports', { subject_type: 'case', subject_id: one('case') })).id]
   ids.own.case_evt = [(await send(`${inCase}/comments`, { body: 'x' })).id]
 
   const project_id = one('proj')
@@ -85,6 +87,16 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   // So is what it used.
   const used = `/usage/events?project_id=${project_id}`
   ids.own.ue = [(await eventually(async () => (await app.admin.get(used)).body.data[0])).id]
+
+  const input = [{ role: 'user', content: 'hello' }]
+  ids.own.dsit = [(await send(`/datasets/${one('dset')}/items`, { input })).id]
+  const measured = { project_id, agent_id: one('agent'), dataset_id: one('dset'), scorers: [{ type: 'exact_match' }] }
+  ids.own.eval = [(await send('/evals', { ...measured, name: 'measured' })).id]
+  ids.own.evrun = [(await send(`/evals/${one('eval')}/runs`, {})).id]
+  // Shown once it is done, which takes a worker.
+  ids.own.evres = [
+    await app.services.pool.oneFirst(identifying`select id from eval_results where eval_run_id = ${one('evrun')}`),
+  ]
 
   for (const { id, shape, kind } of operations.all()) {
     if (shape !== 'list' || !kind || ids.own[kind.prefix]) continue
@@ -108,6 +120,8 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     grantee_id: guest,
     firing_id: one('trg_fire'),
     evidence_id: one('case_evd'),
+    execution_id: one('pbk_exec'),
+    step_key: 'a',
     link_id: one('case_link'),
     message_document_id: message.document_id,
   }

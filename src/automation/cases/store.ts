@@ -121,3 +121,7 @@ export const caseFootprint = (project: Fragment) => ({
   bytes: sql.fragment`select coalesce((select sum(e.bytes) from case_evidence e where e.project_id = ${project}), 0)
     + coalesce((select sum(e.bytes) from case_timeline e where e.project_id = ${project}), 0)`,
 })
+
+/** A playbook goes: it is no case's default any more. By cases_playbook. */
+export const clearPlaybook = (db: Queryable, playbookId: string) =>
+  db.query(statement`update cases set playbook_id = null, updated_at = now() where playbook_id = ${playbookId}`)

@@ -20,7 +20,7 @@ export const orchestrationCloning: Cloneable = {
       if (!original) continue
       const { name, description, nodes, edges, state_schema, input_schema } = original
       const values = { name, description, edges, state_schema, input_schema, id: ids.get(id), project_id: to }
-      const copied = nodes.map(node => mapped(node, ids) as Node)
+      const copied = nodes.map(node => withIds(node, ids) as Node)
       const copy = await insertOrchestration(tx, { ...values, nodes: copied }, { created_by: null })
       tx.emit(orchestrationKind, 'created', copy)
     }
@@ -28,9 +28,9 @@ export const orchestrationCloning: Cloneable = {
 }
 
 /** A value with every text in it that is a known id replaced. */
-function mapped(value: unknown, ids: ReadonlyMap<string, string>): unknown {
+export function withIds(value: unknown, ids: ReadonlyMap<string, string>): unknown {
   if (typeof value === 'string') return ids.get(value) ?? value
-  if (Array.isArray(value)) return value.map(item => mapped(item, ids))
+  if (Array.isArray(value)) return value.map(item => withIds(item, ids))
   if (!isObject(value)) return value
-  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, mapped(item, ids)]))
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, withIds(item, ids)]))
 }

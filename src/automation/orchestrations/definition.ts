@@ -24,6 +24,9 @@ export type NodeType = (typeof NODE_TYPES)[number]
 export const WORKER_TYPES = ['tool', 'poll', 'knowledge', 'memory_write'] as const satisfies readonly NodeType[]
 export type WorkerType = (typeof WORKER_TYPES)[number]
 
+/** Asks the decider that its metadata name. Only in graphs of runs that another module drives. */
+export const DECIDE = 'decide'
+
 /** Types that start runs of their own. */
 const NESTING_TYPES: readonly string[] = ['loop', 'sub_orchestration'] satisfies NodeType[]
 
@@ -33,7 +36,7 @@ export const startsRuns = (type: string): boolean => NESTING_TYPES.includes(type
 /** When an attempt that failed is made again. Delays in milliseconds. */
 export type Retry = {
   max_attempts?: number
-  backoff?: { strategy?: 'fixed' | 'exponential'; delay_ms?: number; max_delay_ms?: number }
+  backoff?: { strategy?: 'fixed' | 'exponential'; delay_ms?: number; max_delay_ms?: number; factor?: number }
 }
 
 /** A node as it is written; which fields it reads depends on its type. A graph that was stored has been validated. */

@@ -279,7 +279,7 @@ export const edgeFields = Object.entries<Field>(EDGE_FIELDS)
 const isTime = (text: string): boolean => /^\d{4}-\d\d-\d\d/.test(text) && !Number.isNaN(Date.parse(text))
 
 /** A field of a body that takes any value, because wrong ones are reported with all else that is wrong with the graph. */
-function documented({ schema, about, types }: Field) {
+export function documented({ schema, about, types }: { schema: z.ZodType; about: string; types?: readonly string[] }) {
   const { $schema, ...documentation } = z.toJSONSchema(schema, { io: 'input', unrepresentable: 'any' })
   if (!types)
     return z

@@ -55,7 +55,8 @@ function referencesOf(node: Node, index: number): Reference[] {
   })
 }
 
-async function idsThere(
+/** Those of some ids that name rows which the project has or that are shared with it. */
+export async function idsThere(
   db: Queryable,
   name: string,
   project: string,

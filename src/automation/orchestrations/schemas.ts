@@ -2,6 +2,7 @@ import type { Problem } from '../../core/api/errors.ts'
 import { RunFirst } from '../../core/db/pool.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
+import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Definition } from './definition.ts'
 
@@ -14,6 +15,26 @@ export const graphSchema = (project: string, schema: object): SchemaOf => ({
   text: JSON.stringify(schema),
   rules: { strict: false },
 })
+
+/**
+ * Why a value does not satisfy a schema that a definition gave it, as problems with paths below its own; empty when it does,
+ * and without a schema.
+ * @param at the names of the value and of the schema
+ */
+export async function checkedValue(
+  projectId: string,
+  schema: object | null,
+  [value, schemaName]: readonly [string, string],
+  check: (schema: SchemaOf) => Promise<Parameters<typeof wireProblems>[0]>,
+): Promise<Problem[]> {
+  if (schema === null) return []
+  try {
+    return wireProblems(await check(graphSchema(projectId, schema)), value)
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    return [{ code: 'INVALID_VALUE', path: schemaName, message: error.message }]
+  }
+}
 
 /** The schemas of a definition by their paths. What is no object has been reported with the graph. */
 function schemasOf({ nodes, state_schema, input_schema }: Definition): [path: string, schema: object][] {
@@ -31,9 +52,16 @@ function schemasOf({ nodes, state_schema, input_schema }: Definition): [path: st
  * @param asking.tenant the project, or without one the user, whose share of the threads it takes
  * @throws RunFirst, SERVICE_NOT_READY
  */
-export async function schemaProblems(
+export const schemaProblems = (
   services: Services,
   definition: Definition,
+  asking: { tenant: string; inTransaction: boolean },
+): Promise<Problem[]> => problemsOfSchemas(services, schemasOf(definition), asking)
+
+/** The same for any schemas by their paths. */
+export async function problemsOfSchemas(
+  services: Services,
+  schemas: readonly [path: string, schema: object][],
   { tenant, inTransaction }: { tenant: string; inTransaction: boolean },
 ): Promise<Problem[]> {
   const checks = schemaChecks(services)
@@ -48,7 +76,6 @@ export async function schemaProblems(
       else throw error
     }
   }
-  const schemas = schemasOf(definition)
   await someAtOnce(
     schemas.map(
       ([path, schema]) =>

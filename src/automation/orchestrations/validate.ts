@@ -24,9 +24,10 @@ const NODE_ID = /^[A-Za-z0-9_-]{1,128}$/
 /** What is wrong with a graph, and what is odd about it. */
 export type Findings = { problems: Problem[]; warnings: Problem[] }
 
-const shown = (text: string): string => (text.length > MAX_SHOWN ? `${firstChars(text, MAX_SHOWN)}…` : text)
+/** A name that a caller chose, as a path or a message shows it. */
+export const shown = (text: string): string => (text.length > MAX_SHOWN ? `${firstChars(text, MAX_SHOWN)}…` : text)
 
-class FindingList implements Findings {
+export class FindingList implements Findings {
   readonly problems: Problem[] = []
   readonly warnings: Problem[] = []
 
@@ -95,7 +96,7 @@ function checkIds(nodes: readonly Node[], found: FindingList): void {
   }
 }
 
-const isMissing = (value: unknown): boolean => value === undefined || value === null || value === ''
+export const isMissing = (value: unknown): boolean => value === undefined || value === null || value === ''
 
 function checkNode(node: Node, at: string, events: ReadonlySet<string>, found: FindingList): void {
   const { type } = node

@@ -34,6 +34,25 @@ export async function insertOrchestration(
   return row
 }
 
+/**
+ * Writes the graph with which a module drives work of its own, as the version that the module says: a new orchestration, or
+ * the next version of the one that it has. It has no routes.
+ */
+export async function putManaged(
+  tx: Tx,
+  id: string | null,
+  values: Pick<OrchestrationRow, 'project_id' | 'name' | 'version'> & { managed_by: string; definition: Definition },
+  making: Making,
+): Promise<OrchestrationRow> {
+  const { definition, ...named } = values
+  const row =
+    id === null
+      ? await orchestrationKind.insert(tx, { ...named, description: null, ...definition })
+      : await orchestrationKind.update(tx, id, { name: named.name, version: named.version, ...definition })
+  await archive(tx, row, making)
+  return row
+}
+
 /** Writes changes of an orchestration whose row the caller holds: a graph that runs otherwise is the next version. */
 export async function changeOrchestration(
   tx: Tx,

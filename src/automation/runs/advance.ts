@@ -9,6 +9,7 @@ import type { Services } from '../../core/process/services.ts'
 import { startsRuns } from '../orchestrations/definition.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import type { Node } from '../orchestrations/model.ts'
+import type { Driven } from './driver.ts'
 import { frontier } from './frontier.ts'
 import { hasEnded, type NodeOutcome, RUN_CHANNEL, type RunRow, type RunStatus, runKind, stateOf } from './model.ts'
 import { runQueue, runTold } from './queue.ts'
@@ -53,6 +54,8 @@ export class Advance {
   readonly tx: Tx
   readonly graph: Graph
   readonly run: RunRow
+  /** The records of whoever drives the run. */
+  readonly driven: Driven | null
   /** The time of the transaction, by the clock of the database. */
   readonly now: Date
   readonly limits: { max_run_depth: number | null; max_concurrent_runs: number | null }
@@ -81,7 +84,7 @@ export class Advance {
   #lacksRoom = false
   #breathed = performance.now()
 
-  constructor(services: Services, tx: Tx, graph: Graph, loaded: Loaded) {
+  constructor(services: Services, tx: Tx, graph: Graph, loaded: Loaded, driven: Driven | null = null) {
     const {
       now,
       project_paused,
@@ -98,6 +101,7 @@ export class Advance {
     this.tx = tx
     this.graph = graph
     this.run = run
+    this.driven = driven
     this.now = new Date(now)
     this.held = held
     this.limits = { max_concurrent_runs, max_run_depth }
@@ -156,6 +160,7 @@ export class Advance {
       error: null,
       generation_id: null,
       approval_id: null,
+      decision_id: null,
       progress: null,
       deliveries: 0,
       leased_until: null,
@@ -192,7 +197,8 @@ export class Advance {
   }
 
   /** An attempt has its outcome; it becomes part of the state when its turn comes. */
-  complete(row: ExecutionRow, outcome: { artifact: unknown; label?: string | null; through?: boolean }): void {
+  complete(row: ExecutionRow, given: { artifact: unknown; label?: string | null; through?: boolean }): void {
+    const outcome = this.driven ? this.driven.outcome(this.run, row, given, this.nowText) : given
     row.status = 'completed'
     row.output = outcome.artifact
     row.label = outcome.label ?? null
@@ -205,12 +211,13 @@ export class Advance {
    * that up, or fails the run.
    */
   fail(row: ExecutionRow, error: unknown): void {
-    const failure = failureOf(error)
     const node = this.node(row.node_id)
+    const raw = failureOf(error)
+    const failure = this.driven ? this.driven.failure(node, raw) : raw
     row.status = 'failed'
     row.error = failure
     this.#settle(row)
-    const delay = retryDelay(node, row.attempt, failure)
+    const delay = retryDelay(node, row.attempt, raw)
     if (delay !== null && this.run.steps >= this.services.config.ORCHESTRATION_RUN_MAX_STEPS) {
       row.error = this.tooManySteps().recorded()
       this.#stopFailed(row)
@@ -313,10 +320,10 @@ export class Advance {
       return false
     }
     await steps.look(this)
-    if (await this.#hasStopped()) return false
+    if (await this.hasStopped()) return false
     for (;;) {
       const applied = this.#apply()
-      if (await this.#hasStopped()) return false
+      if (await this.hasStopped()) return false
       const ready = frontier(this.graph, run)
       if (ready.length === 0 && run.active_nodes.length === 0) {
         this.#succeed()
@@ -329,7 +336,8 @@ export class Advance {
     }
   }
 
-  async #hasStopped(): Promise<boolean> {
+  /** Whether the run has ended, also by an attempt that has failed. */
+  async hasStopped(): Promise<boolean> {
     if (this.#failure) {
       await this.stop('failed', this.#failure.error, this.#failure.node_id)
       this.#failure = null
@@ -345,7 +353,7 @@ export class Advance {
     this.#activations += ids.length
     const limit = this.services.config.ORCHESTRATION_RUN_MAX_STEPS
     run.active_nodes = this.#inOrder([...run.active_nodes, ...ids])
-    const state = stateOf(run)
+    const state = this.roots()
     for (const id of ids) {
       const node = this.node(id)
       if (run.steps >= limit) return this.#stopFailed(this.#refused(node, this.tooManySteps()))
@@ -353,6 +361,11 @@ export class Advance {
       await this.breathe()
       if (this.#failure) return
     }
+  }
+
+  /** What expressions of nodes read. */
+  roots(): State {
+    return this.driven ? this.driven.roots(this.run) : stateOf(this.run)
   }
 
   /** The failure of a run that has made as many attempts and polls as it may. */
@@ -539,6 +552,7 @@ export class Advance {
         computed.map(row => computeOf(run, row)),
         tx,
       )
+    await this.driven?.save({ run, before: this.#before.status, changed, open, now: this.nowText })
     if (changed.length > 0) tx.alongside(guard => executionsWrite(changed, guard))
     if (more) tx.send(runQueue, this.message)
     tx.notify(RUN_CHANNEL, run.id)
@@ -562,7 +576,7 @@ export class Advance {
     if (status === 'queued' || status === 'running' || status === 'sleeping') return
     const data = await shownRun(tx, run, await this.#allExecutions())
     tx.emit(runKind, status, run, { data, ...(status === 'failed' ? { extra: { error: run.error } } : {}) })
-    if (status === 'failed' && run.parent_id === null) this.#reportFailure()
+    if (status === 'failed' && run.parent_id === null && !this.driven) this.#reportFailure()
     for (const watcher of runWatchers.all()) if (watcher.watches(run)) await watcher.changed(tx, run)
   }
 

@@ -45,7 +45,8 @@ function asMessage(node: Node, message: unknown): ModelMessage {
 /** Makes the turn of an agent node: it ends with the turn. */
 export async function beginAgent(advance: Advance, node: Node, row: ExecutionRow, state: State): Promise<void> {
   const { run, services } = advance
-  const messages = messagesOf(node, row.input ?? {}, state)
+  const input = row.input ?? {}
+  const messages = advance.driven?.messages(node, input) ?? messagesOf(node, input, state)
   const context = contextOf(services, run)
   const { generation_id, trace_id } = await advance.tx.nested(async tx => {
     const agent = await admitTurn(tx, services, { project_id: run.project_id, agent_id: node.agent_id as string })

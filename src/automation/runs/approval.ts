@@ -18,11 +18,13 @@ const EXPIRES_IN = 86_400
 /** An approval node asks a person about a call that a later node makes. */
 export async function beginApproval(advance: Advance, node: Node, row: ExecutionRow, state: State): Promise<void> {
   const { tx, run } = advance
-  const tool = await resolveSharedTool(tx, run.project_id, node.tool_id as string)
-  if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: node.tool_id } })
+  // Whoever drives a run may ask about nothing that is called.
+  const asks = node.tool_id !== undefined
+  const tool = asks ? await resolveSharedTool(tx, run.project_id, node.tool_id as string) : null
+  if (asks && !tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: node.tool_id } })
   const evidence = node.evidence == null ? null : evaluated(node, 'evidence', node.evidence, state)
   await ask(advance, row, {
-    tool: { tool_id: tool.id, tool_name: tool.name, arguments: row.input ?? {} },
+    tool: tool && { tool_id: tool.id, tool_name: tool.name, arguments: row.input ?? {} },
     reasoning: textOf(node, 'reasoning', node.reasoning, state),
     evidence: isObject(evidence) ? evidence : evidence === null ? null : { evidence },
     predicted_impact: textOf(node, 'predicted_impact', node.predicted_impact, state),

@@ -10,7 +10,8 @@ export type Advanced = { run: RunRow; jobs: readonly ExecutionRow[] }
 
 /** What a person is asked about. */
 export type Question = {
-  tool: { tool_id: string | null; tool_name: string; action?: string; arguments: Record<string, unknown> }
+  /** What the node would call; null where people decide about nothing that is called. */
+  tool: { tool_id: string | null; tool_name: string; action?: string; arguments: Record<string, unknown> } | null
   reasoning?: string | null
   evidence?: Record<string, unknown> | null
   predicted_impact?: string | null

@@ -1,12 +1,14 @@
 import { newId } from '../../core/api/ids.ts'
 import type { EventSource } from '../../core/db/events.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
+import { DECIDE } from '../orchestrations/definition.ts'
 import { parseDuration } from '../orchestrations/duration.ts'
 import type { Node } from '../orchestrations/model.ts'
 import { type Advance, isFailure } from './advance.ts'
 import { beginAgent } from './agent.ts'
 import { beginApproval } from './approval.ts'
 import { callbackHash } from './callback-token.ts'
+import { beginDecision } from './decision.ts'
 import { beginNested } from './nested.ts'
 import { evaluated, keptArtifact, labelOf, mapped, nodeFailed, type State, textOf } from './state.ts'
 import type { ExecutionRow } from './store.ts'
@@ -39,7 +41,8 @@ export async function enter(advance: Advance, node: Node, row: ExecutionRow, sta
     case 'transform':
       return finish(advance, node, row, { artifact: { result: evaluated(node, 'expression', node.expression, state) } })
     case 'condition': {
-      const label = labelOf(node, evaluated(node, 'expression', node.expression, state))
+      const value = evaluated(node, 'expression', node.expression, state)
+      const label = advance.driven ? advance.driven.label(node, value) : labelOf(node, value)
       return finish(advance, node, row, { artifact: { label }, label, through: true })
     }
     case 'emit_event':
@@ -65,10 +68,16 @@ export async function enter(advance: Advance, node: Node, row: ExecutionRow, sta
     case 'sub_orchestration':
       limitTime(advance, node, row)
       return beginNested(advance, node, row, state)
+    case DECIDE:
+      // Graphs that callers write have no such nodes.
+      if (!advance.driven) throw unknownType(node)
+      return beginDecision(advance, node, row)
     default:
-      throw nodeFailed(node, 'unknown_type', `This release knows no nodes of type ${node.type}`)
+      throw unknownType(node)
   }
 }
+
+const unknownType = (node: Node) => nodeFailed(node, 'unknown_type', `This release knows no nodes of type ${node.type}`)
 
 function finish(advance: Advance, node: Node, row: ExecutionRow, outcome: Parameters<Advance['complete']>[1]): void {
   const artifact = keptArtifact(node, outcome.artifact)

@@ -3,9 +3,10 @@ import { storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
-import { Advance } from './advance.ts'
+import { Advance, isFailure } from './advance.ts'
 import { submitted } from './begin.ts'
 import { pinnedGraph } from './definition.ts'
+import { type Driven, driverOf } from './driver.ts'
 import { hasEnded, type RunRow, runKind } from './model.ts'
 import { runQueue } from './queue.ts'
 import { bytesOf, MAX_ARTIFACT_BYTES } from './state.ts'
@@ -13,21 +14,25 @@ import { loadRun, pauseBelow } from './store.ts'
 
 /** Commands that callers give a run. Each takes the run's lock and leaves the work that follows to a worker. */
 
-/** A run as a command changes it; what its rows allow is done by a worker. Raises ORCHESTRATION_RUN_NOT_FOUND. */
-async function opened(tx: Tx, services: Services, id: string): Promise<Advance> {
-  const loaded = await loadRun(tx, id)
+/**
+ * A run as a command changes it; what its rows allow is done by a worker. Raises ORCHESTRATION_RUN_NOT_FOUND, and for a run
+ * that a module drives what that refuses it with, unless the command is the module's, which holds its records.
+ */
+async function opened(tx: Tx, services: Services, id: string, driven: Driven | null = null): Promise<Advance> {
+  const loaded = await loadRun(tx, id, driven !== null)
+  if (!loaded && !driven) await (await driverOf(tx, id))?.refuse(tx, id)
   if (!loaded) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id } })
   const pinned = await pinnedGraph(services, tx, loaded)
   if (!pinned) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id } })
-  return new Advance(services, tx, pinned.graph, loaded)
+  return new Advance(services, tx, pinned.graph, loaded, driven)
 }
 
 /**
  * Ends a run at once, with everything below it.
  * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_CANCELLABLE
  */
-export async function cancelRun(tx: Tx, services: Services, id: string): Promise<RunRow> {
-  const run = await opened(tx, services, id)
+export async function cancelRun(tx: Tx, services: Services, id: string, driven?: Driven): Promise<RunRow> {
+  const run = await opened(tx, services, id, driven)
   if (hasEnded(run.run)) raise('ORCHESTRATION_RUN_NOT_CANCELLABLE', { meta: { status: run.run.status } })
   await run.stop('cancelled', null)
   await run.save(false)
@@ -72,11 +77,41 @@ export async function submitInput(
 }
 
 /**
+ * Ends the wait of a node of a run that the caller drives, also while the run is paused: what follows waits.
+ * @throws Error for a node that does not wait
+ */
+export async function answerDriven(
+  tx: Tx,
+  services: Services,
+  id: string,
+  { node_id, artifact, driven }: { node_id: string; artifact: unknown; driven: Driven },
+): Promise<RunRow> {
+  const run = await opened(tx, services, id, driven)
+  const row = [...run.open.values()].find(each => each.node_id === node_id && each.status === 'requires_action')
+  if (!row) throw new Error(`the node ${node_id} of ${id} does not wait`)
+  try {
+    run.complete(row, { artifact: storableValue(artifact) })
+  } catch (error) {
+    if (!isFailure(error)) throw error
+    run.fail(row, error)
+  }
+  if (!(await run.hasStopped())) tx.send(runQueue, run.message)
+  await run.save(false)
+  return run.run
+}
+
+/**
  * Pauses a run with everything below it: the first reason stays.
  * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_PAUSABLE
  */
-export async function pauseRun(tx: Tx, services: Services, id: string, reason: string | null): Promise<RunRow> {
-  const run = await opened(tx, services, id)
+export async function pauseRun(
+  tx: Tx,
+  services: Services,
+  id: string,
+  reason: string | null,
+  driven?: Driven,
+): Promise<RunRow> {
+  const run = await opened(tx, services, id, driven)
   if (hasEnded(run.run)) raise('ORCHESTRATION_RUN_NOT_PAUSABLE', { meta: { status: run.run.status } })
   run.run.pause_requested_at ??= run.nowText
   run.run.pause_reason ??= reason
@@ -91,10 +126,10 @@ export async function pauseRun(tx: Tx, services: Services, id: string, reason: s
  * Lifts the pause of a run, but not those of runs below it, and has it go on.
  * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_AWAITING_INPUT, PROJECT_PAUSED
  */
-export async function resumeRun(tx: Tx, services: Services, id: string): Promise<RunRow> {
+export async function resumeRun(tx: Tx, services: Services, id: string, driven?: Driven): Promise<RunRow> {
   const { project_id } = await runKind.lock(tx, id)
   await lockRunnable(tx, project_id)
-  const run = await opened(tx, services, id)
+  const run = await opened(tx, services, id, driven)
   const { status, pause_requested_at } = run.run
   if (hasEnded(run.run) || (pause_requested_at === null && status !== 'awaiting_input'))
     return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })

@@ -8,6 +8,7 @@ import { Advance } from './advance.ts'
 import type { Advanced } from './attempt-model.ts'
 import { begin } from './begin.ts'
 import { pinnedGraph } from './definition.ts'
+import { type Driven, driverOf } from './driver.ts'
 import { look } from './look.ts'
 import { hasEnded } from './model.ts'
 import { nodeQueue } from './queue.ts'
@@ -35,19 +36,31 @@ export async function advance(
     takes?: (advance: Advance) => number
   } = {},
 ): Promise<Advanced | null> {
-  const loaded = await loadRun(tx, runId)
+  const { loaded, driven } = await loadWithRecords(tx, services, runId)
   if (!loaded || hasEnded(loaded)) return null
-  return causedBy(chainOf(loaded.authority), () => advanceLoaded(tx, services, loaded, options))
+  return causedBy(chainOf(loaded.authority), () => advanceLoaded(tx, services, loaded, driven, options))
+}
+
+type Held = { loaded: Loaded | null; driven: Driven | null }
+
+/** A run under its lock, which comes behind those of what drives it. */
+async function loadWithRecords(tx: Tx, services: Services, runId: string): Promise<Held> {
+  const loaded = await loadRun(tx, runId)
+  if (loaded) return { loaded, driven: null }
+  const driver = await driverOf(tx, runId)
+  const driven = driver ? await driver.open(tx, services, runId) : null
+  return { loaded: driven && (await loadRun(tx, runId, true)), driven }
 }
 
 async function advanceLoaded(
   tx: Tx,
   services: Services,
   loaded: Loaded,
+  driven: Driven | null,
   options: Parameters<typeof advance>[3] = {},
 ): Promise<Advanced | null> {
   const pinned = await pinnedGraph(services, tx, loaded)
-  const made = new Advance(services, tx, pinned?.graph ?? EMPTY, loaded)
+  const made = new Advance(services, tx, pinned?.graph ?? EMPTY, loaded, driven)
   if (options.report && !(await options.report(made))) return null
   const unrunnable = !pinned ? UNRUNNABLE.gone : pinned.graph.sorted ? null : UNRUNNABLE.cycle
   let more = false

@@ -6,9 +6,9 @@ import { type Advance, isFailure } from './advance.ts'
 import { type TurnEnd, turnArtifact, turnsOf } from './agent.ts'
 import { lookAtApproval } from './approval.ts'
 import { enter } from './begin.ts'
-import { stateOf } from './model.ts'
+import { lookAtDecision } from './decision.ts'
 import { cancelRuns, lookBelow } from './nested.ts'
-import { nodeFailed } from './state.ts'
+import { keptArtifact, nodeFailed } from './state.ts'
 import type { ExecutionRow } from './store.ts'
 
 /** Takes note of what has happened to what is open: times that came, turns, runs and decisions that ended. */
@@ -45,11 +45,12 @@ async function lookAt(advance: Advance, row: ExecutionRow, turns: ReadonlyMap<st
     row.started_at ??= advance.nowText
     advance.touch(row)
     if (node.type === 'poll' && row.polls > 0) advance.jobs.push(row)
-    else await enter(advance, node, row, stateOf(advance.run))
+    else await enter(advance, node, row, advance.roots())
     return
   }
   if (row.status !== 'running' && row.status !== 'requires_action') return
   if (row.generation_id !== null) return lookAtTurn(advance, row, turns.get(row.generation_id))
+  if (row.decision_id !== null) return lookAtDecision(advance, row)
   if (row.approval_id !== null && row.status === 'requires_action') return lookAtApproval(advance, node, row)
   if (startsRuns(row.node_type)) {
     if (advance.isPast(row.deadline_at)) throw late(row)
@@ -66,7 +67,11 @@ const GONE: RecordedFailure = { code: 'GENERATION_NOT_FOUND', message: 'The turn
 async function lookAtTurn(advance: Advance, row: ExecutionRow, turn: TurnEnd | undefined): Promise<void> {
   if (!turn) throw GONE
   if (turn.status === 'completed')
-    return advance.complete(row, { artifact: turnArtifact(advance.node(row.node_id), turn) })
+    return advance.complete(row, {
+      artifact: advance.driven
+        ? keptArtifact({ id: row.node_id }, turn.output)
+        : turnArtifact(advance.node(row.node_id), turn),
+    })
   if (turn.status === 'failed') throw turn.error ?? GONE
   if (advance.isPast(row.deadline_at)) {
     const generation = await generationKind.find(advance.tx, turn.id, true)
@@ -83,7 +88,7 @@ async function lookAtTurn(advance: Advance, row: ExecutionRow, turn: TurnEnd | u
 /** Nobody answered in time: an edge takes that up, or the run is over. */
 async function expire(advance: Advance, row: ExecutionRow): Promise<void> {
   const edges = advance.graph.outgoing.get(row.node_id) ?? []
-  if (edges.some(({ condition }) => condition === 'expired'))
+  if (advance.driven || edges.some(({ condition }) => condition === 'expired'))
     return advance.complete(row, { artifact: {}, label: 'expired', through: false })
   await advance.stop('expired', null, row.node_id)
 }

@@ -154,9 +154,13 @@ export const RunRow = z.object({
   retry_of_run_id: id,
   trigger_id: id,
   trigger_firing_id: id,
+  /** The task that it was dispatched for. */
+  task_id: id,
   trace_id: id,
   authority: z.custom<PrincipalRecord>(),
   permission: z.custom<{ action: string; kind: string; id: string }>(),
+  /** What drives it; null for a run that stands by itself. */
+  driver: z.string().nullable(),
   pause_requested_at: z.string().nullable(),
   pause_reason: z.string().nullable(),
   paused_with_project: z.boolean(),
@@ -190,7 +194,9 @@ export function presentRun(row: RunRow): OrchestrationRunRecord {
     parent_index,
     authority,
     permission,
+    driver,
     paused_with_project,
+    task_id,
     due_at,
     queued_at,
     ...fields

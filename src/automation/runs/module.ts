@@ -2,12 +2,14 @@ import { orchestrationRuns } from '../../control/usage/filters.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
 import { nodeApprovals } from '../../execution/approvals/producers.ts'
+import { decisionWatchers } from '../../execution/deciders/settle.ts'
 import { turnOwners } from '../../execution/generations/source.ts'
 import { pauses, resumes } from '../../identity/projects/pause.ts'
 import { picturedRuns } from '../orchestrations/diagram.ts'
 import { orchestrationEnds } from '../orchestrations/ends.ts'
 import { nodeTurns } from './agent.ts'
 import { runApprovals } from './approval.ts'
+import { runDecisions } from './decision.ts'
 import { runErrors } from './errors.ts'
 import { runHandlers, runSchedules } from './handlers.ts'
 import { runKind, sealedRuns } from './model.ts'
@@ -27,6 +29,7 @@ export default module('orchestration-runs', {
   extensions: [
     turnOwners.with(nodeTurns),
     nodeApprovals.with(runApprovals),
+    decisionWatchers.with(runDecisions),
     orchestrationEnds.with(stopRunsOf),
     picturedRuns.with(picturedRun),
     pauses.with(followPause),

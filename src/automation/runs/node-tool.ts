@@ -49,7 +49,7 @@ export async function callTool(attempt: Attempt): Promise<Outcome> {
   }
   const result = (await call(services, tool, { ...opened, judged: true })) ?? null
   return {
-    artifact: asArtifact(result),
+    artifact: taken.driver === null ? asArtifact(result) : result,
     ...(approved ? { label: 'approved' } : {}),
     called: { tool_id: tool.id, tool_name: tool.name, action: node.operation_id ?? tool.name },
   }

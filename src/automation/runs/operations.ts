@@ -151,7 +151,9 @@ const listRuns = operation({
       table: runKind.table,
       countKept: true,
       columns: listedColumns(!summary),
+      // Runs that a module drives are its own: neither listed nor counted.
       filters: filterConditions(filters, query),
+      only: sql.fragment`t.driver is null`,
       present: row => row,
     })
     const rows = page.data as Listed[]

@@ -20,8 +20,8 @@ export function isRetriable({ code, meta }: RecordedFailure): boolean {
 export function retryDelay(node: Node, attempt: number, failure: RecordedFailure): number | null {
   const { max_attempts = 1, backoff } = node.retry ?? {}
   if (attempt >= max_attempts || !isRetriable(failure)) return null
-  const { strategy = 'fixed', delay_ms = 1000, max_delay_ms = Math.max(300_000, delay_ms) } = backoff ?? {}
-  const grown = strategy === 'exponential' ? delay_ms * 2 ** (attempt - 1) : delay_ms
+  const { strategy = 'fixed', delay_ms = 1000, factor = 2, max_delay_ms = Math.max(300_000, delay_ms) } = backoff ?? {}
+  const grown = strategy === 'exponential' ? delay_ms * factor ** (attempt - 1) : delay_ms
   const asked = failure.meta?.retry_after_ms
   return Math.min(Math.max(grown, typeof asked === 'number' ? asked : 0), max_delay_ms)
 }

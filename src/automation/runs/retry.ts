@@ -6,6 +6,7 @@ import { lockRunnable } from '../../identity/projects/pause.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
 import { pinnedGraph } from './definition.ts'
+import { driverOf } from './driver.ts'
 import { hasEnded, type NodeOutcome, type RunContext, type RunRow } from './model.ts'
 import { insertRuns, newRun } from './start.ts'
 import { put, writesOf } from './state.ts'
@@ -16,6 +17,8 @@ export type Retry = RunContext & {
   from_node_id: string | null
   /** Seconds. */
   expires_in: number | null
+  /** Whom the new run runs as; default whom the first one did. */
+  authority?: RunRow['authority']
 }
 
 /**
@@ -47,6 +50,7 @@ export async function retryRun(
 ): Promise<RunRow> {
   if (!hasEnded(run) || run.status === 'succeeded')
     raise('ORCHESTRATION_RUN_NOT_RETRYABLE', { meta: { status: run.status } })
+  if (run.driver !== null && !retry.authority) await (await driverOf(tx, run.id))?.refuse(tx, run.id)
   await lockRunnable(tx, run.project_id)
   const orchestration = await orchestrationKind.reference(tx, run.orchestration_id, run.project_id)
   const pinned = orchestration && (await pinnedGraph(services, tx, run))
@@ -57,8 +61,9 @@ export async function retryRun(
     orchestration: { id: run.orchestration_id, project_id: run.project_id, version: run.orchestration_version },
     input: run.input,
     metadata: run.metadata,
-    authority: authorityOf(run, asker),
+    authority: retry.authority ?? authorityOf(run, asker),
     permission: run.permission,
+    driver: run.driver,
     // A firing is settled by the run that it started.
     trigger: run.trigger_id === null ? null : { id: run.trigger_id, firing_id: null },
   })

@@ -3,12 +3,11 @@ import { newId } from '../../core/api/ids.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
-import { wireProblems } from '../../core/json-schema/problems.ts'
+import { schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import { type OrchestrationRow, orchestrationVersions } from '../orchestrations/model.ts'
-import { graphSchema } from '../orchestrations/schemas.ts'
+import { checkedValue } from '../orchestrations/schemas.ts'
 import { sealedContext } from './context.ts'
 import { presentRun, type RunRow, runKind } from './model.ts'
 import { runQueue } from './queue.ts'
@@ -29,11 +28,17 @@ export type RunStart = {
   /** Seconds. */
   expires_in?: number | null
   authority: PrincipalRecord
+  /** Name of the module that drives it. */
+  driver?: string | null
   /** Asked for again whenever the run acts; default the right to start it. */
   permission?: RunRow['permission']
   trigger?: { id: string; firing_id: string | null } | null
+  /** The task that it is dispatched for. */
+  task_id?: string | null
   parent?: { run: Pick<RunRow, 'id' | 'root_id' | 'run_depth'>; node_id: string; execution_id: string; index: number }
 }
+
+const INPUT = ['input', 'input_schema'] as const
 
 type Checked = Pick<OrchestrationRow, 'project_id' | 'input_schema'>
 
@@ -48,29 +53,18 @@ export function requireSize(input: unknown): void {
  * Ask before the transaction: a check may wait for a thread.
  */
 export const inputProblems = (services: Services, { project_id, input_schema }: Checked, input: unknown) =>
-  problemsOf(
+  checkedValue(
     project_id,
     input_schema,
+    INPUT,
     async schema => (await schemaChecks(services).problems(schema, [input ?? {}]))[0],
   )
 
 /** The same within a transaction. @throws RunFirst */
 export const inputProblemsInTransaction = (services: Services, { project_id, input_schema }: Checked, input: unknown) =>
-  problemsOf(project_id, input_schema, schema => schemaChecks(services).problemsInTransaction(schema, input ?? {}))
-
-async function problemsOf(
-  projectId: string,
-  schema: object | null,
-  check: (schema: SchemaOf) => Promise<Parameters<typeof wireProblems>[0]>,
-) {
-  if (schema === null) return []
-  try {
-    return wireProblems(await check(graphSchema(projectId, schema)), 'input')
-  } catch (error) {
-    if (!(error instanceof SchemaError)) throw error
-    return [{ code: 'INVALID_VALUE', path: 'input_schema', message: error.message }]
-  }
-}
+  checkedValue(project_id, input_schema, INPUT, schema =>
+    schemaChecks(services).problemsInTransaction(schema, input ?? {}),
+  )
 
 /** The row of a new run. */
 export function newRun(services: Services, start: RunStart): RunRow {
@@ -109,9 +103,11 @@ export function newRun(services: Services, start: RunStart): RunRow {
     retry_of_run_id: null,
     trigger_id: start.trigger?.id ?? null,
     trigger_firing_id: start.trigger?.firing_id ?? null,
+    task_id: start.task_id ?? null,
     trace_id: null,
     authority: start.authority,
     permission: start.permission ?? { action: 'orchestrations:StartRun', kind: 'orchestration', id: orchestration.id },
+    driver: start.driver ?? null,
     pause_requested_at: null,
     pause_reason: null,
     paused_with_project: false,

@@ -34,6 +34,7 @@ export const ExecutionRow = z.object({
   error: RecordedFailure.nullable(),
   generation_id: z.string().nullable(),
   approval_id: z.string().nullable(),
+  decision_id: z.string().nullable(),
   progress: anObject.nullable(),
   deliveries: z.int(),
   leased_until: z.string().nullable(),
@@ -85,9 +86,9 @@ const loaded = sql.type(Loaded)
 
 /**
  * A run under its lock with its attempts that are not applied and what has become of the runs below it; null when it is
- * gone. By primary keys, orchestration_node_executions_run and orchestration_runs_parent.
+ * gone, and for one that a module drives unless the caller holds its records (`driven`). By primary keys, orchestration_node_executions_run and orchestration_runs_parent.
  */
-export async function loadRun(db: Queryable, runId: string): Promise<Loaded | null> {
+export async function loadRun(db: Queryable, runId: string, driven = false): Promise<Loaded | null> {
   const read = () =>
     db.maybeOne(loaded`
       select ${runColumns}, now() as now, p.paused_at is not null as project_paused, p.pause_reason as project_pause_reason, p.max_concurrent_runs, p.max_run_depth,
@@ -109,7 +110,7 @@ export async function loadRun(db: Queryable, runId: string): Promise<Loaded | nu
             from orchestration_runs c where c.parent_id = t.id and c.parent_node_id = any(t.active_nodes)
             group by c.parent_execution_id) c), '[]') as children
       from orchestration_runs t join projects p on p.id = t.project_id
-      where t.id = ${runId} for update of t`)
+      where t.id = ${runId} and (t.driver is null or ${driven}) for update of t`)
   const first = await read()
   // It waited for the lock: what other tables say is from before.
   return first && first.seen_revision !== first.revision ? read() : first
@@ -227,6 +228,7 @@ const Taken = ExecutionRow.extend({
   orchestration_id: z.string(),
   orchestration_version: z.int(),
   context: z.string().nullable(),
+  driver: z.string().nullable(),
   authority: RunShape.shape.authority,
   trigger_id: z.string().nullable(),
   root_id: z.string(),
@@ -241,6 +243,7 @@ export const takenOf = (row: ExecutionRow, run: RunRow): Taken => ({
   orchestration_id: run.orchestration_id,
   orchestration_version: run.orchestration_version,
   context: run.context,
+  driver: run.driver,
   authority: run.authority,
   trigger_id: run.trigger_id,
   root_id: run.root_id,
@@ -269,7 +272,7 @@ export const take = (
       and (${most} = 0 or ${most} > (
         select count(*) from orchestration_node_executions o
         where o.project_id = t.project_id and o.leased_until > now()))
-    returning ${executionColumns}, r.orchestration_id, r.orchestration_version, r.context, r.authority, r.trigger_id, r.root_id`)
+    returning ${executionColumns}, r.orchestration_id, r.orchestration_version, r.context, r.driver, r.authority, r.trigger_id, r.root_id`)
 
 /** The same for one of those that come last into a project: one after the other, so that no two take the same place. */
 export const takeStrictly = async (tx: Queryable, execution: { id: string; project_id: string }, taking: Taking) => {
@@ -475,6 +478,8 @@ export const unnoticed = sql.fragment`(
               select from generations g where g.id = e.generation_id and g.status in ('pending', 'in_progress', 'requires_action'))
             or e.approval_id is not null and e.status = 'requires_action' and not exists (
               select from approvals a where a.id = e.approval_id and a.status = 'pending')
+            or e.decision_id is not null and e.status = 'running' and not exists (
+              select from decisions d where d.id = e.decision_id and d.status in ('queued', 'running'))
             or e.node_type in ('loop', 'sub_orchestration') and e.status = 'running' and not exists (
               select from orchestration_runs c
               where c.parent_id = r.id and c.parent_execution_id = e.id
@@ -595,3 +600,7 @@ export async function listedExecutions(
     where t.run_id = any(${sql.array([...runIds], 'text')}) order by t.created_at, t.id`)
   return Map.groupBy(rows, ({ run_id }) => run_id)
 }
+
+/** Deletes runs that have ended, with all below them. */
+export const deleteRuns = (db: Queryable, ids: readonly string[]) =>
+  db.query(statement`delete from orchestration_runs where id = any(${sql.array([...ids], 'text')})`)

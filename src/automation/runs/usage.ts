@@ -20,7 +20,7 @@ export async function usageOfRun(
   return { usage: summed(totals), usage_own: summed(totals.filter(({ own }) => own)) }
 }
 
-function summed(totals: readonly RunTotals[]): Usage | null {
+export function summed(totals: readonly RunTotals[]): Usage | null {
   if (totals.length === 0) return null
   const sum = (key: 'uncached' | 'cached' | 'written' | 'output' | 'reasoning') =>
     totals.reduce((total, each) => total + each[key], 0)

@@ -43,7 +43,7 @@ function refusing<T>(work: () => T): T {
 }
 
 /** Asks for a permission of whoever the firing acts as. */
-const allowOf = (caller: Caller) => (action: string, target: AllowTarget) => {
+export const allowOf = (caller: Caller) => (action: string, target: AllowTarget) => {
   if (!permitted(caller, action, target)) raise('FORBIDDEN', { meta: { action } })
 }
 

@@ -1,7 +1,8 @@
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import { expectEnd } from '../../core/jobs/wait.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -15,6 +16,26 @@ import { checkFiring } from './targets.ts'
 const POLL_MS = 2000
 
 /**
+ * A firing that somebody asks for, with its effective input; `write` adds it in a transaction, with its message.
+ * @throws TRIGGER_INPUT_INVALID
+ */
+export function acceptFiring(services: Services, trigger: TriggerRow, id: string, given: Record<string, unknown>) {
+  const { id: trigger_id, project_id, target_type } = trigger
+  const facts = { id, source: 'manual' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
+  const input = effectiveInput(trigger, given, facts)
+  return {
+    id,
+    input,
+    async write(tx: Tx, by: PrincipalRecord, idempotency_key: string | null): Promise<FiringRow> {
+      const values = { id, project_id, trigger_id, source: 'manual' as const, target_type, input, idempotency_key }
+      const row = await firingKind.insert(tx, { ...values, fired_by: namedAs(by) })
+      tx.send(firingQueue, { firing_id: id, project_id })
+      return row
+    },
+  }
+}
+
+/**
  * Fires a trigger by hand. Answers 202 with the firing at once, or 200 with it as it has ended or as it is when
  * TRIGGER_FIRE_WAIT_MAX_MS are over. A caller that goes away changes nothing.
  */
@@ -23,29 +44,18 @@ export async function fireByHand(
   given: Record<string, unknown>,
   wait: boolean,
 ): Promise<Answer> {
-  const { id: trigger_id, project_id, target_type } = trigger
+  const { id: trigger_id, project_id } = trigger
   if (!trigger.active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
-  const id = newId(firingKind.prefix)
-  const facts = { id, source: 'manual' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
-  const input = effectiveInput(trigger, given, facts)
+  const firing = acceptFiring(services, trigger, newId(firingKind.prefix), given)
+  const { id, input } = firing
   await checkFiring(services, trigger, input)
   const end = wait ? expectFiring(services, id) : null
   try {
     const made = await services.write(async tx => {
       await lockRunnable(tx, project_id)
-      const fired_by = namedAs(principalRecord(caller))
-      const firing = await firingKind.insert(tx, {
-        id,
-        project_id,
-        trigger_id,
-        source: 'manual',
-        target_type,
-        input,
-        fired_by,
-      })
-      tx.send(firingQueue, { firing_id: id, project_id })
+      const row = await firing.write(tx, principalRecord(caller), null)
       record(tx, wait ? 200 : 202, trigger_id)
-      return firing
+      return row
     })
     await fault(services, 'trigger_accepted')
     if (!end) return answer(202, firingKind.present(made))

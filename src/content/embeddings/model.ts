@@ -8,7 +8,7 @@ export type EmbedOptions = {
   /** Whom the tokens are metered to; null meters nobody. */
   project_id: string | null
   /** What the texts are: row or request the usage is recorded under. */
-  purpose: { kind: 'document' | 'memory' | 'search' | 'api'; ref: string }
+  purpose: { kind: 'document' | 'memory' | 'search' | 'api' | 'eval'; ref: string }
   /** Waits so long in all; what is not done by then is null. 0 waits for nothing. */
   timeoutMs?: number
   /** Ends the wait with its reason. */

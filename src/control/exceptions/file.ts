@@ -116,10 +116,13 @@ const filingQueue = workQueue('exception.file', {
 
 /**
  * Files an exception that commits with the producer's transaction: as a message, so that neither a failure nor the wait for
- * others that file the same matter reaches the producer. A worker files it, exactly once.
+ * others that file the same matter reaches the producer. A worker files it, exactly once. Returns the id that it gets unless
+ * it folds into another.
  */
-export function addException(outgoing: Pick<Outgoing, 'send'>, filing: ExceptionFiling): void {
-  outgoing.send(filingQueue, filingOf(filing))
+export function addException(outgoing: Pick<Outgoing, 'send'>, given: ExceptionFiling): string {
+  const filing = filingOf(given)
+  outgoing.send(filingQueue, filing)
+  return filing.id
 }
 
 export const filingHandler = handler(filingQueue, {}, async (filing, { services, complete }) => {

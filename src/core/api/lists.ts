@@ -192,6 +192,8 @@ export function listTable<Row>(
     table: string
     /** The table's rows are counted in `row_counts` by project. */
     countKept?: boolean
+    /** Rows that the list has at all, where some of the table are not of it; no others are counted either. */
+    only?: Fragment
     columns?: Fragment
     tags?: boolean
     /** The kind has paths, and the table a column for them. */
@@ -211,7 +213,7 @@ export function listTable<Row>(
   return page<Row>(context, {
     columns: query.columns ?? sql.fragment`t.*`,
     from: sql.fragment`${sql.identifier([table])} t`,
-    rows: visible.rows,
+    rows: query.only ? sql.fragment`${visible.rows} and ${query.only}` : visible.rows,
     kept: countKept && visible.all && keptCount(table, context.project),
     filters,
     time: sql.fragment`t.created_at`,

@@ -4,7 +4,8 @@ import type { Services } from './services.ts'
 /**
  * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
  * filing an exception, of erasing content, of what a turn knows, of the firing of a memory rule, of the reply of a
- * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger.
+ * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger, of an item of an eval and the end of its run,
+ * of an export.
  */
 type FaultPoint =
   | 'after_claim'
@@ -46,6 +47,20 @@ type FaultPoint =
   | 'trigger_claimed'
   | 'trigger_started'
   | 'trigger_called'
+  | 'eval_item_asking'
+  | 'eval_item_asked'
+  | 'eval_item_answered'
+  | 'eval_item_scored'
+  | 'eval_run_settling'
+  | 'task_claimed'
+  | 'task_called'
+  | 'task_settled'
+  | 'task_starting'
+  | 'task_started'
+  | 'task_looked'
+  | 'export_claimed'
+  | 'export_staged'
+  | 'export_completed'
 
 /**
  * Where tests break an executor: FAULT_POINTS=`point=kill` ends the process as a crash would, `point=kill:<n>` when it is

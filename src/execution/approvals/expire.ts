@@ -32,7 +32,7 @@ export async function expireNow(tx: Tx, id: string): Promise<ApprovalRow | null>
     agent_id,
     guardrail_version: policy_version,
   })
-  if (row.origin === 'node') await tellNode(tx, row)
+  if (row.origin !== 'tool_call') await tellNode(tx, row)
   if (await reacts(tx, row)) await sendContinuation(tx, row)
   else if (row.generation_id !== null) await expireChain(tx, row.generation_id)
   return row

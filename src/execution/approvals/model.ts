@@ -153,8 +153,9 @@ export const shown = (row: ApprovalRow): ApprovalRow =>
       }
 
 /** What an item proposes, as the start of a sentence. */
-export const proposalOf = ({ proposed_action, origin, node_id }: ApprovalRow): string => {
+export const proposalOf = ({ proposed_action, origin, node_id, task_transition }: ApprovalRow): string => {
   if (proposed_action) return `A call of ${proposed_action.tool_name}`
+  if (origin === 'task_transition') return `The transition ${task_transition} of a task`
   return origin === 'node' ? `The node ${node_id} of a run` : 'A call of a tool'
 }
 

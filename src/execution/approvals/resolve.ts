@@ -86,7 +86,7 @@ export async function resolveApproval(
     if (!found) return null
     tx.emit(approvalKind, status, shown(found))
     if (found.origin === 'tool_call') await sendContinuation(tx, found)
-    if (found.origin === 'node') await tellNode(tx, found)
+    if (found.origin !== 'tool_call') await tellNode(tx, found)
     const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
     addActivity(tx, {
       project_id,

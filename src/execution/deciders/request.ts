@@ -4,7 +4,7 @@ import { newId } from '../../core/api/ids.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { type Answer as Answered, answer, type Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
+import { type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import { expectEnd } from '../../core/jobs/wait.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
@@ -26,7 +26,7 @@ export type Asking = {
 /** What is asked about, as JSON. */
 export type Item = { text: string; metadata?: Record<string, unknown> | null }
 
-type Requesting = Pick<Context, 'services' | 'caller'>
+type Requesting = Pick<Context, 'services'> & (Pick<Context, 'caller'> | { caller: null; principal: PrincipalRecord })
 
 /** What binds a sealed input to its decision. */
 export const sealOf = ({ id, project_id }: Pick<DecisionRow, 'id' | 'project_id'>) => ({
@@ -43,11 +43,13 @@ export const sealOf = ({ id, project_id }: Pick<DecisionRow, 'id' | 'project_id'
  */
 export async function insertDecisions(
   tx: Tx,
-  { services, caller }: Requesting,
+  requesting: Requesting,
   { project_id, decider, questions, backend: named }: Asking,
   items: readonly Item[],
   options: { permission: (id: string) => Permission; admit?: (backend: Backend) => void },
 ): Promise<DecisionRow[]> {
+  const { services } = requesting
+  const principal = requesting.caller === null ? requesting.principal : principalRecord(requesting.caller)
   const backend = await requireBackend(tx, project_id, named)
   options.admit?.(backend)
   await admit(tx, services, project_id, backend)
@@ -68,7 +70,7 @@ export async function insertDecisions(
     await insertAttempt(tx, {
       decision_id: row.id,
       id: attempt_id,
-      principal: principalRecord(caller),
+      principal,
       permission: options.permission(row.id),
       mode,
       sealed: services.secrets.seal(text, sealOf(row)),
@@ -108,17 +110,22 @@ export async function answerDecision(
 ): Promise<Answered> {
   const made = await make()
   if (!wait) return answer(201, decisionKind.present(made))
-  const settled = await endOf(services, made.id, request.closed)
+  const settled = await endOfDecision(services, made.id, request.closed, services.config.SYNC_WAIT_SECONDS * 1000)
   if (!settled) return raise('RESOURCE_NOT_FOUND', { message: 'The decision is gone', meta: { id: made.id } })
   return answer(201, decisionKind.present(settled))
 }
 
 /** A decision as it is at its end, or when the time is over; null when it is gone. */
-const endOf = (services: Services, id: string, closed: AbortSignal): Promise<DecisionRow | null> =>
+export const endOfDecision = (
+  services: Services,
+  id: string,
+  closed: AbortSignal,
+  withinMs: number,
+): Promise<DecisionRow | null> =>
   expectEnd<DecisionRow | null>({
     subscribe: notice =>
       services.notifications.listen(SETTLED_CHANNEL, settled => settled === id && notice(), { onReconnect: notice }),
     read: () => decisionKind.find(services.pool, id),
     isOver: decision => !decision || isSettled(decision),
     pollMs: POLL_MS,
-  }).wait({ closed, withinMs: services.config.SYNC_WAIT_SECONDS * 1000 })
+  }).wait({ closed, withinMs })

@@ -2,11 +2,16 @@ import { addException } from '../../control/exceptions/file.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import type { TurnOwner } from '../generations/source.ts'
 import { type DecisionRow, deciderKind, decisionKind, SETTLED_CHANNEL } from './model.ts'
 import { agentAnswers } from './prompt.ts'
 import type { Answer } from './questions.ts'
 import { decisionOfTurn, endAttempt, settle } from './store.ts'
+
+/** Modules that ask deciders, told in the transaction in which a decision settles. They lock no rows of their own: a message is enough. */
+export const decisionWatchers =
+  extensionPoint<(tx: Tx, decision: DecisionRow) => Promise<void>>('watchers of decisions')
 
 /** The end of a decision. */
 export type End = { answers: Answer[]; error?: undefined } | { answers?: undefined; error: RecordedFailure }
@@ -25,6 +30,7 @@ export async function settleDecision(tx: Tx, id: string, end: End): Promise<bool
   await endAttempt(tx, id)
   tx.emit(decisionKind, settled.status as 'completed' | 'failed', settled)
   tx.notify(SETTLED_CHANNEL, id)
+  for (const watch of decisionWatchers.all()) await watch(tx, settled)
   if (end.answers && settled.decider_id !== null) await escalate(tx, settled, settled.decider_id, end.answers)
   return true
 }

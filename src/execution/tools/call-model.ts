@@ -50,6 +50,8 @@ export type Metering = Attribution & {
     | 'approval'
     | 'guardrail'
     | 'memory_rule'
+    | 'evaluation'
+    | 'task'
   /** What it is on record as, which a repeat of it is, too; null where each call is one of its own. */
   record: string | null
   /** Takes usage that its work writes itself; without it usage is written apart from the work. */

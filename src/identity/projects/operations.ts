@@ -7,7 +7,7 @@ import { resource } from '../../core/api/resource.ts'
 import { announce } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
 import { visibleRows } from '../../core/iam/access.ts'
-import type { Caller } from '../../core/iam/caller.ts'
+import { type Caller, principalRecord } from '../../core/iam/caller.ts'
 import { detaching, lostGuardrails, projectGuardrailsChannel, requireDetach } from '../guardrail-ids.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
 import { refuseInherited } from './default-route.ts'
@@ -126,10 +126,10 @@ export const projectOperations: Operation[] = [
     summary: 'Lift the pause of a project, and a deferred delete with it',
     answers: { 200: Project },
     raises: ['API_KEY_PROJECT_SCOPE', 'PROJECT_NOT_PAUSED'],
-    async run({ tx, resource }) {
+    async run({ tx, resource, caller }) {
       const row = await resumeProject(tx, resource.id)
       if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
-      for (const follow of resumes.all()) await follow(tx, row.id)
+      for (const follow of resumes.all()) await follow(tx, row.id, principalRecord(caller))
       tx.emit(projectKind, 'resumed', row)
       return projectKind.present(row)
     },

@@ -2,13 +2,15 @@ import { raise } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { findPauseState, lockPauseState, type PauseState } from './store.ts'
 
 /** What modules do in the transaction in which the pause of a project begins. */
 export const pauses = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('beginnings of pauses')
 
-/** What modules do in the transaction in which the pause of a project ends. */
-export const resumes = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('ends of pauses')
+/** What modules do in the transaction in which a caller ends the pause of a project. */
+export const resumes =
+  extensionPoint<(tx: Tx, projectId: string, by: PrincipalRecord) => Promise<void>>('ends of pauses')
 
 /**
  * Checks that work may start in a project: call it in the transaction that inserts the work. Holds the project row FOR

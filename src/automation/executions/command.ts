@@ -1,0 +1,215 @@
+import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { requireNotClosed } from '../cases/change.ts'
+import { addEvidence, givenPieces } from '../cases/evidence.ts'
+import type { EvidenceInput } from '../cases/model.ts'
+import { byCaller, doerOf } from '../cases/timeline.ts'
+import type { Step } from '../playbooks/definition.ts'
+import { playbookKind } from '../playbooks/model.ts'
+import { answerDriven, cancelRun } from '../runs/command.ts'
+import { runKind } from '../runs/model.ts'
+import { retryRun } from '../runs/retry.ts'
+import { cameOf, type Held, hold } from './drive.ts'
+import { conflict, type ExecutionRow, isOver, type StepRow } from './model.ts'
+import { claim, schemaProblems } from './start.ts'
+import { capturedNames, writeExecution } from './store.ts'
+
+/** Commands that callers give an execution. Each holds its case and the execution before the run that drives it. */
+
+type Commanding = Pick<Context, 'tx' | 'services' | 'caller' | 'allowed'>
+
+async function opened(tx: Tx, row: ExecutionRow): Promise<Held> {
+  return (await hold(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
+}
+
+/** Raises RESOURCE_NOT_FOUND for a key that the playbook does not have. */
+function stepIn(held: Held, key: string): { record: StepRow; step: Step } {
+  return held.step(key) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: held.row.id, step_key: key } })
+}
+
+/** A manual step that waits. Raises PLAYBOOK_EXECUTION_CONFLICT for any other. */
+function waitingStep(held: Held, key: string): { record: StepRow; step: Step } {
+  const found = stepIn(held, key)
+  const { record } = found
+  if (isOver(held.row) || record.status !== 'waiting' || record.type !== 'manual')
+    conflict(held.row, 'The step does not wait for anybody', record)
+  return found
+}
+
+export type Completion = { result: Record<string, unknown>; note: string | null; evidence: readonly EvidenceInput[] }
+
+/**
+ * Completes the manual step that an execution waits for: of two that come at once one is taken.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, FILE_NOT_FOUND, RESOURCE_NOT_FOUND, RunFirst
+ */
+export async function completeStep(
+  context: Commanding,
+  row: ExecutionRow,
+  key: string,
+  { result, note, evidence }: Completion,
+): Promise<Held> {
+  const { tx, services, caller } = context
+  const held = await opened(tx, row)
+  const { step } = waitingStep(held, key)
+  const problems = [
+    ...(await schemaProblems(services, row.project_id, step.result_schema ?? null, result, 'result')),
+    ...(await missingEvidence(tx, held, step, evidence)),
+  ]
+  if (problems.length > 0) invalid(problems)
+  const given = await givenPieces(context, row.project_id, evidence)
+  const doer = doerOf(caller)
+  const pieces = given.map(piece => ({ ...piece, playbook_execution_id: row.id, step_key: key }))
+  const { happenings } = await addEvidence(tx, held.case, doer, pieces)
+  held.told(happenings)
+  held.act = { by: byCaller(caller), doer, skip: false, note }
+  await answer(context, held, key, result)
+  return held
+}
+
+/** What a step requires and neither is given now nor was captured for it before. */
+async function missingEvidence(
+  tx: Tx,
+  { row }: Held,
+  { key, required_evidence }: Step,
+  given: readonly EvidenceInput[],
+): Promise<Problem[]> {
+  if (!required_evidence?.length) return []
+  const there = new Set(given.map(({ kind, name }) => `${kind} ${name}`))
+  if (required_evidence.every(({ kind, name }) => there.has(`${kind} ${name}`))) return []
+  for (const { kind, name } of await capturedNames(tx, row.id, key)) there.add(`${kind} ${name}`)
+  return required_evidence.flatMap(({ kind, name }) =>
+    there.has(`${kind} ${name}`)
+      ? []
+      : [{ code: 'REQUIRED', path: 'evidence', message: `must have the ${kind} ${name}` }],
+  )
+}
+
+/**
+ * Skips the manual step that an execution waits for, where its playbook lets people.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, RESOURCE_NOT_FOUND
+ */
+export async function skipStep(context: Commanding, row: ExecutionRow, key: string, reason: string): Promise<Held> {
+  const { tx, caller } = context
+  const held = await opened(tx, row)
+  const { record, step } = waitingStep(held, key)
+  if (!step.skippable) conflict(held.row, 'The step cannot be skipped', record)
+  held.act = { by: byCaller(caller), doer: doerOf(caller), skip: true, note: reason }
+  await answer(context, held, key, null)
+  return held
+}
+
+const answer = ({ tx, services }: Commanding, held: Held, node_id: string, artifact: unknown) =>
+  answerDriven(tx, services, held.row.orchestration_run_id, { node_id, artifact, driven: held })
+
+/**
+ * Says who has a step that waits.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, RESOURCE_NOT_FOUND
+ */
+export async function assignStep(
+  { tx, services, caller }: Commanding,
+  row: ExecutionRow,
+  key: string,
+  assignee: string | null,
+): Promise<Held> {
+  const held = await opened(tx, row)
+  const { record } = waitingStep(held, key)
+  const from = record.assignee
+  if (from === assignee) return held
+  record.assignee = assignee
+  const data = { changes: { assignee: { from, to: assignee } } }
+  await held.change(record, { kind: 'updated', data }, byCaller(caller), services.clock.now().toISOString())
+  return held
+}
+
+/**
+ * Ends an execution at once, with everything below it.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT
+ */
+export async function cancelExecution(
+  { tx, services, caller }: Commanding,
+  row: ExecutionRow,
+  reason: string | null,
+): Promise<Held> {
+  const held = await opened(tx, row)
+  if (isOver(held.row)) conflict(held.row, 'The execution is over')
+  held.cancelled = { by: byCaller(caller), reason }
+  await cancelRun(tx, services, held.row.orchestration_run_id, held)
+  return held
+}
+
+/**
+ * Starts a failed execution anew from the step that failed, in the version that it follows, as the caller: what earlier
+ * steps came to is kept.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, CASE_STATE_CONFLICT, PROJECT_PAUSED
+ */
+export async function retryExecution(
+  { tx, services, caller }: Commanding,
+  row: ExecutionRow,
+  tool_context: Record<string, string> | null,
+): Promise<Held> {
+  await lockRunnable(tx, row.project_id)
+  const held = await opened(tx, row)
+  const { row: stored, case: kase } = held
+  if (stored.status !== 'failed') conflict(stored, 'Only an execution that failed can be retried')
+  requireNotClosed(kase)
+  if (kase.active_execution_id !== null)
+    raise('PLAYBOOK_EXECUTION_CONFLICT', {
+      message: 'Another execution is under way on the case',
+      meta: { execution_id: kase.active_execution_id, status: stored.status },
+    })
+  const playbook = await playbookKind.reference(tx, stored.playbook_id, stored.project_id)
+  const run = playbook && (await runKind.find(tx, stored.orchestration_run_id))
+  if (!run) return conflict(stored, 'The playbook was deleted')
+  const authority = principalRecord(caller)
+  const again = await retryRun(tx, services, run, undefined, {
+    from_node_id: null,
+    expires_in: null,
+    authority,
+    tool_context,
+    guardrail_context: null,
+  })
+  Object.assign(stored, {
+    status: 'queued',
+    error: null,
+    completed_at: null,
+    waiting_on: null,
+    orchestration_run_id: again.id,
+    previous_orchestration_run_ids: [...stored.previous_orchestration_run_ids, run.id],
+  } satisfies Partial<ExecutionRow>)
+  // What has failed and was gone on from stays as it is.
+  const left = stored.definition.steps.filter(step => cameOf(step, again.outcomes) === null).map(({ key }) => key)
+  const steps = held.steps.filter(
+    ({ key, status }) => (status === 'failed' || status === 'cancelled') && left.includes(key),
+  )
+  for (const step of steps)
+    Object.assign(step, {
+      status: 'pending',
+      attempts_before: step.attempt,
+      output: null,
+      error: null,
+      assignee: null,
+      due_at: null,
+      overdue: false,
+      approval_id: null,
+      generation_id: null,
+      decision_id: null,
+      orchestration_run_id: null,
+      completed_by: null,
+      note: null,
+      started_at: null,
+      completed_at: null,
+    } satisfies Partial<StepRow>)
+  await writeExecution(tx, stored, steps)
+  held.case = await claim(tx, kase, stored, byCaller(caller), { retried: true })
+  return held
+}
+
+/** Marks the steps of an execution that have become overdue, and tells of each once. */
+export async function markOverdue(tx: Tx, services: Services, placed: { id: string; case_id: string }): Promise<void> {
+  const held = await hold(tx, placed)
+  if (held) await held.overdue(services.clock.now())
+}

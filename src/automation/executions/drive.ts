@@ -1,0 +1,543 @@
+import { isDeepStrictEqual } from 'node:util'
+import { addException } from '../../control/exceptions/file.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import type { Values } from '../../core/api/kind.ts'
+import { firstChars } from '../../core/api/text.ts'
+import { type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { ExpressionError, evaluate, isObject } from '../../core/expressions/evaluate.ts'
+import type { ModelMessage } from '../../execution/providers/exchange.ts'
+import { moveCase, overlaid } from '../cases/change.ts'
+import { addEvidence, type Piece } from '../cases/evidence.ts'
+import { linkCase } from '../cases/links.ts'
+import { type CaseRow, type CaseStatus, caseKind, type LinkType } from '../cases/model.ts'
+import { timelineRows } from '../cases/store.ts'
+import { AUTOMATION, type By, entriesOf, type Happening, happened } from '../cases/timeline.ts'
+import { branchTargets, conditionOf, stepOf } from '../playbooks/compile.ts'
+import { FAIL, isCaptured, type Step } from '../playbooks/definition.ts'
+import { MANAGER } from '../playbooks/versions.ts'
+import type { Advanced, Driven, DrivenOutcome, RunDriver } from '../runs/driver.ts'
+import type { RunRow } from '../runs/model.ts'
+import type { State } from '../runs/state.ts'
+import type { ExecutionRow as Attempt } from '../runs/store.ts'
+import {
+  conflict,
+  type Doer,
+  type ExecutionRow,
+  executionKind,
+  isOver,
+  presentExecution,
+  presentStep,
+  type StepRow,
+  type WaitingOn,
+} from './model.ts'
+import { executionOfRun, executionWrite, lockExecution, runBelow, stepsOf, stepsWrite } from './store.ts'
+
+const MAX_OUTCOME = 255
+
+/** What a person does with a step that waits. */
+export type Act = { by: By; doer: Doer; skip: boolean; note: string | null }
+
+/** What came of a step for the expressions of those behind it. */
+type Came = { output: unknown; error: RecordedFailure | null }
+
+/** The failure of a step that only its playbook can name. */
+const stepFailed = (step_key: string, reason: string, message: string, more: object = {}): AppError =>
+  new AppError('PLAYBOOK_STEP_FAILED', { message, meta: { step_key, ...more, reason } })
+
+/**
+ * An execution and its case under their locks, with the records of its steps, for as long as a transaction holds them. What
+ * happens in the run that drives it becomes records here, and is written with the run.
+ */
+export class Held implements Driven {
+  readonly tx: Tx
+  readonly row: ExecutionRow
+  readonly steps: StepRow[]
+  case: CaseRow
+  /** What a person does, where this is not the run going on by itself. */
+  act: Act | null = null
+  cancelled: { by: By; reason: string | null } | null = null
+  readonly #before: CaseRow
+  readonly #written = new Map<string, string[]>()
+  readonly #happenings: Happening[] = []
+  readonly #pieces: Piece[] = []
+  readonly #links: { type: LinkType; target_id: string }[] = []
+  readonly #events: { verb: 'step_waiting' | 'step_completed'; step: StepRow }[] = []
+  readonly #touched = new Set<StepRow>()
+
+  constructor(tx: Tx, row: ExecutionRow, steps: readonly StepRow[], kase: CaseRow) {
+    this.tx = tx
+    this.row = row
+    this.steps = [...steps]
+    this.case = kase
+    this.#before = kase
+  }
+
+  step(key: string): { record: StepRow; step: Step } | null {
+    const record = this.steps.find(each => each.key === key)
+    const step = this.row.definition.steps.find(each => each.key === key)
+    return record && step ? { record, step } : null
+  }
+
+  /** What expressions of steps read. */
+  roots(run: RunRow): State {
+    return this.#rootsWith(run.outcomes) as never
+  }
+
+  #rootsWith(outcomes: RunRow['outcomes']) {
+    const { id, playbook_id, playbook_name, playbook_version, case_id, metadata, started_by, started_at } = this.row
+    const steps = this.row.definition.steps.map(step => [step.key, cameOf(step, outcomes)] as const)
+    return {
+      case: caseKind.present(this.case),
+      input: this.row.input,
+      steps: Object.fromEntries(steps.flatMap(([key, came]) => (came ? [[key, came]] : []))),
+      execution: { id, playbook_id, playbook_name, playbook_version, case_id, metadata, started_by, started_at },
+    }
+  }
+
+  label({ id }: { id: string }, value: unknown): string {
+    const { key, isCondition } = stepOf(id)
+    const position = this.row.definition.steps.findIndex(step => step.key === key)
+    if (isCondition) return String(Boolean(value))
+    const targets = branchTargets(this.row.definition.steps, position)
+    const first = (value as unknown[]).findIndex(Boolean)
+    return first < 0 ? targets[targets.length - 1] : targets[first]
+  }
+
+  messages({ id }: { id: string }, input: Record<string, unknown>): ModelMessage[] | null {
+    const step = this.step(stepOf(id).key)?.step
+    const user = (content: string): ModelMessage[] => [{ role: 'user', content }]
+    if (!step?.input_mapping) return user([step?.instructions, JSON.stringify(input.case)].filter(Boolean).join('\n\n'))
+    // The engine takes these as they are.
+    if (Array.isArray(input.messages)) return null
+    return user(typeof input.prompt === 'string' ? input.prompt : JSON.stringify(input))
+  }
+
+  failure({ id }: { id: string }, failure: RecordedFailure): RecordedFailure {
+    const { code, message, meta } = failure
+    const { reason, node_id: _node, ...more } = meta ?? {}
+    if (code !== 'ORCHESTRATION_NODE_FAILED' || (reason !== 'expression' && reason !== 'timeout')) return failure
+    return stepFailed(stepOf(id).key, reason, message, more).recorded()
+  }
+
+  outcome(run: RunRow, attempt: Attempt, given: DrivenOutcome, now: string): DrivenOutcome {
+    const { key, isCondition } = stepOf(attempt.node_id)
+    const found = this.step(key)
+    if (isCondition || !found) return given
+    const outcome = shaped(found.step, attempt, given, now)
+    this.#writeCase(found.step, run, outcome)
+    return outcome
+  }
+
+  /** Working data of the case, as the step writes it; steps behind it read it. */
+  #writeCase(step: Step, run: RunRow, { artifact, label }: DrivenOutcome): void {
+    const writes = Object.entries(step.case_writes ?? {})
+    if (writes.length === 0 || this.act?.skip) return
+    const output = step.type === 'branch' ? { taken: label } : artifact
+    const root = { ...this.#rootsWith(run.outcomes), output }
+    const given = Object.fromEntries(
+      writes.map(([field, expression]) => [field, evaluated(step, `case_writes.${field}`, expression, root)]),
+    )
+    const fields = overlaid(this.case.fields, given)
+    const changed = Object.keys(given).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
+    this.#written.set(step.key, changed)
+    this.case = { ...this.case, fields }
+  }
+
+  /** Writes what an advance of the run, or a command, has come to: records, timeline, evidence, case and events. */
+  async save(advanced: Advanced): Promise<void> {
+    const { run, now } = advanced
+    for (const attempt of advanced.changed) await this.#note(run, attempt, now)
+    this.#derive(run, now)
+    const failed = run.status === 'failed' && this.#isNew('failed')
+    if (failed) this.#report(run)
+    await this.#write(now)
+  }
+
+  readonly #ends = new Set<ExecutionRow['status']>()
+  #isNew(status: ExecutionRow['status']): boolean {
+    return this.#ends.has(status)
+  }
+
+  /** The record of a step as an attempt of its node leaves it. */
+  async #note(run: RunRow, attempt: Attempt, now: string): Promise<void> {
+    const { key, isCondition } = stepOf(attempt.node_id)
+    const found = this.step(key)
+    if (!found) return
+    const { record, step } = found
+    const before = record.status
+    if (isCondition) return this.#noteCondition(record, attempt, now)
+    const status = statusOf(attempt, this.act?.skip === true)
+    // Of a step that `when` passed over, the node is left over at the end.
+    if (status === 'skipped' && attempt.status === 'skipped' && before !== 'pending') return
+    // A person skipped it, and its node has completed.
+    if (status === 'completed' && before === 'skipped') return
+    record.status = status
+    this.#touched.add(record)
+    if (attempt.status === 'skipped') {
+      record.completed_at = now
+      return
+    }
+    record.attempt = record.attempts_before + attempt.attempt
+    record.input = step.type === 'manual' || step.type === 'branch' ? null : attempt.input
+    record.generation_id = attempt.generation_id
+    record.approval_id = attempt.approval_id
+    record.decision_id = attempt.decision_id
+    record.tool_id = step.tool_id ?? null
+    record.started_at ??= attempt.started_at ?? attempt.created_at
+    record.error = attempt.error
+    record.completed_at = status === 'running' || status === 'waiting' ? null : (attempt.completed_at ?? now)
+    if (step.type === 'run_orchestration') record.orchestration_run_id ??= await runBelow(this.tx, run.id, attempt.id)
+    if (record.approval_id !== null && before !== 'waiting' && status === 'waiting')
+      this.#links.push({ type: 'approval', target_id: record.approval_id })
+    if (before === status) return
+    if (status === 'waiting') this.#park(step, record, attempt, now)
+    else if (status === 'completed') await this.#completed(step, record, attempt)
+    else if (status === 'failed') this.#tell('step_failed', record, { error: record.error })
+    else if (status === 'skipped') {
+      this.#actOn(record)
+      this.#tell('step_skipped', record, { reason: record.note })
+    }
+  }
+
+  #noteCondition(record: StepRow, attempt: Attempt, now: string): void {
+    if (attempt.status !== 'completed' && attempt.status !== 'failed') return
+    if (attempt.error !== null) {
+      record.status = 'failed'
+      record.attempt = record.attempts_before + attempt.attempt
+      record.error = attempt.error
+      record.started_at ??= now
+      this.#tell('step_failed', record, { error: record.error })
+    } else if (attempt.label === 'false') {
+      record.status = 'skipped'
+      this.#tell('step_skipped', record, { reason: 'when' })
+    } else return
+    record.completed_at = now
+    this.#touched.add(record)
+  }
+
+  #park(step: Step, record: StepRow, attempt: Attempt, now: string): void {
+    if (step.type === 'wait') return
+    if (step.type === 'manual') {
+      const assignee = attempt.input?.assignee ?? null
+      record.assignee = assignee === null || typeof assignee === 'string' ? assignee : JSON.stringify(assignee)
+      record.due_at =
+        step.due_seconds == null ? null : new Date(Date.parse(now) + step.due_seconds * 1000).toISOString()
+    }
+    const { assignee, due_at, approval_id } = record
+    this.#tell('step_waiting', record, approval_id === null ? { assignee, due_at } : { approval_id })
+    this.#events.push({ verb: 'step_waiting', step: record })
+  }
+
+  async #completed(step: Step, record: StepRow, attempt: Attempt): Promise<void> {
+    record.output = step.type === 'branch' ? { taken: attempt.label } : attempt.output
+    this.#actOn(record)
+    if (record.approval_id !== null) await this.#noteDecision(record, attempt)
+    const written = this.#written.get(step.key) ?? []
+    this.#tell('step_completed', record, {
+      attempt: record.attempt,
+      ...(record.note === null ? {} : { note: record.note }),
+      ...(written.length === 0
+        ? {}
+        : {
+            fields: Object.fromEntries(
+              written.map(name => [
+                name,
+                { from: this.#before.fields[name] ?? null, to: this.case.fields[name] ?? null },
+              ]),
+            ),
+          }),
+    })
+    this.#events.push({ verb: 'step_completed', step: record })
+    const content = record.output
+    const isEmpty = content === null || (isObject(content) && Object.keys(content).length === 0)
+    if (!isCaptured(step) || (step.type === 'manual' && isEmpty)) return
+    this.#pieces.push({
+      name: step.title,
+      kind: step.type === 'ask_decider' ? 'decision' : step.type === 'require_approval' ? 'approval' : 'output',
+      content: typeof content === 'string' || isObject(content) ? content : { result: content ?? null },
+      playbook_execution_id: this.row.id,
+      step_key: step.key,
+      generation_id: record.generation_id,
+    })
+  }
+
+  /** Who decided, in the timeline before what follows from it. */
+  async #noteDecision({ key, approval_id }: StepRow, { output }: Attempt): Promise<void> {
+    const {
+      decision = 'approved',
+      resolved_by = null,
+      reason = null,
+    } = (isObject(output) ? output : {}) as Record<string, string | null | undefined>
+    const by: By = { principal_kind: 'approval', principal_id: resolved_by }
+    const told: Happening = {
+      kind: 'approval_resolved',
+      data: { approval_id, decision, reason },
+      playbook_execution_id: this.row.id,
+      step_key: key,
+    }
+    await this.tx.query(statement`${timelineRows(entriesOf(this.case, by, [told]), sql.fragment`true`)}`)
+  }
+
+  #actOn(record: StepRow): void {
+    if (!this.act) return
+    record.completed_by = this.act.doer
+    record.note = this.act.note
+  }
+
+  #tell(kind: Happening['kind'], step: StepRow | null, data: Record<string, unknown> = {}): void {
+    this.#happenings.push({ kind, data, playbook_execution_id: this.row.id, step_key: step?.key ?? null })
+  }
+
+  /** How the execution stands, from its run and its steps. */
+  #derive(run: RunRow, now: string): void {
+    const { row } = this
+    if (isOver(row)) return
+    row.started_at ??= run.started_at
+    const current = this.steps.find(({ status }) => status === 'running' || status === 'waiting')
+    row.current_step_key = current?.key ?? null
+    row.waiting_on = null
+    if (run.status === 'succeeded') this.#complete(run, now)
+    else if (run.status === 'failed' || run.status === 'expired') {
+      row.status = 'failed'
+      row.error = run.error ?? new AppError('INTERNAL_ERROR').recorded()
+      row.current_step_key = run.failed_node_id === null ? row.current_step_key : stepOf(run.failed_node_id).key
+      row.completed_at = now
+      this.#tell('execution_failed', null, { error: row.error, step_key: row.current_step_key })
+    } else if (run.status === 'cancelled') {
+      row.status = 'cancelled'
+      row.completed_at = now
+      this.#tell('execution_cancelled', null, { reason: this.cancelled?.reason ?? null })
+    } else if (current?.status === 'waiting') {
+      row.status = 'waiting'
+      row.waiting_on = this.#waitingOn(current, run)
+    } else if (row.started_at !== null) row.status = 'running'
+    if (isOver(row)) this.#ends.add(row.status)
+  }
+
+  #waitingOn({ key, type, assignee, due_at, approval_id }: StepRow, run: RunRow): WaitingOn {
+    if (approval_id !== null) return { type: 'approval', step_key: key, approval_id }
+    return type === 'manual'
+      ? { type: 'manual', step_key: key, assignee, due_at }
+      : { type: 'timer', step_key: key, resumes_at: run.wake_at && new Date(run.wake_at).toISOString() }
+  }
+
+  #complete(run: RunRow, now: string): void {
+    const { row } = this
+    const { outcome } = row.definition
+    row.status = 'completed'
+    row.completed_at = now
+    row.outcome = textOf(outcome, this.#rootsWith(run.outcomes))
+    row.output = Object.fromEntries(
+      this.steps.flatMap(({ key, status, output }) => (status === 'completed' ? [[key, output ?? null]] : [])),
+    )
+    this.#tell('execution_completed', null, { outcome: row.outcome })
+  }
+
+  #report(run: RunRow): void {
+    const { id, case_id, project_id, current_step_key: step_key, error } = this.row
+    const exception = addException(this.tx, {
+      project_id,
+      kind: 'run_failed',
+      severity: 'critical',
+      title: `A playbook failed${step_key === null ? '' : ` at ${step_key}`}`,
+      detail: { playbook_execution_id: id, case_id, step_key, error },
+      dedup_key: run.id,
+      orchestration_run_id: run.id,
+    })
+    this.#links.push({ type: 'exception', target_id: exception })
+  }
+
+  /** Writes the records as they stand, with the case and the events of all that happened. */
+  async #write(now: string): Promise<void> {
+    const { tx, row } = this
+    row.updated_at = now
+    const by = this.act?.by ?? this.cancelled?.by ?? AUTOMATION
+    for (const link of this.#links) this.#happenings.push(...(await linkCase(tx, this.case, null, link)).happenings)
+    if (this.#pieces.length > 0) {
+      const captured_by = this.act?.doer ?? row.started_by ?? { kind: 'user' as const, id: '' }
+      const { happenings } = await addEvidence(tx, this.case, captured_by, this.#pieces)
+      this.#happenings.push(...happenings)
+    }
+    await this.#moveCase(by, now)
+    const steps = [...this.#touched]
+    tx.alongside(guard => executionWrite(row, guard))
+    if (steps.length > 0) tx.alongside(guard => stepsWrite(steps, guard))
+    const data = presentExecution(row, this.steps)
+    for (const { verb, step } of this.#events)
+      tx.emit(executionKind, verb, row, { data, extra: { step: presentStep(step) } })
+    for (const status of this.#ends)
+      if (status === 'completed' || status === 'failed' || status === 'cancelled')
+        tx.emit(executionKind, status, row, {
+          data,
+          ...(status === 'failed' ? { extra: { error: row.error, step_key: row.current_step_key } } : {}),
+        })
+  }
+
+  async #moveCase(by: By, now: string): Promise<void> {
+    const { tx, row } = this
+    const status = caseStatus(row)
+    const values: Values<CaseRow> & { status: CaseStatus } = { status }
+    if (!isDeepStrictEqual(this.case.fields, this.#before.fields)) values.fields = this.case.fields
+    if (isOver(row)) {
+      values.active_execution_id = null
+      if (status === 'resolved') Object.assign(values, { outcome: row.outcome, resolved_at: now })
+    }
+    const isChanged = status !== this.#before.status || values.fields !== undefined || isOver(row)
+    if (!isChanged) return happened(tx, this.case, by, this.#happenings)
+    this.case = await moveCase(tx, this.#before, values, by, {
+      before: this.#happenings,
+      playbook_execution_id: row.id,
+      ...(status === 'resolved' ? { data: { outcome: row.outcome } } : {}),
+    })
+    if (values.fields !== undefined) tx.emit(caseKind, 'updated', this.case, { extra: { changed: ['fields'] } })
+  }
+
+  /** Notes what happened beside the run, in the order in which it did. */
+  told(happenings: readonly Happening[]): void {
+    this.#happenings.push(...happenings)
+  }
+
+  /** Marks manual steps that have become overdue. */
+  async overdue(at: Date): Promise<void> {
+    const late = this.steps.filter(
+      ({ status, due_at, overdue }) => status === 'waiting' && !overdue && due_at !== null && new Date(due_at) <= at,
+    )
+    for (const record of late) {
+      record.overdue = true
+      await this.change(record, null, AUTOMATION, at.toISOString())
+      const data = presentExecution(this.row, this.steps)
+      this.tx.emit(executionKind, 'step_overdue', this.row, { data, extra: { step: presentStep(record) } })
+    }
+  }
+
+  /** Changes a step beside the run: who has it, whether it is overdue. */
+  async change(record: StepRow, told: Happening | null, by: By, now: string): Promise<void> {
+    this.#touched.add(record)
+    if (told) this.#happenings.push({ ...told, playbook_execution_id: this.row.id, step_key: record.key })
+    if (this.row.waiting_on?.step_key === record.key && record.type === 'manual')
+      this.row.waiting_on = { ...this.row.waiting_on, assignee: record.assignee }
+    const { tx, row } = this
+    row.updated_at = now
+    happened(tx, this.case, by, this.#happenings)
+    tx.alongside(guard => executionWrite(row, guard))
+    tx.alongside(guard => stepsWrite([record], guard))
+  }
+}
+
+/** What the run behind an execution, in this status, makes of its case. */
+function caseStatus({ status, definition }: ExecutionRow): CaseStatus {
+  if (status === 'waiting') return 'waiting'
+  if (status === 'completed') return definition.resolve_case ? 'resolved' : 'open'
+  return status === 'failed' || status === 'cancelled' ? 'open' : 'in_progress'
+}
+
+function statusOf({ status, node_type, generation_id, error }: Attempt, skips: boolean): StepRow['status'] {
+  if (status === 'waiting') return node_type === 'delay' ? 'waiting' : 'running'
+  if (status === 'requires_action') return generation_id === null ? 'waiting' : 'running'
+  if (status === 'completed') return error !== null ? 'failed' : skips ? 'skipped' : 'completed'
+  return status
+}
+
+/** What came of a step, as far as the run has it; null before. */
+export function cameOf({ key, type }: Step, outcomes: RunRow['outcomes']): Came | null {
+  const own = outcomes[key]
+  const outcome = own ?? outcomes[conditionOf(key)]
+  if (!outcome || (!own && outcome.label === 'true')) return null
+  if (outcome.label === 'failed' && type !== 'branch')
+    return { output: null, error: (outcome.artifact as { error: RecordedFailure }).error }
+  if (!own) return { output: null, error: null }
+  return { output: type === 'branch' ? { taken: own.label } : own.artifact, error: null }
+}
+
+/** The outcome of an attempt as the output of its step. */
+function shaped(step: Step, attempt: Attempt, given: DrivenOutcome, now: string): DrivenOutcome {
+  const { key, type } = step
+  const { artifact, label } = given
+  switch (type) {
+    case 'instruct_agent': {
+      if (!isObject(artifact))
+        throw new AppError('ORCHESTRATION_NODE_FAILED', {
+          message: 'The content of the turn is not kept, so there is nothing to go on with',
+          meta: { node_id: key, reason: 'content' },
+        })
+      const { content, object } = artifact
+      return { ...given, artifact: object == null ? { content } : { content, object } }
+    }
+    case 'call_tool':
+      if (label === 'blocked' || label === 'tripwire')
+        throw new AppError('TOOL_DISPATCH_FAILED', { meta: { tool_id: step.tool_id, outcome: label, step_key: key } })
+      if (label === 'rejected' || label === 'expired') throw notApproved(key, label)
+      return given
+    case 'require_approval': {
+      const route = label === 'rejected' ? step.on_rejected : label === 'expired' ? step.on_expired : undefined
+      if ((label === 'rejected' || label === 'expired') && (route ?? FAIL) === FAIL) throw notApproved(key, label)
+      const { decision, approval_id, resolved_by = null, reason = null } = artifact as Record<string, unknown>
+      return { ...given, artifact: { decision, approval_id, resolved_by, reason } }
+    }
+    case 'wait':
+      return {
+        ...given,
+        artifact: {
+          waited_until:
+            step.duration_seconds == null
+              ? (artifact as { waited: unknown }).waited
+              : new Date(attempt.wake_at ?? now).toISOString(),
+        },
+      }
+    case 'manual':
+      if (label === 'expired') throw stepFailed(key, 'timeout', 'Nobody completed the step in time')
+      return given
+    default:
+      return given
+  }
+}
+
+const notApproved = (key: string, label: string): AppError =>
+  stepFailed(key, label, label === 'rejected' ? 'The approval was rejected' : 'Nobody decided in time')
+
+function evaluated({ key }: Step, field: string, expression: unknown, root: unknown): unknown {
+  try {
+    return evaluate(expression, root)
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error
+    throw stepFailed(key, 'expression', `The expression of ${field} ${error.message}`, { field })
+  }
+}
+
+/** The outcome of an execution as text; null where it gives none. */
+function textOf(outcome: unknown, root: unknown): string | null {
+  try {
+    const value = outcome == null || typeof outcome === 'string' ? outcome : evaluate(outcome, root)
+    if (value === null || value === undefined) return null
+    return firstChars(typeof value === 'string' ? value : JSON.stringify(value), MAX_OUTCOME)
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error
+    return null
+  }
+}
+
+/** An execution with its case under their locks, in the order in which everybody takes them: case, execution, steps, run. */
+export async function hold(tx: Tx, { id, case_id }: { id: string; case_id: string }): Promise<Held | null> {
+  const kase = await caseKind.find(tx, case_id, true)
+  const row = kase && (await lockExecution(tx, id))
+  return row && new Held(tx, row, await stepsOf(tx, id), kase)
+}
+
+/** The runs of playbooks. */
+export const playbookRuns: RunDriver = {
+  name: MANAGER,
+  async open(tx, _services, runId) {
+    const placed = await executionOfRun(tx, runId)
+    const held = placed && (await hold(tx, placed))
+    // It was retried meanwhile: another run drives it.
+    return held && held.row.orchestration_run_id === runId ? held : null
+  },
+  async refuse(db: Queryable, runId: string) {
+    const placed = await executionOfRun(db, runId)
+    const row = placed && (await executionKind.find(db, placed.id))
+    const message = 'The run is that of a playbook, whose execution takes the commands'
+    if (row) return conflict(row, message)
+    throw new AppError('PLAYBOOK_EXECUTION_CONFLICT', { message })
+  },
+}

@@ -1,0 +1,13 @@
+import type { Codes, ErrorTable } from '../../core/api/errors.ts'
+
+export const executionErrors = {
+  PLAYBOOK_STEP_FAILED: {
+    status: 422,
+    description: 'Step timed out, was rejected, or could not be evaluated',
+    message: 'The step failed; meta.reason says why',
+  },
+} as const satisfies ErrorTable
+
+declare module '../../core/api/errors.ts' {
+  interface ErrorCodes extends Codes<typeof executionErrors> {}
+}

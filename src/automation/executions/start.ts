@@ -1,0 +1,191 @@
+import { UniqueIntegrityConstraintViolationError } from 'slonik'
+import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { wireProblems } from '../../core/json-schema/problems.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { moveCase, requireNoExecution, requireNotClosed } from '../cases/change.ts'
+import { type CaseRow, caseKind } from '../cases/model.ts'
+import type { By } from '../cases/timeline.ts'
+import { graphSchema } from '../orchestrations/schemas.ts'
+import type { Definition } from '../playbooks/definition.ts'
+import { type PlaybookRow, playbookVersions } from '../playbooks/model.ts'
+import { definitionOf, MANAGER } from '../playbooks/versions.ts'
+import { insertRuns, newRun } from '../runs/start.ts'
+import { type ExecutionRow, executionKind, presentExecution, type StepRow } from './model.ts'
+import { writeExecution } from './store.ts'
+
+/** What an execution is started with. */
+export type Start = {
+  playbook: PlaybookRow
+  /** Default: the live one. */
+  version?: number
+  input: Record<string, unknown>
+  metadata: Record<string, unknown> | null
+  tool_context: Record<string, string> | null
+  authority: PrincipalRecord
+  by: By
+  trigger_id?: string | null
+}
+
+/** Starts are of cases: what they run as may start executions of it. */
+const permissionOf = (caseId: string) => ({ action: 'playbooks:StartExecution', kind: 'case', id: caseId })
+
+/**
+ * Starts an execution of a playbook over a case in the caller's transaction. The playbook is held against its delete.
+ * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, RunFirst
+ */
+export async function startExecution(
+  tx: Tx,
+  services: Services,
+  caseId: string,
+  start: Start,
+): Promise<{ row: ExecutionRow; steps: readonly StepRow[]; case: CaseRow }> {
+  const { playbook, input, authority, tool_context } = start
+  const { project_id } = playbook
+  await lockRunnable(tx, project_id)
+  const kase = await caseKind.lock(tx, caseId)
+  requireNotClosed(kase)
+  requireNoExecution(kase)
+  const version = start.version ?? playbook.version
+  const definition =
+    version === playbook.version
+      ? definitionOf(playbook)
+      : ((await playbookVersions.get(tx, playbook.id, version)).config as unknown as Definition)
+  const problems = [
+    ...(await schemaProblems(services, project_id, definition.case_schema, kase.fields, 'case.fields')),
+    ...(await schemaProblems(services, project_id, definition.input_schema, input, 'input')),
+  ]
+  if (problems.length > 0) invalid(problems)
+  const id = newId(executionKind.prefix)
+  const run = newRun(services, {
+    orchestration: { id: playbook.orchestration_id, project_id, version },
+    version,
+    input,
+    metadata: { playbook_execution_id: id, case_id: caseId },
+    tool_context,
+    authority,
+    permission: permissionOf(caseId),
+    driver: MANAGER,
+    trigger: start.trigger_id == null ? null : { id: start.trigger_id, firing_id: null },
+  })
+  const { row, steps } = newExecution(id, run.id, kase, { ...start, version, definition }, run.created_at)
+  try {
+    await writeExecution(tx, row, steps)
+  } catch (error) {
+    if (!(error instanceof UniqueIntegrityConstraintViolationError)) throw error
+    return raise('PLAYBOOK_EXECUTION_CONFLICT', { meta: { case_id: caseId } })
+  }
+  insertRuns(tx, [run])
+  tx.emit(executionKind, 'started', row, { data: presentExecution(row, steps) })
+  return { row, steps, case: await claim(tx, kase, row, start.by, { execution_count: kase.execution_count + 1 }) }
+}
+
+/** A case becomes that of an execution which begins, or begins again. */
+export const claim = (
+  tx: Tx,
+  kase: CaseRow,
+  { id, playbook_id, playbook_version }: ExecutionRow,
+  by: By,
+  more: { execution_count?: number; retried?: true } = {},
+): Promise<CaseRow> => {
+  const { retried, ...counted } = more
+  const data = { playbook_id, playbook_version, ...(retried ? { retried } : {}) }
+  const values = { active_execution_id: id, outcome: null, outcome_note: null, resolved_at: null, ...counted }
+  return moveCase(tx, kase, { status: 'in_progress', ...values }, by, {
+    before: [{ kind: 'execution_started', data, playbook_execution_id: id }],
+    playbook_execution_id: id,
+  })
+}
+
+/** Where a value breaks a schema, as problems below a path. */
+export async function schemaProblems(
+  services: Services,
+  project: string,
+  schema: object | null,
+  value: unknown,
+  path: string,
+): Promise<Problem[]> {
+  if (schema === null) return []
+  try {
+    const found = await schemaChecks(services).problemsInTransaction(graphSchema(project, schema), value)
+    return wireProblems(found, path).map(absentNamed)
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    return [{ code: 'INVALID_VALUE', path, message: error.message }]
+  }
+}
+
+/** A problem about a property that is missing, at the path of the property. */
+function absentNamed(problem: Problem): Problem {
+  const [, name] = /required property '(.+)'/.exec(problem.message) ?? []
+  return problem.code !== 'REQUIRED' || name === undefined
+    ? problem
+    : { ...problem, path: `${problem.path}.${name}`, message: 'is required' }
+}
+
+function newExecution(
+  id: string,
+  orchestration_run_id: string,
+  { id: case_id, project_id }: CaseRow,
+  start: Start & { version: number; definition: Definition },
+  now: string,
+): { row: ExecutionRow; steps: StepRow[] } {
+  const { playbook, definition, authority } = start
+  const row: ExecutionRow = {
+    id,
+    project_id,
+    case_id,
+    playbook_id: playbook.id,
+    playbook_name: playbook.name,
+    playbook_version: start.version,
+    definition,
+    status: 'queued',
+    input: start.input,
+    metadata: start.metadata,
+    current_step_key: null,
+    waiting_on: null,
+    outcome: null,
+    output: null,
+    error: null,
+    orchestration_run_id,
+    previous_orchestration_run_ids: [],
+    trigger_id: start.trigger_id ?? null,
+    started_by: { kind: authority.type, id: authority.id },
+    started_at: null,
+    completed_at: null,
+    created_at: now,
+    updated_at: now,
+  }
+  const steps = definition.steps.map(
+    ({ key, title, type }, position): StepRow => ({
+      execution_id: id,
+      key,
+      title,
+      type,
+      position,
+      status: 'pending',
+      attempt: 0,
+      attempts_before: 0,
+      input: null,
+      output: null,
+      error: null,
+      assignee: null,
+      due_at: null,
+      overdue: false,
+      approval_id: null,
+      generation_id: null,
+      decision_id: null,
+      orchestration_run_id: null,
+      tool_id: null,
+      completed_by: null,
+      note: null,
+      started_at: null,
+      completed_at: null,
+    }),
+  )
+  return { row, steps }
+}

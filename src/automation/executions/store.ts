@@ -1,0 +1,132 @@
+import { z } from 'zod'
+import { selectList } from '../../core/api/kind.ts'
+import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { ExecutionRow, StepRow } from './model.ts'
+
+const columns = selectList(Object.keys(ExecutionRow.shape))
+const stepColumns = selectList(Object.keys(StepRow.shape))
+const execution = sql.type(ExecutionRow)
+const step = sql.type(StepRow)
+
+/** Statuses of executions that are not over, in the words of playbook_executions_active. */
+const ACTIVE = sql.fragment`('queued', 'running', 'waiting')`
+
+const placed = sql.type(z.strictObject({ id: z.string(), case_id: z.string() }))
+
+/** The execution that a run drives, and its case. By playbook_executions_run. */
+export const executionOfRun = (db: Queryable, runId: string) =>
+  db.maybeOne(placed`select id, case_id from playbook_executions where orchestration_run_id = ${runId}`)
+
+/** An execution under its lock; the caller holds its case. */
+export const lockExecution = (db: Queryable, id: string): Promise<ExecutionRow | null> =>
+  db.maybeOne(execution`select ${columns} from playbook_executions t where t.id = ${id} for update of t`)
+
+/** The executions of a case, oldest first, or one of them. By playbook_executions_case. */
+export const executionsOfCase = (
+  db: Queryable,
+  caseId: string,
+  executionId: string | null,
+): Promise<readonly ExecutionRow[]> =>
+  db.any(execution`
+    select ${columns} from playbook_executions t
+    where t.case_id = ${caseId} and (${executionId}::text is null or t.id = ${executionId}) order by t.created_at, t.id`)
+
+/** The steps of an execution in their order. */
+export const stepsOf = (db: Queryable, executionId: string): Promise<readonly StepRow[]> =>
+  db.any(step`
+    select ${stepColumns} from playbook_execution_steps t where t.execution_id = ${executionId} order by t.position`)
+
+/** The part of a statement that adds or changes an execution whose row the caller holds. */
+export const executionWrite = (row: ExecutionRow, guard: Fragment): Fragment => {
+  const names = Object.keys(ExecutionRow.shape)
+  return sql.fragment`
+    insert into playbook_executions as t (${list(names)})
+    select ${list(names, 'r')} from json_populate_record(null::playbook_executions, ${JSON.stringify(row)}::json) r
+    where ${guard}
+    on conflict (id) do update set ${sql.join(
+      names
+        .filter(name => !FIXED.includes(name))
+        .map(name => sql.fragment`${sql.identifier([name])} = ${sql.identifier(['excluded', name])}`),
+      sql.fragment`, `,
+    )}`
+}
+/** What never changes of an execution. */
+const FIXED = ['id', 'project_id', 'case_id', 'playbook_id', 'playbook_version', 'definition', 'input', 'created_at']
+
+/** The part of a statement that adds or changes steps. */
+export const stepsWrite = (rows: readonly StepRow[], guard: Fragment): Fragment => {
+  const names = Object.keys(StepRow.shape)
+  return sql.fragment`
+    insert into playbook_execution_steps as t (${list(names)})
+    select ${list(names, 'r')}
+    from json_populate_recordset(null::playbook_execution_steps, ${JSON.stringify(rows)}::json) r where ${guard}
+    on conflict (execution_id, key) do update set ${sql.join(
+      names
+        .filter(name => name !== 'execution_id' && name !== 'key')
+        .map(name => sql.fragment`${sql.identifier([name])} = ${sql.identifier(['excluded', name])}`),
+      sql.fragment`, `,
+    )}`
+}
+
+const list = (names: readonly string[], from?: string): Fragment =>
+  sql.fragment`${sql.join(
+    names.map(name => sql.identifier(from ? [from, name] : [name])),
+    sql.fragment`, `,
+  )}`
+
+/** Writes an execution and steps of it at once. Raises by playbook_executions_active where another is active on the case. */
+export async function writeExecution(db: Queryable, row: ExecutionRow, steps: readonly StepRow[]): Promise<void> {
+  await db.query(statement`${executionWrite(row, sql.fragment`true`)}`)
+  if (steps.length > 0) await db.query(statement`${stepsWrite(steps, sql.fragment`true`)}`)
+}
+
+const counted = sql.type(z.strictObject({ count: z.int() }))
+
+/** How many executions of a playbook are not over. By playbook_executions_playbook. */
+export const activeOf = (db: Queryable, playbookId: string): Promise<number> =>
+  db.oneFirst(counted`
+    select count(*) as count from playbook_executions where playbook_id = ${playbookId} and status in ${ACTIVE}`)
+
+/** The runs of the executions of a case. By playbook_executions_case. */
+export const runIdsOf = (db: Queryable, caseId: string): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select unnest(e.previous_orchestration_run_ids || e.orchestration_run_id) as id
+    from playbook_executions e where e.case_id = ${caseId}`)
+
+/** The runs that attempts of nodes started. By orchestration_runs_parent. */
+export const runBelow = (db: Queryable, runId: string, attemptId: string): Promise<string | null> =>
+  db.maybeOneFirst(identifying`
+    select id from orchestration_runs where parent_id = ${runId} and parent_execution_id = ${attemptId} limit 1`)
+
+const due = sql.type(z.strictObject({ id: z.string(), case_id: z.string(), project_id: z.string() }))
+
+/** Executions with a step that has become overdue. By playbook_execution_steps_due. */
+export const overdueExecutions = (db: Queryable, limit: number) =>
+  db.any(due`
+    select distinct e.id, e.case_id, e.project_id
+    from (
+      select s.execution_id from playbook_execution_steps s
+      where s.due_at < now() and s.status = 'waiting' and not s.overdue order by s.due_at limit ${limit}) s
+    join playbook_executions e on e.id = s.execution_id`)
+
+/** Whether a step has become overdue. By playbook_execution_steps_due. */
+export const isAnyOverdue = (db: Queryable): Promise<boolean> =>
+  db.exists(identifying`
+    select execution_id as id from playbook_execution_steps
+    where due_at < now() and status = 'waiting' and not overdue limit 1`)
+
+const captured = sql.type(z.strictObject({ name: z.string(), kind: z.string() }))
+
+/** What was captured for a step of an execution and is not withdrawn. By case_evidence_execution. */
+export const capturedNames = (db: Queryable, executionId: string, key: string) =>
+  db.any(captured`
+    select distinct name, kind from case_evidence
+    where playbook_execution_id = ${executionId} and step_key = ${key} and withdrawn_at is null`)
+
+/** The runs of an execution, and all that are below them. */
+export const runsOf = (ids: readonly string[]): Fragment => sql.fragment`
+  with recursive tree as (
+    select unnest(${sql.array([...ids], 'text')}) as id
+    union
+    select r.id from tree join orchestration_runs r on r.parent_id = tree.id)
+  select id from tree`

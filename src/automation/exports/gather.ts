@@ -1,0 +1,132 @@
+import { AppError, raise } from '../../core/api/errors.ts'
+import { isIdOf, type Kind, kinds } from '../../core/api/kind.ts'
+import { inTransaction } from '../../core/db/pool.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { permitted, sees } from '../../core/iam/access.ts'
+import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+import { type ApprovalRow, approvalKind, shown } from '../../execution/approvals/model.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import { presentLinks, readActionOf } from '../cases/links.ts'
+import { type CaseRow, caseKind, evidenceKind, type LinkRow, timelineKind } from '../cases/model.ts'
+import { exportedExecutions } from './executions.ts'
+import type { ExportRow, Omission } from './model.ts'
+import { type ExportedExecution, LINKED, type Shown, type Snapshot } from './snapshot.ts'
+import { atOneMoment, bytesOf, evidenceOf, linksOf, rowsOf, timelineOf } from './store.ts'
+
+/** More than this is not held in the memory of a worker, once for each format. */
+const MAX_BYTES = 64 * 1024 * 1024
+
+/** What a subject takes to be exported: to read it, and to export it. */
+const REQUIRED = ['cases:GetCase', 'cases:ExportCase'] as const
+
+/** What shows executions, asked of their case. */
+const READ_EXECUTION = 'playbooks:GetExecution'
+
+/** Whether a caller may export a case, or with `execution` one of its executions. */
+export const mayExport = (caller: Caller, about: CaseRow, execution: boolean): boolean =>
+  sees(caller, about.project_id) &&
+  [...REQUIRED, ...(execution ? [READ_EXECUTION] : [])].every(action =>
+    permitted(caller, action, { kind: caseKind, row: about }),
+  )
+
+/** A record without what a turn or call was given in confidence, however deep it lies. */
+function withoutContext<T>(value: T): T {
+  if (Array.isArray(value)) return value.map(withoutContext) as T
+  if (typeof value !== 'object' || value === null) return value
+  return Object.fromEntries(
+    Object.entries(value)
+      .filter(([name]) => name !== 'tool_context')
+      .map(([name, each]) => [name, withoutContext(each)]),
+  ) as T
+}
+
+/** A linked record as its GET shows it; of an approval that keeps no content, without any. */
+const presented = (kind: Kind<any>, row: any): Shown =>
+  withoutContext(kind.present(kind.name === approvalKind.name ? shown(row as ApprovalRow) : row)) as Shown
+
+type Linked = { [List in (typeof LINKED)[keyof typeof LINKED]]: Shown[] }
+
+/** Linked records that the caller may read, in the order of their links; what it may not, and what is gone, is omitted. */
+async function readLinked(
+  db: Queryable,
+  caller: Caller,
+  projectId: string,
+  links: readonly LinkRow[],
+): Promise<{ linked: Linked; omitted: Omission[] }> {
+  const linked = Object.fromEntries(Object.values(LINKED).map(list => [list, []])) as unknown as Linked
+  const omitted: Omission[] = []
+  for (const [type, named] of Map.groupBy(links, link => link.type)) {
+    const kind = kinds.find(type)
+    const ids = named.map(link => link.target_id).filter(id => kind && isIdOf(kind, id))
+    const rows = new Map((kind ? await rowsOf(db, kind, projectId, ids) : []).map(row => [row.id, row]))
+    const action = kind ? readActionOf(kind) : null
+    for (const { target_id: id } of named) {
+      const row = rows.get(id)
+      if (!kind || !row) omitted.push({ type, id, reason: 'not_found' })
+      else if (action && permitted(caller, action, { kind, row })) linked[LINKED[type]].push(presented(kind, row))
+      else omitted.push({ type, id, reason: 'forbidden' })
+    }
+  }
+  return { linked, omitted }
+}
+
+/** Executions of the subject, unless the caller may not read them. */
+async function readExecutions(
+  db: Queryable,
+  caller: Caller,
+  about: CaseRow,
+  execution_id: string | null,
+): Promise<{ executions: ExportedExecution[]; omitted: Omission[] }> {
+  const found = (await exportedExecutions.only()?.read(db, { case_id: about.id, execution_id })) ?? []
+  return permitted(caller, READ_EXECUTION, { kind: caseKind, row: about })
+    ? { executions: found.map(withoutContext), omitted: [] }
+    : {
+        executions: [],
+        omitted: found.map(({ id }) => ({ type: 'playbook_execution', id, reason: 'forbidden' })),
+      }
+}
+
+/**
+ * Reads all that an export shows, at one moment, in the name of who asked for it with the rights of now.
+ * @throws FORBIDDEN when the requester may not export the subject any more, RESOURCE_NOT_FOUND when it is gone,
+ *   REQUEST_REJECTED when it holds too much
+ */
+export async function gather(services: Services, row: ExportRow, principal: PrincipalRecord): Promise<Snapshot> {
+  const caller = await callerForPrincipal(services, principal, row.project_id)
+  const execution_id = row.subject_type === 'playbook_execution' ? row.subject_id : null
+  return inTransaction(services.pool, async db => {
+    await atOneMoment(db)
+    const about = await caseKind.find(db, row.case_id)
+    if (!about) return raise('RESOURCE_NOT_FOUND', { meta: { id: row.case_id } })
+    if (!caller || !mayExport(caller, about, execution_id !== null))
+      return raise('FORBIDDEN', { message: 'Who asked for the export may not make it any more' })
+    if ((await bytesOf(db, about.id)) > MAX_BYTES)
+      throw new AppError('REQUEST_REJECTED', {
+        status: 413,
+        message: `Timeline and evidence of the case are larger than ${MAX_BYTES} bytes`,
+        meta: { max_bytes: MAX_BYTES },
+      })
+    const { executions, omitted: unread } = await readExecutions(db, caller, about, execution_id)
+    if (execution_id !== null && executions.length === 0)
+      return raise('RESOURCE_NOT_FOUND', { meta: { id: execution_id } })
+    const timeline = await timelineOf(db, about.id, execution_id)
+    const evidence = await evidenceOf(db, about.id, execution_id)
+    const links = (await linksOf(db, about.id)).filter(
+      ({ id }) => execution_id === null || timeline.some(({ data }) => data.link_id === id),
+    )
+    const { linked, omitted } = await readLinked(db, caller, about.project_id, links)
+    return {
+      export_version: 1,
+      generated_at: services.clock.now().toISOString(),
+      subject_type: row.subject_type,
+      case: caseKind.present(about) as Shown,
+      executions,
+      timeline: timeline.map(each => timelineKind.present(each) as Shown),
+      evidence: evidence.map(each => evidenceKind.present(each) as Shown),
+      links: (await presentLinks(db, links)) as Shown[],
+      ...linked,
+      omitted: [...unread, ...omitted],
+    }
+  })
+}

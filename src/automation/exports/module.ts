@@ -1,0 +1,15 @@
+import { module } from '../../core/api/module.ts'
+import { caseLeavings } from '../cases/executions.ts'
+import { exportHandlers, exportSchedules } from './handlers.ts'
+import { exportKind } from './model.ts'
+import { exportOperations } from './operations.ts'
+import { expireExports, removeOfCase } from './remove.ts'
+
+export default module('exports', {
+  kinds: [exportKind],
+  operations: exportOperations,
+  handlers: exportHandlers,
+  schedules: exportSchedules,
+  sweeps: [{ name: 'exports', when: '37 * * * *', run: expireExports }],
+  extensions: [caseLeavings.with(removeOfCase)],
+})

@@ -1,0 +1,215 @@
+import { type ExportedExecution, type ExportedStep, LINKED, type Shown, type Snapshot } from './snapshot.ts'
+
+/** What a reader sees of an export, whatever the format: text of records stays apart from ours until it is rendered. */
+
+/** Text of a record in a line; an id or a hash; an address; nothing. */
+export type Value = string | { code: string } | { url: string } | null
+
+export type Block =
+  | { heading: string; level: 1 | 2 | 3 }
+  /** Two columns: our label, a value. */
+  | { facts: readonly (readonly [string, Value])[] }
+  | { head: readonly string[]; rows: readonly (readonly Value[])[] }
+  /** Text of a record, with its lines. */
+  | { text: string }
+  /** JSON of a record. */
+  | { data: unknown }
+  /** Our own words. */
+  | { note: string }
+  | { steps: readonly { title: string; blocks: readonly Block[] }[] }
+
+const isObject = (value: unknown): value is Shown =>
+  typeof value === 'object' && value !== null && !Array.isArray(value)
+
+/** A value of a record in a line. */
+const line = (value: unknown): Value => {
+  if (value === null || value === undefined || value === '') return null
+  return typeof value === 'string' ? value : JSON.stringify(value)
+}
+const code = (value: unknown): Value => (typeof value === 'string' && value !== '' ? { code: value } : null)
+
+/** Who did something: `{ kind, id }`. */
+const who = (value: unknown): Value => (isObject(value) ? `${value.kind} ${value.id}` : line(value))
+
+const subjectOf = (value: unknown): Value =>
+  isObject(value) ? [value.label, `${value.type} ${value.id}`].filter(Boolean).join(', ') : null
+
+/** Facts that have a value. */
+const facts = (pairs: readonly (readonly [string, Value])[]): Block[] => {
+  const known = pairs.filter(([, value]) => value !== null)
+  return known.length > 0 ? [{ facts: known }] : []
+}
+
+/** A value of a record: text with its lines, or JSON; nothing for an empty one. */
+function content(value: unknown): Block[] {
+  if (value === null || value === undefined || value === '') return []
+  if (typeof value === 'string') return [{ text: value }]
+  return isObject(value) && Object.keys(value).length === 0 ? [] : [{ data: value }]
+}
+
+const labelled = (label: string, value: unknown): Block[] => {
+  const blocks = content(value)
+  return blocks.length > 0 ? [{ note: label }, ...blocks] : []
+}
+
+/** What a withdrawal says, for a piece of evidence that was withdrawn. */
+const withdrawal = (piece: Shown): Value =>
+  piece.withdrawn_at ? `${piece.withdrawn_at}: ${piece.withdrawn_reason ?? ''}` : null
+
+const stepBlocks = (step: ExportedStep, instructions: unknown, evidence: readonly Shown[]): Block[] => [
+  ...labelled('Instructions', instructions),
+  ...facts([
+    ['Status', step.status],
+    ['Type', step.type],
+    ['Assignee', line(step.assignee)],
+    ['Completed by', who(step.completed_by)],
+    ['Started', line(step.started_at)],
+    ['Completed', line(step.completed_at)],
+    ['Due', line(step.due_at)],
+    ['Approval', code(step.approval_id)],
+    ['Note', line(step.note)],
+  ]),
+  ...labelled('Result', step.output),
+  ...labelled('Error', step.error),
+  ...(evidence.length > 0
+    ? [
+        {
+          head: ['Evidence', 'Kind', 'SHA-256'],
+          rows: evidence.map(piece => [line(piece.name), line(piece.kind), code(piece.sha256)]),
+        },
+      ]
+    : []),
+]
+
+function executionBlocks(execution: ExportedExecution, evidence: readonly Shown[]): Block[] {
+  const defined = Array.isArray(execution.definition.steps) ? (execution.definition.steps as unknown[]) : []
+  const instructionsOf = (key: string): unknown => {
+    const step = defined.filter(isObject).find(each => each.key === key)
+    return step?.instructions ?? step?.description
+  }
+  const own = evidence.filter(piece => piece.playbook_execution_id === execution.id)
+  return [
+    { heading: `Execution of ${line(execution.playbook_name) ?? 'a playbook'}`, level: 2 },
+    ...facts([
+      ['Id', { code: execution.id }],
+      ['Version', line(execution.playbook_version)],
+      ['Status', line(execution.status)],
+      ['Outcome', line(execution.outcome)],
+      ['Started by', who(execution.started_by)],
+      ['Started', line(execution.started_at)],
+      ['Completed', line(execution.completed_at)],
+    ]),
+    ...labelled('Input', execution.input),
+    ...labelled('Error', execution.error),
+    {
+      steps: execution.steps.map(step => ({
+        title: step.title,
+        blocks: stepBlocks(
+          step,
+          instructionsOf(step.key),
+          own.filter(piece => piece.step_key === step.key),
+        ),
+      })),
+    },
+  ]
+}
+
+const timelineBlocks = (timeline: readonly Shown[]): Block[] => [
+  { heading: 'Timeline', level: 2 },
+  timeline.length === 0
+    ? { note: 'Nothing.' }
+    : {
+        head: ['When', 'What', 'Who', 'Step', 'Details'],
+        rows: timeline.map(entry => [
+          line(entry.created_at),
+          line(entry.kind),
+          [entry.principal_kind, entry.principal_id].filter(Boolean).join(' '),
+          line(entry.step_key),
+          isObject(entry.data) && Object.keys(entry.data).length > 0 ? line(entry.data) : null,
+        ]),
+      },
+]
+
+const evidenceBlocks = (evidence: readonly Shown[]): Block[] => [
+  { heading: 'Evidence', level: 2 },
+  ...(evidence.length === 0 ? [{ note: 'None.' }] : []),
+  ...evidence.flatMap((piece): Block[] => [
+    { heading: String(piece.name), level: 3 },
+    ...facts([
+      ['Id', code(piece.id)],
+      ['Kind', line(piece.kind)],
+      ['SHA-256', code(piece.sha256)],
+      ['Captured by', who(piece.captured_by)],
+      ['Captured', line(piece.created_at)],
+      ['Execution', code(piece.playbook_execution_id)],
+      ['Step', line(piece.step_key)],
+      ['File', code(piece.file_id)],
+      ['Address', typeof piece.url === 'string' ? { url: piece.url } : null],
+      ['Withdrawn', withdrawal(piece)],
+    ]),
+    ...content(piece.content),
+  ]),
+]
+
+/** What people call a linked record. */
+const nameOf = ({ title, name, filename, path, kind }: Shown): Value => line(title ?? name ?? path ?? filename ?? kind)
+
+function linkBlocks(snapshot: Snapshot): Block[] {
+  if (snapshot.links.length === 0) return []
+  const rows = snapshot.links.map(({ type, target_id }) => {
+    const list = snapshot[LINKED[type as keyof typeof LINKED]] ?? []
+    const found = list.find(({ id }) => id === target_id)
+    return [line(type), code(target_id), found ? nameOf(found) : null, found ? line(found.status) : null]
+  })
+  return [
+    { heading: 'Links', level: 2 },
+    { head: ['Type', 'Id', 'Name', 'Status'], rows },
+  ]
+}
+
+/** The title of an export. */
+export const titleOf = ({ case: about }: Snapshot): string => `Case ${about.number}: ${about.title} (${about.status})`
+
+/** What a reader sees, in its order. */
+export function outline(snapshot: Snapshot): Block[] {
+  const { case: about, executions, evidence, timeline, omitted } = snapshot
+  const { fields, metadata, tags } = about
+  return [
+    { heading: titleOf(snapshot), level: 1 },
+    ...facts([
+      ['Id', code(about.id)],
+      ['Status', line(about.status)],
+      ['Priority', line(about.priority)],
+      ['Subject', subjectOf(about.subject)],
+      ['External id', line(about.external_id)],
+      ['Assignee', line(about.assignee)],
+      ['Actor', code(about.actor_id)],
+      ['Due', line(about.due_at)],
+      ['Outcome', line(about.outcome)],
+      ['Outcome note', line(about.outcome_note)],
+      ['Opened by', who(about.created_by)],
+      ['Opened', line(about.created_at)],
+      ['Resolved', line(about.resolved_at)],
+      ['Closed', line(about.closed_at)],
+      ['Exported', snapshot.generated_at],
+    ]),
+    ...labelled('Description', about.description),
+    ...labelled('Fields', fields),
+    ...labelled('Metadata', metadata),
+    ...labelled('Tags', tags),
+    ...executions.flatMap(execution => executionBlocks(execution, evidence)),
+    ...timelineBlocks(timeline),
+    ...evidenceBlocks(evidence),
+    ...linkBlocks(snapshot),
+    ...(omitted.length > 0
+      ? [
+          { heading: 'Omitted', level: 2 } as const,
+          { note: 'What the requester could not read when this was made.' },
+          {
+            head: ['Type', 'Id', 'Reason'],
+            rows: omitted.map(({ type, id, reason }) => [type, { code: id }, reason.replace('_', ' ')]),
+          },
+        ]
+      : []),
+  ]
+}

@@ -1,0 +1,30 @@
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { CaseRow } from '../cases/model.ts'
+import { exportKind, removeFiles } from './model.ts'
+import { expiredExports, exportsOfCase } from './store.ts'
+
+/** Deletes the exports of a case that is deleted. */
+export async function removeOfCase(tx: Tx, { id }: CaseRow): Promise<void> {
+  for (const row of await exportsOfCase(tx, id)) await exportKind.remove?.(tx, row)
+}
+
+const BATCH = 200
+
+/** Removes the files of exports whose time is over; returns how many exports. */
+export async function expireExports(services: Services, stopping: AbortSignal): Promise<number> {
+  for (let expired = 0; ; ) {
+    const ids = await expiredExports(services.pool, services.clock.now(), BATCH)
+    for (const id of ids) {
+      if (stopping.aborted) return expired
+      await services.write(async tx => {
+        const row = await exportKind.find(tx, id, true)
+        if (row?.status !== 'completed') return
+        await removeFiles(tx, row)
+        await exportKind.update(tx, id, { status: 'expired', files: [] })
+        expired++
+      })
+    }
+    if (ids.length < BATCH) return expired
+  }
+}

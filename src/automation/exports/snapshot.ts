@@ -1,0 +1,48 @@
+import type { z } from 'zod'
+import type { Omission, SUBJECT_TYPES } from './model.ts'
+
+/** A record as its GET answers it. */
+export type Shown = Record<string, unknown>
+
+/** A step of an execution, as exports show it. What else its record says goes into the JSON as it is. */
+export type ExportedStep = Shown & {
+  key: string
+  title: string
+  type: string
+  status: string
+}
+
+/** An execution with its steps in the order of their definition, and the definition that it is pinned to. */
+export type ExportedExecution = Shown & {
+  id: string
+  steps: readonly ExportedStep[]
+  definition: Shown
+}
+
+/** The lists of linked records, by what links call their types. */
+export const LINKED = {
+  approval: 'approvals',
+  exception: 'exceptions',
+  task: 'tasks',
+  session: 'sessions',
+  conversation: 'conversations',
+  document: 'documents',
+  file: 'files',
+  generation: 'generations',
+  orchestration_run: 'orchestration_runs',
+  case: 'cases',
+} as const
+type LinkedList = (typeof LINKED)[keyof typeof LINKED]
+
+/** All that an export shows, as it was at one moment: what every format is made of. */
+export type Snapshot = {
+  export_version: 1
+  generated_at: string
+  subject_type: (typeof SUBJECT_TYPES)[number]
+  case: Shown
+  executions: readonly ExportedExecution[]
+  timeline: readonly Shown[]
+  evidence: readonly Shown[]
+  links: readonly Shown[]
+  omitted: readonly z.output<typeof Omission>[]
+} & Record<LinkedList, readonly Shown[]>

@@ -1,0 +1,92 @@
+import { z } from 'zod'
+import type { Kind } from '../../core/api/kind.ts'
+import { identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import {
+  type EvidenceRow,
+  evidenceKind,
+  type LinkRow,
+  linkKind,
+  type TimelineRow,
+  timelineKind,
+} from '../cases/model.ts'
+import { type ExportRow, exportKind } from './model.ts'
+
+const row = { principal: z.custom<PrincipalRecord>(), losses: z.int() }
+
+/** Exports that wait for a worker, and those that are being built. */
+export const exportAttempts = attempts({
+  table: 'playbook_export_attempts',
+  entity: 'export_id',
+  owner: 'playbook_exports',
+  row,
+})
+export type Claim = Claimed & z.output<z.ZodObject<typeof row>>
+
+export const insertAttempt = (db: Queryable, exportId: string, id: string, principal: PrincipalRecord) =>
+  db.query(statement`
+    insert into playbook_export_attempts (export_id, id, principal) values (${exportId}, ${id}, ${jsonb(principal)})`)
+
+const some = sql.type(z.object({ some: z.boolean() }))
+
+/** Whether an export waits or is built. */
+export const hasAttempts = (db: Queryable): Promise<boolean> =>
+  db.oneFirst(some`select exists (select from playbook_export_attempts) as some`)
+
+/** From here on a transaction reads what was committed at one moment, and writes nothing. */
+export const atOneMoment = (db: Queryable) =>
+  db.query(statement`set transaction isolation level repeatable read, read only`)
+
+const sizes = sql.type(z.object({ bytes: z.coerce.number() }))
+
+/** Bytes of what a case's timeline and evidence hold. By case_timeline_case and case_evidence_case. */
+export const bytesOf = (db: Queryable, caseId: string): Promise<number> =>
+  db.oneFirst(sizes`
+    select coalesce((select sum(bytes) from case_timeline where case_id = ${caseId}), 0)
+      + coalesce((select sum(bytes) from case_evidence where case_id = ${caseId}), 0) as bytes`)
+
+const ofExecution = (executionId: string | null) =>
+  executionId === null ? sql.fragment`` : sql.fragment`and t.playbook_execution_id = ${executionId}`
+
+/** By case_timeline_case. */
+export const timelineOf = (
+  db: Queryable,
+  caseId: string,
+  executionId: string | null,
+): Promise<readonly TimelineRow[]> =>
+  db.any(timelineKind.sql`
+    select ${timelineKind.columns} from case_timeline t where t.case_id = ${caseId} ${ofExecution(executionId)}
+    order by t.seq`)
+
+/** By case_evidence_case. */
+export const evidenceOf = (
+  db: Queryable,
+  caseId: string,
+  executionId: string | null,
+): Promise<readonly EvidenceRow[]> =>
+  db.any(evidenceKind.sql`
+    select ${evidenceKind.columns} from case_evidence t where t.case_id = ${caseId} ${ofExecution(executionId)}
+    order by t.created_at, t.id`)
+
+/** By the unique index on (case_id, type, target_id). */
+export const linksOf = (db: Queryable, caseId: string): Promise<readonly LinkRow[]> =>
+  db.any(linkKind.sql`
+    select ${linkKind.columns} from case_links t where t.case_id = ${caseId} order by t.created_at, t.id`)
+
+/** Rows of a kind that a project has, by the primary key. */
+export const rowsOf = (db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]) =>
+  db.any(kind.sql`
+    select ${kind.columns} from ${sql.identifier([kind.table])} t
+    where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)
+
+/** The exports of a case, locked. By playbook_exports_case. */
+export const exportsOfCase = (db: Queryable, caseId: string): Promise<readonly ExportRow[]> =>
+  db.any(exportKind.sql`
+    select ${exportKind.columns} from playbook_exports t where t.case_id = ${caseId} order by t.id for update of t`)
+
+/** Some exports whose time is over. By playbook_exports_expiring. */
+export const expiredExports = (db: Queryable, now: Date, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select id from playbook_exports where status = 'completed' and expires_at <= ${now.toISOString()}::timestamptz
+    order by expires_at, id limit ${limit}`)

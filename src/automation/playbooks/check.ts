@@ -1,0 +1,52 @@
+import { type Problem, raise } from '../../core/api/errors.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import type { Services } from '../../core/process/services.ts'
+import { problemsOfSchemas } from '../orchestrations/schemas.ts'
+import type { Definition } from './definition.ts'
+import { referenceProblems } from './references.ts'
+import { limitProblems, validatePlaybook } from './validate.ts'
+
+function schemasOf({ steps, case_schema, input_schema }: Definition): [path: string, schema: object][] {
+  const ofSteps = steps.map(({ result_schema }, index): [string, unknown] => [
+    `steps[${index}].result_schema`,
+    result_schema,
+  ])
+  const all: [string, unknown][] = [['case_schema', case_schema], ['input_schema', input_schema], ...ofSteps]
+  return all.filter((entry): entry is [string, object] => isObject(entry[1]))
+}
+
+/**
+ * Everything that is wrong with a definition, its schemas and what it names included.
+ * @param asking.project in which what it names is looked up; null for none
+ * @throws RunFirst within a transaction, SERVICE_NOT_READY
+ */
+export async function problemsIn(
+  db: Queryable,
+  services: Services,
+  definition: Definition,
+  asking: { project: string | null; tenant: string; inTransaction: boolean },
+): Promise<Problem[]> {
+  const problems = validatePlaybook(definition)
+  if (limitProblems(definition).length > 0) return problems
+  const { project } = asking
+  return [
+    ...problems,
+    ...(await problemsOfSchemas(services, schemasOf(definition), asking)),
+    ...(project === null ? [] : await referenceProblems(db, project, definition.steps)),
+  ]
+}
+
+/**
+ * Refuses a definition that cannot be written, in the transaction that writes it.
+ * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, RunFirst
+ */
+export async function requireValid(
+  { tx, services }: { tx: Tx; services: Services },
+  project: string,
+  definition: Definition,
+): Promise<void> {
+  const problems = await problemsIn(tx, services, definition, { project, tenant: project, inTransaction: true })
+  if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { meta: { problems } })
+}

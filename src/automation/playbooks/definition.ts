@@ -1,0 +1,126 @@
+import { canonicalJson } from '../../core/api/canonical.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+
+/** What one step of a playbook does. */
+export const STEP_TYPES = [
+  'instruct_agent',
+  'call_tool',
+  'run_orchestration',
+  'ask_decider',
+  'require_approval',
+  'wait',
+  'manual',
+  'branch',
+] as const
+export type StepType = (typeof STEP_TYPES)[number]
+
+/** Types whose work machines do. */
+export const MACHINE_TYPES = ['instruct_agent', 'call_tool', 'run_orchestration', 'ask_decider'] as const
+
+/** In place of a step: the execution is over, or has failed. */
+export const END = 'end'
+export const FAIL = 'fail'
+export const RESERVED_KEYS: readonly string[] = [END, FAIL]
+
+export type Rule = { when: unknown; go_to: string }
+export type RequiredEvidence = { name: string; kind: 'note' | 'file' | 'link' }
+
+/** When an attempt that failed is made again. */
+export type Retry = { max_attempts: number; backoff_seconds?: number; backoff_multiplier?: number }
+
+/** A step as it is written; which fields it reads depends on its type. A playbook that was stored has been validated. */
+export type Step = {
+  key: string
+  title: string
+  instructions?: string | null
+  type: StepType
+  when?: unknown
+  next?: string | null
+  on_failure?: string
+  retry?: Retry | null
+  case_writes?: Record<string, unknown> | null
+  capture?: boolean
+  agent_id?: string
+  tool_id?: string
+  operation_id?: string | null
+  orchestration_id?: string
+  decider_id?: string
+  input_mapping?: Record<string, unknown> | null
+  reasoning?: unknown
+  approval_evidence?: Record<string, unknown> | null
+  expires_in_seconds?: number
+  on_rejected?: string
+  on_expired?: string
+  duration_seconds?: number
+  until?: unknown
+  assignee?: unknown
+  result_schema?: object | null
+  required_evidence?: RequiredEvidence[] | null
+  due_seconds?: number | null
+  timeout_seconds?: number | null
+  skippable?: boolean
+  rules?: Rule[]
+  otherwise?: string | null
+}
+
+/** What a version is of. */
+export type Definition = {
+  steps: Step[]
+  case_schema: Record<string, unknown> | null
+  input_schema: Record<string, unknown> | null
+  outcome: unknown
+  resolve_case: boolean
+}
+
+export const definitionFields = ['steps', 'case_schema', 'input_schema', 'outcome', 'resolve_case'] as const
+
+/** A step without fields that are not set. */
+const structural = (step: object): Record<string, unknown> =>
+  Object.fromEntries(Object.entries(step).filter(([, value]) => value !== null && value !== undefined))
+
+const structureOf = ({ steps, ...others }: Definition): string =>
+  canonicalJson({ steps: steps.map(structural), ...others, outcome: others.outcome ?? null })
+
+export const isSameStructure = (left: Definition, right: Definition): boolean =>
+  structureOf(left) === structureOf(right)
+
+/** A definition as it is compared with another: steps by their keys. */
+export function compared({ steps, ...others }: Definition): object {
+  const named = steps.map((step, position): [string, object] => [step.key, { ...structural(step), position }])
+  return { steps: Object.fromEntries(named), ...others }
+}
+
+/** The keys or `end` that may follow a step, in the order in which they are written, and where they are written. */
+export function targetsOf(step: Step): { field: string; target: unknown }[] {
+  const { next, on_failure, on_rejected, on_expired, rules, otherwise } = step
+  const of = (field: string, target: unknown) => (target == null ? [] : [{ field, target }])
+  if (step.type === 'branch')
+    return [
+      ...(Array.isArray(rules) ? rules : []).flatMap((rule, index) =>
+        isObject(rule) ? of(`rules[${index}].go_to`, rule.go_to) : [],
+      ),
+      ...of('otherwise', otherwise),
+    ]
+  return [
+    ...of('next', next),
+    ...(on_failure === 'continue' || on_failure === FAIL ? [] : of('on_failure', on_failure)),
+    ...(step.type === 'require_approval'
+      ? [
+          ...(on_rejected === FAIL ? [] : of('on_rejected', on_rejected)),
+          ...(on_expired === FAIL ? [] : of('on_expired', on_expired)),
+        ]
+      : []),
+  ]
+}
+
+/** What follows a step that has completed, or that `when` passes over: a key or `end`. */
+export const nextOf = (steps: readonly Step[], position: number): string =>
+  steps[position].next ?? steps[position + 1]?.key ?? END
+
+/** What follows a branch where no rule holds. */
+export const otherwiseOf = (steps: readonly Step[], position: number): string =>
+  steps[position].otherwise ?? steps[position + 1]?.key ?? END
+
+/** Whether the output of a step is kept as evidence of its case. */
+export const isCaptured = ({ type, capture }: Step): boolean =>
+  capture ?? (type === 'ask_decider' || type === 'require_approval' || type === 'manual')

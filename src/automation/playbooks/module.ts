@@ -1,0 +1,13 @@
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { playbookCloning } from './clone.ts'
+import { playbookErrors } from './errors.ts'
+import { playbookKind } from './model.ts'
+import { playbookOperations } from './operations.ts'
+
+export default module('playbooks', {
+  errors: playbookErrors,
+  kinds: [playbookKind],
+  operations: playbookOperations,
+  extensions: [cloneables.with(playbookCloning)],
+})

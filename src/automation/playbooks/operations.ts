@@ -1,0 +1,139 @@
+import { raise } from '../../core/api/errors.ts'
+import { contains } from '../../core/api/filters.ts'
+import { type Context, type Operation, operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { versionOperations } from '../../core/api/version-archive.ts'
+import { versionNumber } from '../../core/api/versions.ts'
+import { identifying } from '../../core/db/sql.ts'
+import { orchestrationKind } from '../orchestrations/model.ts'
+import { problemsIn, requireValid } from './check.ts'
+import { type Definition, definitionFields } from './definition.ts'
+import { playbookEnds } from './ends.ts'
+import {
+  Playbook,
+  PlaybookInput,
+  PlaybookPatch,
+  PlaybookVersion,
+  playbookKind,
+  playbookVersions,
+  RestoreInput,
+  ValidateInput,
+  Validation,
+} from './model.ts'
+import { changePlaybook, definitionOf, insertPlaybook, restoreVersion } from './versions.ts'
+
+const tag = 'Playbooks'
+const path = '/playbooks'
+const playbooks = resource(playbookKind, { path, tag })
+
+const bodyLimit = () => 1024 * 1024
+
+/** The definition that a body gives, with what it leaves out. */
+const definitionIn = (body: { [Name in keyof Definition]?: unknown }): Definition =>
+  ({
+    steps: body.steps,
+    case_schema: body.case_schema ?? null,
+    input_schema: body.input_schema ?? null,
+    outcome: body.outcome ?? null,
+    resolve_case: body.resolve_case ?? true,
+  }) as Definition
+
+/**
+ * The project in which what steps name is looked up; null without one.
+ * @throws FORBIDDEN, RESOURCE_NOT_FOUND
+ */
+async function lookupProject({ allow, caller, db }: Context<any, any>, named: string | null | undefined) {
+  const project = named ?? caller.project_id
+  if (project === null) return null
+  allow('playbooks:ValidatePlaybook', { kind: playbookKind, project_id: project })
+  const exists =
+    caller.project_id !== null || (await db.exists(identifying`select id from projects where id = ${project}`))
+  return exists ? project : raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
+}
+
+export const playbookOperations: Operation[] = [
+  // playbooks_project serves the order.
+  playbooks.list({ filters: { name: contains('name') } }),
+  playbooks.create({
+    description:
+      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist.',
+    body: PlaybookInput,
+    bodyLimit,
+    raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
+    async make({ tx, services, body, project, caller }) {
+      const { version_label, project_id: _project, name, description = null } = body
+      const definition = definitionIn(body)
+      await requireValid({ tx, services }, project, definition)
+      const making = { created_by: caller.user.id, label: version_label }
+      return insertPlaybook(tx, { name, description, ...definition, project_id: project }, making)
+    },
+  }),
+  operation({
+    id: 'validatePlaybook',
+    method: 'post',
+    path: `${path}/validate`,
+    summary: 'Check a playbook without writing it',
+    description:
+      'Finds what a write would be refused with, at most 1,000 problems. With a project, which a bound credential always has, it also finds what the steps name and the project does not have; that needs the action there.',
+    tag,
+    action: 'playbooks:ValidatePlaybook',
+    gate: 'any',
+    about: playbookKind,
+    body: ValidateInput,
+    bodyLimit,
+    answers: { 200: Validation },
+    raises: ['RESOURCE_NOT_FOUND'],
+    reads: true,
+    async run(context) {
+      const { services, db, caller, body } = context
+      const project = await lookupProject(context, body.project_id)
+      const asking = { project, tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
+      const problems = await problemsIn(db, services, definitionIn(body), asking)
+      return { valid: problems.length === 0, problems }
+    },
+  }),
+  playbooks.get(),
+  playbooks.update({
+    description:
+      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on.',
+    body: PlaybookPatch,
+    bodyLimit,
+    quiet: true,
+    raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
+    async change(next, { body, stored, tx, services }) {
+      if (definitionFields.every(name => body[name] === undefined)) return next
+      await requireValid({ tx, services }, stored.project_id, definitionOf(next))
+      return next
+    },
+    write: (next, { tx, stored, body, caller }) =>
+      changePlaybook(tx, stored, playbookKind.changes(stored, next), {
+        created_by: caller.user.id,
+        label: body.version_label,
+      }),
+  }),
+  playbooks.remove({
+    description:
+      'Refused while an execution is under way. Executions keep their records, but cannot be retried any more.',
+    raises: ['PLAYBOOK_HAS_ACTIVE_EXECUTIONS'],
+    async check(row, { tx }) {
+      for (const end of playbookEnds.all()) await end(tx, row)
+    },
+    async removed({ orchestration_id }, { tx }) {
+      await orchestrationKind.delete(tx, orchestration_id)
+    },
+  }),
+  ...versionOperations(playbookKind, { path, tag, record: PlaybookVersion, archive: playbookVersions }),
+  playbooks.action('restore', {
+    id: 'restorePlaybookVersion',
+    path: `${path}/{playbook_id}/versions/{version}/restore`,
+    summary: 'Write the procedure of an earlier version as the next one',
+    description: 'It must still be one that could be written today. Name and description stay.',
+    action: 'playbooks:RestorePlaybookVersion',
+    body: RestoreInput,
+    bodyOptional: true,
+    answers: { 200: Playbook },
+    raises: ['PLAYBOOK_VALIDATION_FAILED'],
+    run: async context =>
+      playbookKind.present(await restoreVersion(context, versionNumber(context.params.version), context.body?.label)),
+  }),
+]

@@ -1,0 +1,225 @@
+import { addActivity } from '../../control/activity/record.ts'
+import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
+import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/text.ts'
+import { causedBy } from '../../core/db/causation.ts'
+import { isDatabaseLost } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { evaluate } from '../../core/expressions/evaluate.ts'
+import { chainOf } from '../../core/iam/caller.ts'
+import { leaseOf, type Outcome as Reported, Superseded, workOn } from '../../core/jobs/attempt.ts'
+import type { JobContext } from '../../core/jobs/handler.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { isRepeatable } from '../../execution/approvals/tool.ts'
+import { callTool, openCall } from '../../execution/tools/call.ts'
+import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/resolve.ts'
+import { callerForPrincipal } from '../../identity/principals.ts'
+import type { Dispatch } from '../workflows/definition.ts'
+import { pinnedMachine } from '../workflows/pinned.ts'
+import { expressionFailed, type Outcome } from './automation.ts'
+import { contextOf } from './context.ts'
+import { type TaskRow, taskKind } from './model.ts'
+import { taskRoot } from './move.ts'
+import type { DispatchMessage } from './queue.ts'
+import { settleCall, settleFailure } from './settle.ts'
+import { claimCall, dispatchAttempts, findDispatch, type Held, holdDispatch, noteStarted, taskUpdate } from './store.ts'
+import { startedTargets } from './targets.ts'
+
+/** Workers that one call of a tool may cost before it is given up. */
+const MAX_LOSSES = 5
+
+const failureOf = (error: unknown): RecordedFailure => storableValue(recordedFailure(error)) as RecordedFailure
+
+const dispatchIn = async (services: Services, task: TaskRow): Promise<Dispatch> => {
+  const machine = await pinnedMachine(services, services.pool, task)
+  const dispatch = machine?.state(task.state)?.on_enter?.dispatch
+  if (!dispatch) throw new AppError('WORKFLOW_NOT_FOUND', { meta: { id: task.workflow_id } })
+  return dispatch
+}
+
+/** What a dispatch is given. Raises INTERNAL_ERROR for an expression that fails. */
+function inputOf({ input_mapping }: Dispatch, task: TaskRow): Record<string, unknown> {
+  try {
+    const root = { task: taskRoot(task) }
+    return Object.fromEntries(
+      Object.entries(input_mapping ?? {}).map(([key, expression]) => [key, evaluate(expression, root)]),
+    )
+  } catch (error) {
+    throw expressionFailed(error)
+  }
+}
+
+/** Makes the dispatch of a task, unless the task has left it behind or somebody else makes it. */
+export async function makeDispatch(message: DispatchMessage, context: JobContext): Promise<void> {
+  const { services } = context
+  const { task_id, dispatch_id } = message
+  const leaseMs = services.config.TASKS_DISPATCH_LEASE_SECONDS * 1000
+  const found = await findDispatch(services.pool, task_id, dispatch_id)
+  if (!found || found.dispatch.dispatch_state === 'held' || found.dispatch.dispatch_state === 'started') return
+  if (found.dispatch.kind !== 'tool') {
+    await causedBy(chainOf(found.task.authority), () => start(message, context, found))
+    return
+  }
+  const claimed = await claimCall(services.pool, task_id, dispatch_id, leaseMs)
+  if (claimed) await causedBy(chainOf(claimed.task.authority), () => call(context, claimed, leaseMs))
+  else await holdPaused(services, message)
+}
+
+/** Holds a dispatch that has not begun, and that a pause came before. */
+const holdPaused = (services: Services, { task_id, dispatch_id }: DispatchMessage): Promise<void> =>
+  services.write(async tx => {
+    const held = await findDispatch(tx, task_id, dispatch_id, true)
+    if (held?.dispatch.dispatch_state === 'queued' && isPaused(held)) await hold(tx, services, held.task)
+  })
+
+const isPaused = ({ task, dispatch }: Held): boolean => task.pause_requested_at !== null || dispatch.project_paused
+
+async function hold(tx: Tx, services: Services, task: TaskRow): Promise<void> {
+  await holdDispatch(tx, task.id)
+  const after: TaskRow = {
+    ...task,
+    automation_status: 'paused',
+    active_dispatch: null,
+    revision: task.revision + 1,
+    updated_at: services.clock.now().toISOString(),
+  }
+  tx.alongside(guard => taskUpdate(task, after, guard))
+}
+
+/** Starts the work of a dispatch and notes its id: both, or neither. */
+async function start(message: DispatchMessage, { services, log }: JobContext, found: Held): Promise<void> {
+  const { task_id, dispatch_id } = message
+  const kind = found.dispatch.kind as Exclude<Dispatch['kind'], 'tool'>
+  const target = startedTargets[kind]
+  const { TASKS_DISPATCH_RECONCILE_GRACE_MS: graceMs } = services.config
+  try {
+    if (isPaused(found)) return await holdPaused(services, message)
+    const dispatch = await dispatchIn(services, found.task)
+    const input = inputOf(dispatch, found.task)
+    const starting = { task: found.task, dispatch, dispatch_id, input }
+    const prepared = await target.prepare(services, starting)
+    await fault(services, 'task_starting')
+    const started = await services.write(async tx => {
+      const held = await findDispatch(tx, task_id, dispatch_id, true)
+      if (held?.dispatch.dispatch_state !== 'queued') return null
+      if (isPaused(held)) {
+        await hold(tx, services, held.task)
+        return null
+      }
+      const id = await target.start(tx, services, { ...starting, task: held.task, prepared })
+      await noteStarted(tx, task_id, id, graceMs)
+      const { task } = held
+      const after: TaskRow = {
+        ...task,
+        active_dispatch: task.active_dispatch && { ...task.active_dispatch, id },
+        revision: task.revision + 1,
+        updated_at: services.clock.now().toISOString(),
+      }
+      tx.alongside(guard => taskUpdate(task, after, guard))
+      return id
+    })
+    await fault(services, 'task_started')
+    if (started) log.info({ task_id, dispatch_id, result_id: started, outcome: 'started' }, 'task dispatch')
+  } catch (error) {
+    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
+    if (error.code === 'PROJECT_PAUSED') return await holdPaused(services, message)
+    const failure = failureOf(error)
+    await settleFailure(services, message, { ok: false, error: failure, cause: null })
+    log.info({ task_id, dispatch_id, outcome: 'failed', code: failure.code, decision: 'settled' }, 'task dispatch')
+  }
+}
+
+/** Calls the tool of a dispatch that this worker has claimed, and settles it. */
+async function call(context: JobContext, held: Held, leaseMs: number): Promise<void> {
+  const { services, signal, stopping } = context
+  const { task, dispatch } = held
+  const claim = {
+    entity: task.id,
+    id: dispatch.dispatch_id,
+    claims: dispatch.claims,
+    failures: dispatch.failures,
+    losses: dispatch.losses,
+  }
+  await fault(services, 'task_claimed')
+  const used: UsageDraft[] = []
+  let tool: ResolvedTool | null = null
+  let defined: Dispatch | null = null
+  const settle = async (outcome: Outcome): Promise<void> => {
+    const settled = await settleCall(services, held, outcome, outgoing => {
+      if (!outcome.ok || !tool) return
+      addActivity(outgoing, {
+        project_id: task.project_id,
+        kind: 'action_executed',
+        summary: `${tool.name} was called`,
+        detail: {
+          tool_id: tool.id,
+          tool_name: tool.name,
+          action: defined?.operation_id ?? tool.name,
+          task_id: task.id,
+        },
+        ref_id: tool.id,
+      })
+    })
+    if (used.length > 0)
+      await recordUsage(services, used).catch(error => services.log.error({ err: error }, 'usage not recorded'))
+    if (!settled) throw new Superseded()
+    await fault(services, 'task_settled')
+  }
+  const cause = () => (defined?.tool_id == null ? null : { column: 'tool_id' as const, id: defined.tool_id })
+  const fail = async (error: RecordedFailure): Promise<Reported> => {
+    await settle({ ok: false, error, cause: cause() })
+    return { outcome: 'failed', code: error.code, decision: 'settled' }
+  }
+  await workOn(context, {
+    what: 'task dispatch',
+    ids: { task_id: task.id, dispatch_id: dispatch.dispatch_id, project_id: task.project_id },
+    attempts: dispatchAttempts,
+    claim,
+    lease: leaseOf(leaseMs),
+    lock: tx => taskKind.find(tx, task.id, true),
+    async work(held) {
+      defined = await dispatchIn(services, task)
+      tool = await resolveSharedTool(services.pool, task.project_id, defined.tool_id as string)
+      if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: defined.tool_id } })
+      const repeatable = isRepeatable(tool, defined.operation_id ?? undefined)
+      // Whether the lost worker made the call is not known.
+      if (dispatch.losses > 0 && (!repeatable || dispatch.losses > MAX_LOSSES))
+        return fail(new AppError('INTERNAL_ERROR').recorded())
+      const input = inputOf(defined, task)
+      const opened = openCall(services, {
+        action: defined.operation_id,
+        input,
+        caller: () =>
+          callerForPrincipal(services, task.authority, task.project_id, {
+            work_type: 'task',
+            work_id: task.id,
+            trigger_id: null,
+            policy_id: null,
+            chain: [],
+          }),
+        context: contextOf(services, task) ?? undefined,
+        idempotencyKey: dispatch.dispatch_id,
+        metering: { source: 'task', record: dispatch.dispatch_id, add: draft => void used.push(draft) },
+        signal: held.signal,
+      })
+      let result: unknown
+      try {
+        result = await callTool(services, tool, opened)
+        held.signal.throwIfAborted()
+      } catch (error) {
+        // Given back it would be made again.
+        if (signal.aborted && stopping.aborted && !repeatable) return fail(new AppError('INTERNAL_ERROR').recorded())
+        throw error
+      }
+      await fault(services, 'task_called')
+      await settle({ ok: true, result, cause: cause() })
+      return { outcome: 'succeeded' }
+    },
+    async fail(error) {
+      if (isDatabaseLost(error) || error instanceof Superseded) throw error
+      if (!(error instanceof AppError)) services.log.error({ err: error, task_id: task.id }, 'task dispatch')
+      return fail(failureOf(error))
+    },
+  })
+}

@@ -1,0 +1,136 @@
+import { raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import type { JobContext } from '../../core/jobs/handler.ts'
+import type { Services } from '../../core/process/services.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { lockPauseState } from '../../identity/projects/store.ts'
+import type { State } from '../workflows/definition.ts'
+import { pinnedMachine } from '../workflows/pinned.ts'
+import { type TaskRow, taskKind } from './model.ts'
+import { activeOf, dispatchOf, type Step } from './move.ts'
+import { dispatchQueue, projectTasksQueue } from './queue.ts'
+import { findDispatch, heldTasks, releaseDispatch, taskUpdate } from './store.ts'
+import { writeStep } from './write.ts'
+
+const plain = (before: TaskRow, after: TaskRow, more: Partial<Step> = {}): Step => ({
+  before,
+  after,
+  history: [],
+  dispatch: null,
+  events: [],
+  cancels: null,
+  ...more,
+})
+
+const touched = (services: Services, task: TaskRow, changes: Partial<TaskRow>): TaskRow => ({
+  ...task,
+  ...changes,
+  revision: task.revision + 1,
+  updated_at: services.clock.now().toISOString(),
+})
+
+/** Has a task start nothing until it is resumed: the first reason stays. @throws TASK_TRANSITION_CONFLICT when it is closed */
+export async function pauseTask(tx: Tx, services: Services, id: string, reason: string | null): Promise<TaskRow> {
+  const task = await taskKind.lock(tx, id)
+  if (task.status === 'closed')
+    return raise('TASK_TRANSITION_CONFLICT', { message: 'The task is closed', meta: { status: task.status } })
+  if (task.pause_requested_at !== null) return task
+  const after = touched(services, task, {
+    pause_requested_at: services.clock.now().toISOString(),
+    pause_reason: reason,
+  })
+  return writeStep(tx, services, plain(task, after, { events: [{ verb: 'paused' }] }))
+}
+
+/** Ends the pause of a task, and makes what it held, as the caller. @throws PROJECT_PAUSED */
+export async function resumeTask(
+  tx: Tx,
+  services: Services,
+  { id, project_id }: TaskRow,
+  by: PrincipalRecord,
+): Promise<TaskRow> {
+  const held = await findDispatch(tx, id, null, true)
+  const task = held?.task ?? (await taskKind.lock(tx, id))
+  await lockRunnable(tx, project_id)
+  const releases = held?.dispatch.dispatch_state === 'held'
+  if (task.pause_requested_at === null && !releases) return task
+  const events: Step['events'] = task.pause_requested_at === null ? [] : [{ verb: 'resumed' }]
+  const lifted = { ...task, pause_requested_at: null, pause_reason: null }
+  const after = releases
+    ? await release(tx, services, lifted, by, held.dispatch.attempt)
+    : touched(services, lifted, {})
+  return writeStep(tx, services, plain(task, after, { events }))
+}
+
+/** Has the dispatch of a task that was held made, as somebody: the task as it is then, which the caller writes. */
+async function release(
+  tx: Tx,
+  services: Services,
+  task: TaskRow,
+  authority: PrincipalRecord,
+  attempt: number,
+): Promise<TaskRow> {
+  const machine = await pinnedMachine(services, tx, task)
+  const dispatch_id = await releaseDispatch(tx, task.id)
+  const { id: task_id, project_id } = task
+  if (dispatch_id !== null) tx.send(dispatchQueue, { task_id, dispatch_id, project_id })
+  return touched(services, task, {
+    automation_status: 'running',
+    active_dispatch: activeOf(machine?.state(task.state) as State, attempt),
+    authority,
+  })
+}
+
+/** Makes the dispatch of the state again, as the caller. @throws TASK_TRANSITION_CONFLICT unless it failed or led nowhere */
+export async function retryTask(tx: Tx, services: Services, id: string, by: PrincipalRecord): Promise<TaskRow> {
+  const task = await taskKind.lock(tx, id)
+  const { automation_status, status, pending_transition } = task
+  const machine = await pinnedMachine(services, tx, task)
+  const state = machine?.state(task.state)
+  const stands = automation_status === 'failed' || automation_status === 'unrouted'
+  if (!state?.on_enter || status === 'closed' || !stands || pending_transition !== null)
+    return raise('TASK_TRANSITION_CONFLICT', {
+      message: 'Only a dispatch that failed or led nowhere is made again',
+      meta: { automation_status, status, pending_transition },
+    })
+  const held = task.pause_requested_at !== null
+  // A name of its own: what became of an earlier one of the state is not heard of.
+  const entry_seq = task.entry_seq + 1
+  const after = touched(services, task, {
+    entry_seq,
+    automation_status: held ? 'paused' : 'running',
+    automation_error: null,
+    active_dispatch: held ? null : activeOf(state, 1),
+    automation_chain_depth: 0,
+    authority: by,
+  })
+  return writeStep(tx, services, plain(task, after, { dispatch: dispatchOf(after, state, { held }) }))
+}
+
+/** Tasks that are looked at in one transaction. */
+const BATCH = 200
+
+/** Has what the pause of a project held made, once that has ended, as whoever ended it. */
+export async function resumeTasks(tx: Tx, project_id: string, authority: PrincipalRecord): Promise<void> {
+  tx.send(projectTasksQueue, { project_id, after: '', authority })
+}
+
+/** Releases a batch of what the pause of a project held, and no more once it is paused again. */
+export const releaseHeld = (
+  { project_id, after, authority }: { project_id: string; after: string; authority: unknown },
+  { services }: JobContext,
+): Promise<void> =>
+  services.write(async tx => {
+    const ids = await heldTasks(tx, project_id, after, BATCH)
+    for (const id of ids) {
+      const held = await findDispatch(tx, id, null, true)
+      if (held?.dispatch.dispatch_state !== 'held' || held.task.pause_requested_at !== null) continue
+      const project = await lockPauseState(tx, project_id)
+      if (!project || project.paused_at !== null) return
+      const { task, dispatch } = held
+      const next = await release(tx, services, task, authority as PrincipalRecord, dispatch.attempt)
+      tx.alongside(guard => taskUpdate(task, next, guard))
+    }
+    if (ids.length === BATCH) tx.send(projectTasksQueue, { project_id, after: ids[ids.length - 1], authority })
+  })

@@ -1,0 +1,28 @@
+import { raise } from '../../core/api/errors.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { withdrawApprovals } from '../../execution/approvals/node.ts'
+import { cancelTurn } from '../../execution/generations/abort.ts'
+import { generationKind } from '../../execution/generations/model.ts'
+import type { WorkflowRow } from '../workflows/model.ts'
+import type { TaskRow } from './model.ts'
+import { countOpen } from './store.ts'
+import { cancelLeft } from './write.ts'
+
+/** Ends what a task has under way, behind its row's lock, before it is deleted. */
+export async function removeTask(tx: Tx, services: Services, task: TaskRow): Promise<void> {
+  const { active_dispatch, pending_approval_id } = task
+  if (active_dispatch?.status === 'running' && active_dispatch.id !== null) {
+    const { kind, id } = active_dispatch
+    if (kind === 'orchestration_run') await cancelLeft(tx, services, id)
+    const turn = kind === 'generation' ? await generationKind.find(tx, id, true) : null
+    if (turn) await cancelTurn(tx, services, turn)
+  }
+  if (pending_approval_id !== null) await withdrawApprovals(tx, [pending_approval_id])
+}
+
+/** Keeps a workflow with open tasks. Raises WORKFLOW_HAS_OPEN_TASKS. */
+export async function keepOpen(tx: Tx, { id }: WorkflowRow): Promise<void> {
+  const open_tasks = await countOpen(tx, id)
+  if (open_tasks > 0) raise('WORKFLOW_HAS_OPEN_TASKS', { meta: { open_tasks } })
+}

@@ -1,0 +1,215 @@
+import { z } from 'zod'
+import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
+import type { TransitionRow } from './history.ts'
+import { type TaskRow, taskKind } from './model.ts'
+import type { NewDispatch } from './move.ts'
+
+/** A new task, as a part of a statement. */
+export const taskInsert = (row: TaskRow, guard: Fragment): Fragment => sql.fragment`
+  insert into tasks select r.* from json_populate_record(null::tasks, ${JSON.stringify(row)}::json) r where ${guard}`
+
+/**
+ * Writes what differs between two states of a task while its row is as it was before; by the primary key. Gives its id.
+ * @param guard what else has to hold
+ */
+export function taskUpdate(before: TaskRow, after: TaskRow, guard: Fragment): Fragment {
+  const columns = (Object.keys(after) as (keyof TaskRow)[]).filter(name => before[name] !== after[name])
+  const values = Object.fromEntries(columns.map(name => [name, after[name]]))
+  const sets = columns.map(name => sql.fragment`${sql.identifier([name])} = ${sql.identifier(['r', name])}`)
+  return sql.fragment`
+    update tasks t set ${sql.join(sets, sql.fragment`, `)}
+    from json_populate_record(null::tasks, ${JSON.stringify(values)}::json) r
+    where t.id = ${before.id} and t.revision = ${before.revision} and ${guard} returning t.id`
+}
+
+/** Entries of histories, as a part of a statement. */
+export const historyInsert = (rows: readonly TransitionRow[], guard: Fragment): Fragment => sql.fragment`
+  insert into task_transitions
+  select r.* from json_populate_recordset(null::task_transitions, ${JSON.stringify(rows)}::json) r where ${guard}`
+
+/** Puts a dispatch in the place of the one that the task had, as a part of a statement. */
+export const dispatchWrite = (dispatch: NewDispatch, guard: Fragment): Fragment => sql.fragment`
+  insert into task_dispatches as d (task_id, id, project_id, entry_seq, attempt, kind, state, due_at)
+  select ${dispatch.task_id}, ${dispatch.id}, ${dispatch.project_id}, ${dispatch.entry_seq}::integer, ${dispatch.attempt}::integer,
+    ${dispatch.kind}, ${dispatch.state}, ${
+      dispatch.state === 'held' ? sql.fragment`null` : sql.fragment`now() + ${dispatch.delay_ms} * interval '1 ms'`
+    }
+  where ${guard}
+  on conflict (task_id) do update set id = excluded.id, entry_seq = excluded.entry_seq, attempt = excluded.attempt,
+    kind = excluded.kind, state = excluded.state, due_at = excluded.due_at, result_id = null, look_at = null, claims = 0,
+    losses = 0, failures = 0, heartbeat_at = null`
+
+export const dispatchDelete = (taskId: string, guard: Fragment): Fragment => sql.fragment`
+  delete from task_dispatches where task_id = ${taskId} and ${guard}`
+
+/** Dispatches as attempts: a task has one. */
+export const dispatchAttempts = attempts({
+  table: 'task_dispatches',
+  entity: 'task_id',
+  owner: 'tasks',
+  row: { losses: z.int() },
+  // What is too often is decided with the call.
+  maxLosses: 1_000_000,
+})
+
+const Dispatched = z.object({
+  dispatch_id: z.string(),
+  dispatch_state: z.enum(['queued', 'running', 'started', 'held']),
+  attempt: z.int(),
+  kind: z.enum(['agent', 'orchestration', 'tool', 'trigger']),
+  result_id: z.string().nullable(),
+  losses: z.int(),
+  claims: z.int(),
+  failures: z.int(),
+  /** Whether its worker is silent, or has not begun. */
+  free: z.boolean(),
+  project_paused: z.boolean(),
+})
+
+const DispatchedRow = z.object({ ...taskKind.row.shape, ...Dispatched.shape })
+const dispatched = sql.type(DispatchedRow)
+
+/** A task with its dispatch. */
+export type Held = { task: TaskRow; dispatch: z.output<typeof Dispatched> }
+
+const dispatchColumns = sql.fragment`
+  d.id as dispatch_id, d.state as dispatch_state, d.attempt, d.kind, d.result_id, d.losses, d.claims, d.failures,
+  (d.state <> 'running' or d.due_at <= now()) as free,
+  (select p.paused_at is not null from projects p where p.id = t.project_id) as project_paused`
+
+function split(row: z.output<typeof DispatchedRow> | null): Held | null {
+  if (!row) return null
+  const names = Object.keys(Dispatched.shape)
+  const entries = Object.entries(row)
+  return {
+    task: Object.fromEntries(entries.filter(([name]) => !names.includes(name))) as TaskRow,
+    dispatch: Object.fromEntries(entries.filter(([name]) => names.includes(name))) as Held['dispatch'],
+  }
+}
+
+/** A task and the dispatch that it has under way, while it is that one; both under their locks with `lock`. */
+export const findDispatch = async (
+  db: Queryable,
+  taskId: string,
+  dispatchId: string | null,
+  lock = false,
+): Promise<Held | null> =>
+  split(
+    await db.maybeOne(dispatched`
+      select ${taskKind.columns}, ${dispatchColumns}
+      from tasks t join task_dispatches d on d.task_id = t.id
+      where t.id = ${taskId} ${dispatchId === null ? sql.fragment`` : sql.fragment`and d.id = ${dispatchId}`}
+      ${lock ? sql.fragment`for update of t, d` : sql.fragment``}`),
+  )
+
+/**
+ * Claims the call of a tool: of a dispatch that is queued, or whose worker was silent for a lease. Null for any other, and
+ * while the task or its project is paused. By the primary keys.
+ */
+export const claimCall = async (
+  db: Queryable,
+  taskId: string,
+  dispatchId: string,
+  leaseMs: number,
+): Promise<Held | null> =>
+  split(
+    await db.maybeOne(dispatched`
+      update task_dispatches d set state = 'running', claims = d.claims + 1, losses = d.losses + (d.state = 'running')::integer,
+        heartbeat_at = now(), due_at = now() + ${leaseMs} * interval '1 ms'
+      from tasks t
+      where d.task_id = ${taskId} and d.id = ${dispatchId} and t.id = d.task_id
+        and (d.state = 'queued' and t.pause_requested_at is null
+            and not exists (select from projects p where p.id = d.project_id and p.paused_at is not null)
+          or d.state = 'running' and d.due_at <= now())
+      returning ${taskKind.columns}, ${dispatchColumns}`),
+  )
+
+/** Notes what a dispatch waits for, and when somebody looks after it without being told. */
+export const noteStarted = (db: Queryable, taskId: string, resultId: string, graceMs: number) =>
+  db.query(statement`
+    update task_dispatches set state = 'started', result_id = ${resultId}, due_at = null, claims = claims + 1,
+      look_at = now() + ${graceMs} * interval '1 ms'
+    where task_id = ${taskId}`)
+
+/** Holds a dispatch until a pause is over. */
+export const holdDispatch = (db: Queryable, taskId: string) =>
+  db.query(statement`
+    update task_dispatches set state = 'held', due_at = null where task_id = ${taskId} and state = 'queued'`)
+
+/** Has a dispatch that was held made. Gives its id. */
+export const releaseDispatch = (db: Queryable, taskId: string): Promise<string | null> =>
+  db.maybeOneFirst(identifying`
+    update task_dispatches set state = 'queued', due_at = now() where task_id = ${taskId} and state = 'held' returning id`)
+
+const waiting = sql.type(z.object({ task_id: z.string(), project_id: z.string() }))
+
+/** The task that waits for a turn, a run or a firing. By task_dispatches_result. */
+export const waitingFor = (db: Queryable, resultId: string) =>
+  db.maybeOne(waiting`select task_id, project_id from task_dispatches where result_id = ${resultId}`)
+
+/** Tasks of a project whose dispatch is held, behind one. By task_dispatches_held. */
+export const heldTasks = (db: Queryable, projectId: string, after: string, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select task_id as id from task_dispatches
+    where project_id = ${projectId} and state = 'held' and task_id > ${after} order by task_id limit ${limit}`)
+
+/** Whether a sweep would find something. By tasks_stalls, task_dispatches_due and task_dispatches_look. */
+export const hasDue = (db: Queryable): Promise<boolean> =>
+  db.exists(identifying`
+    select id from (
+      (select id from tasks where stalls_at <= now() limit 1)
+      union all (select id from task_dispatches where due_at < now() limit 1)
+      union all (select id from task_dispatches where look_at < now() limit 1)) d limit 1`)
+
+/** Tasks that have stalled, each reported once. By tasks_stalls. */
+export const takeStalled = (db: Queryable, limit: number): Promise<readonly TaskRow[]> =>
+  db.any(taskKind.sql`
+    with due as (
+      select id from tasks where stalls_at <= now() order by stalls_at limit ${limit} for update skip locked)
+    update tasks t set stalls_at = null, revision = t.revision + 1 from due where t.id = due.id and t.status = 'open'
+    returning ${taskKind.columns}`)
+
+const looked = sql.type(z.object({ task_id: z.string(), project_id: z.string(), settled: z.boolean() }))
+
+/**
+ * Takes dispatches that nobody has told of for a while, and says whether what they wait for has settled or is gone; the
+ * others are looked at again later. By task_dispatches_look.
+ */
+export const takeQuiet = (db: Queryable, graceMs: number, limit: number) =>
+  db.any(looked`
+    with due as (
+      select task_id from task_dispatches where look_at < now() order by look_at limit ${limit} for update skip locked)
+    update task_dispatches d set look_at = now() + ${graceMs} * interval '1 ms' from due where d.task_id = due.task_id
+    returning d.task_id, d.project_id, not case d.kind
+      when 'agent' then exists (
+        select from generations g where g.id = d.result_id and g.status not in ('completed', 'failed'))
+      when 'orchestration' then exists (
+        select from orchestration_runs r
+        where r.id = d.result_id and r.status not in ('succeeded', 'failed', 'cancelled', 'expired'))
+      else exists (
+        select from trigger_firings f where f.id = d.result_id and f.state not in ('succeeded', 'failed')) end as settled`)
+
+/**
+ * Erases what turns said from the tasks that they were made for, and gives the ids of these. By tasks_result_of and
+ * task_transitions_generation.
+ */
+export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> => {
+  const turns = sql.array([...generationIds], 'text')
+  return db.anyFirst(identifying`
+    with moved as (select task_id from task_transitions where generation_id = any(${turns})),
+    erased as (
+      update tasks set last_result = null, result_of = null, revision = revision + 1, updated_at = now()
+      where result_of = any(${turns}) returning id)
+    select id from erased union select task_id as id from moved`)
+}
+
+const counted = sql.type(z.object({ count: z.int() }))
+
+/** Open tasks of a workflow. By tasks_open. */
+export const countOpen = (db: Queryable, workflowId: string): Promise<number> =>
+  db.oneFirst(
+    counted`select count(*)::integer as count from tasks where workflow_id = ${workflowId} and status = 'open'`,
+  )
+
+export type CallClaim = Claimed & { losses: number }

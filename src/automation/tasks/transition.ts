@@ -1,0 +1,71 @@
+import { raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { callerContext } from '../../core/api/tool-context.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { type Caller, principalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+import type { Machine } from '../workflows/definition.ts'
+import { pinnedMachine } from '../workflows/pinned.ts'
+import { sealedContext } from './context.ts'
+import { gated } from './gate.ts'
+import type { Mover } from './history.ts'
+import { type TaskRow, taskKind } from './model.ts'
+import { decideMove, type Move, transitionOf } from './move.ts'
+import { writeStep, writeStepAtOnce } from './write.ts'
+
+/** A caller as who moves a task: a key as itself, not as its owner. */
+export const moverOf = ({ principal }: Caller): Mover => ({ kind: principal.type, id: principal.id, cause: null })
+
+type Asked = {
+  transition: string
+  note?: string | null
+  expected_state?: string | null
+  tool_context?: Record<string, string> | null
+}
+
+/** The version that a task goes by. Raises TASK_NOT_FOUND when its workflow was deleted meanwhile. */
+export const machineOf = async (services: Services, db: Queryable, task: TaskRow): Promise<Machine> =>
+  (await pinnedMachine(services, db, task)) ?? raise('TASK_NOT_FOUND', { meta: { id: task.id } })
+
+/**
+ * Moves a task for a caller: in one statement where the task is as it was read, else in a transaction that holds its row,
+ * as where people are asked first or a run is cancelled.
+ */
+export async function moveTask(
+  { services, caller, resource, record }: Context<unknown, unknown, TaskRow>,
+  { transition, note, expected_state, tool_context }: Asked,
+): Promise<TaskRow> {
+  const { id } = resource
+  const { config } = services
+  const machine = await machineOf(services, services.pool, resource)
+  transitionOf(machine, transition)
+  const bag = callerContext(tool_context, config.TOOL_CONTEXT_HEADER_PREFIX)
+  const authority = principalRecord(caller)
+  const move: Move = {
+    transition,
+    by: moverOf(caller),
+    authority,
+    machine: caller.credential.type === 'run',
+    note,
+    expected_state,
+    ...(bag ? { context: sealedContext(services, resource, bag) } : {}),
+  }
+  const decide = (task: TaskRow) =>
+    decideMove(machine, task, move, config.TASK_AUTOMATION_CHAIN_LIMIT, services.clock.now().toISOString())
+  const known = decide(resource)
+  if (
+    known !== 'gated' &&
+    known.cancels === null &&
+    (await writeStepAtOnce(services, known, outgoing => record(outgoing, 200, id)))
+  )
+    return known.after
+  return services.write(async tx => {
+    const task = await taskKind.lock(tx, id)
+    const step = decide(task)
+    record(tx, 200, id)
+    if (step !== 'gated') return writeStep(tx, services, step)
+    const gate = { authority, context: bag !== null, cause: null }
+    const after = await gated(tx, services, task, transition, gate, move.context ?? null)
+    return writeStep(tx, services, { before: task, after, history: [], dispatch: null, events: [], cancels: null })
+  })
+}

@@ -1,0 +1,72 @@
+import { type Problem, raise } from '../../core/api/errors.ts'
+import { firstChars } from '../../core/api/text.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import type { Services } from '../../core/process/services.ts'
+import { resolveSharedTools } from '../../execution/tools/resolve.ts'
+import { idsThere } from '../orchestrations/references.ts'
+import { graphSchema } from '../orchestrations/schemas.ts'
+import type { Definition } from './definition.ts'
+import { targetField } from './definition.ts'
+import { type Target, type Unchecked, validateWorkflow } from './validate.ts'
+
+/**
+ * Refuses a definition that cannot be written, in the transaction that writes it, with everything that is wrong with it.
+ * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, RunFirst, SERVICE_NOT_READY
+ */
+export async function requireValid(
+  { tx, services }: { tx: Tx; services: Services },
+  project: string,
+  definition: Unchecked | Definition,
+): Promise<void> {
+  const { problems, targets } = validateWorkflow(definition)
+  const found = [
+    ...problems,
+    ...(await targetProblems(tx, project, targets)),
+    ...(await schemaProblem(services, project, definition.payload_schema)),
+  ]
+  if (found.length > 0) raise('WORKFLOW_VALIDATION_FAILED', { meta: { problems: found } })
+}
+
+async function schemaProblem(services: Services, project: string, schema: unknown): Promise<Problem[]> {
+  if (!isObject(schema)) return []
+  try {
+    await schemaChecks(services).checkInTransaction(graphSchema(project, schema))
+    return []
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    return [{ code: 'PAYLOAD_SCHEMA_INVALID', path: 'payload_schema', message: error.message }]
+  }
+}
+
+/** What dispatches name that the project does not have, and tools that nothing can call: one statement for each kind. */
+async function targetProblems(db: Queryable, project: string, targets: readonly Target[]): Promise<Problem[]> {
+  const problems: Problem[] = []
+  const missing = ({ kind, id, path }: Target) =>
+    problems.push({
+      code: 'DISPATCH_TARGET_NOT_FOUND',
+      path: `${path}.${targetField(kind)}`,
+      message: `names no ${kind} of the project: ${firstChars(id, 200)}`,
+    })
+  for (const [kind, named] of Map.groupBy(targets, target => target.kind)) {
+    const ids = named.map(({ id }) => id)
+    if (kind !== 'tool') {
+      const there = new Set(await idsThere(db, kind, project, ids))
+      for (const target of named) if (!there.has(target.id)) missing(target)
+      continue
+    }
+    const tools = await resolveSharedTools(db, project, ids)
+    for (const target of named) {
+      const tool = tools.get(target.id)
+      const refuse = (field: string, message: string) =>
+        problems.push({ code: 'DISPATCH_TARGET_INVALID', path: `${target.path}.${field}`, message })
+      if (!tool) missing(target)
+      else if (tool.type === 'client') refuse('tool_id', 'names a tool that clients call')
+      else if ((tool.type === 'platform' || tool.type === 'mcp') && !target.operation_id)
+        refuse('operation_id', `is required for a ${tool.type} tool`)
+    }
+  }
+  return problems
+}

@@ -1,0 +1,13 @@
+import { module } from '../../core/api/module.ts'
+import { cloneables } from '../../identity/projects/clone.ts'
+import { workflowCloning } from './clone.ts'
+import { workflowErrors } from './errors.ts'
+import { workflowKind } from './model.ts'
+import { workflowOperations } from './operations.ts'
+
+export default module('workflows', {
+  errors: workflowErrors,
+  kinds: [workflowKind],
+  operations: workflowOperations,
+  extensions: [cloneables.with(workflowCloning)],
+})

@@ -1,0 +1,80 @@
+import { contains } from '../../core/api/filters.ts'
+import type { Operation } from '../../core/api/operation.ts'
+import { resource } from '../../core/api/resource.ts'
+import { versionOperations } from '../../core/api/version-archive.ts'
+import { versionNumber } from '../../core/api/versions.ts'
+import { requireValid } from './check.ts'
+import { definitionFields } from './definition.ts'
+import { workflowEnds } from './ends.ts'
+import {
+  definitionOf,
+  RestoreInput,
+  Workflow,
+  WorkflowInput,
+  WorkflowPatch,
+  WorkflowVersion,
+  workflowKind,
+  workflowVersions,
+} from './model.ts'
+import { changeWorkflow, insertWorkflow, restoreVersion } from './versions.ts'
+
+const tag = 'Workflows'
+const path = '/workflows'
+const workflows = resource(workflowKind, { path, tag })
+
+const refusals = ['WORKFLOW_VALIDATION_FAILED', 'NAME_CONFLICT'] as const
+
+export const workflowOperations: Operation[] = [
+  // workflows_project serves the order.
+  workflows.list({ filters: { name: contains('name') } }),
+  workflows.create({
+    description:
+      'The definition is refused with everything that is wrong with it in meta.problems. Keys of your own in states and transitions are kept and not read.',
+    body: WorkflowInput,
+    raises: [...refusals],
+    async make({ tx, services, body, project, caller }) {
+      const { version_label, project_id: _project, payload_schema = null, ...given } = body
+      const values = { ...given, payload_schema, project_id: project }
+      await requireValid({ tx, services }, project, values)
+      return insertWorkflow(tx, values, { created_by: caller.user.id, label: version_label })
+    },
+  }),
+  workflows.get(),
+  workflows.update({
+    description:
+      'Replaces `states` and `transitions` as a whole. Another definition makes a version; tasks keep the version that they were created with.',
+    body: WorkflowPatch,
+    quiet: true,
+    raises: [...refusals],
+    async check(next, { body, stored, tx, services }) {
+      if (definitionFields.some(name => body[name] !== undefined))
+        await requireValid({ tx, services }, stored.project_id, definitionOf(next))
+    },
+    write: (next, { tx, stored, body, caller }) =>
+      changeWorkflow(tx, stored, workflowKind.changes(stored, next), {
+        created_by: caller.user.id,
+        label: body.version_label,
+      }),
+  }),
+  workflows.remove({
+    description: 'Refused while a task of it is open; closed tasks go with it, with their history.',
+    raises: ['WORKFLOW_HAS_OPEN_TASKS'],
+    async check(row, { tx }) {
+      for (const end of workflowEnds.all()) await end(tx, row)
+    },
+  }),
+  ...versionOperations(workflowKind, { path, tag, record: WorkflowVersion, archive: workflowVersions }),
+  workflows.action('restore', {
+    id: 'restoreWorkflowVersion',
+    path: `${path}/{workflow_id}/versions/{version}/restore`,
+    summary: 'Write the definition of an earlier version as the next one',
+    description: 'It must still be one that could be written today. Name and description stay.',
+    action: 'workflows:RestoreWorkflowVersion',
+    body: RestoreInput,
+    bodyOptional: true,
+    answers: { 200: Workflow },
+    raises: ['WORKFLOW_VALIDATION_FAILED'],
+    run: async context =>
+      workflowKind.present(await restoreVersion(context, versionNumber(context.params.version), context.body?.label)),
+  }),
+]

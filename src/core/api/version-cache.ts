@@ -1,0 +1,37 @@
+import { LRUCache } from 'lru-cache'
+import { z } from 'zod'
+import { type Queryable, sql } from '../db/sql.ts'
+import { perProcess } from '../process/per-process.ts'
+import type { Services } from '../process/services.ts'
+
+const config = sql.type(z.object({ config: z.unknown(), bytes: z.int() }))
+
+/**
+ * Versions of an archive, which never change, as a process goes by them: made of their configuration at the first use, and
+ * kept. Null for one that is gone.
+ * @param declaration.owner column that names the row whose versions these are
+ * @param declaration.most bytes that a process keeps
+ */
+export function versionCache<Config, Made extends object>(declaration: {
+  table: string
+  owner: string
+  most: number
+  make: (config: Config) => Made
+}): (services: Services, db: Queryable, id: string, version: number) => Promise<Made | null> {
+  const { table, owner, most, make } = declaration
+  const keptOf = perProcess(() => new LRUCache<string, Made>({ maxSize: most }))
+  return async (services, db, id, version) => {
+    const kept = keptOf(services)
+    const key = `${id} ${version}`
+    const known = kept.get(key)
+    if (known) return known
+    const found = await db.maybeOne(config`
+      select config, octet_length(config::text) as bytes from ${sql.identifier([table])}
+      where ${sql.identifier([owner])} = ${id} and version = ${version}`)
+    if (!found) return null
+    const made = make(found.config as Config)
+    // What objects take beyond their text.
+    kept.set(key, made, { size: 4 * found.bytes + 1 })
+    return made
+  }
+}

@@ -1,0 +1,75 @@
+import { checkStorage } from '../../control/quotas/storage.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { type DatasetItemInput, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
+import { addToCount, insertItems, type NewItem } from './store.ts'
+
+/** What an item says, and where it comes from. */
+export type Draft = DatasetItemInput & { source_generation_id?: string | null }
+
+/** What an item takes. */
+export const bytesOf = ({ input, expected_output = null, metadata = null }: DatasetItemInput): number =>
+  Buffer.byteLength(JSON.stringify(input)) +
+  (expected_output === null ? 0 : Buffer.byteLength(expected_output)) +
+  (metadata === null ? 0 : Buffer.byteLength(JSON.stringify(metadata)))
+
+/** Most that one item may take: what turns take messages up to. */
+export const MAX_ITEM_BYTES = 4 * 1024 * 1024
+
+/** Raises what refuses an item: SYSTEM_MESSAGE_NOT_ALLOWED, VALIDATION_FAILED for one that is too large. */
+export function checkItem(item: DatasetItemInput, path = ''): void {
+  if (item.input.some(({ role }) => role === 'system'))
+    raise('SYSTEM_MESSAGE_NOT_ALLOWED', path ? { meta: { path } } : {})
+  if (bytesOf(item) > MAX_ITEM_BYTES)
+    invalid({ code: 'TOO_BIG', path: path === '' ? 'input' : path, message: 'must be at most 4 MiB with all it says' })
+}
+
+/** An item as it is written. */
+export const newItem = ({
+  input,
+  expected_output = null,
+  metadata = null,
+  source_generation_id = null,
+}: Draft): NewItem => ({
+  id: newId(datasetItemKind.prefix),
+  input,
+  expected_output,
+  metadata,
+  source_generation_id,
+  bytes: bytesOf({ input, expected_output, metadata }),
+})
+
+/**
+ * Makes room for items under the lock of their dataset, and counts them in.
+ * @throws RESOURCE_NOT_FOUND, VALIDATION_FAILED for more than DATASET_MAX_ITEMS, QUOTA_STORAGE_EXCEEDED
+ */
+export async function admitItems(
+  tx: Tx,
+  services: Services,
+  datasetId: string,
+  { count, bytes }: { count: number; bytes: number },
+): Promise<DatasetRow> {
+  const dataset = await datasetKind.lock(tx, datasetId)
+  const { DATASET_MAX_ITEMS: most } = services.config
+  if (dataset.item_count + count > most)
+    invalid({ code: 'LIMIT_REACHED', path: '', message: `a dataset has at most ${most} items` })
+  await checkStorage(services, dataset.project_id, bytes, tx)
+  await addToCount(tx, dataset.id, count)
+  return dataset
+}
+
+/** Adds items to a dataset, all or none. Raises what admitItems does. */
+export async function addItems(
+  tx: Tx,
+  services: Services,
+  datasetId: string,
+  drafts: readonly Draft[],
+): Promise<NewItem[]> {
+  const items = drafts.map(newItem)
+  const bytes = items.reduce((sum, item) => sum + item.bytes, 0)
+  const dataset = await admitItems(tx, services, datasetId, { count: items.length, bytes })
+  await insertItems(tx, dataset, items)
+  return items
+}

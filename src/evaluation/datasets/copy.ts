@@ -1,0 +1,161 @@
+import type { z } from 'zod'
+import { messagesAfter } from '../../conversation/conversations/store.ts'
+import { sessionKind } from '../../conversation/sessions/kind.ts'
+import type { SessionRow } from '../../conversation/sessions/model.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { sees } from '../../core/iam/access.ts'
+import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
+import { readSteps } from '../../execution/generations/trace-file.ts'
+import { addItems, checkItem, type Draft } from './add.ts'
+import {
+  type DatasetItemRow,
+  type DatasetRow,
+  datasetItemKind,
+  type FromGenerationInput,
+  type FromSessionInput,
+  type ItemMessage,
+} from './model.ts'
+import { heldTurns } from './store.ts'
+
+/** Items copied from what turns and sessions said. A copy stays as it is, whatever becomes of its original. */
+
+type Copying<B> = Pick<Context<unknown, B, DatasetRow>, 'services' | 'resource' | 'caller' | 'allow' | 'body'>
+
+/**
+ * A turn that may be copied into a dataset, as far as who asks may read it.
+ * @throws GENERATION_NOT_FOUND, FORBIDDEN, VALIDATION_FAILED for one of another project
+ */
+async function readableTurn({
+  services,
+  resource: dataset,
+  caller,
+  allow,
+  body,
+}: Copying<z.output<typeof FromGenerationInput>>): Promise<GenerationRow> {
+  const { generation_id } = body
+  const turn = isIdOf(generationKind, generation_id) ? await generationKind.find(services.pool, generation_id) : null
+  if (!turn || !sees(caller, turn.project_id)) return raise('GENERATION_NOT_FOUND', { meta: { id: generation_id } })
+  allow('generations:GetGeneration', { kind: generationKind, row: turn })
+  if (turn.project_id !== dataset.project_id)
+    invalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'names a turn of another project' })
+  return turn
+}
+
+/** Raises GENERATION_NOT_COMPLETED, GENERATION_CONTENT_UNAVAILABLE for a turn that there is nothing to copy of. */
+function requireContent({ id, status, content_mode, content_redacted_at, input }: GenerationRow): ItemMessage[] {
+  if (status !== 'completed') raise('GENERATION_NOT_COMPLETED', { meta: { generation_id: id, status } })
+  if (content_mode === 'none' || content_redacted_at !== null || !input?.length)
+    return raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
+  return input as ItemMessage[]
+}
+
+/** The answer of a turn: the text of its last step that has one. */
+const answerOf = async (services: Context['services'], turn: GenerationRow): Promise<string | null> =>
+  turn.output?.content || ((await readSteps(services, turn)).findLast(step => step.text)?.text ?? null)
+
+/** Copies a turn into a dataset. Raises what readableTurn and requireContent do, and what refuses an item. */
+export async function copyTurn(
+  context: Copying<z.output<typeof FromGenerationInput>> & Pick<Context, 'record'>,
+): Promise<DatasetItemRow> {
+  const { services, resource, body } = context
+  const turn = await readableTurn(context)
+  requireContent(turn)
+  const expected_output = body.expected_output === undefined ? await answerOf(services, turn) : body.expected_output
+  return services.write(async tx => {
+    // Held, so that a purge that comes meanwhile has either taken the content or waits.
+    const held = await generationKind.reference(tx, turn.id, resource.project_id)
+    if (!held) return raise('GENERATION_NOT_FOUND', { meta: { id: turn.id } })
+    const draft: Draft = {
+      input: requireContent(held),
+      expected_output,
+      metadata: body.metadata ?? null,
+      source_generation_id: turn.id,
+    }
+    checkItem(draft)
+    const [{ id }] = await addItems(tx, services, resource.id, [draft])
+    context.record(tx, 201, resource.id)
+    return (await datasetItemKind.find(tx, id)) as DatasetItemRow
+  })
+}
+
+/** Messages of a session that are read at most: a conversation may be longer than what an item can hold. */
+const MOST_MESSAGES = 5000
+const PAGE = 500
+/** Messages that an item can have. */
+const MOST_INPUT = 500
+
+/** Replies of a session, each with what was said before it. */
+async function repliesOf(
+  { services }: Pick<Context, 'services'>,
+  { conversation_id }: SessionRow,
+): Promise<{ input: ItemMessage[]; reply: string; generation_id: string | null }[]> {
+  const said: ItemMessage[] = []
+  const replies: { input: ItemMessage[]; reply: string; generation_id: string | null }[] = []
+  let position = -1
+  for (let read = 0; read < MOST_MESSAGES; read += PAGE) {
+    const messages = await messagesAfter(services.pool, conversation_id, position, PAGE)
+    for (const { role, content, generation_id } of messages) {
+      // What was purged is not there any more.
+      if (content === null) continue
+      if (role === 'assistant' && said.length > 0 && said.length <= MOST_INPUT)
+        replies.push({ input: [...said], reply: content, generation_id })
+      said.push({ role, content })
+    }
+    if (messages.length < PAGE) break
+    position = messages[messages.length - 1].position
+  }
+  return replies
+}
+
+/** Items that one session makes at most: each repeats what was said before it. */
+const MOST_REPLIES = 100
+
+/**
+ * Copies the replies of a session into a dataset, the last one or all.
+ * @throws RESOURCE_NOT_FOUND, FORBIDDEN, VALIDATION_FAILED for a session of another project and for one without a reply,
+ *   and what refuses items
+ */
+export async function copySession(
+  context: Copying<z.output<typeof FromSessionInput>> & Pick<Context, 'record'>,
+): Promise<{ created: number; ids: string[] }> {
+  const { services, resource, caller, allow, body } = context
+  const { session_id, replies: wanted, metadata = null } = body
+  const session = isIdOf(sessionKind, session_id) ? await sessionKind.find(services.pool, session_id) : null
+  if (!session || !sees(caller, session.project_id)) return raise('RESOURCE_NOT_FOUND', { meta: { id: session_id } })
+  for (const action of ['sessions:GetSession', 'sessions:ListSessionMessages'])
+    allow(action, { kind: sessionKind, row: session })
+  const refuse = (message: string) => invalid({ code: 'INVALID_VALUE', path: 'session_id', message })
+  if (session.project_id !== resource.project_id) refuse('names a session of another project')
+  const found = await repliesOf(context, session)
+  if (found.length === 0) refuse('names a session without a reply that can be copied')
+  if (wanted === 'all' && found.length > MOST_REPLIES) refuse(`names a session with more than ${MOST_REPLIES} replies`)
+  const drafts = (wanted === 'all' ? found : found.slice(-1)).map(
+    ({ input, reply, generation_id }): Draft => ({
+      input,
+      expected_output: reply,
+      metadata,
+      source_generation_id: generation_id,
+    }),
+  )
+  for (const draft of drafts) checkItem(draft)
+  return services.write(async (tx: Tx) => {
+    const kept = await existing(tx, drafts)
+    const items = await addItems(tx, services, resource.id, kept)
+    context.record(tx, 201, resource.id)
+    return { created: items.length, ids: items.map(({ id }) => id) }
+  })
+}
+
+/** Items of turns that were deleted name none. */
+async function existing(tx: Tx, drafts: readonly Draft[]): Promise<Draft[]> {
+  const named = drafts.flatMap(({ source_generation_id }) => source_generation_id ?? [])
+  const there = new Set(named.length === 0 ? [] : await heldTurns(tx, named))
+  return drafts.map(draft =>
+    draft.source_generation_id && !there.has(draft.source_generation_id)
+      ? { ...draft, source_generation_id: null }
+      : draft,
+  )
+}

@@ -1,0 +1,204 @@
+import type { Readable } from 'node:stream'
+import { type CastingContext, parse as parseCsv } from 'csv-parse'
+import type { Problem } from '../../core/api/errors.ts'
+import { checkStorable, refusals } from '../../core/api/validate.ts'
+import { boundJson } from '../../core/http/body.ts'
+import { bytesOf, MAX_ITEM_BYTES } from './add.ts'
+import { DatasetItemInput, type DatasetItemRow } from './model.ts'
+
+/** Items as rows of a file: CSV with a header, or one JSON object a line. */
+
+export const FORMATS = ['csv', 'jsonl'] as const
+export type Format = (typeof FORMATS)[number]
+
+export const MEDIA_TYPES: Record<Format, string> = { csv: 'text/csv', jsonl: 'application/x-ndjson' }
+
+const COLUMNS = ['input', 'expected_output', 'metadata'] as const
+type Column = (typeof COLUMNS)[number]
+
+/** A row as a file has it: where it begins, and what it says or what is wrong with it. */
+export type Row = { line: number } & ({ item: DatasetItemInput } | { problems: Problem[] })
+
+/** Bytes of one row: an item, with what quoting and escaping add to it. */
+const MAX_ROW_BYTES = 4 * MAX_ITEM_BYTES
+
+const at = (line: number, path = ''): string => `lines[${line}]${path === '' ? '' : `.${path}`}`
+
+const wrong = (line: number, path: string, message: string, code = 'INVALID_VALUE'): Row => ({
+  line,
+  problems: [{ code, path: at(line, path), message }],
+})
+
+/** A row that breaks off the file: what follows it cannot be told apart. */
+export class Unreadable extends Error {
+  readonly problem: Problem
+  constructor(line: number, message: string) {
+    super(message)
+    this.problem = { code: 'MALFORMED', path: at(line), message }
+  }
+}
+
+/** What a row says as an item, or what is wrong with it. */
+function itemOf(line: number, value: unknown): Row {
+  const problems = refusals(DatasetItemInput, value, at(line))
+  if (problems.length > 0) return { line, problems }
+  const item = value as DatasetItemInput
+  const bad = checkStorable(item)
+  if (bad) return wrong(line, bad.path, bad.message, bad.code)
+  const system = item.input.findIndex(({ role }) => role === 'system')
+  if (system >= 0)
+    return wrong(line, `input[${system}].role`, 'system messages are not allowed', 'SYSTEM_MESSAGE_NOT_ALLOWED')
+  if (bytesOf(item) > MAX_ITEM_BYTES) return wrong(line, '', 'must be at most 4 MiB with all it says', 'TOO_BIG')
+  return { line, item }
+}
+
+/** The rows of a file, as they arrive. Throws Unreadable. */
+export const rowsOf = (source: Readable, format: Format): AsyncGenerator<Row> =>
+  format === 'csv' ? csvRows(source) : jsonRows(source)
+
+async function* jsonRows(source: Readable): AsyncGenerator<Row> {
+  let line = 0
+  for await (const text of linesOf(source, MAX_ROW_BYTES)) {
+    line++
+    if (text.trim() === '') continue
+    const read = parsed(text)
+    yield read === undefined ? wrong(line, '', 'must be one JSON object', 'MALFORMED') : itemOf(line, read)
+  }
+}
+
+/** A JSON value of bounded depth and size; undefined for what is none. */
+function parsed(text: string): unknown {
+  try {
+    boundJson(Buffer.from(text))
+    return JSON.parse(text)
+  } catch {
+    return undefined
+  }
+}
+
+/** Lines of a stream, each of a bounded length; a byte order mark is left out. */
+export async function* linesOf(source: Readable, mostChars: number): AsyncGenerator<string> {
+  const decoder = new TextDecoder()
+  let rest = ''
+  let line = 1
+  for await (const chunk of source) {
+    rest += decoder.decode(chunk as Buffer, { stream: true })
+    let from = 0
+    for (let end = rest.indexOf('\n'); end >= 0; end = rest.indexOf('\n', from)) {
+      yield rest.slice(from, end)
+      from = end + 1
+      line++
+    }
+    rest = rest.slice(from)
+    if (rest.length > mostChars) throw new Unreadable(line, 'is longer than a row may be')
+  }
+  rest += decoder.decode()
+  if (rest !== '') yield rest
+}
+
+/** A cell as it was read: whether it was quoted tells an empty text from nothing. */
+type Cell = { text: string; quoted: boolean }
+
+async function* csvRows(source: Readable): AsyncGenerator<Row> {
+  const parser = parseCsv({
+    bom: true,
+    info: true,
+    max_record_size: MAX_ROW_BYTES,
+    relax_column_count: true,
+    skip_empty_lines: true,
+    cast: (text: string, { quoting }: CastingContext) => ({ text, quoted: quoting }),
+  } as never)
+  source.once('error', error => parser.destroy(error))
+  source.pipe(parser)
+  let header: Column[] | null = null
+  let line = 1
+  let twice = 0
+  try {
+    for await (const { record, info } of parser as AsyncIterable<{ record: Cell[]; info: { lines: number } }>) {
+      const begins = line
+      // Line breaks of two characters within cells are counted twice.
+      twice += record.reduce((sum, { text }) => sum + text.split('\r\n').length - 1, 0)
+      line = info.lines + 1 - twice
+      if (header) yield csvItem(begins, header, record)
+      else header = headerOf(record)
+    }
+  } catch (error) {
+    if (error instanceof Unreadable || source.errored) throw error
+    const { lines = line, message } = error as { lines?: number; message: string }
+    throw new Unreadable(lines, message)
+  }
+}
+
+/** The columns of a file. Throws Unreadable for columns that items have none of, and without the input. */
+function headerOf(record: readonly Cell[]): Column[] {
+  const names = record.map(({ text }) => text.trim())
+  const unknown = names.find(name => !(COLUMNS as readonly string[]).includes(name))
+  if (unknown !== undefined)
+    throw new Unreadable(
+      1,
+      `the first line must name columns among ${COLUMNS.join(', ')}, and names ${unknown.slice(0, 100)}`,
+    )
+  if (new Set(names).size < names.length) throw new Unreadable(1, 'the first line names a column twice')
+  if (!names.includes('input')) throw new Unreadable(1, 'the first line must name the column input')
+  return names as Column[]
+}
+
+function csvItem(line: number, header: readonly Column[], record: readonly Cell[]): Row {
+  if (record.length !== header.length)
+    return wrong(line, '', `has ${record.length} cells, and the first line names ${header.length} columns`, 'MALFORMED')
+  const cells = new Map(header.map((name, index) => [name, record[index]]))
+  const said = (name: Column): string | null => {
+    const cell = cells.get(name)
+    return cell === undefined || (cell.text === '' && !cell.quoted) ? null : uncovered(cell.text)
+  }
+  const input = said('input')
+  if (input === null) return wrong(line, 'input', 'is required', 'REQUIRED')
+  const metadata = said('metadata')
+  const bag = metadata === null ? null : parsed(metadata)
+  if (bag === undefined) return wrong(line, 'metadata', 'must be a JSON object', 'MALFORMED')
+  return itemOf(line, { input: messagesIn(input), expected_output: said('expected_output'), metadata: bag })
+}
+
+/** The messages of a cell: a JSON list of them, or a text that the user says. */
+function messagesIn(text: string): unknown {
+  const list = text.trimStart().startsWith('[') ? parsed(text) : undefined
+  return Array.isArray(list) ? list : [{ role: 'user', content: text }]
+}
+
+/** What programs for tables take for a formula. */
+const FORMULA = /^'*[=+\-@\t\r]/
+
+/** A text as a cell that no program takes for a formula, and back. */
+export const covered = (text: string): string => (FORMULA.test(text) ? `'${text}` : text)
+export const uncovered = (text: string): string => (text.startsWith("'") && FORMULA.test(text) ? text.slice(1) : text)
+
+/** A message of the user alone is shown as its text, unless that reads like a list of messages. */
+function inputCell(input: DatasetItemRow['input']): string {
+  const [{ role, content }] = input
+  const plain = input.length === 1 && role === 'user' && typeof content === 'string'
+  return plain && content !== '' && !content.trimStart().startsWith('[') ? content : JSON.stringify(input)
+}
+
+/** The first line of a CSV file. */
+export const csvHeader = `${COLUMNS.join(',')}\r\n`
+
+/** A cell of a CSV file: all texts are quoted, so that an empty one is told from nothing. */
+const cell = (text: string | null): string => (text === null ? '' : `"${covered(text).replaceAll('"', '""')}"`)
+
+/** Items as lines of a CSV file. */
+export const csvLines = (items: readonly DatasetItemRow[]): string =>
+  items.map(item => `${csvRow(item).map(cell).join(',')}\r\n`).join('')
+
+/** An item as a row of a CSV file. */
+const csvRow = ({ input, expected_output, metadata }: DatasetItemRow): (string | null)[] => [
+  inputCell(input),
+  expected_output,
+  metadata === null ? null : JSON.stringify(metadata),
+]
+
+/** An item as a line of a JSONL file. */
+export const jsonLine = ({ input, expected_output, metadata }: DatasetItemRow): object => ({
+  input,
+  expected_output,
+  metadata,
+})

@@ -1,0 +1,137 @@
+import { createHash } from 'node:crypto'
+import { createReadStream } from 'node:fs'
+import { mkdtemp, open, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { Transform } from 'node:stream'
+import { AppError, invalid, type Problem, raise } from '../../core/api/errors.ts'
+import type { Received, Receiving } from '../../core/api/operation.ts'
+import { bytesOf } from './add.ts'
+import type { DatasetItemInput } from './model.ts'
+import { type Format, linesOf, MEDIA_TYPES, rowsOf, Unreadable } from './rows.ts'
+
+/** Problems of a file that an answer lists. */
+const MOST_PROBLEMS = 100
+
+/** What is gathered before it is written. */
+const HELD_CHARS = 64 * 1024
+
+/** Items of a file that came with a request: checked, and kept in a file of their own until they are written. */
+export class Spool {
+  readonly #file: string
+  readonly count: number
+  readonly bytes: number
+  readonly #sha256: string
+  constructor(file: string, found: { count: number; bytes: number; sha256: string }) {
+    this.#file = file
+    this.count = found.count
+    this.bytes = found.bytes
+    this.#sha256 = found.sha256
+  }
+
+  /** The items in batches of so many. */
+  async *batches(size: number): AsyncGenerator<DatasetItemInput[]> {
+    let batch: DatasetItemInput[] = []
+    for await (const line of linesOf(createReadStream(this.#file), Number.POSITIVE_INFINITY)) {
+      batch.push(JSON.parse(line))
+      if (batch.length < size) continue
+      yield batch
+      batch = []
+    }
+    if (batch.length > 0) yield batch
+  }
+
+  toJSON() {
+    return { count: this.count, bytes: this.bytes, sha256: this.#sha256 }
+  }
+}
+
+const formatOf = (type: string | undefined): Format => {
+  const essence = (type ?? '').split(';')[0].trim().toLowerCase()
+  if (essence === MEDIA_TYPES.csv) return 'csv'
+  if (['application/x-ndjson', 'application/jsonl', 'application/x-jsonlines'].includes(essence)) return 'jsonl'
+  return raise('REQUEST_REJECTED', {
+    status: 415,
+    message: `The body must be ${MEDIA_TYPES.csv} or ${MEDIA_TYPES.jsonl}`,
+  })
+}
+
+/**
+ * Reads a file of items as it arrives: each row is checked and kept on disk, so that memory stays bounded and no transaction
+ * waits for the sender. Lists what is wrong by line and field.
+ * @throws VALIDATION_FAILED, REQUEST_REJECTED
+ */
+export async function receiveItems({ req, services, closed }: Receiving): Promise<Received> {
+  const format = formatOf(req.headers['content-type'])
+  if ((req.headers['content-encoding'] ?? 'identity') !== 'identity')
+    raise('REQUEST_REJECTED', { status: 415, message: 'A file of items is read as it is sent: do not encode the body' })
+  const { DATASET_IMPORT_MAX_BYTES: maxBytes, DATASET_MAX_ITEMS: maxItems } = services.config
+  const hash = createHash('sha256')
+  let left = maxBytes
+  const bounded = new Transform({
+    transform(chunk: Buffer, _encoding, done) {
+      left -= chunk.length
+      hash.update(chunk)
+      done(left < 0 ? tooLarge(maxBytes) : null, chunk)
+    },
+  })
+  const directory = await mkdtemp(path.join(tmpdir(), 'muster-items-'))
+  const discard = () => rm(directory, { recursive: true, force: true })
+  const file = path.join(directory, 'items')
+  const out = await open(file, 'wx')
+  const leave = () =>
+    bounded.destroy(new AppError('REQUEST_REJECTED', { message: 'The request ended before its body did' }))
+  closed.addEventListener('abort', leave, { once: true })
+  try {
+    req.pipe(bounded)
+    const problems: Problem[] = []
+    let count = 0
+    let bytes = 0
+    let held = ''
+    try {
+      for await (const row of rowsOf(bounded, format)) {
+        if ('problems' in row) problems.push(...row.problems)
+        else {
+          count++
+          bytes += bytesOf(row.item)
+          held += `${JSON.stringify(row.item)}\n`
+          if (held.length >= HELD_CHARS) {
+            await out.appendFile(held)
+            held = ''
+          }
+        }
+        if (count > maxItems)
+          invalid({
+            code: 'LIMIT_REACHED',
+            path: `lines[${row.line}]`,
+            message: `a dataset has at most ${maxItems} items`,
+          })
+        if (problems.length >= MOST_PROBLEMS) break
+      }
+    } catch (error) {
+      if (!(error instanceof Unreadable)) throw error
+      problems.push(error.problem)
+    }
+    if (problems.length > 0) invalid(problems.slice(0, MOST_PROBLEMS))
+    if (count === 0) invalid({ code: 'REQUIRED', path: '', message: 'the file has no items' })
+    await out.appendFile(held)
+    return { body: { file: new Spool(file, { count, bytes, sha256: hash.digest('hex') }) }, discard }
+  } catch (error) {
+    await discard()
+    throw error
+  } finally {
+    await out.close()
+    closed.removeEventListener('abort', leave)
+    req.unpipe(bounded)
+    bounded.destroy()
+    // What is not read would hold the connection.
+    req.resume()
+  }
+}
+
+const tooLarge = (max_bytes: number): AppError =>
+  new AppError('REQUEST_REJECTED', {
+    status: 413,
+    message: `The file is larger than ${max_bytes} bytes`,
+    meta: { max_bytes },
+  })

@@ -1,0 +1,117 @@
+import { Readable } from 'node:stream'
+import { z } from 'zod'
+import { answer, type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
+import { addItems, admitItems, checkItem, newItem } from './add.ts'
+import { DatasetItem, type DatasetItemRow, type DatasetRow, datasetKind, Imported, ImportInput } from './model.ts'
+import { csvHeader, csvLines, FORMATS, jsonLine, MEDIA_TYPES } from './rows.ts'
+import { receiveItems, Spool } from './spool.ts'
+import { insertItems, itemsAfter } from './store.ts'
+
+/** Items of a dataset in bulk, in and out. */
+
+const tag = 'Datasets'
+const path = '/datasets/{dataset_id}/items'
+
+/** Items that are written, or read, with one statement. */
+const BATCH = 200
+const PAGE = 200
+
+const FileInput = z
+  .strictObject({
+    file: z
+      .custom<Spool>(value => value instanceof Spool, 'must be a file of items')
+      .meta({ type: 'string', format: 'binary' })
+      .describe('CSV with the columns input, expected_output and metadata, or one item as JSON a line'),
+  })
+  .meta({ id: 'DatasetItemsFile' })
+
+/** Writes the items of a file, all of them in one transaction. */
+async function importFile({
+  tx,
+  services,
+  resource,
+  body: { file },
+}: Context<unknown, z.output<typeof FileInput>, DatasetRow>): Promise<{ created: number; ids: string[] }> {
+  const dataset = await admitItems(tx, services, resource.id, file)
+  const ids: string[] = []
+  for await (const batch of file.batches(BATCH)) {
+    const items = batch.map(newItem)
+    await insertItems(tx, dataset, items)
+    for (const { id } of items) ids.push(id)
+  }
+  return { created: ids.length, ids }
+}
+
+/** The items of a dataset as pieces of a file; pages are read as the client takes them. */
+async function* exported(
+  { services, resource, recheck }: Pick<Context<unknown, undefined, DatasetRow>, 'services' | 'resource' | 'recheck'>,
+  format: (typeof FORMATS)[number],
+): AsyncGenerator<string> {
+  if (format === 'csv') yield csvHeader
+  let last: DatasetItemRow | null = null
+  for (;;) {
+    const items: readonly DatasetItemRow[] = await itemsAfter(services.pool, resource.id, last, PAGE)
+    if (items.length > 0)
+      yield format === 'csv' ? csvLines(items) : items.map(item => `${JSON.stringify(jsonLine(item))}\n`).join('')
+    if (items.length < PAGE) return
+    last = items[items.length - 1]
+    await recheck()
+  }
+}
+
+export const transferOperations: Operation[] = [
+  itemOperation(datasetKind, {
+    id: 'importDatasetItems',
+    method: 'post',
+    path: `${path}/import`,
+    summary: 'Add many items to a dataset, all or none',
+    tag,
+    action: 'evaluations:CreateDataset',
+    body: ImportInput,
+    bodyLimit: () => 32 * 1024 * 1024,
+    answers: { 201: Imported },
+    raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'QUOTA_STORAGE_EXCEEDED'],
+    async run({ tx, services, resource, body }) {
+      for (const [index, item] of body.items.entries()) checkItem(item, `items[${index}].input`)
+      const items = await addItems(tx, services, resource.id, body.items)
+      return answer(201, { created: items.length, ids: items.map(({ id }) => id) })
+    },
+  }),
+  itemOperation(datasetKind, {
+    id: 'importDatasetFile',
+    method: 'post',
+    path: `${path}/import-file`,
+    summary: 'Add the items of a CSV or JSONL file to a dataset, all or none',
+    description:
+      'The body is the file, read as it arrives. CSV begins with a line that names its columns: `input` (a text that the user says, or messages as JSON), `expected_output` and `metadata` (JSON). What is wrong is named by line and field, such as `lines[3].metadata`.',
+    tag,
+    action: 'evaluations:CreateDataset',
+    consumes: [MEDIA_TYPES.csv, MEDIA_TYPES.jsonl],
+    receive: receiveItems,
+    body: FileInput,
+    answers: { 201: Imported },
+    raises: ['QUOTA_STORAGE_EXCEEDED', 'REQUEST_REJECTED'],
+    internal: true,
+    run: async context => answer(201, await importFile(context)),
+  }),
+  itemOperation(datasetKind, {
+    id: 'exportDatasetItems',
+    method: 'get',
+    path: `${path}/export`,
+    summary: 'Stream the items of a dataset as a file, oldest first',
+    description:
+      'What an import of files takes. In CSV a text that programs for tables would take for a formula begins with an apostrophe, which an import takes off again.',
+    tag,
+    action: 'evaluations:ListDatasets',
+    query: z.object({ format: z.enum(FORMATS).default('jsonl').describe('`csv` or `jsonl`, which is the default') }),
+    answers: { 200: DatasetItem },
+    produces: MEDIA_TYPES.jsonl,
+    internal: true,
+    async run(context) {
+      const { format } = context.query
+      return streamed(MEDIA_TYPES[format], Readable.from(exported(context, format), { objectMode: false }), {
+        'Content-Disposition': `attachment; filename="${context.resource.id}.${format}"`,
+      })
+    },
+  }),
+]

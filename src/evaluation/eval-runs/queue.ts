@@ -1,0 +1,31 @@
+import { z } from 'zod'
+import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
+
+const item = z.object({ result_id: z.string(), eval_run_id: z.string(), project_id: z.string() })
+const concern = 'evaluation'
+const project = (message: { project_id: string }): string => message.project_id
+
+/** Items whose turns are to be made. */
+export const itemQueue = workQueue('eval-item', { message: item, project, concern, retry: { limit: 2 } })
+export type ItemMessage = z.output<typeof itemQueue.message>
+
+/** Items that were answered and whose scorers call something. */
+export const scoreQueue = workQueue('eval-score', { message: item, project, concern, retry: { limit: 2 } })
+
+/** Runs of which every item has a result. */
+export const runQueue = entityMailbox('eval-run', {
+  message: z.object({ eval_run_id: z.string(), project_id: z.string() }),
+  key: message => message.eval_run_id,
+  project,
+  concern,
+  retry: { limit: 4, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+})
+export type RunMessage = z.output<typeof runQueue.message>
+
+/** Looks for runs that nobody works on: the floor under the messages. */
+export const sweepQueue = workQueue('eval.sweep', {
+  message: z.object({}),
+  concern,
+  retry: { limit: 0 },
+  leaseSeconds: 60,
+})

@@ -1,0 +1,64 @@
+import { type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
+import { storableValue } from '../../core/api/text.ts'
+import { causedBy } from '../../core/db/causation.ts'
+import type { Tx } from '../../core/db/write.ts'
+import { chainOf } from '../../core/iam/caller.ts'
+import { fault } from '../../core/process/fault.ts'
+import type { Services } from '../../core/process/services.ts'
+import { aggregate, verdictOf } from './aggregate.ts'
+import { type EvalRunRow, evalRunKind, isLive, RUN_CHANNEL } from './model.ts'
+import { outcomesOf } from './store.ts'
+
+/** What ends a run has in common: its time, no tool context any more, the notice for those who wait. */
+export async function endRun(
+  tx: Tx,
+  run: EvalRunRow,
+  end: Pick<EvalRunRow, 'status'> & Partial<EvalRunRow>,
+): Promise<EvalRunRow> {
+  const ended = await evalRunKind.update(tx, run.id, { ...end, context: null, finished_at: new Date().toISOString() })
+  tx.notify(RUN_CHANNEL, run.id)
+  return ended
+}
+
+/** Works in the name of what led to a run. */
+const onBehalf = <T>({ authority }: EvalRunRow, work: () => Promise<T>): Promise<T> =>
+  causedBy(chainOf(authority), work)
+
+/** Completes a run of which every item has a result: its figures, its verdict, its event. Nothing for any other run. */
+export async function settleRun(services: Services, runId: string): Promise<boolean> {
+  const found = await evalRunKind.find(services.pool, runId)
+  if (!found) return false
+  return onBehalf(found, () =>
+    services.write(async tx => {
+      const run = await evalRunKind.find(tx, runId, true)
+      if (!run || !isLive(run) || run.completed_count + run.errored_count < run.item_count) return false
+      await fault(services, 'eval_run_settling')
+      const outcomes = await outcomesOf(tx, run.id, run.group_by)
+      const baseline =
+        run.baseline_run_id === null
+          ? null
+          : { run_id: run.baseline_run_id, outcomes: await outcomesOf(tx, run.baseline_run_id, null) }
+      const aggregate_scores = aggregate(run, outcomes, baseline)
+      const passed = verdictOf(run, { pass_rate: aggregate_scores.pass_rate, errored: run.errored_count })
+      const ended = await endRun(tx, run, { status: 'completed', aggregate_scores, passed })
+      tx.emit(evalRunKind, 'completed', ended)
+      services.log.info({ eval_run_id: run.id, outcome: 'completed', passed }, 'eval run')
+      return true
+    }),
+  )
+}
+
+/** Fails a run that cannot be completed. Nothing for one that has ended. */
+export async function failRun(services: Services, runId: string, error: unknown): Promise<void> {
+  const failure = storableValue(recordedFailure(error)) as RecordedFailure
+  const found = await evalRunKind.find(services.pool, runId)
+  if (!found) return
+  await onBehalf(found, () =>
+    services.write(async tx => {
+      const run = await evalRunKind.find(tx, runId, true)
+      if (!run || !isLive(run)) return
+      tx.emit(evalRunKind, 'failed', await endRun(tx, run, { status: 'failed', error: failure }))
+      services.log.info({ eval_run_id: runId, outcome: 'failed', code: failure.code }, 'eval run')
+    }),
+  )
+}

@@ -1,0 +1,115 @@
+import { invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
+import { agentVersions } from '../../execution/agents/archive.ts'
+import { agentKind } from '../../execution/agents/model.ts'
+import { findAgentVersion } from '../../execution/agents/served.ts'
+import { lockRunnable } from '../../identity/projects/pause.ts'
+import { checkScorers } from '../evals/check.ts'
+import { type EvalRow, evalKind } from '../evals/model.ts'
+import { sealedContext } from './context.ts'
+import { type EvalRunRow, evalResultKind, evalRunKind, isLive, type PinnedDecider } from './model.ts'
+import { itemQueue } from './queue.ts'
+import { heldItems, insertItems } from './store.ts'
+
+/** What a run is started with. */
+export type EvalStart = {
+  id?: string
+  /** Whether somebody waits for it: it may have few items then, and they go before others. */
+  wait?: boolean
+  agent_version?: number | null
+  baseline_run_id?: string | null
+  metadata?: Record<string, unknown> | null
+  tool_context?: Record<string, string> | null
+  authority: PrincipalRecord
+  trigger_id?: string | null
+}
+
+/** Before those that nobody waits for. */
+const WAITED_PRIORITY = 1
+
+const wrong = (path: string, message: string): never => invalid({ code: 'INVALID_VALUE', path, message })
+
+/**
+ * Writes a queued run with its items and their messages.
+ * @throws RESOURCE_NOT_FOUND, PROJECT_PAUSED, VALIDATION_FAILED, TOOL_NOT_FOUND, AI_PROVIDER_NOT_FOUND
+ */
+export async function startEval(
+  tx: Tx,
+  services: Services,
+  { id: evalId, project_id }: Pick<EvalRow, 'id' | 'project_id'>,
+  start: EvalStart,
+): Promise<EvalRunRow> {
+  await lockRunnable(tx, project_id)
+  const row = await evalKind.lock(tx, evalId)
+  const items = await heldItems(tx, row.dataset_id)
+  if (items.length === 0) wrong('dataset_id', 'the dataset of the eval has no items')
+  const { EVAL_SYNC_ITEM_CAP: cap } = services.config
+  if (start.wait && items.length > cap)
+    wrong('wait', `at most ${cap} items can be waited for, and the dataset has ${items.length}`)
+  const agent_version = await pinnedVersion(tx, row, start.agent_version ?? null)
+  const agent = await findAgentVersion(tx, row.agent_id, agent_version)
+  const { deciders } = await checkScorers(
+    { tx, services, project: project_id },
+    row.scorers,
+    agent ?? { output_schema: null },
+  )
+  if (start.baseline_run_id != null) await requireBaseline(tx, row, start.baseline_run_id)
+  const id = start.id ?? newId(evalRunKind.prefix)
+  const run = await evalRunKind.insert(tx, {
+    id,
+    project_id,
+    eval_id: row.id,
+    eval_revision: row.revision,
+    agent_id: row.agent_id,
+    agent_version,
+    scorers: row.scorers,
+    pass_threshold: row.pass_threshold,
+    max_error_rate: row.max_error_rate,
+    group_by: row.group_by,
+    ...(deciders.size === 0 ? {} : pinned(deciders)),
+    baseline_run_id: start.baseline_run_id ?? null,
+    trigger_id: start.trigger_id ?? null,
+    item_count: items.length,
+    metadata: start.metadata ?? null,
+    context: sealedContext(services, { id, project_id }, start.tool_context ?? null),
+    authority: start.authority,
+    waited: start.wait ?? false,
+  })
+  const results = items.map(item_id => ({ id: newId(evalResultKind.prefix), item_id }))
+  await insertItems(tx, run, results)
+  const options = start.wait ? { priority: WAITED_PRIORITY } : {}
+  for (const { id: result_id } of results) tx.send(itemQueue, { result_id, eval_run_id: run.id, project_id }, options)
+  return run
+}
+
+/** The version that all items are asked of. Raises VALIDATION_FAILED for one that the agent never had. */
+async function pinnedVersion(tx: Tx, { agent_id, project_id }: EvalRow, given: number | null): Promise<number> {
+  if (given !== null) {
+    const [version] = await agentVersions.find(tx, agent_id, [given])
+    return version ? given : wrong('agent_version', 'names no version of the agent')
+  }
+  const agent = await agentKind.reference(tx, agent_id, project_id)
+  if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: agent_id } })
+  return agent.active_release?.stable_version ?? agent.version
+}
+
+const pinned = (
+  deciders: ReadonlyMap<string, { id: string; version: number } & Omit<PinnedDecider, 'id' | 'version'>>,
+) => ({
+  decider_versions: Object.fromEntries([...deciders].map(([name, { version }]) => [name, version])),
+  deciders: Object.fromEntries(
+    [...deciders].map(([name, { id, version, questions, agent_id, tool_id }]) => [
+      name,
+      { id, version, questions, agent_id, tool_id },
+    ]),
+  ),
+})
+
+async function requireBaseline(tx: Tx, { id }: EvalRow, baselineId: string): Promise<void> {
+  const baseline = await evalRunKind.find(tx, baselineId)
+  if (baseline?.eval_id !== id) wrong('baseline_run_id', 'names no run of the eval')
+  else if (isLive(baseline)) wrong('baseline_run_id', 'names a run that has not ended')
+}

@@ -1,0 +1,250 @@
+import { z } from 'zod'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type EvalRunRow, evalResultKind, OpenItem, type Score, STATES } from './model.ts'
+
+/** The items of a dataset in their order, which nobody adds to or takes from until the transaction ends. By dataset_items_dataset. */
+export async function heldItems(db: Queryable, datasetId: string): Promise<readonly string[]> {
+  await db.query(statement`select from datasets where id = ${datasetId} for share`)
+  return db.anyFirst(identifying`
+    select id from dataset_items where dataset_id = ${datasetId} order by created_at, id`)
+}
+
+/** Writes the items of a new run as they are now, each under an id of its own. */
+export const insertItems = (
+  db: Queryable,
+  run: Pick<EvalRunRow, 'id' | 'project_id'>,
+  items: readonly { id: string; item_id: string }[],
+) =>
+  db.query(statement`
+    insert into eval_results (id, project_id, eval_run_id, item_id, input, expected_output, metadata, bytes)
+    select n.id, ${run.project_id}, ${run.id}, i.id, i.input, i.expected_output, i.metadata, i.bytes
+    from ${sql.unnest(
+      items.map(item => [item.id, item.item_id]),
+      ['text', 'text'],
+    )} as n (id, item_id) join dataset_items i on i.id = n.item_id`)
+
+const openItem = sql.type(OpenItem)
+
+/** Columns of an item `t` of a run `r` in a project `p`. */
+const openColumns = sql.fragment`t.id, t.project_id, t.eval_run_id, t.item_id, t.state, t.input, t.expected_output, t.metadata,
+  t.generation_id, t.content_mode, coalesce(t.output, u.output) as output, coalesce(t.object, u.object) as object, t.scores, t.claims,
+  p.paused_at is not null as paused,
+  json_build_object('id', r.id, 'project_id', r.project_id, 'eval_id', r.eval_id, 'agent_id', r.agent_id, 'agent_version', r.agent_version,
+    'scorers', r.scorers, 'deciders', r.deciders, 'status', r.status, 'context', r.context, 'authority', r.authority,
+    'trigger_id', r.trigger_id) as run`
+
+const openTables = sql.fragment`eval_results t join eval_runs r on r.id = t.eval_run_id join projects p on p.id = t.project_id
+  left join eval_answers_unlogged u on u.result_id = t.id`
+
+/** An item that waits for its turn, under its lock; null when it does not wait. By the primary keys. */
+export const lockQueued = (db: Queryable, id: string): Promise<OpenItem | null> =>
+  db.maybeOne(openItem`
+    select ${openColumns} from ${openTables} where t.id = ${id} and t.state = 'queued' for update of t`)
+
+/** The item that a turn answers, while it waits for that. By eval_results_generation. */
+export const itemOfTurn = (db: Queryable, generationId: string): Promise<OpenItem | null> =>
+  db.maybeOne(openItem`
+    select ${openColumns} from ${openTables} where t.generation_id = ${generationId} and t.state = 'asked'`)
+
+/** Puts off an item whose project is paused. */
+export const holdItem = (db: Queryable, id: string, ms: number) =>
+  db.query(statement`
+    update eval_results set held_until = now() + ${ms} * interval '1 ms' where id = ${id} and state in ('queued', 'answered')`)
+
+/** What the statement that makes the turn of an item writes beside it. */
+export const askedParts = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>, generationId: string): Fragment[] => [
+  sql.fragment`asked as (
+    update eval_results set state = 'asked', generation_id = ${generationId}, held_until = null,
+      content_mode = (select mode from runnable)
+    where id = ${id} and exists (select from runnable))`,
+  ...(run.status === 'queued'
+    ? [
+        sql.fragment`began as (
+          update eval_runs set status = 'running', started_at = now(), active_at = now(), updated_at = now()
+          where id = ${run.id} and status = 'queued' and exists (select from runnable))`,
+      ]
+    : []),
+]
+
+/** Keeps what a turn answered until the scorers have judged it. */
+export const keepAnswer = (
+  db: Queryable,
+  { id, content_mode }: Pick<OpenItem, 'id' | 'content_mode'>,
+  { output, object }: { output: string; object: unknown },
+) =>
+  content_mode === 'none'
+    ? db.query(statement`
+        with kept as (
+          insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${output}, ${asJson(object)}))
+        update eval_results set state = 'answered' where id = ${id}`)
+    : db.query(statement`
+        update eval_results set state = 'answered', output = ${output}, object = ${asJson(object)} where id = ${id}`)
+
+const asJson = (value: unknown): Fragment =>
+  value === null || value === undefined ? sql.fragment`null::json` : sql.fragment`${JSON.stringify(value)}::json`
+
+/** Claims an item that was answered, for scoring; null when it does not wait for that. */
+export const claimAnswered = (db: Queryable, id: string): Promise<OpenItem | null> =>
+  db.maybeOne(openItem`
+    with claimed as (
+      update eval_results set claims = claims + 1 where id = ${id} and state = 'answered' returning id, claims as claim)
+    select ${openColumns}, (select claim from claimed) as claims
+    from ${openTables} where t.id = (select id from claimed)`)
+
+/** Keeps what scorers have said so far; false when another worker has the item. */
+export const keepScores = async (
+  db: Queryable,
+  { id, claims }: Pick<OpenItem, 'id' | 'claims'>,
+  scores: OpenItem['scores'],
+): Promise<boolean> =>
+  (
+    await db.query(statement`
+      update eval_results set scores = ${JSON.stringify(scores)} where id = ${id} and claims = ${claims} and state = 'answered'`)
+  ).rowCount === 1
+
+/** How an item ends. */
+export type ItemEnd = { output: string | null; scores: readonly Score[]; error: RecordedFailure | null }
+
+const Counted = z.object({ left: z.int(), status: z.string() })
+const counted = sql.type(Counted)
+
+/**
+ * Stores the result of an item that is in one of some states, and counts it in its run, whose row it takes first. Returns how
+ * many items of the run are left; null when the item has a result or is gone.
+ */
+export const storeResult = (
+  db: Queryable,
+  item: Pick<OpenItem, 'id' | 'eval_run_id' | 'claims'>,
+  from: 'queued' | 'asked' | 'answered',
+  { output, scores, error }: ItemEnd,
+): Promise<z.output<typeof Counted> | null> =>
+  db.maybeOne(counted`
+    with held as materialized (select id from eval_runs where id = ${item.eval_run_id} for no key update),
+    stored as (
+      update eval_results set state = 'done', output = ${output}, object = null, scores = ${JSON.stringify(scores)},
+        passed = ${error === null && scores.every(({ passed }) => passed)}, error = ${jsonb(error)}, held_until = null,
+        bytes = bytes + ${Buffer.byteLength(output ?? '') + Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
+      where id = ${item.id} and state = ${from} and claims = ${item.claims} and exists (select from held)
+      returning id),
+    dropped as (delete from eval_answers_unlogged where result_id in (select id from stored))
+    update eval_runs set completed_count = completed_count + ${error === null ? 1 : 0},
+      errored_count = errored_count + ${error === null ? 0 : 1}, active_at = now(), updated_at = now()
+    where id = ${item.eval_run_id} and exists (select from stored)
+    returning item_count - completed_count - errored_count as left, status`)
+
+/** Drops the items of a run that nobody was asked yet. By eval_results_open. */
+export const dropQueued = (db: Queryable, runId: string) =>
+  db.query(statement`delete from eval_results where eval_run_id = ${runId} and state = 'queued'`)
+
+const Outcome = z.object({
+  item_id: z.string(),
+  passed: z.boolean(),
+  scores: z.custom<readonly Score[]>(),
+  errored: z.boolean(),
+  label: z.unknown(),
+})
+export type Outcome = z.output<typeof Outcome>
+const outcome = sql.type(Outcome)
+
+/**
+ * What came of the items of a run, with the value of a key of their metadata: as the items stand now, of deleted ones as they
+ * were asked. By eval_results_done.
+ */
+export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null): Promise<readonly Outcome[]> =>
+  db.any(outcome`
+    select t.item_id, coalesce(t.passed, false) as passed, t.scores, t.error is not null as errored,
+      ${groupBy === null ? sql.fragment`null` : sql.fragment`(case when i.id is null then t.metadata else i.metadata end) -> ${groupBy}::text`} as label
+    from eval_results t ${groupBy === null ? sql.fragment`` : sql.fragment`left join dataset_items i on i.id = t.item_id`}
+    where t.eval_run_id = ${runId} and t.state = 'done' order by t.created_at, t.id`)
+
+/** The newest run by which a version of an agent passed an eval as it is now. By eval_runs_passed. */
+export const passedRun = (db: Queryable, evalId: string, version: number): Promise<string | null> =>
+  db.maybeOneFirst(identifying`
+    select r.id from eval_runs r join evals e on e.id = r.eval_id
+    where r.eval_id = ${evalId} and r.agent_version = ${version} and r.status = 'completed' and r.passed
+      and r.eval_revision = e.revision and r.agent_id = e.agent_id
+    order by r.created_at desc, r.id desc limit 1`)
+
+const held = sql.type(
+  z.object({ result_id: z.string(), eval_run_id: z.string(), project_id: z.string(), state: z.enum(STATES) }),
+)
+
+/** Items that a pause held and whose time has come; they are not held any more. By eval_results_held. */
+export const releaseHeld = (db: Queryable, limit: number) =>
+  db.any(held`
+    update eval_results set held_until = null where id in (
+      select t.id from eval_results t where t.held_until < now() order by t.held_until limit ${limit} for update skip locked)
+    returning id as result_id, eval_run_id, project_id, state`)
+
+/** Lets the items of a project that a pause held go on at once. By eval_results_held. */
+export const releaseProject = (db: Queryable, projectId: string) =>
+  db.query(statement`
+    update eval_results set held_until = now() where held_until is not null and project_id = ${projectId}`)
+
+/** Items whose turn was deleted before it ended, oldest run first. By eval_results_open. */
+export const orphans = (db: Queryable, limit: number) =>
+  db.any(openItem`
+    select ${openColumns} from ${openTables}
+    where t.state = 'asked' and r.status in ('queued', 'running')
+      and not exists (select from generations g where g.id = t.generation_id)
+    order by t.eval_run_id limit ${limit}`)
+
+const quiet = sql.type(z.object({ id: z.string(), project_id: z.string(), whole: z.boolean(), abandoned: z.boolean() }))
+
+/**
+ * Runs that are live and quiet: `whole` when every item has a result, `abandoned` when nobody works on the rest of it and that
+ * has been so for long. A turn that has not ended is work, and so is a message; a paused project is waited for. By
+ * eval_runs_live.
+ */
+export const quietRuns = (
+  db: Queryable,
+  { quietMs, abandonedMs, limit }: { quietMs: number; abandonedMs: number; limit: number },
+) =>
+  db.any(quiet`
+    select r.id, r.project_id, r.completed_count + r.errored_count >= r.item_count as whole,
+      r.active_at < now() - ${abandonedMs} * interval '1 ms'
+        and not exists (
+          select from pgboss.job j where j.name in ('eval-item', 'eval-score', 'eval-run') and j.state < 'completed'
+            and j.data ->> 'eval_run_id' = r.id)
+        and not exists (
+          select from eval_results t join generations g on g.id = t.generation_id
+          where t.eval_run_id = r.id and t.state = 'asked' and g.status in ('pending', 'in_progress')) as abandoned
+    from eval_runs r join projects p on p.id = r.project_id
+    where r.status in ('queued', 'running') and r.active_at < now() - ${quietMs} * interval '1 ms' and p.paused_at is null
+    order by r.active_at limit ${limit}`)
+
+const some = sql.type(z.object({ some: z.boolean() }))
+
+/** Whether a run is live. By eval_runs_live. */
+export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
+  db.oneFirst(some`select exists (select from eval_runs where status in ('queued', 'running')) as some`)
+
+/** Erases what turns answered. Returns how many results had something of it. By eval_results_generation. */
+export const eraseOutputs = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
+  (
+    await db.query(statement`
+      update eval_results set bytes = bytes - octet_length(coalesce(output, '')), output = null, object = null
+      where generation_id = any(${sql.array([...generationIds], 'text')}) and (output is not null or object is not null)`)
+  ).rowCount
+
+/** What the results of evals take, by eval_results_project. */
+export const resultFootprint = (project: Fragment) => ({
+  bytes: sql.fragment`select sum(t.bytes) from eval_results t where t.project_id = ${project}`,
+})
+
+/** Those of some ids that are runs of an eval. By the primary key. */
+export const runsById = (db: Queryable, evalId: string, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select id from eval_runs where id = any(${sql.array([...ids], 'text')}) and eval_id = ${evalId}`)
+
+/** Results of several runs of some items. By the unique index of runs and items. */
+export const resultsOf = (db: Queryable, runIds: readonly string[], itemIds: readonly string[]) =>
+  db.any(evalResultKind.sql`
+    select ${evalResultKind.columns} from eval_results t
+    where t.eval_run_id = any(${sql.array([...runIds], 'text')}) and t.item_id = any(${sql.array([...itemIds], 'text')})
+      and t.state = 'done'`)
+
+/** Takes the row of a run; false when it is gone. */
+export const lockRun = async (db: Queryable, id: string): Promise<boolean> =>
+  (await db.anyFirst(identifying`select id from eval_runs where id = ${id} for no key update`)).length === 1

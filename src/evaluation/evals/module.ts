@@ -1,0 +1,12 @@
+import { module } from '../../core/api/module.ts'
+import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
+import { datasetEnds } from '../datasets/ends.ts'
+import { evalKind } from './model.ts'
+import { evalOperations } from './operations.ts'
+import { inheritingEvals, removeEvalsOf } from './store.ts'
+
+export default module('evals', {
+  kinds: [evalKind],
+  operations: evalOperations,
+  extensions: [datasetEnds.with(removeEvalsOf), defaultRouteInheritors.with(inheritingEvals)],
+})

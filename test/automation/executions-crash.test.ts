@@ -1,0 +1,103 @@
+import assert from 'node:assert/strict'
+import { eventually } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
+
+/** Where a worker is killed: in the advance of the run behind an execution, and in the attempt of a node. */
+const POINTS = ['run_locked', 'run_advanced', 'run_committed', 'node_taken', 'node_called', 'node_finished'] as const
+
+const FAST = {
+  SHUTDOWN_GRACE_MS: '2000',
+  EGRESS_ALLOW_HOSTS: '127.0.0.1',
+  ORCHESTRATION_NODE_LEASE_SECONDS: '1',
+  ORCHESTRATION_SCHEDULER_INTERVAL_MS: '500',
+  ORCHESTRATION_NODE_MAX_DELIVERIES: '100',
+}
+
+const STEPS = (tool_id: string) => [
+  { key: 'call', title: 'Call', type: 'call_tool', tool_id, capture: true, case_writes: { called: true } },
+  { key: 'ask', title: 'Ask', type: 'manual', when: { var: 'case.fields.called' } },
+  { key: 'go', title: 'Go', type: 'branch', rules: [{ when: { var: 'steps.ask.output.again' }, go_to: 'last' }] },
+  { key: 'last', title: 'Last', type: 'call_tool', tool_id, capture: true },
+]
+
+describe('executions whose workers are lost', function () {
+  this.timeout(300_000)
+  let app: RunApp
+  let workers: TestProcess[] = []
+
+  before(async () => {
+    app = await startRunApp({ workers: [], env: FAST, actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*'] })
+  })
+  afterEach(async () => {
+    await Promise.all(workers.map(({ kill }) => kill()))
+    workers = []
+  })
+  after(() => app.close())
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['orchestration'])
+    workers.push(made)
+    return made
+  }
+  const created = async (path: string, body: object): Promise<any> => {
+    const reply = await app.key.post(path, body)
+    assert.ok(reply.status < 300, JSON.stringify(reply.body))
+    return reply.body
+  }
+
+  it('write each record once, wherever that is', async () => {
+    const started: { id: string; kase: string }[] = []
+    for (const point of POINTS) {
+      const playbook = await created('/playbooks', { name: `at ${point}`, steps: STEPS(await app.tool()) })
+      const { id: kase } = await created('/cases', { title: point })
+      const { id } = await created('/playbook-executions', { case_id: kase, playbook_id: playbook.id })
+      started.push({ id, kase })
+      const doomed = await worker({ FAULT_POINTS: `${point}=kill:1` })
+      await doomed.exited
+    }
+    await worker()
+    for (const { id } of started) {
+      await until(id, 'waiting')
+      await created(`/playbook-executions/${id}/steps/ask/complete`, { result: { again: true } })
+    }
+    for (const { id, kase } of started) await requireOnce(await until(id, 'completed'), kase)
+  })
+
+  const until = async (id: string, status: string): Promise<any> => {
+    const read = async () => (await app.key.get(`/playbook-executions/${id}`)).body
+    await eventually(async () => (await read()).status === status, { what: `the execution ${id} ${status}` })
+    return read()
+  }
+
+  const requireOnce = async ({ id, steps }: any, kase: string) => {
+    assert.deepEqual(
+      steps.map(({ key, status }: any) => `${key} ${status}`),
+      ['call completed', 'ask completed', 'go completed', 'last completed'],
+    )
+    const timeline = (await app.key.get(`/cases/${kase}/timeline?limit=100`)).body.data
+    const of = (kind: string) => timeline.filter((row: any) => row.kind === kind).map(({ step_key }: any) => step_key)
+    assert.deepEqual(of('step_completed'), ['call', 'ask', 'go', 'last'])
+    assert.deepEqual(of('step_waiting'), ['ask'])
+    assert.deepEqual(of('evidence_added'), ['call', 'ask', 'last'])
+    assert.equal(of('execution_completed').length, 1)
+    const evidence = (await app.key.get(`/cases/${kase}/evidence`)).body.data
+    assert.deepEqual(
+      evidence.map(({ step_key }: any) => step_key),
+      ['call', 'ask', 'last'],
+    )
+    const names = (await storedEvents(app.services.pool, { resource: id })).map(({ name }) => name.split('.')[1])
+    assert.deepEqual(names, [
+      'started',
+      'step_completed',
+      'step_waiting',
+      'step_completed',
+      'step_completed',
+      'step_completed',
+      'completed',
+    ])
+    const { status, fields, evidence_count } = (await app.key.get(`/cases/${kase}`)).body
+    assert.deepEqual([status, fields, evidence_count], ['resolved', { called: true }, 3])
+  }
+})

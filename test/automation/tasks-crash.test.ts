@@ -1,0 +1,184 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { sql } from '../../src/core/db/sql.ts'
+import { json, made } from '../execution/tool-target.ts'
+import { type Client, eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { FAST, historyOf, move, ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
+
+/** Tasks of each point, and workers that are killed there. A long run: 100 and 20. */
+const TASKS = Number(process.env.CRASH_TASKS ?? 3)
+const KILLS = Number(process.env.CRASH_KILLS ?? 1)
+
+/** Where a worker is killed, and what the task had started. */
+const POINTS = {
+  task_claimed: 'tool',
+  task_called: 'tool',
+  task_settled: 'tool',
+  task_starting: 'agent',
+  task_started: 'orchestration',
+  task_looked: 'orchestration',
+} as const
+
+describe('tasks whose workers are lost', function () {
+  this.timeout(600_000)
+  let app: TaskApp
+  let key: Client
+  let workers: TestProcess[] = []
+  let repeatable: string
+  let quick: string
+  const flows = new Map<string, any>()
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const kinds = ['orchestration', 'generation', 'trigger']
+    const started = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, kinds)
+    workers.push(started)
+    return started
+  }
+  const flowOf = async (kind: string, tool_id = repeatable) => {
+    const targets = {
+      tool: { tool_id },
+      agent: { agent_id: app.agentId, input_mapping: { prompt: 'hello' } },
+      orchestration: { orchestration_id: quick },
+    }
+    const name = `${kind} ${tool_id}`
+    if (!flows.has(name))
+      flows.set(
+        name,
+        await workflow(key, {
+          states: [
+            {
+              name: 'work',
+              initial: true,
+              on_enter: {
+                dispatch: { kind, ...targets[kind as keyof typeof targets] },
+                on_complete: [{ when: true, transition: 'pass' }],
+                on_failure: 'fall',
+              },
+            },
+            { name: 'good', terminal: true },
+            { name: 'bad', terminal: true },
+          ],
+          transitions: [
+            { name: 'pass', from: ['work'], to: 'good' },
+            { name: 'fall', from: ['work'], to: 'bad' },
+          ],
+        }),
+      )
+    return flows.get(name)
+  }
+  const closed = (id: string) => until(key, id, ({ status }) => status === 'closed', 120_000)
+  const forget = (queue: string, id: string) =>
+    app.services.pool.query(
+      sql.unsafe`delete from pgboss.job_common where name = ${queue} and data ->> 'task_id' = ${id}`,
+    )
+
+  before(async () => {
+    app = await startTaskApp({ workers: [] })
+    key = app.key
+    const fields = { project_id: app.projectId, execute: { url: app.target.url } }
+    repeatable = (await made(app.admin, { ...fields, name: 'repeatable', idempotent: true })).id
+    const node = { id: 'a', type: 'transform', expression: 1 }
+    quick = (await ok(key.post('/orchestrations', { name: 'quick', nodes: [node], edges: [] }), 201)).id
+  })
+  beforeEach(() => {
+    app.target.requests.length = 0
+    app.target.answer = json({ ok: true })
+  })
+  const stopAll = async () => {
+    await Promise.all(workers.map(({ kill }) => kill()))
+    workers = []
+  }
+  after(async () => {
+    await stopAll()
+    await app?.close()
+  })
+
+  it('at any point are moved once, and what they started is started once', async () => {
+    const tasks: { id: string; kind: string }[] = []
+    for (const [point, kind] of Object.entries(POINTS)) {
+      const flow = await flowOf(kind)
+      for (let n = 0; n < TASKS; n++) tasks.push({ id: (await task(key, flow.id)).id, kind })
+      for (let kill = 1; kill <= KILLS; kill++) {
+        const doomed = await worker({ FAULT_POINTS: `${point}=kill:${kill}` })
+        if (kill > 1) tasks.push({ id: (await task(key, flow.id)).id, kind })
+        // The first at the first of all; later ones may find less left to do.
+        const idle = kill === 1 ? new Promise<never>(() => {}) : sleep(5000)
+        await Promise.race([doomed.exited, idle])
+        await doomed.kill()
+      }
+    }
+    await worker()
+    for (const { id } of tasks) {
+      assert.equal((await closed(id)).state, 'good')
+      const moves = (await historyOf(key, id)).map(({ transition }) => transition)
+      assert.deepEqual(moves, [null, 'pass'])
+    }
+    const idsOf = (kind: string) => tasks.filter(each => each.kind === kind).map(({ id }) => id)
+    const runs = await app.services.pool.anyFirst(sql.unsafe`select task_id from orchestration_runs order by task_id`)
+    assert.deepEqual(runs, idsOf('orchestration').sort())
+    const turns = await ok(key.get('/generations?limit=1'))
+    assert.equal(turns.total, idsOf('agent').length)
+    const keys = app.target.requests.map(({ headers }) => headers['idempotency-key'])
+    assert.deepEqual(
+      [...new Set(keys)].sort(),
+      idsOf('tool')
+        .map(id => `${id}:1:1`)
+        .sort(),
+    )
+  })
+
+  it('in a call that must not be repeated count it as failed', async () => {
+    await stopAll()
+    const { id } = await task(key, (await flowOf('tool', app.toolId)).id)
+    const doomed = await worker({ FAULT_POINTS: 'task_called=kill' })
+    await doomed.exited
+    await worker()
+    const failed = await closed(id)
+    assert.equal(failed.state, 'bad')
+    assert.equal(app.target.requests.length, 1)
+  })
+
+  it('go on when the message of a dispatch is lost, and when that of its end is', async () => {
+    await stopAll()
+    const calling = await task(key, (await flowOf('tool')).id)
+    await forget('task-dispatch', calling.id)
+    const waiting = await task(key, (await flowOf('agent')).id)
+    const doomed = await worker({ FAULT_POINTS: 'task_looked=kill' })
+    await doomed.exited
+    await forget('task-settle', waiting.id)
+    await worker()
+    for (const { id } of [calling, waiting]) assert.equal((await closed(id)).state, 'good')
+  })
+
+  it('hold a call while their worker is frozen, and write nothing when it thaws', async () => {
+    let answer = () => {}
+    app.target.answer = (request, response) => {
+      answer = () => json({ late: true })(request, response)
+      app.target.answer = json({ ok: true })
+    }
+    const { id } = await task(key, (await flowOf('tool')).id)
+    const [frozen] = workers.slice(-1)
+    await eventually(() => app.target.requests.length === 1)
+    frozen.child.kill('SIGSTOP')
+    await worker()
+    const done = await closed(id)
+    answer()
+    frozen.child.kill('SIGCONT')
+    const other = await task(key, (await flowOf('tool')).id)
+    await closed(other.id)
+    assert.deepEqual(done.last_result, { ok: true })
+    assert.deepEqual((await read(key, id)).last_result, { ok: true })
+    assert.equal((await historyOf(key, id)).length, 2)
+  })
+
+  it('leave no move out when fifty callers and a worker want them at once', async () => {
+    const flow = await flowOf('tool')
+    const { id } = await task(key, flow.id)
+    const replies = await Promise.all(Array.from({ length: 50 }, () => move(key, id, 'fall')))
+    const won = replies.filter(({ status }) => status === 200).length
+    await closed(id)
+    const moves = (await historyOf(key, id)).map(({ transition }) => transition)
+    assert.deepEqual(moves, [null, won === 1 ? 'fall' : 'pass'])
+  })
+})

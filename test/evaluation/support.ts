@@ -1,0 +1,87 @@
+import assert from 'node:assert/strict'
+import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { client } from '../local/double/client.ts'
+import { type Client, eventually } from '../support/app.ts'
+
+/** What the key of a test may do. */
+export const EVAL_ACTIONS = [
+  'evaluations:*',
+  'agents:*',
+  'generations:*',
+  'events:*',
+  'usage:*',
+  'tools:*',
+  'deciders:*',
+  'triggers:*',
+  'projects:*',
+]
+
+export type EvalApp = AgentApp & {
+  lanes: ReturnType<typeof client>
+  /** An agent that answers what a prompt holds behind `say `, and otherwise `Yes`. */
+  echo(lane: string, rules?: object[], fields?: object): Promise<string>
+  dataset(items: readonly object[]): Promise<string>
+  eval(fields: object): Promise<any>
+  /** Runs an eval and waits for the end of the run. */
+  run(evalId: string, body?: object): Promise<any>
+  results(run: { id: string; eval_id: string }, query?: string): Promise<any[]>
+}
+
+export const item = (content: string, expected_output?: string | null, metadata?: object | null) => ({
+  input: [{ role: 'user', content }],
+  expected_output,
+  metadata,
+})
+
+let counter = 0
+
+export async function made(key: Client, path: string, body: object): Promise<any> {
+  const reply = await key.post(path, body)
+  assert.equal(reply.status, 201, JSON.stringify(reply.body))
+  return reply.body
+}
+
+export function refused(reply: { status: number; body: any }, status: number, code: string, path?: string): void {
+  assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))
+  if (path !== undefined) assert.equal(reply.body.error.meta.problems[0].path, path)
+}
+
+/** A run once it has ended. */
+export const ended = (key: Client, run: { id: string; eval_id: string }): Promise<any> =>
+  eventually(
+    async () => {
+      const { body } = await key.get(`/evals/${run.eval_id}/runs/${run.id}`)
+      return ['completed', 'failed', 'canceled'].includes(body.status) ? body : null
+    },
+    { what: `end of ${run.id}` },
+  )
+
+export async function startEvalApp(options: Parameters<typeof startAgentApp>[0] = {}): Promise<EvalApp> {
+  const app = await startAgentApp({ workers: ['generation', 'evaluation'], actions: EVAL_ACTIONS, ...options })
+  const lanes = client(app.double)
+  const dataset = async (items: readonly object[]): Promise<string> => {
+    const { id } = await made(app.key, '/datasets', { name: `set ${++counter}` })
+    for (const each of items) await made(app.key, `/datasets/${id}/items`, each)
+    return id
+  }
+  return {
+    ...app,
+    lanes,
+    dataset,
+    async echo(lane, rules = [{ reply: { text: 'Yes' } }], fields = {}) {
+      await lanes.put(lane, { rules })
+      return app.agent({ model: `${lane}/m`, ...fields })
+    },
+    eval: fields => made(app.key, '/evals', { name: `eval ${++counter}`, ...fields }),
+    async run(evalId, body = {}) {
+      const reply = await app.key.post(`/evals/${evalId}/runs`, { wait: true, ...body })
+      assert.equal(reply.status, 201, JSON.stringify(reply.body))
+      return reply.body
+    },
+    async results(run, query = '') {
+      const { status, body } = await app.key.get(`/evals/${run.eval_id}/runs/${run.id}/results${query}`)
+      assert.equal(status, 200, JSON.stringify(body))
+      return body.data
+    },
+  }
+}
