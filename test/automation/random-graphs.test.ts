@@ -13,6 +13,8 @@ import { startToolDouble, type ToolDouble } from './support/tool-double.ts'
 const UNDISTURBED = Number(process.env.RANDOM_GRAPHS ?? 160)
 const DISTURBED = Number(process.env.RANDOM_GRAPHS_KILLED ?? 24)
 const SEED = Number(process.env.RANDOM_GRAPHS_SEED ?? 1)
+/** A node's write fails beside nodes that were activated with it: rare, and run every time. */
+const RARE = [1132, 1740, 1758]
 
 /** Runs that are driven at once. */
 const AT_ONCE = 24
@@ -82,8 +84,9 @@ describe('random graphs', function () {
     return [`seed ${graph.seed}, ${graph.mode}, ${run}:`, ...wrong, JSON.stringify(graph), ...faults]
   }
 
-  const runAll = async (first: number, count: number) => {
-    const seeds = Array.from({ length: count }, (_, index) => first + index)
+  const from = (first: number, count: number) => Array.from({ length: count }, (_, index) => first + index)
+
+  const runAll = async (seeds: readonly number[]) => {
     const faults: string[][] = []
     await together(seeds, AT_ONCE, async seed => {
       if (faults.length >= ENOUGH) return
@@ -110,7 +113,7 @@ describe('random graphs', function () {
 
   it('run as they must, by two workers', async () => {
     await Promise.all([worker(WORKER), worker(WORKER)])
-    await runAll(SEED, UNDISTURBED)
+    await runAll([...new Set([...RARE, ...from(SEED, UNDISTURBED)])])
     assert.deepEqual(await sideEffects(project.key, double, { exactly: true }), [])
   })
 
@@ -127,7 +130,7 @@ describe('random graphs', function () {
       }
     })()
     try {
-      await runAll(SEED + 1_000_000, DISTURBED)
+      await runAll(from(SEED + 1_000_000, DISTURBED))
     } finally {
       over = true
       await killing

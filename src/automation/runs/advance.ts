@@ -16,7 +16,16 @@ import { runQueue, runTold } from './queue.ts'
 import { type RequiredAction, requiredActions } from './required.ts'
 import { retryDelay } from './retry-rule.ts'
 import { shownRun } from './show.ts'
-import { bytesOf, isTooLarge, MAX_OPEN_BYTES, MAX_STATE_BYTES, nodeFailed, put, type State, writesOf } from './state.ts'
+import {
+  bytesOf,
+  isTooLarge,
+  MAX_OPEN_BYTES,
+  MAX_STATE_BYTES,
+  nodeFailed,
+  type State,
+  withValue,
+  writesOf,
+} from './state.ts'
 import { stopBelow } from './stop.ts'
 import {
   type Children,
@@ -413,11 +422,16 @@ export class Advance {
     const last = (rows: readonly ExecutionRow[]) => Math.max(...rows.map(row => Date.parse(row.completed_at as string)))
     const due = [...together, ...alone].sort((one, other) => last(one) - last(other))
     const at = ({ node_id }: ExecutionRow) => this.graph.order.get(node_id) as number
-    for (const rows of due)
+    for (const rows of due) {
+      const { outcomes, written } = this.run
       for (const row of rows.sort((one, other) => at(one) - at(other))) {
         this.#applyOutcome(row)
-        if (this.#failure) return true
+        if (!this.#failure) continue
+        // Of nodes that were activated together either all are part of the state or none is.
+        Object.assign(this.run, { outcomes, written })
+        return true
       }
+    }
     return due.length > 0
   }
 
@@ -429,17 +443,13 @@ export class Advance {
       label: row.label,
       through: row.through,
     }
-    const { outcomes, written } = run
-    run.outcomes = { ...outcomes, [node.id]: outcome }
+    run.outcomes = { ...run.outcomes, [node.id]: outcome }
     try {
       const writes = writesOf(node, run, row.output)
       const isLarge = this.#isLarge(outcome, writes)
-      if (isLarge) run.written = structuredClone(written)
-      for (const { path, value } of writes) put(run.written, path, value)
+      for (const { path, value } of writes) run.written = withValue(run.written, path, value)
       if (isLarge && isTooLarge(run)) throw nodeFailed(node, 'too_large', 'The state of the run is larger than 4 MiB')
     } catch (error) {
-      run.outcomes = outcomes
-      run.written = written
       // The node is on record as completed until here.
       row.status = 'failed'
       row.error = failureOf(error)

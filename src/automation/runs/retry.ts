@@ -9,7 +9,7 @@ import { pinnedGraph } from './definition.ts'
 import { driverOf } from './driver.ts'
 import { hasEnded, type NodeOutcome, type RunContext, type RunRow } from './model.ts'
 import { insertRuns, newRun } from './start.ts'
-import { put, writesOf } from './state.ts'
+import { withValue, writesOf } from './state.ts'
 import { hasBegun } from './store.ts'
 
 export type Retry = RunContext & {
@@ -97,7 +97,9 @@ function replayed(graph: Graph, { input }: Pick<RunRow, 'input'>, kept: readonly
     const node = graph.node(id)
     if (!node) continue
     seed.outcomes[id] = outcome
-    for (const { path, value } of writesOf(node, { input, ...seed }, outcome.artifact)) put(seed.written, path, value)
+    for (const { path, value } of writesOf(node, { input, ...seed }, outcome.artifact)) {
+      seed.written = withValue(seed.written, path, value)
+    }
   }
   return seed
 }

@@ -125,7 +125,7 @@ export type Writes = { path: string[]; value: unknown }[]
 export function writesOf(node: Node, run: Pick<RunRow, 'input' | 'outcomes' | 'written'>, artifact: unknown): Writes {
   const mapping = Object.entries(node.state_mapping ?? {})
   if (mapping.length === 0) return []
-  const state = stateOf({ ...run, written: structuredClone(run.written) })
+  let state: Record<string, unknown> = stateOf(run)
   const spent = nothingSpent()
   const require = room(node, 'state_mapping writes more than 4 MiB')
   return mapping.flatMap(([key, expression]) => {
@@ -133,7 +133,7 @@ export function writesOf(node: Node, run: Pick<RunRow, 'input' | 'outcomes' | 'w
     if (!path) return []
     const value = evaluated(node, `state_mapping.${key}`, expression, { output: artifact, state }, spent)
     require(value)
-    put(state, path, value)
+    state = withValue(state, path, value)
     return [{ path, value }]
   })
 }
@@ -141,17 +141,13 @@ export function writesOf(node: Node, run: Pick<RunRow, 'input' | 'outcomes' | 'w
 export const isTooLarge = (run: Pick<RunRow, 'input' | 'outcomes' | 'written'>): boolean =>
   bytesOf(stateOf(run)) > MAX_STATE_BYTES
 
-/** Writes a value at a path; what is missing on the way, or is no object, becomes one. */
-export function put(root: Record<string, unknown>, path: readonly string[], value: unknown): void {
-  let at = root
-  for (const segment of path.slice(0, -1)) {
-    const next = Object.hasOwn(at, segment) ? at[segment] : undefined
-    if (isObject(next)) at = next
-    else {
-      const made = {}
-      at[segment] = made
-      at = made
-    }
-  }
-  at[path[path.length - 1]] = value
+/** State with a value at a path: objects on the way are made anew, and everything that is not on it is shared. */
+export function withValue(
+  root: Record<string, unknown>,
+  [segment, ...rest]: readonly string[],
+  value: unknown,
+): Record<string, unknown> {
+  if (rest.length === 0) return { ...root, [segment]: value }
+  const inner = Object.hasOwn(root, segment) ? root[segment] : undefined
+  return { ...root, [segment]: withValue(isObject(inner) ? inner : {}, rest, value) }
 }
