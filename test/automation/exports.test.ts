@@ -192,7 +192,7 @@ describe('exports', () => {
 
   it('that cannot be written fail, with the reason in the record and an event, and no file', async () => {
     const about = await aCase()
-    // Nobody works on it before the path of its second file is taken and the requester has lost its rights.
+    // Nobody works on it before the requester has lost its rights.
     const user = await app.user('leaver', [
       {
         statement: [
