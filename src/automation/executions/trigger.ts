@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { isIdOf, type KindRow } from '../../core/api/kind.ts'
+import type { KindRow } from '../../core/api/kind.ts'
 import type { AllowTarget } from '../../core/api/operation.ts'
 import { parse } from '../../core/api/validate.ts'
 import { permitted } from '../../core/iam/access.ts'
@@ -47,10 +47,6 @@ export const playbookTarget: TriggerTarget = {
   type: 'playbook',
   kind: playbookKind.name,
   action: 'playbooks:StartExecution',
-  async find(db, projectId, id) {
-    const row = isIdOf(playbookKind, id) ? await playbookKind.find(db, id) : null
-    return row?.project_id === projectId ? row : null
-  },
   prepare: (_services, { input }) => asFiring(() => parse(FiringInput, input, 'input')),
   async start(tx, services, { trigger, target, authority, caller, prepared }) {
     const { project_id } = trigger

@@ -1,6 +1,5 @@
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { isIdOf } from '../../core/api/kind.ts'
 import type { AllowTarget } from '../../core/api/operation.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { parse } from '../../core/api/validate.ts'
@@ -51,10 +50,6 @@ export const agentTarget: TriggerTarget = {
   type: 'agent',
   kind: 'agent',
   action: 'agents:CreateAgentGeneration',
-  async find(db, projectId, id) {
-    const row = isIdOf(agentKind, id) ? await agentKind.find(db, id) : null
-    return row?.project_id === projectId ? row : null
-  },
   async prepare(services, { input, caller, trigger: { project_id } }) {
     const messages = messagesFrom(storableValue(input) as Record<string, unknown>)
     try {

@@ -1,5 +1,4 @@
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
-import { isIdOf } from '../../core/api/kind.ts'
 import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
 import type { RunRow } from '../runs/model.ts'
 import { inputProblems, requireSize, startRun } from '../runs/start.ts'
@@ -13,10 +12,6 @@ export const orchestrationTarget: TriggerTarget = {
   type: 'orchestration',
   kind: orchestrationKind.name,
   action: 'orchestrations:StartRun',
-  async find(db, projectId, id) {
-    const row = isIdOf(orchestrationKind, id) ? await orchestrationKind.find(db, id) : null
-    return row?.project_id === projectId ? row : null
-  },
   async prepare(services, { target, input }) {
     try {
       requireSize(input)

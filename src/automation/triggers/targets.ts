@@ -1,5 +1,5 @@
 import { type AppError, raise } from '../../core/api/errors.ts'
-import { type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
+import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
@@ -28,8 +28,8 @@ export type TriggerTarget = {
   kind: string
   /** What whoever makes the trigger must be allowed to do with the target, and its creator at each firing. */
   action: string
-  /** A target of a project; null for none. */
-  find(db: Queryable, projectId: string, id: string): Promise<KindRow | null>
+  /** A target of a project; null for none. Default: a row of the kind that is the project's own. */
+  find?(db: Queryable, projectId: string, id: string): Promise<KindRow | null>
   /** Refuses what does not go with the target. Default: an `action` does not. @throws TRIGGER_ACTION_NOT_ALLOWED */
   configure?(target: KindRow, trigger: Pick<TriggerRow, 'action'>): void
   /**
@@ -65,13 +65,18 @@ export function targetOf(aim: Aim): { target: TriggerTarget; kind: Kind } {
   return target && kind ? { target, kind } : targetMissing(aim)
 }
 
+async function ownTarget(db: Queryable, kind: Kind, { project_id, target_id }: Aim): Promise<KindRow | null> {
+  const row: KindRow | null = isIdOf(kind, target_id) ? await kind.find(db, target_id) : null
+  return row?.project_id === project_id ? row : null
+}
+
 /** The target of a trigger. @throws TRIGGER_TARGET_NOT_FOUND */
 export async function requireTarget(
   db: Queryable,
   aim: Aim,
 ): Promise<{ target: TriggerTarget; kind: Kind; row: KindRow }> {
   const { target, kind } = targetOf(aim)
-  const row = await target.find(db, aim.project_id, aim.target_id)
+  const row = target.find ? await target.find(db, aim.project_id, aim.target_id) : await ownTarget(db, kind, aim)
   return row ? { target, kind, row } : targetMissing(aim)
 }
 

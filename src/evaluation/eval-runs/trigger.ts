@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { inputInvalid, type TriggerTarget } from '../../automation/triggers/targets.ts'
 import { raise } from '../../core/api/errors.ts'
-import { isIdOf } from '../../core/api/kind.ts'
 import { refusals } from '../../core/api/validate.ts'
 import { evalKind } from '../evals/model.ts'
 import { startEval } from './start.ts'
@@ -14,10 +13,6 @@ export const evalTarget: TriggerTarget = {
   type: 'eval',
   kind: evalKind.name,
   action: 'evaluations:RunEval',
-  async find(db, projectId, id) {
-    const row = isIdOf(evalKind, id) ? await evalKind.find(db, id) : null
-    return row?.project_id === projectId ? row : null
-  },
   async prepare(_services, { input }) {
     const [problem] = refusals(Input, input, 'input')
     if (problem) inputInvalid(`${problem.path} ${problem.message}`)
