@@ -1,6 +1,6 @@
 import { picked, type Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Making } from '../../core/api/version-archive.ts'
+import { type Making, restoreArchived } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { requireValid } from './check.ts'
 import { isSameStructure } from './definition.ts'
@@ -75,15 +75,12 @@ export async function restoreVersion(
   number: number,
   label: string | undefined,
 ): Promise<OrchestrationRow> {
-  const { tx, caller, audit } = context
-  const stored = await orchestrationKind.lock(tx, context.resource.id)
-  const config = (await orchestrationVersions.get(tx, stored.id, number)).config as Definition
-  if (isSameStructure(stored, config)) return stored
-  await requireValid(context, stored.project_id, config)
-  const changes = orchestrationKind.changes(stored, { ...stored, ...config })
-  const making = { created_by: caller.user.id, label: label ?? `restored from v${number}` }
-  const restored = await changeOrchestration(tx, stored, changes, making)
-  audit.detail.version = restored.version
-  tx.emit(orchestrationKind, 'updated', restored)
-  return restored
+  const at = { kind: orchestrationKind, archive: orchestrationVersions, number, label }
+  return restoreArchived(context, at, async (stored, kept, making) => {
+    const config = kept as Definition
+    if (isSameStructure(stored, config)) return null
+    await requireValid(context, stored.project_id, config)
+    const changes = orchestrationKind.changes(stored, { ...stored, ...config })
+    return changeOrchestration(context.tx, stored, changes, making)
+  })
 }

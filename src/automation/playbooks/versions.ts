@@ -1,6 +1,6 @@
 import { picked, type Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Making } from '../../core/api/version-archive.ts'
+import { type Making, restoreArchived } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { putManaged } from '../orchestrations/versions.ts'
 import { requireValid } from './check.ts'
@@ -69,15 +69,12 @@ export async function restoreVersion(
   number: number,
   label: string | undefined,
 ): Promise<PlaybookRow> {
-  const { tx, caller, audit } = context
-  const stored = await playbookKind.lock(tx, context.resource.id)
-  const config = (await playbookVersions.get(tx, stored.id, number)).config as unknown as Definition
-  if (isSameStructure(definitionOf(stored), config)) return stored
-  await requireValid(context, stored.project_id, config)
-  const changes = playbookKind.changes(stored, { ...stored, ...config } as PlaybookRow)
-  const making = { created_by: caller.user.id, label: label ?? `restored from v${number}` }
-  const restored = await changePlaybook(tx, stored, changes, making)
-  audit.detail.version = restored.version
-  tx.emit(playbookKind, 'updated', restored)
-  return restored
+  const at = { kind: playbookKind, archive: playbookVersions, number, label }
+  return restoreArchived(context, at, async (stored, kept, making) => {
+    const config = kept as unknown as Definition
+    if (isSameStructure(definitionOf(stored), config)) return null
+    await requireValid(context, stored.project_id, config)
+    const changes = playbookKind.changes(stored, { ...stored, ...config } as PlaybookRow)
+    return changePlaybook(context.tx, stored, changes, making)
+  })
 }

@@ -1,6 +1,6 @@
 import { picked, type Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import type { Making } from '../../core/api/version-archive.ts'
+import { type Making, restoreArchived } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { requireValid } from './check.ts'
 import { type Definition, definitionFields, isSameStructure } from './definition.ts'
@@ -45,15 +45,11 @@ export async function restoreVersion(
   number: number,
   label: string | undefined,
 ): Promise<WorkflowRow> {
-  const { tx, caller, audit } = context
-  const stored = await workflowKind.lock(tx, context.resource.id)
-  const config = (await workflowVersions.get(tx, stored.id, number)).config as Definition
-  if (isSameStructure(definitionOf(stored), config)) return stored
-  await requireValid(context, stored.project_id, config)
-  const changes = picked(config, definitionFields) as Values<WorkflowRow>
-  const making = { created_by: caller.user.id, label: label ?? `restored from v${number}` }
-  const restored = await changeWorkflow(tx, stored, changes, making)
-  audit.detail.version = restored.version
-  tx.emit(workflowKind, 'updated', restored)
-  return restored
+  const at = { kind: workflowKind, archive: workflowVersions, number, label }
+  return restoreArchived(context, at, async (stored, kept, making) => {
+    const config = kept as Definition
+    if (isSameStructure(definitionOf(stored), config)) return null
+    await requireValid(context, stored.project_id, config)
+    return changeWorkflow(context.tx, stored, picked(config, definitionFields) as Values<WorkflowRow>, making)
+  })
 }

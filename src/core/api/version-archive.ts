@@ -5,7 +5,7 @@ import { raise } from './errors.ts'
 import { newId } from './ids.ts'
 import { type Kind, type KindRow, selectList } from './kind.ts'
 import { page, pageOf, textFilter } from './lists.ts'
-import { itemOperation, type Operation, type Page } from './operation.ts'
+import { type Context, itemOperation, type Operation, type Page } from './operation.ts'
 import { versionNumber, versionQuery } from './versions.ts'
 
 /** What every archive keeps of a version; `config` is what a restore writes. */
@@ -100,6 +100,32 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
       return { from, to, changes: changesBetween(configAt(from), after) }
     },
   }
+}
+
+/**
+ * Writes what an earlier version kept as the next version, under the lock of the row, and tells of it. Returns the row as it
+ * is where nothing differs.
+ * @param change writes the configuration by the making given; null where the row has it already
+ * @throws RESOURCE_NOT_FOUND, and what refuses the configuration today
+ */
+export async function restoreArchived<Row extends Versioned>(
+  { tx, caller, audit, resource }: Pick<Context, 'tx' | 'caller' | 'audit'> & { resource: Row },
+  at: {
+    kind: Kind<Row, any>
+    archive: { get(db: Queryable, id: string, number: number): Promise<Pick<ArchivedVersion, 'config'>> }
+    number: number
+    label: string | undefined
+  },
+  change: (stored: Row, config: Record<string, unknown>, making: Making) => Promise<Row | null>,
+): Promise<Row> {
+  const { kind, archive, number, label = `restored from v${number}` } = at
+  const stored = await kind.lock(tx, resource.id)
+  const { config } = await archive.get(tx, stored.id, number)
+  const restored = await change(stored, config, { created_by: caller.user.id, label })
+  if (restored === null) return stored
+  audit.detail.version = restored.version
+  tx.emit(kind, 'updated', restored)
+  return restored
 }
 
 /** The operations that read the versions of a kind: list, compare and one by its number. */

@@ -2,7 +2,7 @@ import type { z } from 'zod'
 import type { Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { parse } from '../../core/api/validate.ts'
-import type { Making } from '../../core/api/version-archive.ts'
+import { type Making, restoreArchived } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { type DeciderRow, deciderKind } from './model.ts'
 import { Questions } from './questions.ts'
@@ -41,18 +41,14 @@ export async function changeDecider(
  * VALIDATION_FAILED for questions that could not be written today.
  */
 export async function restoreVersion(
-  { tx, caller, audit, resource }: Pick<Context, 'tx' | 'caller' | 'audit'> & { resource: DeciderRow },
+  context: Pick<Context, 'tx' | 'caller' | 'audit'> & { resource: DeciderRow },
   number: number,
   label: string | undefined,
 ): Promise<DeciderRow> {
-  const stored = await deciderKind.lock(tx, resource.id)
-  const { config } = await deciderVersions.get(tx, stored.id, number)
-  const questions: z.output<typeof Questions> = parse(Questions, config.questions, 'questions')
-  const changes = deciderKind.changes(stored, { ...stored, questions })
-  if (Object.keys(changes).length === 0) return stored
-  const making = { created_by: caller.user.id, label: label ?? `restored from v${number}` }
-  const restored = await changeDecider(tx, stored, changes, making)
-  audit.detail.version = restored.version
-  tx.emit(deciderKind, 'updated', restored)
-  return restored
+  const at = { kind: deciderKind, archive: deciderVersions, number, label }
+  return restoreArchived(context, at, async (stored, config, making) => {
+    const questions: z.output<typeof Questions> = parse(Questions, config.questions, 'questions')
+    const changes = deciderKind.changes(stored, { ...stored, questions })
+    return Object.keys(changes).length === 0 ? null : changeDecider(context.tx, stored, changes, making)
+  })
 }
