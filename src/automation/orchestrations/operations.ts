@@ -1,17 +1,17 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
 import { contains } from '../../core/api/filters.ts'
-import { type Context, itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
+import { itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
-import { identifying, sql } from '../../core/db/sql.ts'
+import { sql } from '../../core/db/sql.ts'
 import { contextKeyProblems, findingsOf, requireValid } from './check.ts'
 import { renamed } from './definition.ts'
 import { diagramOf, picturedRuns } from './diagram.ts'
 import { orchestrationEnds } from './ends.ts'
 import { graphOf } from './graph.ts'
+import { lookupProject } from './lookup-project.ts'
 import {
   type Definition,
   definitionFields,
@@ -41,19 +41,6 @@ const definitionIn = (body: Partial<Definition>): Definition => ({
   state_schema: body.state_schema ?? null,
   input_schema: body.input_schema ?? null,
 })
-
-/**
- * The project in which what a graph names is looked up; null without one.
- * @throws FORBIDDEN, RESOURCE_NOT_FOUND
- */
-async function lookupProject({ allow, caller, db }: Context<any, any>, named: string | null | undefined) {
-  const project = named ?? caller.project_id
-  if (project === null) return null
-  allow('orchestrations:ValidateOrchestration', { kind: orchestrationKind, project_id: project })
-  const exists =
-    caller.project_id !== null || (await db.exists(identifying`select id from projects where id = ${project}`))
-  return exists ? project : raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
-}
 
 export const orchestrationOperations: Operation[] = [
   // orchestrations_project serves the order.
@@ -88,7 +75,11 @@ export const orchestrationOperations: Operation[] = [
     reads: true,
     async run(context) {
       const { services, db, caller, body } = context
-      const project = await lookupProject(context, body.project_id)
+      const project = await lookupProject(
+        context,
+        { kind: orchestrationKind, action: 'orchestrations:ValidateOrchestration' },
+        body.project_id,
+      )
       const definition = definitionIn(body)
       const asking = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
       const found = await findingsOf(services, definition, asking)

@@ -1,10 +1,9 @@
-import { raise } from '../../core/api/errors.ts'
 import { contains } from '../../core/api/filters.ts'
-import { type Context, type Operation, operation } from '../../core/api/operation.ts'
+import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
-import { identifying } from '../../core/db/sql.ts'
+import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
 import { problemsIn, requireValid } from './check.ts'
 import { type Definition, definitionFields } from './definition.ts'
@@ -37,19 +36,6 @@ const definitionIn = (body: { [Name in keyof Definition]?: unknown }): Definitio
     outcome: body.outcome ?? null,
     resolve_case: body.resolve_case ?? true,
   }) as Definition
-
-/**
- * The project in which what steps name is looked up; null without one.
- * @throws FORBIDDEN, RESOURCE_NOT_FOUND
- */
-async function lookupProject({ allow, caller, db }: Context<any, any>, named: string | null | undefined) {
-  const project = named ?? caller.project_id
-  if (project === null) return null
-  allow('playbooks:ValidatePlaybook', { kind: playbookKind, project_id: project })
-  const exists =
-    caller.project_id !== null || (await db.exists(identifying`select id from projects where id = ${project}`))
-  return exists ? project : raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
-}
 
 export const playbookOperations: Operation[] = [
   // playbooks_project serves the order.
@@ -86,7 +72,11 @@ export const playbookOperations: Operation[] = [
     reads: true,
     async run(context) {
       const { services, db, caller, body } = context
-      const project = await lookupProject(context, body.project_id)
+      const project = await lookupProject(
+        context,
+        { kind: playbookKind, action: 'playbooks:ValidatePlaybook' },
+        body.project_id,
+      )
       const asking = { project, tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
       const problems = await problemsIn(db, services, definitionIn(body), asking)
       return { valid: problems.length === 0, problems }
