@@ -59,12 +59,11 @@ export function differences(before: CaseRow, after: CaseRow): Record<string, Cha
 
 /** Changes a case, whose row the caller holds, and tells of it; nothing where it is so already. */
 export async function changeCase(tx: Tx, stored: CaseRow, values: Values<CaseRow>, by: By): Promise<CaseRow> {
-  const changes = differences(stored, { ...stored, ...values })
-  const changed = Object.keys(changes)
-  if (changed.length === 0) return stored
+  if (Object.keys(caseKind.changes(stored, { ...stored, ...values })).length === 0) return stored
   const row = await caseKind.update(tx, stored.id, values)
+  const changes = differences(stored, row)
   happened(tx, row, by, [{ kind: 'updated', data: { changes } }])
-  tx.emit(caseKind, 'updated', row, { extra: { changed } })
+  tx.emit(caseKind, 'updated', row, { extra: { changed: Object.keys(changes) } })
   return row
 }
 

@@ -7,7 +7,6 @@ import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import {
   changeCase,
-  differences,
   moveCase,
   overlaid,
   requireNoExecution,
@@ -138,9 +137,8 @@ export const caseOperations: Operation[] = [
     },
     change: (next, { stored, body }) =>
       body.fields ? { ...next, fields: overlaid(stored.fields, body.fields) } : next,
-    told: (row, { stored }) => ({ changed: Object.keys(differences(stored, row)) }),
-    changed: (row, { stored, tx, caller }) =>
-      happened(tx, row, byCaller(caller), [{ kind: 'updated', data: { changes: differences(stored, row) } }]),
+    event: null,
+    write: (next, { tx, stored, caller }) => changeCase(tx, stored, caseKind.changes(stored, next), byCaller(caller)),
   }),
   cases.remove({
     description: 'With its timeline, evidence, links and executions; files and documents that it cites stay.',

@@ -204,13 +204,13 @@ export function resource<Row extends KindRow, Event extends string>(
         ) => Promise<Row | void> | Row | void
         /** Writes the result; by default its columns that differ. */
         write?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<Row>
-        /** What its event says beside the record. */
-        told?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => object
+        /** Null where `write` tells of the change itself. */
+        event?: null
         /** What else follows from the change, in its transaction. */
         changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
       },
     ): Operation {
-      const { body, method = 'patch', quiet = false, check, change, write, told, changed, ...more } = overrides
+      const { body, method = 'patch', quiet = false, check, change, write, event, changed, ...more } = overrides
       return itemOperation(kind, {
         id: `${method === 'put' ? 'replace' : 'update'}${noun}`,
         method,
@@ -244,7 +244,7 @@ export function resource<Row extends KindRow, Event extends string>(
             write ? await write(next, all) : await kind.update(tx, stored.id, changes),
             context,
           )
-          if (emits('updated')) tx.emit(kind, 'updated' as Event, row, told && { extra: told(row, all) })
+          if (event !== null && emits('updated')) tx.emit(kind, 'updated' as Event, row)
           await changed?.(row, all)
           return present(row)
         },
