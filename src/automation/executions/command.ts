@@ -14,7 +14,7 @@ import { answerDriven, cancelRun } from '../runs/command.ts'
 import { runKind } from '../runs/model.ts'
 import { retryRun } from '../runs/retry.ts'
 import { cameOf, type Held, hold } from './drive.ts'
-import { conflict, type ExecutionRow, isOver, type StepRow } from './model.ts'
+import { conflict, type ExecutionRow, isOver, NOT_BEGUN, type StepRow } from './model.ts'
 import { claim, schemaProblems } from './start.ts'
 import { capturedNames, writeExecution } from './store.ts'
 
@@ -185,24 +185,7 @@ export async function retryExecution(
   const steps = held.steps.filter(
     ({ key, status }) => (status === 'failed' || status === 'cancelled') && left.includes(key),
   )
-  for (const step of steps)
-    Object.assign(step, {
-      status: 'pending',
-      attempts_before: step.attempt,
-      output: null,
-      error: null,
-      assignee: null,
-      due_at: null,
-      overdue: false,
-      approval_id: null,
-      generation_id: null,
-      decision_id: null,
-      orchestration_run_id: null,
-      completed_by: null,
-      note: null,
-      started_at: null,
-      completed_at: null,
-    } satisfies Partial<StepRow>)
+  for (const step of steps) Object.assign(step, NOT_BEGUN, { attempts_before: step.attempt })
   await writeExecution(tx, stored, steps)
   held.case = await claim(tx, kase, stored, byCaller(caller), { retried: true })
   return held

@@ -109,6 +109,24 @@ export const presentStep = ({ execution_id: _execution, attempts_before: _before
   output: step.output ?? null,
 })
 
+/** A step that nobody has begun. */
+export const NOT_BEGUN = {
+  status: 'pending',
+  output: null,
+  error: null,
+  assignee: null,
+  due_at: null,
+  overdue: false,
+  approval_id: null,
+  generation_id: null,
+  decision_id: null,
+  orchestration_run_id: null,
+  completed_by: null,
+  note: null,
+  started_at: null,
+  completed_at: null,
+} satisfies Partial<StepRow>
+
 /** Executions are named as their case by policies. */
 export const executionKind = kind({
   name: 'playbook_execution',

@@ -15,7 +15,7 @@ import type { Definition } from '../playbooks/definition.ts'
 import { type PlaybookRow, playbookVersions } from '../playbooks/model.ts'
 import { definitionOf, MANAGER } from '../playbooks/versions.ts'
 import { insertRuns, newRun } from '../runs/start.ts'
-import { type ExecutionRow, executionKind, presentExecution, type StepRow } from './model.ts'
+import { type ExecutionRow, executionKind, NOT_BEGUN, presentExecution, type StepRow } from './model.ts'
 import { writeExecution } from './store.ts'
 
 /** What an execution is started with. */
@@ -167,24 +167,11 @@ function newExecution(
       title,
       type,
       position,
-      status: 'pending',
       attempt: 0,
       attempts_before: 0,
       input: null,
-      output: null,
-      error: null,
-      assignee: null,
-      due_at: null,
-      overdue: false,
-      approval_id: null,
-      generation_id: null,
-      decision_id: null,
-      orchestration_run_id: null,
       tool_id: null,
-      completed_by: null,
-      note: null,
-      started_at: null,
-      completed_at: null,
+      ...NOT_BEGUN,
     }),
   )
   return { row, steps }
