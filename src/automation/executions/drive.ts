@@ -64,6 +64,8 @@ export class Held implements Driven {
   readonly #links: { type: LinkType; target_id: string }[] = []
   readonly #events: { verb: 'step_waiting' | 'step_completed'; step: StepRow }[] = []
   readonly #touched = new Set<StepRow>()
+  /** In this transaction. */
+  #hasEnded = false
 
   constructor(tx: Tx, row: ExecutionRow, steps: readonly StepRow[], kase: CaseRow) {
     this.tx = tx
@@ -149,14 +151,8 @@ export class Held implements Driven {
     const { run, now } = advanced
     for (const attempt of advanced.changed) await this.#note(run, attempt, now)
     this.#derive(run, now)
-    const failed = run.status === 'failed' && this.#isNew('failed')
-    if (failed) this.#report(run)
+    if (this.#hasEnded && run.status === 'failed') this.#report(run)
     await this.#write(now)
-  }
-
-  readonly #ends = new Set<ExecutionRow['status']>()
-  #isNew(status: ExecutionRow['status']): boolean {
-    return this.#ends.has(status)
   }
 
   /** The record of a step as an attempt of its node leaves it. */
@@ -312,7 +308,7 @@ export class Held implements Driven {
       row.status = 'waiting'
       row.waiting_on = this.#waitingOn(current, run)
     } else if (row.started_at !== null) row.status = 'running'
-    if (isOver(row)) this.#ends.add(row.status)
+    this.#hasEnded = isOver(row)
   }
 
   #waitingOn({ key, type, assignee, due_at, approval_id }: StepRow, run: RunRow): WaitingOn {
@@ -366,12 +362,11 @@ export class Held implements Driven {
     const data = presentExecution(row, this.steps)
     for (const { verb, step } of this.#events)
       tx.emit(executionKind, verb, row, { data, extra: { step: presentStep(step) } })
-    for (const status of this.#ends)
-      if (status === 'completed' || status === 'failed' || status === 'cancelled')
-        tx.emit(executionKind, status, row, {
-          data,
-          ...(status === 'failed' ? { extra: { error: row.error, step_key: row.current_step_key } } : {}),
-        })
+    if (this.#hasEnded)
+      tx.emit(executionKind, row.status as 'completed' | 'failed' | 'cancelled', row, {
+        data,
+        ...(row.status === 'failed' ? { extra: { error: row.error, step_key: row.current_step_key } } : {}),
+      })
   }
 
   async #moveCase(by: By, now: string): Promise<void> {
