@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { made, startTarget, type Target } from '../execution/tool-target.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
+import { startTriggerApp, type TriggerApp } from './triggers-support.ts'
 
 export const ACTIONS = [
   'workflows:*',
@@ -32,29 +31,16 @@ export const FAST = {
   EGRESS_ALLOW_HOSTS: '127.0.0.1',
 }
 
-export type TaskApp = AgentApp & { target: Target; toolId: string }
+export type TaskApp = TriggerApp
 
 /** An app with an agent, a tool, and who works on tasks. */
-export async function startTaskApp(options: Parameters<typeof startAgentApp>[0] = {}): Promise<TaskApp> {
-  const target = await startTarget()
-  const { env, ...more } = options
-  const app = await startAgentApp({
+export const startTaskApp = ({ env, ...more }: Parameters<typeof startTriggerApp>[0] = {}): Promise<TaskApp> =>
+  startTriggerApp({
     workers: ['orchestration', 'generation', 'trigger', 'delivery'],
     actions: ACTIONS,
     env: { ...FAST, ...env },
     ...more,
   })
-  const toolId = (await made(app.admin, { project_id: app.projectId, execute: { url: target.url } })).id
-  return {
-    ...app,
-    target,
-    toolId,
-    async close() {
-      await app.close()
-      await target.close()
-    },
-  }
-}
 
 let counter = 0
 
