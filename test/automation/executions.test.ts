@@ -645,6 +645,164 @@ describe('executions of playbooks', () => {
     assert.ok(!(await events(long.id)).some(({ name }) => name.endsWith('step_waiting')))
   })
 
+  it('wait for an event of their project that the filter lets by', async () => {
+    const awaits = (more: object) => ({ key: 'paid', title: 'Paid', type: 'wait', event: more })
+    const filter = {
+      and: [
+        { '==': [{ var: 'data.external_id' }, { var: 'case.fields.invoice' }] },
+        { '==': [{ var: 'data.title' }, { var: 'steps.ask.output.title' }] },
+      ],
+    }
+    const steps = [
+      manual('ask'),
+      awaits({ pattern: 'cases.*', filter }),
+      manual('after', { assignee: { var: 'steps.paid.output.event.data.title' } }),
+    ]
+    const invoice = `inv-${++counter}`
+    const started = await run(steps, { case: { fields: { invoice } } })
+    await until(started.id, 'waiting')
+    // Before the step waits it is for nobody.
+    await newCase({ external_id: `${invoice}-early`, title: 'settled' })
+    assert.equal((await complete(started.id, 'ask', { result: { title: 'settled' } })).status, 200)
+    const waits = await until(started.id, 'waiting', 'paid')
+    assert.deepEqual(waits.waiting_on, {
+      type: 'event',
+      step_key: 'paid',
+      event_pattern: 'cases.*',
+      expires_at: null,
+    })
+    assert.deepEqual(waits.steps[1].input, { 'case.fields.invoice': invoice, 'steps.ask.output.title': 'settled' })
+    const { case_id } = started
+    const listed = await key.get(`/playbook-executions?waiting_on_type=event&case_id=${case_id}`)
+    assert.deepEqual(
+      listed.body.data.map(({ id }: any) => id),
+      [started.id],
+    )
+    assert.equal((await caseOf(started)).status, 'waiting')
+    // A change of the case does not count: what the filter reads of it is as the wait found it.
+    assert.equal((await key.patch(`/cases/${case_id}`, { fields: { invoice: 'other' } })).status, 200)
+    await newCase({ external_id: 'other', title: 'settled' })
+    await newCase({ external_id: `${invoice}-x`, title: 'settled' })
+    const came = await newCase({ external_id: invoice, title: 'settled' })
+    const on = await until(started.id, 'waiting', 'after')
+    const { event, waited_until } = on.steps[1].output
+    assert.deepEqual([event.event, event.resource_id, event.data.title], ['cases.created', came.id, 'settled'])
+    assert.ok(Date.parse(waited_until) >= Date.parse(event.timestamp))
+    assert.equal(on.waiting_on.assignee, 'settled')
+    const told = (await events(started.id)).map(({ name }) => name.split('.')[1])
+    assert.deepEqual(told, ['started', 'step_waiting', 'step_completed', 'step_completed', 'step_waiting'])
+  })
+
+  it('are not woken by what they do themselves, nor by an event of another project, and time out', async () => {
+    const { key: other } = await app.projectWith(['cases:*'])
+    const started = await run([
+      { key: 'any', title: 'Any', type: 'wait', event: { pattern: 'cases.*', timeout_seconds: 3 } },
+    ])
+    const { waiting_on } = await until(started.id, 'waiting')
+    assert.ok(Date.parse(waiting_on.expires_at) > Date.now())
+    assert.equal((await other.post('/cases', { title: 'elsewhere' })).status, 201)
+    const failed = await until(started.id, 'failed')
+    assert.deepEqual(failed.error.meta, { step_key: 'any', reason: 'timeout' })
+    assert.equal(failed.waiting_on, null)
+  })
+
+  it('are woken by an event together, each once', async () => {
+    const title = `wakes ${++counter}`
+    const event = { pattern: 'cases.created', filter: { '==': [{ var: 'data.title' }, title] } }
+    const { id: playbook_id } = await playbook([{ key: 'all', title: 'All', type: 'wait', event }, manual('next')])
+    const started = await Promise.all(
+      Array.from({ length: 12 }, async () =>
+        created('/playbook-executions', { case_id: (await newCase()).id, playbook_id }),
+      ),
+    )
+    for (const { id } of started) await until(id, 'waiting', 'all')
+    await Promise.all([newCase({ title }), newCase({ title })])
+    for (const execution of started) {
+      const { id } = execution
+      await until(id, 'waiting', 'next')
+      const completed = (await timeline(execution)).filter(({ kind }) => kind === 'step_completed')
+      assert.equal(completed.length, 1)
+    }
+  })
+
+  it('take nothing that the policy of their trigger hides, and need the right to a trigger where they are written', async () => {
+    const keyWith = async (action: string[]) => {
+      const document = { statement: [{ effect: 'Allow', action, resource: [`srn:${app.projectId}:*:*`] }] }
+      const policy = (await app.admin.post('/policies', { document })).body
+      const { body } = await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [policy.id] })
+      return { key: app.as(body.secret), policy_id: policy.id }
+    }
+    const steps = [{ key: 'all', title: 'All', type: 'wait', event: { pattern: 'cases.created' } }, manual('next')]
+    const { key: writer } = await keyWith(['playbooks:*'])
+    assert.deepEqual(code(await writer.post('/playbooks', { name: 'no right', steps })), [403, 'FORBIDDEN'])
+    const { id } = (await writer.post('/playbooks', { name: `right ${++counter}`, steps: [manual('a')] })).body
+    assert.deepEqual(code(await writer.patch(`/playbooks/${id}`, { steps })), [403, 'FORBIDDEN'])
+
+    const { id: target_id } = await playbook(steps)
+    const { policy_id } = await keyWith(['playbooks:*', 'cases:CreateCase'])
+    const trigger = await created('/triggers', { name: 'bounded', type: 'manual', target_type: 'playbook', target_id })
+    const bounded = await key.patch(`/triggers/${trigger.id}`, { policy_id })
+    assert.equal(bounded.status, 200, JSON.stringify(bounded.body))
+    const fired = await key.post(`/triggers/${trigger.id}/fire`, { input: { case: { title: 'bounded' } } })
+    assert.ok(fired.status < 300, JSON.stringify(fired.body))
+    const list = async () => (await key.get(`/playbook-executions?playbook_id=${target_id}`)).body.data
+    await eventually(async () => (await list())[0]?.status === 'waiting')
+    const [hidden] = await list()
+    const open = await created('/playbook-executions', { case_id: (await newCase()).id, playbook_id: target_id })
+    await until(open.id, 'waiting', 'all')
+    await newCase()
+    // Both judged the event: who may see it has gone on.
+    await until(open.id, 'waiting', 'next')
+    assert.equal((await read(hidden.id)).current_step_key, 'all')
+  })
+
+  it('are paused and resumed', async () => {
+    const started = await run([manual('a'), manual('b'), { key: 'c', title: 'C', type: 'wait', duration_seconds: 1 }])
+    const { id } = started
+    await until(id, 'waiting')
+    const path = `/playbook-executions/${id}`
+    assert.deepEqual(code(await key.post(`${path}/resume`)), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
+    const paused = await key.post(`${path}/pause`, { reason: 'holidays' })
+    assert.equal(paused.status, 200, JSON.stringify(paused.body))
+    assert.equal(paused.body.pause_reason, 'holidays')
+    const again = await key.post(`${path}/pause`, { reason: 'other' })
+    assert.deepEqual(
+      [again.status, again.body.pause_reason, again.body.pause_requested_at],
+      [200, 'holidays', paused.body.pause_requested_at],
+    )
+    assert.equal((await complete(id, 'a')).status, 200)
+    const drives = async () => (await key.get(`/orchestration-runs/${started.orchestration_run_id}`)).body
+    await eventually(async () => (await drives()).status === 'awaiting_input')
+    assert.deepEqual(statuses(await read(id)), ['a:completed', 'b:pending', 'c:pending'])
+    // A pause of the project is another one.
+    assert.equal((await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'closed' })).status, 200)
+    try {
+      assert.deepEqual(code(await key.post(`${path}/resume`)), [409, 'PROJECT_PAUSED'])
+    } finally {
+      assert.equal((await app.admin.post(`/projects/${app.projectId}/resume`)).status, 200)
+    }
+    assert.equal((await read(id)).pause_reason, 'holidays')
+    const resumed = await key.post(`${path}/resume`)
+    assert.deepEqual([resumed.status, resumed.body.pause_requested_at], [200, null], JSON.stringify(resumed.body))
+    await until(id, 'waiting', 'b')
+    const changes = (await timeline(started)).flatMap(({ kind, data, principal_kind }) =>
+      kind === 'updated' ? [[principal_kind, data]] : [],
+    )
+    assert.deepEqual(changes, [
+      ['api_key', { changes: { paused: { from: false, to: true } }, reason: 'holidays' }],
+      ['api_key', { changes: { paused: { from: true, to: false } } }],
+    ])
+    // While it is paused no timer ends.
+    assert.equal((await complete(id, 'b')).status, 200)
+    await until(id, 'waiting', 'c')
+    assert.equal((await key.post(`${path}/pause`)).status, 200)
+    const cancelled = await key.post(`${path}/cancel`)
+    assert.deepEqual([cancelled.body.status, cancelled.body.pause_requested_at], ['cancelled', null])
+    assert.deepEqual(code(await key.post(`${path}/pause`)), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
+    const narrow = await app.projectWith(['playbooks:*'])
+    assert.equal((await narrow.key.post(`${path}/pause`)).status, 404)
+  })
+
   it('fail at what cannot be evaluated, also where a person has completed the step', async () => {
     const doubled = Array.from({ length: 10 }, () => 0).reduce<object>(inner => ({ cat: [inner, inner] }), {
       var: 'output.text',

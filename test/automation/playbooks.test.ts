@@ -100,6 +100,30 @@ describe('playbooks', () => {
         'STEP_TYPE_INVALID steps[0].type',
       ],
     )
+    const waits = (key: string, event: object) => ({ key, title: 't', type: 'wait', event })
+    assert.deepEqual(
+      await findings({
+        steps: [
+          waits('form', { pattern: 'Cases.Created' }),
+          waits('none', { pattern: 'cases.exploded' }),
+          waits('filter', { pattern: '*', filter: { var: 'steps.last.output' } }),
+          waits('literal', { pattern: 'billing.paid', filter: true }),
+          waits('long', { pattern: 'cases.*', timeout_seconds: 0, other: 1 }),
+          waits('empty', {}),
+          { ...waits('last', { pattern: '*' }), duration_seconds: 1 },
+        ],
+      }),
+      [
+        'EXPRESSION_MALFORMED steps[3].event.filter',
+        'STEP_FIELD_INVALID steps[0].event.pattern',
+        'STEP_FIELD_INVALID steps[1].event.pattern',
+        'STEP_FIELD_INVALID steps[4].event.other',
+        'STEP_FIELD_INVALID steps[4].event.timeout_seconds',
+        'STEP_FIELD_INVALID steps[5].event.pattern',
+        'STEP_FIELD_INVALID steps[6].event',
+        'STEP_OUTPUT_UNAVAILABLE steps[2].event.filter',
+      ],
+    )
     const unreachable = [manual('a', { next: 'c' }), manual('b'), manual('c')]
     assert.deepEqual(await findings({ steps: unreachable }), ['STEP_UNREACHABLE steps[1]'])
     const many = Array.from({ length: 101 }, (_, index) => manual(`s${index}`))

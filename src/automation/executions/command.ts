@@ -7,10 +7,10 @@ import { lockRunnable } from '../../identity/projects/pause.ts'
 import { requireNotClosed } from '../cases/change.ts'
 import { addEvidence, givenPieces } from '../cases/evidence.ts'
 import type { EvidenceInput } from '../cases/model.ts'
-import { byCaller, doerOf } from '../cases/timeline.ts'
+import { byCaller, doerOf, type Happening } from '../cases/timeline.ts'
 import type { Step } from '../playbooks/definition.ts'
 import { playbookKind } from '../playbooks/model.ts'
-import { answerDriven, cancelRun } from '../runs/command.ts'
+import { answerDriven, cancelRun, pauseRun, resumeRun } from '../runs/command.ts'
 import { runKind } from '../runs/model.ts'
 import { retryRun } from '../runs/retry.ts'
 import { cameOf, type Held, hold } from './drive.ts'
@@ -102,8 +102,12 @@ export async function skipStep(context: Commanding, row: ExecutionRow, key: stri
   return held
 }
 
-const answer = ({ tx, services }: Commanding, held: Held, node_id: string, artifact: unknown) =>
-  answerDriven(tx, services, held.row.orchestration_run_id, { node_id, artifact, driven: held })
+const answer = (
+  { tx, services }: Pick<Commanding, 'tx' | 'services'>,
+  held: Held,
+  node_id: string,
+  artifact: unknown,
+) => answerDriven(tx, services, held.row.orchestration_run_id, { node_id, artifact, driven: held })
 
 /**
  * Says who has a step that waits.
@@ -189,6 +193,60 @@ export async function retryExecution(
   await writeExecution(tx, stored, steps)
   held.case = await claim(tx, kase, stored, byCaller(caller), { retried: true })
   return held
+}
+
+/**
+ * Pauses an execution with everything below it: what is under way goes on to its end, nothing else begins. People can
+ * complete their step meanwhile. The first reason stays.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT
+ */
+export async function pauseExecution(
+  { tx, services, caller }: Commanding,
+  row: ExecutionRow,
+  reason: string | null,
+): Promise<Held> {
+  const held = await opened(tx, row)
+  if (isOver(held.row)) conflict(held.row, 'The execution is over')
+  if (held.row.pause_requested_at !== null) return held
+  held.by = byCaller(caller)
+  held.told([pausedTold(held, true, reason)])
+  await pauseRun(tx, services, held.row.orchestration_run_id, reason, held)
+  return held
+}
+
+/**
+ * Lifts the pause of an execution, but not those of runs below it.
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, PROJECT_PAUSED
+ */
+export async function resumeExecution({ tx, services, caller }: Commanding, row: ExecutionRow): Promise<Held> {
+  await lockRunnable(tx, row.project_id)
+  const held = await opened(tx, row)
+  if (held.row.pause_requested_at === null) conflict(held.row, 'The execution is not paused')
+  held.by = byCaller(caller)
+  held.told([pausedTold(held, false, null)])
+  await resumeRun(tx, services, held.row.orchestration_run_id, held)
+  return held
+}
+
+const pausedTold = ({ row }: Held, to: boolean, reason: string | null): Happening => ({
+  kind: 'updated',
+  data: { changes: { paused: { from: !to, to } }, ...(reason === null ? {} : { reason }) },
+  playbook_execution_id: row.id,
+})
+
+/**
+ * Ends the wait of an execution for an event, unless it has ended since.
+ * @param wait.since when the wait began that the event was judged for
+ */
+export async function eventCame(
+  tx: Tx,
+  services: Services,
+  { id, case_id, since }: { id: string; case_id: string; since: string },
+  envelope: string,
+): Promise<void> {
+  const held = await hold(tx, { id, case_id })
+  if (!held?.row.event_wait || held.row.event_wait.since !== since) return
+  await answer({ tx, services }, held, held.row.event_wait.step_key, JSON.parse(envelope))
 }
 
 /** Marks the steps of an execution that have become overdue, and tells of each once. */

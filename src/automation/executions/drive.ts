@@ -57,6 +57,8 @@ export class Held implements Driven {
   /** What a person does, where this is not the run going on by itself. */
   act: Act | null = null
   cancelled: { by: By; reason: string | null } | null = null
+  /** Who gave another command. */
+  by: By | null = null
   readonly #before: CaseRow
   readonly #written = new Map<string, string[]>()
   readonly #happenings: Happening[] = []
@@ -213,7 +215,13 @@ export class Held implements Driven {
   }
 
   #park(step: Step, record: StepRow, attempt: Attempt, now: string): void {
-    if (step.type === 'wait') return
+    if (step.type === 'wait') {
+      const { deadline_at } = attempt
+      const expires_at = deadline_at && new Date(deadline_at).toISOString()
+      // When it began is filled in with the write.
+      if (step.event) this.row.event_wait = { step_key: step.key, pattern: step.event.pattern, since: '', expires_at }
+      return
+    }
     if (step.type === 'manual') {
       const assignee = attempt.input?.assignee ?? null
       record.assignee = assignee === null || typeof assignee === 'string' ? assignee : JSON.stringify(assignee)
@@ -293,6 +301,10 @@ export class Held implements Driven {
     const current = this.steps.find(({ status }) => status === 'running' || status === 'waiting')
     row.current_step_key = current?.key ?? null
     row.waiting_on = null
+    if (current?.status !== 'waiting' || row.event_wait?.step_key !== current.key) row.event_wait = null
+    // The pause of a project is none of the execution.
+    row.pause_requested_at = run.paused_with_project ? null : run.pause_requested_at
+    row.pause_reason = run.paused_with_project ? null : run.pause_reason
     if (run.status === 'succeeded') this.#complete(run, now)
     else if (run.status === 'failed' || run.status === 'expired') {
       row.status = 'failed'
@@ -309,10 +321,16 @@ export class Held implements Driven {
       row.waiting_on = this.#waitingOn(current, run)
     } else if (row.started_at !== null) row.status = 'running'
     this.#hasEnded = isOver(row)
+    if (this.#hasEnded) Object.assign(row, { event_wait: null, pause_requested_at: null, pause_reason: null })
   }
 
   #waitingOn({ key, type, assignee, due_at, approval_id }: StepRow, run: RunRow): WaitingOn {
     if (approval_id !== null) return { type: 'approval', step_key: key, approval_id }
+    const { event_wait } = this.row
+    if (event_wait) {
+      const { pattern: event_pattern, expires_at } = event_wait
+      return { type: 'event', step_key: key, event_pattern, expires_at }
+    }
     return type === 'manual'
       ? { type: 'manual', step_key: key, assignee, due_at }
       : { type: 'timer', step_key: key, resumes_at: run.wake_at && new Date(run.wake_at).toISOString() }
@@ -348,7 +366,7 @@ export class Held implements Driven {
   async #write(now: string): Promise<void> {
     const { tx, row } = this
     row.updated_at = now
-    const by = this.act?.by ?? this.cancelled?.by ?? AUTOMATION
+    const by = this.act?.by ?? this.cancelled?.by ?? this.by ?? AUTOMATION
     for (const link of this.#links) this.#happenings.push(...(await linkCase(tx, this.case, null, link)).happenings)
     if (this.#pieces.length > 0) {
       const captured_by = this.act?.doer ?? row.started_by ?? { kind: 'user' as const, id: '' }
@@ -356,6 +374,8 @@ export class Held implements Driven {
       this.#happenings.push(...happenings)
     }
     await this.#moveCase(by, now)
+    // By the clock that events are stamped with, and behind those of this transaction.
+    if (row.event_wait) row.event_wait.since ||= new Date().toISOString()
     const steps = [...this.#touched]
     tx.alongside(guard => executionWrite(row, guard))
     if (steps.length > 0) tx.alongside(guard => stepsWrite(steps, guard))
@@ -471,6 +491,8 @@ function shaped(step: Step, attempt: Attempt, given: DrivenOutcome, now: string)
       return { ...given, artifact: { decision, approval_id, resolved_by, reason } }
     }
     case 'wait':
+      if (label === 'expired') throw stepFailed(key, 'timeout', 'The event did not come in time')
+      if (step.event) return { ...given, artifact: { waited_until: now, event: artifact } }
       return {
         ...given,
         artifact: {

@@ -16,7 +16,7 @@ export const isOver = ({ status }: { status: ExecutionStatus }): boolean =>
 
 export const STEP_STATUSES = ['pending', 'running', 'waiting', 'completed', 'failed', 'skipped', 'cancelled'] as const
 
-export const WAITS = ['manual', 'approval', 'timer'] as const
+export const WAITS = ['manual', 'approval', 'timer', 'event'] as const
 
 const anObject = z.record(z.string(), z.unknown())
 const time = z.iso.datetime().nullable()
@@ -64,9 +64,20 @@ export const WaitingOn = z
     due_at: time.optional(),
     approval_id: text.optional(),
     resumes_at: time.optional(),
+    event_pattern: text.optional(),
+    expires_at: time.optional().describe('When the wait for an event fails'),
   })
   .meta({ id: 'PlaybookWaitingOn' })
 export type WaitingOn = z.output<typeof WaitingOn>
+
+/** The event that a step waits for; what its filter reads beside the envelope is the input of the step. */
+export type EventWait = {
+  step_key: string
+  pattern: string
+  /** What happened before does not count. */
+  since: string
+  expires_at: string | null
+}
 
 const columns = {
   case_id: z.string(),
@@ -85,6 +96,8 @@ const columns = {
   previous_orchestration_run_ids: z.array(z.string()).describe('Runs that drove it before it was retried'),
   trigger_id: text,
   started_by: Doer.nullable(),
+  pause_requested_at: time.describe('Since when it is paused'),
+  pause_reason: text,
   started_at: time,
   completed_at: time,
 }
@@ -95,12 +108,15 @@ export const PlaybookExecution = record('PlaybookExecution', {
   usage: UsageTotals.nullable().describe('Of its runs with everything below them; null in lists and events'),
 })
 
-export const ExecutionRow = record('PlaybookExecutionRow', columns).extend({ definition: z.custom<Definition>() })
+export const ExecutionRow = record('PlaybookExecutionRow', columns).extend({
+  definition: z.custom<Definition>(),
+  event_wait: z.custom<EventWait | null>(),
+})
 export type ExecutionRow = z.output<typeof ExecutionRow>
 
 /** An execution as the wire shows it, without its steps where they are not given. */
 export const presentExecution = (
-  { definition: _pinned, ...row }: ExecutionRow,
+  { definition: _pinned, event_wait: _wait, ...row }: ExecutionRow,
   steps: readonly StepRow[] | null = null,
 ) => ({ ...row, steps: steps ? steps.map(presentStep) : null, usage: null as z.output<typeof UsageTotals> | null })
 

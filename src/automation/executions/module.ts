@@ -1,5 +1,7 @@
+import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
 import { raise } from '../../core/api/errors.ts'
 import { module } from '../../core/api/module.ts'
+import { eventConsumers } from '../../core/db/write.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { type CaseExecutions, caseExecutions } from '../cases/executions.ts'
 import { caseKind } from '../cases/model.ts'
@@ -13,6 +15,7 @@ import { deleteRuns } from '../runs/store.ts'
 import { triggerTargets } from '../triggers/targets.ts'
 import { playbookRuns } from './drive.ts'
 import { executionErrors } from './errors.ts'
+import { eventHandlers, executionEvents, hasEventWait } from './events.ts'
 import { executionSource } from './export.ts'
 import { executionHandlers, executionSchedules } from './handlers.ts'
 import { executionKind } from './model.ts'
@@ -54,7 +57,7 @@ export default module('playbook-executions', {
   errors: executionErrors,
   kinds: [executionKind],
   operations: executionOperations,
-  handlers: executionHandlers,
+  handlers: [...executionHandlers, ...eventHandlers],
   schedules: executionSchedules,
   extensions: [
     runDrivers.with(playbookRuns),
@@ -62,5 +65,7 @@ export default module('playbook-executions', {
     playbookEnds.with(endOfPlaybook),
     triggerTargets.with(playbookTarget),
     exportedExecutions.with(executionSource),
+    eventConsumers.with(hasEventWait),
+    eventSubscribers.with(executionEvents),
   ],
 })

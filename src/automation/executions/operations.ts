@@ -10,7 +10,15 @@ import { principalRecord } from '../../core/iam/caller.ts'
 import { caseKind, EvidenceInput } from '../cases/model.ts'
 import { byCaller } from '../cases/timeline.ts'
 import { playbookKind } from '../playbooks/model.ts'
-import { assignStep, cancelExecution, completeStep, retryExecution, skipStep } from './command.ts'
+import {
+  assignStep,
+  cancelExecution,
+  completeStep,
+  pauseExecution,
+  resumeExecution,
+  retryExecution,
+  skipStep,
+} from './command.ts'
 import type { Held } from './drive.ts'
 import {
   EXECUTION_STATUSES,
@@ -167,6 +175,10 @@ const CancelInput = z
   .strictObject({ reason: z.string().max(1000).nullish().describe('Why, for the timeline of the case') })
   .meta({ id: 'PlaybookExecutionCancelInput' })
 
+const PauseInput = z
+  .strictObject({ reason: z.string().max(1000).nullish().describe('Why; the first reason stays') })
+  .meta({ id: 'PlaybookExecutionPauseInput' })
+
 export const executionOperations: Operation[] = [
   start,
   list,
@@ -253,6 +265,35 @@ export const executionOperations: Operation[] = [
       const tool_context = callerContext(body?.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
       return shown(context, await retryExecution(context, resource, tool_context))
     },
+  }),
+  itemOperation(executionKind, {
+    id: 'pausePlaybookExecution',
+    method: 'post',
+    path: `${item}/pause`,
+    param,
+    summary: 'Pause an execution with everything below it',
+    description:
+      'What is under way goes on to its end, nothing else begins. People can complete the step that waits for them meanwhile.',
+    tag,
+    action: 'playbooks:PauseExecution',
+    body: PauseInput,
+    bodyOptional: true,
+    answers: { 200: PlaybookExecution },
+    raises: ['PLAYBOOK_EXECUTION_CONFLICT'],
+    run: async context => shown(context, await pauseExecution(context, context.resource, context.body?.reason ?? null)),
+  }),
+  itemOperation(executionKind, {
+    id: 'resumePlaybookExecution',
+    method: 'post',
+    path: `${item}/resume`,
+    param,
+    summary: 'Lift the pause of an execution',
+    description: 'Runs that its steps started were paused with it, and are resumed by themselves.',
+    tag,
+    action: 'playbooks:ResumeExecution',
+    answers: { 200: PlaybookExecution },
+    raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'PROJECT_PAUSED'],
+    run: async context => shown(context, await resumeExecution(context, context.resource)),
   }),
   itemOperation(executionKind, {
     id: 'cancelPlaybookExecution',

@@ -1,6 +1,7 @@
+import { pathsOf } from '../../core/expressions/references.ts'
 import type { Edge, Definition as Graph, Node } from '../orchestrations/definition.ts'
 import { DECIDE } from '../orchestrations/definition.ts'
-import { type Definition, FAIL, nextOf, otherwiseOf, type Step } from './definition.ts'
+import { type AwaitedEvent, type Definition, FAIL, nextOf, otherwiseOf, type Step } from './definition.ts'
 
 /**
  * A playbook as the graph that its executions run. A step is a node of its key; one with `when` has a condition before it.
@@ -16,6 +17,9 @@ export function stepOf(nodeId: string): { key: string; isCondition: boolean } {
   return { key: isCondition ? nodeId.slice(0, -CONDITION.length) : nodeId, isCondition }
 }
 const CONDITION = '__when'
+
+/** What expressions of steps read. */
+const ROOTS: readonly string[] = ['case', 'input', 'steps', 'execution']
 
 /** What machines are told where a step does not say it. */
 const CASE = {
@@ -101,6 +105,14 @@ function nodeOf(steps: readonly Step[], position: number): Node {
         expires_in: step.expires_in_seconds ?? 86_400,
       }
     case 'wait':
+      if (step.event != null)
+        return {
+          id,
+          type: 'human',
+          prompt: { preserve: step.title },
+          expires_in: step.event.timeout_seconds,
+          input_mapping: readBeside(step.event),
+        }
       return step.duration_seconds == null
         ? { id, type: 'delay', until: step.until }
         : { id, type: 'delay', duration: `${step.duration_seconds}s` }
@@ -117,6 +129,14 @@ function nodeOf(steps: readonly Step[], position: number): Node {
       return { id, type: 'condition', expression: step.rules?.map(({ when }) => when) }
   }
 }
+
+/** What the filter of an awaited event reads beside its envelope, by paths: as it is when the wait begins. */
+const readBeside = ({ filter }: AwaitedEvent): Record<string, unknown> =>
+  Object.fromEntries(
+    pathsOf(filter)
+      .filter(path => ROOTS.includes(path.split('.', 1)[0]))
+      .map(path => [path, { var: path }]),
+  )
 
 const retryOf = ({ max_attempts, backoff_seconds = 0, backoff_multiplier = 1 }: NonNullable<Step['retry']>) => ({
   max_attempts,

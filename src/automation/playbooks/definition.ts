@@ -23,6 +23,9 @@ export const FAIL = 'fail'
 export const RESERVED_KEYS: readonly string[] = [END, FAIL]
 
 export type Rule = { when: unknown; go_to: string }
+
+/** The event that a step waits for: `filter` reads its envelope, and what expressions of steps read. */
+export type AwaitedEvent = { pattern: string; filter?: unknown; timeout_seconds?: number | null }
 export type RequiredEvidence = { name: string; kind: 'note' | 'file' | 'link' }
 
 /** When an attempt that failed is made again. */
@@ -53,6 +56,7 @@ export type Step = {
   on_expired?: string
   duration_seconds?: number
   until?: unknown
+  event?: AwaitedEvent | null
   assignee?: unknown
   result_schema?: object | null
   required_evidence?: RequiredEvidence[] | null

@@ -120,6 +120,20 @@ export const STEP_FIELDS = {
     types: ['wait'],
     expression: 'expression',
   },
+  event: {
+    about: 'Event of the project to wait for: `pattern`, and if need be a `filter` and `timeout_seconds`',
+    schema: z.strictObject({
+      pattern: z.string().min(1).max(128).describe('Name of the event, `prefix.*` or `*`'),
+      filter: z
+        .unknown()
+        .optional()
+        .describe(
+          'Expression over the envelope, and case, input, steps and execution as they were when the wait began',
+        ),
+      timeout_seconds: seconds(1, 31_536_000).nullish().describe('Seconds after which the step fails'),
+    }),
+    types: ['wait'],
+  },
   assignee: {
     about: 'Who is to do it: a text or an expression',
     schema: textOrExpression,

@@ -5,7 +5,7 @@ import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
-import { problemsIn, requireValid } from './check.ts'
+import { EVENT_ACTION, problemsIn, requireValid } from './check.ts'
 import { type Definition, definitionFields } from './definition.ts'
 import { playbookEnds } from './ends.ts'
 import {
@@ -42,14 +42,15 @@ export const playbookOperations: Operation[] = [
   playbooks.list({ filters: { name: contains('name') } }),
   playbooks.create({
     description:
-      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist.',
+      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist. A step that waits for an event needs triggers:CreateTrigger.',
     body: PlaybookInput,
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
-    async make({ tx, services, body, project, caller }) {
+    alsoActions: [EVENT_ACTION],
+    async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, name, description = null } = body
       const definition = definitionIn(body)
-      await requireValid({ tx, services }, project, definition)
+      await requireValid({ tx, services, allow }, project, definition)
       const making = { created_by: caller.user.id, label: version_label }
       return insertPlaybook(tx, { name, description, ...definition, project_id: project }, making)
     },
@@ -90,9 +91,10 @@ export const playbookOperations: Operation[] = [
     bodyLimit,
     quiet: true,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
-    async change(next, { body, stored, tx, services }) {
+    alsoActions: [EVENT_ACTION],
+    async change(next, { body, stored, tx, services, allow }) {
       if (definitionFields.every(name => body[name] === undefined)) return next
-      await requireValid({ tx, services }, stored.project_id, definitionOf(next))
+      await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next))
       return next
     },
     write: (next, { tx, stored, body, caller }) =>
@@ -119,6 +121,7 @@ export const playbookOperations: Operation[] = [
     summary: 'Write the procedure of an earlier version as the next one',
     description: 'It must still be one that could be written today. Name and description stay.',
     action: 'playbooks:RestorePlaybookVersion',
+    alsoActions: [EVENT_ACTION],
     body: RestoreInput,
     bodyOptional: true,
     answers: { 200: Playbook },

@@ -3,6 +3,7 @@ import { refusals } from '../../core/api/validate.ts'
 import { expressionProblem, isHidden, isObject, operationOf } from '../../core/expressions/evaluate.ts'
 import { pathsOf, unknownOperators } from '../../core/expressions/references.ts'
 import { FindingList, isMissing, shown } from '../orchestrations/validate.ts'
+import { patternProblem } from '../triggers/events.ts'
 import { type Definition, END, FAIL, nextOf, otherwiseOf, RESERVED_KEYS, STEP_TYPES, type Step } from './definition.ts'
 import { type StepField, stepFields } from './fields.ts'
 
@@ -84,9 +85,10 @@ function checkStep(step: Step, index: number, places: Places, found: FindingList
     else if (value != null) checkField(field, value, path, { index, places, found })
   }
   if (type === 'wait') {
-    const given = [step.duration_seconds, step.until].filter(value => value != null).length
-    if (given === 0) found.problem('STEP_FIELD_REQUIRED', `${at}.duration_seconds`, 'or until is required')
-    if (given === 2) found.problem('STEP_FIELD_INVALID', `${at}.until`, 'cannot be given with duration_seconds')
+    const [first, second] = (['duration_seconds', 'until', 'event'] as const).filter(name => step[name] != null)
+    if (!first) found.problem('STEP_FIELD_REQUIRED', `${at}.duration_seconds`, 'or until or event is required')
+    if (second) found.problem('STEP_FIELD_INVALID', `${at}.${second}`, `cannot be given with ${first}`)
+    checkEvent(step.event, `${at}.event`, { index, places, found })
   }
   if (Array.isArray(step.rules))
     for (const [number, rule] of step.rules.entries())
@@ -110,6 +112,13 @@ function checkField(field: StepField, value: unknown, path: string, at: At): voi
         at.found.problem('STEP_FIELD_INVALID', place, 'is no key that can be written')
       checkReads(entry, place, at)
     }
+}
+
+function checkEvent(event: unknown, path: string, at: At): void {
+  if (!isObject(event)) return
+  const wrong = typeof event.pattern === 'string' && event.pattern !== '' ? patternProblem(event.pattern) : null
+  if (wrong !== null) at.found.problem('STEP_FIELD_INVALID', `${path}.pattern`, wrong)
+  if (event.filter != null) checkExpression(event.filter, `${path}.filter`, at)
 }
 
 /** What has to be an expression itself. */

@@ -9,7 +9,7 @@ import { pinnedGraph } from './definition.ts'
 import { type Driven, driverOf } from './driver.ts'
 import { hasEnded, type RunRow, runKind } from './model.ts'
 import { runQueue } from './queue.ts'
-import { bytesOf, MAX_ARTIFACT_BYTES } from './state.ts'
+import { bytesOf, keptArtifact, MAX_ARTIFACT_BYTES } from './state.ts'
 import { loadRun, pauseBelow } from './store.ts'
 
 /** Commands that callers give a run. Each takes the run's lock and leaves the work that follows to a worker. */
@@ -90,7 +90,7 @@ export async function answerDriven(
   const row = [...run.open.values()].find(each => each.node_id === node_id && each.status === 'requires_action')
   if (!row) throw new Error(`the node ${node_id} of ${id} does not wait`)
   try {
-    run.complete(row, { artifact: storableValue(artifact) })
+    run.complete(row, { artifact: keptArtifact(run.node(node_id), artifact) })
   } catch (error) {
     if (!isFailure(error)) throw error
     run.fail(row, error)

@@ -33,20 +33,24 @@ const platformEvents = (): string[] => [...eventNames(), ...plannedNames.all().f
 const namespaceOf = (name: string): string => name.split('.', 1)[0]
 
 /** Whether a name is in a namespace of the platform, and names no event of it. */
-const isImpostor = (name: string): boolean =>
+export const isImpostor = (name: string): boolean =>
   !eventTypes.find(name) && platformEvents().some(event => namespaceOf(event) === namespaceOf(name))
 
-/** @throws INVALID_EVENT_PATTERN for another form, and for one in a namespace of the platform that no event matches */
+/** @throws INVALID_EVENT_PATTERN */
 export function checkPattern(pattern: string): void {
-  const refuse = (message: string): never =>
-    raise('INVALID_EVENT_PATTERN', { message, meta: { field: 'event_pattern' } })
-  if (!isEventPattern(pattern)) refuse('The pattern must be *, prefix.* or an event name in lower case')
-  if (pattern === '*') return
+  const message = patternProblem(pattern)
+  if (message !== null) raise('INVALID_EVENT_PATTERN', { message, meta: { field: 'event_pattern' } })
+}
+
+/** What is wrong with a pattern: another form, or a namespace of the platform of which it matches no event. */
+export function patternProblem(pattern: string): string | null {
+  if (!isEventPattern(pattern)) return 'The pattern must be *, prefix.* or an event name in lower case'
+  if (pattern === '*') return null
   const names = platformEvents()
   const known = names.filter(name => namespaceOf(name) === namespaceOf(pattern))
   const matched = (name: string) =>
     name === pattern || (pattern.endsWith('.*') && name.startsWith(pattern.slice(0, -1)))
-  if (known.length > 0 && !known.some(matched)) refuse(`The platform has no event that matches ${pattern}`)
+  return known.length > 0 && !known.some(matched) ? `The platform has no event that matches ${pattern}` : null
 }
 
 const Listening = z.object({
