@@ -5,10 +5,12 @@ import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { answer, operation, type Received, type Receiving } from '../../core/api/operation.ts'
+import { joinedReads } from '../../core/db/joined-reads.ts'
 import { sql } from '../../core/db/sql.ts'
 import { inTenancy } from '../../core/db/tenancy.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { fault } from '../../core/process/fault.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { hookBytes, hookJson } from '../hooks/body.ts'
 import { effectiveInput } from './input.ts'
@@ -136,11 +138,14 @@ async function accept(services: Services, trigger: Hooked, req: IncomingMessage,
   return { firing_id: first.id, trigger_id, status: first.status }
 }
 
+/** A hook is often called many times at once. */
+const hookedReads = perProcess(() => joinedReads<Hooked | null>())
+
 /** Everything about a call but its answer: its body is read once, as bytes, and only what is signed counts. */
 async function receive({ req, params, services }: Receiving): Promise<Received> {
   const body = await hookBytes(req)
   const { trigger_id: id } = params
-  const trigger = isIdOf(triggerKind, id) ? await findHooked(services.pool, id) : null
+  const trigger = isIdOf(triggerKind, id) ? await hookedReads(services)(id, () => findHooked(services.pool, id)) : null
   if (!trigger) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
   const tenancy = { tenant: trigger.project_id, patienceMs: PATIENCE_MS }
   const accepted = await inTenancy(tenancy, () => accept(services, trigger, req, body))

@@ -1,10 +1,12 @@
 import { type AppError, raise } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
+import { joinedReads } from '../../core/db/joined-reads.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { permitted } from '../../core/iam/access.ts'
 import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
+import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { FiringRow, TargetType, TriggerRow } from './model.ts'
@@ -70,11 +72,13 @@ async function ownTarget(db: Queryable, kind: Kind, { project_id, target_id }: A
   return row?.project_id === project_id ? row : null
 }
 
+type FoundTarget = { target: TriggerTarget; kind: Kind; row: KindRow }
+
+/** Firings of one target come together. */
+const targetReads = perProcess(() => joinedReads<FoundTarget>())
+
 /** The target of a trigger. @throws TRIGGER_TARGET_NOT_FOUND */
-export async function requireTarget(
-  db: Queryable,
-  aim: Aim,
-): Promise<{ target: TriggerTarget; kind: Kind; row: KindRow }> {
+export async function requireTarget(db: Queryable, aim: Aim): Promise<FoundTarget> {
   const { target, kind } = targetOf(aim)
   const row = target.find ? await target.find(db, aim.project_id, aim.target_id) : await ownTarget(db, kind, aim)
   return row ? { target, kind, row } : targetMissing(aim)
@@ -106,7 +110,8 @@ export async function checkFiring(
   // Whom a grant bounds is not known by its principal alone.
   const caller = trigger.authority.via === null ? await callerForPrincipal(services, authority, project_id) : null
   if (!caller) return raise('TRIGGER_CREATOR_UNAVAILABLE', { meta: { trigger_id: id } })
-  const { target, kind, row } = await requireTarget(services.pool, trigger)
+  const name = `${project_id} ${trigger.target_type} ${trigger.target_id}`
+  const { target, kind, row } = await targetReads(services)(name, () => requireTarget(services.pool, trigger))
   if (!permitted(caller, target.action, { kind, row })) return raise('FORBIDDEN', { meta: { action: target.action } })
   const firing = { trigger, authority, caller, target: row, input }
   return { target, firing, prepared: await target.prepare(services, firing) }
