@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { storableText } from '../../core/api/text.ts'
 import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type EvalRunRow, evalResultKind, OpenItem, type Score, STATES } from './model.ts'
 
@@ -72,14 +73,16 @@ export const keepAnswer = (
   db: Queryable,
   { id, content_mode }: Pick<OpenItem, 'id' | 'content_mode'>,
   { output, object }: { output: string; object: unknown },
-) =>
-  content_mode === 'none'
+) => {
+  const text = storableText(output)
+  return content_mode === 'none'
     ? db.query(statement`
         with kept as (
-          insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${output}, ${asJson(object)}))
+          insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${text}, ${asJson(object)}))
         update eval_results set state = 'answered' where id = ${id}`)
     : db.query(statement`
-        update eval_results set state = 'answered', output = ${output}, object = ${asJson(object)} where id = ${id}`)
+        update eval_results set state = 'answered', output = ${text}, object = ${asJson(object)} where id = ${id}`)
+}
 
 const asJson = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::json` : sql.fragment`${JSON.stringify(value)}::json`
@@ -118,13 +121,15 @@ export const storeResult = (
   item: Pick<OpenItem, 'id' | 'eval_run_id' | 'claims'>,
   from: 'queued' | 'asked' | 'answered',
   { output, scores, error }: ItemEnd,
-): Promise<z.output<typeof Counted> | null> =>
-  db.maybeOne(counted`
+): Promise<z.output<typeof Counted> | null> => {
+  // What was answered is on the row already, unless it was purged while it was scored.
+  const shown = from === 'answered' ? sql.fragment`output` : sql.fragment`${output}::text`
+  return db.maybeOne(counted`
     with held as materialized (select id from eval_runs where id = ${item.eval_run_id} for no key update),
     stored as (
-      update eval_results set state = 'done', output = ${output}, object = null, scores = ${JSON.stringify(scores)},
+      update eval_results set state = 'done', output = ${shown}, object = null, scores = ${JSON.stringify(scores)},
         passed = ${error === null && scores.every(({ passed }) => passed)}, error = ${jsonb(error)}, held_until = null,
-        bytes = bytes + ${Buffer.byteLength(output ?? '') + Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
+        bytes = bytes + octet_length(coalesce(${shown}, '')) + ${Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
       where id = ${item.id} and state = ${from} and claims = ${item.claims} and exists (select from held)
       returning id),
     dropped as (delete from eval_answers_unlogged where result_id in (select id from stored))
@@ -132,6 +137,7 @@ export const storeResult = (
       errored_count = errored_count + ${error === null ? 0 : 1}, active_at = now(), updated_at = now()
     where id = ${item.eval_run_id} and exists (select from stored)
     returning item_count - completed_count - errored_count as left, status`)
+}
 
 /** Drops the items of a run that nobody was asked yet. By eval_results_open. */
 export const dropQueued = (db: Queryable, runId: string) =>
@@ -224,7 +230,8 @@ export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
 export const eraseOutputs = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
     await db.query(statement`
-      update eval_results set bytes = bytes - octet_length(coalesce(output, '')), output = null, object = null
+      update eval_results set output = null, object = null,
+        bytes = bytes - case state when 'done' then octet_length(coalesce(output, '')) else 0 end
       where generation_id = any(${sql.array([...generationIds], 'text')}) and (output is not null or object is not null)`)
   ).rowCount
 
