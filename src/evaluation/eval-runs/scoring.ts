@@ -38,6 +38,7 @@ export async function scoreItem({ result_id }: ItemMessage, context: JobContext)
   const { services, signal, stopping, log } = context
   const item = await claimAnswered(services.pool, result_id)
   if (!item) return
+  if (item.paused) return void (await holdItem(services.pool, item.id, PAUSED_MS))
   await fault(services, 'eval_item_answered')
   const started = performance.now()
   const shown = item.content_mode === 'none' ? null : item.output
