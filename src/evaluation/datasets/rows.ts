@@ -22,6 +22,9 @@ export type Row = { line: number } & ({ item: DatasetItemInput } | { problems: P
 /** Bytes of one row: an item, with what quoting and escaping add to it. */
 const MAX_ROW_BYTES = 4 * MAX_ITEM_BYTES
 
+/** Cells of one row: an item has three, and what has more is told how many up to here. */
+const MAX_CELLS = 100
+
 const at = (line: number, path = ''): string => `lines[${line}]${path === '' ? '' : `.${path}`}`
 
 const wrong = (line: number, path: string, message: string, code = 'INVALID_VALUE'): Row => ({
@@ -100,13 +103,20 @@ export async function* linesOf(source: Readable, mostChars: number): AsyncGenera
 type Cell = { text: string; quoted: boolean }
 
 async function* csvRows(source: Readable): AsyncGenerator<Row> {
+  let held = 0
   const parser = parseCsv({
     bom: true,
     info: true,
     max_record_size: MAX_ROW_BYTES,
     relax_column_count: true,
     skip_empty_lines: true,
-    cast: (text: string, { quoting }: CastingContext) => ({ text, quoted: quoting }),
+    // The parser bounds a cell, and neither how many there are nor what they take together.
+    cast: (text: string, { quoting, index, lines }: CastingContext) => {
+      held = index === 0 ? text.length : held + text.length
+      if (index >= MAX_CELLS) throw new Unreadable(lines, `has more than ${MAX_CELLS} cells`)
+      if (held > MAX_ROW_BYTES) throw new Unreadable(lines, 'is longer than a row may be')
+      return { text, quoted: quoting }
+    },
   } as never)
   source.once('error', error => parser.destroy(error))
   source.pipe(parser)
@@ -117,7 +127,7 @@ async function* csvRows(source: Readable): AsyncGenerator<Row> {
     for await (const { record, info } of parser as AsyncIterable<{ record: Cell[]; info: { lines: number } }>) {
       const begins = line
       // Line breaks of two characters within cells are counted twice.
-      twice += record.reduce((sum, { text }) => sum + text.split('\r\n').length - 1, 0)
+      twice += record.reduce((sum, { text }) => sum + longBreaks(text), 0)
       line = info.lines + 1 - twice
       if (header) yield csvItem(begins, header, record)
       else header = headerOf(record)
@@ -127,6 +137,13 @@ async function* csvRows(source: Readable): AsyncGenerator<Row> {
     const { lines = line, message } = error as { lines?: number; message: string }
     throw new Unreadable(lines, message)
   }
+}
+
+/** Line breaks of two characters. */
+function longBreaks(text: string): number {
+  let count = 0
+  for (let at = text.indexOf('\r\n'); at >= 0; at = text.indexOf('\r\n', at + 2)) count++
+  return count
 }
 
 /** The columns of a file. Throws Unreadable for columns that items have none of, and without the input. */
