@@ -1,3 +1,4 @@
+import { checkStorage } from '../../control/quotas/storage.ts'
 import { raise } from '../../core/api/errors.ts'
 import { contains } from '../../core/api/filters.ts'
 import { page, pageOf } from '../../core/api/lists.ts'
@@ -20,6 +21,7 @@ import {
   FromSessionInput,
   Imported,
 } from './model.ts'
+import { cutPage } from './shown.ts'
 import { addToCount } from './store.ts'
 import { transferOperations } from './transfer.ts'
 
@@ -32,6 +34,9 @@ const items = resource(datasetItemKind, {
   module: 'evaluations',
   param: 'item_id',
 })
+
+/** Bytes of a body with one item: what it may take, escaped. */
+const itemLimit = () => 8 * 1024 * 1024
 
 /** What writes an item. */
 const WRITES = 'evaluations:CreateDataset'
@@ -52,10 +57,14 @@ const putItem = {
   body: DatasetItemPatch,
   action: WRITES,
   description: 'What is not given stays as it is; runs that were made with the item keep what it was.',
-  raises: ['SYSTEM_MESSAGE_NOT_ALLOWED' as const],
-  check(next: DatasetItemRow, context: Context<any, any, any>) {
+  bodyLimit: itemLimit,
+  raises: ['SYSTEM_MESSAGE_NOT_ALLOWED' as const, 'QUOTA_STORAGE_EXCEEDED' as const],
+  async check(next: DatasetItemRow, context: Context<any, any, any> & { stored: DatasetItemRow }) {
+    const { services, tx, stored } = context
     requireMember(context, next)
     checkItem(next)
+    const grown = bytesOf(next) - stored.bytes
+    if (grown > 0) await checkStorage(services, stored.project_id, grown, tx)
   },
   change: (next: DatasetItemRow) => ({ ...next, bytes: bytesOf(next) }),
 }
@@ -82,22 +91,32 @@ export const datasetOperations: Operation[] = [
     method: 'get',
     path: `${path}/{dataset_id}/items`,
     summary: 'List the items of a dataset, oldest first',
+    description: 'A page ends before 16 MiB of items: `limit` says how many it was cut to.',
     tag,
     action: 'evaluations:ListDatasets',
     paged: true,
     answers: { 200: pageOf(DatasetItem) },
     // Index dataset_items_dataset.
-    run: context =>
-      page<DatasetItemRow>(context, {
-        columns: datasetItemKind.columns,
+    async run(context) {
+      const rows = sql.fragment`t.dataset_id = ${context.resource.id}`
+      const listed = {
         from: sql.fragment`dataset_items t`,
-        rows: sql.fragment`t.dataset_id = ${context.resource.id}`,
-        kept: sql.fragment`coalesce((select item_count from datasets where id = ${context.resource.id}), 0)::bigint`,
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at, t.id`,
-        key: sql.fragment`t.id`,
-        present: datasetItemKind.present,
-      }),
+      }
+      const cut = await cutPage(context, { ...listed, filters: [rows], bytes: sql.fragment`t.bytes` })
+      return page<DatasetItemRow>(
+        { db: context.db, page: cut },
+        {
+          ...listed,
+          rows,
+          columns: datasetItemKind.columns,
+          kept: sql.fragment`coalesce((select item_count from datasets where id = ${context.resource.id}), 0)::bigint`,
+          key: sql.fragment`t.id`,
+          present: datasetItemKind.present,
+        },
+      )
+    },
   }),
   itemOperation(datasetKind, {
     id: 'createDatasetItem',
@@ -107,7 +126,7 @@ export const datasetOperations: Operation[] = [
     tag,
     action: WRITES,
     body: DatasetItemInput,
-    bodyLimit: () => 8 * 1024 * 1024,
+    bodyLimit: itemLimit,
     answers: { 201: DatasetItem },
     raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'QUOTA_STORAGE_EXCEEDED'],
     async run({ tx, services, resource: dataset, body }) {
