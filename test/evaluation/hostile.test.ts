@@ -1,7 +1,15 @@
 import assert from 'node:assert/strict'
-import { counting } from '../../src/core/db/sql.ts'
+import { mkdtemp, readdir, readlink, rm } from 'node:fs/promises'
+import { connect } from 'node:net'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { Readable } from 'node:stream'
+import { counting, statement } from '../../src/core/db/sql.ts'
+import { linesOf } from '../../src/evaluation/datasets/rows.ts'
+import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
+import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
 
 const EXACT = [{ type: 'exact_match' }]
 const MiB = 1024 * 1024
@@ -9,7 +17,10 @@ const MiB = 1024 * 1024
 describe('a hostile project that evaluates', () => {
   let app: EvalApp
   before(async () => {
-    app = await startEvalApp({ env: { EVAL_WORKER_INTERVAL_MS: '500' } })
+    app = await startEvalApp({
+      env: { EVAL_WORKER_INTERVAL_MS: '500' },
+      actions: [...EVAL_ACTIONS, 'sessions:*'],
+    })
   })
   after(() => app?.close())
 
@@ -108,6 +119,7 @@ describe('a hostile project that evaluates', () => {
     const send = (id: string, body: string, type: string) =>
       app.key.post(`/datasets/${id}/items/import-file`, body, { 'content-type': type })
     const CSV = 'text/csv'
+    const JSONL = 'application/x-ndjson'
 
     it('is refused rows of a million cells at the cell that is too many', async () => {
       const id = await app.dataset([])
@@ -120,5 +132,183 @@ describe('a hostile project that evaluates', () => {
       refused(wide, 400, 'VALIDATION_FAILED', 'lines[2]')
       assert.match(wide.body.error.meta.problems[0].message, /longer than a row may be/)
     })
+
+    it('is told which line is no UTF-8, and writes none of it', async () => {
+      const id = await app.dataset([])
+      const latin = (text: string) => Buffer.from(text, 'latin1') as unknown as string
+      const post = async (body: string, type: string) => {
+        const reply = await fetch(`${app.url}/api/v1/datasets/${id}/items/import-file`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${app.key.token}`, 'content-type': type },
+          body: latin(body),
+        })
+        return { status: reply.status, body: (await reply.json()) as any }
+      }
+      refused(await post('input\nPlain\nGr\u00f6\u00dfe\nPlain\n', CSV), 400, 'VALIDATION_FAILED', 'lines[3]')
+      const line = JSON.stringify(item('Gr\u00f6\u00dfe'))
+      refused(await post(`${JSON.stringify(item('a'))}\n${line}\n`, JSONL), 400, 'VALIDATION_FAILED', 'lines[2]')
+      assert.equal((await app.key.get(`/datasets/${id}/items`)).body.total, 0)
+      assert.equal((await send(id, 'input\nGröße\n', CSV)).status, 201)
+    })
+
+    it('costs no more in small pieces than in large ones', async function () {
+      // 0.2 s; two minutes where each piece has all that came before it read again.
+      this.timeout(60_000)
+      const text = 'x'.repeat(2 * MiB)
+      const pieces = function* () {
+        for (let from = 0; from < text.length; from += 8) yield Buffer.from(text.slice(from, from + 8))
+        yield Buffer.from('\nnext')
+      }
+      const lines: number[] = []
+      for await (const line of linesOf(Readable.from(pieces()), 4 * MiB)) lines.push(line.length)
+      assert.deepEqual(lines, [2 * MiB, 4])
+    })
+
+    it('leaves nothing on the disk by which a lost process would be remembered', async () => {
+      const id = await app.dataset([])
+      const before = process.env.TMPDIR
+      const own = await mkdtemp(path.join(tmpdir(), 'muster-test-'))
+      process.env.TMPDIR = own
+      try {
+        const socket = connect(Number(new URL(app.url).port), '127.0.0.1')
+        const target = `POST /api/v1/datasets/${id}/items/import-file HTTP/1.1`
+        socket.write(`${target}\r\nHost: x\r\nAuthorization: Bearer ${app.key.token}\r\nContent-Type: ${CSV}\r\n`)
+        socket.write(`Content-Length: 1000000\r\n\r\ninput\n${'some text\n'.repeat(9000)}`)
+        const open = async () => (await readdir('/proc/self/fd')).map(fd => `/proc/self/fd/${fd}`)
+        const spools = async () => {
+          const links = await Promise.all((await open()).map(fd => readlink(fd).catch(() => '')))
+          return links.filter(link => link.startsWith(own)).length
+        }
+        if (process.platform === 'linux')
+          await eventually(async () => ((await spools()) === 1 ? true : null), { what: 'the file' })
+        await eventually(async () => ((await readdir(own)).length === 0 ? true : null), { what: 'an empty directory' })
+        socket.destroy()
+        if (process.platform === 'linux')
+          await eventually(async () => ((await spools()) === 0 ? true : null), { what: 'the end of the file' })
+      } finally {
+        if (before === undefined) delete process.env.TMPDIR
+        else process.env.TMPDIR = before
+        await rm(own, { recursive: true })
+      }
+      assert.equal((await app.key.get(`/datasets/${id}/items`)).body.total, 0)
+    })
+  })
+
+  it('gets items and results of 4 MiB in pages that fit into memory', async () => {
+    const agent_id = await app.echo('large')
+    const dataset_id = await app.dataset([])
+    const lines = Array.from({ length: 6 }, (_, at) => JSON.stringify(item(`${at}${'x'.repeat(3.9 * MiB)}`, 'Yes')))
+    const sent = await app.key.post(`/datasets/${dataset_id}/items/import-file`, `${lines.join('\n')}\n`, {
+      'content-type': 'application/x-ndjson',
+    })
+    assert.deepEqual([sent.status, sent.body.created], [201, 6], JSON.stringify(sent.body))
+    const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
+    const run = await app.run(id)
+    assert.equal(run.completed_count, 6, JSON.stringify(run))
+    const lists = [
+      `/datasets/${dataset_id}/items`,
+      `/evals/${id}/runs/${run.id}/results`,
+      `/evals/${id}/compare?runs=${run.id}`,
+    ]
+    for (const list of lists) {
+      const page = async (offset: number) => {
+        const { body } = await app.key.get(`${list}${list.includes('?') ? '&' : '?'}limit=50&offset=${offset}`)
+        return [body.total, body.limit, body.data.length]
+      }
+      assert.deepEqual(await page(0), [6, 5, 5], list)
+      assert.deepEqual(await page(5), [6, 50, 1], list)
+    }
+    const first = await itemsAfter(app.services.pool, dataset_id, null, 200)
+    assert.equal(first.length, 5)
+    assert.equal((await itemsAfter(app.services.pool, dataset_id, first[4], 200)).length, 1)
+    const file = (await app.key.get(`/datasets/${dataset_id}/items/export`)).body
+    assert.deepEqual(
+      file.split('\n').map((line: string) => line && JSON.parse(line).input[0].content[0]),
+      ['0', '1', '2', '3', '4', '5', ''],
+    )
+  })
+
+  it('has its figures made without what scorers wrote, and no labels that are texts', async () => {
+    const agent_id = await app.echo('figures')
+    await app.lanes.put('figures-judge', {
+      rules: [{ reply: { text: JSON.stringify({ score: 0.25, reasoning: 'because '.repeat(2000) }) } }],
+    })
+    const kinds = ['short', 'x'.repeat(255), 'x'.repeat(256), 7]
+    const dataset_id = await app.dataset(kinds.map(kind => item('x', 'Yes', { kind })))
+    const scorers = [...EXACT, judge('figures-judge')]
+    const run = await app.run((await app.eval({ agent_id, dataset_id, scorers, group_by: 'kind' })).id)
+    const { grouping } = run.aggregate_scores
+    assert.deepEqual(Object.keys(grouping.groups).sort(), ['short', 'x'.repeat(255)])
+    assert.equal(grouping.ungrouped_item_count, 2)
+    const [{ scores }] = await outcomesOf(app.services.pool, run.id, null)
+    assert.deepEqual(scores, [
+      { scorer: 'exact_match', score: 1, passed: true },
+      { scorer: 'llm_judge', score: 0.25, passed: false },
+    ])
+  })
+
+  it('has runs that wait for their turn, and another one whose end was lost is found all the same', async () => {
+    const agent_id = await app.echo('lost')
+    const dataset_id = await app.dataset([item('x', 'Yes')])
+    const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
+    await app.lanes.put('queueing', { rules: [{ reply: { text: 'Yes', gate: 'queueing' } }] })
+    const waits = await app.eval({ agent_id: await app.agent({ model: 'queueing/m' }), dataset_id, scorers: EXACT })
+    const waiter = await made(app.key, `/evals/${waits.id}/runs`, {})
+    await waiting('queueing')
+    const lost = await app.run(id)
+    const { pool } = app.services
+    await pool.query(statement`update eval_runs set active_at = now() - interval '1 minute' where id = ${waiter.id}`)
+    await pool.query(statement`
+      update eval_runs set status = 'running', active_at = now() - interval '20 seconds' where id = ${lost.id}`)
+    const found = await quietRuns(pool, { quietMs: 5000, abandonedMs: 1000, limit: 1 })
+    assert.deepEqual(
+      found.map(({ id, whole }) => [id, whole]),
+      [[lost.id, true]],
+    )
+    assert.equal((await ended(app.key, lost)).status, 'completed')
+    await open('queueing')
+    assert.equal((await ended(app.key, waiter)).status, 'completed')
+  })
+
+  it('copies no conversation that an item cannot hold', async () => {
+    const { key } = app
+    const agent_id = await app.echo('long-talk')
+    const session = await made(key, '/sessions', { agent_id })
+    for (let at = 0; at < 17; at++) {
+      const sent = await key.post(`/sessions/${session.id}/messages`, { message: 'x'.repeat(262_144) })
+      assert.ok(sent.status < 300, JSON.stringify(sent.body))
+      if (at > 0 && at < 16) continue
+      const ran = await key.post(`/sessions/${session.id}/generate?wait=true`, {})
+      assert.ok(ran.status < 300, JSON.stringify(ran.body))
+    }
+    const path = `/datasets/${await app.dataset([])}/items`
+    for (const replies of ['last', 'all']) {
+      const reply = await key.post(`${path}/from-session`, { session_id: session.id, replies })
+      refused(reply, 400, 'VALIDATION_FAILED', 'session_id')
+      assert.match(reply.body.error.meta.problems[0].message, /more than 500 messages or 4 MiB/)
+    }
+  })
+
+  it('makes no small items of a full project large', async () => {
+    const other = await app.projectWith(['evaluations:*'])
+    const { id } = await made(other.key, '/datasets', { name: 'full' })
+    const path = `/datasets/${id}/items`
+    const small = await made(other.key, path, item('x', 'y'.repeat(50)))
+    await made(app.admin, '/quotas', {
+      project_id: other.id,
+      scope: 'project',
+      metric: 'storage_bytes',
+      window: 'current',
+      limit: 120,
+      mode: 'enforce',
+    })
+    const grown = { expected_output: 'y'.repeat(300) }
+    for (const method of ['patch', 'put'] as const)
+      refused(await other.key[method](`${path}/${small.id}`, grown), 409, 'QUOTA_STORAGE_EXCEEDED')
+    assert.equal((await other.key.patch(`${path}/${small.id}`, { expected_output: null })).status, 200)
+    // And what an item can be made with it can be changed to.
+    const wide = await made(app.key, `/datasets/${await app.dataset([])}/items`, item('x'))
+    const change = { input: item('x'.repeat(2 * MiB)).input }
+    assert.equal((await app.key.patch(`/datasets/${wide.dataset_id}/items/${wide.id}`, change)).status, 200)
   })
 })
