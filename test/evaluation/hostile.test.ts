@@ -289,6 +289,17 @@ describe('a hostile project that evaluates', () => {
     }
   })
 
+  it('is told of versions beyond all numbers that there are none', async () => {
+    const agent_id = await app.echo('versions')
+    const { id } = await app.eval({ agent_id, dataset_id: await app.dataset([item('x')]), scorers: EXACT })
+    for (const version of [2 ** 31, Number.MAX_SAFE_INTEGER]) {
+      const run = await app.key.post(`/evals/${id}/runs`, { agent_version: version })
+      refused(run, 400, 'VALIDATION_FAILED', 'agent_version')
+      const release = { stable_version: 1, canary_version: version, canary_percent: 10 }
+      refused(await app.key.put(`/agents/${agent_id}/release`, release), 400, 'VALIDATION_FAILED', 'canary_version')
+    }
+  })
+
   it('makes no small items of a full project large', async () => {
     const other = await app.projectWith(['evaluations:*'])
     const { id } = await made(other.key, '/datasets', { name: 'full' })
