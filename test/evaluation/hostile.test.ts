@@ -4,7 +4,7 @@ import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
-import { counting, statement } from '../../src/core/db/sql.ts'
+import { counting, sql, statement } from '../../src/core/db/sql.ts'
 import { linesOf } from '../../src/evaluation/datasets/rows.ts'
 import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
 import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
@@ -286,6 +286,57 @@ describe('a hostile project that evaluates', () => {
       const reply = await key.post(`${path}/from-session`, { session_id: session.id, replies })
       refused(reply, 400, 'VALIDATION_FAILED', 'session_id')
       assert.match(reply.body.error.meta.problems[0].message, /more than 500 messages or 4 MiB/)
+    }
+  })
+
+  it('whose run cannot be settled is told so once, and whoever it keeps from ending otherwise is not', async function () {
+    this.timeout(90_000)
+    const { pool } = app.services
+    const dataset_id = await app.dataset([item('x', 'Yes')])
+    const agent_id = await app.echo('unsettled')
+    const [broken, sound] = [
+      await app.eval({ agent_id, dataset_id, scorers: EXACT, pass_threshold: 1 }),
+      await app.eval({ agent_id, dataset_id, scorers: EXACT, pass_threshold: 1 }),
+    ]
+    await pool.query(statement`
+      create function no_end() returns trigger language plpgsql as $$ begin raise exception 'no end'; end $$`)
+    await pool.query(
+      sql.unsafe`
+      create trigger no_end before update on eval_runs for each row
+      when (new.status = 'completed' and new.eval_id = ${sql.literalValue(broken.id)}) execute function no_end()` as never,
+    )
+    const run = await made(app.key, `/evals/${broken.id}/runs`, {})
+    // What waits before it is tried again is left out.
+    const hurried = setInterval(
+      () =>
+        void pool
+          .query(statement`
+        update pgboss.job set start_after = now() where name = 'eval-run' and state = 'retry'`)
+          .catch(() => {}),
+      200,
+    )
+    try {
+      assert.equal((await app.run(sound.id)).status, 'completed')
+      const failed = await eventually(
+        async () => {
+          const { body } = await app.key.get(`/evals/${broken.id}/runs/${run.id}`)
+          return body.status === 'failed' ? body : null
+        },
+        { what: 'the end of the run', within: 80_000 },
+      )
+      assert.deepEqual(
+        [failed.error.code, failed.passed, failed.aggregate_scores, failed.completed_count],
+        ['INTERNAL_ERROR', null, null, 1],
+      )
+      const events = (await app.key.get(`/events?resource_id=${run.id}`)).body.data
+      assert.deepEqual(
+        events.map(({ event }: { event: string }) => event),
+        ['eval_runs.failed'],
+      )
+    } finally {
+      clearInterval(hurried)
+      await pool.query(statement`drop trigger no_end on eval_runs`)
+      await pool.query(statement`drop function no_end`)
     }
   })
 
