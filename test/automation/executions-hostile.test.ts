@@ -1,0 +1,72 @@
+import assert from 'node:assert/strict'
+import { eventually } from '../support/app.ts'
+import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
+
+describe('a hostile playbook', () => {
+  let app: RunApp
+  let tool_id: string
+  let counter = 0
+  before(async () => {
+    app = await startRunApp({
+      actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
+      workers: ['orchestration'],
+    })
+    tool_id = await app.tool()
+  })
+  after(() => app.close())
+
+  const created = async (path: string, body: object): Promise<any> => {
+    const reply = await app.key.post(path, body)
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    return reply.body
+  }
+  /** An execution of one step over a new case, once it waits or has ended. */
+  const executed = async (step: object, more: object, input: object): Promise<any> => {
+    const steps = [{ key: 'a', title: 'A', type: 'call_tool', tool_id, ...step }]
+    const playbook = await created('/playbooks', { name: `playbook ${++counter}`, steps, ...more })
+    const { id: case_id } = await created('/cases', { title: 'case' })
+    const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id, input })
+    return eventually(
+      async () => {
+        const { body } = await app.key.get(`/playbook-executions/${id}`)
+        return ['completed', 'failed', 'waiting'].includes(body.status) ? body : null
+      },
+      { what: `the execution ${id}` },
+    )
+  }
+  const fieldsOf = async ({ case_id }: { case_id: string }) => (await app.key.get(`/cases/${case_id}`)).body.fields
+
+  it('may cut characters in two: what is left of them is kept as U+FFFD', async () => {
+    const half = { substr: [{ var: 'input.s' }, 0, 1] }
+    const input = { s: '🙂' }
+    const done = await executed({ input_mapping: { x: half }, case_writes: { x: half } }, { outcome: half }, input)
+    assert.deepEqual([done.status, done.outcome, done.steps[0].input], ['completed', '\ufffd', { x: '\ufffd' }])
+    assert.deepEqual(await fieldsOf(done), { x: '\ufffd' })
+    const manual = { type: 'manual', tool_id: undefined, assignee: half }
+    const waits = await executed({ ...manual, case_writes: { x: { substr: [{ var: 'output.s' }, 0, 1] } } }, {}, input)
+    assert.deepEqual([waits.status, waits.steps[0].assignee], ['waiting', '\ufffd'])
+    const completed = await app.key.post(`/playbook-executions/${waits.id}/steps/a/complete`, { result: input })
+    assert.equal(completed.status, 200, JSON.stringify(completed.body))
+    assert.deepEqual(await fieldsOf(waits), { x: '\ufffd' })
+    const run = await app.run([set('x', half)], [], { input })
+    assert.deepEqual([run.status, run.state.nodes?.x ?? run.output], ['succeeded', { result: '\ufffd' }])
+  })
+
+  it('has no more evaluated, or held, for what it writes than for one expression', async () => {
+    const writes = (count: number, expression: unknown) =>
+      Object.fromEntries(Array.from({ length: count }, (_, at) => [`key${at}`, expression]))
+    const doubled = { merge: [{ var: 'accumulator' }, { var: 'current' }] }
+    const costly = { length: { reduce: [{ var: 'input.list' }, doubled, []] } }
+    const list = Array.from({ length: 900 }, (_, at) => at)
+    const one = await executed({ case_writes: writes(1, costly) }, {}, { list })
+    assert.deepEqual([one.status, await fieldsOf(one)], ['completed', { key0: 900 }])
+    const many = await executed({ case_writes: writes(300, costly) }, {}, { list })
+    assert.deepEqual(
+      [many.status, many.error.code, many.error.meta.reason],
+      ['failed', 'PLAYBOOK_STEP_FAILED', 'expression'],
+    )
+    const large = await executed({ case_writes: writes(700, { var: 'input.text' }) }, {}, { text: 'x'.repeat(900_000) })
+    assert.deepEqual([large.status, large.error.code], ['failed', 'VALIDATION_FAILED'])
+    assert.deepEqual(await fieldsOf(large), {})
+  })
+})
