@@ -69,4 +69,34 @@ describe('a hostile playbook', () => {
     assert.deepEqual([large.status, large.error.code], ['failed', 'VALIDATION_FAILED'])
     assert.deepEqual(await fieldsOf(large), {})
   })
+
+  it('has nothing called, run or decided that its writer may not have called, run or decided', async () => {
+    const { projectId: project_id } = app
+    const orchestration_id = await app.orchestration([set('x')])
+    const user = async (...actions: string[]) => {
+      const resource = [`srn:${project_id}:*:*`]
+      return app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['playbooks:*', ...actions], resource }] }])
+    }
+    const plain = await user()
+    const call = [{ key: 'a', title: 'A', type: 'call_tool', tool_id }]
+    const run = [{ key: 'a', title: 'A', type: 'run_orchestration', orchestration_id }]
+    const body = (steps: object[]) => ({ project_id, name: `playbook ${++counter}`, steps })
+    for (const [steps, action] of [
+      [call, 'tools:CallTool'],
+      [run, 'orchestrations:StartRun'],
+    ] as const) {
+      const refused = await plain.post('/playbooks', body(steps))
+      assert.deepEqual([refused.status, refused.body.error.meta], [403, { action }])
+      const made = await (await user(action)).post('/playbooks', body(steps))
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      const path = `/playbooks/${made.body.id}`
+      // Its words, and leaving the call out, are another thing; bringing it back is not.
+      assert.equal((await plain.patch(path, { description: 'mine' })).status, 200)
+      const title = steps.map(step => ({ ...step, title: 'B' }))
+      assert.equal((await plain.patch(path, { steps: title })).status, 403)
+      assert.equal((await plain.patch(path, { steps: [{ key: 'a', title: 'A', type: 'manual' }] })).status, 200)
+      assert.equal((await plain.post(`${path}/versions/1/restore`, {})).status, 403)
+      assert.equal((await plain.get(path)).body.version, 2)
+    }
+  })
 })

@@ -1,11 +1,11 @@
 import { type Problem, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import type { Services } from '../../core/process/services.ts'
 import { problemsOfSchemas } from '../orchestrations/schemas.ts'
 import type { Definition } from './definition.ts'
-import { referenceProblems } from './references.ts'
+import { referenceProblems, requireStepRights } from './references.ts'
 import { limitProblems, validatePlaybook } from './validate.ts'
 
 function schemasOf({ steps, case_schema, input_schema }: Definition): [path: string, schema: object][] {
@@ -39,14 +39,15 @@ export async function problemsIn(
 }
 
 /**
- * Refuses a definition that cannot be written, in the transaction that writes it.
- * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, RunFirst
+ * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it.
+ * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst
  */
 export async function requireValid(
-  { tx, services }: { tx: Tx; services: Services },
+  { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
   definition: Definition,
 ): Promise<void> {
   const problems = await problemsIn(tx, services, definition, { project, tenant: project, inTransaction: true })
   if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { meta: { problems } })
+  await requireStepRights({ tx, allow }, project, definition.steps)
 }

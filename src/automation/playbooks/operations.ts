@@ -19,6 +19,7 @@ import {
   ValidateInput,
   Validation,
 } from './model.ts'
+import { STEP_RIGHTS } from './references.ts'
 import { changePlaybook, definitionOf, insertPlaybook, restoreVersion } from './versions.ts'
 
 const tag = 'Playbooks'
@@ -42,14 +43,15 @@ export const playbookOperations: Operation[] = [
   playbooks.list({ filters: { name: contains('name') } }),
   playbooks.create({
     description:
-      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist.',
+      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist. Needs the rights to call the tools, run the orchestrations and ask the deciders: whoever starts an execution has them called.',
+    alsoActions: STEP_RIGHTS,
     body: PlaybookInput,
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
-    async make({ tx, services, body, project, caller }) {
+    async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, name, description = null } = body
       const definition = definitionIn(body)
-      await requireValid({ tx, services }, project, definition)
+      await requireValid({ tx, services, allow }, project, definition)
       const making = { created_by: caller.user.id, label: version_label }
       return insertPlaybook(tx, { name, description, ...definition, project_id: project }, making)
     },
@@ -85,14 +87,15 @@ export const playbookOperations: Operation[] = [
   playbooks.get(),
   playbooks.update({
     description:
-      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on.',
+      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on. A procedure needs the rights that it needs to be created.',
+    alsoActions: STEP_RIGHTS,
     body: PlaybookPatch,
     bodyLimit,
     quiet: true,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
-    async change(next, { body, stored, tx, services }) {
+    async change(next, { body, stored, tx, services, allow }) {
       if (definitionFields.every(name => body[name] === undefined)) return next
-      await requireValid({ tx, services }, stored.project_id, definitionOf(next))
+      await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next))
       return next
     },
     write: (next, { tx, stored, body, caller }) =>
@@ -117,7 +120,8 @@ export const playbookOperations: Operation[] = [
     id: 'restorePlaybookVersion',
     path: `${path}/{playbook_id}/versions/{version}/restore`,
     summary: 'Write the procedure of an earlier version as the next one',
-    description: 'It must still be one that could be written today. Name and description stay.',
+    description: 'It must still be one that the caller could write today. Name and description stay.',
+    alsoActions: STEP_RIGHTS,
     action: 'playbooks:RestorePlaybookVersion',
     body: RestoreInput,
     bodyOptional: true,

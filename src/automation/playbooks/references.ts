@@ -1,5 +1,7 @@
 import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { idsThere } from '../orchestrations/references.ts'
 import { shown } from '../orchestrations/validate.ts'
@@ -22,6 +24,36 @@ const referencesOf = (steps: readonly Step[]): Reference[] =>
     const at = `steps[${index}]`
     return kind && typeof id === 'string' && id !== '' ? [{ kind, id, path: `${at}.${field}`, step, at }] : []
   })
+
+/** What writing a step that names one of these needs on it. An agent asks for itself, of whoever starts the execution. */
+const RIGHTS: Record<string, string> = {
+  tool: 'tools:CallTool',
+  orchestration: 'orchestrations:StartRun',
+  decider: 'deciders:CreateDecision',
+}
+
+/** The actions that writing a playbook may need beside its own. */
+export const STEP_RIGHTS = Object.values(RIGHTS)
+
+/**
+ * Asks whether the caller may do itself what steps have done: whoever starts an execution needs no right to it.
+ * @throws FORBIDDEN
+ */
+export async function requireStepRights(
+  { tx, allow }: Pick<Context, 'tx' | 'allow'>,
+  project: string,
+  steps: readonly Step[],
+): Promise<void> {
+  const named = new Map(referencesOf(steps).map(({ kind, id }) => [id, kind]))
+  for (const [id, name] of named) {
+    const action = RIGHTS[name]
+    if (action === undefined) continue
+    const kind = kinds.get(name)
+    const row = await kind.find(tx, id)
+    // What is shared with the project is named as one of its own.
+    allow(action, { kind, row: row?.project_id === project ? row : { id, project_id: project } })
+  }
+}
 
 const tools = sql.type(z.object({ id: z.string(), type: z.string() }))
 
