@@ -9,7 +9,7 @@ describe('a hostile playbook', () => {
   before(async () => {
     app = await startRunApp({
       actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
-      workers: ['orchestration'],
+      workers: ['orchestration', 'generation'],
     })
     tool_id = await app.tool()
   })
@@ -98,5 +98,24 @@ describe('a hostile playbook', () => {
       assert.equal((await plain.post(`${path}/versions/1/restore`, {})).status, 403)
       assert.equal((await plain.get(path)).body.version, 2)
     }
+  })
+
+  it('keeps nothing in its records of a turn whose content was erased', async () => {
+    const { agentId: agent_id } = app
+    const ask = { type: 'instruct_agent', tool_id: undefined, agent_id, instructions: 'SECRET', capture: true }
+    const done = await executed({ ...ask, case_writes: { told: 'yes' } }, {}, {})
+    assert.match(done.output.a.content, /SECRET/)
+    const { generation_id } = done.steps[0]
+    const { body } = await app.key.delete(`/generations/${generation_id}/content?dry_run=true`)
+    assert.equal(body.counts.playbook_execution_steps, 1)
+    assert.equal((await app.key.delete(`/generations/${generation_id}/content`)).status, 200)
+    const after = (await app.key.get(`/playbook-executions/${done.id}`)).body
+    assert.deepEqual([after.status, after.output, after.steps[0].input], ['completed', { a: null }, null])
+    assert.deepEqual([after.steps[0].output, after.steps[0].generation_id], [null, generation_id])
+    const { data } = (await app.key.get(`/events?resource_id=${done.id}`)).body
+    assert.ok(data.length >= 3)
+    for (const each of data) assert.doesNotMatch(JSON.stringify(each), /SECRET/, each.event)
+    // What the playbook wrote elsewhere stays.
+    assert.deepEqual(await fieldsOf(done), { told: 'yes' })
   })
 })

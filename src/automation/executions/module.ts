@@ -1,3 +1,4 @@
+import { turnContent } from '../../control/retention/content.ts'
 import { raise } from '../../core/api/errors.ts'
 import { module } from '../../core/api/module.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
@@ -12,6 +13,7 @@ import { runDrivers } from '../runs/driver.ts'
 import { deleteRuns } from '../runs/store.ts'
 import { triggerTargets } from '../triggers/targets.ts'
 import { playbookRuns } from './drive.ts'
+import { stepContent } from './erase.ts'
 import { executionErrors } from './errors.ts'
 import { executionSource } from './export.ts'
 import { executionHandlers, executionSchedules } from './handlers.ts'
@@ -62,5 +64,6 @@ export default module('playbook-executions', {
     playbookEnds.with(endOfPlaybook),
     triggerTargets.with(playbookTarget),
     exportedExecutions.with(executionSource),
+    turnContent.with(stepContent),
   ],
 })
