@@ -118,4 +118,14 @@ describe('a hostile playbook', () => {
     // What the playbook wrote elsewhere stays.
     assert.deepEqual(await fieldsOf(done), { told: 'yes' })
   })
+
+  it('shows large values of executions one by one only', async () => {
+    const manual = { type: 'manual', tool_id: undefined }
+    const large = await executed(manual, {}, { text: 'x'.repeat(900_000) })
+    const small = await executed(manual, {}, { text: 'small' })
+    const { data } = (await app.key.get('/playbook-executions')).body
+    const inputs = new Map(data.map(({ id, input }: any) => [id, input]))
+    assert.deepEqual([inputs.get(large.id), inputs.get(small.id)], [null, { text: 'small' }])
+    assert.equal(large.input.text.length, 900_000)
+  })
 })

@@ -13,6 +13,24 @@ const ACTIVE = sql.fragment`('queued', 'running', 'waiting')`
 
 const placed = sql.type(z.strictObject({ id: z.string(), case_id: z.string() }))
 
+/** Bytes of the values of an execution in a list: input and output have up to 5 MiB. */
+const LISTED_BYTES = 128 * 1024
+
+/** The columns of executions in a list: values, unless they are large, and not what they follow. */
+export const listedColumns: Fragment = (() => {
+  const bytes = ['input', 'output', 'metadata'].map(
+    name => sql.fragment`coalesce(octet_length(t.${sql.identifier([name])}::text), 0)`,
+  )
+  const small = (name: string) => sql.fragment`
+    case when ${sql.join(bytes, sql.fragment` + `)} <= ${LISTED_BYTES} then t.${sql.identifier([name])} end`
+  return selectList(Object.keys(ExecutionRow.shape), {
+    input: small('input'),
+    output: small('output'),
+    metadata: small('metadata'),
+    definition: sql.fragment`null::json`,
+  })
+})()
+
 /** The execution that a run drives, and its case. By playbook_executions_run. */
 export const executionOfRun = (db: Queryable, runId: string) =>
   db.maybeOne(placed`select id, case_id from playbook_executions where orchestration_run_id = ${runId}`)
