@@ -351,6 +351,38 @@ describe('a hostile project that evaluates', () => {
     }
   })
 
+  it('keeps no more of scorers than each item can read', async () => {
+    const body = { name: 'much', agent_id: await app.echo('much'), dataset_id: await app.dataset([item('x')]) }
+    const tool = (name: string) => ({
+      type: 'tool',
+      name,
+      tool_id: 'tool_x',
+      preset_parameters: { text: 'x'.repeat(90_000) },
+    })
+    const scorers = ['a', 'b', 'c'].map(tool)
+    refused(await app.key.post('/evals', { ...body, scorers }), 400, 'VALIDATION_FAILED', 'scorers')
+    refused(await app.key.post('/evals', { ...body, scorers: scorers.slice(1) }), 400, 'TOOL_NOT_FOUND')
+  })
+
+  it('asks no judge, tool or decider for a key that is gone', async () => {
+    const agent_id = await app.echo('gone')
+    await app.lanes.put('gone-judge', { rules: [{ reply: { text: '{"score": 1}', gate: 'gone-judge' }, times: 1 }] })
+    await app.lanes.put('gone-other', { rules: [{ reply: { text: '{"score": 1}' } }] })
+    const { id: tool_id } = await made(app.key, '/tools', { name: 'gone', execute: { url: 'http://127.0.0.1:1' } })
+    const dataset_id = await app.dataset([item('x', 'Yes')])
+    const scorers = [judge('gone-judge'), { type: 'tool', name: 'other', tool_id, pass_threshold: 0 }]
+    const { id } = await app.eval({ agent_id, dataset_id, scorers })
+    const resource = [`srn:${app.projectId}:eval:*`]
+    const user = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['evaluations:*'], resource }] }])
+    const run = await made(user, `/evals/${id}/runs`, {})
+    await waiting('gone-judge')
+    assert.equal((await app.admin.patch(`/users/${user.id}`, { disabled: true })).status, 200)
+    await open('gone-judge')
+    assert.equal((await ended(app.key, run)).errored_count, 1)
+    const [{ error }] = await app.results(run)
+    assert.deepEqual([error.code, error.meta.scorer], ['FORBIDDEN', 'other'])
+  })
+
   it('makes no small items of a full project large', async () => {
     const other = await app.projectWith(['evaluations:*'])
     const { id } = await made(other.key, '/datasets', { name: 'full' })
