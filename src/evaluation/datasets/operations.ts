@@ -1,11 +1,10 @@
-import { checkStorage } from '../../control/quotas/storage.ts'
 import { raise } from '../../core/api/errors.ts'
 import { contains } from '../../core/api/filters.ts'
 import { page, pageOf } from '../../core/api/lists.ts'
 import { answer, type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { addItems, bytesOf, checkItem } from './add.ts'
+import { addItems, bytesOf, checkItem, makeRoom } from './add.ts'
 import { copySession, copyTurn } from './copy.ts'
 import { removeDataset } from './ends.ts'
 import {
@@ -63,8 +62,10 @@ const putItem = {
     const { services, tx, stored } = context
     requireMember(context, next)
     checkItem(next)
-    const grown = bytesOf(next) - stored.bytes
-    if (grown > 0) await checkStorage(services, stored.project_id, grown, tx)
+    // Its lock is held: whoever changes an item takes it first.
+    const dataset = await datasetKind.find(tx, stored.dataset_id)
+    const bytes = bytesOf(next) - stored.bytes
+    if (dataset && bytes !== 0) await makeRoom(tx, services, dataset, { count: 0, bytes })
   },
   change: (next: DatasetItemRow) => ({ ...next, bytes: bytesOf(next) }),
 }
@@ -189,6 +190,8 @@ export const datasetOperations: Operation[] = [
     check(row, context) {
       requireMember(context, row)
     },
-    removed: (row, { tx }) => addToCount(tx, row.dataset_id, -1) as Promise<never>,
+    async removed(row, { tx }) {
+      await addToCount(tx, row.dataset_id, { count: -1, bytes: -row.bytes })
+    },
   }),
 ]

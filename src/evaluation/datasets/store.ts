@@ -19,9 +19,10 @@ export const insertItems = (
     from json_to_recordset(${JSON.stringify(items)}::json) as i (id text, input json, expected_output text, metadata json,
       bytes bigint, source_generation_id text)`)
 
-/** Counts items of a dataset in or out. */
-export const addToCount = (db: Queryable, datasetId: string, change: number) =>
-  db.query(statement`update datasets set item_count = item_count + ${change} where id = ${datasetId}`)
+/** Counts items of a dataset, and their bytes, in or out. */
+export const addToCount = (db: Queryable, datasetId: string, { count, bytes }: { count: number; bytes: number }) =>
+  db.query(statement`
+    update datasets set item_count = item_count + ${count}, item_bytes = item_bytes + ${bytes} where id = ${datasetId}`)
 
 /** Items of a dataset in their order, behind one, as many as are read at once. By dataset_items_dataset. */
 export const itemsAfter = (
