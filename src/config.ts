@@ -335,6 +335,12 @@ const settings = {
   ),
   DECISION_SWEEP_INTERVAL_MS: setting('workers', integer(1000), '60000', 'Search for decisions that nobody works on.'),
   DATASET_MAX_ITEMS: setting('workers', integer(1, 1_000_000), '10000', 'Most items of a dataset.'),
+  DATASET_MAX_BYTES: setting(
+    'workers',
+    integer(1024, 1_099_511_627_776),
+    '268435456',
+    'Most bytes that the items of a dataset take together: a run copies them in one transaction.',
+  ),
   DATASET_IMPORT_MAX_BYTES: setting(
     'workers',
     integer(1024, 10_737_418_240),

@@ -28,7 +28,11 @@ describe('executions whose workers are lost', function () {
   let workers: TestProcess[] = []
 
   before(async () => {
-    app = await startRunApp({ workers: [], env: FAST, actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*'] })
+    app = await startRunApp({
+      workers: [],
+      env: FAST,
+      actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
+    })
   })
   afterEach(async () => {
     await Promise.all(workers.map(({ kill }) => kill()))

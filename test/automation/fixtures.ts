@@ -7,6 +7,7 @@ import { eventually } from '../support/app.ts'
 export const RUN_ACTIONS = [
   'orchestrations:*',
   'tools:CreateTool',
+  'tools:CallTool',
   'approvals:*',
   'memories:*',
   'knowledge:*',

@@ -169,6 +169,43 @@ describe('orchestrations', () => {
     assert.deepEqual((await project.key.get(`/orchestrations/${made.id}`)).body.nodes, made.nodes)
   })
 
+  it('need the rights to the tools and orchestrations that they name where they are written', async () => {
+    const tool = await project.key.post('/tools', {
+      name: 'pays',
+      execute: { method: 'GET', url: 'https://example.com/pay' },
+    })
+    assert.equal(tool.status, 201, JSON.stringify(tool.body))
+    const inner = await make({ ...graphOf([step('a')], []) })
+    const calls = { nodes: [{ id: 'pay', type: 'tool', tool_id: tool.body.id }], edges: [] }
+    const runs = { nodes: [{ id: 'run', type: 'sub_orchestration', orchestration_id: inner.id }], edges: [] }
+    const writer = await app.user(undefined, [
+      {
+        statement: [
+          {
+            effect: 'Allow',
+            action: ['orchestrations:*'],
+            resource: [`srn:${project.id}:*:*`],
+          },
+          {
+            effect: 'Deny',
+            action: ['orchestrations:StartRun'],
+            resource: [`srn:${project.id}:orchestration:${inner.id}`],
+          },
+        ],
+      },
+    ])
+    const body = { project_id: project.id, name: 'not mine' }
+    refused(await writer.post('/orchestrations', { ...body, ...calls }), 403, 'FORBIDDEN')
+    refused(await writer.post('/orchestrations', { ...body, ...runs }), 403, 'FORBIDDEN')
+    const made = await make({ ...calls })
+    const path = `/orchestrations/${made.id}`
+    refused(await writer.patch(path, { nodes: [{ ...calls.nodes[0], input_mapping: { all: 1 } }] }), 403, 'FORBIDDEN')
+    const changed = await writer.patch(path, graphOf([step('a')], []))
+    assert.equal(changed.status, 200, JSON.stringify(changed.body))
+    refused(await writer.post(`${path}/versions/1/restore`), 403, 'FORBIDDEN')
+    assert.equal((await project.key.post(`${path}/versions/1/restore`)).status, 200)
+  })
+
   it('that another module drives are not there for anybody', async () => {
     const { key } = await app.projectWith(['orchestrations:*'])
     const { id } = await madeOrchestration(key)

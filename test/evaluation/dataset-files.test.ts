@@ -6,7 +6,7 @@ describe('files of dataset items', () => {
   before(async () => {
     app = await startEvalApp({
       workers: [],
-      env: { DATASET_MAX_ITEMS: '700', DATASET_IMPORT_MAX_BYTES: String(1024 * 1024) },
+      env: { DATASET_MAX_ITEMS: '700', DATASET_MAX_BYTES: '100000', DATASET_IMPORT_MAX_BYTES: String(1024 * 1024) },
     })
   })
   after(() => app?.close())
@@ -142,5 +142,26 @@ describe('files of dataset items', () => {
     assert.deepEqual([sent.status, sent.body.created, sent.body.ids.length], [201, 500, 500])
     refused(await app.key.post(path, { items: many.slice(0, 201) }), 400, 'VALIDATION_FAILED')
     assert.equal((await app.key.get(`/datasets/${id}/items`)).body.total, 500)
+  })
+
+  it('take no more than a dataset may hold, however they come, and give it back', async () => {
+    const id = await app.dataset([])
+    const path = `/datasets/${id}/items`
+    const large = item('x'.repeat(60_000))
+    const full = (reply: { status: number; body: any }) => {
+      refused(reply, 400, 'VALIDATION_FAILED')
+      assert.equal(reply.body.error.meta.problems[0].code, 'LIMIT_REACHED')
+    }
+    const first = (await app.key.post(path, large)).body
+    const second = (await app.key.post(path, item('x'))).body
+    full(await app.key.post(path, large))
+    full(await app.key.post(`${path}/import`, { items: [large] }))
+    full(await send(id, JSON.stringify(large), JSONL))
+    full(await app.key.patch(`${path}/${second.id}`, { input: large.input }))
+    assert.equal((await app.key.patch(`${path}/${first.id}`, item('y'))).status, 200)
+    assert.equal((await app.key.patch(`${path}/${second.id}`, { input: large.input })).status, 200)
+    full(await app.key.post(path, large))
+    assert.equal((await app.key.delete(`${path}/${second.id}`)).status, 204)
+    assert.equal((await app.key.post(path, large)).status, 201)
   })
 })

@@ -5,12 +5,12 @@ import type { Values } from '../../core/api/kind.ts'
 import { firstChars } from '../../core/api/text.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { ExpressionError, evaluate, isObject } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, isObject, nothingSpent, type Spent } from '../../core/expressions/evaluate.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import { moveCase, overlaid } from '../cases/change.ts'
 import { addEvidence, type Piece } from '../cases/evidence.ts'
 import { linkCase } from '../cases/links.ts'
-import { type CaseRow, type CaseStatus, caseKind, type LinkType } from '../cases/model.ts'
+import { type CaseRow, type CaseStatus, caseKind, FIELDS_KIB, type LinkType } from '../cases/model.ts'
 import { timelineRows } from '../cases/store.ts'
 import { AUTOMATION, type By, entriesOf, type Happening, happened } from '../cases/timeline.ts'
 import { branchTargets, conditionOf, stepOf } from '../playbooks/compile.ts'
@@ -139,9 +139,7 @@ export class Held implements Driven {
     if (writes.length === 0 || this.act?.skip) return
     const output = step.type === 'branch' ? { taken: label } : artifact
     const root = { ...this.#rootsWith(run.outcomes), output }
-    const given = Object.fromEntries(
-      writes.map(([field, expression]) => [field, evaluated(step, `case_writes.${field}`, expression, root)]),
-    )
+    const given = writtenBy(step, writes, root)
     const fields = overlaid(this.case.fields, given)
     const changed = Object.keys(given).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
     this.#written.set(step.key, changed)
@@ -513,9 +511,23 @@ function shaped(step: Step, attempt: Attempt, given: DrivenOutcome, now: string)
 const notApproved = (key: string, label: string): AppError =>
   stepFailed(key, label, label === 'rejected' ? 'The approval was rejected' : 'Nobody decided in time')
 
-function evaluated({ key }: Step, field: string, expression: unknown, root: unknown): unknown {
+/** What a step writes into its case, by expressions that share one budget; no more of it than makes a case too large. */
+function writtenBy(step: Step, writes: readonly [string, unknown][], root: unknown): Record<string, unknown> {
+  const spent = nothingSpent()
+  const given: [string, unknown][] = []
+  let bytes = 0
+  for (const [field, expression] of writes) {
+    const value = evaluated(step, `case_writes.${field}`, expression, root, spent)
+    given.push([field, value])
+    bytes += Buffer.byteLength(JSON.stringify(value))
+    if (bytes > FIELDS_KIB * 1024) break
+  }
+  return Object.fromEntries(given)
+}
+
+function evaluated({ key }: Step, field: string, expression: unknown, root: unknown, spent: Spent): unknown {
   try {
-    return evaluate(expression, root)
+    return evaluate(expression, root, spent)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     throw stepFailed(key, 'expression', `The expression of ${field} ${error.message}`, { field })

@@ -85,7 +85,9 @@ const columns = {
   playbook_name: z.string().describe('As it was when the execution started'),
   playbook_version: z.int().describe('The version that it follows, whatever is written later'),
   status: z.enum(EXECUTION_STATUSES),
-  input: anObject,
+  input: anObject
+    .nullable()
+    .describe('What it was started with; null in lists of an execution with much in its fields'),
   metadata: anObject.nullable(),
   current_step_key: text,
   waiting_on: WaitingOn.nullable().describe('What has to happen before it goes on'),

@@ -30,6 +30,7 @@ import {
 } from './model.ts'
 import { shownExecution } from './show.ts'
 import { startExecution } from './start.ts'
+import { listedColumns } from './store.ts'
 
 const tag = 'Playbooks'
 const path = '/playbook-executions'
@@ -123,6 +124,7 @@ const list = operation({
   method: 'get',
   path,
   summary: 'List executions of playbooks',
+  description: 'Without steps; input, metadata and output of an execution are null where they are large together.',
   tag,
   action: 'playbooks:ListExecutions',
   // Executions are named as their case.
@@ -133,7 +135,7 @@ const list = operation({
   run(context) {
     const { rows } = context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.case_id` })
     return pageRows<ExecutionRow>(context, {
-      columns: executionKind.columns,
+      columns: listedColumns,
       from: sql.fragment`playbook_executions t`,
       rows,
       filters: filterConditions(filters, context.query),

@@ -13,6 +13,24 @@ const ACTIVE = sql.fragment`('queued', 'running', 'waiting')`
 
 const placed = sql.type(z.strictObject({ id: z.string(), case_id: z.string() }))
 
+/** Bytes of the values of an execution in a list: input and output have up to 5 MiB. */
+const LISTED_BYTES = 128 * 1024
+
+/** The columns of executions in a list: values, unless they are large, and not what they follow. */
+export const listedColumns: Fragment = (() => {
+  const bytes = ['input', 'output', 'metadata'].map(
+    name => sql.fragment`coalesce(octet_length(t.${sql.identifier([name])}::text), 0)`,
+  )
+  const small = (name: string) => sql.fragment`
+    case when ${sql.join(bytes, sql.fragment` + `)} <= ${LISTED_BYTES} then t.${sql.identifier([name])} end`
+  return selectList(Object.keys(ExecutionRow.shape), {
+    input: small('input'),
+    output: small('output'),
+    metadata: small('metadata'),
+    definition: sql.fragment`null::json`,
+  })
+})()
+
 /** The execution that a run drives, and its case. By playbook_executions_run. */
 export const executionOfRun = (db: Queryable, runId: string) =>
   db.maybeOne(placed`select id, case_id from playbook_executions where orchestration_run_id = ${runId}`)
@@ -122,6 +140,29 @@ export const capturedNames = (db: Queryable, executionId: string, key: string) =
   db.any(captured`
     select distinct name, kind from case_evidence
     where playbook_execution_id = ${executionId} and step_key = ${key} and withdrawn_at is null`)
+
+const erased = sql.type(z.strictObject({ execution_id: z.string(), key: z.string() }))
+
+/**
+ * Erases what turns were given by steps and said to them, in the steps and in what their executions came to. Locks in the order
+ * of everybody: execution, steps. Returns the steps that had something of it. By playbook_execution_steps_generation.
+ */
+export async function eraseStepsOf(db: Queryable, generationIds: readonly string[]) {
+  const turns = sql.array([...generationIds], 'text')
+  await db.query(statement`
+    select from playbook_executions
+    where id in (select execution_id from playbook_execution_steps where generation_id = any(${turns})) order by id for update`)
+  return db.any(erased`
+    with gone as (
+      update playbook_execution_steps set input = null, output = null
+      where generation_id = any(${turns}) and (input is not null or output is not null) returning execution_id, key),
+    blanked as (
+      update playbook_executions e set updated_at = now(), output = (
+        select json_object_agg(o.key, case when g.key is null then o.value end order by o.place)
+        from json_each(e.output) with ordinality as o (key, value, place) left join gone g on g.execution_id = e.id and g.key = o.key)
+      where e.output is not null and e.id in (select execution_id from gone))
+    select execution_id, key from gone`)
+}
 
 /** The runs of an execution, and all that are below them. */
 export const runsOf = (ids: readonly string[]): Fragment => sql.fragment`

@@ -1,9 +1,9 @@
 import { type Problem, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Definition, Node } from './definition.ts'
-import { missingReferences } from './references.ts'
+import { missingReferences, requireNodeRights } from './references.ts'
 import { schemaProblems } from './schemas.ts'
 import { type Findings, limitProblems, validateGraph } from './validate.ts'
 
@@ -36,12 +36,12 @@ export async function findingsOf(services: Services, definition: Definition, ask
 }
 
 /**
- * Refuses a definition that cannot be written, in the transaction that writes it. What it names is looked up only where it is
- * refused, to tell.
- * @throws INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`, RunFirst
+ * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it. What
+ * it names may be missing; where it is refused it is told.
+ * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`, RunFirst
  */
 export async function requireValid(
-  { tx, services }: { tx: Tx; services: Services },
+  { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
   definition: Definition,
 ): Promise<void> {
@@ -52,7 +52,7 @@ export async function requireValid(
       meta: { keys: bad[1].slice(0, 20) },
     })
   const { problems, warnings } = await findingsOf(services, definition, { tenant: project, inTransaction: true })
-  if (problems.length === 0) return
+  if (problems.length === 0) return requireNodeRights({ tx, allow }, project, definition.nodes)
   const missing = await missingReferences(tx, project, definition.nodes)
   raise('ORCHESTRATION_VALIDATION_FAILED', { meta: { problems, warnings: [...warnings, ...missing] } })
 }

@@ -25,7 +25,7 @@ import {
   ValidateInput,
   Validation,
 } from './model.ts'
-import { missingReferences } from './references.ts'
+import { missingReferences, NAMING_RIGHTS } from './references.ts'
 import { changeOrchestration, insertOrchestration, restoreVersion } from './versions.ts'
 
 const tag = 'Orchestrations'
@@ -47,13 +47,14 @@ export const orchestrationOperations: Operation[] = [
   orchestrations.list({ filters: { name: contains('name') }, where: () => [sql.fragment`t.managed_by is null`] }),
   orchestrations.create({
     description:
-      'The graph is refused with everything that is wrong with it in meta.problems. Tools, agents, stores and orchestrations that it names are looked up when a run comes to them.',
+      'The graph is refused with everything that is wrong with it in meta.problems. Tools, agents, stores and orchestrations that it names are looked up when a run comes to them. Naming a tool or an orchestration needs the right to call or to run it, since whoever starts a run is not asked.',
+    alsoActions: NAMING_RIGHTS,
     body: OrchestrationInput,
     raises: [...refusals],
-    async make({ tx, services, body, project, caller }) {
+    async make({ tx, services, allow, body, project, caller }) {
       const { version_label, ...values } = body
       const definition = definitionIn(values)
-      await requireValid({ tx, services }, project, definition)
+      await requireValid({ tx, services, allow }, project, definition)
       const making = { created_by: caller.user.id, label: version_label }
       return insertOrchestration(tx, { ...values, ...definition, project_id: project }, making)
     },
@@ -91,14 +92,15 @@ export const orchestrationOperations: Operation[] = [
   orchestrations.get(),
   orchestrations.update({
     description:
-      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on.',
+      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on. A graph needs the rights that it needs to be created.',
+    alsoActions: NAMING_RIGHTS,
     body: OrchestrationPatch,
     quiet: true,
     raises: [...refusals],
-    async change(next, { body, stored, tx, services }) {
+    async change(next, { body, stored, tx, services, allow }) {
       if (definitionFields.every(name => body[name] === undefined)) return next
       const changed = { ...next, nodes: renamed(next.nodes) }
-      await requireValid({ tx, services }, stored.project_id, changed)
+      await requireValid({ tx, services, allow }, stored.project_id, changed)
       return changed
     },
     write: (next, { tx, stored, body, caller }) =>
@@ -146,7 +148,8 @@ export const orchestrationOperations: Operation[] = [
     id: 'restoreOrchestrationVersion',
     path: `${path}/{orchestration_id}/versions/{version}/restore`,
     summary: 'Write the graph of an earlier version as the next one',
-    description: 'It must still be one that could be written today. Name and description stay.',
+    description: 'It must still be one that the caller could write today. Name and description stay.',
+    alsoActions: NAMING_RIGHTS,
     action: 'orchestrations:RestoreOrchestrationVersion',
     body: RestoreInput,
     bodyOptional: true,

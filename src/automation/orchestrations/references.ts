@@ -1,7 +1,8 @@
 import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
 import { grantingOf } from '../../core/api/grants.ts'
-import { isIdOf, kinds } from '../../core/api/kind.ts'
+import { isIdOf, type KindRow, kinds } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
 import { firstChars } from '../../core/api/text.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Node } from './definition.ts'
@@ -54,6 +55,44 @@ function referencesOf(node: Node, index: number): Reference[] {
     return ids.flatMap(([id, path]) => (typeof id === 'string' && id !== '' ? [{ kind, id, path }] : []))
   })
 }
+
+/**
+ * What naming one of these in what others start needs on it: they are not asked. An agent is asked for at each turn, of whoever
+ * started the work.
+ */
+const RIGHTS: Record<string, string> = {
+  tool: 'tools:CallTool',
+  orchestration: 'orchestrations:StartRun',
+  decider: 'deciders:CreateDecision',
+}
+export const NAMING_RIGHTS = Object.values(RIGHTS)
+
+/** @throws FORBIDDEN */
+export async function requireNamingRights(
+  { tx, allow }: Pick<Context, 'tx' | 'allow'>,
+  project: string,
+  named: readonly { kind: string; id: string }[],
+): Promise<void> {
+  for (const [name, ofKind] of Map.groupBy(named, ({ kind }) => kind)) {
+    const action = RIGHTS[name]
+    if (action === undefined) continue
+    const kind = kinds.get(name)
+    const ids = [...new Set(ofKind.map(({ id }) => id))]
+    const rows: readonly KindRow[] = await tx.any(kind.sql`
+      select ${kind.columns} from ${sql.identifier([kind.table])} t
+      where t.id = any(${sql.array(ids, 'text')}) and t.project_id = ${project}`)
+    const known = new Map(rows.map(row => [row.id, row]))
+    // What is shared with the project, or is not there yet, is named as one of its own.
+    for (const id of ids) allow(action, { kind, row: known.get(id) ?? { id, project_id: project } })
+  }
+}
+
+/** What naming in nodes needs. @throws FORBIDDEN */
+export const requireNodeRights = (
+  context: Pick<Context, 'tx' | 'allow'>,
+  project: string,
+  nodes: readonly Node[],
+): Promise<void> => requireNamingRights(context, project, nodes.flatMap(referencesOf))
 
 /** Those of some ids that name rows which the project has or that are shared with it. */
 export async function idsThere(

@@ -71,7 +71,7 @@ export async function changeOrchestration(
  * @throws RESOURCE_NOT_FOUND, and what refuses a write
  */
 export async function restoreVersion(
-  context: Pick<Context, 'tx' | 'services' | 'caller' | 'audit'> & { resource: OrchestrationRow },
+  context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit'> & { resource: OrchestrationRow },
   number: number,
   label: string | undefined,
 ): Promise<OrchestrationRow> {

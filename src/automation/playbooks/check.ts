@@ -4,9 +4,8 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import type { Services } from '../../core/process/services.ts'
 import { problemsOfSchemas } from '../orchestrations/schemas.ts'
-import { triggerKind } from '../triggers/model.ts'
 import type { Definition } from './definition.ts'
-import { referenceProblems } from './references.ts'
+import { referenceProblems, requireStepRights } from './references.ts'
 import { limitProblems, validatePlaybook } from './validate.ts'
 
 function schemasOf({ steps, case_schema, input_schema }: Definition): [path: string, schema: object][] {
@@ -39,20 +38,16 @@ export async function problemsIn(
   ]
 }
 
-/** What waits for events has them as an event trigger would. */
-export const EVENT_ACTION = 'triggers:CreateTrigger'
-
 /**
- * Refuses a definition that cannot be written, in the transaction that writes it.
- * @throws FORBIDDEN, PLAYBOOK_VALIDATION_FAILED with `meta.problems`, RunFirst
+ * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it.
+ * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst
  */
 export async function requireValid(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
   definition: Definition,
 ): Promise<void> {
-  if (definition.steps.some(({ type, event }) => type === 'wait' && event != null))
-    allow(EVENT_ACTION, { kind: triggerKind, project_id: project })
   const problems = await problemsIn(tx, services, definition, { project, tenant: project, inTransaction: true })
   if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { meta: { problems } })
+  await requireStepRights({ tx, allow }, project, definition.steps)
 }

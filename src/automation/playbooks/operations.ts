@@ -5,7 +5,7 @@ import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
-import { EVENT_ACTION, problemsIn, requireValid } from './check.ts'
+import { problemsIn, requireValid } from './check.ts'
 import { type Definition, definitionFields } from './definition.ts'
 import { playbookEnds } from './ends.ts'
 import {
@@ -19,6 +19,7 @@ import {
   ValidateInput,
   Validation,
 } from './model.ts'
+import { STEP_RIGHTS } from './references.ts'
 import { changePlaybook, definitionOf, insertPlaybook, restoreVersion } from './versions.ts'
 
 const tag = 'Playbooks'
@@ -42,11 +43,11 @@ export const playbookOperations: Operation[] = [
   playbooks.list({ filters: { name: contains('name') } }),
   playbooks.create({
     description:
-      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist. A step that waits for an event needs triggers:CreateTrigger.',
+      'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist. Needs the rights to call the tools, run the orchestrations and ask the deciders, since whoever starts an execution has them called; a step that waits for an event needs triggers:CreateTrigger.',
+    alsoActions: STEP_RIGHTS,
     body: PlaybookInput,
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
-    alsoActions: [EVENT_ACTION],
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, name, description = null } = body
       const definition = definitionIn(body)
@@ -86,12 +87,12 @@ export const playbookOperations: Operation[] = [
   playbooks.get(),
   playbooks.update({
     description:
-      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on.',
+      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on. A procedure needs the rights that it needs to be created.',
+    alsoActions: STEP_RIGHTS,
     body: PlaybookPatch,
     bodyLimit,
     quiet: true,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
-    alsoActions: [EVENT_ACTION],
     async change(next, { body, stored, tx, services, allow }) {
       if (definitionFields.every(name => body[name] === undefined)) return next
       await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next))
@@ -119,9 +120,9 @@ export const playbookOperations: Operation[] = [
     id: 'restorePlaybookVersion',
     path: `${path}/{playbook_id}/versions/{version}/restore`,
     summary: 'Write the procedure of an earlier version as the next one',
-    description: 'It must still be one that could be written today. Name and description stay.',
+    description: 'It must still be one that the caller could write today. Name and description stay.',
+    alsoActions: STEP_RIGHTS,
     action: 'playbooks:RestorePlaybookVersion',
-    alsoActions: [EVENT_ACTION],
     body: RestoreInput,
     bodyOptional: true,
     answers: { 200: Playbook },

@@ -1,8 +1,10 @@
 import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { idsThere } from '../orchestrations/references.ts'
+import { idsThere, NAMING_RIGHTS, requireNamingRights } from '../orchestrations/references.ts'
 import { shown } from '../orchestrations/validate.ts'
+import { triggerKind } from '../triggers/model.ts'
 import type { Step } from './definition.ts'
 
 /** What the fields of steps name, by the types that read them. */
@@ -22,6 +24,24 @@ const referencesOf = (steps: readonly Step[]): Reference[] =>
     const at = `steps[${index}]`
     return kind && typeof id === 'string' && id !== '' ? [{ kind, id, path: `${at}.${field}`, step, at }] : []
   })
+
+/** The actions that writing a playbook may need beside its own. */
+export const STEP_RIGHTS = [...NAMING_RIGHTS, 'triggers:CreateTrigger']
+
+/**
+ * Asks whether the caller may do itself what steps have done: whoever starts an execution is not asked. What waits for an
+ * event has it as an event trigger would.
+ * @throws FORBIDDEN
+ */
+export async function requireStepRights(
+  { tx, allow }: Pick<Context, 'tx' | 'allow'>,
+  project: string,
+  steps: readonly Step[],
+): Promise<void> {
+  if (steps.some(({ type, event }) => type === 'wait' && event != null))
+    allow('triggers:CreateTrigger', { kind: triggerKind, project_id: project })
+  await requireNamingRights({ tx, allow }, project, referencesOf(steps))
+}
 
 const tools = sql.type(z.object({ id: z.string(), type: z.string() }))
 

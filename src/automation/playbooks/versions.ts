@@ -65,7 +65,7 @@ export async function changePlaybook(
  * @throws RESOURCE_NOT_FOUND, and what refuses a write
  */
 export async function restoreVersion(
-  context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit'> & { resource: PlaybookRow },
+  context: Pick<Context, 'tx' | 'services' | 'caller' | 'audit' | 'allow'> & { resource: PlaybookRow },
   number: number,
   label: string | undefined,
 ): Promise<PlaybookRow> {

@@ -42,11 +42,11 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
   const typed = sql.type(record)
   const ownedBy = (id: string) => sql.fragment`${sql.identifier(['t', owner])} = ${id}`
 
-  /** Those of the numbered versions that exist. */
+  /** Those of the numbered versions that exist; callers may name more than a version can have. */
   const find = (db: Queryable, id: string, versions: readonly number[]): Promise<readonly Row[]> =>
     db.any(typed`
       select ${columns} from ${table} t
-      where ${ownedBy(id)} and t.version = any(${sql.array([...versions], 'int4')})`) as never
+      where ${ownedBy(id)} and t.version = any(${sql.array([...versions], 'int8')})`) as never
 
   return {
     find,

@@ -339,7 +339,8 @@ function copied(result: unknown): { copy: unknown; values: number } {
       throw new ExpressionError(`has a result of more than ${MAX_RESULT_VALUES.toLocaleString('en')} values`)
     if (typeof value === 'string') {
       take(Buffer.byteLength(value) + 2)
-      return value
+      // `substr` can cut a pair of surrogates in two, which no column of the database takes.
+      return value.toWellFormed()
     }
     if (typeof value !== 'object' || value === null) {
       take(4)

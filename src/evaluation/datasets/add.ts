@@ -42,9 +42,26 @@ export const newItem = ({
 })
 
 /**
- * Makes room for items under the lock of their dataset, and counts them in.
- * @throws RESOURCE_NOT_FOUND, VALIDATION_FAILED for more than DATASET_MAX_ITEMS, QUOTA_STORAGE_EXCEEDED
+ * Makes room for items, or for what an item grows by, in a dataset whose row the caller holds, and counts it in.
+ * @throws VALIDATION_FAILED for more than DATASET_MAX_ITEMS or DATASET_MAX_BYTES, QUOTA_STORAGE_EXCEEDED
  */
+export async function makeRoom(
+  tx: Tx,
+  services: Services,
+  dataset: DatasetRow,
+  added: { count: number; bytes: number },
+): Promise<void> {
+  const { DATASET_MAX_ITEMS: mostItems, DATASET_MAX_BYTES: mostBytes } = services.config
+  const refuse = (message: string) => invalid({ code: 'LIMIT_REACHED', path: '', message })
+  if (added.count > 0 && dataset.item_count + added.count > mostItems)
+    refuse(`a dataset has at most ${mostItems} items`)
+  if (added.bytes > 0 && dataset.item_bytes + added.bytes > mostBytes)
+    refuse(`the items of a dataset take at most ${mostBytes} bytes together`)
+  if (added.bytes > 0) await checkStorage(services, dataset.project_id, added.bytes, tx)
+  await addToCount(tx, dataset.id, added)
+}
+
+/** Makes room for items under the lock of their dataset. Raises RESOURCE_NOT_FOUND and what makeRoom does. */
 export async function admitItems(
   tx: Tx,
   services: Services,
@@ -52,11 +69,7 @@ export async function admitItems(
   { count, bytes }: { count: number; bytes: number },
 ): Promise<DatasetRow> {
   const dataset = await datasetKind.lock(tx, datasetId)
-  const { DATASET_MAX_ITEMS: most } = services.config
-  if (dataset.item_count + count > most)
-    invalid({ code: 'LIMIT_REACHED', path: '', message: `a dataset has at most ${most} items` })
-  await checkStorage(services, dataset.project_id, bytes, tx)
-  await addToCount(tx, dataset.id, count)
+  await makeRoom(tx, services, dataset, { count, bytes })
   return dataset
 }
 

@@ -9,7 +9,7 @@ import type { Tx } from '../../core/db/write.ts'
 import { sees } from '../../core/iam/access.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import { readSteps } from '../../execution/generations/trace-file.ts'
-import { addItems, checkItem, type Draft } from './add.ts'
+import { addItems, bytesOf, checkItem, type Draft, MAX_ITEM_BYTES } from './add.ts'
 import {
   type DatasetItemRow,
   type DatasetRow,
@@ -81,37 +81,46 @@ export async function copyTurn(
   })
 }
 
-/** Messages of a session that are read at most: a conversation may be longer than what an item can hold. */
-const MOST_MESSAGES = 5000
-const PAGE = 500
+/** Messages that are read at once: each has up to 256 Ki characters. */
+const PAGE = 20
 /** Messages that an item can have. */
 const MOST_INPUT = 500
+/** Messages of a session that are read: behind the last reply there may be others. */
+const MOST_READ = 2 * MOST_INPUT
 
-/** Replies of a session, each with what was said before it. */
+/**
+ * Replies of a session, each with what was said before it; null for a session whose last replies have more before them than an
+ * item can hold.
+ */
 async function repliesOf(
   { services }: Pick<Context, 'services'>,
   { conversation_id }: SessionRow,
-): Promise<{ input: ItemMessage[]; reply: string; generation_id: string | null }[]> {
+): Promise<{ input: ItemMessage[]; reply: string; generation_id: string | null }[] | null> {
   const said: ItemMessage[] = []
   const replies: { input: ItemMessage[]; reply: string; generation_id: string | null }[] = []
-  let position = -1
-  for (let read = 0; read < MOST_MESSAGES; read += PAGE) {
+  let bytes = 0
+  for (let position = -1, read = 0; read < MOST_READ; read += PAGE) {
     const messages = await messagesAfter(services.pool, conversation_id, position, PAGE)
     for (const { role, content, generation_id } of messages) {
       // What was purged is not there any more.
       if (content === null) continue
-      if (role === 'assistant' && said.length > 0 && said.length <= MOST_INPUT)
+      if (role === 'assistant' && said.length > 0) {
+        if (said.length > MOST_INPUT || bytes > MAX_ITEM_BYTES) return null
         replies.push({ input: [...said], reply: content, generation_id })
-      said.push({ role, content })
+      }
+      // What no reply can follow any more is not kept.
+      if (said.length <= MOST_INPUT && bytes <= MAX_ITEM_BYTES) said.push({ role, content })
+      bytes += Buffer.byteLength(content)
     }
-    if (messages.length < PAGE) break
+    if (messages.length < PAGE) return replies
     position = messages[messages.length - 1].position
   }
-  return replies
+  return null
 }
 
-/** Items that one session makes at most: each repeats what was said before it. */
+/** Items that one session makes at most, and their bytes: each repeats what was said before it. */
 const MOST_REPLIES = 100
+const MOST_COPIED = 32 * 1024 * 1024
 
 /**
  * Copies the replies of a session into a dataset, the last one or all.
@@ -130,6 +139,7 @@ export async function copySession(
   const refuse = (message: string) => invalid({ code: 'INVALID_VALUE', path: 'session_id', message })
   if (session.project_id !== resource.project_id) refuse('names a session of another project')
   const found = await repliesOf(context, session)
+  if (!found) return refuse('names a session with more than 500 messages or 4 MiB before a reply')
   if (found.length === 0) refuse('names a session without a reply that can be copied')
   if (wanted === 'all' && found.length > MOST_REPLIES) refuse(`names a session with more than ${MOST_REPLIES} replies`)
   const drafts = (wanted === 'all' ? found : found.slice(-1)).map(
@@ -140,7 +150,12 @@ export async function copySession(
       source_generation_id: generation_id,
     }),
   )
-  for (const draft of drafts) checkItem(draft)
+  let bytes = 0
+  for (const draft of drafts) {
+    checkItem(draft)
+    bytes += bytesOf(draft)
+    if (bytes > MOST_COPIED) refuse('names a session whose replies make items of more than 32 MiB')
+  }
   return services.write(async (tx: Tx) => {
     const kept = await existing(tx, drafts)
     const items = await addItems(tx, services, resource.id, kept)

@@ -26,7 +26,7 @@ export const datasetKind = kind({
   table: 'datasets',
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: Dataset,
-  hidden: { item_count: z.int() },
+  hidden: { item_count: z.int(), item_bytes: z.int() },
   events: ['created', 'updated', 'deleted'],
   unique: { datasets_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })

@@ -4,7 +4,7 @@ import { page, pageOf } from '../../core/api/lists.ts'
 import { answer, type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { addItems, bytesOf, checkItem } from './add.ts'
+import { addItems, bytesOf, checkItem, makeRoom } from './add.ts'
 import { copySession, copyTurn } from './copy.ts'
 import { removeDataset } from './ends.ts'
 import {
@@ -20,6 +20,7 @@ import {
   FromSessionInput,
   Imported,
 } from './model.ts'
+import { cutPage } from './shown.ts'
 import { addToCount } from './store.ts'
 import { transferOperations } from './transfer.ts'
 
@@ -32,6 +33,9 @@ const items = resource(datasetItemKind, {
   module: 'evaluations',
   param: 'item_id',
 })
+
+/** Bytes of a body with one item: what it may take, escaped. */
+const itemLimit = () => 8 * 1024 * 1024
 
 /** What writes an item. */
 const WRITES = 'evaluations:CreateDataset'
@@ -52,10 +56,16 @@ const putItem = {
   body: DatasetItemPatch,
   action: WRITES,
   description: 'What is not given stays as it is; runs that were made with the item keep what it was.',
-  raises: ['SYSTEM_MESSAGE_NOT_ALLOWED' as const],
-  check(next: DatasetItemRow, context: Context<any, any, any>) {
+  bodyLimit: itemLimit,
+  raises: ['SYSTEM_MESSAGE_NOT_ALLOWED' as const, 'QUOTA_STORAGE_EXCEEDED' as const],
+  async check(next: DatasetItemRow, context: Context<any, any, any> & { stored: DatasetItemRow }) {
+    const { services, tx, stored } = context
     requireMember(context, next)
     checkItem(next)
+    // Its lock is held: whoever changes an item takes it first.
+    const dataset = await datasetKind.find(tx, stored.dataset_id)
+    const bytes = bytesOf(next) - stored.bytes
+    if (dataset && bytes !== 0) await makeRoom(tx, services, dataset, { count: 0, bytes })
   },
   change: (next: DatasetItemRow) => ({ ...next, bytes: bytesOf(next) }),
 }
@@ -82,22 +92,32 @@ export const datasetOperations: Operation[] = [
     method: 'get',
     path: `${path}/{dataset_id}/items`,
     summary: 'List the items of a dataset, oldest first',
+    description: 'A page ends before 16 MiB of items: `limit` says how many it was cut to.',
     tag,
     action: 'evaluations:ListDatasets',
     paged: true,
     answers: { 200: pageOf(DatasetItem) },
     // Index dataset_items_dataset.
-    run: context =>
-      page<DatasetItemRow>(context, {
-        columns: datasetItemKind.columns,
+    async run(context) {
+      const rows = sql.fragment`t.dataset_id = ${context.resource.id}`
+      const listed = {
         from: sql.fragment`dataset_items t`,
-        rows: sql.fragment`t.dataset_id = ${context.resource.id}`,
-        kept: sql.fragment`coalesce((select item_count from datasets where id = ${context.resource.id}), 0)::bigint`,
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at, t.id`,
-        key: sql.fragment`t.id`,
-        present: datasetItemKind.present,
-      }),
+      }
+      const cut = await cutPage(context, { ...listed, filters: [rows], bytes: sql.fragment`t.bytes` })
+      return page<DatasetItemRow>(
+        { db: context.db, page: cut },
+        {
+          ...listed,
+          rows,
+          columns: datasetItemKind.columns,
+          kept: sql.fragment`coalesce((select item_count from datasets where id = ${context.resource.id}), 0)::bigint`,
+          key: sql.fragment`t.id`,
+          present: datasetItemKind.present,
+        },
+      )
+    },
   }),
   itemOperation(datasetKind, {
     id: 'createDatasetItem',
@@ -107,7 +127,7 @@ export const datasetOperations: Operation[] = [
     tag,
     action: WRITES,
     body: DatasetItemInput,
-    bodyLimit: () => 8 * 1024 * 1024,
+    bodyLimit: itemLimit,
     answers: { 201: DatasetItem },
     raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'QUOTA_STORAGE_EXCEEDED'],
     async run({ tx, services, resource: dataset, body }) {
@@ -170,6 +190,8 @@ export const datasetOperations: Operation[] = [
     check(row, context) {
       requireMember(context, row)
     },
-    removed: (row, { tx }) => addToCount(tx, row.dataset_id, -1) as Promise<never>,
+    async removed(row, { tx }) {
+      await addToCount(tx, row.dataset_id, { count: -1, bytes: -row.bytes })
+    },
   }),
 ]

@@ -1,4 +1,5 @@
-import type { Readable } from 'node:stream'
+import { isUtf8 } from 'node:buffer'
+import { type Readable, Transform, type TransformCallback } from 'node:stream'
 import { type CastingContext, parse as parseCsv } from 'csv-parse'
 import type { Problem } from '../../core/api/errors.ts'
 import { checkStorable, refusals } from '../../core/api/validate.ts'
@@ -21,6 +22,9 @@ export type Row = { line: number } & ({ item: DatasetItemInput } | { problems: P
 
 /** Bytes of one row: an item, with what quoting and escaping add to it. */
 const MAX_ROW_BYTES = 4 * MAX_ITEM_BYTES
+
+/** Cells of one row: an item has three, and what has more is told how many up to here. */
+const MAX_CELLS = 100
 
 const at = (line: number, path = ''): string => `lines[${line}]${path === '' ? '' : `.${path}`}`
 
@@ -76,40 +80,95 @@ function parsed(text: string): unknown {
   }
 }
 
-/** Lines of a stream, each of a bounded length; a byte order mark is left out. */
-export async function* linesOf(source: Readable, mostChars: number): AsyncGenerator<string> {
-  const decoder = new TextDecoder()
-  let rest = ''
+const LINE_FEED = 0x0a
+
+/**
+ * Lines of a stream, each of a bounded length; a byte order mark is left out. Each byte is looked at once, however small the
+ * pieces are in which a long line comes. Throws Unreadable for a line that is too long or not UTF-8.
+ */
+export async function* linesOf(source: Readable, mostBytes: number): AsyncGenerator<string> {
+  const decoder = new TextDecoder('utf-8', { fatal: true })
+  let pieces: Buffer[] = []
+  let bytes = 0
   let line = 1
-  for await (const chunk of source) {
-    rest += decoder.decode(chunk as Buffer, { stream: true })
-    let from = 0
-    for (let end = rest.indexOf('\n'); end >= 0; end = rest.indexOf('\n', from)) {
-      yield rest.slice(from, end)
-      from = end + 1
-      line++
+  const ended = (): string => {
+    const whole = Buffer.concat(pieces)
+    pieces = []
+    bytes = 0
+    try {
+      return decoder.decode(whole)
+    } catch {
+      throw new Unreadable(line, 'is not UTF-8')
     }
-    rest = rest.slice(from)
-    if (rest.length > mostChars) throw new Unreadable(line, 'is longer than a row may be')
   }
-  rest += decoder.decode()
-  if (rest !== '') yield rest
+  for await (const chunk of source as AsyncIterable<Buffer>) {
+    let from = 0
+    while (from < chunk.length) {
+      const end = chunk.indexOf(LINE_FEED, from)
+      const piece = chunk.subarray(from, end < 0 ? chunk.length : end)
+      pieces.push(piece)
+      bytes += piece.length
+      if (bytes > mostBytes) throw new Unreadable(line, 'is longer than a row may be')
+      if (end < 0) break
+      yield ended()
+      line++
+      from = end + 1
+    }
+  }
+  if (bytes > 0) yield ended()
+}
+
+/** Passes a stream on as long as it is UTF-8. Fails with Unreadable. */
+function utf8Only(): Transform {
+  const decoder = new TextDecoder('utf-8', { fatal: true })
+  let line = 1
+  const checked = (chunk: Buffer, done: TransformCallback, stream: boolean) => {
+    try {
+      decoder.decode(chunk, { stream })
+    } catch {
+      // A line that was read whole and is none, else the one that has not ended yet.
+      for (
+        let from = 0, end = chunk.indexOf(LINE_FEED);
+        end >= 0;
+        from = end + 1, end = chunk.indexOf(LINE_FEED, from)
+      ) {
+        if (from > 0 && !isUtf8(chunk.subarray(from, end))) break
+        line++
+      }
+      return done(new Unreadable(line, 'is not UTF-8'))
+    }
+    for (let end = chunk.indexOf(LINE_FEED); end >= 0; end = chunk.indexOf(LINE_FEED, end + 1)) line++
+    done(null, chunk.length > 0 ? chunk : undefined)
+  }
+  return new Transform({
+    transform: (chunk: Buffer, _encoding, done) => checked(chunk, done, true),
+    flush: done => checked(Buffer.alloc(0), done, false),
+  })
 }
 
 /** A cell as it was read: whether it was quoted tells an empty text from nothing. */
 type Cell = { text: string; quoted: boolean }
 
 async function* csvRows(source: Readable): AsyncGenerator<Row> {
+  let held = 0
   const parser = parseCsv({
     bom: true,
     info: true,
     max_record_size: MAX_ROW_BYTES,
     relax_column_count: true,
     skip_empty_lines: true,
-    cast: (text: string, { quoting }: CastingContext) => ({ text, quoted: quoting }),
+    // The parser bounds a cell, and neither how many there are nor what they take together.
+    cast: (text: string, { quoting, index, lines }: CastingContext) => {
+      held = index === 0 ? text.length : held + text.length
+      if (index >= MAX_CELLS) throw new Unreadable(lines, `has more than ${MAX_CELLS} cells`)
+      if (held > MAX_ROW_BYTES) throw new Unreadable(lines, 'is longer than a row may be')
+      return { text, quoted: quoting }
+    },
   } as never)
+  const checked = utf8Only()
   source.once('error', error => parser.destroy(error))
-  source.pipe(parser)
+  checked.once('error', error => parser.destroy(error))
+  source.pipe(checked).pipe(parser)
   let header: Column[] | null = null
   let line = 1
   let twice = 0
@@ -117,7 +176,7 @@ async function* csvRows(source: Readable): AsyncGenerator<Row> {
     for await (const { record, info } of parser as AsyncIterable<{ record: Cell[]; info: { lines: number } }>) {
       const begins = line
       // Line breaks of two characters within cells are counted twice.
-      twice += record.reduce((sum, { text }) => sum + text.split('\r\n').length - 1, 0)
+      twice += record.reduce((sum, { text }) => sum + longBreaks(text), 0)
       line = info.lines + 1 - twice
       if (header) yield csvItem(begins, header, record)
       else header = headerOf(record)
@@ -127,6 +186,13 @@ async function* csvRows(source: Readable): AsyncGenerator<Row> {
     const { lines = line, message } = error as { lines?: number; message: string }
     throw new Unreadable(lines, message)
   }
+}
+
+/** Line breaks of two characters. */
+function longBreaks(text: string): number {
+  let count = 0
+  for (let at = text.indexOf('\r\n'); at >= 0; at = text.indexOf('\r\n', at + 2)) count++
+  return count
 }
 
 /** The columns of a file. Throws Unreadable for columns that items have none of, and without the input. */

@@ -1,6 +1,5 @@
 import { createHash } from 'node:crypto'
-import { createReadStream } from 'node:fs'
-import { mkdtemp, open, rm } from 'node:fs/promises'
+import { type FileHandle, mkdtemp, open, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Transform } from 'node:stream'
@@ -16,29 +15,26 @@ const MOST_PROBLEMS = 100
 /** What is gathered before it is written. */
 const HELD_CHARS = 64 * 1024
 
-/** Items of a file that came with a request: checked, and kept in a file of their own until they are written. */
+/**
+ * Items of a file that came with a request: checked, and kept in a file of their own until they are written. That has no name
+ * any more, so that it goes with the process.
+ */
 export class Spool {
-  readonly #file: string
+  readonly #file: FileHandle
   readonly count: number
   readonly bytes: number
   readonly #sha256: string
-  constructor(file: string, found: { count: number; bytes: number; sha256: string }) {
+  constructor(file: FileHandle, found: { count: number; bytes: number; sha256: string }) {
     this.#file = file
     this.count = found.count
     this.bytes = found.bytes
     this.#sha256 = found.sha256
   }
 
-  /** The items in batches of so many. */
-  async *batches(size: number): AsyncGenerator<DatasetItemInput[]> {
-    let batch: DatasetItemInput[] = []
-    for await (const line of linesOf(createReadStream(this.#file), Number.POSITIVE_INFINITY)) {
-      batch.push(JSON.parse(line))
-      if (batch.length < size) continue
-      yield batch
-      batch = []
-    }
-    if (batch.length > 0) yield batch
+  /** The items, as they are read. */
+  async *items(): AsyncGenerator<DatasetItemInput> {
+    const source = this.#file.createReadStream({ start: 0, autoClose: false })
+    for await (const line of linesOf(source, Number.POSITIVE_INFINITY)) yield JSON.parse(line)
   }
 
   toJSON() {
@@ -75,10 +71,8 @@ export async function receiveItems({ req, services, closed }: Receiving): Promis
       done(left < 0 ? tooLarge(maxBytes) : null, chunk)
     },
   })
-  const directory = await mkdtemp(path.join(tmpdir(), 'muster-items-'))
-  const discard = () => rm(directory, { recursive: true, force: true })
-  const file = path.join(directory, 'items')
-  const out = await open(file, 'wx')
+  const out = await openUnnamed()
+  const discard = () => out.close()
   const leave = () =>
     bounded.destroy(new AppError('REQUEST_REJECTED', { message: 'The request ended before its body did' }))
   closed.addEventListener('abort', leave, { once: true })
@@ -115,17 +109,26 @@ export async function receiveItems({ req, services, closed }: Receiving): Promis
     if (problems.length > 0) invalid(problems.slice(0, MOST_PROBLEMS))
     if (count === 0) invalid({ code: 'REQUIRED', path: '', message: 'the file has no items' })
     await out.appendFile(held)
-    return { body: { file: new Spool(file, { count, bytes, sha256: hash.digest('hex') }) }, discard }
+    return { body: { file: new Spool(out, { count, bytes, sha256: hash.digest('hex') }) }, discard }
   } catch (error) {
     await discard()
     throw error
   } finally {
-    await out.close()
     closed.removeEventListener('abort', leave)
     req.unpipe(bounded)
     bounded.destroy()
     // What is not read would hold the connection.
     req.resume()
+  }
+}
+
+/** An empty file that nobody else can find. */
+async function openUnnamed(): Promise<FileHandle> {
+  const directory = await mkdtemp(path.join(tmpdir(), 'muster-items-'))
+  try {
+    return await open(path.join(directory, 'items'), 'wx+')
+  } finally {
+    await rm(directory, { recursive: true, force: true })
   }
 }
 

@@ -1,5 +1,6 @@
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type DatasetItemRow, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
+import { MOST_BYTES } from './shown.ts'
 
 /** An item to be written. */
 export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> & {
@@ -18,11 +19,12 @@ export const insertItems = (
     from json_to_recordset(${JSON.stringify(items)}::json) as i (id text, input json, expected_output text, metadata json,
       bytes bigint, source_generation_id text)`)
 
-/** Counts items of a dataset in or out. */
-export const addToCount = (db: Queryable, datasetId: string, change: number) =>
-  db.query(statement`update datasets set item_count = item_count + ${change} where id = ${datasetId}`)
+/** Counts items of a dataset, and their bytes, in or out. */
+export const addToCount = (db: Queryable, datasetId: string, { count, bytes }: { count: number; bytes: number }) =>
+  db.query(statement`
+    update datasets set item_count = item_count + ${count}, item_bytes = item_bytes + ${bytes} where id = ${datasetId}`)
 
-/** Items of a dataset in their order, behind one. By dataset_items_dataset. */
+/** Items of a dataset in their order, behind one, as many as are read at once. By dataset_items_dataset. */
 export const itemsAfter = (
   db: Queryable,
   datasetId: string,
@@ -31,9 +33,15 @@ export const itemsAfter = (
 ): Promise<readonly DatasetItemRow[]> =>
   db.any(datasetItemKind.sql`
     select ${datasetItemKind.columns} from dataset_items t
-    where t.dataset_id = ${datasetId}
-      ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
-    order by t.created_at, t.id limit ${limit}`)
+    where t.id in (
+      select id from (
+        select id, bytes, sum(bytes) over (order by created_at, id) as upto from (
+          select i.id, i.created_at, i.bytes from dataset_items i
+          where i.dataset_id = ${datasetId}
+            ${after ? sql.fragment`and (i.created_at, i.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
+          order by i.created_at, i.id limit ${limit}) as next) as added
+      where upto - bytes < ${MOST_BYTES})
+    order by t.created_at, t.id`)
 
 /** The datasets of a project, oldest first. By datasets_project. */
 export const datasetsOf = (db: Queryable, projectId: string): Promise<readonly DatasetRow[]> =>

@@ -1,9 +1,10 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { answer, type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
-import { addItems, admitItems, checkItem, newItem } from './add.ts'
+import { addItems, admitItems, bytesOf, checkItem, newItem } from './add.ts'
 import { DatasetItem, type DatasetItemRow, type DatasetRow, datasetKind, Imported, ImportInput } from './model.ts'
 import { csvHeader, csvLines, FORMATS, jsonLine, MEDIA_TYPES } from './rows.ts'
+import { inBatches } from './shown.ts'
 import { receiveItems, Spool } from './spool.ts'
 import { insertItems, itemsAfter } from './store.ts'
 
@@ -12,9 +13,8 @@ import { insertItems, itemsAfter } from './store.ts'
 const tag = 'Datasets'
 const path = '/datasets/{dataset_id}/items'
 
-/** Items that are written, or read, with one statement. */
+/** Items that are written, or read, with one statement, as far as their bytes allow. */
 const BATCH = 200
-const PAGE = 200
 
 const FileInput = z
   .strictObject({
@@ -34,7 +34,7 @@ async function importFile({
 }: Context<unknown, z.output<typeof FileInput>, DatasetRow>): Promise<{ created: number; ids: string[] }> {
   const dataset = await admitItems(tx, services, resource.id, file)
   const ids: string[] = []
-  for await (const batch of file.batches(BATCH)) {
+  for await (const batch of inBatches(file.items(), BATCH, bytesOf)) {
     const items = batch.map(newItem)
     await insertItems(tx, dataset, items)
     for (const { id } of items) ids.push(id)
@@ -50,10 +50,9 @@ async function* exported(
   if (format === 'csv') yield csvHeader
   let last: DatasetItemRow | null = null
   for (;;) {
-    const items: readonly DatasetItemRow[] = await itemsAfter(services.pool, resource.id, last, PAGE)
-    if (items.length > 0)
-      yield format === 'csv' ? csvLines(items) : items.map(item => `${JSON.stringify(jsonLine(item))}\n`).join('')
-    if (items.length < PAGE) return
+    const items: readonly DatasetItemRow[] = await itemsAfter(services.pool, resource.id, last, BATCH)
+    if (items.length === 0) return
+    for (const one of items) yield format === 'csv' ? csvLines([one]) : `${JSON.stringify(jsonLine(one))}\n`
     last = items[items.length - 1]
     await recheck()
   }

@@ -15,7 +15,7 @@ import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { contextOf } from './context.ts'
 import { finish, notAnswered } from './finish.ts'
-import { evalResultKind, isLive, type OpenItem, RESULT_CHANNEL } from './model.ts'
+import { evalResultKind, isLive, type OpenItem, RESULT_CHANNEL, runPermission } from './model.ts'
 import type { ItemMessage } from './queue.ts'
 import { askedParts, holdItem, lockQueued, lockRun } from './store.ts'
 
@@ -101,7 +101,7 @@ async function placeItem(tx: Tx, services: Services, item: OpenItem): Promise<vo
       trigger_id: run.trigger_id,
       source: SOURCE,
       authority: run.authority,
-      permission: { action: 'evaluations:RunEval', kind: 'eval', id: run.eval_id },
+      permission: runPermission(run.eval_id),
       streamed: false,
       shape: 'agent',
     },

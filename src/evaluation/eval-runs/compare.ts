@@ -3,6 +3,7 @@ import { invalid } from '../../core/api/errors.ts'
 import { booleanQuery, page, pageOf } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
+import { cutPage } from '../datasets/shown.ts'
 import type { EvalRow } from '../evals/model.ts'
 import { EvalResult, evalResultKind } from './model.ts'
 import { resultsOf, runsById } from './store.ts'
@@ -48,18 +49,21 @@ export async function compareRuns(
   const found = await runsById(db, resource.id, ids)
   const missing = ids.find(id => !found.includes(id))
   if (missing !== undefined) invalid({ code: 'NOT_FOUND', path: 'runs', message: `${missing} is no run of the eval` })
-  const items = await page<{ item_id: string; changed: boolean }>(context, {
-    columns: sql.fragment`c.item_id, c.changed`,
-    // By the unique index of runs and items.
+  // By the unique index of runs and items.
+  const listed = {
     from: sql.fragment`(
-      select t.item_id,
+      select t.item_id, sum(t.bytes) as bytes,
         count(distinct case when t.error is not null then 'errored' when t.passed then 'passed' else 'failed' end) > 1 as changed
       from eval_results t
       where t.eval_run_id = any(${sql.array(ids, 'text')}) and t.state = 'done' group by t.item_id) as c`,
     filters: [query.changed !== undefined && sql.fragment`c.changed = ${query.changed}`],
     order: sql.fragment`c.item_id`,
-    present: row => row,
-  })
+  }
+  const cut = await cutPage(context, { ...listed, bytes: sql.fragment`c.bytes` })
+  const items = await page<{ item_id: string; changed: boolean }>(
+    { db, page: cut },
+    { ...listed, columns: sql.fragment`c.item_id, c.changed`, present: row => row },
+  )
   const shown = items.data as { item_id: string; changed: boolean }[]
   const results = await resultsOf(
     db,
@@ -67,8 +71,10 @@ export async function compareRuns(
     shown.map(({ item_id }) => item_id),
   )
   const byItem = Map.groupBy(results, ({ item_id }) => item_id)
-  const data = shown.map(({ item_id, changed }) => {
-    const of = byItem.get(item_id) ?? []
+  const data = shown.flatMap(({ item_id, changed }) => {
+    const of = byItem.get(item_id)
+    // Gone since the page was read.
+    if (!of) return []
     const results = ids.map(id => of.find(result => result.eval_run_id === id) ?? null)
     // As it was asked last.
     const { dataset_item_id, input, expected_output } = results.findLast(result => result !== null) ?? of[0]

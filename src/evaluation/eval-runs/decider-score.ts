@@ -8,7 +8,7 @@ import { isSettled } from '../../execution/deciders/model.ts'
 import { endOfDecision, insertDecisions } from '../../execution/deciders/request.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { ScorerOf } from '../evals/scorers.ts'
-import type { OpenItem, PinnedDecider, Score } from './model.ts'
+import { type OpenItem, type PinnedDecider, runPermission, type Score } from './model.ts'
 import { factsOf, requireScore, scoreOf, unscored } from './score.ts'
 
 /**
@@ -71,7 +71,7 @@ async function request(
     }
     const metadata = { eval_id: run.eval_id, eval_run_id: run.id, dataset_item_id: item.item_id }
     const [{ id }] = await insertDecisions(tx, { services, caller }, asking, [{ text, metadata }], {
-      permission: () => ({ action: 'evaluations:RunEval', kind: 'eval', id: run.eval_id }),
+      permission: () => runPermission(run.eval_id),
     })
     await keep(tx, id)
     return id

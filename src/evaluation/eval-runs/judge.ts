@@ -9,15 +9,21 @@ import type { ModelAnswer, ModelRequest } from '../../execution/providers/exchan
 import { aiProviderKind, type ProviderRow } from '../../execution/providers/model.ts'
 import type { ScorerOf } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
-import { factsOf, objectIn, reasoningOf, requireScore, scoreOf } from './score.ts'
+import { factsOf, objectIn, reasoningOf, requireScore, scoreOf, unscored } from './score.ts'
 
-/** What a judge is asked. Values are filled in once, whatever they hold. */
+/** Characters that a judge is asked at most: an item with its answer, and as much again. A prompt can name each value 7,000 times. */
+const MOST_ASKED = 8 * 1024 * 1024
+
+const PLACES = /\{\{(input|output|expected)\}\}/g
+
+/** What a judge is asked. Values are filled in once, whatever they hold. Raises EVAL_SCORING_FAILED for too much of it. */
 export function promptOf({ prompt }: Pick<ScorerOf<'llm_judge'>, 'prompt'>, item: OpenItem): string {
-  const facts = factsOf(item)
-  return prompt.replaceAll(/\{\{(input|output|expected)\}\}/g, (_match, name: 'input' | 'output' | 'expected') => {
-    const value = facts[name]
-    return value === null ? '' : typeof value === 'string' ? value : JSON.stringify(value)
-  })
+  const { input, output, expected } = factsOf(item)
+  const texts: Record<string, string> = { input: JSON.stringify(input), output: output ?? '', expected: expected ?? '' }
+  const filled = [...prompt.matchAll(PLACES)].reduce((sum, [, name]) => sum + texts[name].length, prompt.length)
+  if (filled > MOST_ASKED)
+    throw unscored(`The prompt has ${filled} characters with its values, more than ${MOST_ASKED}`)
+  return prompt.replaceAll(PLACES, (_match, name: string) => texts[name])
 }
 
 /**

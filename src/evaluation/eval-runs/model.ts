@@ -182,6 +182,9 @@ export const RESULT_CHANNEL = 'muster_eval_results'
 
 export const isLive = ({ status }: Pick<EvalRunRow, 'status'>): boolean => status === 'queued' || status === 'running'
 
+/** What whoever starts a run has to be allowed, and still be when a turn or a scorer is asked in its name. */
+export const runPermission = (evalId: string) => ({ action: 'evaluations:RunEval', kind: 'eval', id: evalId })
+
 /** What binds the sealed tool context to its run. */
 export const sealOf = ({ id, project_id }: Pick<EvalRunRow, 'id' | 'project_id'>) => ({
   kind: 'eval_run_context',

@@ -7,6 +7,7 @@ import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import { cutPage } from '../datasets/shown.ts'
 import { evalKind } from '../evals/model.ts'
 import { Comparison, compareRuns, comparisonQuery } from './compare.ts'
 import {
@@ -127,27 +128,37 @@ export const evalRunOperations: Operation[] = [
     method: 'get',
     path: `${path}/{eval_run_id}/results`,
     summary: 'List the results of a run, oldest first',
-    description: 'Also while it runs: results come as items are done.',
+    description:
+      'Also while it runs: results come as items are done. A page ends before 16 MiB of them: `limit` says how many it was cut to.',
     tag,
     action: 'evaluations:ListEvals',
     paged: true,
     query: filterSchema(resultFilters),
     answers: { 200: pageOf(EvalResult) },
     // Index eval_results_done.
-    run: context => {
+    async run(context) {
       requireMember(context, context.resource)
-      return page<EvalResultRow>(context, {
-        columns: evalResultKind.columns,
+      const rows = sql.fragment`t.eval_run_id = ${context.resource.id} and t.state = 'done'`
+      const filters = filterConditions(resultFilters, context.query)
+      const listed = {
         from: sql.fragment`eval_results t`,
-        rows: sql.fragment`t.eval_run_id = ${context.resource.id} and t.state = 'done'`,
-        kept: sql.fragment`(
-          select (r.completed_count + r.errored_count)::bigint from eval_runs r where r.id = ${context.resource.id})`,
-        filters: filterConditions(resultFilters, context.query),
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at, t.id`,
-        key: sql.fragment`t.id`,
-        present: evalResultKind.present,
-      })
+      }
+      const cut = await cutPage(context, { ...listed, filters: [rows, ...filters], bytes: sql.fragment`t.bytes` })
+      return page<EvalResultRow>(
+        { db: context.db, page: cut },
+        {
+          ...listed,
+          rows,
+          filters,
+          columns: evalResultKind.columns,
+          kept: sql.fragment`(
+            select (r.completed_count + r.errored_count)::bigint from eval_runs r where r.id = ${context.resource.id})`,
+          key: sql.fragment`t.id`,
+          present: evalResultKind.present,
+        },
+      )
     },
   }),
   runs.action('cancel', {
@@ -170,7 +181,7 @@ export const evalRunOperations: Operation[] = [
     path: '/evals/{eval_id}/compare',
     summary: 'Compare runs of an eval item by item',
     description:
-      'What the runs named made of each item, in the order in which they are named; null where a run has no result of it.',
+      'What the runs named made of each item, in the order in which they are named; null where a run has no result of it. A page ends before 16 MiB of results: `limit` says how many it was cut to.',
     tag,
     action: 'evaluations:GetEval',
     paged: true,

@@ -1,5 +1,5 @@
 import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
-import { AppError } from '../../core/api/errors.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
 import { isOfDatabase } from '../../core/db/sql.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
 import { HandBack, type JobContext } from '../../core/jobs/handler.ts'
@@ -7,11 +7,12 @@ import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
 import { findAgentVersion } from '../../execution/agents/served.ts'
+import { mayStart } from '../../execution/generations/prepare.ts'
 import { keyOf, type Scorer, type ScorerOf } from '../evals/scorers.ts'
 import { scoreByDecider } from './decider-score.ts'
 import { finish, notAnswered } from './finish.ts'
 import { judge } from './judge.ts'
-import type { OpenItem, Score } from './model.ts'
+import { type OpenItem, runPermission, type Score } from './model.ts'
 import type { ItemMessage } from './queue.ts'
 import { failedScorer, ScorerFailed, scoringFailure, tryInstant, verdict } from './score.ts'
 import { similarity } from './similarity.ts'
@@ -38,6 +39,7 @@ export async function scoreItem({ result_id }: ItemMessage, context: JobContext)
   const { services, signal, stopping, log } = context
   const item = await claimAnswered(services.pool, result_id)
   if (!item) return
+  if (item.paused) return void (await holdItem(services.pool, item.id, PAUSED_MS))
   await fault(services, 'eval_item_answered')
   const started = performance.now()
   const shown = item.content_mode === 'none' ? null : item.output
@@ -88,12 +90,21 @@ async function oneScore(scoring: Scoring, scorer: Scorer): Promise<Score> {
   const instant = tryInstant(scorer, item)
   if (instant) return instant
   try {
+    await requireStarter(scoring, scorer)
     return await asked(scoring, scorer, known?.decision_id)
   } catch (error) {
     const own = error instanceof Superseded || error instanceof HandBack || signal.aborted || isOfDatabase(error)
     if (own || (error instanceof AppError && error.code === 'SERVICE_NOT_READY')) throw error
     throw failedScorer(scorer, error)
   }
+}
+
+/** Raises FORBIDDEN for a call in the name of somebody who may not run the eval any more. */
+async function requireStarter({ services, item }: Scoring, { type }: Scorer): Promise<void> {
+  const { run, project_id } = item
+  const permission = runPermission(run.eval_id)
+  if (type !== 'output_schema' && !(await mayStart(services, { authority: run.authority, permission, project_id })))
+    raise('FORBIDDEN', { meta: { action: permission.action } })
 }
 
 async function asked(scoring: Scoring, scorer: Scorer, decisionId: string | undefined): Promise<Score> {

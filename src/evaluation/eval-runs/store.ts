@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { storableText } from '../../core/api/text.ts'
 import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type EvalRunRow, evalResultKind, OpenItem, type Score, STATES } from './model.ts'
 
@@ -72,14 +73,16 @@ export const keepAnswer = (
   db: Queryable,
   { id, content_mode }: Pick<OpenItem, 'id' | 'content_mode'>,
   { output, object }: { output: string; object: unknown },
-) =>
-  content_mode === 'none'
+) => {
+  const text = storableText(output)
+  return content_mode === 'none'
     ? db.query(statement`
         with kept as (
-          insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${output}, ${asJson(object)}))
+          insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${text}, ${asJson(object)}))
         update eval_results set state = 'answered' where id = ${id}`)
     : db.query(statement`
-        update eval_results set state = 'answered', output = ${output}, object = ${asJson(object)} where id = ${id}`)
+        update eval_results set state = 'answered', output = ${text}, object = ${asJson(object)} where id = ${id}`)
+}
 
 const asJson = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::json` : sql.fragment`${JSON.stringify(value)}::json`
@@ -118,13 +121,15 @@ export const storeResult = (
   item: Pick<OpenItem, 'id' | 'eval_run_id' | 'claims'>,
   from: 'queued' | 'asked' | 'answered',
   { output, scores, error }: ItemEnd,
-): Promise<z.output<typeof Counted> | null> =>
-  db.maybeOne(counted`
+): Promise<z.output<typeof Counted> | null> => {
+  // What was answered is on the row already, unless it was purged while it was scored.
+  const shown = from === 'answered' ? sql.fragment`output` : sql.fragment`${output}::text`
+  return db.maybeOne(counted`
     with held as materialized (select id from eval_runs where id = ${item.eval_run_id} for no key update),
     stored as (
-      update eval_results set state = 'done', output = ${output}, object = null, scores = ${JSON.stringify(scores)},
+      update eval_results set state = 'done', output = ${shown}, object = null, scores = ${JSON.stringify(scores)},
         passed = ${error === null && scores.every(({ passed }) => passed)}, error = ${jsonb(error)}, held_until = null,
-        bytes = bytes + ${Buffer.byteLength(output ?? '') + Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
+        bytes = bytes + octet_length(coalesce(${shown}, '')) + ${Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
       where id = ${item.id} and state = ${from} and claims = ${item.claims} and exists (select from held)
       returning id),
     dropped as (delete from eval_answers_unlogged where result_id in (select id from stored))
@@ -132,6 +137,7 @@ export const storeResult = (
       errored_count = errored_count + ${error === null ? 0 : 1}, active_at = now(), updated_at = now()
     where id = ${item.eval_run_id} and exists (select from stored)
     returning item_count - completed_count - errored_count as left, status`)
+}
 
 /** Drops the items of a run that nobody was asked yet. By eval_results_open. */
 export const dropQueued = (db: Queryable, runId: string) =>
@@ -147,14 +153,26 @@ const Outcome = z.object({
 export type Outcome = z.output<typeof Outcome>
 const outcome = sql.type(Outcome)
 
+/** Characters of a label by which items are grouped: what is longer is a text, not a label. */
+const MOST_LABEL = 255
+
 /**
  * What came of the items of a run, with the value of a key of their metadata: as the items stand now, of deleted ones as they
- * were asked. By eval_results_done.
+ * were asked. Only what figures are made of: a run has up to a million items, and what scorers say of each up to 320 KiB. By
+ * eval_results_done.
  */
 export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null): Promise<readonly Outcome[]> =>
   db.any(outcome`
-    select t.item_id, coalesce(t.passed, false) as passed, t.scores, t.error is not null as errored,
-      ${groupBy === null ? sql.fragment`null` : sql.fragment`(case when i.id is null then t.metadata else i.metadata end) -> ${groupBy}::text`} as label
+    select t.item_id, coalesce(t.passed, false) as passed, t.error is not null as errored,
+      (select coalesce(json_agg(json_build_object('scorer', s -> 'scorer', 'score', s -> 'score', 'passed', s -> 'passed')), '[]')
+        from json_array_elements(t.scores) s) as scores,
+      ${
+        groupBy === null
+          ? sql.fragment`null`
+          : sql.fragment`(
+        select case when json_typeof(m.value) = 'string' and char_length(m.value #>> '{}') <= ${MOST_LABEL} then m.value end
+        from (select (case when i.id is null then t.metadata else i.metadata end) -> ${groupBy}::text as value) m)`
+      } as label
     from eval_results t ${groupBy === null ? sql.fragment`` : sql.fragment`left join dataset_items i on i.id = t.item_id`}
     where t.eval_run_id = ${runId} and t.state = 'done' order by t.created_at, t.id`)
 
@@ -194,25 +212,29 @@ const quiet = sql.type(z.object({ id: z.string(), project_id: z.string(), whole:
 
 /**
  * Runs that are live and quiet: `whole` when every item has a result, `abandoned` when nobody works on the rest of it and that
- * has been so for long. A turn that has not ended is work, and so is a message; a paused project is waited for. By
- * eval_runs_live.
+ * has been so for long. A turn that has not ended is work, and so is a message; a paused project is waited for. Others are none
+ * of them, so that runs which wait for their turn, however many, keep nobody's from being found. By eval_runs_live. Messages
+ * are read once, and only where a run has been quiet for long.
  */
 export const quietRuns = (
   db: Queryable,
   { quietMs, abandonedMs, limit }: { quietMs: number; abandonedMs: number; limit: number },
 ) =>
   db.any(quiet`
-    select r.id, r.project_id, r.completed_count + r.errored_count >= r.item_count as whole,
-      r.active_at < now() - ${abandonedMs} * interval '1 ms'
-        and not exists (
-          select from pgboss.job j where j.name in ('eval-item', 'eval-score', 'eval-run') and j.state < 'completed'
-            and j.data ->> 'eval_run_id' = r.id)
-        and not exists (
-          select from eval_results t join generations g on g.id = t.generation_id
-          where t.eval_run_id = r.id and t.state = 'asked' and g.status in ('pending', 'in_progress')) as abandoned
-    from eval_runs r join projects p on p.id = r.project_id
-    where r.status in ('queued', 'running') and r.active_at < now() - ${quietMs} * interval '1 ms' and p.paused_at is null
-    order by r.active_at limit ${limit}`)
+    with silent as materialized (
+      select r.id, r.project_id, r.active_at, r.completed_count + r.errored_count >= r.item_count as whole,
+        r.active_at < now() - ${abandonedMs} * interval '1 ms' as old
+      from eval_runs r join projects p on p.id = r.project_id
+      where r.status in ('queued', 'running') and r.active_at < now() - ${quietMs} * interval '1 ms' and p.paused_at is null),
+    working as materialized (
+      select distinct j.data ->> 'eval_run_id' as id from pgboss.job j
+      where j.name in ('eval-item', 'eval-score', 'eval-run') and j.state < 'completed'
+        and exists (select from silent where old and not whole))
+    select id, project_id, whole, not whole as abandoned from silent
+    where whole or (old and id not in (select id from working where id is not null) and not exists (
+      select from eval_results t join generations g on g.id = t.generation_id
+      where t.eval_run_id = silent.id and t.state = 'asked' and g.status in ('pending', 'in_progress')))
+    order by whole desc, active_at limit ${limit}`)
 
 const some = sql.type(z.object({ some: z.boolean() }))
 
@@ -224,7 +246,8 @@ export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
 export const eraseOutputs = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
   (
     await db.query(statement`
-      update eval_results set bytes = bytes - octet_length(coalesce(output, '')), output = null, object = null
+      update eval_results set output = null, object = null,
+        bytes = bytes - case state when 'done' then octet_length(coalesce(output, '')) else 0 end
       where generation_id = any(${sql.array([...generationIds], 'text')}) and (output is not null or object is not null)`)
   ).rowCount
 

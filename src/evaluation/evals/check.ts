@@ -144,7 +144,15 @@ export async function checkEval(
   return { ai_provider_ids, inherits_route }
 }
 
-/** Raises VALIDATION_FAILED for a dataset that the project does not have. */
-export async function requireDataset(tx: Tx, project: string, id: string): Promise<void> {
-  if (!(await datasetKind.reference(tx, id, project))) wrong('dataset_id', 'names no dataset of the project')
+/**
+ * Raises VALIDATION_FAILED for a dataset that the project does not have, FORBIDDEN for one that the caller may not read:
+ * results and groups show its items, and scorers send them on.
+ */
+export async function requireDataset(
+  { tx, allow, project }: Pick<Context, 'tx' | 'allow'> & { project: string },
+  id: string,
+): Promise<void> {
+  const row = await datasetKind.reference(tx, id, project)
+  if (!row) return wrong('dataset_id', 'names no dataset of the project')
+  allow('evaluations:GetDataset', { kind: datasetKind, row })
 }

@@ -21,7 +21,7 @@ const fields = {
     .min(1)
     .max(255)
     .nullable()
-    .describe('Key of the metadata of items by whose values results are grouped'),
+    .describe('Key of the metadata of items by whose values results are grouped: texts of at most 255 characters'),
 }
 
 export const Eval = record('Eval', {

@@ -104,12 +104,16 @@ const TYPES = Scorer.options.map(option => option.shape.type.value) as string[]
 /** What the results of a scorer are kept under: its type, or its name where the type may repeat. */
 export const keyOf = (scorer: Scorer): string => ('name' in scorer ? scorer.name : scorer.type)
 
+/** Bytes of all scorers of an eval: each run keeps them, and each item of it reads them. */
+const MOST_BYTES = 256 * 1024
+
 export const Scorers = z
   .array(Scorer)
   .min(1)
   .max(20)
   .superRefine((scorers, context) => {
     const refuse = (path: PropertyKey[], message: string) => context.addIssue({ code: 'custom', path, message })
+    if (Buffer.byteLength(JSON.stringify(scorers)) > MOST_BYTES) refuse([], 'must be at most 256 KiB as JSON')
     for (const [index, scorer] of scorers.entries()) {
       const isNamed = 'name' in scorer
       if (isNamed && TYPES.includes(scorer.name)) refuse([index, 'name'], 'is the type of a scorer')
@@ -117,4 +121,4 @@ export const Scorers = z
         refuse(isNamed ? [index, 'name'] : [index, 'type'], 'is there twice')
     }
   })
-  .describe('What the answers are judged by, 1 to 20 scorers')
+  .describe('What the answers are judged by, 1 to 20 scorers of at most 256 KiB')

@@ -1,0 +1,131 @@
+import assert from 'node:assert/strict'
+import { eventually } from '../support/app.ts'
+import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
+
+describe('a hostile playbook', () => {
+  let app: RunApp
+  let tool_id: string
+  let counter = 0
+  before(async () => {
+    app = await startRunApp({
+      actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
+      workers: ['orchestration', 'generation'],
+    })
+    tool_id = await app.tool()
+  })
+  after(() => app.close())
+
+  const created = async (path: string, body: object): Promise<any> => {
+    const reply = await app.key.post(path, body)
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    return reply.body
+  }
+  /** An execution of one step over a new case, once it waits or has ended. */
+  const executed = async (step: object, more: object, input: object): Promise<any> => {
+    const steps = [{ key: 'a', title: 'A', type: 'call_tool', tool_id, ...step }]
+    const playbook = await created('/playbooks', { name: `playbook ${++counter}`, steps, ...more })
+    const { id: case_id } = await created('/cases', { title: 'case' })
+    const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id, input })
+    return eventually(
+      async () => {
+        const { body } = await app.key.get(`/playbook-executions/${id}`)
+        return ['completed', 'failed', 'waiting'].includes(body.status) ? body : null
+      },
+      { what: `the execution ${id}` },
+    )
+  }
+  const fieldsOf = async ({ case_id }: { case_id: string }) => (await app.key.get(`/cases/${case_id}`)).body.fields
+
+  it('may cut characters in two: what is left of them is kept as U+FFFD', async () => {
+    const half = { substr: [{ var: 'input.s' }, 0, 1] }
+    const input = { s: '🙂' }
+    const done = await executed({ input_mapping: { x: half }, case_writes: { x: half } }, { outcome: half }, input)
+    assert.deepEqual([done.status, done.outcome, done.steps[0].input], ['completed', '\ufffd', { x: '\ufffd' }])
+    assert.deepEqual(await fieldsOf(done), { x: '\ufffd' })
+    const manual = { type: 'manual', tool_id: undefined, assignee: half }
+    const waits = await executed({ ...manual, case_writes: { x: { substr: [{ var: 'output.s' }, 0, 1] } } }, {}, input)
+    assert.deepEqual([waits.status, waits.steps[0].assignee], ['waiting', '\ufffd'])
+    const completed = await app.key.post(`/playbook-executions/${waits.id}/steps/a/complete`, { result: input })
+    assert.equal(completed.status, 200, JSON.stringify(completed.body))
+    assert.deepEqual(await fieldsOf(waits), { x: '\ufffd' })
+    const run = await app.run([set('x', half)], [], { input })
+    assert.deepEqual([run.status, run.state.nodes?.x ?? run.output], ['succeeded', { result: '\ufffd' }])
+  })
+
+  it('has no more evaluated, or held, for what it writes than for one expression', async () => {
+    const writes = (count: number, expression: unknown) =>
+      Object.fromEntries(Array.from({ length: count }, (_, at) => [`key${at}`, expression]))
+    const doubled = { merge: [{ var: 'accumulator' }, { var: 'current' }] }
+    const costly = { length: { reduce: [{ var: 'input.list' }, doubled, []] } }
+    const list = Array.from({ length: 900 }, (_, at) => at)
+    const one = await executed({ case_writes: writes(1, costly) }, {}, { list })
+    assert.deepEqual([one.status, await fieldsOf(one)], ['completed', { key0: 900 }])
+    const many = await executed({ case_writes: writes(300, costly) }, {}, { list })
+    assert.deepEqual(
+      [many.status, many.error.code, many.error.meta.reason],
+      ['failed', 'PLAYBOOK_STEP_FAILED', 'expression'],
+    )
+    const large = await executed({ case_writes: writes(700, { var: 'input.text' }) }, {}, { text: 'x'.repeat(900_000) })
+    assert.deepEqual([large.status, large.error.code], ['failed', 'VALIDATION_FAILED'])
+    assert.deepEqual(await fieldsOf(large), {})
+  })
+
+  it('has nothing called, run or decided that its writer may not have called, run or decided', async () => {
+    const { projectId: project_id } = app
+    const orchestration_id = await app.orchestration([set('x')])
+    const user = async (...actions: string[]) => {
+      const resource = [`srn:${project_id}:*:*`]
+      return app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['playbooks:*', ...actions], resource }] }])
+    }
+    const plain = await user()
+    const call = [{ key: 'a', title: 'A', type: 'call_tool', tool_id }]
+    const run = [{ key: 'a', title: 'A', type: 'run_orchestration', orchestration_id }]
+    const body = (steps: object[]) => ({ project_id, name: `playbook ${++counter}`, steps })
+    for (const [steps, action] of [
+      [call, 'tools:CallTool'],
+      [run, 'orchestrations:StartRun'],
+    ] as const) {
+      const refused = await plain.post('/playbooks', body(steps))
+      assert.deepEqual([refused.status, refused.body.error.meta], [403, { action }])
+      const made = await (await user(action)).post('/playbooks', body(steps))
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      const path = `/playbooks/${made.body.id}`
+      // Its words, and leaving the call out, are another thing; bringing it back is not.
+      assert.equal((await plain.patch(path, { description: 'mine' })).status, 200)
+      const title = steps.map(step => ({ ...step, title: 'B' }))
+      assert.equal((await plain.patch(path, { steps: title })).status, 403)
+      assert.equal((await plain.patch(path, { steps: [{ key: 'a', title: 'A', type: 'manual' }] })).status, 200)
+      assert.equal((await plain.post(`${path}/versions/1/restore`, {})).status, 403)
+      assert.equal((await plain.get(path)).body.version, 2)
+    }
+  })
+
+  it('keeps nothing in its records of a turn whose content was erased', async () => {
+    const { agentId: agent_id } = app
+    const ask = { type: 'instruct_agent', tool_id: undefined, agent_id, instructions: 'SECRET', capture: true }
+    const done = await executed({ ...ask, case_writes: { told: 'yes' } }, {}, {})
+    assert.match(done.output.a.content, /SECRET/)
+    const { generation_id } = done.steps[0]
+    const { body } = await app.key.delete(`/generations/${generation_id}/content?dry_run=true`)
+    assert.equal(body.counts.playbook_execution_steps, 1)
+    assert.equal((await app.key.delete(`/generations/${generation_id}/content`)).status, 200)
+    const after = (await app.key.get(`/playbook-executions/${done.id}`)).body
+    assert.deepEqual([after.status, after.output, after.steps[0].input], ['completed', { a: null }, null])
+    assert.deepEqual([after.steps[0].output, after.steps[0].generation_id], [null, generation_id])
+    const { data } = (await app.key.get(`/events?resource_id=${done.id}`)).body
+    assert.ok(data.length >= 3)
+    for (const each of data) assert.doesNotMatch(JSON.stringify(each), /SECRET/, each.event)
+    // What the playbook wrote elsewhere stays.
+    assert.deepEqual(await fieldsOf(done), { told: 'yes' })
+  })
+
+  it('shows large values of executions one by one only', async () => {
+    const manual = { type: 'manual', tool_id: undefined }
+    const large = await executed(manual, {}, { text: 'x'.repeat(900_000) })
+    const small = await executed(manual, {}, { text: 'small' })
+    const { data } = (await app.key.get('/playbook-executions')).body
+    const inputs = new Map(data.map(({ id, input }: any) => [id, input]))
+    assert.deepEqual([inputs.get(large.id), inputs.get(small.id)], [null, { text: 'small' }])
+    assert.equal(large.input.text.length, 900_000)
+  })
+})
