@@ -171,11 +171,12 @@ export const taskOperations: Operation[] = [
   }),
   tasks.action('retry', {
     summary: 'Start the work of the state again, as the caller',
-    description: 'For a task whose dispatch failed, or led nowhere: attempts and the chain of moves are counted anew.',
+    description:
+      'For a task whose dispatch failed, or led nowhere: attempts and the chain of moves are counted anew, but for a call of a machine, which counts as a move of it.',
     answers: { 200: Task },
-    raises: ['TASK_TRANSITION_CONFLICT'],
+    raises: ['TASK_TRANSITION_CONFLICT', 'TASK_AUTOMATION_CHAIN_LIMIT'],
     run: async ({ tx, services, resource, caller }) =>
-      taskKind.present(await retryTask(tx, services, resource.id, principalRecord(caller))),
+      taskKind.present(await retryTask(tx, services, resource.id, caller)),
   }),
   boardOperation,
 ]
