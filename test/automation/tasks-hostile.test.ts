@@ -168,6 +168,34 @@ describe('a hostile workflow', () => {
     assert.deepEqual([after.automation_status, after.last_result], ['completed', null])
   })
 
+  it('whose tasks are large is shown on pages and a board that fit into memory', async () => {
+    const names = Array.from({ length: 4 }, (_, at) => `state ${at}`)
+    const flow = await workflow(key, {
+      states: names.map((name, at) => ({ name, initial: at === 0 })),
+      transitions: [],
+    })
+    for (const state of names) {
+      const { id } = await task(key, flow.id, { state, payload: { text: 'x'.repeat(250_000) } })
+      await app.services.pool.query(sql.unsafe`
+        insert into tasks select r.* from tasks t, generate_series(1, 24) n,
+          json_populate_record(t, json_build_object('id', left(t.id, -3) || lpad(n::text, 3, '0'))) r where t.id = ${id}`)
+    }
+    const seen: string[] = []
+    for (let offset = 0; ; ) {
+      const { data, total, limit } = await ok(key.get(`/tasks?workflow_id=${flow.id}&limit=100&offset=${offset}`))
+      assert.deepEqual([total, data.length <= 68], [100, true])
+      assert.equal(limit, offset === 0 ? data.length : 100)
+      seen.push(...data.map(({ id }: { id: string }) => id))
+      offset += data.length
+      if (offset >= total) break
+    }
+    assert.equal(new Set(seen).size, 100)
+    const board = await ok(key.get(`/workflows/${flow.id}/board?per_state=50`))
+    const shown = board.states.map((state: any) => state.tasks.length)
+    assert.deepEqual([board.total, board.states.map((state: any) => state.count)], [100, [25, 25, 25, 25]])
+    assert.ok(shown.every((count: number) => count >= 16) && shown.reduce((a: number, b: number) => a + b) <= 68)
+  })
+
   it('has no tool called that its writer may not call', async () => {
     const { projectId: project_id } = app
     const user = async (...actions: string[]) => {

@@ -22,6 +22,7 @@ import {
 } from './model.ts'
 import { pauseTask, resumeTask, retryTask } from './pause.ts'
 import { removeTask } from './remove.ts'
+import { taskBytes } from './store.ts'
 import { machineOf, moverOf, moveTask } from './transition.ts'
 
 const tag = 'Tasks'
@@ -54,7 +55,11 @@ const filters = {
 
 export const taskOperations: Operation[] = [
   // tasks_project serves the order; tasks_workflow, tasks_assignee and tasks_due their filters.
-  tasks.list({ filters }),
+  tasks.list({
+    filters,
+    bytes: taskBytes,
+    description: 'A page ends before 16 MiB of payloads and results: `limit` says how many it was cut to.',
+  }),
   operation({
     id: 'createTask',
     method: 'post',
