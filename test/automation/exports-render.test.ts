@@ -4,6 +4,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
+import type { Format } from '../../src/automation/exports/model.ts'
 import { RENDERERS } from '../../src/automation/exports/render.ts'
 import type { Snapshot } from '../../src/automation/exports/snapshot.ts'
 
@@ -89,9 +90,11 @@ const snapshot = (): Snapshot => ({
 
 const chromium = ['chromium', 'chromium-browser', 'google-chrome'].find(name => spawnSync('which', [name]).status === 0)
 
+const rendered = (format: Format): string => [...RENDERERS[format].render(snapshot())].join('')
+
 describe('the text of exports', () => {
   it('in HTML is one page that loads, runs and sends nothing', () => {
-    const html = RENDERERS.html.render(snapshot())
+    const html = rendered('html')
     const policy = /http-equiv="Content-Security-Policy" content="([^"]+)"/.exec(html)?.[1] ?? ''
     assert.match(policy, /^default-src 'none'; style-src 'sha256-[\w+/=]+'; base-uri 'none'; form-action 'none'$/)
     const tags = new Set(Array.from(html.matchAll(/<\/?([a-z][a-z0-9]*)/gi), ([, name]) => name.toLowerCase()))
@@ -114,7 +117,7 @@ describe('the text of exports', () => {
   })
 
   it('in Markdown stays text: no heading, link, table, code or HTML of a record', () => {
-    const lines = RENDERERS.markdown.render(snapshot()).split('\n')
+    const lines = rendered('markdown').split('\n')
     const headings = lines.filter(line => /^\s*#/.test(line))
     assert.ok(headings[0].startsWith('# Case 7\\: '))
     assert.deepEqual(
@@ -156,7 +159,7 @@ describe('the text of exports', () => {
   })
 
   it('in JSON is what the records hold', () => {
-    const json = JSON.parse(RENDERERS.json.render(snapshot()))
+    const json = JSON.parse(rendered('json'))
     assert.equal(json.case.description.slice(0, 500), all.slice(0, 500))
     assert.equal(json.executions[0].definition.steps.length, 2)
   })
@@ -166,7 +169,7 @@ describe('the text of exports', () => {
     const folder = mkdtempSync(path.join(tmpdir(), 'export-'))
     try {
       const page = path.join(folder, 'export.html')
-      writeFileSync(page, RENDERERS.html.render(snapshot()))
+      writeFileSync(page, rendered('html'))
       const flags = [
         '--headless',
         '--no-sandbox',

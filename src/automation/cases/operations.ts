@@ -45,7 +45,7 @@ import {
   type TimelineRow,
   timelineKind,
 } from './model.ts'
-import { linkTo, withdrawEvidence } from './store.ts'
+import { caseBytes, linkTo, withdrawEvidence } from './store.ts'
 import { byCaller, doerOf, entriesOf, happened } from './timeline.ts'
 
 const tag = 'Cases'
@@ -94,6 +94,8 @@ export const caseOperations: Operation[] = [
   // cases_project serves the order; cases_status, cases_assignee, cases_subject, cases_actor, cases_playbook, cases_due,
   // cases_external_id and cases_tags their filters.
   cases.list({
+    description: 'A page ends before 16 MiB: `limit` says how many it was cut to.',
+    bytes: caseBytes,
     filters: {
       status: oneOf('status', CASE_STATUSES),
       priority: oneOf('priority', PRIORITIES),
@@ -204,8 +206,9 @@ export const caseOperations: Operation[] = [
   cases.action('merge', {
     summary: 'Merge a case into another',
     description:
-      'The other case gets its timeline, evidence and links, and a link to it; it is closed with the outcome `merged`. Needs the right to change both.',
+      'The other case gets its timeline, evidence and links, and a link to it; it is closed with the outcome `merged`. Needs the right to change both, and to read the one that is merged.',
     action: 'cases:UpdateCase',
+    alsoActions: ['cases:GetCase'],
     body: MergeInput,
     answers: { 200: Case },
     raises: ['CASE_STATE_CONFLICT', 'PLAYBOOK_EXECUTION_CONFLICT', 'RESOURCE_NOT_FOUND'],
@@ -216,6 +219,7 @@ export const caseOperations: Operation[] = [
     method: 'get',
     path: `${path}/{case_id}/timeline`,
     summary: 'List what happened to a case, oldest first',
+    description: 'A page ends before 16 MiB: `limit` says how many it was cut to.',
     tag,
     action: 'cases:GetCase',
     paged: true,
@@ -230,6 +234,7 @@ export const caseOperations: Operation[] = [
         filters: filterConditions(timelineFilters, context.query),
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.seq`,
+        bytes: sql.fragment`t.bytes`,
         present: timelineKind.present,
       }),
   }),
@@ -252,6 +257,7 @@ export const caseOperations: Operation[] = [
     method: 'get',
     path: `${path}/{case_id}/evidence`,
     summary: 'List the evidence of a case, oldest first',
+    description: 'A page ends before 16 MiB: `limit` says how many it was cut to.',
     tag,
     action: 'cases:GetCase',
     paged: true,
@@ -265,6 +271,7 @@ export const caseOperations: Operation[] = [
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at, t.id`,
         key: sql.fragment`t.id`,
+        bytes: sql.fragment`t.bytes`,
         present: evidenceKind.present,
       }),
   }),

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { MOST_BYTES } from '../../core/api/lists.ts'
 import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import {
   type CaseRow,
@@ -110,11 +111,28 @@ export async function moveParts(db: Queryable, fromId: string, intoId: string): 
   await db.query(statement`delete from case_links where case_id = ${fromId}`)
 }
 
-/** The cases that name an actor, locked. Index cases_actor. */
-export const casesOfActor = (db: Queryable, actorId: string): Promise<readonly CaseRow[]> =>
-  db.any(
-    caseKind.sql`select ${caseKind.columns} from cases t where t.actor_id = ${actorId} order by t.id for update of t`,
-  )
+/** Bytes of what is large in a case. */
+export const caseBytes = sql.fragment`(octet_length(t.fields::text) + coalesce(octet_length(t.description), 0))`
+
+/** Has the cases of an actor name another one, or none; returns their ids in order. Index cases_actor. */
+export async function moveCasesOfActor(db: Queryable, fromId: string, toId: string | null): Promise<readonly string[]> {
+  const ids = await db.anyFirst(identifying`select id from cases where actor_id = ${fromId} order by id for update`)
+  if (ids.length > 0)
+    await db.query(statement`update cases set actor_id = ${toId}, updated_at = now() where actor_id = ${fromId}`)
+  return ids
+}
+
+/** Cases of some ids, the first of them that fit into one answer. By the primary key. */
+export const fittingCases = (db: Queryable, ids: readonly string[]): Promise<readonly CaseRow[]> =>
+  db.any(caseKind.sql`
+    select ${caseKind.columns} from cases t join (
+      select t.id, sum(${caseBytes}) over (order by t.id) - ${caseBytes} as before from cases t
+      where t.id = any(${sql.array([...ids], 'text')})) s on s.id = t.id
+    where s.before < ${MOST_BYTES}::bigint order by t.id`)
+
+/** Writes rows of timelines at once. */
+export const insertEntries = (db: Queryable, entries: readonly NewEntry[]) =>
+  db.query(statement`${timelineRows(entries, sql.fragment`true`)}`)
 
 /** What cases of a project take: evidence and timelines. By case_evidence_project and case_timeline_project. */
 export const caseFootprint = (project: Fragment) => ({

@@ -2,7 +2,7 @@ import { isIdOf } from '../../core/api/kind.ts'
 import type { ExecutionSource } from '../exports/executions.ts'
 import { executionKind } from './model.ts'
 import { shownExecution } from './show.ts'
-import { executionsOfCase } from './store.ts'
+import { bytesOfExecutions, executionsOfCase } from './store.ts'
 
 /** What exports of cases show of executions. */
 export const executionSource: ExecutionSource = {
@@ -11,6 +11,7 @@ export const executionSource: ExecutionSource = {
     const held = row && (await executionKind.reference(db, id, row.project_id))
     return held && { project_id: held.project_id, case_id: held.case_id }
   },
+  bytes: (db, { case_id, execution_id }) => bytesOfExecutions(db, case_id, execution_id),
   async read(db, { case_id, execution_id }) {
     const rows = await executionsOfCase(db, case_id, execution_id)
     const shown = []

@@ -49,6 +49,19 @@ export const executionsOfCase = (
     select ${columns} from playbook_executions t
     where t.case_id = ${caseId} and (${executionId}::text is null or t.id = ${executionId}) order by t.created_at, t.id`)
 
+const sizes = sql.type(z.object({ bytes: z.coerce.number() }))
+
+/** Bytes of executions of a case and of their steps, or of one, with what their rows take. By playbook_executions_case. */
+export const bytesOfExecutions = (db: Queryable, caseId: string, executionId: string | null): Promise<number> =>
+  db.oneFirst(sizes`
+    select coalesce(sum(2048 + octet_length(t.definition::text) + octet_length(t.input::text)
+      + coalesce(octet_length(t.metadata::text), 0) + coalesce(octet_length(t.output::text), 0) + s.bytes), 0) as bytes
+    from playbook_executions t cross join lateral (
+      select coalesce(sum(1024 + coalesce(octet_length(s.input::text), 0) + coalesce(octet_length(s.output::text), 0)
+        + coalesce(octet_length(s.note), 0)), 0) as bytes
+      from playbook_execution_steps s where s.execution_id = t.id) s
+    where t.case_id = ${caseId} and (${executionId}::text is null or t.id = ${executionId})`)
+
 /** The steps of an execution in their order. */
 export const stepsOf = (db: Queryable, executionId: string): Promise<readonly StepRow[]> =>
   db.any(step`

@@ -1,3 +1,5 @@
+import { Readable } from 'node:stream'
+import { setImmediate } from 'node:timers/promises'
 import { createFile } from '../../content/files/create.ts'
 import { fileKind } from '../../content/files/model.ts'
 import { type Staged, stores } from '../../content/storage/stores.ts'
@@ -63,14 +65,35 @@ export async function giveUp(tx: Tx, { export_id, attempt_id }: ExportMessage, e
   if (row && (await exportAttempts.endIdle(tx, { entity: export_id, id: attempt_id }))) await fail(tx, export_id, error)
 }
 
+/** Bytes of a file; pieces of it that are written at once. */
+const MAX_FILE_BYTES = 256 * 1024 * 1024
+const PIECE_CHARACTERS = 256 * 1024
+
+/** Text in buffers of some size, with the event loop let go between two of them. */
+async function* buffersOf(pieces: Iterable<string>): AsyncGenerator<Buffer> {
+  let waiting: string[] = []
+  let length = 0
+  for (const piece of pieces) {
+    waiting.push(piece)
+    length += piece.length
+    if (length < PIECE_CHARACTERS) continue
+    yield Buffer.from(waiting.join(''))
+    waiting = []
+    length = 0
+    await setImmediate()
+  }
+  if (length > 0) yield Buffer.from(waiting.join(''))
+}
+
 type Written = { format: Format; id: string; staged: Staged }
 
 /** Writes the files of an export where nothing names them yet. */
 async function stage(services: Services, row: ExportRow, snapshot: Snapshot, written: Written[]): Promise<void> {
   for (const format of row.formats) {
     const id = newId(fileKind.prefix)
-    const bytes = Buffer.from(RENDERERS[format].render(snapshot))
-    const staged = await stores(services).stageBytes(bytes, { projectId: row.project_id, fileId: id })
+    const source = Readable.from(buffersOf(RENDERERS[format].render(snapshot)))
+    const target = { projectId: row.project_id, fileId: id, maxBytes: MAX_FILE_BYTES }
+    const staged = await stores(services).stage(source, target)
     written.push({ format, id, staged })
   }
 }

@@ -14,8 +14,27 @@ import type { ExportRow, Omission } from './model.ts'
 import { type ExportedExecution, LINKED, type Shown, type Snapshot } from './snapshot.ts'
 import { atOneMoment, bytesOf, evidenceOf, linksOf, rowsOf, timelineOf } from './store.ts'
 
-/** More than this is not held in the memory of a worker, once for each format. */
+/** More than this is not held in the memory of a worker. */
 const MAX_BYTES = 64 * 1024 * 1024
+/** Links that are read, each of which may be omitted. */
+const MAX_LINKS = 10_000
+/** Linked records that are read at once. */
+const BATCH = 50
+
+/** What an export may still hold. */
+class Room {
+  #left = MAX_BYTES
+
+  take(bytes: number): void {
+    this.#left -= bytes
+    if (this.#left < 0)
+      throw new AppError('REQUEST_REJECTED', {
+        status: 413,
+        message: `What is exported is larger than ${MAX_BYTES} bytes`,
+        meta: { max_bytes: MAX_BYTES },
+      })
+  }
+}
 
 /** What a subject takes to be exported: to read it, and to export it. */
 const REQUIRED = ['cases:GetCase', 'cases:ExportCase'] as const
@@ -53,19 +72,26 @@ async function readLinked(
   caller: Caller,
   projectId: string,
   links: readonly LinkRow[],
+  room: Room,
 ): Promise<{ linked: Linked; omitted: Omission[] }> {
   const linked = Object.fromEntries(Object.values(LINKED).map(list => [list, []])) as unknown as Linked
   const omitted: Omission[] = []
   for (const [type, named] of Map.groupBy(links, link => link.type)) {
     const kind = kinds.find(type)
-    const ids = named.map(link => link.target_id).filter(id => kind && isIdOf(kind, id))
-    const rows = new Map((kind ? await rowsOf(db, kind, projectId, ids) : []).map(row => [row.id, row]))
     const action = kind ? readActionOf(kind) : null
-    for (const { target_id: id } of named) {
-      const row = rows.get(id)
-      if (!kind || !row) omitted.push({ type, id, reason: 'not_found' })
-      else if (action && permitted(caller, action, { kind, row })) linked[LINKED[type]].push(presented(kind, row))
-      else omitted.push({ type, id, reason: 'forbidden' })
+    for (let at = 0; at < named.length; at += BATCH) {
+      const batch = named.slice(at, at + BATCH)
+      const ids = batch.map(link => link.target_id).filter(id => kind && isIdOf(kind, id))
+      const rows = new Map((kind ? await rowsOf(db, kind, projectId, ids) : []).map(row => [row.id, row]))
+      for (const { target_id: id } of batch) {
+        const row = rows.get(id)
+        if (!kind || !row) omitted.push({ type, id, reason: 'not_found' })
+        else if (action && permitted(caller, action, { kind, row })) {
+          const shown = presented(kind, row)
+          room.take(Buffer.byteLength(JSON.stringify(shown)))
+          linked[LINKED[type]].push(shown)
+        } else omitted.push({ type, id, reason: 'forbidden' })
+      }
     }
   }
   return { linked, omitted }
@@ -77,8 +103,11 @@ async function readExecutions(
   caller: Caller,
   about: CaseRow,
   execution_id: string | null,
+  room: Room,
 ): Promise<{ executions: ExportedExecution[]; omitted: Omission[] }> {
-  const found = (await exportedExecutions.only()?.read(db, { case_id: about.id, execution_id })) ?? []
+  const of = { case_id: about.id, execution_id }
+  room.take((await exportedExecutions.only()?.bytes(db, of)) ?? 0)
+  const found = (await exportedExecutions.only()?.read(db, of)) ?? []
   return permitted(caller, READ_EXECUTION, { kind: caseKind, row: about })
     ? { executions: found.map(withoutContext), omitted: [] }
     : {
@@ -101,21 +130,22 @@ export async function gather(services: Services, row: ExportRow, principal: Prin
     if (!about) return raise('RESOURCE_NOT_FOUND', { meta: { id: row.case_id } })
     if (!caller || !mayExport(caller, about, execution_id !== null))
       return raise('FORBIDDEN', { message: 'Who asked for the export may not make it any more' })
-    if ((await bytesOf(db, about.id)) > MAX_BYTES)
-      throw new AppError('REQUEST_REJECTED', {
-        status: 413,
-        message: `Timeline and evidence of the case are larger than ${MAX_BYTES} bytes`,
-        meta: { max_bytes: MAX_BYTES },
-      })
-    const { executions, omitted: unread } = await readExecutions(db, caller, about, execution_id)
+    const room = new Room()
+    room.take(await bytesOf(db, about.id, execution_id))
+    const { executions, omitted: unread } = await readExecutions(db, caller, about, execution_id, room)
     if (execution_id !== null && executions.length === 0)
       return raise('RESOURCE_NOT_FOUND', { meta: { id: execution_id } })
     const timeline = await timelineOf(db, about.id, execution_id)
     const evidence = await evidenceOf(db, about.id, execution_id)
-    const links = (await linksOf(db, about.id)).filter(
-      ({ id }) => execution_id === null || timeline.some(({ data }) => data.link_id === id),
-    )
-    const { linked, omitted } = await readLinked(db, caller, about.project_id, links)
+    const own = new Set(timeline.map(({ data }) => data.link_id))
+    const links = (await linksOf(db, about.id)).filter(({ id }) => execution_id === null || own.has(id))
+    if (links.length > MAX_LINKS)
+      throw new AppError('REQUEST_REJECTED', {
+        status: 413,
+        message: `The case has more than ${MAX_LINKS} links`,
+        meta: { max_links: MAX_LINKS },
+      })
+    const { linked, omitted } = await readLinked(db, caller, about.project_id, links, room)
     return {
       export_version: 1,
       generated_at: services.clock.now().toISOString(),

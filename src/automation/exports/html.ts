@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import { type Block, outline, titleOf, type Value } from './outline.ts'
 import type { Snapshot } from './snapshot.ts'
-import { inLine, legible, pretty } from './text.ts'
+import { inLine, joined, legible, pretty } from './text.ts'
 
 const STYLE = `body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1b;background:#fff;max-width:60rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem;border-bottom:1px solid #ccc}h3{font-size:1rem;margin-bottom:.3rem}
@@ -45,27 +45,33 @@ function valueText(value: Value): string {
 const cells = (tag: 'td' | 'th', texts: readonly string[]): string =>
   texts.map(text => `<${tag}>${text}</${tag}>`).join('')
 
-function blockText(block: Block): string {
-  if ('heading' in block) return `<h${block.level}>${oneLine(block.heading)}</h${block.level}>`
-  if ('facts' in block) {
-    const rows = block.facts.map(([label, value]) => `<tr><th>${label}</th><td>${valueText(value)}</td></tr>`)
-    return `<table class="facts">\n${rows.join('\n')}\n</table>`
+function* pieces(block: Block): Generator<string> {
+  if ('heading' in block) yield `<h${block.level}>${oneLine(block.heading)}</h${block.level}>`
+  else if ('facts' in block) {
+    yield '<table class="facts">\n'
+    for (const [label, value] of block.facts) yield `<tr><th>${label}</th><td>${valueText(value)}</td></tr>\n`
+    yield '</table>'
+  } else if ('rows' in block) {
+    yield `<table>\n<tr>${cells('th', block.head)}</tr>\n`
+    for (const values of block.rows) yield `<tr>${cells('td', values.map(valueText))}</tr>\n`
+    yield '</table>'
+  } else if ('text' in block) yield `<blockquote dir="auto">${escaped(legible(block.text))}</blockquote>`
+  else if ('data' in block) yield `<pre>${escaped(pretty(block.data))}</pre>`
+  else if ('note' in block) yield `<p class="note">${block.note}</p>`
+  else {
+    yield '<ol>\n'
+    for (const { title, blocks } of block.steps) {
+      yield `<li><strong>${oneLine(title)}</strong>\n`
+      yield* joined(blocks.map(pieces), '\n')
+      yield '</li>\n'
+    }
+    yield '</ol>'
   }
-  if ('rows' in block) {
-    const rows = block.rows.map(values => `<tr>${cells('td', values.map(valueText))}</tr>`)
-    return `<table>\n<tr>${cells('th', block.head)}</tr>\n${rows.join('\n')}\n</table>`
-  }
-  if ('text' in block) return `<blockquote dir="auto">${escaped(legible(block.text))}</blockquote>`
-  if ('data' in block) return `<pre>${escaped(pretty(block.data))}</pre>`
-  if ('note' in block) return `<p class="note">${block.note}</p>`
-  const steps = block.steps.map(
-    ({ title, blocks }) => `<li><strong>${oneLine(title)}</strong>\n${blocks.map(blockText).join('\n')}</li>`,
-  )
-  return `<ol>\n${steps.join('\n')}\n</ol>`
 }
 
 /** An export as one page that opens without a network: no script, nothing loaded, nothing of a record read as HTML. */
-export const htmlOf = (snapshot: Snapshot): string => `<!doctype html>
+export function* htmlOf(snapshot: Snapshot): Generator<string> {
+  yield `<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -76,7 +82,7 @@ export const htmlOf = (snapshot: Snapshot): string => `<!doctype html>
 <style>${STYLE}</style>
 </head>
 <body>
-${outline(snapshot).map(blockText).join('\n')}
-</body>
-</html>
 `
+  yield* joined(outline(snapshot).map(pieces), '\n')
+  yield '\n</body>\n</html>\n'
+}

@@ -1,6 +1,6 @@
-import { type Block, outline, type Value } from './outline.ts'
+import { type Block, outline, type Step, type Value } from './outline.ts'
 import type { Snapshot } from './snapshot.ts'
-import { inLine, legible, pretty } from './text.ts'
+import { inLine, joined, legible, pretty } from './text.ts'
 
 /** Every character that means something in Markdown, its tables, its HTML, or makes addresses links. */
 const escaped = (text: string): string => text.replace(/[\\`*_{}[\]()<>#+\-.!|&~:=@^$]/g, '\\$&')
@@ -14,7 +14,11 @@ function span(text: string): string {
   return fence.length > 1 ? `${fence} ${shown} ${fence}` : `${fence}${shown}${fence}`
 }
 
-const longestRun = (text: string): number => Math.max(0, ...Array.from(text.matchAll(/`+/g), ([run]) => run.length))
+function longestRun(text: string): number {
+  let longest = 0
+  for (const [run] of text.matchAll(/`+/g)) longest = Math.max(longest, run.length)
+  return longest
+}
 
 function valueText(value: Value): string {
   if (value === null) return ''
@@ -24,8 +28,10 @@ function valueText(value: Value): string {
 
 const row = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
 
-const table = (head: readonly string[], rows: readonly (readonly Value[])[]): string =>
-  [row(head), row(head.map(() => '---')), ...rows.map(cells => row(cells.map(valueText)))].join('\n')
+function* table(head: readonly string[], rows: readonly (readonly Value[])[]): Generator<string> {
+  yield `${row(head)}\n${row(head.map(() => '---'))}`
+  for (const cells of rows) yield `\n${row(cells.map(valueText))}`
+}
 
 /** Lines of a record as a quotation: an empty one ends nothing, and none begins a block of its own. */
 const quoted = (text: string): string =>
@@ -41,20 +47,24 @@ function fenced(text: string): string {
 
 const indented = (text: string, width: number): string => text.replace(/^(?=.)/gm, ' '.repeat(width)).slice(width)
 
-function blockText(block: Block): string {
-  if ('heading' in block) return `${'#'.repeat(block.level)} ${oneLine(block.heading)}`
-  if ('facts' in block) return table(['', ''], block.facts)
-  if ('rows' in block) return table(block.head, block.rows)
-  if ('text' in block) return quoted(block.text)
-  if ('data' in block) return fenced(pretty(block.data))
-  if ('note' in block) return `*${block.note}*`
-  return block.steps
-    .map(({ title, blocks }, index) => {
-      const marker = `${index + 1}. `
-      return marker + indented([`**${oneLine(title)}**`, ...blocks.map(blockText)].join('\n\n'), marker.length)
-    })
-    .join('\n\n')
+function* pieces(block: Block): Generator<string> {
+  if ('heading' in block) yield `${'#'.repeat(block.level)} ${oneLine(block.heading)}`
+  else if ('facts' in block) yield* table(['', ''], block.facts)
+  else if ('rows' in block) yield* table(block.head, block.rows)
+  else if ('text' in block) yield quoted(block.text)
+  else if ('data' in block) yield fenced(pretty(block.data))
+  else if ('note' in block) yield `*${block.note}*`
+  else yield* joined(block.steps.map(stepPieces), '\n\n')
+}
+
+function* stepPieces({ title, blocks }: Step, index: number): Generator<string> {
+  const marker = `${index + 1}. `
+  const texts = [`**${oneLine(title)}**`, ...blocks.map(block => [...pieces(block)].join(''))]
+  yield marker + indented(texts.join('\n\n'), marker.length)
 }
 
 /** An export as Markdown that can be printed as it is: nothing of a record is read as Markdown or HTML. */
-export const markdownOf = (snapshot: Snapshot): string => `${outline(snapshot).map(blockText).join('\n\n')}\n`
+export function* markdownOf(snapshot: Snapshot): Generator<string> {
+  yield* joined(outline(snapshot).map(pieces), '\n\n')
+  yield '\n'
+}

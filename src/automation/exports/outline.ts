@@ -5,6 +5,8 @@ import { type ExportedExecution, type ExportedStep, LINKED, type Shown, type Sna
 /** Text of a record in a line; an id or a hash; an address; nothing. */
 export type Value = string | { code: string } | { url: string } | null
 
+export type Step = { title: string; blocks: readonly Block[] }
+
 export type Block =
   | { heading: string; level: 1 | 2 | 3 }
   /** Two columns: our label, a value. */
@@ -16,7 +18,7 @@ export type Block =
   | { data: unknown }
   /** Our own words. */
   | { note: string }
-  | { steps: readonly { title: string; blocks: readonly Block[] }[] }
+  | { steps: readonly Step[] }
 
 const isObject = (value: unknown): value is Shown =>
   typeof value === 'object' && value !== null && !Array.isArray(value)

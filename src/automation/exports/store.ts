@@ -40,11 +40,20 @@ export const atOneMoment = (db: Queryable) =>
 
 const sizes = sql.type(z.object({ bytes: z.coerce.number() }))
 
-/** Bytes of what a case's timeline and evidence hold. By case_timeline_case and case_evidence_case. */
-export const bytesOf = (db: Queryable, caseId: string): Promise<number> =>
+/** What a row of a timeline, of evidence or a link takes beside its content. */
+const ROW_BYTES = 512
+
+/**
+ * Bytes of what a case's timeline, evidence and links hold, or those of one execution. By case_timeline_case,
+ * case_evidence_case and the unique index of links.
+ */
+export const bytesOf = (db: Queryable, caseId: string, executionId: string | null): Promise<number> =>
   db.oneFirst(sizes`
-    select coalesce((select sum(bytes) from case_timeline where case_id = ${caseId}), 0)
-      + coalesce((select sum(bytes) from case_evidence where case_id = ${caseId}), 0) as bytes`)
+    select coalesce((
+        select sum(t.bytes + ${ROW_BYTES}) from case_timeline t where t.case_id = ${caseId} ${ofExecution(executionId)}), 0)
+      + coalesce((
+        select sum(t.bytes + ${ROW_BYTES}) from case_evidence t where t.case_id = ${caseId} ${ofExecution(executionId)}), 0)
+      + (select count(*) * ${ROW_BYTES} from case_links t where t.case_id = ${caseId}) as bytes`)
 
 const ofExecution = (executionId: string | null) =>
   executionId === null ? sql.fragment`` : sql.fragment`and t.playbook_execution_id = ${executionId}`

@@ -21,3 +21,13 @@ export const inLine = (text: string): string => legible(text).replace(/\s+/g, ' 
 
 /** JSON for people. */
 export const pretty = (value: unknown): string => legible(JSON.stringify(value, null, 2))
+
+/** Lists of pieces of text as one, with something between two of them. */
+export function* joined(lists: Iterable<Iterable<string>>, between: string): Generator<string> {
+  let first = true
+  for (const list of lists) {
+    if (!first) yield between
+    first = false
+    yield* list
+  }
+}

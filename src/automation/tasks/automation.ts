@@ -1,11 +1,12 @@
 import { AppError, type Problem, type RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
-import { ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
+import { nothingSpent } from '../../core/expressions/evaluate.ts'
 import type { Machine, OnEnter, State } from '../workflows/definition.ts'
 import { automationBy, type Cause } from './history.ts'
+import { expressionFailed, mapped } from './mapping.ts'
 import type { TaskRow } from './model.ts'
 import { activeOf, decideMove, dispatchOf, holds, type Step, taskRoot } from './move.ts'
-import { payloadInvalid } from './payload.ts'
+import { PAYLOAD_BYTES, PAYLOAD_TOO_BIG, payloadInvalid } from './payload.ts'
 
 /** What a dispatch came to, and where the task goes from there. */
 
@@ -31,10 +32,6 @@ type Deciding = {
   /** What is wrong with a payload by the schema of the pinned version. */
   problems: (payload: Record<string, unknown>) => Promise<Problem[]>
 }
-
-/** The failure of an expression; what is wrong with it is in the definition, and not shown. */
-export const expressionFailed = (error: unknown): unknown =>
-  error instanceof ExpressionError ? new AppError('INTERNAL_ERROR', { cause: error }) : error
 
 /**
  * Decides what follows from the outcome of the dispatch of a task: the result, the next try, or a transition. The task is
@@ -107,15 +104,15 @@ async function completed(
     const last_result = storableValue(result ?? null)
     if (Buffer.byteLength(JSON.stringify(last_result)) > MAX_RESULT_BYTES)
       throw new AppError('TASK_PAYLOAD_INVALID', { message: 'The result is larger than 1 MiB' })
-    const writes = Object.entries(dispatch.payload_writes ?? {})
-    const root = { task: taskRoot(task), result: last_result }
+    const written = mapped(
+      dispatch.payload_writes,
+      { task: taskRoot(task), result: last_result },
+      { most: PAYLOAD_BYTES, refusal: () => payloadInvalid([PAYLOAD_TOO_BIG]) },
+    )
     const payload =
-      writes.length === 0
+      Object.keys(written).length === 0
         ? task.payload
-        : {
-            ...task.payload,
-            ...Object.fromEntries(writes.map(([key, expression]) => [key, evaluate(expression, root)])),
-          }
+        : { ...task.payload, ...(storableValue(written) as Record<string, unknown>) }
     if (payload !== task.payload) {
       const problems = await deciding.problems(payload)
       if (problems.length > 0) throw payloadInvalid(problems)
@@ -146,7 +143,8 @@ function routeSuccess(
 ): Routed {
   const { last_result: result } = after
   const root = { task: taskRoot(after), result }
-  const rule = (on_complete ?? []).find(({ when }) => holds(when, root))
+  const spent = nothingSpent()
+  const rule = (on_complete ?? []).find(({ when }) => holds(when, root, spent))
   if (!rule) return plain(parked(before, after, [{ verb: 'automation_unrouted', extra: { result } }]))
   return fire(deciding, before, after, {
     transition: rule.transition,

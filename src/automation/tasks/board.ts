@@ -1,9 +1,11 @@
 import { z } from 'zod'
+import { MOST_BYTES } from '../../core/api/lists.ts'
 import { itemOperation } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { listedAs, visibleRows } from '../../core/iam/access.ts'
 import { workflowKind } from '../workflows/model.ts'
 import { Task, type TaskRow, taskKind } from './model.ts'
+import { storedBytes, taskBytes } from './store.ts'
 
 /** What is to be seen of a workflow at once: how many tasks are in each state, and the newest of them. */
 
@@ -15,7 +17,7 @@ const BoardState = z
     declared: z.boolean().describe('Whether the workflow has the state today; tasks may be in one that it had'),
     terminal: z.boolean(),
     count: z.int().describe('Tasks in the state that the caller may see'),
-    tasks: z.array(Task).describe('The newest of them'),
+    tasks: z.array(Task).describe('The newest of them, fewer where they are large'),
   })
   .meta({ id: 'WorkflowBoardState' })
 
@@ -36,7 +38,10 @@ const countsOf = (db: Queryable, workflowId: string, { rows, all }: ReturnType<t
           select t.state, count(*) as count from tasks t where t.workflow_id = ${workflowId} and ${rows} group by t.state`,
   )
 
-/** The newest tasks of each of some states. By tasks_workflow. */
+/**
+ * The newest tasks of each of some states, the newest of each first, as many as one answer may show. What is stored of them is
+ * looked at before how large they are, so that no more is unpacked. By tasks_workflow.
+ */
 const newestOf = (
   db: Queryable,
   workflowId: string,
@@ -47,10 +52,20 @@ const newestOf = (
   states.length === 0
     ? Promise.resolve([])
     : db.any(taskKind.sql`
-        select ${taskKind.columns} from unnest(${sql.array([...states], 'text')}) s (name)
-        cross join lateral (
-          select t.* from tasks t where t.workflow_id = ${workflowId} and t.state = s.name and ${rows}
-          order by t.created_at desc, t.id desc limit ${limit}) t
+        with newest as materialized (
+          select n.id, n.place, n.stored from unnest(${sql.array([...states], 'text')}) s (name)
+          cross join lateral (
+            select t.id, ${storedBytes} as stored, row_number() over (order by t.created_at desc, t.id desc) as place
+            from tasks t where t.workflow_id = ${workflowId} and t.state = s.name and ${rows}
+            order by t.created_at desc, t.id desc limit ${limit}) n
+        ), stored as materialized (
+          select id, place, sum(stored) over (order by place, id) - stored as before from newest
+        ), sized as materialized (
+          select t.id, s.place, ${taskBytes} as bytes from stored s join tasks t on t.id = s.id
+          where s.before < ${MOST_BYTES}::bigint
+        ), shown as (
+          select id, sum(bytes) over (order by place, id) - bytes as before from sized)
+        select ${taskKind.columns} from shown s join tasks t on t.id = s.id where s.before < ${MOST_BYTES}::bigint
         order by t.created_at desc, t.id desc`)
 
 export const boardOperation = itemOperation(workflowKind, {
@@ -59,7 +74,7 @@ export const boardOperation = itemOperation(workflowKind, {
   path: '/workflows/{workflow_id}/board',
   summary: 'Show the tasks of a workflow by their states',
   description:
-    'The states of the workflow in their order, then those that only earlier versions have and tasks are in, each with the number of its tasks and the newest. Tasks are those that tasks:ListTasks lets the caller see.',
+    'The states of the workflow in their order, then those that only earlier versions have and tasks are in, each with the number of its tasks and the newest. Tasks are those that tasks:ListTasks lets the caller see; of large ones no more than 16 MiB are shown.',
   tag: 'Workflows',
   action: 'workflows:GetWorkflow',
   alsoActions: ['tasks:ListTasks'],

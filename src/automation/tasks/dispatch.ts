@@ -5,7 +5,6 @@ import { storableValue } from '../../core/api/text.ts'
 import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { evaluate } from '../../core/expressions/evaluate.ts'
 import { chainOf } from '../../core/iam/caller.ts'
 import { leaseOf, type Outcome as Reported, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
@@ -17,8 +16,9 @@ import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/reso
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { Dispatch } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned.ts'
-import { expressionFailed, type Outcome } from './automation.ts'
+import type { Outcome } from './automation.ts'
 import { contextOf } from './context.ts'
+import { expressionFailed, mapped } from './mapping.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import { taskRoot } from './move.ts'
 import type { DispatchMessage } from './queue.ts'
@@ -38,13 +38,17 @@ const dispatchIn = async (services: Services, task: TaskRow): Promise<Dispatch> 
   return dispatch
 }
 
-/** What a dispatch is given. Raises INTERNAL_ERROR for an expression that fails. */
+/** As much as the input of a node of a run. */
+const MAX_INPUT_BYTES = 4 * 1024 * 1024
+
+const inputTooBig = (): AppError =>
+  new AppError('VALIDATION_FAILED', { message: 'input: must be at most 4 MiB of JSON', meta: { path: 'input' } })
+
+/** What a dispatch is given. Raises INTERNAL_ERROR for an expression that fails, VALIDATION_FAILED for too large an input. */
 function inputOf({ input_mapping }: Dispatch, task: TaskRow): Record<string, unknown> {
   try {
     const root = { task: taskRoot(task) }
-    return Object.fromEntries(
-      Object.entries(input_mapping ?? {}).map(([key, expression]) => [key, evaluate(expression, root)]),
-    )
+    return storableValue(mapped(input_mapping, root, { most: MAX_INPUT_BYTES, refusal: inputTooBig })) as never
   } catch (error) {
     throw expressionFailed(error)
   }

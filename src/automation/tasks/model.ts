@@ -82,7 +82,7 @@ export const TaskInput = createBody(
     workflow_id: id.describe('Workflow whose current version it is pinned to'),
     payload: payload.describe('Data of the task, checked with the payload_schema of the workflow; default {}'),
     metadata: MetadataBag.nullable().describe('Data of your own, which nothing reads'),
-    state: z.string().min(1).describe('State that it begins in; default the initial one'),
+    state: id.describe('State that it begins in; default the initial one'),
     tool_context,
   },
   ['workflow_id', 'title'],

@@ -1,5 +1,5 @@
 import { raise } from '../../core/api/errors.ts'
-import { ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, type Spent } from '../../core/expressions/evaluate.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { DispatchKind, Machine, State } from '../workflows/definition.ts'
 import { type Mover, type TransitionRow, transitionRow } from './history.ts'
@@ -216,10 +216,10 @@ export function decideMove(
 const hasProvenance = ({ id, cause }: Mover): boolean =>
   id !== null || cause?.column === 'generation_id' || cause?.column === 'orchestration_run_id'
 
-/** Whether a condition holds; one that cannot be evaluated does not. */
-export function holds(expression: unknown, root: unknown): boolean {
+/** Whether a condition holds; one that cannot be evaluated does not, nor one that others have left no budget for. */
+export function holds(expression: unknown, root: unknown, spent?: Spent): boolean {
   try {
-    return Boolean(evaluate(expression, root))
+    return Boolean(evaluate(expression, root, spent))
   } catch (error) {
     if (error instanceof ExpressionError) return false
     throw error

@@ -22,6 +22,7 @@ import {
 } from './model.ts'
 import { pauseTask, resumeTask, retryTask } from './pause.ts'
 import { removeTask } from './remove.ts'
+import { taskBytes } from './store.ts'
 import { machineOf, moverOf, moveTask } from './transition.ts'
 
 const tag = 'Tasks'
@@ -54,7 +55,11 @@ const filters = {
 
 export const taskOperations: Operation[] = [
   // tasks_project serves the order; tasks_workflow, tasks_assignee and tasks_due their filters.
-  tasks.list({ filters }),
+  tasks.list({
+    filters,
+    bytes: taskBytes,
+    description: 'A page ends before 16 MiB of payloads and results: `limit` says how many it was cut to.',
+  }),
   operation({
     id: 'createTask',
     method: 'post',
@@ -171,11 +176,12 @@ export const taskOperations: Operation[] = [
   }),
   tasks.action('retry', {
     summary: 'Start the work of the state again, as the caller',
-    description: 'For a task whose dispatch failed, or led nowhere: attempts and the chain of moves are counted anew.',
+    description:
+      'For a task whose dispatch failed, or led nowhere: attempts and the chain of moves are counted anew, but for a call of a machine, which counts as a move of it.',
     answers: { 200: Task },
-    raises: ['TASK_TRANSITION_CONFLICT'],
+    raises: ['TASK_TRANSITION_CONFLICT', 'TASK_AUTOMATION_CHAIN_LIMIT'],
     run: async ({ tx, services, resource, caller }) =>
-      taskKind.present(await retryTask(tx, services, resource.id, principalRecord(caller))),
+      taskKind.present(await retryTask(tx, services, resource.id, caller)),
   }),
   boardOperation,
 ]

@@ -1,6 +1,6 @@
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { type Caller, isMachine, type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
@@ -82,8 +82,12 @@ async function release(
   })
 }
 
-/** Makes the dispatch of the state again, as the caller. @throws TASK_TRANSITION_CONFLICT unless it failed or led nowhere */
-export async function retryTask(tx: Tx, services: Services, id: string, by: PrincipalRecord): Promise<TaskRow> {
+/**
+ * Makes the dispatch of the state again, as the caller. What a machine makes again counts as a move of a machine: tasks that
+ * make each other's work again come to an end.
+ * @throws TASK_TRANSITION_CONFLICT unless it failed or led nowhere, TASK_AUTOMATION_CHAIN_LIMIT
+ */
+export async function retryTask(tx: Tx, services: Services, id: string, caller: Caller): Promise<TaskRow> {
   const task = await taskKind.lock(tx, id)
   const { automation_status, status, pending_transition } = task
   const machine = await pinnedMachine(services, tx, task)
@@ -94,6 +98,9 @@ export async function retryTask(tx: Tx, services: Services, id: string, by: Prin
       message: 'Only a dispatch that failed or led nowhere is made again',
       meta: { automation_status, status, pending_transition },
     })
+  const limit = services.config.TASK_AUTOMATION_CHAIN_LIMIT
+  const depth = isMachine(caller) ? task.automation_chain_depth + 1 : 0
+  if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { task_id: id, limit } })
   const held = task.pause_requested_at !== null
   // A name of its own: what became of an earlier one of the state is not heard of.
   const entry_seq = task.entry_seq + 1
@@ -102,8 +109,8 @@ export async function retryTask(tx: Tx, services: Services, id: string, by: Prin
     automation_status: held ? 'paused' : 'running',
     automation_error: null,
     active_dispatch: held ? null : activeOf(state, 1),
-    automation_chain_depth: 0,
-    authority: by,
+    automation_chain_depth: depth,
+    authority: principalRecord(caller),
   })
   return writeStep(tx, services, plain(task, after, { dispatch: dispatchOf(after, state, { held }) }))
 }

@@ -20,12 +20,12 @@ export const payloadProblems = (
           .then(([problems]) => problems),
   ).then(problems => [...sizeProblems(payload), ...problems])
 
-const PAYLOAD_BYTES = 256 * 1024
+export const PAYLOAD_BYTES = 256 * 1024
+
+export const PAYLOAD_TOO_BIG: Problem = { code: 'TOO_BIG', path: 'payload', message: 'must be at most 256 KiB' }
 
 const sizeProblems = (payload: Record<string, unknown>): Problem[] =>
-  Buffer.byteLength(JSON.stringify(payload)) > PAYLOAD_BYTES
-    ? [{ code: 'TOO_BIG', path: 'payload', message: 'must be at most 256 KiB' }]
-    : []
+  Buffer.byteLength(JSON.stringify(payload)) > PAYLOAD_BYTES ? [PAYLOAD_TOO_BIG] : []
 
 export const payloadInvalid = (problems: readonly Problem[]): AppError =>
   new AppError('TASK_PAYLOAD_INVALID', {

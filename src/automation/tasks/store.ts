@@ -5,6 +5,12 @@ import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import type { NewDispatch } from './move.ts'
 
+/** Bytes of what is large in a task, and of what is stored of it, which is known without reading it. */
+export const taskBytes = sql.fragment`(
+  octet_length(t.payload::text) + coalesce(octet_length(t.metadata::text), 0) + coalesce(octet_length(t.last_result::text), 0))`
+export const storedBytes = sql.fragment`(
+  pg_column_size(t.payload) + coalesce(pg_column_size(t.metadata), 0) + coalesce(pg_column_size(t.last_result), 0))`
+
 /** A new task, as a part of a statement. */
 export const taskInsert = (row: TaskRow, guard: Fragment): Fragment => sql.fragment`
   insert into tasks select r.* from json_populate_record(null::tasks, ${JSON.stringify(row)}::json) r where ${guard}`

@@ -2,9 +2,8 @@ import { z } from 'zod'
 import { AppError, invalid, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { storableValue } from '../../core/api/text.ts'
 import { parse } from '../../core/api/validate.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import { type Queryable, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { permitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -42,7 +41,7 @@ type Target = {
   prepare(services: Services, starting: Starting): Promise<unknown>
   /** Starts the work in the transaction that notes its id, which it returns. */
   start(tx: Tx, services: Services, starting: Starting & { prepared: unknown }): Promise<string>
-  /** What became of it; null while it is under way. */
+  /** What became of it, in the transaction that settles the task; null while it is under way. */
   outcome(db: Queryable, id: string): Promise<Outcome | null>
 }
 
@@ -71,7 +70,7 @@ const gone = (code: 'GENERATION_NOT_FOUND' | 'ORCHESTRATION_RUN_NOT_FOUND', caus
 const agent: Target = {
   async prepare(services, { task, input }) {
     const { authority, project_id } = task
-    const messages = messagesFrom(storableValue(input) as Record<string, unknown>)
+    const messages = messagesFrom(input)
     const caller = await callerForPrincipal(services, authority, project_id)
     const allow = caller ? allowOf(caller) : (action: string) => raise('FORBIDDEN', { meta: { action } })
     return messagesOf({ services, allow, body: { messages } }, project_id)
@@ -94,6 +93,8 @@ const agent: Target = {
   },
   async outcome(db, id) {
     const cause: Cause = { column: 'generation_id', id }
+    // A purge waits, and then finds what was kept of the turn; one that came before has left nothing to keep.
+    await db.query(statement`select from generations where id = ${id} for share`)
     const [turn] = await turnsOf(db, [id])
     if (!turn) return gone('GENERATION_NOT_FOUND', cause)
     if (turn.status === 'failed')

@@ -2,7 +2,7 @@ import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { type Caller, principalRecord } from '../../core/iam/caller.ts'
+import { type Caller, isMachine, principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Machine } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned.ts'
@@ -45,7 +45,7 @@ export async function moveTask(
     transition,
     by: moverOf(caller),
     authority,
-    machine: caller.credential.type === 'run',
+    machine: isMachine(caller),
     note,
     expected_state,
     ...(bag ? { context: sealedContext(services, resource, bag) } : {}),

@@ -1,23 +1,27 @@
 import { type Problem, raise } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
 import { firstChars } from '../../core/api/text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolveSharedTools } from '../../execution/tools/resolve.ts'
-import { idsThere } from '../orchestrations/references.ts'
+import { idsThere, requireNamingRights } from '../orchestrations/references.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
 import type { Definition } from './definition.ts'
 import { targetField } from './definition.ts'
 import { type Target, type Unchecked, validateWorkflow } from './validate.ts'
 
+/** What writing a state that calls a tool needs on it. */
+export const CALL_TOOL = 'tools:CallTool'
+
 /**
- * Refuses a definition that cannot be written, in the transaction that writes it, with everything that is wrong with it.
- * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, RunFirst, SERVICE_NOT_READY
+ * Refuses a definition that cannot be written, in the transaction that writes it, with everything that is wrong with it, and
+ * one that has tools called which the caller may not call. Agents, orchestrations and triggers ask whoever moves the task.
+ * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst, SERVICE_NOT_READY
  */
 export async function requireValid(
-  { tx, services }: { tx: Tx; services: Services },
+  { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
   definition: Unchecked | Definition,
 ): Promise<void> {
@@ -28,6 +32,11 @@ export async function requireValid(
     ...(await schemaProblem(services, project, definition.payload_schema)),
   ]
   if (found.length > 0) raise('WORKFLOW_VALIDATION_FAILED', { meta: { problems: found } })
+  await requireNamingRights(
+    { tx, allow },
+    project,
+    targets.filter(({ kind }) => kind === 'tool'),
+  )
 }
 
 async function schemaProblem(services: Services, project: string, schema: unknown): Promise<Problem[]> {

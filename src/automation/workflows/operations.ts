@@ -3,7 +3,7 @@ import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
-import { requireValid } from './check.ts'
+import { CALL_TOOL, requireValid } from './check.ts'
 import { definitionFields } from './definition.ts'
 import { workflowEnds } from './ends.ts'
 import {
@@ -29,26 +29,28 @@ export const workflowOperations: Operation[] = [
   workflows.list({ filters: { name: contains('name') } }),
   workflows.create({
     description:
-      'The definition is refused with everything that is wrong with it in meta.problems. Keys of your own in states and transitions are kept and not read.',
+      'The definition is refused with everything that is wrong with it in meta.problems. Keys of your own in states and transitions are kept and not read. A state that calls a tool needs the right to call it.',
+    alsoActions: [CALL_TOOL],
     body: WorkflowInput,
     raises: [...refusals],
-    async make({ tx, services, body, project, caller }) {
+    async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, payload_schema = null, ...given } = body
       const values = { ...given, payload_schema, project_id: project }
-      await requireValid({ tx, services }, project, values)
+      await requireValid({ tx, services, allow }, project, values)
       return insertWorkflow(tx, values, { created_by: caller.user.id, label: version_label })
     },
   }),
   workflows.get(),
   workflows.update({
     description:
-      'Replaces `states` and `transitions` as a whole. Another definition makes a version; tasks keep the version that they were created with.',
+      'Replaces `states` and `transitions` as a whole. Another definition makes a version; tasks keep the version that they were created with. A definition needs the rights that it needs to be created.',
+    alsoActions: [CALL_TOOL],
     body: WorkflowPatch,
     quiet: true,
     raises: [...refusals],
-    async check(next, { body, stored, tx, services }) {
+    async check(next, { body, stored, tx, services, allow }) {
       if (definitionFields.some(name => body[name] !== undefined))
-        await requireValid({ tx, services }, stored.project_id, definitionOf(next))
+        await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next))
     },
     write: (next, { tx, stored, body, caller }) =>
       changeWorkflow(tx, stored, workflowKind.changes(stored, next), {
@@ -68,7 +70,8 @@ export const workflowOperations: Operation[] = [
     id: 'restoreWorkflowVersion',
     path: `${path}/{workflow_id}/versions/{version}/restore`,
     summary: 'Write the definition of an earlier version as the next one',
-    description: 'It must still be one that could be written today. Name and description stay.',
+    description: 'It must still be one that the caller could write today. Name and description stay.',
+    alsoActions: [CALL_TOOL],
     action: 'workflows:RestoreWorkflowVersion',
     body: RestoreInput,
     bodyOptional: true,

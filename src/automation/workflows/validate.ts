@@ -16,6 +16,9 @@ export type Unchecked = { states: readonly unknown[]; transitions: readonly unkn
 /** What a dispatch names: looked up in the project. */
 export type Target = { kind: DispatchKind; id: string; path: string; operation_id: unknown }
 
+/** Characters of the name of a state or a transition: as many as calls may name, and as an index can hold. */
+const MAX_NAME = 255
+
 /** Problems that are listed. */
 const MAX_PROBLEMS = 1000
 const MAX_SHOWN = 200
@@ -87,7 +90,11 @@ function namesOf(
     const { name } = item
     if (!isText(name)) found.add(missing, `${path}[${index}].name`, 'must be a name')
     else if (names.has(name)) found.add(repeated, `${path}[${index}].name`, `repeats ${shown(name)}`)
-    else names.add(name)
+    else {
+      if (name.length > MAX_NAME)
+        found.add('LIMIT_EXCEEDED', `${path}[${index}].name`, `must have at most ${MAX_NAME} characters`)
+      names.add(name)
+    }
   }
   return names
 }

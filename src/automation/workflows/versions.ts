@@ -38,10 +38,10 @@ export async function changeWorkflow(
 
 /**
  * Writes the definition of an earlier version as the next one, unless it is what the workflow has.
- * @throws RESOURCE_NOT_FOUND, WORKFLOW_VALIDATION_FAILED
+ * @throws RESOURCE_NOT_FOUND, WORKFLOW_VALIDATION_FAILED, FORBIDDEN
  */
 export async function restoreVersion(
-  context: Pick<Context, 'tx' | 'services' | 'caller' | 'audit'> & { resource: WorkflowRow },
+  context: Pick<Context, 'tx' | 'services' | 'caller' | 'audit' | 'allow'> & { resource: WorkflowRow },
   number: number,
   label: string | undefined,
 ): Promise<WorkflowRow> {

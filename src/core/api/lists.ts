@@ -111,6 +111,9 @@ export const keptCount = (table: string, scope: string | null): Fragment => sql.
 /** The offset from which finding the page reads so many rows that it pays to count in the same scan. */
 const DEEP_OFFSET = 10_000
 
+/** Bytes of large rows that one answer shows, beside a row that is larger alone. */
+export const MOST_BYTES = 16 * 1024 * 1024
+
 /** Rows that may be read beyond the page at next to no cost. */
 const NEAR = 1_000
 const NEAR_TEXT = rawFragment(String(NEAR))
@@ -119,7 +122,7 @@ const NEAR_TEXT = rawFragment(String(NEAR))
  * One page of rows and the exact total, in one statement; a second one only when the offset lies beyond the last row. Where
  * nothing narrows the list, `kept` says the total. Else it is counted, apart from the page (`count(*) over ()` keeps the rows
  * until the last one is counted: up to five times the cost). With a `key`, an index that has the order finds the page, and
- * rows are read whole only for it.
+ * rows are read whole only for it. With `bytes` of a row the page is cut to what one answer may show, and `limit` says so.
  */
 export async function page<Row>(
   context: { db: Queryable; page: Page },
@@ -137,11 +140,14 @@ export async function page<Row>(
     /** Ends in a unique column. */
     order: Fragment
     key?: Fragment
+    /** What the large columns of a row hold. */
+    bytes?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
   const { limit, offset } = context.page
-  const { columns, from, rows: listed, kept, time, order, key } = query
+  const { from, rows: listed, kept, time, order, key, bytes } = query
+  const columns = bytes ? sql.fragment`${query.columns}, ${bytes} as page_bytes` : query.columns
   const filters = [...(query.filters ?? []), time && between(time, context.page)]
   const where = all([listed, ...filters])
   const known = !filters.some(Boolean) && kept
@@ -157,11 +163,14 @@ export async function page<Row>(
         ? byKeys(key)
         : sql.fragment`${read} ${bounds} ${limit} offset ${offset}`
   // Untyped: the columns are the caller's, the total stands beside them.
-  const rows = (await context.db.any(sql.unsafe`${statement}`)) as readonly (Row & { page_total: number })[]
+  const rows = (await context.db.any(sql.unsafe`${bytes ? fitting(statement) : statement}`)) as readonly (Row & {
+    page_total: number
+  })[]
   const beyond = rows.length === 0 && offset > 0
   const total = beyond ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
   const data = rows.map(({ page_total: _, ...row }) => query.present(row as unknown as Row))
-  return { data, total: total ?? 0, limit, offset }
+  const isCut = bytes !== undefined && data.length > 0 && data.length < Math.min(limit, (total ?? 0) - offset)
+  return { data, total: total ?? 0, limit: isCut ? data.length : limit, offset }
 
   /** Looks ahead of the page before it counts: few matches among many rows take one scan, not two. */
   function byKeys(key: Fragment): Fragment {
@@ -179,6 +188,13 @@ export async function page<Row>(
       join ${from} on ${key} = page_key order by ${order}`
   }
 }
+
+/** The first rows of a select in its order, at least one, of which the bytes before each are few enough. */
+const fitting = (select: Fragment): Fragment => sql.fragment`
+  select * from (
+    select p.*, sum(p.page_bytes) over (rows between unbounded preceding and 1 preceding) as page_before
+    from (${select}) p) q
+  where coalesce(page_before, 0) < ${MOST_BYTES}::bigint`
 
 /** A page of values that are already in memory. */
 export function pageOfArray<T>(items: readonly T[], { limit, offset }: Page): PageBody<T> {
@@ -200,10 +216,11 @@ export function listTable<Row>(
     path?: boolean
     filters?: (Fragment | null | undefined | false)[]
     order?: Fragment
+    bytes?: Fragment
     present: (row: Row) => unknown
   },
 ): Promise<PageBody<unknown>> {
-  const { table, countKept, filters, present } = query
+  const { table, countKept, filters, bytes, present } = query
   const visible = context.visible({
     project: sql.fragment`t.project_id`,
     id: sql.fragment`t.id`,
@@ -219,6 +236,7 @@ export function listTable<Row>(
     time: sql.fragment`t.created_at`,
     order: query.order ?? sql.fragment`t.created_at desc, t.id desc`,
     key: sql.fragment`t.id`,
+    bytes,
     present,
   })
 }

@@ -96,9 +96,11 @@ export function resource<Row extends KindRow, Event extends string>(
         where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
         visible?: (context: Context<any>) => Fragment
         order?: (context: Context<any>) => Fragment | undefined
+        /** Bytes of what is large in a row: a page is cut to what one answer may show. */
+        bytes?: Fragment
       } = {},
     ): Operation {
-      const { filters = {}, entry, where, visible, order, ...more } = overrides
+      const { filters = {}, entry, where, visible, order, bytes, ...more } = overrides
       const names = Object.keys(entry?.shape ?? {})
       return operation({
         id: `list${nouns}`,
@@ -120,6 +122,7 @@ export function resource<Row extends KindRow, Event extends string>(
             path: kind.path !== undefined,
             filters: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
             order: order?.(context),
+            bytes,
             present: entry ? row => picked(row, names) : present,
           }),
       })

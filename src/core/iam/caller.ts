@@ -63,4 +63,7 @@ export const facts = (caller: Decided): PrincipalFacts => ({
   credential_type: caller.credential.type,
 })
 
+/** Whether work that was started earlier makes the call, in somebody's name. */
+export const isMachine = ({ credential }: Pick<Decided, 'credential'>): boolean => credential.type === 'run'
+
 export const isAdmin = (caller: Caller): boolean => caller.user.role === 'admin'

@@ -1,0 +1,221 @@
+import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
+import { settle } from '../../src/automation/tasks/settle.ts'
+import { outsideTransaction } from '../../src/core/db/pool.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import { purgeGeneration } from '../../src/execution/generations/purge.ts'
+import { json } from '../execution/tool-target.ts'
+import { type Client, eventually } from '../support/app.ts'
+import { ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
+
+describe('a hostile workflow', () => {
+  let app: TaskApp
+  let key: Client
+  before(async () => {
+    app = await startTaskApp({ workers: ['orchestration'], env: { TASK_AUTOMATION_CHAIN_LIMIT: '3' } })
+    key = app.key
+  })
+  beforeEach(() => {
+    app.target.answer = json({ ok: true, text: 'x'.repeat(200_000) })
+    app.target.requests.length = 0
+  })
+  after(() => app.close())
+
+  /** A workflow whose first state calls a tool. */
+  const calling = (dispatch: object, on_enter: object = {}, states: object[] = [], transitions: object[] = []) =>
+    workflow(key, {
+      states: [
+        {
+          name: 'work',
+          initial: true,
+          on_enter: { dispatch: { kind: 'tool', tool_id: app.toolId, ...dispatch }, ...on_enter },
+        },
+        ...states,
+      ],
+      transitions,
+    })
+  const stands = (id: string) => until(key, id, ({ automation_status }) => automation_status !== 'running')
+  const keys = (count: number, expression: unknown) =>
+    Object.fromEntries(Array.from({ length: count }, (_, at) => [`key${at}`, expression]))
+
+  it('has no names that no call could name, or no index hold', async () => {
+    const long = randomBytes(6000).toString('hex')
+    const states = [{ name: long, initial: true }, { name: 'b' }]
+    const transitions = [
+      { name: 'x'.repeat(256), from: [long], to: 'b' },
+      { name: 'x'.repeat(255), from: ['b'], to: 'b' },
+    ]
+    const { status, body } = await key.post('/workflows', { name: 'long names', states, transitions })
+    assert.equal(status, 400)
+    assert.deepEqual(
+      body.error.meta.problems.map(({ code, path }: any) => [code, path]),
+      [
+        ['LIMIT_EXCEEDED', 'states[0].name'],
+        ['LIMIT_EXCEEDED', 'transitions[0].name'],
+      ],
+    )
+  })
+
+  it('has no more evaluated, or held, of a mapping than of one expression', async () => {
+    const text = 'x'.repeat(200_000)
+    const given = await calling({ input_mapping: keys(1000, { var: 'task.payload.text' }) })
+    const first = await stands((await task(key, given.id, { payload: { text } })).id)
+    assert.deepEqual([first.automation_status, first.automation_error.code], ['failed', 'VALIDATION_FAILED'])
+    assert.equal(app.target.requests.length, 0)
+    const written = await calling({ payload_writes: keys(1000, { var: 'result.text' }) })
+    const second = await stands((await task(key, written.id)).id)
+    assert.deepEqual(
+      [second.automation_status, second.automation_error.code, second.payload],
+      ['failed', 'TASK_PAYLOAD_INVALID', {}],
+    )
+  })
+
+  it('has no more evaluated for all of its rules than for one', async () => {
+    const doubled = { merge: [{ var: 'accumulator' }, { var: 'current' }] }
+    const when = { '<': [{ length: { reduce: [{ var: 'task.payload.list' }, doubled, []] } }, 0] }
+    const moves = [{ name: 'go', from: ['work'], to: 'work' }]
+    const flow = (rules: number) =>
+      calling(
+        {},
+        { on_complete: [...Array(rules).fill({ when, transition: 'go' }), { when: true, transition: 'end' }] },
+        [{ name: 'done', terminal: true }],
+        [...moves, { name: 'end', from: ['work'], to: 'done' }],
+      )
+    const payload = { list: Array.from({ length: 900 }, (_, at) => at) }
+    const few = await task(key, (await flow(1)).id, { payload })
+    assert.equal((await until(key, few.id, ({ status }) => status === 'closed')).state, 'done')
+    const many = await task(key, (await flow(500)).id, { payload })
+    // Rules that others have left no budget for do not match.
+    assert.deepEqual(
+      [(await stands(many.id)).automation_status, (await read(key, many.id)).state],
+      ['completed', 'work'],
+    )
+  })
+
+  it('may cut characters in two: what is left of them is kept as U+FFFD', async () => {
+    const half = { substr: [{ var: 'task.payload.s' }, 0, 1] }
+    const flow = await calling({ input_mapping: { half }, payload_writes: { half } })
+    const { id } = await task(key, flow.id, { payload: { s: '🙂' } })
+    const done = await stands(id)
+    assert.deepEqual([done.automation_status, done.payload], ['completed', { s: '🙂', half: '\ufffd' }])
+  })
+
+  it('has no tasks that make the work of each other again without end', async () => {
+    const retries = await ok(
+      app.admin.post('/tools', {
+        project_id: app.projectId,
+        name: 'retries',
+        type: 'platform',
+        actions: ['retry-task'],
+      }),
+      201,
+    )
+    const first = await task(key, (await calling({})).id)
+    await stands(first.id)
+    app.target.answer = json({ ok: false }, 500)
+    const failing = await calling({})
+    const failed = await task(key, failing.id)
+    await until(key, failed.id, ({ automation_status }) => automation_status === 'failed')
+    const again = await calling({
+      tool_id: retries.id,
+      operation_id: 'retry-task',
+      input_mapping: { task_id: failed.id },
+    })
+    for (const depth of [1, 2, 3]) {
+      const { id } = await task(key, again.id)
+      await stands(id)
+      const made = await until(key, failed.id, ({ automation_status }) => automation_status === 'failed')
+      assert.equal(made.automation_chain_depth, depth)
+    }
+    const last = await until(
+      key,
+      (await task(key, again.id)).id,
+      ({ automation_status }) => automation_status !== 'running',
+    )
+    assert.match(JSON.stringify(last.automation_error), /TASK_AUTOMATION_CHAIN_LIMIT/)
+    assert.equal((await ok(key.post(`/tasks/${failed.id}/retry`))).automation_chain_depth, 0)
+  })
+
+  it('keeps nothing of a turn whose content is erased while the task is settled', async () => {
+    const flow = await workflow(key, {
+      states: [
+        {
+          name: 'work',
+          initial: true,
+          on_enter: { dispatch: { kind: 'agent', agent_id: app.agentId, input_mapping: { prompt: 'hello' } } },
+        },
+      ],
+      transitions: [],
+    })
+    const { pool } = app.services
+    const { id } = await task(key, flow.id)
+    const { active_dispatch } = await until(key, id, ({ active_dispatch }) => active_dispatch?.id != null)
+    const turn = active_dispatch.id as string
+    // No worker makes turns here: it ends by hand.
+    await pool.query(sql.unsafe`
+      update generations set status = 'completed', output = '{"content": "secret", "model": "m", "finish_reason": "stop", "object": null}', completed_at = now() where id = ${turn}`)
+    let settling: Promise<unknown> = Promise.resolve()
+    let settled = false
+    await app.services.write(async tx => {
+      await purgeGeneration(tx, app.services, turn, { type: 'user', id: 'user_1' })
+      settling = outsideTransaction(() => settle(app.services, { task_id: id, project_id: app.projectId })).then(() => {
+        settled = true
+      })
+      await eventually(async () => settled || (await tx.exists(sql.unsafe`select from pg_locks where not granted`)))
+    })
+    await settling
+    const after = await read(key, id)
+    assert.deepEqual([after.automation_status, after.last_result], ['completed', null])
+  })
+
+  it('whose tasks are large is shown on pages and a board that fit into memory', async () => {
+    const names = Array.from({ length: 4 }, (_, at) => `state ${at}`)
+    const flow = await workflow(key, {
+      states: names.map((name, at) => ({ name, initial: at === 0 })),
+      transitions: [],
+    })
+    for (const state of names) {
+      const { id } = await task(key, flow.id, { state, payload: { text: 'x'.repeat(250_000) } })
+      await app.services.pool.query(sql.unsafe`
+        insert into tasks select r.* from tasks t, generate_series(1, 24) n,
+          json_populate_record(t, json_build_object('id', left(t.id, -4) || '-' || lpad(n::text, 3, '0'))) r where t.id = ${id}`)
+    }
+    const seen: string[] = []
+    for (let offset = 0; ; ) {
+      const { data, total, limit } = await ok(key.get(`/tasks?workflow_id=${flow.id}&limit=100&offset=${offset}`))
+      assert.deepEqual([total, data.length <= 68], [100, true])
+      assert.equal(limit, offset === 0 ? data.length : 100)
+      seen.push(...data.map(({ id }: { id: string }) => id))
+      offset += data.length
+      if (offset >= total) break
+    }
+    assert.equal(new Set(seen).size, 100)
+    const board = await ok(key.get(`/workflows/${flow.id}/board?per_state=50`))
+    const shown = board.states.map((state: any) => state.tasks.length)
+    assert.deepEqual([board.total, board.states.map((state: any) => state.count)], [100, [25, 25, 25, 25]])
+    assert.ok(shown.every((count: number) => count >= 16) && shown.reduce((a: number, b: number) => a + b) <= 68)
+  })
+
+  it('has no tool called that its writer may not call', async () => {
+    const { projectId: project_id } = app
+    const user = async (...actions: string[]) => {
+      const resource = [`srn:${project_id}:*:*`]
+      return app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['workflows:*', ...actions], resource }] }])
+    }
+    const plain = await user()
+    const body = {
+      project_id,
+      states: [{ name: 'a', initial: true, on_enter: { dispatch: { kind: 'tool', tool_id: app.toolId } } }],
+      transitions: [],
+    }
+    const refused = await plain.post('/workflows', { ...body, name: 'refused' })
+    assert.deepEqual([refused.status, refused.body.error.meta], [403, { action: 'tools:CallTool' }])
+    const made = await ok((await user('tools:CallTool')).post('/workflows', { ...body, name: 'allowed' }), 201)
+    const path = `/workflows/${made.id}`
+    await ok(plain.patch(path, { description: 'mine' }))
+    assert.equal((await plain.patch(path, { transitions: [{ name: 't', from: ['a'], to: 'a' }] })).status, 403)
+    await ok(plain.patch(path, { states: [{ name: 'a', initial: true }] }))
+    assert.equal((await plain.post(`${path}/versions/1/restore`)).status, 403)
+    assert.equal((await plain.get(path)).body.version, 2)
+  })
+})
