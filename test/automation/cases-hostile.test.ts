@@ -71,6 +71,21 @@ describe('a hostile case', () => {
     assert.equal(await updated(), 2000)
   })
 
+  it('made beside others has a number of its own, and an external id is of one', async () => {
+    const replies = await Promise.all(
+      Array.from({ length: 40 }, (_, at) =>
+        project.key.post('/cases', { title: 'x', ...(at % 2 ? { external_id: `E-${at % 5}` } : {}) }),
+      ),
+    )
+    assert.ok(replies.every(({ status }) => status === 200 || status === 201))
+    const made = replies.filter(({ status }) => status === 201).map(({ body }) => body)
+    assert.equal(made.length, 25)
+    assert.equal(new Set(made.map(({ number }) => number)).size, 25)
+    assert.equal(new Set(replies.map(({ body }) => body.id)).size, 25)
+    const { body: next } = await project.key.post('/cases', { title: 'x' })
+    assert.ok(made.every(({ number }) => number < next.number))
+  })
+
   it('is merged by nobody who may not read it', async () => {
     const [hidden, seen] = [await aCase({ title: 'Hidden' }), await aCase()]
     const statement = (action: string, id: string) => ({

@@ -3,26 +3,28 @@ import type { Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import type { Existing } from '../../core/api/resource.ts'
-import type { Tx } from '../../core/db/write.ts'
 import { requirePlaybook } from './change.ts'
 import { caseExecutions } from './executions.ts'
 import { type CaseInput, type CaseRow, caseKind } from './model.ts'
-import { caseOfExternalId, nextNumber } from './store.ts'
+import { numberOf } from './numbers.ts'
+import { caseOfExternalId, lockExternalId } from './store.ts'
 import { byCaller, doerOf, happened } from './timeline.ts'
 
 /** Adds a case, or finds the one of the project with the external id and leaves it as it is. Emits nothing. */
 async function obtainCase(
-  tx: Tx,
+  { tx, services }: Pick<CaseMaking, 'tx' | 'services'>,
   values: Values<CaseRow> & { project_id: string },
 ): Promise<CaseRow | Existing<CaseRow>> {
   const { project_id, external_id } = values
-  const find = () => (external_id == null ? null : caseOfExternalId(tx, project_id, external_id))
-  const found = await find()
-  if (found) return { existing: found }
-  // Whoever makes the same case at once waits here for the other's number, and for its commit.
-  const number = await nextNumber(tx, project_id)
-  const meanwhile = await find()
-  return meanwhile ? { existing: meanwhile } : caseKind.insert(tx, { ...values, number })
+  if (external_id != null) {
+    const found = await caseOfExternalId(tx, project_id, external_id)
+    if (found) return { existing: found }
+    // Whoever makes the same case at once waits here for the other's commit.
+    await lockExternalId(tx, project_id, external_id)
+    const meanwhile = await caseOfExternalId(tx, project_id, external_id)
+    if (meanwhile) return { existing: meanwhile }
+  }
+  return caseKind.insert(tx, { ...values, number: await numberOf(tx, services, project_id) })
 }
 
 /** What makes a case, in whose name, in a transaction. */
@@ -37,14 +39,14 @@ export async function makeCase(
   context: CaseMaking,
   { project_id: _named, start_execution = false, input, ...given }: CaseInput,
 ): Promise<CaseRow | Existing<CaseRow>> {
-  const { tx, caller, project } = context
+  const { tx, services, caller, project } = context
   if (input !== undefined && !start_execution)
     invalid({ code: 'INVALID_VALUE', path: 'input', message: 'goes with start_execution alone' })
   if (start_execution && given.playbook_id == null)
     invalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is what start_execution needs' })
   await requireReferences(tx, caseKind, project, given)
   await requirePlaybook(tx, project, given.playbook_id)
-  const made = await obtainCase(tx, { ...given, project_id: project, created_by: doerOf(caller) })
+  const made = await obtainCase({ tx, services }, { ...given, project_id: project, created_by: doerOf(caller) })
   if ('existing' in made) return made
   tx.emit(caseKind, 'created', made)
   const { title, priority, external_id } = made

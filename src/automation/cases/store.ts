@@ -14,11 +14,21 @@ import {
 
 const numbers = sql.type(z.object({ number: z.int() }))
 
-/** The next number of a case of a project: its creates go one after the other from here to their commit. */
-export const nextNumber = (db: Queryable, projectId: string): Promise<number> =>
+/** The next number of a case of a project, which stays locked; null while another transaction has it. By the primary key. */
+export const freeNumber = (db: Queryable, projectId: string): Promise<number | null> =>
+  db.maybeOneFirst(numbers`
+    with free as (select project_id from case_numbers where project_id = ${projectId} for update skip locked)
+    update case_numbers n set last = n.last + 1 from free where n.project_id = free.project_id returning n.last as number`)
+
+/** Draws the next numbers of cases of a project, and returns the last of them. */
+export const drawNumbers = (db: Queryable, projectId: string, count: number): Promise<number> =>
   db.oneFirst(numbers`
-    insert into case_numbers as n (project_id, last) values (${projectId}, 1)
-    on conflict (project_id) do update set last = n.last + 1 returning n.last as number`)
+    insert into case_numbers as n (project_id, last) values (${projectId}, ${count}::integer)
+    on conflict (project_id) do update set last = n.last + excluded.last returning n.last as number`)
+
+/** Keeps others from making the case of an external id until the transaction ends. */
+export const lockExternalId = (db: Queryable, projectId: string, externalId: string) =>
+  db.query(statement`select from pg_advisory_xact_lock(hashtextextended(${`case ${projectId} ${externalId}`}, 0))`)
 
 /** The case of an external id, kept from being deleted until the transaction ends. Unique index cases_external_id. */
 export const caseOfExternalId = (db: Queryable, projectId: string, externalId: string): Promise<CaseRow | null> =>
