@@ -247,6 +247,17 @@ describe('a hostile project that evaluates', () => {
     ])
   })
 
+  it('gets figures of runs in pages that fit into memory', async () => {
+    const dataset_id = await app.dataset([item('x', 'Yes')])
+    const { id } = await app.eval({ agent_id: await app.echo('figured'), dataset_id, scorers: EXACT })
+    for (let at = 0; at < 3; at++) await app.run(id)
+    await app.services.pool.query(statement`
+      update eval_runs set aggregate_scores = json_build_object('x', repeat('x', 9000000)) where eval_id = ${id}`)
+    const { body } = await app.key.get(`/evals/${id}/runs`)
+    assert.deepEqual([body.total, body.limit, body.data.length], [3, 2, 2])
+    assert.equal((await app.key.get(`/evals/${id}/runs?offset=2`)).body.data.length, 1)
+  })
+
   it('has runs that wait for their turn, and another one whose end was lost is found all the same', async () => {
     const agent_id = await app.echo('lost')
     const dataset_id = await app.dataset([item('x', 'Yes')])
