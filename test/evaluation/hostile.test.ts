@@ -4,7 +4,7 @@ import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
-import { counting, sql, statement } from '../../src/core/db/sql.ts'
+import { counting, identifying, sql, statement } from '../../src/core/db/sql.ts'
 import { linesOf } from '../../src/evaluation/datasets/rows.ts'
 import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
 import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
@@ -349,6 +349,40 @@ describe('a hostile project that evaluates', () => {
       await pool.query(statement`drop trigger no_end on eval_runs`)
       await pool.query(statement`drop function no_end`)
     }
+  })
+
+  it('has a run that the sweep cannot end, and those of others are ended', async () => {
+    const { pool } = app.services
+    const gate = 'unswept'
+    const agent_id = await app.echo(gate, [{ reply: { text: 'Yes', gate } }])
+    const dataset_id = await app.dataset([item('x', 'Yes')])
+    const started = async () => {
+      const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
+      const run = await made(app.key, `/evals/${id}/runs`, {})
+      await eventually(async () => ((await asked(run)) ? true : null), { what: 'a turn' })
+      return run
+    }
+    const asked = (run: { id: string }): Promise<string | null> =>
+      pool.maybeOneFirst(identifying`
+        select generation_id as id from eval_results where eval_run_id = ${run.id} and state = 'asked'`)
+    const runs = [await started(), await started()]
+    await pool.query(statement`
+      create function no_result() returns trigger language plpgsql as $$ begin raise exception 'no result'; end $$`)
+    await pool.query(
+      sql.unsafe`
+      create trigger no_result before update on eval_results for each row
+      when (new.eval_run_id = ${sql.literalValue(runs[0].id)}) execute function no_result()` as never,
+    )
+    try {
+      for (const run of runs) await pool.query(statement`delete from generations where id = ${await asked(run)}`)
+      assert.equal((await ended(app.key, runs[1])).errored_count, 1)
+      assert.equal((await app.key.get(`/evals/${runs[0].eval_id}/runs/${runs[0].id}`)).body.status, 'running')
+    } finally {
+      await pool.query(statement`drop trigger no_result on eval_results`)
+      await pool.query(statement`drop function no_result`)
+      await open(gate)
+    }
+    assert.equal((await ended(app.key, runs[0])).errored_count, 1)
   })
 
   it('is told of versions beyond all numbers that there are none', async () => {
