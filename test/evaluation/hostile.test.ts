@@ -65,6 +65,16 @@ describe('a hostile project that evaluates', () => {
     assert.deepEqual([result.output, result.passed], [null, true])
   })
 
+  it('keeps nothing that a judge quotes of an answer that is not kept', async () => {
+    const agent_id = await app.echo('unkept', [{ reply: { text: 'my secret' } }], { trace_content_mode: 'none' })
+    const text = '{"score": 1, "reasoning": "It says: my secret"}'
+    await app.lanes.put('quoting', { rules: [{ reply: { text } }] })
+    const dataset_id = await app.dataset([item('Say it', 'Yes')])
+    const run = await app.run((await app.eval({ agent_id, dataset_id, scorers: [judge('quoting')] })).id)
+    const [{ output, scores }] = await app.results(run)
+    assert.deepEqual([output, scores], [null, [{ scorer: 'llm_judge', score: 1, passed: true }]])
+  })
+
   it('has no judge asked while it is paused', async () => {
     const agent_id = await app.echo('halted', [{ reply: { text: 'Yes', gate: 'halted' } }])
     await app.lanes.put('halted-judge', { rules: [{ reply: { text: '{"score": 1}' } }] })
