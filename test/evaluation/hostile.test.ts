@@ -7,6 +7,7 @@ import { Readable } from 'node:stream'
 import { counting, identifying, sql, statement } from '../../src/core/db/sql.ts'
 import { linesOf } from '../../src/evaluation/datasets/rows.ts'
 import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
+import { failRun } from '../../src/evaluation/eval-runs/settle.ts'
 import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
 import { eventually } from '../support/app.ts'
 import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
@@ -73,6 +74,25 @@ describe('a hostile project that evaluates', () => {
     const run = await app.run((await app.eval({ agent_id, dataset_id, scorers: [judge('quoting')] })).id)
     const [{ output, scores }] = await app.results(run)
     assert.deepEqual([output, scores], [null, [{ scorer: 'llm_judge', score: 1, passed: true }]])
+  })
+
+  it('has answers that are not kept dropped with a run that fails', async () => {
+    const gate = 'left'
+    const agent_id = await app.echo(gate, [{ reply: { text: 'my secret' } }], { trace_content_mode: 'none' })
+    await app.lanes.put('left-judge', { rules: [{ reply: { text: '{"score": 1}', gate } }] })
+    const dataset_id = await app.dataset([item('Say it', 'Yes')])
+    const { id } = await app.eval({ agent_id, dataset_id, scorers: [judge('left-judge')] })
+    const run = await made(app.key, `/evals/${id}/runs`, {})
+    await waiting(gate)
+    const left = (): Promise<number> =>
+      app.services.pool.oneFirst(counting`
+        select count(*) as count from eval_answers_unlogged u join eval_results r on r.id = u.result_id
+        where r.eval_run_id = ${run.id}`)
+    assert.equal(await left(), 1)
+    await failRun(app.services, run.id, new Error('nobody works on it'))
+    assert.equal(await left(), 0)
+    await open(gate)
+    assert.equal((await ended(app.key, run)).status, 'failed')
   })
 
   it('has no judge asked while it is paused', async () => {
