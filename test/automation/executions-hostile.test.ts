@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { sql, statement } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
 
@@ -10,6 +11,7 @@ describe('a hostile playbook', () => {
     app = await startRunApp({
       actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
       workers: ['orchestration', 'generation'],
+      env: { TASKS_SCHEDULER_INTERVAL_MS: '500' },
     })
     tool_id = await app.tool()
   })
@@ -127,5 +129,28 @@ describe('a hostile playbook', () => {
     const inputs = new Map(data.map(({ id, input }: any) => [id, input]))
     assert.deepEqual([inputs.get(large.id), inputs.get(small.id)], [null, { text: 'small' }])
     assert.equal(large.input.text.length, 900_000)
+  })
+
+  it('that cannot be marked as overdue keeps nobody else from being told', async () => {
+    const manual = { type: 'manual', tool_id: undefined, due_seconds: 1 }
+    const poisoned = await executed(manual, {}, {})
+    const { pool } = app.services
+    await pool.query(statement`
+      create function no_mark() returns trigger language plpgsql as $$ begin raise exception 'no mark'; end $$`)
+    await pool.query(
+      sql.unsafe`
+      create trigger no_mark before update on playbook_execution_steps for each row
+      when (new.execution_id = ${sql.literalValue(poisoned.id)}) execute function no_mark()` as never,
+    )
+    try {
+      const sound = await executed(manual, {}, {})
+      const overdue = async ({ id }: { id: string }) =>
+        (await app.key.get(`/playbook-executions/${id}`)).body.steps[0].overdue
+      await eventually(async () => (await overdue(sound)) || null, { what: 'the overdue step' })
+      assert.equal(await overdue(poisoned), false)
+    } finally {
+      await pool.query(statement`drop trigger no_mark on playbook_execution_steps`)
+      await pool.query(statement`drop function no_mark`)
+    }
   })
 })

@@ -4,9 +4,10 @@ import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
-import { counting, sql, statement } from '../../src/core/db/sql.ts'
+import { counting, identifying, sql, statement } from '../../src/core/db/sql.ts'
 import { linesOf } from '../../src/evaluation/datasets/rows.ts'
 import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
+import { failRun } from '../../src/evaluation/eval-runs/settle.ts'
 import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
 import { eventually } from '../support/app.ts'
 import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
@@ -63,6 +64,35 @@ describe('a hostile project that evaluates', () => {
     assert.equal((await ended(app.key, run)).completed_count, 1)
     const [result] = await app.results(run)
     assert.deepEqual([result.output, result.passed], [null, true])
+  })
+
+  it('keeps nothing that a judge quotes of an answer that is not kept', async () => {
+    const agent_id = await app.echo('unkept', [{ reply: { text: 'my secret' } }], { trace_content_mode: 'none' })
+    const text = '{"score": 1, "reasoning": "It says: my secret"}'
+    await app.lanes.put('quoting', { rules: [{ reply: { text } }] })
+    const dataset_id = await app.dataset([item('Say it', 'Yes')])
+    const run = await app.run((await app.eval({ agent_id, dataset_id, scorers: [judge('quoting')] })).id)
+    const [{ output, scores }] = await app.results(run)
+    assert.deepEqual([output, scores], [null, [{ scorer: 'llm_judge', score: 1, passed: true }]])
+  })
+
+  it('has answers that are not kept dropped with a run that fails', async () => {
+    const gate = 'left'
+    const agent_id = await app.echo(gate, [{ reply: { text: 'my secret' } }], { trace_content_mode: 'none' })
+    await app.lanes.put('left-judge', { rules: [{ reply: { text: '{"score": 1}', gate } }] })
+    const dataset_id = await app.dataset([item('Say it', 'Yes')])
+    const { id } = await app.eval({ agent_id, dataset_id, scorers: [judge('left-judge')] })
+    const run = await made(app.key, `/evals/${id}/runs`, {})
+    await waiting(gate)
+    const left = (): Promise<number> =>
+      app.services.pool.oneFirst(counting`
+        select count(*) as count from eval_answers_unlogged u join eval_results r on r.id = u.result_id
+        where r.eval_run_id = ${run.id}`)
+    assert.equal(await left(), 1)
+    await failRun(app.services, run.id, new Error('nobody works on it'))
+    assert.equal(await left(), 0)
+    await open(gate)
+    assert.equal((await ended(app.key, run)).status, 'failed')
   })
 
   it('has no judge asked while it is paused', async () => {
@@ -247,6 +277,17 @@ describe('a hostile project that evaluates', () => {
     ])
   })
 
+  it('gets figures of runs in pages that fit into memory', async () => {
+    const dataset_id = await app.dataset([item('x', 'Yes')])
+    const { id } = await app.eval({ agent_id: await app.echo('figured'), dataset_id, scorers: EXACT })
+    for (let at = 0; at < 3; at++) await app.run(id)
+    await app.services.pool.query(statement`
+      update eval_runs set aggregate_scores = json_build_object('x', repeat('x', 9000000)) where eval_id = ${id}`)
+    const { body } = await app.key.get(`/evals/${id}/runs`)
+    assert.deepEqual([body.total, body.limit, body.data.length], [3, 2, 2])
+    assert.equal((await app.key.get(`/evals/${id}/runs?offset=2`)).body.data.length, 1)
+  })
+
   it('has runs that wait for their turn, and another one whose end was lost is found all the same', async () => {
     const agent_id = await app.echo('lost')
     const dataset_id = await app.dataset([item('x', 'Yes')])
@@ -338,6 +379,40 @@ describe('a hostile project that evaluates', () => {
       await pool.query(statement`drop trigger no_end on eval_runs`)
       await pool.query(statement`drop function no_end`)
     }
+  })
+
+  it('has a run that the sweep cannot end, and those of others are ended', async () => {
+    const { pool } = app.services
+    const gate = 'unswept'
+    const agent_id = await app.echo(gate, [{ reply: { text: 'Yes', gate } }])
+    const dataset_id = await app.dataset([item('x', 'Yes')])
+    const started = async () => {
+      const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
+      const run = await made(app.key, `/evals/${id}/runs`, {})
+      await eventually(async () => ((await asked(run)) ? true : null), { what: 'a turn' })
+      return run
+    }
+    const asked = (run: { id: string }): Promise<string | null> =>
+      pool.maybeOneFirst(identifying`
+        select generation_id as id from eval_results where eval_run_id = ${run.id} and state = 'asked'`)
+    const runs = [await started(), await started()]
+    await pool.query(statement`
+      create function no_result() returns trigger language plpgsql as $$ begin raise exception 'no result'; end $$`)
+    await pool.query(
+      sql.unsafe`
+      create trigger no_result before update on eval_results for each row
+      when (new.eval_run_id = ${sql.literalValue(runs[0].id)}) execute function no_result()` as never,
+    )
+    try {
+      for (const run of runs) await pool.query(statement`delete from generations where id = ${await asked(run)}`)
+      assert.equal((await ended(app.key, runs[1])).errored_count, 1)
+      assert.equal((await app.key.get(`/evals/${runs[0].eval_id}/runs/${runs[0].id}`)).body.status, 'running')
+    } finally {
+      await pool.query(statement`drop trigger no_result on eval_results`)
+      await pool.query(statement`drop function no_result`)
+      await open(gate)
+    }
+    assert.equal((await ended(app.key, runs[0])).errored_count, 1)
   })
 
   it('is told of versions beyond all numbers that there are none', async () => {

@@ -15,10 +15,13 @@ const overdueSweep = workQueue('playbook.overdue', {
 const SWEPT = 500
 
 export const executionHandlers = [
-  handler(overdueSweep, { concurrency: 1 }, async (_message, { services, stopping }) => {
+  handler(overdueSweep, { concurrency: 1 }, async (_message, { services, stopping, log }) => {
     for (const placed of await overdueExecutions(services.pool, SWEPT)) {
       if (stopping.aborted) return
-      await services.write(tx => markOverdue(tx, services, placed))
+      // One that cannot be marked keeps nobody else's from being marked.
+      await services
+        .write(tx => markOverdue(tx, services, placed))
+        .catch(error => log.error({ err: error, execution_id: placed.id }, 'overdue step not marked'))
     }
   }),
 ]

@@ -62,7 +62,9 @@ async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
   })
   for (const item of await orphans(pool, SWEPT)) {
     const error = new AppError('GENERATION_FAILED', { message: 'The turn was deleted before it ended' }).recorded()
-    await services.write(tx => finish(tx, item, 'asked', { output: null, scores: [], error }))
+    await apart(item.eval_run_id, () =>
+      services.write(tx => finish(tx, item, 'asked', { output: null, scores: [], error })),
+    )
   }
   const quiet = await quietRuns(pool, {
     quietMs: QUIET_MS,
@@ -71,13 +73,16 @@ async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
   })
   for (const { id, project_id, whole, abandoned } of quiet) {
     if (stopping.aborted) return
-    if (whole) await queues.send([message(runQueue, { eval_run_id: id, project_id })])
-    else if (abandoned)
-      await failRun(
-        services,
-        id,
-        new AppError('INTERNAL_ERROR', { message: 'Nobody works on the items that are left of the run' }),
-      )
+    const lost = new AppError('INTERNAL_ERROR', { message: 'Nobody works on the items that are left of the run' })
+    await apart(id, async () => {
+      if (whole) await queues.send([message(runQueue, { eval_run_id: id, project_id })])
+      else if (abandoned) await failRun(services, id, lost)
+    })
+  }
+
+  /** Work for one run: what fails there keeps no other run from being looked at. */
+  async function apart(eval_run_id: string, work: () => Promise<unknown>): Promise<void> {
+    await work().catch(error => services.log.error({ err: error, eval_run_id }, 'eval run not swept'))
   }
 }
 

@@ -67,7 +67,7 @@ export async function judge(
     })
   const { score, reasoning } = objectIn(answer.text)
   const value = requireScore(score)
-  return scoreOf(scorer, value, value >= scorer.pass_threshold, reasoningOf(reasoning))
+  return scoreOf(scorer, value, value >= scorer.pass_threshold, reasoningOf(reasoning, item))
 }
 
 /** Asks the provider that a judge names, else what the project goes by. */

@@ -103,17 +103,29 @@ export const evalRunOperations: Operation[] = [
     query: filterSchema(runFilters),
     answers: { 200: pageOf(EvalRun) },
     // Index eval_runs_eval.
-    run: context =>
-      page<EvalRunRow>(context, {
-        columns: evalRunKind.columns,
+    async run(context) {
+      const rows = sql.fragment`t.eval_id = ${context.resource.id}`
+      const filters = filterConditions(runFilters, context.query)
+      const listed = {
         from: sql.fragment`eval_runs t`,
-        rows: sql.fragment`t.eval_id = ${context.resource.id}`,
-        filters: filterConditions(runFilters, context.query),
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at desc, t.id desc`,
-        key: sql.fragment`t.id`,
-        present: evalRunKind.present,
-      }),
+      }
+      // Figures by groups and scorers take up to 2 MiB.
+      const bytes = sql.fragment`octet_length(t.scorers::text) + coalesce(octet_length(t.aggregate_scores::text), 0)`
+      const cut = await cutPage(context, { ...listed, filters: [rows, ...filters], bytes })
+      return page<EvalRunRow>(
+        { db: context.db, page: cut },
+        {
+          ...listed,
+          rows,
+          filters,
+          columns: evalRunKind.columns,
+          key: sql.fragment`t.id`,
+          present: evalRunKind.present,
+        },
+      )
+    },
   }),
   runs.get({
     summary: 'Read a run of an eval',

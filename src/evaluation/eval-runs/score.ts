@@ -71,9 +71,9 @@ export function objectIn(text: string): Record<string, unknown> {
   throw unscored('The answer holds no JSON object')
 }
 
-/** A text for a person, as it is kept. */
-export const reasoningOf = (value: unknown): Partial<Score> =>
-  typeof value === 'string' ? { reasoning: value.slice(0, 16_384) } : {}
+/** A text for a person, as it is kept: of an answer that is not, it may quote what nobody is to keep. */
+export const reasoningOf = (value: unknown, { content_mode }: Pick<OpenItem, 'content_mode'>): Partial<Score> =>
+  typeof value === 'string' && content_mode !== 'none' ? { reasoning: value.slice(0, 16_384) } : {}
 
 /** The verdict of a scorer that calls nothing; null of one that does. */
 function instantScore(scorer: Scorer, item: OpenItem): Score | null {

@@ -7,7 +7,7 @@ import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { aggregate, verdictOf } from './aggregate.ts'
 import { type EvalRunRow, evalRunKind, isLive, RUN_CHANNEL } from './model.ts'
-import { outcomesOf } from './store.ts'
+import { dropAnswers, outcomesOf } from './store.ts'
 
 /** What ends a run has in common: its time, no tool context any more, the notice for those who wait. */
 export async function endRun(
@@ -57,6 +57,7 @@ export async function failRun(services: Services, runId: string, error: unknown)
     services.write(async tx => {
       const run = await evalRunKind.find(tx, runId, true)
       if (!run || !isLive(run)) return
+      await dropAnswers(tx, run.id)
       tx.emit(evalRunKind, 'failed', await endRun(tx, run, { status: 'failed', error: failure }))
       services.log.info({ eval_run_id: runId, outcome: 'failed', code: failure.code }, 'eval run')
     }),

@@ -139,6 +139,12 @@ export const storeResult = (
     returning item_count - completed_count - errored_count as left, status`)
 }
 
+/** Drops answers of a run that are not kept, and that nobody may score any more. By eval_results_open and the primary key. */
+export const dropAnswers = (db: Queryable, runId: string) =>
+  db.query(statement`
+    delete from eval_answers_unlogged where result_id in (
+      select id from eval_results where eval_run_id = ${runId} and state = 'answered')`)
+
 /** Drops the items of a run that nobody was asked yet. By eval_results_open. */
 export const dropQueued = (db: Queryable, runId: string) =>
   db.query(statement`delete from eval_results where eval_run_id = ${runId} and state = 'queued'`)

@@ -50,5 +50,5 @@ export async function scoreByTool(
   const passed = said.passed ?? (pass_threshold === undefined ? null : score >= pass_threshold)
   if (passed === null)
     throw unscored('The tool does not say whether that is enough, and the scorer has no pass_threshold')
-  return scoreOf(scorer, score, passed as boolean, reasoningOf(said.reasoning))
+  return scoreOf(scorer, score, passed as boolean, reasoningOf(said.reasoning, item))
 }
