@@ -151,4 +151,36 @@ describe('agents in runs', function () {
     assert.equal(run.error.code, 'QUOTA_EXCEEDED')
     assert.deepEqual(attempts(run), ['a:1:failed'])
   })
+
+  it('are not quoted any more once the content of their turn was erased, in the run and in those that repeat it', async () => {
+    const tool_id = await app.tool()
+    app.target.answer = (_request, response) => response.writeHead(400).end()
+    const nodes = [
+      agent('ask', { input_mapping: { prompt: 'SECRET' } }),
+      { id: 'call', type: 'tool', tool_id, input_mapping: { said: 'kept' } },
+    ]
+    const orchestration = await app.orchestration(
+      [...nodes, { id: 'last', type: 'condition', expression: true }],
+      chain('ask', 'call', 'last'),
+    )
+    const run = await app.start(orchestration)
+    assert.deepEqual(attempts(run).slice(0, 2), ['ask:1:completed', 'call:1:failed'])
+    assert.match(JSON.stringify(run.artifacts.ask), /SECRET/)
+    const retried = await app.key.post(`/orchestration-runs/${run.id}/retry`)
+    const again = await app.until(retried.body.id)
+    assert.match(JSON.stringify(again.state), /SECRET/)
+    const { generation_id } = run.node_executions[0]
+    const path = `/generations/${generation_id}/content`
+    assert.equal((await app.key.delete(`${path}?dry_run=true`)).body.counts.orchestration_runs, 2)
+    assert.equal((await app.key.delete(path)).status, 200)
+    for (const id of [run.id, again.id]) {
+      const after = await app.until(id)
+      assert.doesNotMatch(JSON.stringify(after), /SECRET/)
+      assert.deepEqual([after.status, after.artifacts.ask], ['failed', null])
+      assert.deepEqual(after.node_executions.find(({ node_id }: any) => node_id === 'call').input, { said: 'kept' })
+      const { data } = (await app.key.get(`/events?resource_id=${id}`)).body
+      assert.ok(data.some(({ event }: any) => event === 'orchestration_runs.failed'))
+      for (const event of data) assert.doesNotMatch(JSON.stringify(event), /SECRET/, event.event)
+    }
+  })
 })

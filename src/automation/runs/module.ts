@@ -1,3 +1,4 @@
+import { turnContent } from '../../control/retention/content.ts'
 import { orchestrationRuns } from '../../control/usage/filters.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -10,6 +11,7 @@ import { orchestrationEnds } from '../orchestrations/ends.ts'
 import { nodeTurns } from './agent.ts'
 import { runApprovals } from './approval.ts'
 import { runDecisions } from './decision.ts'
+import { runContent } from './erase.ts'
 import { runErrors } from './errors.ts'
 import { runHandlers, runSchedules } from './handlers.ts'
 import { runKind, sealedRuns } from './model.ts'
@@ -28,6 +30,7 @@ export default module('orchestration-runs', {
   sealedColumns: sealedRuns,
   extensions: [
     turnOwners.with(nodeTurns),
+    turnContent.with(runContent),
     nodeApprovals.with(runApprovals),
     decisionWatchers.with(runDecisions),
     orchestrationEnds.with(stopRunsOf),
