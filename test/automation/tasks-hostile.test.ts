@@ -196,6 +196,15 @@ describe('a hostile workflow', () => {
     assert.ok(shown.every((count: number) => count >= 16) && shown.reduce((a: number, b: number) => a + b) <= 68)
   })
 
+  it('whose tasks have a key __proto__ keeps it', async () => {
+    const flow = await workflow(key, { states: [{ name: 'a', initial: true }], transitions: [] })
+    const payload = JSON.parse('{"__proto__": {"a": 1}, "b": 2}')
+    const { id } = await task(key, flow.id, { payload })
+    assert.equal(JSON.stringify((await read(key, id)).payload), JSON.stringify(payload))
+    await ok(key.patch(`/tasks/${id}`, { payload: JSON.parse('{"__proto__": 3}') }))
+    assert.equal(JSON.stringify((await read(key, id)).payload), '{"__proto__":3,"b":2}')
+  })
+
   it('has no tool called that its writer may not call', async () => {
     const { projectId: project_id } = app
     const user = async (...actions: string[]) => {
