@@ -71,6 +71,16 @@ describe('a hostile case', () => {
     assert.equal(await updated(), 2000)
   })
 
+  it('is due at a time that the database can hold', async () => {
+    for (const time of ['0000-01-01T00:00:00Z', '9999-12-31T23:59:59-14:00', '0001-01-01T00:00:00+14:00']) {
+      const made = await project.key.post('/cases', { title: 'x', due_at: time })
+      assert.deepEqual([made.status, made.body.error?.meta.problems[0].path], [400, 'due_at'], time)
+      const listed = await project.key.get(`/cases?due_from=${encodeURIComponent(time)}`)
+      assert.deepEqual([listed.status, listed.body.error?.meta.problems[0].path], [400, 'due_from'], time)
+    }
+    assert.equal((await aCase({ due_at: '2026-01-01T02:00:00+02:00' })).due_at, '2026-01-01T00:00:00.000Z')
+  })
+
   it('made beside others has a number of its own, and an external id is of one', async () => {
     const replies = await Promise.all(
       Array.from({ length: 40 }, (_, at) =>

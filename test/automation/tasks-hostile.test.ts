@@ -136,6 +136,56 @@ describe('a hostile workflow', () => {
     assert.equal((await ok(key.post(`/tasks/${failed.id}/retry`))).automation_chain_depth, 0)
   })
 
+  it('has no tasks that create each other without end, by a tool or by a run', async () => {
+    const creates = await ok(
+      app.admin.post('/tools', {
+        project_id: app.projectId,
+        name: 'creates',
+        type: 'platform',
+        actions: ['create-task'],
+      }),
+      201,
+    )
+    const graph = await ok(
+      key.post('/orchestrations', {
+        name: 'creates',
+        nodes: [
+          {
+            id: 'a',
+            type: 'tool',
+            tool_id: creates.id,
+            operation_id: 'create-task',
+            input_mapping: { workflow_id: { var: 'input.workflow_id' }, title: 'next' },
+          },
+        ],
+        edges: [],
+      }),
+      201,
+    )
+    const input = { workflow_id: 'itself', title: 'next' }
+    for (const dispatch of [
+      { tool_id: creates.id, operation_id: 'create-task', input_mapping: input },
+      { kind: 'orchestration', tool_id: undefined, orchestration_id: graph.id, input_mapping: input },
+    ]) {
+      const flow = await calling(dispatch)
+      const states = flow.states.map((state: any) => {
+        state.on_enter.dispatch.input_mapping = { ...input, workflow_id: flow.id }
+        return state
+      })
+      await ok(key.patch(`/workflows/${flow.id}`, { states }))
+      await task(key, flow.id)
+      const made = await eventually(async () => {
+        const { data } = await ok(key.get(`/tasks?workflow_id=${flow.id}`))
+        return data.some((each: any) => each.automation_status === 'failed') && data
+      })
+      assert.deepEqual(
+        made.map((each: any) => each.automation_chain_depth),
+        [3, 2, 1, 0],
+      )
+      assert.match(JSON.stringify(made[0].automation_error), /TASK_AUTOMATION_CHAIN_LIMIT/)
+    }
+  })
+
   it('keeps nothing of a turn whose content is erased while the task is settled', async () => {
     const flow = await workflow(key, {
       states: [
@@ -194,6 +244,15 @@ describe('a hostile workflow', () => {
     const shown = board.states.map((state: any) => state.tasks.length)
     assert.deepEqual([board.total, board.states.map((state: any) => state.count)], [100, [25, 25, 25, 25]])
     assert.ok(shown.every((count: number) => count >= 16) && shown.reduce((a: number, b: number) => a + b) <= 68)
+  })
+
+  it('whose tasks have a key __proto__ keeps it', async () => {
+    const flow = await workflow(key, { states: [{ name: 'a', initial: true }], transitions: [] })
+    const payload = JSON.parse('{"__proto__": {"a": 1}, "b": 2}')
+    const { id } = await task(key, flow.id, { payload })
+    assert.equal(JSON.stringify((await read(key, id)).payload), JSON.stringify(payload))
+    await ok(key.patch(`/tasks/${id}`, { payload: JSON.parse('{"__proto__": 3}') }))
+    assert.equal(JSON.stringify((await read(key, id)).payload), '{"__proto__":3,"b":2}')
   })
 
   it('has no tool called that its writer may not call', async () => {

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
+import { timeInput } from '../../core/api/lists.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
@@ -17,7 +18,7 @@ export const FIELDS_KIB = 256
 const DEPTH = 32
 
 const id = z.string().min(1).max(255)
-const time = z.iso.datetime({ offset: true })
+const time = z.iso.datetime()
 
 /** Who did something, by the credential. */
 export const Doer = z.object({ kind: z.enum(['user', 'api_key']), id: z.string() })
@@ -43,7 +44,7 @@ const fields = {
     'Data that playbooks read and write; a change is laid over it, key by key',
   ),
   metadata: metadataBag(16, 8).nullable().describe('Data of your own, which nothing reads'),
-  due_at: time.nullable().describe('When it should be done; nothing happens then'),
+  due_at: timeInput.nullable().describe('When it should be done; nothing happens then'),
 }
 
 const external_id = z.string().min(1).max(255).nullable().describe('Your id of the case, unique in the project')
@@ -63,7 +64,7 @@ export const Case = record(
     playbook_id: fields.playbook_id,
     fields: z.record(z.string(), z.unknown()).describe('Data that playbooks read and write'),
     metadata: z.record(z.string(), z.unknown()).nullable(),
-    due_at: fields.due_at,
+    due_at: time.nullable(),
     outcome: z.string().nullable().describe('What came of it'),
     outcome_note: z.string().nullable(),
     active_execution_id: z.string().nullable().describe('Execution of a playbook that is under way'),

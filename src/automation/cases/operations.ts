@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { contains, equals, filter, filterConditions, filterSchema, oneOf, tagged } from '../../core/api/filters.ts'
-import { page, pageOf } from '../../core/api/lists.ts'
+import { page, pageOf, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
 import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -53,7 +53,7 @@ const path = '/cases'
 const cases = resource(caseKind, { path, tag })
 
 /** A time as a filter. */
-const timeFilter = z.iso.datetime({ offset: true })
+const timeFilter = textFilter.pipe(timeOrDateInput.optional())
 
 const now = (): string => new Date().toISOString()
 
@@ -117,11 +117,11 @@ export const caseOperations: Operation[] = [
       ),
       q: filter(contains('title').schema.describe('Part of the title, whatever the case'), contains('title').where),
       due_from: filter(
-        timeFilter.optional().describe('Due at this time or later'),
+        timeFilter.describe('Due at this time or later'),
         value => sql.fragment`t.due_at >= ${value}::timestamptz`,
       ),
       due_to: filter(
-        timeFilter.optional().describe('Due before this time'),
+        timeFilter.describe('Due before this time'),
         value => sql.fragment`t.due_at < ${value}::timestamptz`,
       ),
       tags: tagged,

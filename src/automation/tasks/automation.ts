@@ -4,9 +4,9 @@ import { nothingSpent } from '../../core/expressions/evaluate.ts'
 import type { Machine, OnEnter, State } from '../workflows/definition.ts'
 import { automationBy, type Cause } from './history.ts'
 import { expressionFailed, mapped } from './mapping.ts'
-import type { TaskRow } from './model.ts'
+import { PAYLOAD_BYTES, type TaskRow } from './model.ts'
 import { activeOf, decideMove, dispatchOf, holds, type Step, taskRoot } from './move.ts'
-import { PAYLOAD_BYTES, PAYLOAD_TOO_BIG, payloadInvalid } from './payload.ts'
+import { PAYLOAD_TOO_BIG, payloadInvalid } from './payload.ts'
 
 /** What a dispatch came to, and where the task goes from there. */
 

@@ -1,8 +1,9 @@
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
+import type { Context } from '../../core/api/operation.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { isMachine, type PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { workflowKind } from '../workflows/model.ts'
 import { pinnedMachine } from '../workflows/pinned.ts'
@@ -11,7 +12,7 @@ import { type Mover, transitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import { arrived } from './move.ts'
 import { payloadInvalid, payloadProblems } from './payload.ts'
-import { historyInsert, taskInsert } from './store.ts'
+import { depthBehind, historyInsert, taskInsert } from './store.ts'
 import { asPaused, followStep, writeDispatch } from './write.ts'
 
 /** What a task is created with. */
@@ -22,6 +23,32 @@ export type TaskStart = Pick<TaskRow, 'title' | 'payload' | 'metadata' | 'assign
   tool_context: ToolContext | null
   by: Mover
   authority: PrincipalRecord
+  /** Moves that machines made back-to-back until it is created. */
+  depth?: number
+}
+
+/**
+ * The moves of machines that lead to a task: work of a task that creates another one moves that, so that tasks which create each
+ * other come to an end.
+ * @throws TASK_AUTOMATION_CHAIN_LIMIT
+ */
+export async function depthOfCreate({
+  tx,
+  services,
+  caller,
+  origin,
+}: Pick<Context, 'tx' | 'services' | 'caller' | 'origin'>): Promise<number> {
+  if (!isMachine(caller)) return 0
+  const { run } = caller
+  const work =
+    run?.work_type === 'task' || run?.work_type === 'orchestration_run'
+      ? { type: run.work_type as 'task' | 'orchestration_run', id: run.work_id }
+      : origin && { type: 'generation' as const, id: origin.generation_id }
+  const behind = work ? await depthBehind(tx, work) : null
+  const limit = services.config.TASK_AUTOMATION_CHAIN_LIMIT
+  const depth = behind === null ? 0 : behind + 1
+  if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { limit } })
+  return depth
 }
 
 /**
@@ -30,7 +57,7 @@ export type TaskStart = Pick<TaskRow, 'title' | 'payload' | 'metadata' | 'assign
  * @throws WORKFLOW_NOT_FOUND, TASK_STATE_NOT_FOUND, TASK_PAYLOAD_INVALID, RunFirst
  */
 export async function createTask(tx: Tx, services: Services, start: TaskStart): Promise<TaskRow> {
-  const { project_id, workflow_id, state, tool_context, by, authority, ...given } = start
+  const { project_id, workflow_id, state, tool_context, by, authority, depth = 0, ...given } = start
   const workflow = await workflowKind.reference(tx, workflow_id, project_id)
   const pinned = workflow && { workflow_id, workflow_version: workflow.version }
   const machine = pinned && (await pinnedMachine(services, tx, pinned))
@@ -53,7 +80,7 @@ export async function createTask(tx: Tx, services: Services, start: TaskStart): 
     active_dispatch: null,
     automation_status: null,
     automation_error: null,
-    automation_chain_depth: 0,
+    automation_chain_depth: depth,
     pending_transition: null,
     pending_approval_id: null,
     pause_requested_at: null,

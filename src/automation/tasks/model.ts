@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { timeInput } from '../../core/api/lists.ts'
-import { MetadataBag } from '../../core/api/metadata.ts'
+import { MetadataBag, metadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
@@ -16,7 +16,9 @@ export const TASK_STATUSES = ['open', 'closed'] as const
 export const AUTOMATION_STATUSES = ['running', 'completed', 'failed', 'unrouted', 'paused'] as const
 export const ACTIVE_KINDS = ['generation', 'orchestration_run', 'tool_call', 'trigger_firing'] as const
 
-const PAYLOAD_BYTES = 256 * 1024
+/** As much as a payload may hold, and as deep as a request may be. */
+export const PAYLOAD_BYTES = 256 * 1024
+const DEPTH = 64
 
 const anObject = z.record(z.string(), z.unknown())
 const time = z.iso.datetime().nullable()
@@ -28,9 +30,9 @@ const fields = {
   due_at: timeInput.nullable().describe('When it should be done; nothing follows from it'),
 }
 
-const payload = anObject
-  .refine(value => Buffer.byteLength(JSON.stringify(value)) <= PAYLOAD_BYTES, 'must be at most 256 KiB')
-  .transform(value => storableValue(value) as Record<string, unknown>)
+const payload = metadataBag(PAYLOAD_BYTES / 1024, DEPTH).transform(
+  value => storableValue(value) as Record<string, unknown>,
+)
 
 const tool_context = ToolContextInput.nullish().describe(
   'Keys and values that dispatches carry to tools, from this move on; never shown',

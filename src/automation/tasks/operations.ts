@@ -7,7 +7,7 @@ import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { boardOperation } from './board.ts'
 import { changeTask } from './change.ts'
-import { createTask } from './create.ts'
+import { createTask, depthOfCreate } from './create.ts'
 import { TaskTransition, type TransitionRow, transitionColumns } from './history.ts'
 import {
   AUTOMATION_STATUSES,
@@ -73,13 +73,21 @@ export const taskOperations: Operation[] = [
     body: TaskInput,
     bodyLimit: () => 2 * 1024 * 1024,
     answers: { 201: Task },
-    raises: ['TASK_PAYLOAD_INVALID', 'TASK_STATE_NOT_FOUND', 'INVALID_TOOL_CONTEXT_KEY', 'WORKFLOW_NOT_FOUND'],
-    async run({ tx, services, body, project, caller }) {
+    raises: [
+      'TASK_PAYLOAD_INVALID',
+      'TASK_STATE_NOT_FOUND',
+      'INVALID_TOOL_CONTEXT_KEY',
+      'WORKFLOW_NOT_FOUND',
+      'TASK_AUTOMATION_CHAIN_LIMIT',
+    ],
+    async run(context) {
+      const { tx, services, body, project, caller } = context
       const { tool_context, payload = {}, metadata = null, assignee = null, due_at = null } = body
       const bag = callerContext(tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
       const { workflow_id, title, state } = body
       const given = { workflow_id, title, state, payload, metadata, assignee, due_at, project_id: project as string }
-      const who = { by: moverOf(caller), authority: principalRecord(caller) }
+      const depth = await depthOfCreate(context)
+      const who = { by: moverOf(caller), authority: principalRecord(caller), depth }
       return taskKind.present(await createTask(tx, services, { ...given, ...who, tool_context: bag }))
     },
   }),

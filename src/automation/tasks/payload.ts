@@ -3,6 +3,7 @@ import { schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { checkedValue } from '../orchestrations/schemas.ts'
 import type { Machine } from '../workflows/definition.ts'
+import { PAYLOAD_BYTES } from './model.ts'
 
 /** What a payload is checked with, and where: within a transaction it may have to be run again (RunFirst). */
 export const payloadProblems = (
@@ -19,8 +20,6 @@ export const payloadProblems = (
           .problems(schema, [payload])
           .then(([problems]) => problems),
   ).then(problems => [...sizeProblems(payload), ...problems])
-
-export const PAYLOAD_BYTES = 256 * 1024
 
 export const PAYLOAD_TOO_BIG: Problem = { code: 'TOO_BIG', path: 'payload', message: 'must be at most 256 KiB' }
 

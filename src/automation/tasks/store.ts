@@ -210,6 +210,27 @@ export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): P
     select id from erased union select task_id as id from moved`)
 }
 
+const depths = sql.type(z.object({ depth: z.int() }))
+
+/**
+ * Moves that machines made back-to-back of the task that some work is done for: its dispatch itself, a run or a turn that this
+ * started; null for any other work. By primary keys and task_dispatches_result.
+ */
+export const depthBehind = (
+  db: Queryable,
+  work: { type: 'task' | 'orchestration_run' | 'generation'; id: string },
+): Promise<number | null> =>
+  db.maybeOneFirst(depths`
+    select t.automation_chain_depth as depth from tasks t where t.id = ${
+      work.type === 'task'
+        ? work.id
+        : work.type === 'generation'
+          ? sql.fragment`(select d.task_id from task_dispatches d where d.result_id = ${work.id} limit 1)`
+          : sql.fragment`(
+              select root.task_id from orchestration_runs r join orchestration_runs root on root.id = r.root_id
+              where r.id = ${work.id})`
+    }`)
+
 const counted = sql.type(z.object({ count: z.int() }))
 
 /** Open tasks of a workflow. By tasks_open. */
