@@ -94,11 +94,12 @@ describe('a hostile playbook', () => {
       const path = `/playbooks/${made.body.id}`
       // Its words, and leaving the call out, are another thing; bringing it back is not.
       assert.equal((await plain.patch(path, { description: 'mine' })).status, 200)
+      assert.equal((await plain.patch(path, { steps, resolve_case: false })).status, 200)
       const title = steps.map(step => ({ ...step, title: 'B' }))
       assert.equal((await plain.patch(path, { steps: title })).status, 403)
       assert.equal((await plain.patch(path, { steps: [{ key: 'a', title: 'A', type: 'manual' }] })).status, 200)
       assert.equal((await plain.post(`${path}/versions/1/restore`, {})).status, 403)
-      assert.equal((await plain.get(path)).body.version, 2)
+      assert.equal((await plain.get(path)).body.version, 3)
     }
   })
 

@@ -40,6 +40,9 @@ describe('files of dataset items', () => {
     '@SUM(A1)',
     '\tTab',
     '\rReturn',
+    '\nplain',
+    '\uff1d1+1',
+    "'\uff20x",
     "'quoted",
     'a "quote", a comma',
     'two\nlines\r\nthree',
@@ -163,5 +166,15 @@ describe('files of dataset items', () => {
     full(await app.key.post(path, large))
     assert.equal((await app.key.delete(`${path}/${second.id}`)).status, 204)
     assert.equal((await app.key.post(path, large)).status, 201)
+  })
+
+  it('hold no formula of any spelling', async () => {
+    const id = await app.dataset(
+      ['=1', '+1', '-1', '@x', '\t=1', '\r=1', '\n=1', '\uff1d1', '\uff0b1', '\uff0d1', '\uff20x'].map(text =>
+        item(text),
+      ),
+    )
+    const file = await exported(id, 'csv')
+    assert.equal(file.match(/^"'/gm)?.length, 11, file)
   })
 })

@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util'
 import { type Problem, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -40,14 +41,17 @@ export async function problemsIn(
 
 /**
  * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it.
+ * @param stored the definition before; its steps ask for nothing as long as they stay
  * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst
  */
 export async function requireValid(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
   definition: Definition,
+  stored?: Definition,
 ): Promise<void> {
   const problems = await problemsIn(tx, services, definition, { project, tenant: project, inTransaction: true })
   if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { meta: { problems } })
-  await requireStepRights({ tx, allow }, project, definition.steps)
+  if (!stored || !isDeepStrictEqual(stored.steps, definition.steps))
+    await requireStepRights({ tx, allow }, project, definition.steps)
 }

@@ -87,7 +87,7 @@ export const playbookOperations: Operation[] = [
   playbooks.get(),
   playbooks.update({
     description:
-      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on. A procedure needs the rights that it needs to be created.',
+      'Replaces `steps` as a whole. Another procedure makes a version; name and description do not. Executions go on with the version that they were started on. Other steps need the rights that they need to be created.',
     alsoActions: STEP_RIGHTS,
     body: PlaybookPatch,
     bodyLimit,
@@ -95,7 +95,7 @@ export const playbookOperations: Operation[] = [
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
     async change(next, { body, stored, tx, services, allow }) {
       if (definitionFields.every(name => body[name] === undefined)) return next
-      await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next))
+      await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next), definitionOf(stored))
       return next
     },
     write: (next, { tx, stored, body, caller }) =>

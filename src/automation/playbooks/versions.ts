@@ -73,7 +73,7 @@ export async function restoreVersion(
   return restoreArchived(context, at, async (stored, kept, making) => {
     const config = kept as unknown as Definition
     if (isSameStructure(definitionOf(stored), config)) return null
-    await requireValid(context, stored.project_id, config)
+    await requireValid(context, stored.project_id, config, definitionOf(stored))
     const changes = playbookKind.changes(stored, { ...stored, ...config } as PlaybookRow)
     return changePlaybook(context.tx, stored, changes, making)
   })

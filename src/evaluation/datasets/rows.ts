@@ -231,8 +231,8 @@ function messagesIn(text: string): unknown {
   return Array.isArray(list) ? list : [{ role: 'user', content: text }]
 }
 
-/** What programs for tables take for a formula. */
-const FORMULA = /^'*[=+\-@\t\r]/
+/** What programs for tables take for a formula, some of them also in full width or behind a line break. */
+const FORMULA = /^'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/
 
 /** A text as a cell that no program takes for a formula, and back. */
 export const covered = (text: string): string => (FORMULA.test(text) ? `'${text}` : text)
