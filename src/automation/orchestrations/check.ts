@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util'
 import { type Problem, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
@@ -38,12 +39,14 @@ export async function findingsOf(services: Services, definition: Definition, ask
 /**
  * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it. What
  * it names may be missing; where it is refused it is told.
+ * @param stored the graph before; its nodes ask for nothing as long as they and its edges stay
  * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`, RunFirst
  */
 export async function requireValid(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
   definition: Definition,
+  stored?: Pick<Definition, 'nodes' | 'edges'>,
 ): Promise<void> {
   const [bad] = badContextKeys(definition.nodes)
   if (bad)
@@ -52,7 +55,11 @@ export async function requireValid(
       meta: { keys: bad[1].slice(0, 20) },
     })
   const { problems, warnings } = await findingsOf(services, definition, { tenant: project, inTransaction: true })
-  if (problems.length === 0) return requireNodeRights({ tx, allow }, project, definition.nodes)
+  if (problems.length === 0) {
+    const structureOf = ({ nodes, edges }: Pick<Definition, 'nodes' | 'edges'>) => [nodes, edges]
+    if (stored && isDeepStrictEqual(structureOf(stored), structureOf(definition))) return
+    return requireNodeRights({ tx, allow }, project, definition.nodes)
+  }
   const missing = await missingReferences(tx, project, definition.nodes)
   raise('ORCHESTRATION_VALIDATION_FAILED', { meta: { problems, warnings: [...warnings, ...missing] } })
 }

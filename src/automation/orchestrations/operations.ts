@@ -92,7 +92,7 @@ export const orchestrationOperations: Operation[] = [
   orchestrations.get(),
   orchestrations.update({
     description:
-      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on. A graph needs the rights that it needs to be created.',
+      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on. Other nodes and edges need the rights that the graph needs to be created.',
     alsoActions: NAMING_RIGHTS,
     body: OrchestrationPatch,
     quiet: true,
@@ -100,7 +100,7 @@ export const orchestrationOperations: Operation[] = [
     async change(next, { body, stored, tx, services, allow }) {
       if (definitionFields.every(name => body[name] === undefined)) return next
       const changed = { ...next, nodes: renamed(next.nodes) }
-      await requireValid({ tx, services, allow }, stored.project_id, changed)
+      await requireValid({ tx, services, allow }, stored.project_id, changed, stored)
       return changed
     },
     write: (next, { tx, stored, body, caller }) =>

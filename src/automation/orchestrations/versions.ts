@@ -79,7 +79,7 @@ export async function restoreVersion(
   return restoreArchived(context, at, async (stored, kept, making) => {
     const config = kept as Definition
     if (isSameStructure(stored, config)) return null
-    await requireValid(context, stored.project_id, config)
+    await requireValid(context, stored.project_id, config, stored)
     const changes = orchestrationKind.changes(stored, { ...stored, ...config })
     return changeOrchestration(context.tx, stored, changes, making)
   })

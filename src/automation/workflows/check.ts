@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util'
 import { type Problem, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { firstChars } from '../../core/api/text.ts'
@@ -18,12 +19,14 @@ export const CALL_TOOL = 'tools:CallTool'
 /**
  * Refuses a definition that cannot be written, in the transaction that writes it, with everything that is wrong with it, and
  * one that has tools called which the caller may not call. Agents, orchestrations and triggers ask whoever moves the task.
+ * @param stored the definition before; its states ask for nothing as long as they and its transitions stay
  * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RunFirst, SERVICE_NOT_READY
  */
 export async function requireValid(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
   project: string,
   definition: Unchecked | Definition,
+  stored?: Pick<Definition, 'states' | 'transitions'>,
 ): Promise<void> {
   const { problems, targets } = validateWorkflow(definition)
   const found = [
@@ -32,6 +35,8 @@ export async function requireValid(
     ...(await schemaProblem(services, project, definition.payload_schema)),
   ]
   if (found.length > 0) raise('WORKFLOW_VALIDATION_FAILED', { meta: { problems: found } })
+  const structureOf = ({ states, transitions }: Pick<Unchecked, 'states' | 'transitions'>) => [states, transitions]
+  if (stored && isDeepStrictEqual(structureOf(stored), structureOf(definition))) return
   await requireNamingRights(
     { tx, allow },
     project,

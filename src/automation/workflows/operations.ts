@@ -43,14 +43,14 @@ export const workflowOperations: Operation[] = [
   workflows.get(),
   workflows.update({
     description:
-      'Replaces `states` and `transitions` as a whole. Another definition makes a version; tasks keep the version that they were created with. A definition needs the rights that it needs to be created.',
+      'Replaces `states` and `transitions` as a whole. Another definition makes a version; tasks keep the version that they were created with. Other states and transitions need the rights that the workflow needs to be created.',
     alsoActions: [CALL_TOOL],
     body: WorkflowPatch,
     quiet: true,
     raises: [...refusals],
     async check(next, { body, stored, tx, services, allow }) {
       if (definitionFields.some(name => body[name] !== undefined))
-        await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next))
+        await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next), stored)
     },
     write: (next, { tx, stored, body, caller }) =>
       changeWorkflow(tx, stored, workflowKind.changes(stored, next), {

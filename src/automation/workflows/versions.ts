@@ -49,7 +49,7 @@ export async function restoreVersion(
   return restoreArchived(context, at, async (stored, kept, making) => {
     const config = kept as Definition
     if (isSameStructure(definitionOf(stored), config)) return null
-    await requireValid(context, stored.project_id, config)
+    await requireValid(context, stored.project_id, config, stored)
     return changeWorkflow(context.tx, stored, picked(config, definitionFields) as Values<WorkflowRow>, making)
   })
 }
