@@ -165,10 +165,14 @@ export async function page<Row>(
   // Untyped: the columns are the caller's, the total stands beside them.
   const rows = (await context.db.any(sql.unsafe`${bytes ? fitting(statement) : statement}`)) as readonly (Row & {
     page_total: number
+    page_bytes?: number
+    page_before?: number
   })[]
   const beyond = rows.length === 0 && offset > 0
   const total = beyond ? await context.db.oneFirst(counting`select ${count} as count`) : rows[0]?.page_total
-  const data = rows.map(({ page_total: _, ...row }) => query.present(row as unknown as Row))
+  const data = rows.map(({ page_total: _total, page_bytes: _bytes, page_before: _before, ...row }) =>
+    query.present(row as unknown as Row),
+  )
   const isCut = bytes !== undefined && data.length > 0 && data.length < Math.min(limit, (total ?? 0) - offset)
   return { data, total: total ?? 0, limit: isCut ? data.length : limit, offset }
 

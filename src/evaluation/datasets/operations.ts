@@ -20,7 +20,6 @@ import {
   FromSessionInput,
   Imported,
 } from './model.ts'
-import { cutPage } from './shown.ts'
 import { addToCount } from './store.ts'
 import { transferOperations } from './transfer.ts'
 
@@ -98,26 +97,18 @@ export const datasetOperations: Operation[] = [
     paged: true,
     answers: { 200: pageOf(DatasetItem) },
     // Index dataset_items_dataset.
-    async run(context) {
-      const rows = sql.fragment`t.dataset_id = ${context.resource.id}`
-      const listed = {
+    run: context =>
+      page<DatasetItemRow>(context, {
+        columns: datasetItemKind.columns,
         from: sql.fragment`dataset_items t`,
+        rows: sql.fragment`t.dataset_id = ${context.resource.id}`,
+        kept: sql.fragment`coalesce((select item_count from datasets where id = ${context.resource.id}), 0)::bigint`,
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at, t.id`,
-      }
-      const cut = await cutPage(context, { ...listed, filters: [rows], bytes: sql.fragment`t.bytes` })
-      return page<DatasetItemRow>(
-        { db: context.db, page: cut },
-        {
-          ...listed,
-          rows,
-          columns: datasetItemKind.columns,
-          kept: sql.fragment`coalesce((select item_count from datasets where id = ${context.resource.id}), 0)::bigint`,
-          key: sql.fragment`t.id`,
-          present: datasetItemKind.present,
-        },
-      )
-    },
+        key: sql.fragment`t.id`,
+        bytes: sql.fragment`t.bytes`,
+        present: datasetItemKind.present,
+      }),
   }),
   itemOperation(datasetKind, {
     id: 'createDatasetItem',

@@ -1,6 +1,6 @@
+import { MOST_BYTES } from '../../core/api/lists.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { type DatasetItemRow, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
-import { MOST_BYTES } from './shown.ts'
 
 /** An item to be written. */
 export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> & {

@@ -3,7 +3,6 @@ import { invalid } from '../../core/api/errors.ts'
 import { booleanQuery, page, pageOf } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
-import { cutPage } from '../datasets/shown.ts'
 import type { EvalRow } from '../evals/model.ts'
 import { EvalResult, evalResultKind } from './model.ts'
 import { resultsOf, runsById } from './store.ts'
@@ -50,7 +49,8 @@ export async function compareRuns(
   const missing = ids.find(id => !found.includes(id))
   if (missing !== undefined) invalid({ code: 'NOT_FOUND', path: 'runs', message: `${missing} is no run of the eval` })
   // By the unique index of runs and items.
-  const listed = {
+  const items = await page<{ item_id: string; changed: boolean }>(context, {
+    columns: sql.fragment`c.item_id, c.changed`,
     from: sql.fragment`(
       select t.item_id, sum(t.bytes) as bytes,
         count(distinct case when t.error is not null then 'errored' when t.passed then 'passed' else 'failed' end) > 1 as changed
@@ -58,12 +58,9 @@ export async function compareRuns(
       where t.eval_run_id = any(${sql.array(ids, 'text')}) and t.state = 'done' group by t.item_id) as c`,
     filters: [query.changed !== undefined && sql.fragment`c.changed = ${query.changed}`],
     order: sql.fragment`c.item_id`,
-  }
-  const cut = await cutPage(context, { ...listed, bytes: sql.fragment`c.bytes` })
-  const items = await page<{ item_id: string; changed: boolean }>(
-    { db, page: cut },
-    { ...listed, columns: sql.fragment`c.item_id, c.changed`, present: row => row },
-  )
+    bytes: sql.fragment`c.bytes`,
+    present: row => row,
+  })
   const shown = items.data as { item_id: string; changed: boolean }[]
   const results = await resultsOf(
     db,

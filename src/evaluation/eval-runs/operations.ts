@@ -7,7 +7,6 @@ import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
-import { cutPage } from '../datasets/shown.ts'
 import { evalKind } from '../evals/model.ts'
 import { Comparison, compareRuns, comparisonQuery } from './compare.ts'
 import {
@@ -103,29 +102,19 @@ export const evalRunOperations: Operation[] = [
     query: filterSchema(runFilters),
     answers: { 200: pageOf(EvalRun) },
     // Index eval_runs_eval.
-    async run(context) {
-      const rows = sql.fragment`t.eval_id = ${context.resource.id}`
-      const filters = filterConditions(runFilters, context.query)
-      const listed = {
+    run: context =>
+      page<EvalRunRow>(context, {
+        columns: evalRunKind.columns,
         from: sql.fragment`eval_runs t`,
+        rows: sql.fragment`t.eval_id = ${context.resource.id}`,
+        filters: filterConditions(runFilters, context.query),
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at desc, t.id desc`,
-      }
-      // Figures by groups and scorers take up to 2 MiB.
-      const bytes = sql.fragment`octet_length(t.scorers::text) + coalesce(octet_length(t.aggregate_scores::text), 0)`
-      const cut = await cutPage(context, { ...listed, filters: [rows, ...filters], bytes })
-      return page<EvalRunRow>(
-        { db: context.db, page: cut },
-        {
-          ...listed,
-          rows,
-          filters,
-          columns: evalRunKind.columns,
-          key: sql.fragment`t.id`,
-          present: evalRunKind.present,
-        },
-      )
-    },
+        key: sql.fragment`t.id`,
+        // Figures by groups and scorers take up to 2 MiB.
+        bytes: sql.fragment`octet_length(t.scorers::text) + coalesce(octet_length(t.aggregate_scores::text), 0)`,
+        present: evalRunKind.present,
+      }),
   }),
   runs.get({
     summary: 'Read a run of an eval',
@@ -148,29 +137,21 @@ export const evalRunOperations: Operation[] = [
     query: filterSchema(resultFilters),
     answers: { 200: pageOf(EvalResult) },
     // Index eval_results_done.
-    async run(context) {
+    run: context => {
       requireMember(context, context.resource)
-      const rows = sql.fragment`t.eval_run_id = ${context.resource.id} and t.state = 'done'`
-      const filters = filterConditions(resultFilters, context.query)
-      const listed = {
+      return page<EvalResultRow>(context, {
+        columns: evalResultKind.columns,
         from: sql.fragment`eval_results t`,
+        rows: sql.fragment`t.eval_run_id = ${context.resource.id} and t.state = 'done'`,
+        kept: sql.fragment`(
+          select (r.completed_count + r.errored_count)::bigint from eval_runs r where r.id = ${context.resource.id})`,
+        filters: filterConditions(resultFilters, context.query),
         time: sql.fragment`t.created_at`,
         order: sql.fragment`t.created_at, t.id`,
-      }
-      const cut = await cutPage(context, { ...listed, filters: [rows, ...filters], bytes: sql.fragment`t.bytes` })
-      return page<EvalResultRow>(
-        { db: context.db, page: cut },
-        {
-          ...listed,
-          rows,
-          filters,
-          columns: evalResultKind.columns,
-          kept: sql.fragment`(
-            select (r.completed_count + r.errored_count)::bigint from eval_runs r where r.id = ${context.resource.id})`,
-          key: sql.fragment`t.id`,
-          present: evalResultKind.present,
-        },
-      )
+        key: sql.fragment`t.id`,
+        bytes: sql.fragment`t.bytes`,
+        present: evalResultKind.present,
+      })
     },
   }),
   runs.action('cancel', {
