@@ -1,7 +1,7 @@
 -- Executions that wait for an event of their project, and executions that are paused.
 
 alter table playbook_executions
-  -- { step_key, pattern, since, expires_at } while a step waits for an event.
+  -- { step_key, pattern, filter, since, expires_at } while a step waits for an event.
   add column event_wait json,
   -- Of the run that drives it, unless the project's pause is its only one.
   add column pause_requested_at timestamptz(3),

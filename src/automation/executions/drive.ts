@@ -217,7 +217,10 @@ export class Held implements Driven {
       const { deadline_at } = attempt
       const expires_at = deadline_at && new Date(deadline_at).toISOString()
       // When it began is filled in with the write.
-      if (step.event) this.row.event_wait = { step_key: step.key, pattern: step.event.pattern, since: '', expires_at }
+      if (step.event) {
+        const { pattern, filter = null } = step.event
+        this.row.event_wait = { step_key: step.key, pattern, filter, since: '', expires_at }
+      }
       return
     }
     if (step.type === 'manual') {

@@ -9,7 +9,6 @@ import { chainOf, type PrincipalRecord } from '../../core/iam/caller.ts'
 import { compileDocument } from '../../core/iam/policy.ts'
 import { handler, type JobContext } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
-import type { Definition } from '../playbooks/definition.ts'
 import { withValue } from '../runs/state.ts'
 import { isImpostor } from '../triggers/events.ts'
 import { eventCame } from './command.ts'
@@ -46,6 +45,8 @@ const arrivalQueue = workQueue('playbook.event-came', {
 
 /** Executions that judge an event by one message. */
 const BATCH = 200
+/** How long the process is held before it looks after others. */
+const BREATH_MS = 20
 /** Share of the budget of an expression that a filter may spend: half a millisecond. */
 const SHARE = 1 / 20
 
@@ -94,36 +95,42 @@ const Waiting = z.object({
   case_id: z.string(),
   event_wait: z.custom<EventWait>(),
   orchestration_run_id: z.string(),
+  /** Of the step; null where it is large. */
+  input: z.record(z.string(), z.unknown()).nullable(),
+  isLarge: z.boolean(),
+  authority: z.custom<PrincipalRecord>(),
+  policy: z.unknown(),
 })
 type Waiting = z.output<typeof Waiting>
 const waiting = sql.type(Waiting)
 
-/** The executions of a project that wait for one of some patterns, behind an id. By playbook_executions_event_wait. */
+/** Bytes of an input that is read with those of others. */
+const SMALL = 32 * 1024
+
+/**
+ * The executions of a project that wait for one of some patterns, behind an id, with what they judge events by. By
+ * playbook_executions_event_wait and primary keys.
+ */
 const waitingBehind = (db: Queryable, project: string, patterns: readonly string[], after: string) =>
   db.any(waiting`
-    select id, case_id, event_wait, orchestration_run_id from playbook_executions
-    where project_id = ${project} and event_wait ->> 'pattern' = any(${sql.array([...patterns], 'text')})
-      and event_wait is not null and id > ${after}
-    order by id limit ${BATCH}`)
-
-const judged = sql.type(
-  z.object({
-    definition: z.custom<Definition>(),
-    input: z.record(z.string(), z.unknown()).nullable(),
-    authority: z.custom<PrincipalRecord>(),
-    policy: z.unknown(),
-  }),
-)
-
-/** What a wait judges events by: its filter, what that reads, and for whom the execution runs. By primary keys. */
-const judgeOf = (db: Queryable, { id, event_wait, orchestration_run_id }: Waiting) =>
-  db.maybeOne(judged`
-    select e.definition, s.input, r.authority, y.document as policy
-    from playbook_executions e
-    join playbook_execution_steps s on s.execution_id = e.id and s.key = ${event_wait.step_key}
-    join orchestration_runs r on r.id = ${orchestration_run_id}
+    select e.id, e.case_id, e.event_wait, e.orchestration_run_id, r.authority, y.document as policy,
+      case when octet_length(s.input::text) <= ${SMALL} then s.input end as input,
+      coalesce(octet_length(s.input::text) > ${SMALL}, false) as "isLarge"
+    from (
+      select id, case_id, event_wait, orchestration_run_id from playbook_executions
+      where project_id = ${project} and event_wait ->> 'pattern' = any(${sql.array([...patterns], 'text')})
+        and event_wait is not null and id > ${after}
+      order by id limit ${BATCH}) e
+    join playbook_execution_steps s on s.execution_id = e.id and s.key = e.event_wait ->> 'step_key'
+    join orchestration_runs r on r.id = e.orchestration_run_id
     left join policies y on y.id = r.authority #>> '{via,policy_id}'
-    where e.id = ${id}`)
+    order by e.id`)
+
+const given = sql.type(z.object({ input: z.record(z.string(), z.unknown()).nullable() }))
+
+const inputOf = (db: Queryable, { id, event_wait }: Waiting) =>
+  db.maybeOneFirst(given`
+    select input from playbook_execution_steps where execution_id = ${id} and key = ${event_wait.step_key}`)
 
 /** What a filter reads: the envelope, and the values that the input of the step holds by paths. */
 function rootOf(envelope: object, input: Record<string, unknown> | null): object {
@@ -144,17 +151,16 @@ function passes(filter: unknown, root: object): boolean {
 
 /** The triggers that led to what follows an event in an execution; null where it does not wait for this one. */
 async function judge(db: Queryable, found: Waiting, came: Event, envelope: any): Promise<readonly string[] | null> {
-  const own = [found.id, found.orchestration_run_id]
+  const { id, orchestration_run_id, event_wait, authority, policy } = found
   // Its own beginning is no end of it, and neither is what happened before.
-  if (own.includes(came.resource_id) || came.created_at <= found.event_wait.since) return null
-  const by = await judgeOf(db, found)
-  if (!by) return null
-  const { via } = by.authority
+  if ([id, orchestration_run_id].includes(came.resource_id) || new Date(came.created_at) <= new Date(event_wait.since))
+    return null
+  const { via } = authority
   const isBounded = via?.type === 'trigger' && via.policy_id !== null
-  if (isBounded && !gateShows(compileDocument(by.policy), came, envelope.data?.tags)) return null
-  const step = by.definition.steps.find(({ key }) => key === found.event_wait.step_key)
-  if (!passes(step?.event?.filter, rootOf(envelope, by.input))) return null
-  return [...new Set([...chainOf(by.authority), ...(came.causation ?? [])])]
+  if (isBounded && !gateShows(compileDocument(policy), came, envelope.data?.tags)) return null
+  const input = found.isLarge ? await inputOf(db, found) : found.input
+  if (!passes(event_wait.filter, rootOf(envelope, input))) return null
+  return [...new Set([...chainOf(authority), ...(came.causation ?? [])])]
 }
 
 type Judging = z.output<typeof eventQueue.message>
@@ -165,7 +171,12 @@ async function judgeAll({ project_id, event_id, patterns, after }: Judging, { se
   const envelope = JSON.parse(came.envelope)
   const found = await waitingBehind(services.pool, project_id, patterns, after)
   const arrivals: { chain: readonly string[]; message: z.output<typeof arrivalQueue.message> }[] = []
+  let breathed = performance.now()
   for (const each of found) {
+    if (performance.now() - breathed >= BREATH_MS) {
+      await new Promise(setImmediate)
+      breathed = performance.now()
+    }
     const chain = await judge(services.pool, each, came, envelope)
     const { id, case_id, event_wait } = each
     if (chain) arrivals.push({ chain, message: { project_id, id, case_id, since: event_wait.since, event_id } })

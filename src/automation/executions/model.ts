@@ -74,6 +74,7 @@ export type WaitingOn = z.output<typeof WaitingOn>
 export type EventWait = {
   step_key: string
   pattern: string
+  filter: unknown
   /** What happened before does not count. */
   since: string
   expires_at: string | null
