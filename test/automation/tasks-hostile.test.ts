@@ -218,6 +218,35 @@ describe('a hostile workflow', () => {
     assert.deepEqual([after.automation_status, after.last_result], ['completed', null])
   })
 
+  it('keeps nothing of a turn that a firing made for it, once its content is erased', async () => {
+    const { pool } = app.services
+    const dispatching = (dispatch: object) =>
+      workflow(key, { states: [{ name: 'work', initial: true, on_enter: { dispatch } }], transitions: [] })
+    const asks = { type: 'manual', target_type: 'agent', target_id: app.agentId }
+    const trigger = await ok(key.post('/triggers', { name: 'asks', ...asks }), 201)
+    const started = async (dispatch: object) => {
+      const { id } = await task(key, (await dispatching(dispatch)).id)
+      return until(key, id, ({ active_dispatch }) => active_dispatch?.id != null)
+    }
+    const mapping = { input_mapping: { prompt: 'hello' } }
+    const asked = await started({ kind: 'agent', agent_id: app.agentId, ...mapping })
+    const fired = await started({ kind: 'trigger', trigger_id: trigger.id, ...mapping })
+    const turn = asked.active_dispatch.id
+    // No worker makes either here: they end by hand.
+    await pool.query(sql.unsafe`update generations set status = 'completed', completed_at = now() where id = ${turn}`)
+    const output = { content: 'secret' }
+    const result = { target_type: 'agent', target_id: app.agentId, result_id: turn, status: 'completed', output }
+    await pool.query(sql.unsafe`
+      update trigger_firings set state = 'succeeded', result = ${JSON.stringify(result)}::json, result_id = ${turn},
+        completed_at = now()
+      where id = ${fired.active_dispatch.id}`)
+    await settle(app.services, { task_id: fired.id, project_id: app.projectId })
+    assert.deepEqual((await read(key, fired.id)).last_result, result)
+    await ok(app.admin.delete(`/generations/${turn}/content`))
+    assert.equal((await read(key, fired.id)).last_result, null)
+    assert.ok(!JSON.stringify(await ok(key.get(`/events?resource_id=${fired.id}`))).includes('secret'))
+  })
+
   it('whose tasks are large is shown on pages and a board that fit into memory', async () => {
     const names = Array.from({ length: 4 }, (_, at) => `state ${at}`)
     const flow = await workflow(key, {

@@ -197,17 +197,22 @@ export const takeQuiet = (db: Queryable, graceMs: number, limit: number) =>
         select from trigger_firings f where f.id = d.result_id and f.state not in ('succeeded', 'failed')) end as settled`)
 
 /**
- * Erases what turns said from the tasks that they were made for, and gives the ids of these. By tasks_result_of and
- * task_transitions_generation.
+ * Erases what turns said from the tasks that they were made for, by themselves or by firings, and gives the ids of these. The
+ * firing of a task has the name of the dispatch as its key. By tasks_result_of, task_transitions_generation and
+ * trigger_firings_result.
  */
 export const eraseOfTurns = (db: Queryable, generationIds: readonly string[]): Promise<readonly string[]> => {
   const turns = sql.array([...generationIds], 'text')
   return db.anyFirst(identifying`
     with moved as (select task_id from task_transitions where generation_id = any(${turns})),
+    fired as materialized (
+      select f.id, t.id as task_id from trigger_firings f
+      join tasks t on t.id = split_part(f.idempotency_key, ':', 1) and t.project_id = f.project_id
+      where f.result_id = any(${turns})),
     erased as (
       update tasks set last_result = null, result_of = null, revision = revision + 1, updated_at = now()
-      where result_of = any(${turns}) returning id)
-    select id from erased union select task_id as id from moved`)
+      where result_of = any(${turns} || array(select id from fired)) returning id)
+    select id from erased union select task_id as id from moved union select task_id as id from fired`)
 }
 
 const depths = sql.type(z.object({ depth: z.int() }))

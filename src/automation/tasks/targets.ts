@@ -173,6 +173,8 @@ const trigger: Target = {
   },
   async outcome(db, id) {
     const cause: Cause = { column: 'trigger_firing_id', id }
+    // As that of a turn.
+    await db.query(statement`select from trigger_firings where id = ${id} for share`)
     const firing = await firingKind.find(db, id)
     if (!firing)
       return {

@@ -3,6 +3,7 @@ import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
+import { sql } from '../../core/db/sql.ts'
 import { CALL_TOOL, requireValid } from './check.ts'
 import { definitionFields } from './definition.ts'
 import { workflowEnds } from './ends.ts'
@@ -26,7 +27,12 @@ const refusals = ['WORKFLOW_VALIDATION_FAILED', 'NAME_CONFLICT'] as const
 
 export const workflowOperations: Operation[] = [
   // workflows_project serves the order.
-  workflows.list({ filters: { name: contains('name') } }),
+  workflows.list({
+    filters: { name: contains('name') },
+    bytes: sql.fragment`(
+      octet_length(t.states::text) + octet_length(t.transitions::text) + coalesce(octet_length(t.payload_schema::text), 0))`,
+    description: 'A page ends before 16 MiB of definitions: `limit` says how many it was cut to.',
+  }),
   workflows.create({
     description:
       'The definition is refused with everything that is wrong with it in meta.problems. Keys of your own in states and transitions are kept and not read. A state that calls a tool needs the right to call it.',
