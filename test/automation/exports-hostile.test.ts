@@ -129,7 +129,7 @@ describe('exports of a hostile case', () => {
     await pool.query(sql.unsafe`
       with copies as (
         insert into tasks select r.* from tasks t, generate_series(1, 300) n,
-          json_populate_record(t, json_build_object('id', left(t.id, -4) || '-' || lpad(n::text, 3, '0'))) r where t.id = ${id} returning id)
+          json_populate_record(t, json_build_object('id', 'task_' || lpad(n::text, 26, '0'))) r where t.id = ${id} returning id)
       insert into case_links (id, project_id, case_id, type, target_id)
       select 'case_link_' || id, ${project}, ${records.id}, 'task', id from copies`)
     assert.deepEqual(await refused(records.id), tooLarge)

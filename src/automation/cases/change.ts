@@ -34,10 +34,13 @@ export async function requirePlaybook(db: Queryable, projectId: string, id: stri
 /** Working data with a change laid over it, key by key. Raises VALIDATION_FAILED when it becomes too large. */
 export function overlaid(stored: CaseRow['fields'], given: CaseRow['fields']): CaseRow['fields'] {
   const fields = { ...stored, ...given }
-  if (Buffer.byteLength(JSON.stringify(fields)) > FIELDS_KIB * 1024)
-    invalid({ code: 'TOO_BIG', path: 'fields', message: `must be at most ${FIELDS_KIB} KiB as JSON after the change` })
+  if (Buffer.byteLength(JSON.stringify(fields)) > FIELDS_KIB * 1024) fieldsTooBig()
   return fields
 }
+
+/** Raises VALIDATION_FAILED for data of a case that is too large. */
+export const fieldsTooBig = (): never =>
+  invalid({ code: 'TOO_BIG', path: 'fields', message: `must be at most ${FIELDS_KIB} KiB as JSON after the change` })
 
 type Change = { from: unknown; to: unknown }
 

@@ -13,8 +13,9 @@ import { playbookKind } from '../playbooks/model.ts'
 import { answerDriven, cancelRun, pauseRun, resumeRun } from '../runs/command.ts'
 import { runKind } from '../runs/model.ts'
 import { retryRun } from '../runs/retry.ts'
-import { cameOf, type Held, hold } from './drive.ts'
+import { type Held, hold } from './drive.ts'
 import { conflict, type ExecutionRow, isOver, NOT_BEGUN, type StepRow } from './model.ts'
+import { cameOf } from './outcome.ts'
 import { claim, schemaProblems } from './start.ts'
 import { capturedNames, writeExecution } from './store.ts'
 
@@ -22,8 +23,11 @@ import { capturedNames, writeExecution } from './store.ts'
 
 type Commanding = Pick<Context, 'tx' | 'services' | 'caller' | 'allowed'>
 
-async function opened(tx: Tx, row: ExecutionRow): Promise<Held> {
-  return (await hold(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
+/** An execution for a command of the caller. Raises RESOURCE_NOT_FOUND. */
+async function opened({ tx, caller }: Commanding, row: ExecutionRow): Promise<Held> {
+  const held = (await hold(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
+  held.by = byCaller(caller)
+  return held
 }
 
 /** Raises RESOURCE_NOT_FOUND for a key that the playbook does not have. */
@@ -53,7 +57,7 @@ export async function completeStep(
   { result, note, evidence }: Completion,
 ): Promise<Held> {
   const { tx, services, caller } = context
-  const held = await opened(tx, row)
+  const held = await opened(context, row)
   const { step } = waitingStep(held, key)
   const problems = [
     ...(await schemaProblems(services, row.project_id, step.result_schema ?? null, result, 'result')),
@@ -65,7 +69,7 @@ export async function completeStep(
   const pieces = given.map(piece => ({ ...piece, playbook_execution_id: row.id, step_key: key }))
   const { happenings } = await addEvidence(tx, held.case, doer, pieces)
   held.told(happenings)
-  held.act = { by: byCaller(caller), doer, skip: false, note }
+  held.act = { doer, skip: false, note }
   await answer(context, held, key, result)
   return held
 }
@@ -93,11 +97,11 @@ async function missingEvidence(
  * @throws PLAYBOOK_EXECUTION_CONFLICT, RESOURCE_NOT_FOUND
  */
 export async function skipStep(context: Commanding, row: ExecutionRow, key: string, reason: string): Promise<Held> {
-  const { tx, caller } = context
-  const held = await opened(tx, row)
+  const { caller } = context
+  const held = await opened(context, row)
   const { record, step } = waitingStep(held, key)
   if (!step.skippable) conflict(held.row, 'The step cannot be skipped', record)
-  held.act = { by: byCaller(caller), doer: doerOf(caller), skip: true, note: reason }
+  held.act = { doer: doerOf(caller), skip: true, note: reason }
   await answer(context, held, key, null)
   return held
 }
@@ -114,18 +118,19 @@ const answer = (
  * @throws PLAYBOOK_EXECUTION_CONFLICT, RESOURCE_NOT_FOUND
  */
 export async function assignStep(
-  { tx, services, caller }: Commanding,
+  context: Commanding,
   row: ExecutionRow,
   key: string,
   assignee: string | null,
 ): Promise<Held> {
-  const held = await opened(tx, row)
+  const { services } = context
+  const held = await opened(context, row)
   const { record } = waitingStep(held, key)
   const from = record.assignee
   if (from === assignee) return held
   record.assignee = assignee
   const data = { changes: { assignee: { from, to: assignee } } }
-  await held.change(record, { kind: 'updated', data }, byCaller(caller), services.clock.now().toISOString())
+  await held.change(record, { kind: 'updated', data }, services.clock.now().toISOString())
   return held
 }
 
@@ -133,14 +138,11 @@ export async function assignStep(
  * Ends an execution at once, with everything below it.
  * @throws PLAYBOOK_EXECUTION_CONFLICT
  */
-export async function cancelExecution(
-  { tx, services, caller }: Commanding,
-  row: ExecutionRow,
-  reason: string | null,
-): Promise<Held> {
-  const held = await opened(tx, row)
+export async function cancelExecution(context: Commanding, row: ExecutionRow, reason: string | null): Promise<Held> {
+  const { tx, services } = context
+  const held = await opened(context, row)
   if (isOver(held.row)) conflict(held.row, 'The execution is over')
-  held.cancelled = { by: byCaller(caller), reason }
+  held.reason = reason
   await cancelRun(tx, services, held.row.orchestration_run_id, held)
   return held
 }
@@ -151,12 +153,13 @@ export async function cancelExecution(
  * @throws PLAYBOOK_EXECUTION_CONFLICT, CASE_STATE_CONFLICT, PROJECT_PAUSED
  */
 export async function retryExecution(
-  { tx, services, caller }: Commanding,
+  context: Commanding,
   row: ExecutionRow,
   tool_context: Record<string, string> | null,
 ): Promise<Held> {
+  const { tx, services, caller } = context
   await lockRunnable(tx, row.project_id)
-  const held = await opened(tx, row)
+  const held = await opened(context, row)
   const { row: stored, case: kase } = held
   if (stored.status !== 'failed') conflict(stored, 'Only an execution that failed can be retried')
   requireNotClosed(kase)
@@ -200,15 +203,11 @@ export async function retryExecution(
  * complete their step meanwhile. The first reason stays.
  * @throws PLAYBOOK_EXECUTION_CONFLICT
  */
-export async function pauseExecution(
-  { tx, services, caller }: Commanding,
-  row: ExecutionRow,
-  reason: string | null,
-): Promise<Held> {
-  const held = await opened(tx, row)
+export async function pauseExecution(context: Commanding, row: ExecutionRow, reason: string | null): Promise<Held> {
+  const { tx, services } = context
+  const held = await opened(context, row)
   if (isOver(held.row)) conflict(held.row, 'The execution is over')
   if (held.row.pause_requested_at !== null) return held
-  held.by = byCaller(caller)
   held.told([pausedTold(held, true, reason)])
   await pauseRun(tx, services, held.row.orchestration_run_id, reason, held)
   return held
@@ -218,11 +217,11 @@ export async function pauseExecution(
  * Lifts the pause of an execution, but not those of runs below it.
  * @throws PLAYBOOK_EXECUTION_CONFLICT, PROJECT_PAUSED
  */
-export async function resumeExecution({ tx, services, caller }: Commanding, row: ExecutionRow): Promise<Held> {
+export async function resumeExecution(context: Commanding, row: ExecutionRow): Promise<Held> {
+  const { tx, services } = context
   await lockRunnable(tx, row.project_id)
-  const held = await opened(tx, row)
+  const held = await opened(context, row)
   if (held.row.pause_requested_at === null) conflict(held.row, 'The execution is not paused')
-  held.by = byCaller(caller)
   held.told([pausedTold(held, false, null)])
   await resumeRun(tx, services, held.row.orchestration_run_id, held)
   return held

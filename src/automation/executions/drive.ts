@@ -2,19 +2,18 @@ import { isDeepStrictEqual } from 'node:util'
 import { addException } from '../../control/exceptions/file.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Values } from '../../core/api/kind.ts'
-import { firstChars } from '../../core/api/text.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { ExpressionError, evaluate, isObject, nothingSpent, type Spent } from '../../core/expressions/evaluate.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import { moveCase, overlaid } from '../cases/change.ts'
 import { addEvidence, type Piece } from '../cases/evidence.ts'
 import { linkCase } from '../cases/links.ts'
-import { type CaseRow, type CaseStatus, caseKind, FIELDS_KIB, type LinkType } from '../cases/model.ts'
+import { type CaseRow, type CaseStatus, caseKind, type LinkType } from '../cases/model.ts'
 import { timelineRows } from '../cases/store.ts'
 import { AUTOMATION, type By, entriesOf, type Happening, happened } from '../cases/timeline.ts'
-import { branchTargets, conditionOf, stepOf } from '../playbooks/compile.ts'
-import { FAIL, isCaptured, type Step } from '../playbooks/definition.ts'
+import { branchTargets, stepOf } from '../playbooks/compile.ts'
+import { isCaptured, type Step } from '../playbooks/definition.ts'
 import { MANAGER } from '../playbooks/versions.ts'
 import type { Advanced, Driven, DrivenOutcome, RunDriver } from '../runs/driver.ts'
 import type { RunRow } from '../runs/model.ts'
@@ -31,19 +30,11 @@ import {
   type StepRow,
   type WaitingOn,
 } from './model.ts'
+import { cameOf, shaped, statusOf, stepFailed, textOf, writtenBy } from './outcome.ts'
 import { executionOfRun, executionWrite, lockExecution, runBelow, stepsOf, stepsWrite } from './store.ts'
 
-const MAX_OUTCOME = 255
-
 /** What a person does with a step that waits. */
-export type Act = { by: By; doer: Doer; skip: boolean; note: string | null }
-
-/** What came of a step for the expressions of those behind it. */
-type Came = { output: unknown; error: RecordedFailure | null }
-
-/** The failure of a step that only its playbook can name. */
-const stepFailed = (step_key: string, reason: string, message: string, more: object = {}): AppError =>
-  new AppError('PLAYBOOK_STEP_FAILED', { message, meta: { step_key, ...more, reason } })
+export type Act = { doer: Doer; skip: boolean; note: string | null }
 
 /**
  * An execution and its case under their locks, with the records of its steps, for as long as a transaction holds them. What
@@ -56,9 +47,10 @@ export class Held implements Driven {
   case: CaseRow
   /** What a person does, where this is not the run going on by itself. */
   act: Act | null = null
-  cancelled: { by: By; reason: string | null } | null = null
-  /** Who gave another command. */
-  by: By | null = null
+  /** Who gives the command. */
+  by: By = AUTOMATION
+  /** Why it is cancelled. */
+  reason: string | null = null
   readonly #before: CaseRow
   readonly #written = new Map<string, string[]>()
   readonly #happenings: Happening[] = []
@@ -135,11 +127,10 @@ export class Held implements Driven {
 
   /** Working data of the case, as the step writes it; steps behind it read it. */
   #writeCase(step: Step, run: RunRow, { artifact, label }: DrivenOutcome): void {
-    const writes = Object.entries(step.case_writes ?? {})
-    if (writes.length === 0 || this.act?.skip) return
+    if (!step.case_writes || this.act?.skip) return
     const output = step.type === 'branch' ? { taken: label } : artifact
     const root = { ...this.#rootsWith(run.outcomes), output }
-    const given = writtenBy(step, writes, root)
+    const given = writtenBy(step, root)
     const fields = overlaid(this.case.fields, given)
     const changed = Object.keys(given).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
     this.#written.set(step.key, changed)
@@ -316,7 +307,7 @@ export class Held implements Driven {
     } else if (run.status === 'cancelled') {
       row.status = 'cancelled'
       row.completed_at = now
-      this.#tell('execution_cancelled', null, { reason: this.cancelled?.reason ?? null })
+      this.#tell('execution_cancelled', null, { reason: this.reason })
     } else if (current?.status === 'waiting') {
       row.status = 'waiting'
       row.waiting_on = this.#waitingOn(current, run)
@@ -367,14 +358,13 @@ export class Held implements Driven {
   async #write(now: string): Promise<void> {
     const { tx, row } = this
     row.updated_at = now
-    const by = this.act?.by ?? this.cancelled?.by ?? this.by ?? AUTOMATION
     for (const link of this.#links) this.#happenings.push(...(await linkCase(tx, this.case, null, link)).happenings)
     if (this.#pieces.length > 0) {
       const captured_by = this.act?.doer ?? row.started_by ?? { kind: 'user' as const, id: '' }
       const { happenings } = await addEvidence(tx, this.case, captured_by, this.#pieces)
       this.#happenings.push(...happenings)
     }
-    await this.#moveCase(by, now)
+    await this.#moveCase(now)
     // By the clock that events are stamped with, and behind those of this transaction.
     if (row.event_wait) row.event_wait.since ||= new Date().toISOString()
     const steps = [...this.#touched]
@@ -390,8 +380,8 @@ export class Held implements Driven {
       })
   }
 
-  async #moveCase(by: By, now: string): Promise<void> {
-    const { tx, row } = this
+  async #moveCase(now: string): Promise<void> {
+    const { tx, row, by } = this
     const status = caseStatus(row)
     const values: Values<CaseRow> & { status: CaseStatus } = { status }
     if (!isDeepStrictEqual(this.case.fields, this.#before.fields)) values.fields = this.case.fields
@@ -421,21 +411,21 @@ export class Held implements Driven {
     )
     for (const record of late) {
       record.overdue = true
-      await this.change(record, null, AUTOMATION, at.toISOString())
+      await this.change(record, null, at.toISOString())
       const data = presentExecution(this.row, this.steps)
       this.tx.emit(executionKind, 'step_overdue', this.row, { data, extra: { step: presentStep(record) } })
     }
   }
 
   /** Changes a step beside the run: who has it, whether it is overdue. */
-  async change(record: StepRow, told: Happening | null, by: By, now: string): Promise<void> {
+  async change(record: StepRow, told: Happening | null, now: string): Promise<void> {
     this.#touched.add(record)
     if (told) this.#happenings.push({ ...told, playbook_execution_id: this.row.id, step_key: record.key })
     if (this.row.waiting_on?.step_key === record.key && record.type === 'manual')
       this.row.waiting_on = { ...this.row.waiting_on, assignee: record.assignee }
     const { tx, row } = this
     row.updated_at = now
-    happened(tx, this.case, by, this.#happenings)
+    happened(tx, this.case, this.by, this.#happenings)
     tx.alongside(guard => executionWrite(row, guard))
     tx.alongside(guard => stepsWrite([record], guard))
   }
@@ -446,107 +436,6 @@ function caseStatus({ status, definition }: ExecutionRow): CaseStatus {
   if (status === 'waiting') return 'waiting'
   if (status === 'completed') return definition.resolve_case ? 'resolved' : 'open'
   return status === 'failed' || status === 'cancelled' ? 'open' : 'in_progress'
-}
-
-function statusOf({ status, node_type, generation_id, error }: Attempt, skips: boolean): StepRow['status'] {
-  if (status === 'waiting') return node_type === 'delay' ? 'waiting' : 'running'
-  if (status === 'requires_action') return generation_id === null ? 'waiting' : 'running'
-  if (status === 'completed') return error !== null ? 'failed' : skips ? 'skipped' : 'completed'
-  return status
-}
-
-/** What came of a step, as far as the run has it; null before. */
-export function cameOf({ key, type }: Step, outcomes: RunRow['outcomes']): Came | null {
-  const own = outcomes[key]
-  const outcome = own ?? outcomes[conditionOf(key)]
-  if (!outcome || (!own && outcome.label === 'true')) return null
-  if (outcome.label === 'failed' && type !== 'branch')
-    return { output: null, error: (outcome.artifact as { error: RecordedFailure }).error }
-  if (!own) return { output: null, error: null }
-  return { output: type === 'branch' ? { taken: own.label } : own.artifact, error: null }
-}
-
-/** The outcome of an attempt as the output of its step. */
-function shaped(step: Step, attempt: Attempt, given: DrivenOutcome, now: string): DrivenOutcome {
-  const { key, type } = step
-  const { artifact, label } = given
-  switch (type) {
-    case 'instruct_agent': {
-      if (!isObject(artifact))
-        throw new AppError('ORCHESTRATION_NODE_FAILED', {
-          message: 'The content of the turn is not kept, so there is nothing to go on with',
-          meta: { node_id: key, reason: 'content' },
-        })
-      const { content, object } = artifact
-      return { ...given, artifact: object == null ? { content } : { content, object } }
-    }
-    case 'call_tool':
-      if (label === 'blocked' || label === 'tripwire')
-        throw new AppError('TOOL_DISPATCH_FAILED', { meta: { tool_id: step.tool_id, outcome: label, step_key: key } })
-      if (label === 'rejected' || label === 'expired') throw notApproved(key, label)
-      return given
-    case 'require_approval': {
-      const route = label === 'rejected' ? step.on_rejected : label === 'expired' ? step.on_expired : undefined
-      if ((label === 'rejected' || label === 'expired') && (route ?? FAIL) === FAIL) throw notApproved(key, label)
-      const { decision, approval_id, resolved_by = null, reason = null } = artifact as Record<string, unknown>
-      return { ...given, artifact: { decision, approval_id, resolved_by, reason } }
-    }
-    case 'wait':
-      if (label === 'expired') throw stepFailed(key, 'timeout', 'The event did not come in time')
-      if (step.event) return { ...given, artifact: { waited_until: now, event: artifact } }
-      return {
-        ...given,
-        artifact: {
-          waited_until:
-            step.duration_seconds == null
-              ? (artifact as { waited: unknown }).waited
-              : new Date(attempt.wake_at ?? now).toISOString(),
-        },
-      }
-    case 'manual':
-      if (label === 'expired') throw stepFailed(key, 'timeout', 'Nobody completed the step in time')
-      return given
-    default:
-      return given
-  }
-}
-
-const notApproved = (key: string, label: string): AppError =>
-  stepFailed(key, label, label === 'rejected' ? 'The approval was rejected' : 'Nobody decided in time')
-
-/** What a step writes into its case, by expressions that share one budget; no more of it than makes a case too large. */
-function writtenBy(step: Step, writes: readonly [string, unknown][], root: unknown): Record<string, unknown> {
-  const spent = nothingSpent()
-  const given: [string, unknown][] = []
-  let bytes = 0
-  for (const [field, expression] of writes) {
-    const value = evaluated(step, `case_writes.${field}`, expression, root, spent)
-    given.push([field, value])
-    bytes += Buffer.byteLength(JSON.stringify(value))
-    if (bytes > FIELDS_KIB * 1024) break
-  }
-  return Object.fromEntries(given)
-}
-
-function evaluated({ key }: Step, field: string, expression: unknown, root: unknown, spent: Spent): unknown {
-  try {
-    return evaluate(expression, root, spent)
-  } catch (error) {
-    if (!(error instanceof ExpressionError)) throw error
-    throw stepFailed(key, 'expression', `The expression of ${field} ${error.message}`, { field })
-  }
-}
-
-/** The outcome of an execution as text; null where it gives none. */
-function textOf(outcome: unknown, root: unknown): string | null {
-  try {
-    const value = outcome == null || typeof outcome === 'string' ? outcome : evaluate(outcome, root)
-    if (value === null || value === undefined) return null
-    return firstChars(typeof value === 'string' ? value : JSON.stringify(value), MAX_OUTCOME)
-  } catch (error) {
-    if (!(error instanceof ExpressionError)) throw error
-    return null
-  }
 }
 
 /** An execution with its case under their locks, in the order in which everybody takes them: case, execution, steps, run. */

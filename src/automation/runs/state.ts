@@ -1,6 +1,7 @@
 import { AppError } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { ExpressionError, evaluate, isObject, nothingSpent, type Spent } from '../../core/expressions/evaluate.ts'
+import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import type { Node } from '../orchestrations/model.ts'
 import { statePath } from '../orchestrations/writes.ts'
 import type { RunRow } from './model.ts'
@@ -49,9 +50,12 @@ export function evaluated(
     return evaluate(expression, root, spent)
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
-    throw nodeFailed(node, 'expression', `The expression of ${field} ${error.message}`, { field })
+    throw expressionFailed(node, field, error)
   }
 }
+
+const expressionFailed = (node: Pick<Node, 'id'>, field: string, { message }: ExpressionError): AppError =>
+  nodeFailed(node, 'expression', `The expression of ${field} ${message}`, { field })
 
 /**
  * A mapping of keys to expressions, evaluated: they share one budget, and their values are no larger than a state.
@@ -63,24 +67,11 @@ export function mapped(
   mapping: Record<string, unknown> | null | undefined,
   root: unknown,
 ): Record<string, unknown> {
-  const spent = nothingSpent()
-  const require = room(node, `${field} gives more than 4 MiB`)
-  return Object.fromEntries(
-    Object.entries(mapping ?? {}).map(([key, expression]) => {
-      const value = evaluated(node, `${field}.${key}`, expression, root, spent)
-      require(value)
-      return [key, value]
-    }),
-  )
-}
-
-/** Counts values, and refuses as soon as they are more than a state can hold. */
-function room(node: Pick<Node, 'id'>, message: string): (value: unknown) => void {
-  let left = MAX_STATE_BYTES
-  return value => {
-    left -= bytesOf(value)
-    if (left < 0) throw nodeFailed(node, 'too_large', message)
-  }
+  return evaluateMapping(mapping, root, {
+    bytes: MAX_STATE_BYTES,
+    tooLarge: () => nodeFailed(node, 'too_large', `${field} gives more than 4 MiB`),
+    failed: (key, error) => expressionFailed(node, `${field}.${key}`, error),
+  })
 }
 
 /** A text that a node says itself, or an expression for one; other values as JSON. Null without one. */
@@ -127,12 +118,13 @@ export function writesOf(node: Node, run: Pick<RunRow, 'input' | 'outcomes' | 'w
   if (mapping.length === 0) return []
   let state: Record<string, unknown> = stateOf(run)
   const spent = nothingSpent()
-  const require = room(node, 'state_mapping writes more than 4 MiB')
+  let left = MAX_STATE_BYTES
   return mapping.flatMap(([key, expression]) => {
     const path = statePath(key)
     if (!path) return []
     const value = evaluated(node, `state_mapping.${key}`, expression, { output: artifact, state }, spent)
-    require(value)
+    left -= bytesOf(value)
+    if (left < 0) throw nodeFailed(node, 'too_large', 'state_mapping writes more than 4 MiB')
     state = withValue(state, path, value)
     return [{ path, value }]
   })

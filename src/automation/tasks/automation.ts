@@ -1,9 +1,9 @@
 import { AppError, type Problem, type RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
-import { nothingSpent } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, nothingSpent } from '../../core/expressions/evaluate.ts'
+import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import type { Machine, OnEnter, State } from '../workflows/definition.ts'
 import { automationBy, type Cause } from './history.ts'
-import { expressionFailed, mapped } from './mapping.ts'
 import { PAYLOAD_BYTES, type TaskRow } from './model.ts'
 import { activeOf, decideMove, dispatchOf, holds, type Step, taskRoot } from './move.ts'
 import { PAYLOAD_TOO_BIG, payloadInvalid } from './payload.ts'
@@ -32,6 +32,10 @@ type Deciding = {
   /** What is wrong with a payload by the schema of the pinned version. */
   problems: (payload: Record<string, unknown>) => Promise<Problem[]>
 }
+
+/** The failure of an expression; what is wrong with it is in the definition, and not shown. */
+export const expressionFailed = (error: unknown): unknown =>
+  error instanceof ExpressionError ? new AppError('INTERNAL_ERROR', { cause: error }) : error
 
 /**
  * Decides what follows from the outcome of the dispatch of a task: the result, the next try, or a transition. The task is
@@ -104,10 +108,10 @@ async function completed(
     const last_result = storableValue(result ?? null)
     if (Buffer.byteLength(JSON.stringify(last_result)) > MAX_RESULT_BYTES)
       throw new AppError('TASK_PAYLOAD_INVALID', { message: 'The result is larger than 1 MiB' })
-    const written = mapped(
+    const written = evaluateMapping(
       dispatch.payload_writes,
       { task: taskRoot(task), result: last_result },
-      { most: PAYLOAD_BYTES, refusal: () => payloadInvalid([PAYLOAD_TOO_BIG]) },
+      { bytes: PAYLOAD_BYTES, tooLarge: () => payloadInvalid([PAYLOAD_TOO_BIG]) },
     )
     const payload =
       Object.keys(written).length === 0

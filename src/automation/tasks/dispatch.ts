@@ -5,6 +5,7 @@ import { storableValue } from '../../core/api/text.ts'
 import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import { chainOf } from '../../core/iam/caller.ts'
 import { leaseOf, type Outcome as Reported, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
@@ -16,9 +17,8 @@ import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/reso
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { Dispatch } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned.ts'
-import type { Outcome } from './automation.ts'
+import { expressionFailed, type Outcome } from './automation.ts'
 import { contextOf } from './context.ts'
-import { expressionFailed, mapped } from './mapping.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import { taskRoot } from './move.ts'
 import type { DispatchMessage } from './queue.ts'
@@ -48,7 +48,9 @@ const inputTooBig = (): AppError =>
 function inputOf({ input_mapping }: Dispatch, task: TaskRow): Record<string, unknown> {
   try {
     const root = { task: taskRoot(task) }
-    return storableValue(mapped(input_mapping, root, { most: MAX_INPUT_BYTES, refusal: inputTooBig })) as never
+    return storableValue(
+      evaluateMapping(input_mapping, root, { bytes: MAX_INPUT_BYTES, tooLarge: inputTooBig }),
+    ) as never
   } catch (error) {
     throw expressionFailed(error)
   }
