@@ -1,5 +1,6 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
+import { MOST_BYTES } from '../../core/api/lists.ts'
 import { answer, type Context, itemOperation, type Operation, streamed } from '../../core/api/operation.ts'
 import { addItems, admitItems, bytesOf, checkItem, newItem } from './add.ts'
 import { inBatches } from './batches.ts'
@@ -53,6 +54,8 @@ async function* exported(
     const items: readonly DatasetItemRow[] = await itemsAfter(services.pool, resource.id, last, BATCH)
     if (items.length === 0) return
     for (const one of items) yield format === 'csv' ? csvLines([one]) : `${JSON.stringify(jsonLine(one))}\n`
+    const bytes = items.reduce((total, item) => total + item.bytes, 0)
+    if (items.length < BATCH && bytes < MOST_BYTES) return
     last = items[items.length - 1]
     await recheck()
   }
