@@ -17,7 +17,7 @@ import { contextOf } from './context.ts'
 import { finish, notAnswered } from './finish.ts'
 import { evalResultKind, isLive, type OpenItem, RESULT_CHANNEL, runPermission } from './model.ts'
 import type { ItemMessage } from './queue.ts'
-import { askedParts, holdItem, lockQueued, lockRun } from './store.ts'
+import { askedParts, holdItem, lockQueued, lockRun, stateOf } from './store.ts'
 
 /** What `source` says of the turns of items. */
 export const SOURCE = 'eval'
@@ -40,6 +40,7 @@ export async function askItem(message: ItemMessage, context: JobContext): Promis
     if (!(await makeTurn(message, context))) return
     await fault(services, 'eval_item_asked')
     await expected.wait({
+      known: { state: 'asked' },
       closed: AbortSignal.any([context.stopping, context.signal]),
       withinMs: services.config.EVAL_TASK_LEASE_TTL_MS,
     })
@@ -52,8 +53,8 @@ const expectResult = (services: Services, id: string) =>
   expectEnd({
     subscribe: notice =>
       services.notifications.listen(RESULT_CHANNEL, stored => stored === id && notice(), { onReconnect: notice }),
-    read: () => evalResultKind.find(services.pool, id),
-    isOver: result => !result || result.state === 'done',
+    read: () => stateOf(services.pool, id),
+    isOver: state => !state || state.state === 'done',
     pollMs: POLL_MS,
   })
 

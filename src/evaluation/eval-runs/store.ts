@@ -277,3 +277,9 @@ export const resultsOf = (db: Queryable, runIds: readonly string[], itemIds: rea
 /** Takes the row of a run; false when it is gone. */
 export const lockRun = async (db: Queryable, id: string): Promise<boolean> =>
   (await db.anyFirst(identifying`select id from eval_runs where id = ${id} for no key update`)).length === 1
+
+const stated = sql.type(z.object({ state: z.enum(STATES) }))
+
+/** How an item stands; null when it is gone. By the primary key. */
+export const stateOf = (db: Queryable, resultId: string) =>
+  db.maybeOne(stated`select state from eval_results where id = ${resultId}`)
