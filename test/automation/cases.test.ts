@@ -330,6 +330,8 @@ describe('cases', () => {
       'q=100%25%20LAMP',
       'tags[team]=lamps',
       'due_from=2026-03-01T00:00:00Z&due_to=2026-03-02T00:00:00Z',
+      // Both bounds count.
+      'due_from=2026-03-01T00:00:00Z&due_to=2026-03-01T00:00:00Z',
     ])
       assert.deepEqual(
         (await key.get(`/cases?${query}`)).body.data.map(({ id }: any) => id),

@@ -166,6 +166,25 @@ describe('what states of tasks start', () => {
     assert.equal((await ok(key.get(`/orchestration-runs/${fourth.active_dispatch.id}`))).status, 'cancelled')
   })
 
+  it('is a firing, which ends with the task', async () => {
+    const graph = { nodes: [{ id: 'nap', type: 'delay', duration: '1h' }], edges: [] }
+    const { id: target_id } = await ok(key.post('/orchestrations', { name: 'naps', ...graph }), 201)
+    const fields = { name: 'naps', type: 'manual', target_type: 'orchestration', target_id }
+    const trigger = await ok(key.post('/triggers', fields), 201)
+    const { id } = await started(await working({ kind: 'trigger', trigger_id: trigger.id }))
+    const run = await eventually(
+      async () => (await ok(key.get(`/orchestration-runs?trigger_id=${trigger.id}&status=sleeping`))).data[0] ?? null,
+      { what: 'the run of the firing' },
+    )
+    await ok(key.delete(`/tasks/${id}`), 204)
+    assert.equal((await ok(key.get(`/orchestration-runs/${run.id}`))).status, 'cancelled')
+    const { data } = await ok(key.get(`/trigger-firings?trigger_id=${trigger.id}`))
+    assert.deepEqual(
+      data.map(({ status }: any) => status),
+      ['failed'],
+    )
+  })
+
   it('is the firing of a trigger', async () => {
     const fields = { name: 'calls', type: 'manual', target_type: 'tool', target_id: app.toolId, input: { a: 1 } }
     const trigger = await ok(key.post('/triggers', fields), 201)

@@ -121,8 +121,8 @@ export const caseOperations: Operation[] = [
         value => sql.fragment`t.due_at >= ${value}::timestamptz`,
       ),
       due_to: filter(
-        timeFilter.describe('Due before this time'),
-        value => sql.fragment`t.due_at < ${value}::timestamptz`,
+        timeFilter.describe('Due at this time or earlier'),
+        value => sql.fragment`t.due_at <= ${value}::timestamptz`,
       ),
       tags: tagged,
     },

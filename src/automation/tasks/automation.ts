@@ -15,7 +15,7 @@ export type Outcome =
   /** `final`: not made again. `filed`: whoever failed has filed its own exception. */
   | { ok: false; error: RecordedFailure; cause: Cause | null; final?: boolean; filed?: boolean }
 
-const MAX_RESULT_BYTES = 1024 * 1024
+const MAX_RESULT_BYTES = 4 * 1024 * 1024
 
 /** The step that an outcome makes, or all of it but a transition that somebody has to approve first. */
 export type Routed = {
@@ -107,7 +107,7 @@ async function completed(
   try {
     const last_result = storableValue(result ?? null)
     if (Buffer.byteLength(JSON.stringify(last_result)) > MAX_RESULT_BYTES)
-      throw new AppError('TASK_PAYLOAD_INVALID', { message: 'The result is larger than 1 MiB' })
+      throw new AppError('TASK_PAYLOAD_INVALID', { message: 'The result is larger than 4 MiB' })
     const written = evaluateMapping(
       dispatch.payload_writes,
       { task: taskRoot(task), result: last_result },

@@ -14,6 +14,8 @@ import { dispatchAttempts, hasDue, takeQuiet, takeStalled } from './store.ts'
 /** A dispatch this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
 
+/** Tasks that are told of at once, whole: each may have 5 MiB. */
+const TOLD = 10
 /** Rows that a sweep takes in one transaction. */
 const BATCH = 500
 
@@ -48,9 +50,17 @@ export const taskSchedules = [
   ),
 ]
 
+/** Each part by itself: what fails in one keeps nothing from the others. */
 async function sweep({ services, stopping }: JobContext): Promise<void> {
-  await reportStalled(services, stopping)
-  await sweepAttempts(services.pool, {
+  for (const part of [reportStalled, wakeLost, wakeSettled])
+    await part(services, stopping).catch(error =>
+      services.log.error({ err: error, part: part.name }, 'tasks not swept'),
+    )
+}
+
+/** Has dispatches taken up that a lost worker had, or whose message was lost. */
+const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
+  sweepAttempts(services.pool, {
     attempts: dispatchAttempts,
     quietSeconds: QUIET_SECONDS,
     stopping,
@@ -61,14 +71,12 @@ async function sweep({ services, stopping }: JobContext): Promise<void> {
         ),
       ),
   })
-  await wakeSettled(services, stopping)
-}
 
 /** Reports each task that has stalled, once. */
 async function reportStalled(services: Services, stopping: AbortSignal): Promise<void> {
-  for (let taken = BATCH; taken === BATCH && !stopping.aborted; )
+  for (let taken = TOLD; taken === TOLD && !stopping.aborted; )
     taken = await services.write(async tx => {
-      const tasks = await takeStalled(tx, BATCH)
+      const tasks = await takeStalled(tx, TOLD)
       for (const task of tasks) tx.emit(taskKind, 'stalled', task, { extra: { state: task.state } })
       return tasks.length
     })

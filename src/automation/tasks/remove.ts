@@ -1,9 +1,11 @@
-import { raise } from '../../core/api/errors.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withdrawApprovals } from '../../execution/approvals/node.ts'
 import { cancelTurn } from '../../execution/generations/abort.ts'
 import { generationKind } from '../../execution/generations/model.ts'
+import { firingKind, hasEnded } from '../triggers/model.ts'
+import { settleFiring } from '../triggers/settle.ts'
 import type { WorkflowRow } from '../workflows/model.ts'
 import type { TaskRow } from './model.ts'
 import { countOpen } from './store.ts'
@@ -15,10 +17,28 @@ export async function removeTask(tx: Tx, services: Services, task: TaskRow): Pro
   if (active_dispatch?.status === 'running' && active_dispatch.id !== null) {
     const { kind, id } = active_dispatch
     if (kind === 'orchestration_run') await cancelLeft(tx, services, id)
-    const turn = kind === 'generation' ? await generationKind.find(tx, id, true) : null
-    if (turn) await cancelTurn(tx, services, turn)
+    if (kind === 'generation') await cancelTurnLeft(tx, services, id)
+    if (kind === 'trigger_firing') await cancelFiring(tx, services, id)
   }
   if (pending_approval_id !== null) await withdrawApprovals(tx, [pending_approval_id])
+}
+
+async function cancelTurnLeft(tx: Tx, services: Services, id: string): Promise<void> {
+  const turn = await generationKind.find(tx, id, true)
+  if (turn) await cancelTurn(tx, services, turn)
+}
+
+/** Ends a firing that waits for a worker, or the run or turn that it started. */
+async function cancelFiring(tx: Tx, services: Services, id: string): Promise<void> {
+  const firing = await firingKind.find(tx, id, true)
+  if (!firing || hasEnded(firing)) return
+  const { result_id, target_type } = firing
+  if (firing.state === 'queued')
+    await settleFiring(tx, id, {
+      error: new AppError('RESOURCE_NOT_FOUND', { message: 'The task was deleted' }).recorded(),
+    })
+  else if (result_id !== null && target_type === 'orchestration') await cancelLeft(tx, services, result_id)
+  else if (result_id !== null && target_type === 'agent') await cancelTurnLeft(tx, services, result_id)
 }
 
 /** Keeps a workflow with open tasks. Raises WORKFLOW_HAS_OPEN_TASKS. */
