@@ -356,6 +356,13 @@ describe('executions of playbooks', () => {
       ],
     )
     assert.equal(twice.output, null)
+    const { id: plain } = await playbook([manual('a')])
+    const other = await created('/playbook-executions', { case_id: started.case_id, playbook_id: plain })
+    await until(other.id, 'waiting')
+    const refused = await key.post(`/playbook-executions/${started.id}/retry`)
+    assert.deepEqual(code(refused), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
+    assert.deepEqual(refused.body.error.meta, { execution_id: other.id, status: 'waiting' })
+    assert.equal((await key.post(`/playbook-executions/${other.id}/cancel`)).status, 200)
     assert.equal((await key.delete(`/playbooks/${started.playbook_id}`)).status, 204)
     assert.deepEqual(code(await key.post(`/playbook-executions/${started.id}/retry`)), [
       409,

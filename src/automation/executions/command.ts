@@ -14,7 +14,7 @@ import { answerDriven, cancelRun, pauseRun, resumeRun } from '../runs/command.ts
 import { runKind } from '../runs/model.ts'
 import { retryRun } from '../runs/retry.ts'
 import { type Held, hold } from './drive.ts'
-import { conflict, type ExecutionRow, isOver, NOT_BEGUN, type StepRow } from './model.ts'
+import { conflict, type ExecutionRow, executionKind, isOver, NOT_BEGUN, type StepRow } from './model.ts'
 import { cameOf } from './outcome.ts'
 import { claim, schemaProblems } from './start.ts'
 import { capturedNames, writeExecution } from './store.ts'
@@ -163,11 +163,8 @@ export async function retryExecution(
   const { row: stored, case: kase } = held
   if (stored.status !== 'failed') conflict(stored, 'Only an execution that failed can be retried')
   requireNotClosed(kase)
-  if (kase.active_execution_id !== null)
-    raise('PLAYBOOK_EXECUTION_CONFLICT', {
-      message: 'Another execution is under way on the case',
-      meta: { execution_id: kase.active_execution_id, status: stored.status },
-    })
+  const active = kase.active_execution_id === null ? null : await executionKind.find(tx, kase.active_execution_id)
+  if (active) conflict(active, 'Another execution is under way on the case')
   const playbook = await playbookKind.reference(tx, stored.playbook_id, stored.project_id)
   const run = playbook && (await runKind.find(tx, stored.orchestration_run_id))
   if (!run) return conflict(stored, 'The playbook was deleted')

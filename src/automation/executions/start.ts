@@ -1,5 +1,4 @@
-import { UniqueIntegrityConstraintViolationError } from 'slonik'
-import { invalid, type Problem, raise } from '../../core/api/errors.ts'
+import { invalid, type Problem } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
@@ -73,12 +72,7 @@ export async function startExecution(
     trigger: start.trigger_id == null ? null : { id: start.trigger_id, firing_id: null },
   })
   const { row, steps } = newExecution(id, run.id, kase, { ...start, version, definition }, run.created_at)
-  try {
-    await writeExecution(tx, row, steps)
-  } catch (error) {
-    if (!(error instanceof UniqueIntegrityConstraintViolationError)) throw error
-    return raise('PLAYBOOK_EXECUTION_CONFLICT', { meta: { case_id: caseId } })
-  }
+  await writeExecution(tx, row, steps)
   insertRuns(tx, [run])
   tx.emit(executionKind, 'started', row, { data: presentExecution(row, steps) })
   return { row, steps, case: await claim(tx, kase, row, start.by, { execution_count: kase.execution_count + 1 }) }

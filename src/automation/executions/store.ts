@@ -105,7 +105,7 @@ const list = (names: readonly string[], from?: string): Fragment =>
     sql.fragment`, `,
   )}`
 
-/** Writes an execution and steps of it at once. Raises by playbook_executions_active where another is active on the case. */
+/** Writes an execution and steps of it at once. */
 export async function writeExecution(db: Queryable, row: ExecutionRow, steps: readonly StepRow[]): Promise<void> {
   await db.query(statement`${executionWrite(row, sql.fragment`true`)}`)
   if (steps.length > 0) await db.query(statement`${stepsWrite(steps, sql.fragment`true`)}`)
