@@ -239,7 +239,7 @@ describe('exports', () => {
     }
     assert.ok(whole.timeline.some(({ kind }: any) => kind === 'created'))
     assert.ok(alone.timeline.every((row: any) => row.playbook_execution_id === started.id))
-    const missing = { subject_type: 'playbook_execution', subject_id: `${started.id.slice(0, -1)}x` }
+    const missing = { subject_type: 'playbook_execution', subject_id: `${started.id.slice(0, -4)}0000` }
     assert.equal((await app.admin.post('/playbook-exports', missing)).status, 404)
   })
 
