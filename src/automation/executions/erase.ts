@@ -1,5 +1,6 @@
 import type { TurnContent } from '../../control/retention/content.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
+import { blanked, redactionOf } from '../runs/erase.ts'
 import { executionKind } from './model.ts'
 import { eraseStepsOf } from './store.ts'
 
@@ -8,14 +9,14 @@ type Data = Record<string, unknown>
 /** What a turn was given and said goes from the records of the step that it was made for, and from what events show of it. */
 export const stepContent: TurnContent = {
   async erase(tx, turns) {
-    const generations = turns.map(({ id }) => id)
-    const erased = await eraseStepsOf(tx, generations)
-    const steps = new Map<string, Set<string>>()
-    for (const { execution_id, key } of erased) steps.set(execution_id, (steps.get(execution_id) ?? new Set()).add(key))
-    const without = (data: Data): Data => withoutSteps(data, steps.get(data.id as string) ?? new Set())
+    const erased = await eraseStepsOf(
+      tx,
+      turns.map(({ id }) => id),
+    )
+    const keys = erased.map(({ execution_id, key }) => [execution_id, key] as const)
     return {
       counts: { playbook_execution_steps: erased.length },
-      events: [{ resource_type: executionKind.name, ids: [...steps.keys()], without }],
+      events: [redactionOf(executionKind.name, keys, withoutSteps)],
     }
   },
 }
@@ -29,10 +30,6 @@ function withoutSteps(data: Data, keys: ReadonlySet<string>): Data {
     ...data,
     ...(Array.isArray(steps) ? { steps: steps.map(blank) } : {}),
     ...(step === undefined ? {} : { step: blank(step) }),
-    ...(isObject(output)
-      ? {
-          output: Object.fromEntries(Object.entries(output).map(([key, value]) => [key, keys.has(key) ? null : value])),
-        }
-      : {}),
+    ...(output === undefined ? {} : { output: blanked(output, keys) }),
   }
 }

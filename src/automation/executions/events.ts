@@ -9,6 +9,7 @@ import { chainOf, type PrincipalRecord } from '../../core/iam/caller.ts'
 import { compileDocument } from '../../core/iam/policy.ts'
 import { handler, type JobContext } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
+import { breather } from '../../core/process/breathe.ts'
 import { withValue } from '../runs/state.ts'
 import { isImpostor } from '../triggers/events.ts'
 import { eventCame } from './command.ts'
@@ -45,8 +46,6 @@ const arrivalQueue = workQueue('playbook.event-came', {
 
 /** Executions that judge an event by one message. */
 const BATCH = 200
-/** How long the process is held before it looks after others. */
-const BREATH_MS = 20
 /** Share of the budget of an expression that a filter may spend: half a millisecond. */
 const SHARE = 1 / 20
 
@@ -170,13 +169,10 @@ async function judgeAll({ project_id, event_id, patterns, after }: Judging, { se
   if (!came?.envelope) return
   const envelope = JSON.parse(came.envelope)
   const found = await waitingBehind(services.pool, project_id, patterns, after)
+  const breathe = breather()
   const arrivals: { chain: readonly string[]; message: z.output<typeof arrivalQueue.message> }[] = []
-  let breathed = performance.now()
   for (const each of found) {
-    if (performance.now() - breathed >= BREATH_MS) {
-      await new Promise(setImmediate)
-      breathed = performance.now()
-    }
+    await breathe()
     const chain = await judge(services.pool, each, came, envelope)
     const { id, case_id, event_wait } = each
     if (chain) arrivals.push({ chain, message: { project_id, id, case_id, since: event_wait.since, event_id } })

@@ -5,6 +5,7 @@ import { newId } from '../../core/api/ids.ts'
 import { storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { isDueSoon } from '../../core/jobs/queue.ts'
+import { breather } from '../../core/process/breathe.ts'
 import type { Services } from '../../core/process/services.ts'
 import { startsRuns } from '../orchestrations/definition.ts'
 import type { Graph } from '../orchestrations/graph.ts'
@@ -44,8 +45,6 @@ import { runWatchers } from './watchers.ts'
 /** What one advance does before it lets others have the process: activations, milliseconds. */
 const MAX_ACTIVATIONS = 200
 const MAX_MS = 1000
-/** How long the process is held before it looks after others. */
-const BREATH_MS = 20
 /** What the nodes of one graph may all hold without being counted. */
 const SMALL_BYTES = 32 * 1024
 
@@ -91,7 +90,8 @@ export class Advance {
   #room: boolean | null = null
   /** Something is ready to begin, or to go on, and there is no room for it. */
   #lacksRoom = false
-  #breathed = performance.now()
+  /** Lets the process look after others, where expressions have taken it for long. */
+  readonly breathe = breather()
 
   constructor(services: Services, tx: Tx, graph: Graph, loaded: Loaded, driven: Driven | null = null) {
     const {
@@ -394,13 +394,6 @@ export class Advance {
     })
     this.#settle(row)
     return row
-  }
-
-  /** Lets the process look after others, where expressions have taken it for long. */
-  async breathe(): Promise<void> {
-    if (performance.now() - this.#breathed < BREATH_MS) return
-    await new Promise(setImmediate)
-    this.#breathed = performance.now()
   }
 
   #inOrder(ids: readonly string[]): string[] {

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { Redaction } from '../../control/events/redact.ts'
 import type { TurnContent } from '../../control/retention/content.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
@@ -12,24 +13,39 @@ type Data = Record<string, unknown>
  */
 export const runContent: TurnContent = {
   async erase(tx, turns) {
-    const nodes = new Map<string, Set<string>>()
-    const generations = turns.map(({ id }) => id)
-    const erased = await eraseNodes(tx, generations)
-    for (const { run_id, node_id } of erased) nodes.set(run_id, (nodes.get(run_id) ?? new Set()).add(node_id))
-    const without = (data: Data): Data => withoutNodes(data, nodes.get(data.id as string) ?? new Set())
-    return {
-      counts: { orchestration_runs: nodes.size },
-      events: [{ resource_type: runKind.name, ids: [...nodes.keys()], without }],
-    }
+    const erased = await eraseNodes(
+      tx,
+      turns.map(({ id }) => id),
+    )
+    const redaction = redactionOf(
+      runKind.name,
+      erased.map(({ run_id, node_id }) => [run_id, node_id]),
+      withoutNodes,
+    )
+    return { counts: { orchestration_runs: redaction.ids.length }, events: [redaction] }
   },
 }
 
+/** What leaves the events of records of which some parts, by their keys, are erased. */
+export function redactionOf(
+  resource_type: string,
+  erased: readonly (readonly [id: string, key: string])[],
+  withoutParts: (data: Data, keys: ReadonlySet<string>) => Data,
+): Redaction {
+  const keys = new Map<string, Set<string>>()
+  for (const [id, key] of erased) keys.set(id, (keys.get(id) ?? new Set()).add(key))
+  const without = (data: Data): Data => withoutParts(data, keys.get(data.id as string) ?? new Set())
+  return { resource_type, ids: [...keys.keys()], without }
+}
+
+/** An object with null in the place of what some keys have; anything else as it is. */
+export const blanked = (values: unknown, keys: ReadonlySet<string>): unknown =>
+  isObject(values)
+    ? Object.fromEntries(Object.entries(values).map(([key, value]) => [key, keys.has(key) ? null : value]))
+    : values
+
 /** A run in an event without what came of some nodes. */
 function withoutNodes(data: Data, nodes: ReadonlySet<string>): Data {
-  const blank = (outcomes: unknown) =>
-    isObject(outcomes)
-      ? Object.fromEntries(Object.entries(outcomes).map(([id, value]) => [id, nodes.has(id) ? null : value]))
-      : outcomes
   const { node_executions, state, artifacts, output } = data
   return {
     ...data,
@@ -40,9 +56,9 @@ function withoutNodes(data: Data, nodes: ReadonlySet<string>): Data {
           ),
         }
       : {}),
-    ...(isObject(state) ? { state: { ...state, nodes: blank(state.nodes) } } : {}),
-    ...(artifacts === undefined ? {} : { artifacts: blank(artifacts) }),
-    ...(output === undefined ? {} : { output: blank(output) }),
+    ...(isObject(state) ? { state: { ...state, nodes: blanked(state.nodes, nodes) } } : {}),
+    ...(artifacts === undefined ? {} : { artifacts: blanked(artifacts, nodes) }),
+    ...(output === undefined ? {} : { output: blanked(output, nodes) }),
   }
 }
 

@@ -11,6 +11,7 @@ import type { Tx } from '../../core/db/write.ts'
 import { ExpressionError, evaluate, mostlySpent, truthy } from '../../core/expressions/evaluate.ts'
 import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
+import { breather } from '../../core/process/breathe.ts'
 import type { Services } from '../../core/process/services.ts'
 import { failureOf } from './fire.ts'
 import { effectiveInput } from './input.ts'
@@ -22,8 +23,6 @@ import { insertFirings, type NewFiring } from './store.ts'
 
 /** Share of the budget of an expression that one of an event trigger may spend: half a millisecond. */
 const SHARE = 1 / 20
-/** How long the process is held before it looks after others. */
-const BREATH_MS = 20
 /** Inputs of firings that are written by one statement: with the last of them they are more. */
 const TOGETHER_BYTES = 4 * 1024 * 1024
 
@@ -194,7 +193,7 @@ async function take(tx: Tx, services: Services, events: readonly DispatchedEvent
   const names = new Map(wanted.map(({ event }) => [event.id, event.name]))
   let firings: NewFiring[] = []
   let bytes = 0
-  let breathed = performance.now()
+  const breathe = breather()
   for (const { event, matching } of wanted) {
     const found = texts.get(event.id)
     if (!found?.envelope) continue
@@ -219,9 +218,7 @@ async function take(tx: Tx, services: Services, events: readonly DispatchedEvent
         firings = []
         bytes = 0
       }
-      if (performance.now() - breathed < BREATH_MS) continue
-      await new Promise(setImmediate)
-      breathed = performance.now()
+      await breathe()
     }
   }
   await write(tx, firings, names)
