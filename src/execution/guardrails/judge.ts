@@ -1,5 +1,5 @@
-import { setImmediate } from 'node:timers/promises'
 import { fileException } from '../../control/exceptions/file.ts'
+import { breather } from '../../core/process/breathe.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GateRequest, ToolGate, Verdict } from '../tools/gate.ts'
 import { classify, type Facts, snapshotOf } from './classify.ts'
@@ -50,12 +50,9 @@ export async function evaluateRules(
   const runtime = await runtimeOf(services, judged, new Set(applied.flatMap(({ rule }) => rule.paths)))
   const contexts = await Promise.all(applied.map(({ rule }) => contextOf(services, rule, judged)))
   const evaluations: Evaluation[] = []
-  let since = performance.now()
+  const breathe = breather(SLICE_MS)
   for (const [index, { scope, rule }] of applied.entries()) {
-    if (performance.now() - since > SLICE_MS) {
-      await setImmediate()
-      since = performance.now()
-    }
+    await breathe()
     const { context, source, failed } = contexts[index]
     const facts: Facts = { args, context, runtime }
     evaluations.push({
