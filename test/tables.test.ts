@@ -28,6 +28,14 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
       'conversation/sessions': 'a session is a conversation with more columns',
     },
   },
+  deleted_conversations: {
+    owner: 'conversation/conversations',
+    also: { 'conversation/actors': 'a merge moves what names the actor' },
+  },
+  deleted_messages: {
+    owner: 'conversation/conversations',
+    also: { 'conversation/actors': 'a merge moves what names the actor' },
+  },
   documents: {
     owner: 'content/documents',
     also: {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '../../src/core/db/sql.ts'
+import { sweepQueue } from '../../src/core/jobs/sweeps.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -185,6 +186,73 @@ describe('the purge of what an end user said', function () {
     await done()
     assert.equal((await app.key.get(`/memory-entries?memory_store_id=${store}`)).body.total, 0)
     assert.deepEqual(await placesOf(app, 'linzer-marker'), [])
+  })
+
+  describe('what was deleted before', () => {
+    const say = async (conversation: string, message: string, actor_id?: string) =>
+      (await made(`/conversations/${conversation}/messages`, { role: 'user', message, actor_id })).document_id
+    const erased = async (actor: string, marker: string) => {
+      assert.notDeepEqual(await placesOf(app, marker), [])
+      await purge(actor)
+      await eraser()
+      await done()
+      assert.deepEqual(await placesOf(app, marker), [])
+    }
+    const actorNamed = async (name: string) => (await made('/actors', { name })).id
+
+    it('is gone from events of messages of deleted sessions', async () => {
+      const actor = await actorNamed('Ann')
+      const session = await sessionOf(actor)
+      await send(session.id, 'I eat a palatschinken-marker')
+      assert.equal((await app.key.delete(`/sessions/${session.id}`)).status, 204)
+      await erased(actor, 'palatschinken-marker')
+      assert.equal((await run('select from deleted_messages')).length, 0)
+    })
+
+    it('is gone from events of messages that were deleted, also of those that it wrote elsewhere', async () => {
+      const [actor, other] = [await actorNamed('Ann'), await actorNamed('Bob')]
+      const elsewhere = (await made('/conversations', { actor_id: other })).id
+      const own = (await made('/conversations', { actor_id: actor })).id
+      await say(elsewhere, 'Bob keeps a germknoedel-marker', other)
+      for (const [conversation, author] of [
+        [own, undefined],
+        [own, other],
+        [elsewhere, actor],
+      ] as const) {
+        const document = await say(conversation, 'Ann keeps a buchtel-marker', author)
+        assert.equal((await app.key.delete(`/conversations/${conversation}/messages/${document}`)).status, 204)
+      }
+      await erased(actor, 'buchtel-marker')
+      assert.notDeepEqual(await placesOf(app, 'germknoedel-marker'), [])
+    })
+
+    it('is gone from memories of conversations without a turn, also after a merge', async () => {
+      const [actor, into] = [await actorNamed('Ann'), await actorNamed('Ann again')]
+      const conversation = (await made('/conversations', { actor_id: actor })).id
+      await say(conversation, 'a nockerl-marker is what I like')
+      const store = (await made('/memory-stores', { name: 'likes' })).id
+      const source = { source_type: 'conversation', source_id: conversation }
+      await made('/memory-entries', { memory_store_id: store, content: 'Ann likes a nockerl-marker', ...source })
+      assert.equal((await app.key.delete(`/conversations/${conversation}`)).status, 204)
+      assert.equal((await app.key.post(`/actors/${actor}/merge`, { into_actor_id: into })).status, 200)
+      await erased(into, 'nockerl-marker')
+      assert.equal((await app.key.get(`/memory-entries?memory_store_id=${store}`)).body.total, 0)
+    })
+
+    it('is remembered as long as events are kept', async () => {
+      const actor = await actorNamed('Ann')
+      const conversation = (await made('/conversations', { actor_id: actor })).id
+      for (const text of ['old', 'new']) {
+        const document = await say(conversation, text)
+        await app.key.delete(`/conversations/${conversation}/messages/${document}`)
+        const days = text === 'old' ? 31 : 29
+        await run(`update deleted_messages set deleted_at = now() - interval '${days} days'
+          where document_id = '${document}'`)
+      }
+      await eraser()
+      await app.services.queues.send([{ queue: sweepQueue, data: { sweep: 'deleted messages' } }])
+      await eventually(async () => (await run(`select from deleted_messages where actor_id = '${actor}'`)).length === 1)
+    })
   })
 
   it('waits for the end of a legal hold that began meanwhile', async () => {

@@ -66,8 +66,8 @@ export async function endPurge(db: Queryable, claim: Purge): Promise<Record<stri
 }
 
 /**
- * An actor with its conversations; of those that were deleted the ones in which it had turns. Indexes conversations_actor,
- * conversation_messages_actor, generations_actor.
+ * An actor with its conversations, also those that were deleted. Indexes conversations_actor, conversation_messages_actor,
+ * deleted_conversations_pkey, generations_actor.
  */
 export const endUserOf = ({ id, project_id }: ActorRow): EndUser => {
   const ownConversations = sql.fragment`select id from conversations where actor_id = ${id}`
@@ -77,6 +77,7 @@ export const endUserOf = ({ id, project_id }: ActorRow): EndUser => {
     ownConversations,
     conversations: sql.fragment`
       ${ownConversations} union select conversation_id from conversation_messages where actor_id = ${id}
+      union select conversation_id from deleted_conversations where actor_id = ${id}
       union select conversation_id from generations where actor_id = ${id} and conversation_id is not null`,
   }
 }

@@ -18,5 +18,12 @@ export const countMessages = (db: Queryable, id: string): Promise<number> =>
 export const moveActor = (db: Queryable, from: string, to: string) =>
   db.query(statement`
     with messages as (update conversation_messages set actor_id = ${to} where actor_id = ${from}),
-      turns as (update conversation_turns set actor_id = ${to} where actor_id = ${from})
+      turns as (update conversation_turns set actor_id = ${to} where actor_id = ${from}),
+      deleted_messages as (
+        insert into deleted_messages (actor_id, document_id, deleted_at)
+        select ${to}, document_id, deleted_at from deleted_messages where actor_id = ${from}
+        on conflict (actor_id, document_id) do update set deleted_at = excluded.deleted_at),
+      deleted_conversations as (
+        insert into deleted_conversations (actor_id, conversation_id)
+        select ${to}, conversation_id from deleted_conversations where actor_id = ${from} on conflict do nothing)
     update conversations set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)

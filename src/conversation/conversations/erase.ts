@@ -1,6 +1,8 @@
 import { deleteMessageTexts, lockMessageTexts } from '../../content/documents/message.ts'
 import { redactEvents, withoutFields } from '../../control/events/redact.ts'
 import {
+  type Counts,
+  type EndUser,
   type EndUserContent,
   type EndUserPurge,
   type TurnContent,
@@ -8,6 +10,9 @@ import {
 } from '../../control/retention/content.ts'
 import { eraseAnswers } from '../../core/api/idempotency.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
+import type { Services } from '../../core/process/services.ts'
+import { deletedMessagesOf, forgetMessages } from './deleted.ts'
 import { messageEvents } from './model.ts'
 import { eraseHistory, eraseMessages, messagesOfEndUser } from './store.ts'
 
@@ -29,7 +34,8 @@ export const historyContent: TurnContent = {
 
 /**
  * Messages of an end user's conversations, and those that it wrote in others. They keep their place and show no content; a
- * text that a fork shares is gone there, too. Documents that messages name stay.
+ * text that a fork shares is gone there, too. Documents that messages name stay. Of messages that were deleted before, what
+ * events still say goes.
  */
 export const messageContent: EndUserContent = {
   async erase(purge) {
@@ -37,7 +43,12 @@ export const messageContent: EndUserContent = {
     for (;;) {
       const found = await messagesOfEndUser(read, endUser, until, BATCH)
       if (found.length > 0) await erase(purge, found)
-      if (found.length < BATCH) return 'erased'
+      if (found.length < BATCH) break
+    }
+    for (;;) {
+      const deleted = await deletedMessagesOf(read, endUser.id, BATCH)
+      if (deleted.length > 0) await eraseDeleted(purge, deleted)
+      if (deleted.length < BATCH) return 'erased'
     }
   },
 }
@@ -47,8 +58,24 @@ const erase = ({ services, endUser, write }: EndUserPurge, documentIds: readonly
     const texts = await lockMessageTexts(tx, sql.fragment`select unnest(${sql.array([...documentIds], 'text')})`)
     const messages = await eraseMessages(tx, endUser.project_id, documentIds)
     await deleteMessageTexts(tx, texts, sql.fragment`false`)
-    const without = withoutFields('content', 'metadata')
-    const events = await redactEvents(tx, [{ resource_type: messageEvents.name, ids: documentIds, without }])
-    const kept_answers = await eraseAnswers(tx, services, endUser.project_id, documentIds, unavailable())
-    return { messages, events, kept_answers }
+    return { messages, ...(await eraseCopies(tx, services, endUser, documentIds)) }
   })
+
+const eraseDeleted = ({ services, endUser, write }: EndUserPurge, documentIds: readonly string[]) =>
+  write(async tx => {
+    await forgetMessages(tx, endUser.id, documentIds)
+    return eraseCopies(tx, services, endUser, documentIds)
+  })
+
+const without = withoutFields('content', 'metadata')
+
+/** What events and kept answers say of messages. */
+const eraseCopies = async (
+  tx: Tx,
+  services: Services,
+  { project_id }: EndUser,
+  documentIds: readonly string[],
+): Promise<Counts> => ({
+  events: await redactEvents(tx, [{ resource_type: messageEvents.name, ids: documentIds, without }]),
+  kept_answers: await eraseAnswers(tx, services, project_id, documentIds, unavailable()),
+})

@@ -4,6 +4,7 @@ import { mailboxes } from '../../execution/generations/abort.ts'
 import { continueInMailbox, retryInMailbox } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
 import { endInMailbox, resumeInMailbox } from '../turns/mailbox.ts'
+import { pruneDeleted } from './deleted.ts'
 import { historyContent, messageContent } from './erase.ts'
 import { conversationKind, messageEvents } from './model.ts'
 import { conversationOperations } from './operations.ts'
@@ -14,6 +15,7 @@ export default module('conversations', {
   operations: conversationOperations,
   handlers: turnHandlers,
   schedules: turnSchedules,
+  sweeps: [{ name: 'deleted messages', when: '57 3 * * *', run: pruneDeleted }],
   extensions: [
     turnContent.with(historyContent),
     endUserContent.with(messageContent),

@@ -13,6 +13,7 @@ import { page } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
 import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { remembered } from './deleted.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 
 const message = sql.type(ConversationMessage)
@@ -240,7 +241,8 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
   await tx.query(statement`
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
-    )
+      returning actor_id, document_id),
+    ${remembered(owner)}
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
   tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
@@ -256,7 +258,11 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
     tx,
     sql.fragment`select m.document_id from conversation_messages m where m.conversation_id = ${owner.id}`,
   )
-  await tx.query(statement`delete from conversations where id = ${owner.id}`)
+  await tx.query(statement`
+    with gone as (
+      delete from conversation_messages where conversation_id = ${owner.id} returning actor_id, document_id),
+    ${remembered(owner)}
+    delete from conversations where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, inUse)
   tx.emit(conversationKind, 'deleted', owner)
 }
