@@ -746,6 +746,19 @@ describe('queues and workers', function () {
       finish()
     })
 
+    it('a wake-up that comes while its entity is busy, or as it ends, is handled without a poll', async () => {
+      let handled = 0
+      const next = () => queues.send([message(sharedMailbox, { id: 'one', project_id: 'one' })])
+      const chained = handler(sharedMailbox, {}, async () => {
+        handled += 1
+        if (handled < 300) setTimeout(() => void next(), Math.random() * 6)
+        await sleep(Math.random() * 6)
+      })
+      await run([chained], { pollMs: RARELY })
+      await next()
+      await until('all', () => handled === 300, 40_000)
+    })
+
     it('one project holds its share while others wait, and all but one slot alone', async () => {
       const held = new Map<string, number>()
       let most = 0

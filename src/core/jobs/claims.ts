@@ -55,6 +55,12 @@ const oldestFirst = (policy: Queue<any>['policy']) => `
 /** Projects with room for more that one claim considers; where more of them wait, the ring brings each its turn. */
 const PROJECTS = 32
 
+// Whether a message is due that the claim does not take: one whose key is active waits for the end of that.
+const othersWait = `exists (
+        select from pgboss.job_common j
+        where j.name = $1 and j.state < 'active' and not j.blocked and j.start_after <= now()
+          and j.id <> all (array(select id from next)))`
+
 // `ring` steps through the projects that have something to claim, beginning behind $3, the one served last, and from the
 // end to the start again: one lookup a project in muster_waiting (queue.ts), whatever waits behind its first message.
 // `turn` adds what each holds in the deployment, counted in job_i7. Of each project `candidate` takes as many messages as
@@ -110,7 +116,8 @@ const inTurn = (policy: Queue<any>['policy']) => `
   ), claimed as (${activate})
   select state.*, claimed.* from (
     select (select count(*)::int from fitting) as found,
-      (select project from next order by position desc limit 1) as last
+      (select project from next order by position desc limit 1) as last,
+      ${policy === 'stately' ? othersWait : 'false'} as "othersWait"
   ) state left join claimed on true`
 
 // pg-boss hands the text to pg as it is, and pg takes a statement with its name in place of a text.
@@ -136,8 +143,11 @@ export type ClaimRequest = {
   borrow: number
 }
 
-/** `more`: others wait that this claim did not get to. */
-export type Claims = { jobs: Claim[]; more: boolean; last: string }
+/**
+ * `more`: others wait that this claim did not get to. `othersWait`: some are due that it did not take, in a queue with keys
+ * perhaps because their keys are active.
+ */
+export type Claims = { jobs: Claim[]; more: boolean; othersWait: boolean; last: string }
 
 /**
  * Claims due messages. Those of queues without projects are taken oldest first. Otherwise slots go in turn to the
@@ -151,13 +161,14 @@ export async function claim(db: Executor, queue: Queue<any>, request: ClaimReque
   try {
     if (!queue.project) {
       const jobs: Claim[] = (await db.executeSql(oldest(), [queue.name, limit])).rows
-      return { jobs, more: jobs.length === limit, last }
+      return { jobs, more: jobs.length === limit, othersWait: true, last }
     }
     const here = JSON.stringify(Object.fromEntries(held))
     const { rows } = await db.executeSql(turn(), [queue.name, limit, last, here, share, borrow])
     const [state] = rows
     const jobs: Claim[] = rows.filter(row => row.id !== null)
-    return { jobs, more: jobs.length === limit || state.found > jobs.length, last: state.last ?? last }
+    const more = jobs.length === limit || state.found > jobs.length
+    return { jobs, more, othersWait: state.othersWait, last: state.last ?? last }
   } catch (error) {
     if ((error as { code?: string }).code === UNIQUE_VIOLATION) return null
     throw error

@@ -83,7 +83,7 @@ export class QueuePoller {
     const found = await waiting(this.#services.queues.db, served)
     if (this.#stopped.signal.aborted) return []
     for (const { name, due, expired } of found) {
-      if (due) this.#loops.get(name)?.tell()
+      if (due) this.#loops.get(name)?.claimNow()
       if (expired) void this.#loops.get(name)?.takeOverExpired()
     }
     this.#report()

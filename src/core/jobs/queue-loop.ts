@@ -14,8 +14,6 @@ type Attempt = HeldClaim & {
   /** `running`: in the handler; `settling`: being recorded; `over`: recorded, given back or lost. */
   state: 'running' | 'settling' | 'over'
   abort: AbortController
-  /** When it was claimed, or just before. */
-  claimedAt: number
   /** Completed by its handler, or about to be: `under_way` until the commit is known. */
   completion: 'none' | 'under_way' | 'committed'
   /** Pieces of its work that wait for other messages. */
@@ -69,8 +67,12 @@ export class QueueLoop {
   #handedBack = 0
   /** The loop waits for a slot, not for messages. */
   #wantsSlot = false
-  /** When messages were last announced or found to be due. */
-  #toldAt = 0
+  /** The loop waits until fewer completions are to be recorded. */
+  #wantsRoom = false
+  /** By the last claim, messages may wait for the end of others of their key. */
+  #othersWait = true
+  /** When a message of this loop was last over. */
+  #overAt = 0
 
   constructor(options: {
     services: Pick<Services, 'queues' | 'log' | 'config'>
@@ -117,7 +119,7 @@ export class QueueLoop {
     if (this.#takingOver) return
     this.#takingOver = true
     try {
-      if (await this.#settlement.takeOverExpired()) this.#claimNow()
+      if (await this.#settlement.takeOverExpired()) this.claimNow()
     } catch (error) {
       this.#log.error({ err: error, queue: this.#queue.name }, 'expired messages not taken over')
     } finally {
@@ -125,13 +127,8 @@ export class QueueLoop {
     }
   }
 
-  /** Messages were announced or found to be due: claim now. */
-  tell(): void {
-    this.#toldAt = performance.now()
-    this.#claimNow()
-  }
-
-  #claimNow(): void {
+  /** Claims now: messages were announced or found to be due. */
+  claimNow(): void {
     this.#woken = true
     this.#wake?.()
   }
@@ -139,7 +136,7 @@ export class QueueLoop {
   /** Ends the loop; see Workers.stop. The `stopping` signal is aborted before. */
   async stop(graceMs: number): Promise<number> {
     const deadline = performance.now() + graceMs
-    this.#claimNow()
+    this.claimNow()
     // A claim that hangs on a lost connection must not hold the stop; what it still claims is given back.
     await Promise.race([this.#loop, sleep(Math.max(graceMs, 1000), undefined, { ref: false })])
     while (this.#held.size > 0 && performance.now() < deadline) await this.#change(deadline)
@@ -173,11 +170,14 @@ export class QueueLoop {
     let failures = 0
     while (!this.#stopping.aborted) {
       const free = this.#slots - this.#busy
-      if (free <= 0 || this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + UNSETTLED_FLOOR) {
-        this.#wantsSlot = true
+      const crowded = this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + UNSETTLED_FLOOR
+      if (free <= 0 || crowded) {
+        this.#wantsSlot = free <= 0
+        this.#wantsRoom = crowded
         await this.#change(Number.POSITIVE_INFINITY)
         continue
       }
+      this.#wantsRoom = false
       // A claim leaves out what projects have no room for when it begins: a slot that is freed meanwhile calls for another.
       this.#wantsSlot = this.#heldByProject.size > 0
       this.#woken = false
@@ -211,16 +211,19 @@ export class QueueLoop {
     const claims = await claim(this.#queues.db, this.#queue, request)
     if (!claims) return true
     this.#lastProject = claims.last
+    this.#othersWait = claims.othersWait
+    // What was over meanwhile may have been what they waited for.
+    const again = this.#queue.policy === 'stately' && claims.othersWait && this.#overAt >= claimedAt
     const jobs = await this.#keep(claims.jobs)
     if (this.#batch > 1) {
-      if (jobs.length > 0) this.#startSlot(jobs, claimedAt)
+      if (jobs.length > 0) this.#startSlot(jobs)
     } else {
-      for (const job of jobs) this.#startSlot([job], claimedAt)
+      for (const job of jobs) this.#startSlot([job])
     }
     // A slot that a full project frees may be filled by the same project again.
     this.#wantsSlot = this.#busy < this.#slots && [...this.#heldByProject.values()].some(held => held >= this.#share)
     if (claims.more && claims.jobs.length === 0) this.#dueAt(performance.now() + CONTENDED_MS)
-    return claims.more && claims.jobs.length > 0
+    return again || (claims.more && claims.jobs.length > 0)
   }
 
   /** What this loop handles of the messages it claimed. */
@@ -245,21 +248,20 @@ export class QueueLoop {
       )
       await complete(tx, this.#queue, delayed)
     })
-    this.#claimNow()
+    this.claimNow()
   }
 
   #dueAt(time: number): void {
     this.#nextDue = Math.min(this.#nextDue, time)
   }
 
-  #startSlot(jobs: Claim[], claimedAt: number): void {
+  #startSlot(jobs: Claim[]): void {
     const now = performance.now()
     const attempts = jobs.map(
       (job): Attempt => ({
         ...job,
         startedAt: now,
         heldSince: now,
-        claimedAt,
         completion: 'none',
         waits: 0,
         state: 'running',
@@ -277,7 +279,7 @@ export class QueueLoop {
       .finally(() => {
         this.#busy -= 1
         for (const attempt of attempts) this.#countProject(attempt, -1)
-        if (this.#wantsSlot) this.#claimNow()
+        if (this.#wantsSlot) this.claimNow()
       })
   }
 
@@ -286,7 +288,7 @@ export class QueueLoop {
     if (attempt.waits++ === 0) {
       this.#busy -= 1
       this.#countProject(attempt, -1)
-      if (this.#wantsSlot) this.#claimNow()
+      if (this.#wantsSlot) this.claimNow()
     }
     try {
       return await work()
@@ -400,6 +402,7 @@ export class QueueLoop {
     this.#unsettled += 1
     this.#settlement.complete(attempt, settled => {
       this.#unsettled -= 1
+      if (this.#wantsRoom) this.claimNow()
       if (attempt.state === 'over') return
       if (settled) this.#settlement.reportDone(attempt, duration)
       else this.#lost(attempt)
@@ -427,7 +430,7 @@ export class QueueLoop {
     if (lost) this.#lost(attempt)
     if (dueInMs !== undefined) {
       this.#dueAt(performance.now() + dueInMs + 1)
-      this.#claimNow()
+      this.claimNow()
     }
     this.#over(attempt)
   }
@@ -441,9 +444,10 @@ export class QueueLoop {
   #over(attempt: Attempt): void {
     attempt.state = 'over'
     if (this.#held.get(attempt.id) === attempt) this.#held.delete(attempt.id)
-    // An entity's wake-up that was announced meanwhile has waited for the end of this one.
-    const waits = this.#queue.policy === 'stately' && (this.#toldAt >= attempt.claimedAt || !this.#hears())
-    if (waits || this.#stopping.aborted || this.#wantsSlot) this.#claimNow()
+    this.#overAt = performance.now()
+    // An entity's wake-up that came meanwhile has waited for the end of this one.
+    const waits = this.#queue.policy === 'stately' && (this.#othersWait || !this.#hears())
+    if (waits || this.#stopping.aborted) this.claimNow()
   }
 
   #lost(attempt: Attempt): void {

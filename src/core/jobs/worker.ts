@@ -69,13 +69,13 @@ export async function startWorkers(options: {
     listen?.listen(
       wakeChannel,
       name => {
-        loops.get(name)?.tell()
+        loops.get(name)?.claimNow()
         if (loops.has(name)) poller.pollSoon()
       },
       {
         onDown: () => poller.pollSoon(),
         onReconnect: () => {
-          for (const loop of loops.values()) loop.tell()
+          for (const loop of loops.values()) loop.claimNow()
           poller.pollSoon()
         },
       },
