@@ -62,9 +62,9 @@ export async function sendMessage(context: Send): Promise<Answer> {
 /** The message, and the turn whose reply the answer shows, may be erased before the answer is kept for repeats. */
 function whileSaid(documentId: string, generationId: string | null): KeptWhile {
   const said = textIsThere(documentId)
-  if (generationId === null) return { holds: said, refusal: unavailable() }
+  if (generationId === null) return { holds: said, refusal: unavailable }
   const { holds } = whileContentKept(generationId)
-  return { holds: sql.fragment`${holds} and ${said}`, refusal: unavailable() }
+  return { holds: sql.fragment`${holds} and ${said}`, refusal: unavailable }
 }
 
 /** Stores the message; a turn that it asks for, when there is none to answer it, gets the id given. */

@@ -103,7 +103,7 @@ const isClaimed = ({ credential_id, path, key, created_at }: IdempotencyClaim): 
     and status is null`
 
 /** A condition in SQL over what an answer shows: where it does not hold, repeats get the refusal in its place. */
-export type KeptWhile = { holds: Fragment; refusal: AppError }
+export type KeptWhile = { holds: Fragment; refusal: () => AppError }
 
 /**
  * Keeps the answer for repeats; an answer that holds a secret is sealed. Nothing when the claim was lost. A condition is
@@ -124,7 +124,7 @@ export async function keepAnswer(
   const kept = keptWhile
     ? sql.fragment`
       ${answer}, 1 where ${keptWhile.holds}
-      union all select ${refused(config, keptWhile.refusal)}, 2 order by 4 limit 1`
+      union all select ${refused(config, keptWhile.refusal())}, 2 order by 4 limit 1`
     : sql.fragment`${answer}, 1`
   await db.query(statement`
     update idempotency_keys set status = k.its_status, body = k.its_body, sealed_body = ${sealed}, headers = k.its_headers

@@ -1,4 +1,13 @@
-import { createCipheriv, createDecipheriv, createHash, createHmac, randomBytes, timingSafeEqual } from 'node:crypto'
+import {
+  createCipheriv,
+  createDecipheriv,
+  createHash,
+  createHmac,
+  createSecretKey,
+  type KeyObject,
+  randomBytes,
+  timingSafeEqual,
+} from 'node:crypto'
 
 /**
  * Encryption of stored secret values: AES-256-GCM, stored as `v1.<key_id>.<iv>.<tag>.<ciphertext>`, parts
@@ -56,7 +65,7 @@ const HMAC_BYTES = 32
 export function createSecretBox(keys: { key: string; previous?: readonly string[] }): SecretBox {
   const current = readKey(keys.key, 'the secrets encryption key')
   const currentId = idOf(current)
-  const byId = new Map<string, Buffer>()
+  const byId = new Map<string, KeyObject>()
   for (const previous of keys.previous ?? []) {
     const key = readKey(previous, 'a previous secrets encryption key')
     byId.set(idOf(key), key)
@@ -113,19 +122,19 @@ export function createSecretBox(keys: { key: string; previous?: readonly string[
   }
 }
 
-function readKey(hex: string, what: string): Buffer {
+function readKey(hex: string, what: string): KeyObject {
   if (!/^[0-9a-fA-F]{64}$/.test(hex)) throw new Error(`${what} must be 64 hex characters`)
-  return Buffer.from(hex, 'hex')
+  return createSecretKey(hex, 'hex')
 }
 
-function idOf(key: Buffer): string {
-  return createHash('sha256').update(key).digest('hex').slice(0, 8)
+function idOf(key: KeyObject): string {
+  return createHash('sha256').update(key.export()).digest('hex').slice(0, 8)
 }
 
-const hmacOf = (key: Buffer, text: string): Buffer => derivation(key, 'fingerprint', text)
+const hmacOf = (key: KeyObject, text: string): Buffer => derivation(key, 'fingerprint', text)
 
 /** Under a key of its own purpose, derived from the encryption key. */
-function derivation(key: Buffer, purpose: string, text: string): Buffer {
+function derivation(key: KeyObject, purpose: string, text: string): Buffer {
   const derived = createHmac('sha256', key).update(`muster ${purpose}`).digest()
   return createHmac('sha256', derived).update(text).digest()
 }

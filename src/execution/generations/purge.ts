@@ -45,7 +45,7 @@ const withoutContent = withoutFields(
 export const whileContentKept = (generationId: string): KeptWhile => ({
   holds: sql.fragment`exists (
     select from generations g where g.id = ${generationId} and g.content_redacted_at is null for share of g)`,
-  refusal: unavailable(),
+  refusal: unavailable,
 })
 
 /** Raises GENERATION_ALREADY_IN_PROGRESS for a turn that runs or waits. */

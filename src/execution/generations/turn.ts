@@ -136,14 +136,15 @@ function limitTime({ generation, services }: TurnAttempt, controller: AbortContr
   const own = generation.deadline_at
     ? new Date(generation.deadline_at).getTime() - Date.now()
     : Number.POSITIVE_INFINITY
-  const over = new TurnAborted({
-    code: 'GENERATION_FAILED',
-    message: 'The turn took too long',
-    meta: { reason: 'deadline' },
-    // A caller's own deadline ends the turn as its cancel would.
-    stop_reason: own < segment ? 'cancelled' : 'error',
-  })
-  const timer = setTimeout(() => controller.abort(over), Math.max(0, Math.min(segment, own, 2 ** 31 - 1)))
+  const over = () =>
+    new TurnAborted({
+      code: 'GENERATION_FAILED',
+      message: 'The turn took too long',
+      meta: { reason: 'deadline' },
+      // A caller's own deadline ends the turn as its cancel would.
+      stop_reason: own < segment ? 'cancelled' : 'error',
+    })
+  const timer = setTimeout(() => controller.abort(over()), Math.max(0, Math.min(segment, own, 2 ** 31 - 1)))
   return () => clearTimeout(timer)
 }
 
