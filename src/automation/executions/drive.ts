@@ -19,6 +19,7 @@ import type { Advanced, Driven, DrivenOutcome, RunDriver } from '../runs/driver.
 import type { RunRow } from '../runs/model.ts'
 import type { State } from '../runs/state.ts'
 import type { ExecutionRow as Attempt } from '../runs/store.ts'
+import { stepContent } from './erase.ts'
 import {
   conflict,
   type Doer,
@@ -448,6 +449,7 @@ export async function hold(tx: Tx, { id, case_id }: { id: string; case_id: strin
 /** The runs of playbooks. */
 export const playbookRuns: RunDriver = {
   name: MANAGER,
+  content: stepContent,
   async open(tx, _services, runId) {
     const placed = await executionOfRun(tx, runId)
     const held = placed && (await hold(tx, placed))

@@ -1,4 +1,3 @@
-import { turnContent } from '../../control/retention/content.ts'
 import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
 import { raise } from '../../core/api/errors.ts'
 import { module } from '../../core/api/module.ts'
@@ -15,7 +14,6 @@ import { runDrivers } from '../runs/driver.ts'
 import { deleteRuns } from '../runs/store.ts'
 import { triggerTargets } from '../triggers/targets.ts'
 import { playbookRuns } from './drive.ts'
-import { stepContent } from './erase.ts'
 import { executionErrors } from './errors.ts'
 import { eventHandlers, executionEvents, hasEventWait } from './events.ts'
 import { executionSource } from './export.ts'
@@ -69,6 +67,5 @@ export default module('playbook-executions', {
     exportedExecutions.with(executionSource),
     eventConsumers.with(hasEventWait),
     eventSubscribers.with(executionEvents),
-    turnContent.with(stepContent),
   ],
 })

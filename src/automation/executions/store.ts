@@ -157,8 +157,8 @@ export const capturedNames = (db: Queryable, executionId: string, key: string) =
 const erased = sql.type(z.strictObject({ execution_id: z.string(), key: z.string() }))
 
 /**
- * Erases what turns were given by steps and said to them, in the steps and in what their executions came to. Locks in the order
- * of everybody: execution, steps. Returns the steps that had something of it. By playbook_execution_steps_generation.
+ * Erases what turns were given by steps and said to them, in the steps and in what their executions came to. Takes the
+ * execution before its steps, as the engine does. Returns the steps that had something of it. By playbook_execution_steps_generation.
  */
 export async function eraseStepsOf(db: Queryable, generationIds: readonly string[]) {
   const turns = sql.array([...generationIds], 'text')

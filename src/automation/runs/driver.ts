@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { TurnContent } from '../../control/retention/content.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -55,6 +56,8 @@ export type RunDriver = {
   open(tx: Tx, services: Services, runId: string): Promise<Driven | null>
   /** Refuses a command that was given to a run. */
   refuse(db: Queryable, runId: string): Promise<never>
+  /** What its records keep of turns: erased before that of runs, as their locks come before those of runs. */
+  content: TurnContent
 }
 
 export const runDrivers = extensionPoint<RunDriver>('drivers of runs')

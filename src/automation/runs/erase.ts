@@ -1,18 +1,22 @@
 import { z } from 'zod'
 import type { Redaction } from '../../control/events/redact.ts'
-import type { TurnContent } from '../../control/retention/content.ts'
+import { addCounts, type TurnContent } from '../../control/retention/content.ts'
 import { type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
+import { runDrivers } from './driver.ts'
 import { runKind } from './model.ts'
 
 type Data = Record<string, unknown>
 
 /**
  * What a turn was given and said goes from the attempts of nodes that it was made for, from what their runs keep of those
- * nodes, and from runs that were seeded with it. What graphs made of it in other nodes and in the state is theirs and stays.
+ * nodes, and from runs that were seeded with it; before, from the records of whoever drives them. What graphs made of it in other
+ * nodes and in the state is theirs and stays.
  */
 export const runContent: TurnContent = {
   async erase(tx, turns) {
+    const driven = []
+    for (const { content } of runDrivers.all()) driven.push(await content.erase(tx, turns))
     const erased = await eraseNodes(
       tx,
       turns.map(({ id }) => id),
@@ -22,7 +26,10 @@ export const runContent: TurnContent = {
       erased.map(({ run_id, node_id }) => [run_id, node_id]),
       withoutNodes,
     )
-    return { counts: { orchestration_runs: redaction.ids.length }, events: [redaction] }
+    return {
+      counts: addCounts(...driven.map(({ counts }) => counts), { orchestration_runs: redaction.ids.length }),
+      events: [...driven.flatMap(({ events }) => events), redaction],
+    }
   },
 }
 

@@ -1,6 +1,5 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { cancelTurn } from '../../execution/generations/abort.ts'
-import { generationKind } from '../../execution/generations/model.ts'
+import { cancelTurnLeft } from '../../execution/generations/abort.ts'
 import { startsRuns } from '../orchestrations/definition.ts'
 import { type Advance, isFailure } from './advance.ts'
 import { type TurnEnd, turnArtifact, turnsOf } from './agent.ts'
@@ -74,8 +73,7 @@ async function lookAtTurn(advance: Advance, row: ExecutionRow, turn: TurnEnd | u
     })
   if (turn.status === 'failed') throw turn.error ?? GONE
   if (advance.isPast(row.deadline_at)) {
-    const generation = await generationKind.find(advance.tx, turn.id, true)
-    if (generation) await cancelTurn(advance.tx, advance.services, generation)
+    await cancelTurnLeft(advance.tx, advance.services, turn.id)
     throw late(row)
   }
   const status = turn.status === 'requires_action' ? 'requires_action' : 'running'

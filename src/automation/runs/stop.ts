@@ -1,8 +1,7 @@
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withdrawApprovals } from '../../execution/approvals/node.ts'
-import { cancelTurn } from '../../execution/generations/abort.ts'
-import { generationKind } from '../../execution/generations/model.ts'
+import { cancelTurnLeft } from '../../execution/generations/abort.ts'
 import type { OrchestrationRow } from '../orchestrations/model.ts'
 import { RUN_CHANNEL, type RunRow, runKind } from './model.ts'
 import { runQueue, runTold } from './queue.ts'
@@ -60,10 +59,7 @@ async function noteCancelled(tx: Tx, first: readonly RunRow[]): Promise<readonly
 /** Nobody needs these turns and approvals any more. */
 async function endWhatWaits(tx: Tx, services: Services, own: readonly Waits[], left: readonly Waits[]): Promise<void> {
   const waited = [...own, ...left]
-  for (const { generation_id } of waited) {
-    const turn = generation_id === null ? null : await generationKind.find(tx, generation_id, true)
-    if (turn) await cancelTurn(tx, services, turn)
-  }
+  for (const { generation_id } of waited) if (generation_id !== null) await cancelTurnLeft(tx, services, generation_id)
   const approvals = waited.flatMap(({ approval_id }) => approval_id ?? [])
   if (approvals.length > 0) await withdrawApprovals(tx, approvals)
 }

@@ -2,8 +2,7 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withdrawApprovals } from '../../execution/approvals/node.ts'
-import { cancelTurn } from '../../execution/generations/abort.ts'
-import { generationKind } from '../../execution/generations/model.ts'
+import { cancelTurnLeft } from '../../execution/generations/abort.ts'
 import { firingKind, hasEnded } from '../triggers/model.ts'
 import { settleFiring } from '../triggers/settle.ts'
 import type { WorkflowRow } from '../workflows/model.ts'
@@ -21,11 +20,6 @@ export async function removeTask(tx: Tx, services: Services, task: TaskRow): Pro
     if (kind === 'trigger_firing') await cancelFiring(tx, services, id)
   }
   if (pending_approval_id !== null) await withdrawApprovals(tx, [pending_approval_id])
-}
-
-async function cancelTurnLeft(tx: Tx, services: Services, id: string): Promise<void> {
-  const turn = await generationKind.find(tx, id, true)
-  if (turn) await cancelTurn(tx, services, turn)
 }
 
 /** Ends a firing that waits for a worker, or the run or turn that it started. */

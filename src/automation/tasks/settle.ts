@@ -104,6 +104,7 @@ export const settleFailure = (
 /** Looks what has settled of what a task waits for: what it started, or its approval. */
 export const settle = (services: Services, { task_id }: SettleMessage): Promise<unknown> =>
   services.write(async tx => {
+    const settled = await settledFor(tx, task_id)
     const held = await findDispatch(tx, task_id, null, true)
     const task = held?.task ?? (await taskKind.find(tx, task_id, true))
     const machine = task && (await pinnedMachine(services, tx, task))
@@ -119,11 +120,23 @@ export const settle = (services: Services, { task_id }: SettleMessage): Promise<
       }
     }
     if (held?.dispatch.dispatch_state !== 'started' || held.dispatch.kind === 'tool') return
-    const outcome = await startedTargets[held.dispatch.kind].outcome(tx, held.dispatch.result_id as string)
-    if (!outcome) return
+    // One that has taken its place since is looked at by a message of its own.
+    if (settled?.dispatch_id !== held.dispatch.dispatch_id) return
     await write(
       tx,
       services,
-      await decideOutcome(deciding(services, machine, task, true), task, held.dispatch.attempt, outcome),
+      await decideOutcome(deciding(services, machine, task, true), task, held.dispatch.attempt, settled.outcome),
     )
   })
+
+/**
+ * What the dispatch of a task has come to; null where it has not ended. The task is not locked yet: whoever erases what it came
+ * to holds that, and then takes the task.
+ */
+async function settledFor(tx: Tx, taskId: string): Promise<{ dispatch_id: string; outcome: Outcome } | null> {
+  const found = await findDispatch(tx, taskId, null)
+  if (found?.dispatch.dispatch_state !== 'started' || found.dispatch.kind === 'tool') return null
+  const { dispatch_id, kind, result_id } = found.dispatch
+  const outcome = await startedTargets[kind].outcome(tx, result_id as string)
+  return outcome && { dispatch_id, outcome }
+}

@@ -41,7 +41,7 @@ type Target = {
   prepare(services: Services, starting: Starting): Promise<unknown>
   /** Starts the work in the transaction that notes its id, which it returns. */
   start(tx: Tx, services: Services, starting: Starting & { prepared: unknown }): Promise<string>
-  /** What became of it, in the transaction that settles the task; null while it is under way. */
+  /** What became of it, in the transaction that settles the task, before it takes that; null while it is under way. */
   outcome(db: Queryable, id: string): Promise<Outcome | null>
 }
 
@@ -94,7 +94,7 @@ const agent: Target = {
   async outcome(db, id) {
     const cause: Cause = { column: 'generation_id', id }
     // A purge waits, and then finds what was kept of the turn; one that came before has left nothing to keep.
-    await db.query(statement`select from generations where id = ${id} for share`)
+    await db.query(statement`select from generations where id = ${id} and status in ('completed', 'failed') for share`)
     const [turn] = await turnsOf(db, [id])
     if (!turn) return gone('GENERATION_NOT_FOUND', cause)
     if (turn.status === 'failed')
@@ -174,7 +174,9 @@ const trigger: Target = {
   async outcome(db, id) {
     const cause: Cause = { column: 'trigger_firing_id', id }
     // As that of a turn.
-    await db.query(statement`select from trigger_firings where id = ${id} for share`)
+    await db.query(
+      statement`select from trigger_firings where id = ${id} and state in ('succeeded', 'failed') for share`,
+    )
     const firing = await firingKind.find(db, id)
     if (!firing)
       return {

@@ -67,6 +67,15 @@ export async function cancelTurn(tx: Tx, services: Services, generation: Generat
 }
 
 /**
+ * Calls off a turn that something else waited for, unless it has ended or is gone. One that has ended is not locked: whoever
+ * holds it, to erase it or to note its end, may be waiting for what the caller holds.
+ */
+export async function cancelTurnLeft(tx: Tx, services: Services, id: string): Promise<void> {
+  const turn = await generationKind.find(tx, id)
+  if (turn && turn.status !== 'completed' && turn.status !== 'failed') await cancelTurn(tx, services, turn)
+}
+
+/**
  * Ends a turn from outside, inside the caller's transaction: a pending one fails at once with the failure, a running
  * one is asked to abort and its worker settles it, a settled one is left alone. With `force` a running one fails at once
  * too: for turns that no worker can get past; whatever still runs of it then writes nothing.

@@ -1,0 +1,112 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { settleQueue } from '../../src/automation/tasks/queue.ts'
+import { type Fragment, sql } from '../../src/core/db/sql.ts'
+import { eventually } from '../support/app.ts'
+import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
+
+describe('the locks of a purge and of what goes on beside it', () => {
+  let app: RunApp
+  before(async () => {
+    app = await startRunApp({
+      actions: [...RUN_ACTIONS, 'workflows:*', 'tasks:*', 'playbooks:*', 'cases:*'],
+      workers: ['orchestration'],
+    })
+  })
+  after(() => app.close())
+
+  const created = async (path: string, body: object): Promise<any> => {
+    const reply = await app.key.post(path, body)
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    return reply.body
+  }
+  const read = async (path: string): Promise<any> => (await app.key.get(path)).body
+  /** No worker makes turns here: one ends by hand, and nobody is told. */
+  const end = (generationId: string) =>
+    app.services.pool.query(sql.unsafe`
+      update generations set status = 'completed', completed_at = now(),
+        output = '{"content": "secret", "model": "m", "finish_reason": "stop", "object": null}'
+      where id = ${generationId}`)
+  /** Holds a row, as a transaction does that has come to it, while something else is done. */
+  async function holding(row: Fragment, work: () => Promise<void>): Promise<void> {
+    const { pool } = app.services
+    const held = Promise.withResolvers<void>()
+    const done = Promise.withResolvers<void>()
+    const transaction = pool.transaction(async tx => {
+      await tx.query(sql.unsafe`select from ${row} for update`)
+      held.resolve()
+      await done.promise
+    })
+    try {
+      await Promise.race([held.promise, transaction])
+      await work()
+    } finally {
+      done.resolve()
+      await transaction
+    }
+  }
+  const someoneWaits = () =>
+    eventually(
+      () =>
+        app.services.pool.exists(sql.unsafe`
+          select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+      { what: 'a transaction that waits for a row' },
+    )
+  const isFree = (row: Fragment) => app.services.pool.exists(sql.unsafe`select from ${row} for update skip locked`)
+  const row = (table: string, id: string) => sql.fragment`${sql.identifier([table])} where id = ${id}`
+
+  it('are taken in one order: a task is not held while its worker waits for the turn that is erased', async () => {
+    const dispatch = { kind: 'agent', agent_id: app.agentId, input_mapping: { prompt: 'hello' } }
+    const workflow = await created('/workflows', {
+      name: 'asks',
+      states: [{ name: 'work', initial: true, on_enter: { dispatch } }],
+      transitions: [],
+    })
+    const { id } = await created('/tasks', { workflow_id: workflow.id, title: 'a card' })
+    const turn = await eventually(async () => (await read(`/tasks/${id}`)).active_dispatch?.id)
+    await end(turn)
+    await holding(row('generations', turn), async () => {
+      await app.services.write(async tx => tx.send(settleQueue, { task_id: id, project_id: app.projectId }))
+      await someoneWaits()
+      assert.equal(await isFree(row('tasks', id)), true)
+    })
+    const result = await eventually(async () => (await read(`/tasks/${id}`)).last_result)
+    assert.deepEqual(result, { content: 'secret' })
+  })
+
+  it('are taken in one order: a run is not held by a purge that waits for its execution', async () => {
+    const steps = [
+      { key: 'a', title: 'A', type: 'instruct_agent', agent_id: app.agentId, instructions: 'say it' },
+      { key: 'b', title: 'B', type: 'manual' },
+    ]
+    const playbook = await created('/playbooks', { name: 'asks', steps })
+    const { id: case_id } = await created('/cases', { title: 'case' })
+    const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id, input: {} })
+    const path = `/playbook-executions/${id}`
+    const turn = await eventually(async () => (await read(path)).steps[0].generation_id)
+    // The turn of a step that is worked at: the record of the step knows it, and so does the attempt of the run.
+    await end(turn)
+    const { orchestration_run_id } = await read(path)
+    await holding(row('playbook_executions', id), async () => {
+      const purge = app.admin.delete(`/generations/${turn}/content`)
+      await someoneWaits()
+      const free = await isFree(row('orchestration_runs', orchestration_run_id))
+      void purge.then(({ status }) => assert.equal(status, 200))
+      assert.equal(free, true)
+    })
+    await eventually(async () => (await app.admin.get(`/generations/${turn}`)).body.content_redacted_at !== null)
+  })
+
+  it('do not wait for each other: a run that is cancelled takes no turn that has ended', async () => {
+    const orchestration_id = await app.orchestration([{ id: 'ask', type: 'agent', agent_id: app.agentId }])
+    const run = await created('/orchestration-runs', { orchestration_id })
+    const turn = await eventually(async () => (await app.read(run.id)).node_executions[0]?.generation_id)
+    await end(turn)
+    await holding(row('generations', turn), async () => {
+      const cancelled = app.key.post(`/orchestration-runs/${run.id}/cancel`, {})
+      const reply = await Promise.race([cancelled, sleep(5_000)])
+      assert.equal(reply?.status, 200, 'the cancel waits for the turn')
+      assert.equal(reply.body.status, 'cancelled')
+    })
+  })
+})
