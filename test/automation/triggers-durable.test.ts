@@ -183,6 +183,38 @@ describe('firings and their workers', function () {
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
+  it('that a pause has put off go on in batches: its end sends one message, however many they are', async () => {
+    const { pool } = app.services
+    const count = 450
+    const trigger = await tool()
+    await app.admin.post(`/projects/${app.projectId}/pause`)
+    await pool.query(sql.unsafe`
+      insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, due_at, created_at, fired_by)
+      select 'trf_off' || n, ${app.projectId}, ${trigger.id}, 'webhook', 'tool', '{}', now() + interval '15 minutes', now(), null
+      from generate_series(1, ${count}) n`)
+    const messages = async (): Promise<[string, number][]> =>
+      (
+        await pool.any(sql.unsafe`
+          select name, count(*)::int as count from pgboss.job_common
+          where name like 'trigger%' and state = 'created' and data ->> 'project_id' = ${app.projectId}
+          group by name`)
+      ).map((row: any) => [row.name, row.count])
+    const before = app.statements.length
+    await app.admin.post(`/projects/${app.projectId}/resume`)
+    assert.ok(!app.statements.slice(before).some(text => text.includes('update trigger_firings')))
+    assert.deepEqual(await messages(), [['trigger-project', 1]])
+    await worker()
+    await eventually(
+      async () =>
+        (await pool.oneFirst(sql.unsafe`
+          select count(*)::int from trigger_firings where trigger_id = ${trigger.id} and completed_at is not null`)) ===
+        count,
+      { what: 'the end of all firings', within: 60_000 },
+    )
+    assert.equal(new Set(keys()).size, count)
+    assert.equal(app.target.requests.length, count)
+  })
+
   it('a manual fire answers with the firing as it stands when its time is over', async () => {
     const slow = await startProcess('web', app.databaseUrl, { ...FAST, TRIGGER_FIRE_WAIT_MAX_MS: '50' })
     processes.push(slow)
@@ -226,6 +258,32 @@ describe('firings and their workers', function () {
       { queue: (await import('../../src/automation/triggers/queue.ts')).firingSweep, data: { orphans: true } },
     ])
     assert.equal((await ended(key, id)).error.code, 'RESOURCE_NOT_FOUND')
+  })
+
+  it('one that cannot be ended keeps no other from being ended', async () => {
+    const { pool } = app.services
+    const { firingSweep } = await import('../../src/automation/triggers/queue.ts')
+    const agent = await app.agent()
+    const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
+    await worker({}, ['trigger'])
+    const ids = [await fire(trigger.id, { message: 'bad' }), await fire(trigger.id, { message: 'good' })]
+    for (const id of ids)
+      await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
+    await pool.query(sql.unsafe`
+      create function refuse_end() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$`)
+    await pool.query(
+      sql.unsafe`
+      create trigger refuse_end before update on trigger_firings for each row
+      when (new.id = ${sql.literalValue(ids[0])} and new.completed_at is not null) execute function refuse_end()` as never,
+    )
+    try {
+      assert.equal((await key.delete(`/agents/${agent}?force=true`)).status, 204)
+      await app.services.queues.send([{ queue: firingSweep, data: { orphans: true } }])
+      assert.equal((await ended(key, ids[1])).error.code, 'RESOURCE_NOT_FOUND')
+      assert.equal((await key.get(`/trigger-firings/${ids[0]}`)).body.status, 'running')
+    } finally {
+      await pool.query(sql.unsafe`drop function refuse_end cascade`)
+    }
   })
 
   it('firings that ended long ago are deleted', async () => {

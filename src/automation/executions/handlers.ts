@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { every, handler } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
+import { apart } from '../../core/jobs/sweeps.ts'
 import { markOverdue } from './command.ts'
 import { isAnyOverdue, overdueExecutions } from './store.ts'
 
@@ -15,13 +16,11 @@ const overdueSweep = workQueue('playbook.overdue', {
 const SWEPT = 500
 
 export const executionHandlers = [
-  handler(overdueSweep, { concurrency: 1 }, async (_message, { services, stopping, log }) => {
+  handler(overdueSweep, { concurrency: 1 }, async (_message, { services, stopping }) => {
     for (const placed of await overdueExecutions(services.pool, SWEPT)) {
       if (stopping.aborted) return
       // One that cannot be marked keeps nobody else's from being marked.
-      await services
-        .write(tx => markOverdue(tx, services, placed))
-        .catch(error => log.error({ err: error, execution_id: placed.id }, 'overdue step not marked'))
+      await apart(services, { execution_id: placed.id }, () => services.write(tx => markOverdue(tx, services, placed)))
     }
   }),
 ]

@@ -2,12 +2,13 @@ import { AppError } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { sweepAttempts } from '../../core/jobs/attempt.ts'
-import { every, handler } from '../../core/jobs/handler.ts'
+import { every, handler, type JobContext } from '../../core/jobs/handler.ts'
 import { message } from '../../core/jobs/queue.ts'
-import { inBatches } from '../../core/jobs/sweeps.ts'
+import { apart, inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
+import { lockPauseState } from '../../identity/projects/store.ts'
 import { fire, giveUp } from './fire.ts'
-import { firingQueue, firingSweep } from './queue.ts'
+import { firingQueue, firingSweep, projectFiringsQueue } from './queue.ts'
 import { skipMissed } from './schedule.ts'
 import { settleFiring } from './settle.ts'
 import { deleteEnded, firingAttempts, hasDue, hasStarted, makeDue, orphans } from './store.ts'
@@ -20,6 +21,9 @@ const QUIET_SECONDS = 5
 
 /** Firings that wait for what is gone, ended at once. */
 const ORPHANS = 500
+
+/** Firings that go on in one transaction after a pause. */
+const RELEASED = 200
 
 const MESSAGE_LEASE_SECONDS = 60
 
@@ -35,6 +39,7 @@ export const triggerHandlers = [
     },
     fire,
   ),
+  handler(projectFiringsQueue, { concurrency: 1 }, releaseFirings),
   handler(firingSweep, { concurrency: 1 }, async (asked, { services, stopping }) =>
     asked.orphans ? endOrphans(services) : wakeLost(services, stopping),
   ),
@@ -71,14 +76,25 @@ async function endOrphans(services: Services): Promise<void> {
   })
   for (const id of await orphans(services.pool, started, ORPHANS)) {
     const error = new AppError('RESOURCE_NOT_FOUND', { message: 'What the firing started was deleted' }).recorded()
-    await services.write(tx => settleFiring(tx, id, { error }))
+    await apart(services, { firing_id: id }, () => services.write(tx => settleFiring(tx, id, { error })))
   }
 }
 
-/** Takes up what a pause held: firings that were accepted go on, schedules with their next occurrence. */
+/** Takes up what a pause held: schedules go on with their next occurrence, and a worker sees to firings that were accepted. */
 export async function resumeTriggers(tx: Tx, projectId: string): Promise<void> {
   await skipMissed(tx, projectId)
-  for (const { id, project_id } of await makeDue(tx, projectId)) tx.send(firingQueue, { firing_id: id, project_id })
+  tx.send(projectFiringsQueue, { project_id: projectId })
+}
+
+/** Has a batch of the firings go on that a pause put off, unless another one has begun. */
+async function releaseFirings({ project_id }: { project_id: string }, { services }: JobContext): Promise<void> {
+  await services.write(async tx => {
+    const project = await lockPauseState(tx, project_id)
+    if (project?.paused_at !== null) return
+    const released = await makeDue(tx, project_id, RELEASED)
+    for (const { id } of released) tx.send(firingQueue, { firing_id: id, project_id })
+    if (released.length === RELEASED) tx.send(projectFiringsQueue, { project_id })
+  })
 }
 
 /** Deletes firings that ended more than TRIGGER_FIRING_RETENTION_DAYS ago, in batches. Returns how many went. */

@@ -14,6 +14,14 @@ export const firingQueue = entityMailbox('trigger.fire', {
 })
 export type FiringMessage = z.output<typeof firingQueue.message>
 
+/** Firings of a project that its pause has put off. */
+export const projectFiringsQueue = workQueue('trigger-project', {
+  message: z.object({ project_id: z.string() }),
+  project: message => message.project_id,
+  concern: 'trigger',
+  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+})
+
 /** Looks for firings that nobody works on, the floor under the wake-ups, or for those that wait for what is gone. */
 export const firingSweep = workQueue('trigger.sweep', {
   message: z.object({ orphans: z.boolean().optional() }),

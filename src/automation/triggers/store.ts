@@ -165,18 +165,29 @@ export const endStarted = (
         'output', ${JSON.stringify(outcome.output ?? null)}::json)
     where t.result_id = ${resultId} and t.state = 'started' returning ${firingKind.columns}`)
 
-/** Puts off a firing that waits. */
+/** Puts off a firing that waits while its project is paused. The share lock keeps the end of the pause from passing by. */
 export const putOff = (db: Queryable, id: string, delayMs: number) =>
   db.query(statement`
-    update trigger_firings set due_at = now() + ${delayMs} * interval '1 ms' where id = ${id} and state = 'queued'`)
+    update trigger_firings f set due_at = now() + ${delayMs} * interval '1 ms'
+    where id = ${id} and state = 'queued' and exists (
+      select from projects p where p.id = f.project_id and p.paused_at is not null for share of p)`)
 
 const Waiting = z.object({ id: z.string(), project_id: z.string() })
 const waiting = sql.type(Waiting)
 
-/** Makes the firings of a project that wait due now, and returns them. */
-export const makeDue = (db: Queryable, projectId: string): Promise<readonly z.output<typeof Waiting>[]> =>
+/** Makes a batch of the firings of a project that were put off due now, and returns them. Index trigger_firings_due. */
+export const makeDue = (
+  db: Queryable,
+  projectId: string,
+  limit: number,
+): Promise<readonly z.output<typeof Waiting>[]> =>
   db.any(waiting`
-    update trigger_firings set due_at = now() where project_id = ${projectId} and state = 'queued' returning id, project_id`)
+    update trigger_firings set due_at = now()
+    where id = any (array(
+      select id from trigger_firings
+      where project_id = ${projectId} and state = 'queued' and due_at > now() order by due_at limit ${limit}
+      for update skip locked)) and state = 'queued'
+    returning id, project_id`)
 
 /** Firings that wait for what is gone. Index trigger_firings_started. @param started tables of what targets of a type start */
 export const orphans = (

@@ -35,6 +35,17 @@ export async function inBatches(
   return removed
 }
 
+/** A part of a sweep by itself: what fails in it is logged with `ids`, and keeps nothing from what is swept beside it. */
+export const apart = (
+  { log }: Pick<Services, 'log'>,
+  ids: Record<string, unknown>,
+  work: () => Promise<unknown>,
+): Promise<void> =>
+  work().then(
+    () => undefined,
+    error => log.error({ err: error, ...ids }, 'part of a sweep failed'),
+  )
+
 export const sweepQueue = workQueue('retention.sweep', {
   message: z.object({ sweep: z.string() }),
   concern: 'snapshot',

@@ -3,6 +3,7 @@ import { AppError } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { every, handler } from '../../core/jobs/handler.ts'
 import { message } from '../../core/jobs/queue.ts'
+import { apart } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { askItem, failQueued } from './ask.ts'
 import { finish } from './finish.ts'
@@ -56,13 +57,15 @@ const QUIET_MS = 5000
 /** Takes up what a pause held, ends items whose turn is gone, and runs that nobody works on. */
 async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, config, queues } = services
-  await services.write(async tx => {
-    for (const { state, ...item } of await releaseHeld(tx, SWEPT))
-      tx.send(state === 'answered' ? scoreQueue : itemQueue, item)
-  })
+  await apart(services, { part: 'held items' }, () =>
+    services.write(async tx => {
+      for (const { state, ...item } of await releaseHeld(tx, SWEPT))
+        tx.send(state === 'answered' ? scoreQueue : itemQueue, item)
+    }),
+  )
   for (const item of await orphans(pool, SWEPT)) {
     const error = new AppError('GENERATION_FAILED', { message: 'The turn was deleted before it ended' }).recorded()
-    await apart(item.eval_run_id, () =>
+    await apart(services, { eval_run_id: item.eval_run_id }, () =>
       services.write(tx => finish(tx, item, 'asked', { output: null, scores: [], error })),
     )
   }
@@ -74,15 +77,10 @@ async function sweep(services: Services, stopping: AbortSignal): Promise<void> {
   for (const { id, project_id, whole, abandoned } of quiet) {
     if (stopping.aborted) return
     const lost = new AppError('INTERNAL_ERROR', { message: 'Nobody works on the items that are left of the run' })
-    await apart(id, async () => {
+    await apart(services, { eval_run_id: id }, async () => {
       if (whole) await queues.send([message(runQueue, { eval_run_id: id, project_id })])
       else if (abandoned) await failRun(services, id, lost)
     })
-  }
-
-  /** Work for one run: what fails there keeps no other run from being looked at. */
-  async function apart(eval_run_id: string, work: () => Promise<unknown>): Promise<void> {
-    await work().catch(error => services.log.error({ err: error, eval_run_id }, 'eval run not swept'))
   }
 }
 
