@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql, statement } from '../../src/core/db/sql.ts'
+import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
 
@@ -130,6 +131,26 @@ describe('a hostile playbook', () => {
     const inputs = new Map(data.map(({ id, input }: any) => [id, input]))
     assert.deepEqual([inputs.get(large.id), inputs.get(small.id)], [null, { text: 'small' }])
     assert.equal(large.input.text.length, 900_000)
+  })
+
+  it('leaves the case as it was where what it has come to is too large for the run', async () => {
+    app.target.answer = json({ text: 'x'.repeat(950_000) })
+    const call = (n: number) => ({ key: `s${n}`, title: 'S', type: 'call_tool', tool_id, case_writes: { last: n } })
+    const steps = [1, 2, 3, 4, 5].map(call)
+    const playbook = await created('/playbooks', { name: 'grows', steps })
+    const { id: case_id } = await created('/cases', { title: 'case' })
+    const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id, input: {} })
+    const failed = await eventually(async () => {
+      const { body } = await app.key.get(`/playbook-executions/${id}`)
+      return body.status === 'failed' ? body : null
+    })
+    assert.deepEqual([failed.error.meta.reason, failed.current_step_key], ['too_large', 's5'])
+    assert.deepEqual(await fieldsOf({ case_id }), { last: 4 })
+    const { data } = (await app.key.get(`/cases/${case_id}/timeline?limit=100`)).body
+    const told = data.flatMap(({ kind, data }: any) => (kind === 'step_completed' ? [data.fields.last.to] : []))
+    assert.deepEqual(told.sort(), [1, 2, 3, 4])
+    const events = (await app.key.get(`/events?resource_id=${case_id}&event=cases.updated`)).body.data
+    assert.equal(events.length, 4)
   })
 
   it('that cannot be marked as overdue keeps nobody else from being told', async () => {

@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
+import { message } from '../../src/core/jobs/queue.ts'
+import { sweepQueue } from '../../src/evaluation/eval-runs/queue.ts'
 import { madeDecider } from '../execution/decider-support.ts'
 import { json, made as madeTool, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -145,6 +148,68 @@ describe('scorers', () => {
         { what: 'usage' },
       )
       assert.equal(events.length, 1)
+    })
+
+    it('have the headers of a run that was canceled while it was scored, until its last item', async () => {
+      const agent_id = await app.echo('canceled')
+      const { id: tool_id } = await madeTool(app.key, { execute: { url: target.url } })
+      const { promise: released, resolve: release } = Promise.withResolvers<void>()
+      const tenants: unknown[] = []
+      target.answer = async (request, response) => {
+        tenants.push(Object.values(request.headers).includes('t2'))
+        if (tenants.length === 1) await released
+        json({ score: 1, passed: true })(request, response)
+      }
+      const scorers = ['first', 'second'].map(name => ({ type: 'tool', name, tool_id }))
+      const dataset_id = await app.dataset([item('Is it?', 'Yes')])
+      const { id } = await app.eval({ agent_id, dataset_id, scorers })
+      const run = await made(app.key, `/evals/${id}/runs`, { tool_context: { tenant: 't2' } })
+      await eventually(async () => tenants.length === 1, { what: 'the first call' })
+      const path = `/evals/${id}/runs/${run.id}`
+      assert.equal((await app.key.post(`${path}/cancel`)).status, 200)
+      release()
+      await eventually(async () => (await app.key.get(path)).body.completed_count === 1, { what: 'the result' })
+      assert.deepEqual(tenants, [true, true])
+      const kept = () =>
+        app.services.pool.oneFirst(sql.unsafe`select context is not null from eval_runs where id = ${run.id}`)
+      assert.equal(await kept(), false)
+      // One whose turn is gone is under way no longer.
+      await app.lanes.put('canceled', { rules: [{ reply: { text: 'Yes', gate: 'canceled' } }] })
+      const other = await made(app.key, `/evals/${id}/runs`, { tool_context: { tenant: 't2' } })
+      await eventually(async () => (await app.lanes.gate('canceled'))?.waiting, { what: 'the turn' })
+      assert.equal((await app.key.post(`/evals/${id}/runs/${other.id}/cancel`)).status, 200)
+      await app.services.pool.query(
+        sql.unsafe`delete from generations where agent_id = ${agent_id} and status <> 'completed'`,
+      )
+      await app.services.queues.send([message(sweepQueue, {})])
+      await eventually(async () => (await app.key.get(`/evals/${id}/runs/${other.id}`)).body.errored_count === 1, {
+        what: 'the result of the turn that is gone',
+      })
+      const left = sql.unsafe`select context is null from eval_runs where id = ${other.id}`
+      assert.equal(await app.services.pool.oneFirst(left), true)
+      await app.lanes.read('POST', '/control/gates/canceled/open')
+    })
+
+    it('that cannot be made for a reason of ours are told apart from items that were not asked', async () => {
+      const { pool } = app.services
+      target.answer = json({ score: 1, passed: true })
+      const agent_id = await app.echo('unscored')
+      const { id: tool_id } = await madeTool(app.key, { execute: { url: target.url } })
+      const dataset_id = await app.dataset([item('Is it?', 'Yes')])
+      const { id } = await app.eval({ agent_id, dataset_id, scorers: [{ type: 'tool', name: 'mine', tool_id }] })
+      await pool.query(sql.unsafe`
+        create function no_keep() returns trigger language plpgsql as $$ begin raise exception 'no keep'; end $$`)
+      await pool.query(sql.unsafe`
+        create trigger no_keep before update on eval_results for each row
+        when (new.state = 'answered' and new.scores::text <> old.scores::text) execute function no_keep()`)
+      try {
+        const run = await app.run(id)
+        const [{ error, output }] = await app.results(run)
+        assert.deepEqual([error.code, output], ['EVAL_SCORING_FAILED', 'Yes'])
+        assert.match(error.message, /could not be scored/)
+      } finally {
+        await pool.query(sql.unsafe`drop function no_keep cascade`)
+      }
     })
 
     it('that say no verdict, fail or are gone give the item an error', async () => {

@@ -53,7 +53,8 @@ export class Held implements Driven {
   /** Why it is cancelled. */
   reason: string | null = null
   readonly #before: CaseRow
-  readonly #written = new Map<string, string[]>()
+  /** What steps have written in this transaction, with the case as each found it. */
+  readonly #written = new Map<string, { names: string[]; found: CaseRow }>()
   readonly #happenings: Happening[] = []
   readonly #pieces: Piece[] = []
   readonly #links: { type: LinkType; target_id: string }[] = []
@@ -134,8 +135,16 @@ export class Held implements Driven {
     const given = writtenBy(step, root)
     const fields = overlaid(this.case.fields, given)
     const changed = Object.keys(given).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
-    this.#written.set(step.key, changed)
+    this.#written.set(step.key, { names: changed, found: this.case })
     this.case = { ...this.case, fields }
+  }
+
+  /** What a step wrote goes with the step when its outcome is refused afterwards: nothing has run behind it. */
+  #takeBack(key: string): void {
+    const written = this.#written.get(key)
+    if (!written) return
+    this.case = { ...this.case, fields: written.found.fields }
+    this.#written.delete(key)
   }
 
   /** Writes what an advance of the run, or a command, has come to: records, timeline, evidence, case and events. */
@@ -156,6 +165,7 @@ export class Held implements Driven {
     const before = record.status
     if (isCondition) return this.#noteCondition(record, attempt, now)
     const status = statusOf(attempt, this.act?.skip === true)
+    if (status === 'failed') this.#takeBack(key)
     // Of a step that `when` passed over, the node is left over at the end.
     if (status === 'skipped' && attempt.status === 'skipped' && before !== 'pending') return
     // A person skipped it, and its node has completed.
@@ -230,7 +240,7 @@ export class Held implements Driven {
     record.output = step.type === 'branch' ? { taken: attempt.label } : attempt.output
     this.#actOn(record)
     if (record.approval_id !== null) await this.#noteDecision(record, attempt)
-    const written = this.#written.get(step.key) ?? []
+    const written = this.#written.get(step.key)?.names ?? []
     this.#tell('step_completed', record, {
       attempt: record.attempt,
       ...(record.note === null ? {} : { note: record.note }),
@@ -361,7 +371,8 @@ export class Held implements Driven {
     row.updated_at = now
     for (const link of this.#links) this.#happenings.push(...(await linkCase(tx, this.case, null, link)).happenings)
     if (this.#pieces.length > 0) {
-      const captured_by = this.act?.doer ?? row.started_by ?? { kind: 'user' as const, id: '' }
+      const captured_by = this.act?.doer ?? row.started_by
+      if (captured_by === null) throw new Error(`nobody started ${row.id}`)
       const { happenings } = await addEvidence(tx, this.case, captured_by, this.#pieces)
       this.#happenings.push(...happenings)
     }

@@ -4,7 +4,7 @@ import { storableText, storableValue } from '../../core/api/text.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { type OpenItem, RESULT_CHANNEL } from './model.ts'
 import { runQueue } from './queue.ts'
-import { type ItemEnd, storeResult } from './store.ts'
+import { dropContext, type ItemEnd, storeResult } from './store.ts'
 
 /**
  * Stores the result of an item that is in a state, unless it has one, and wakes its run with the last one. Returns whether
@@ -23,8 +23,8 @@ export async function finish(
   })
   if (!counts) return false
   tx.notify(RESULT_CHANNEL, item.id)
-  if (counts.left === 0 && counts.status !== 'canceled')
-    tx.send(runQueue, { eval_run_id: item.eval_run_id, project_id: item.project_id })
+  if (counts.status === 'canceled') await dropContext(tx, item.eval_run_id)
+  else if (counts.left === 0) tx.send(runQueue, { eval_run_id: item.eval_run_id, project_id: item.project_id })
   return true
 }
 
@@ -33,3 +33,9 @@ export const notAnswered = (error: unknown): RecordedFailure =>
   error instanceof AppError
     ? error.recorded()
     : { code: 'GENERATION_FAILED', message: 'The item could not be asked: an internal failure' }
+
+/** What is recorded of an item that was answered and could not be scored, for a reason of ours. */
+export const notScored = (error: unknown): RecordedFailure =>
+  error instanceof AppError
+    ? error.recorded()
+    : { code: 'EVAL_SCORING_FAILED', message: 'The answer could not be scored: an internal failure' }

@@ -10,7 +10,7 @@ import { findAgentVersion } from '../../execution/agents/served.ts'
 import { mayStart } from '../../execution/generations/prepare.ts'
 import { keyOf, type Scorer, type ScorerOf } from '../evals/scorers.ts'
 import { scoreByDecider } from './decider-score.ts'
-import { finish, notAnswered } from './finish.ts'
+import { finish, notScored } from './finish.ts'
 import { judge } from './judge.ts'
 import { type OpenItem, runPermission, type Score } from './model.ts'
 import type { ItemMessage } from './queue.ts'
@@ -172,5 +172,5 @@ export const failAnswered = (services: Services, { result_id }: ItemMessage, err
     const item = await claimAnswered(tx, result_id)
     if (!item) return
     const output = item.content_mode === 'none' ? null : item.output
-    await finish(tx, item, 'answered', { output, scores: [], error: notAnswered(error) })
+    await finish(tx, item, 'answered', { output, scores: [], error: notScored(error) })
   })

@@ -7,15 +7,19 @@ import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { aggregate, verdictOf } from './aggregate.ts'
 import { type EvalRunRow, evalRunKind, isLive, RUN_CHANNEL } from './model.ts'
-import { dropAnswers, outcomesOf } from './store.ts'
+import { dropAnswers, hasOpenItems, outcomesOf } from './store.ts'
 
-/** What ends a run has in common: its time, no tool context any more, the notice for those who wait. */
+/**
+ * What ends a run has in common: its time, the notice for those who wait, and no tool context any more, which a run that is
+ * canceled keeps for the items that are under way.
+ */
 export async function endRun(
   tx: Tx,
   run: EvalRunRow,
   end: Pick<EvalRunRow, 'status'> & Partial<EvalRunRow>,
 ): Promise<EvalRunRow> {
-  const ended = await evalRunKind.update(tx, run.id, { ...end, context: null, finished_at: new Date().toISOString() })
+  const context = end.status === 'canceled' && (await hasOpenItems(tx, run.id)) ? run.context : null
+  const ended = await evalRunKind.update(tx, run.id, { ...end, context, finished_at: new Date().toISOString() })
   tx.notify(RUN_CHANNEL, run.id)
   return ended
 }

@@ -145,6 +145,20 @@ export const dropAnswers = (db: Queryable, runId: string) =>
     delete from eval_answers_unlogged where result_id in (
       select id from eval_results where eval_run_id = ${runId} and state = 'answered')`)
 
+/** An item of a run that is under way. By eval_results_open. */
+const openItemOf = (runId: string): Fragment => sql.fragment`
+  select id from eval_results where eval_run_id = ${runId} and state in ('queued', 'asked', 'answered') limit 1`
+
+/** Whether items of a run are under way. */
+export const hasOpenItems = (db: Queryable, runId: string): Promise<boolean> =>
+  db.exists(identifying`${openItemOf(runId)}`)
+
+/** Drops the tool context of a run with its last item; the caller holds the run. */
+export const dropContext = (db: Queryable, runId: string) =>
+  db.query(statement`
+    update eval_runs set context = null
+    where id = ${runId} and context is not null and not exists (${openItemOf(runId)})`)
+
 /** Drops the items of a run that nobody was asked yet. By eval_results_open. */
 export const dropQueued = (db: Queryable, runId: string) =>
   db.query(statement`delete from eval_results where eval_run_id = ${runId} and state = 'queued'`)
@@ -206,11 +220,11 @@ export const releaseProject = (db: Queryable, projectId: string) =>
   db.query(statement`
     update eval_results set held_until = now() where held_until is not null and project_id = ${projectId}`)
 
-/** Items whose turn was deleted before it ended, oldest run first. By eval_results_open. */
+/** Items whose turn was deleted before it ended, oldest run first; also of canceled runs, whose items end as well. By eval_results_open. */
 export const orphans = (db: Queryable, limit: number) =>
   db.any(openItem`
     select ${openColumns} from ${openTables}
-    where t.state = 'asked' and r.status in ('queued', 'running')
+    where t.state = 'asked' and r.status in ('queued', 'running', 'canceled')
       and not exists (select from generations g where g.id = t.generation_id)
     order by t.eval_run_id limit ${limit}`)
 
