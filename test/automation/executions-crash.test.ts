@@ -31,7 +31,7 @@ describe('executions whose workers are lost', function () {
     app = await startRunApp({
       workers: [],
       env: FAST,
-      actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
+      actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool', 'triggers:CreateTrigger'],
     })
   })
   afterEach(async () => {
@@ -41,7 +41,7 @@ describe('executions whose workers are lost', function () {
   after(() => app.close())
 
   const worker = async (env: Record<string, string> = {}) => {
-    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['orchestration'])
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['orchestration', 'delivery'])
     workers.push(made)
     return made
   }
@@ -67,6 +67,49 @@ describe('executions whose workers are lost', function () {
       await created(`/playbook-executions/${id}/steps/ask/complete`, { result: { again: true } })
     }
     for (const { id, kase } of started) await requireOnce(await until(id, 'completed'), kase)
+  })
+
+  it('take each event once that they wait for, wherever that is', async () => {
+    const points = ['event_judged', 'event_taken', 'event_answered', 'run_locked', 'run_advanced', 'run_committed']
+    const wait = (key: string, title: string) => ({
+      key,
+      title: key,
+      type: 'wait',
+      event: { pattern: 'cases.created', filter: { '==': [{ var: 'data.title' }, title] } },
+    })
+    const waits = (id: string, key: string) =>
+      eventually(async () => {
+        const { status, current_step_key } = (await app.key.get(`/playbook-executions/${id}`)).body
+        return status === 'waiting' && current_step_key === key
+      })
+    const started: { id: string; title: string; first: string }[] = []
+    for (const point of points) {
+      const title = `comes at ${point}`
+      const steps = [wait('one', title), wait('two', title)]
+      const playbook = await created('/playbooks', { name: title, steps })
+      const { id: case_id } = await created('/cases', { title: 'waits' })
+      const { id } = await created('/playbook-executions', { case_id, playbook_id: playbook.id })
+      // Whoever has it wait is not the one that is lost.
+      const first = await worker()
+      await waits(id, 'one')
+      await first.kill()
+      const doomed = await worker({ FAULT_POINTS: `${point}=kill:1` })
+      const event = await created('/cases', { title })
+      await doomed.exited
+      started.push({ id, title, first: event.id })
+    }
+    await Promise.all([worker(), worker()])
+    for (const { id } of started) await waits(id, 'two')
+    for (const { id, title, first } of started) {
+      const second = await created('/cases', { title })
+      const { steps } = await until(id, 'completed')
+      assert.deepEqual(
+        steps.map(({ output }: any) => output.event.resource_id),
+        [first, second.id],
+      )
+      const names = (await storedEvents(app.services.pool, { resource: id })).map(({ name }) => name.split('.')[1])
+      assert.deepEqual(names, ['started', 'step_completed', 'step_completed', 'completed'])
+    }
   })
 
   const until = async (id: string, status: string): Promise<any> => {

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { Config } from '../../config.ts'
 import { gateShows } from '../../control/webhooks/matching.ts'
 import { DispatchedEvent, type EventSubscriber } from '../../control/webhooks/subscribers.ts'
 import { causedBy } from '../../core/db/causation.ts'
@@ -10,6 +11,7 @@ import { compileDocument } from '../../core/iam/policy.ts'
 import { handler, type JobContext } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import { breather } from '../../core/process/breathe.ts'
+import { fault } from '../../core/process/fault.ts'
 import { withValue } from '../runs/state.ts'
 import { isImpostor } from '../triggers/events.ts'
 import { eventCame } from './command.ts'
@@ -179,17 +181,26 @@ async function judgeAll({ project_id, event_id, patterns, after }: Judging, { se
   }
   const isMore = found.length === BATCH
   if (arrivals.length === 0 && !isMore) return
+  await fault(services, 'event_judged')
   await services.write(async tx => {
     for (const { chain, message } of arrivals) causedBy(chain, () => tx.send(arrivalQueue, message))
     if (isMore) tx.send(eventQueue, { project_id, event_id, patterns, after: found[found.length - 1].id })
   })
 }
 
+/** An event stays with a lost worker no longer than a run that it ends the wait of. */
+const leaseSeconds = (config: Config): number => config.ORCHESTRATION_NODE_LEASE_SECONDS
+
 export const eventHandlers = [
-  handler(eventQueue, { concurrency: 2 }, judgeAll),
-  handler(arrivalQueue, { concurrency: 4 }, async ({ event_id, ...wait }, { services }) => {
+  handler(eventQueue, { concurrency: 2, leaseSeconds }, judgeAll),
+  handler(arrivalQueue, { concurrency: 4, leaseSeconds }, async ({ event_id, ...wait }, { services }) => {
     const came = await eventOf(services.pool, event_id)
     const text = came?.envelope
-    if (text) await services.write(tx => eventCame(tx, services, wait, text))
+    if (!text) return
+    await services.write(async tx => {
+      await eventCame(tx, services, wait, text)
+      await fault(services, 'event_taken')
+    })
+    await fault(services, 'event_answered')
   }),
 ]

@@ -5,7 +5,7 @@ import type { Services } from './services.ts'
  * Of a turn, of the file of its trace, of an ingestion, of what follows from an approval, of a decision that a tool makes, of
  * filing an exception, of erasing content, of what a turn knows, of the firing of a memory rule, of the reply of a
  * chat, of an advance of a run and of an attempt of a node, of the firing of a trigger, of an item of an eval and the end of its run,
- * of an export.
+ * of an event that executions wait for, of an export.
  */
 type FaultPoint =
   | 'after_claim'
@@ -58,6 +58,9 @@ type FaultPoint =
   | 'task_starting'
   | 'task_started'
   | 'task_looked'
+  | 'event_judged'
+  | 'event_taken'
+  | 'event_answered'
   | 'export_claimed'
   | 'export_staged'
   | 'export_completed'
