@@ -1,5 +1,6 @@
 import { z } from 'zod'
-import { BY_WORKERS, LIVE, unnoticed } from '../automation/runs/store.ts'
+import { BY_WORKERS, LIVE } from '../automation/runs/store.ts'
+import { unnoticed } from '../automation/runs/sweep-store.ts'
 import { hasVector, SOURCES } from '../content/vectors/store.ts'
 import { between } from '../core/api/lists.ts'
 import { all, counting, type Queryable, sql } from '../core/db/sql.ts'

@@ -33,7 +33,10 @@ const all = {
   memory: async () => (await import('./memory.ts')).run(),
   idle: async () => (await import('./idle.ts')).run(),
   'usage-reports': async () => (await import('./usage-reports.ts')).run(),
-  orchestration: async () => (await import('./orchestration.ts')).run(),
+  orchestration: async () => [
+    ...(await (await import('./orchestration.ts')).run()),
+    ...(await (await import('./waiting-runs.ts')).run()),
+  ],
   work: async () => [...(await (await import('./work.ts')).run()), ...(await (await import('./work-evals.ts')).run())],
 }
 const names = process.argv.slice(2)

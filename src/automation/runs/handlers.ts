@@ -8,19 +8,8 @@ import { failureOf } from './advance.ts'
 import { hasRoom, makeAttempts } from './attempt.ts'
 import { advance } from './go-on.ts'
 import { type NodeMessage, nodeQueue, type RunMessage, runQueue, runSweep, runTold } from './queue.ts'
-import {
-  dueRuns,
-  findWaiting,
-  hasLiveRuns,
-  leftBehind,
-  leftQueued,
-  lostExecutions,
-  type Taken,
-  take,
-  takenOf,
-  takeStrictly,
-  untakenExecutions,
-} from './store.ts'
+import { findWaiting, hasLiveRuns, type Taken, take, takenOf, takeStrictly } from './store.ts'
+import { sweep } from './sweep.ts'
 
 /**
  * A message whose project makes as many attempts as it may is looked at again so much later: the more rarely the longer it
@@ -155,27 +144,3 @@ const giveUp = (services: Services, { execution_id, run_id }: NodeMessage, error
       },
     }),
   )
-
-const SWEPT = 1000
-
-/** Wakes runs whose time has come or is about to, what a lost worker left, and what has been quiet for no reason. */
-async function sweep({ services }: JobContext, all: boolean): Promise<void> {
-  const { pool, queues, config } = services
-  const interval = config.ORCHESTRATION_SCHEDULER_INTERVAL_MS / 1000
-  const due = await dueRuns(pool, interval, SWEPT)
-  const lost = [...(await lostExecutions(pool, SWEPT)), ...(await untakenExecutions(pool, interval, SWEPT))]
-  const left = [
-    ...(await leftQueued(pool, interval, SWEPT)),
-    ...(await leftBehind(pool, { quietSeconds: interval, all, limit: SWEPT })),
-  ]
-  if (due.length + lost.length + left.length === 0) return
-  const now = Date.now()
-  await queues.send([
-    ...due.map(({ id: run_id, project_id, due_at }) => {
-      const at = new Date(due_at)
-      return message(runQueue, { run_id, project_id }, at.getTime() > now ? { startAfter: at } : {})
-    }),
-    ...left.map(({ id: run_id, project_id }) => message(runQueue, { run_id, project_id })),
-    ...lost.map(({ id: execution_id, run_id, project_id }) => message(nodeQueue, { execution_id, run_id, project_id })),
-  ])
-}

@@ -327,8 +327,9 @@ export const runningTrees = (db: Queryable, projectId: string, rootId: string) =
 export const lockRoom = (db: Queryable, projectId: string) =>
   db.query(statement`select from pg_advisory_xact_lock(hashtextextended(${`runs ${projectId}`}, 0))`)
 
-const named = sql.type(z.strictObject({ id: z.string(), project_id: z.string() }))
-export type NamedRun = { id: string; project_id: string }
+export const NamedRun = z.strictObject({ id: z.string(), project_id: z.string() })
+export type NamedRun = z.output<typeof NamedRun>
+const named = sql.type(NamedRun)
 
 /** Most runs of a tree that are woken together. */
 const WOKEN = 100
@@ -430,75 +431,6 @@ export const cancelExecutions = (db: Queryable, runIds: readonly string[]) =>
 /** Whether any run has not ended. By orchestration_runs_live. */
 export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
   db.exists(identifying`select id from orchestration_runs where status in ${LIVE} limit 1`)
-
-const due = sql.type(z.strictObject({ id: z.string(), project_id: z.string(), due_at: z.string() }))
-
-/** Runs whose time comes within so many seconds, the first first. By orchestration_runs_due. */
-export const dueRuns = (db: Queryable, withinSeconds: number, limit: number) =>
-  db.any(due`
-    select id, project_id, due_at from orchestration_runs
-    where due_at < now() + ${withinSeconds} * interval '1 s' order by due_at limit ${limit}`)
-
-const lostExecution = sql.type(z.strictObject({ id: z.string(), run_id: z.string(), project_id: z.string() }))
-
-/** Attempts whose lease is over. By orchestration_node_executions_leased. */
-export const lostExecutions = (db: Queryable, limit: number) =>
-  db.any(lostExecution`
-    select id, run_id, project_id from orchestration_node_executions
-    where leased_until < now() order by leased_until limit ${limit}`)
-
-/** Attempts that nobody took although their run has been quiet for a while. By orchestration_runs_live. */
-export const untakenExecutions = (db: Queryable, quietSeconds: number, limit: number) =>
-  db.any(lostExecution`
-    select e.id, e.run_id, e.project_id from orchestration_runs r join orchestration_node_executions e on e.run_id = r.id
-    where r.status = 'running' and r.updated_at < now() - ${quietSeconds} * interval '1 s'
-      and not e.applied and e.status = 'running' and e.leased_until is null
-      and e.node_type in ${BY_WORKERS}
-    order by e.created_at limit ${limit}`)
-
-/** Runs that have room, or need none, and have been left queued. By orchestration_runs_live. */
-export const leftQueued = (db: Queryable, quietSeconds: number, limit: number): Promise<readonly NamedRun[]> =>
-  db.any(named`
-    select r.id, r.project_id from orchestration_runs r join projects p on p.id = r.project_id
-    where r.status = 'queued' and r.updated_at < now() - ${quietSeconds} * interval '1 s'
-      and (p.max_concurrent_runs is null or p.max_concurrent_runs > (
-        select count(distinct o.root_id) from orchestration_runs o
-        where o.project_id = p.id and o.status = 'running' and o.root_id <> r.root_id))
-    order by r.queued_at limit ${limit}`)
-
-/** That something has happened of which a run has taken no note. By the primary keys of what runs wait for. */
-export const unnoticed = sql.fragment`(
-        r.status = 'running' and not exists (
-          select from orchestration_node_executions e where e.run_id = r.id and not e.applied and e.status = 'running')
-        or exists (
-          select from orchestration_node_executions e
-          where e.run_id = r.id and not e.applied and (
-            e.status = 'completed'
-            or e.generation_id is not null and e.status in ('running', 'requires_action') and not exists (
-              select from generations g where g.id = e.generation_id and g.status in ('pending', 'in_progress', 'requires_action'))
-            or e.approval_id is not null and e.status = 'requires_action' and not exists (
-              select from approvals a where a.id = e.approval_id and a.status = 'pending')
-            or e.decision_id is not null and e.status = 'running' and not exists (
-              select from decisions d where d.id = e.decision_id and d.status in ('queued', 'running'))
-            or e.node_type in ('loop', 'sub_orchestration') and e.status = 'running' and not exists (
-              select from orchestration_runs c
-              where c.parent_id = r.id and c.parent_execution_id = e.id
-                and c.status in ${LIVE}))))`
-
-/**
- * Runs that run, or of `all` those that wait, although something has happened that they have not taken note of, for a
- * while. By orchestration_runs_live and the primary keys of what they wait for.
- */
-export const leftBehind = (
-  db: Queryable,
-  { quietSeconds, all, limit }: { quietSeconds: number; all: boolean; limit: number },
-): Promise<readonly NamedRun[]> =>
-  db.any(named`
-    select r.id, r.project_id from orchestration_runs r
-    where r.status = any(${sql.array(all ? ['running', 'sleeping', 'awaiting_input'] : ['running'], 'text')})
-      and r.updated_at < now() - ${quietSeconds} * interval '1 s'
-      and ${unnoticed}
-    order by r.updated_at limit ${limit}`)
 
 const stateColumns = sql.type(RunShape.pick({ input: true, outcomes: true, written: true }))
 

@@ -1,0 +1,41 @@
+import type { JobContext } from '../../core/jobs/handler.ts'
+import { message } from '../../core/jobs/queue.ts'
+import { nodeQueue, runQueue } from './queue.ts'
+import type { NamedRun } from './store.ts'
+import { dueRuns, leftBehind, leftQueued, leftWaiting, lostExecutions, untakenExecutions } from './sweep-store.ts'
+
+/** What is woken by one statement. */
+const SWEPT = 1000
+/** Runs that wait of which one statement asks whether anything has happened. */
+const LOOKED = 2000
+
+/**
+ * Wakes runs whose time has come or is about to, what a lost worker left, and what has been quiet for no reason.
+ * @param all also looks through the runs that wait
+ */
+export async function sweep(
+  { services, stopping }: Pick<JobContext, 'services' | 'stopping'>,
+  all: boolean,
+): Promise<void> {
+  const { pool, queues, config } = services
+  const interval = config.ORCHESTRATION_SCHEDULER_INTERVAL_MS / 1000
+  const wake = (runs: readonly NamedRun[]) =>
+    queues.send(runs.map(({ id: run_id, project_id }) => message(runQueue, { run_id, project_id })))
+  const due = await dueRuns(pool, interval, SWEPT)
+  const lost = [...(await lostExecutions(pool, SWEPT)), ...(await untakenExecutions(pool, interval, SWEPT))]
+  const left = [...(await leftQueued(pool, interval, SWEPT)), ...(await leftBehind(pool, interval, SWEPT))]
+  const now = Date.now()
+  await queues.send([
+    ...due.map(({ id: run_id, project_id, due_at }) => {
+      const at = new Date(due_at)
+      return message(runQueue, { run_id, project_id }, at.getTime() > now ? { startAfter: at } : {})
+    }),
+    ...lost.map(({ id: execution_id, run_id, project_id }) => message(nodeQueue, { execution_id, run_id, project_id })),
+  ])
+  await wake(left)
+  for (let after: string | null = all ? '' : null; after !== null && !stopping.aborted; ) {
+    const found = await leftWaiting(pool, { quietSeconds: interval, after, limit: LOOKED })
+    await wake(found.left)
+    after = found.last
+  }
+}

@@ -1,0 +1,119 @@
+import assert from 'node:assert/strict'
+import { runQueue } from '../../src/automation/runs/queue.ts'
+import { sweep } from '../../src/automation/runs/sweep.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import { eventually } from '../support/app.ts'
+import { startProcess } from '../support/processes.ts'
+import { type RunApp, startRunApp } from './fixtures.ts'
+import { copyRun } from './support/copies.ts'
+
+describe('sweeps for runs', () => {
+  let app: RunApp
+  before(async () => {
+    app = await startRunApp({ workers: [] })
+  })
+  after(() => app.close())
+
+  /** A run that waits for a person, whose worker has gone, and copies of it. Their ids in order. */
+  async function waiting(copies: number): Promise<string[]> {
+    const worker = await startProcess('worker', app.databaseUrl, {}, ['orchestration'])
+    const run = await app.run([{ id: 'ask', type: 'human' }])
+    assert.equal(run.status, 'awaiting_input')
+    await worker.kill()
+    const ids = [run.id, ...(await copyRun(app.services.pool, run.id, copies))]
+    await quiet()
+    return ids.sort()
+  }
+  const quiet = async () => {
+    await app.services.pool.query(sql.unsafe`update orchestration_runs set updated_at = now() - interval '1 hour'`)
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name like 'orchestration%'`)
+  }
+  /** The runs that a sweep wakes, and how many statements it takes. */
+  async function swept(): Promise<{ woken: string[]; statements: number }> {
+    const { pool } = app.services
+    const before = app.statements.length
+    await sweep({ services: app.services, stopping: new AbortController().signal }, true)
+    const statements = app.statements.length - before
+    const woken = await pool.anyFirst(sql.unsafe`
+      select data ->> 'run_id' from pgboss.job_common where name = 'orchestration-run' and state = 'created' order by 1`)
+    const others = await pool.anyFirst(sql.unsafe`
+      select distinct name from pgboss.job_common where name like 'orchestration%' and name <> 'orchestration-run'`)
+    assert.deepEqual(others, [])
+    return { woken: woken as string[], statements }
+  }
+  const clear = () => app.services.pool.query(sql.unsafe`delete from orchestration_runs`)
+
+  it('send nothing for those that wait, and ask of them in pages', async () => {
+    await waiting(2500)
+    const { woken, statements } = await swept()
+    assert.deepEqual(woken, [])
+    // Five for what is due, lost, or left, and two pages.
+    assert.equal(statements, 7)
+    await clear()
+  })
+
+  it('find the one of many of which nobody was told, wherever it is', async () => {
+    const ids = await waiting(2500)
+    const places = [0, 1999, 2000, 2500]
+    for (const at of places)
+      await app.services.pool.query(sql.unsafe`
+        update orchestration_node_executions set status = 'completed', completed_at = now() where run_id = ${ids[at]}`)
+    assert.deepEqual((await swept()).woken, places.map(at => ids[at]).sort())
+    await clear()
+  })
+
+  it('wake of those that wait for room the trees that would get it, and those of trees that run', async () => {
+    const ids = await waiting(300)
+    const { pool } = app.services
+    await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: 2 })
+    const queue = () =>
+      pool.query(sql.unsafe`
+        update orchestration_runs r set status = 'queued', queued_at = now() - (1000 - o.n) * interval '1 s'
+        from unnest(${sql.array(ids, 'text')}) with ordinality as o (id, n) where o.id = r.id`)
+    await queue()
+    // Two for the room that there is, and ten more, since the first may not be able to go on.
+    assert.deepEqual((await swept()).woken, ids.slice(0, 12))
+    const run = (id: string) =>
+      pool.query(sql.unsafe`update orchestration_runs set status = 'running', queued_at = null where id = ${id}`)
+    await run(ids[0])
+    await quiet()
+    await pool.query(sql.unsafe`update orchestration_runs set root_id = ${ids[0]} where id = ${ids[300]}`)
+    assert.deepEqual(
+      (await swept()).woken.filter(id => id !== ids[0]),
+      [...ids.slice(1, 12), ids[300]].sort(),
+    )
+    await run(ids[1])
+    await quiet()
+    assert.deepEqual(
+      (await swept()).woken.filter(id => !ids.slice(0, 2).includes(id)),
+      [ids[300]],
+    )
+    await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: null })
+    await quiet()
+    assert.equal((await swept()).woken.filter(id => !ids.slice(0, 2).includes(id)).length, 299)
+    await clear()
+  })
+
+  it('have a run of one project wait for no more than a few of the many of another', async () => {
+    const ids = await waiting(600)
+    const { pool } = app.services
+    const other = await app.project()
+    const graph = { name: 'one', nodes: [{ id: 'a', type: 'transform', expression: 1 }], edges: [] }
+    const { body } = await other.key.post('/orchestrations', graph)
+    const messages = ids.map(run_id => ({ queue: runQueue, data: { run_id, project_id: app.projectId } }))
+    await app.services.queues.send(messages)
+    const { body: run } = await other.key.post('/orchestration-runs', { orchestration_id: body.id })
+    // Messages are taken of projects in turn: it is among the first, however many were sent before it.
+    const worker = await startProcess('worker', app.databaseUrl, {}, ['orchestration'])
+    const done = await eventually(async () => {
+      const found = (await other.key.get(`/orchestration-runs/${run.id}`)).body
+      return found.status === 'succeeded' ? found : null
+    })
+    const before = await pool.oneFirst(sql.unsafe`
+      select count(*)::int from pgboss.job_common
+      where name = 'orchestration-run' and completed_on < ${done.completed_at}::timestamptz`)
+    await worker.kill()
+    assert.ok((before as number) < 100, `${before} of another project came first`)
+    await clear()
+  })
+})
