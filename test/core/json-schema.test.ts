@@ -37,7 +37,7 @@ describe('JSON Schemas of callers', () => {
       additionalProperties: false,
     }
     assert.deepEqual(problems(schema, { a: [1, 'x'], 'b/c': 1 }), [
-      { keyword: 'required', pointer: '', message: "must have required property 'quarter'" },
+      { keyword: 'required', pointer: '', message: "must have required property 'quarter'", missing: 'quarter' },
       { keyword: 'additionalProperties', pointer: '', message: "must NOT have additional properties: 'b/c'" },
       { keyword: 'type', pointer: '/a/1', message: 'must be integer' },
     ])

@@ -51,7 +51,7 @@ describe('schemas in threads', () => {
     })
     await assert.rejects(checks.problems(schemaOf({ type: 'nope' }), [1]), SchemaError)
     assert.deepEqual(await problems({ required: ['a'] }, {}), [
-      { keyword: 'required', pointer: '', message: "must have required property 'a'" },
+      { keyword: 'required', pointer: '', message: "must have required property 'a'", missing: 'a' },
     ])
     assert.deepEqual(await problems({ required: ['__proto__'] }, JSON.parse('{"__proto__":1}')), [])
     const values = Array.from({ length: 1000 }, (_, index) => (index % 7 ? index : String(index)))
@@ -99,7 +99,12 @@ describe('schemas in threads', () => {
     )
     for (let number = 0; number < 5; number++) {
       assert.deepEqual(await problems({ required: [`n${number}`] }, {}, `proj_${number}`), [
-        { keyword: 'required', pointer: '', message: `must have required property 'n${number}'` },
+        {
+          keyword: 'required',
+          pointer: '',
+          message: `must have required property 'n${number}'`,
+          missing: `n${number}`,
+        },
       ])
     }
     assert.ok(done < 20, `${done} of the other project's were done first`)

@@ -3,7 +3,7 @@ import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
-import { wireProblems } from '../../core/json-schema/problems.ts'
+import { wireProblemsAtFields } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import { moveCase, requireNoExecution, requireNotClosed } from '../cases/change.ts'
@@ -106,19 +106,11 @@ export async function schemaProblems(
   if (schema === null) return []
   try {
     const found = await schemaChecks(services).problemsInTransaction(graphSchema(project, schema), value)
-    return wireProblems(found, path).map(absentNamed)
+    return wireProblemsAtFields(found, path)
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
     return [{ code: 'INVALID_VALUE', path, message: error.message }]
   }
-}
-
-/** A problem about a property that is missing, at the path of the property. */
-function absentNamed(problem: Problem): Problem {
-  const [, name] = /required property '(.+)'/.exec(problem.message) ?? []
-  return problem.code !== 'REQUIRED' || name === undefined
-    ? problem
-    : { ...problem, path: `${problem.path}.${name}`, message: 'is required' }
 }
 
 function newExecution(

@@ -7,8 +7,11 @@ export type SchemaRules = {
   strict: boolean
 }
 
-/** Where a value breaks a schema; `pointer` is a JSON pointer, empty for the value itself. */
-export type SchemaProblem = { keyword: string; pointer: string; message: string }
+/**
+ * Where a value breaks a schema; `pointer` is a JSON pointer, empty for the value itself. `missing` is the property that an
+ * object lacks at the place.
+ */
+export type SchemaProblem = { keyword: string; pointer: string; message: string; missing?: string }
 
 /** A schema that cannot be used; the message says why. */
 export class SchemaError extends Error {}

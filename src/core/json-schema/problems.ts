@@ -9,6 +9,15 @@ export const wireProblems = (problems: readonly SchemaProblem[], at = ''): Probl
       .split('/')
       .slice(1)
       .map(part => part.replaceAll('~1', '/').replaceAll('~0', '~'))
-      .reduce((path, part) => (/^\d+$/.test(part) ? `${path}[${part}]` : path === '' ? part : `${path}.${part}`), at),
+      .reduce((path, part) => (/^\d+$/.test(part) ? `${path}[${part}]` : below(path, part)), at),
     message,
   }))
+
+/** The same, with what is missing at its own path rather than at that of the object which lacks it. */
+export const wireProblemsAtFields = (problems: readonly SchemaProblem[], at = ''): Problem[] =>
+  wireProblems(problems, at).map((problem, index) => {
+    const { missing } = problems[index]
+    return missing === undefined ? problem : { ...problem, path: below(problem.path, missing), message: 'is required' }
+  })
+
+const below = (path: string, name: string): string => (path === '' ? name : `${path}.${name}`)

@@ -117,7 +117,12 @@ export class CompiledSchemas {
     return errors.slice(0, MAX_PROBLEMS).map(({ keyword, instancePath, message, params }) => {
       const property = params.additionalProperty ?? params.unevaluatedProperty
       const text = message ?? 'is not valid'
-      return { keyword, pointer: instancePath, message: property === undefined ? text : `${text}: '${property}'` }
+      return {
+        keyword,
+        pointer: instancePath,
+        message: property === undefined ? text : `${text}: '${property}'`,
+        ...(keyword === 'required' ? { missing: params.missingProperty } : {}),
+      }
     })
   }
 
