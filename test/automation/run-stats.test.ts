@@ -84,6 +84,14 @@ describe('statistics of the queue of runs', function () {
     assert.equal((await (await app.projectWith(['orchestrations:GetRun'])).key.get(PATH)).status, 403)
     const named = await reader(`srn:${app.projectId}:orchestration:orch_00000000000000000000000000`)
     assert.equal((await named.get(`${PATH}?project_id=${app.projectId}`)).status, 403)
+    // It has the action, and no project in which it has it.
+    const none = await named.get(PATH)
+    assert.deepEqual([none.status, none.body.error.code], [403, 'FORBIDDEN'])
+    assert.equal((await (await reader('srn:proj_00000000000000000000000000:*:*')).get(PATH)).status, 403)
+    // What began lately counts, also where nothing waits any more.
+    const { p50 } = (await (await reader(`srn:${app.projectId}:*:*`)).get(PATH)).body.claim_latency_ms
+    assert.ok(p50 >= 0)
+    assert.notEqual(p50, null)
     const other = await app.project()
     assert.equal((await other.key.get(`${PATH}?project_id=${app.projectId}`)).status, 403)
     assert.equal((await app.admin.get(`${PATH}?project_id=proj_00000000000000000000000000`)).status, 404)

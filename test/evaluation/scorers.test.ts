@@ -205,7 +205,7 @@ describe('scorers', () => {
       try {
         const run = await app.run(id)
         const [{ error, output }] = await app.results(run)
-        assert.deepEqual([error.code, output], ['EVAL_SCORING_FAILED', 'Yes'])
+        assert.deepEqual([error.code, output], ['GENERATION_FAILED', 'Yes'])
         assert.match(error.message, /could not be scored/)
       } finally {
         await pool.query(sql.unsafe`drop function no_keep cascade`)

@@ -35,7 +35,7 @@ import { cameOf, shaped, statusOf, stepFailed, textOf, writtenBy } from './outco
 import { executionOfRun, executionWrite, lockExecution, runBelow, stepsOf, stepsWrite } from './store.ts'
 
 /** What a person does with a step that waits. */
-export type Act = { doer: Doer; skip: boolean; note: string | null }
+type Act = { doer: Doer; skip: boolean; note: string | null }
 
 /**
  * An execution and its case under their locks, with the records of its steps, for as long as a transaction holds them. What

@@ -14,7 +14,7 @@ export type ExecutionStatus = (typeof EXECUTION_STATUSES)[number]
 export const isOver = ({ status }: { status: ExecutionStatus }): boolean =>
   status === 'completed' || status === 'failed' || status === 'cancelled'
 
-export const STEP_STATUSES = ['pending', 'running', 'waiting', 'completed', 'failed', 'skipped', 'cancelled'] as const
+const STEP_STATUSES = ['pending', 'running', 'waiting', 'completed', 'failed', 'skipped', 'cancelled'] as const
 
 export const WAITS = ['manual', 'approval', 'timer', 'event'] as const
 

@@ -4,7 +4,7 @@ import type { Node } from '../orchestrations/model.ts'
 const RETRIED_STATUSES = [408, 425, 429]
 
 /** Whether another try of what failed so may do better. */
-export function isRetriable({ code, meta }: RecordedFailure): boolean {
+function isRetriable({ code, meta }: RecordedFailure): boolean {
   if (meta && 'tool_status_code' in meta) {
     const status = meta.tool_status_code
     return typeof status !== 'number' || status >= 500 || RETRIED_STATUSES.includes(status)

@@ -15,7 +15,7 @@ import { bytesOf, MAX_INPUT_BYTES } from './state.ts'
 import { runInsert } from './store.ts'
 
 /** What a run is started with. */
-export type RunStart = {
+type RunStart = {
   /** Drawn before by a caller that already listens. */
   id?: string
   orchestration: Pick<OrchestrationRow, 'id' | 'project_id' | 'version'>

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
 import { BY_WORKERS } from './store.ts'
 
 const ProjectQueue = z.strictObject({
@@ -33,6 +33,10 @@ export const projectQueues = (db: Queryable, projectId: string | null): Promise<
       select e.project_id, true, null from orchestration_node_executions e
       where e.leased_until > now() and (${projectId}::text is null or e.project_id = ${projectId})) work
     group by project_id order by project_id`)
+
+/** The ids of all projects. */
+export const projectIds = (db: Queryable): Promise<readonly string[]> =>
+  db.anyFirst(identifying`select id from projects`)
 
 const latency = sql.type(z.strictObject({ p50: z.number().nullable(), p95: z.number().nullable() }))
 

@@ -1,9 +1,10 @@
 import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
 import { type Context, type Operation, operation } from '../../core/api/operation.ts'
 import { permitted } from '../../core/iam/access.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
 import { requireDriver } from './operations.ts'
-import { type ProjectQueue, projectQueues, startLatency } from './stats-store.ts'
+import { projectIds, projectQueues, startLatency } from './stats-store.ts'
 
 const ACTION = 'orchestrations:GetQueueStats'
 
@@ -29,13 +30,14 @@ const Stats = z
   })
   .meta({ id: 'OrchestrationQueueStats' })
 
-/** The projects whose figures the caller may see; null for all. */
-function projectsOf({ caller, project }: Context, queues: readonly ProjectQueue[]) {
+/** The projects whose figures the caller may see; null for all. Raises FORBIDDEN where there is none. */
+async function projectsOf({ caller, project, services }: Context): Promise<readonly string[] | null> {
   if (project !== null) return [project]
   if (caller.layers.length === 0) return null
-  return queues
-    .map(({ project_id }) => project_id)
-    .filter(project_id => permitted(caller, ACTION, { kind: orchestrationKind, project_id }))
+  const projects = (await projectIds(services.pool)).filter(project_id =>
+    permitted(caller, ACTION, { kind: orchestrationKind, project_id }),
+  )
+  return projects.length > 0 ? projects : raise('FORBIDDEN', { meta: { action: ACTION } })
 }
 
 export const statsOperations: Operation[] = [
@@ -57,8 +59,9 @@ export const statsOperations: Operation[] = [
       requireDriver(context)
       if (project !== null) allow(ACTION, { kind: orchestrationKind, project_id: project })
       const known = await projectQueues(services.pool, project)
-      const projects = projectsOf(context, known)
-      const queues = projects === null ? known : known.filter(({ project_id }) => projects.includes(project_id))
+      const projects = await projectsOf(context)
+      const shown = projects && new Set(projects)
+      const queues = known.filter(({ project_id }) => shown?.has(project_id) ?? true)
       const sum = (key: 'queued' | 'claimed') => queues.reduce((total, queue) => total + queue[key], 0)
       const ages = queues.flatMap(({ oldest_seconds }) => oldest_seconds ?? [])
       const { p50, p95 } = await startLatency(services.pool, projects, WINDOW_SECONDS)

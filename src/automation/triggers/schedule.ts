@@ -49,7 +49,7 @@ const setNext = (db: Queryable, next: readonly { id: string; at: string | null }
  * Fires what is due, each due instant once: firing, message and next instant are written together, under the lock of the
  * trigger. Instants that were missed are one firing; in a paused project there is none. Returns how many were due.
  */
-export async function fireDue(services: Services): Promise<number> {
+async function fireDue(services: Services): Promise<number> {
   return services.write(async tx => {
     const triggers = await takeDue(tx)
     if (triggers.length === 0) return 0

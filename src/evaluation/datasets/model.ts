@@ -96,7 +96,7 @@ export const FromSessionInput = z
   .meta({ id: 'DatasetItemsFromSession' })
 
 /** Items of one import as JSON. */
-export const MAX_IMPORTED = 500
+const MAX_IMPORTED = 500
 
 export const ImportInput = z
   .strictObject({

@@ -1,6 +1,6 @@
 import { MOST_BYTES } from '../../core/api/lists.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { type DatasetItemRow, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
+import { type DatasetItemRow, type DatasetRow, datasetItemKind } from './model.ts'
 
 /** An item to be written. */
 export type NewItem = Pick<DatasetItemRow, 'id' | 'input' | 'expected_output' | 'metadata' | 'bytes'> & {
@@ -42,10 +42,6 @@ export const itemsAfter = (
           order by i.created_at, i.id limit ${limit}) as next) as added
       where upto - bytes < ${MOST_BYTES})
     order by t.created_at, t.id`)
-
-/** The datasets of a project, oldest first. By datasets_project. */
-export const datasetsOf = (db: Queryable, projectId: string): Promise<readonly DatasetRow[]> =>
-  db.any(datasetKind.sql`select ${datasetKind.columns} from datasets t where t.project_id = ${projectId} order by t.id`)
 
 /** What items of datasets take, by dataset_items_project. */
 export const datasetFootprint = (project: Fragment) => ({

@@ -38,4 +38,4 @@ export const notAnswered = (error: unknown): RecordedFailure =>
 export const notScored = (error: unknown): RecordedFailure =>
   error instanceof AppError
     ? error.recorded()
-    : { code: 'EVAL_SCORING_FAILED', message: 'The answer could not be scored: an internal failure' }
+    : { code: 'GENERATION_FAILED', message: 'The answer could not be scored: an internal failure' }

@@ -17,7 +17,7 @@ const MOST_ASKED = 8 * 1024 * 1024
 const PLACES = /\{\{(input|output|expected)\}\}/g
 
 /** What a judge is asked. Values are filled in once, whatever they hold. Raises EVAL_SCORING_FAILED for too much of it. */
-export function promptOf({ prompt }: Pick<ScorerOf<'llm_judge'>, 'prompt'>, item: OpenItem): string {
+function promptOf({ prompt }: Pick<ScorerOf<'llm_judge'>, 'prompt'>, item: OpenItem): string {
   const { input, output, expected } = factsOf(item)
   const texts: Record<string, string> = { input: JSON.stringify(input), output: output ?? '', expected: expected ?? '' }
   const filled = [...prompt.matchAll(PLACES)].reduce((sum, [, name]) => sum + texts[name].length, prompt.length)
