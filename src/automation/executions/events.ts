@@ -22,7 +22,7 @@ import type { EventWait } from './model.ts'
  * of the project, so that the waits of one take no time of others.
  */
 
-const retry = { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 }
+const retry = { limit: 20 }
 
 /** Has executions that wait for one of some patterns judge an event, behind an id. */
 const eventQueue = workQueue('playbook.event', {

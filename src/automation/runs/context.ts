@@ -1,16 +1,12 @@
-import { AppError } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
+import { openJson, sealJson } from '../../core/secrets/json.ts'
 import { type RunContext, type RunRow, sealOf } from './model.ts'
 
 const NONE: RunContext = { tool_context: null, guardrail_context: null }
 
 /** What a run carries to its tools and guardrails. Raises SECRET_NOT_DECRYPTABLE. */
 export function contextOf(services: Services, run: Pick<RunRow, 'id' | 'project_id' | 'context'>): RunContext {
-  if (run.context === null) return NONE
-  const opened = services.secrets.open(run.context, sealOf(run))
-  if (!opened.ok)
-    throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The context of the run cannot be decrypted' })
-  return JSON.parse(opened.value)
+  return run.context === null ? NONE : openJson(services, run.context, sealOf(run), 'The context of the run')
 }
 
 /** The same to be stored, with what is shown of it. */
@@ -21,7 +17,7 @@ export function sealedContext(
 ): Pick<RunRow, 'context' | 'tool_context'> {
   if (!tool_context && !guardrail_context) return { context: null, tool_context: null }
   return {
-    context: services.secrets.seal(JSON.stringify({ tool_context, guardrail_context }), sealOf(owner)),
+    context: sealJson(services, { tool_context, guardrail_context }, sealOf(owner)),
     tool_context: tool_context && Object.fromEntries(Object.keys(tool_context).map(key => [key, '[redacted]'])),
   }
 }

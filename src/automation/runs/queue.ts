@@ -7,7 +7,7 @@ export const runQueue = entityMailbox('orchestration-run', {
   key: message => message.run_id,
   project: message => message.project_id,
   concern: 'orchestration',
-  retry: { limit: 10, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  retry: { limit: 10 },
 })
 export type RunMessage = z.output<typeof runQueue.message>
 
@@ -20,7 +20,7 @@ export const runTold = workQueue('orchestration-told', {
   message: runQueue.message,
   project: message => message.project_id,
   concern: 'orchestration',
-  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  retry: { limit: 20 },
 })
 
 /** Live runs of a project, behind one, that have to be looked at because the project was paused or resumed. */
@@ -28,7 +28,7 @@ export const projectRunsQueue = workQueue('orchestration-project', {
   message: z.object({ project_id: z.string(), after: z.string() }),
   project: message => message.project_id,
   concern: 'orchestration',
-  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  retry: { limit: 20 },
 })
 
 /** Attempts of nodes that a worker makes, each beside the others. */
@@ -36,7 +36,7 @@ export const nodeQueue = workQueue('orchestration-node', {
   message: z.object({ execution_id: z.string(), run_id: z.string(), project_id: z.string() }),
   project: message => message.project_id,
   concern: 'orchestration',
-  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  retry: { limit: 20 },
 })
 export type NodeMessage = z.output<typeof nodeQueue.message>
 

@@ -8,6 +8,7 @@ import { claimOrWait, leaseOf, Superseded, workOn } from '../../core/jobs/attemp
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
+import { PAUSE_HOLD_MS } from '../../identity/projects/pause.ts'
 import { type FiringRow, firingKind, hasEnded, type TriggerRow } from './model.ts'
 import { type FiringMessage, firingQueue } from './queue.ts'
 import { keptOutput, settleFiring } from './settle.ts'
@@ -16,9 +17,6 @@ import { checkFiring, type Firing, type TriggerTarget, targetOf } from './target
 
 /** What is recorded of a failure. */
 export const failureOf = (error: unknown): RecordedFailure => storableValue(recordedFailure(error)) as RecordedFailure
-
-/** How long a firing of a paused project is left alone, unless the pause ends: that makes it due. */
-const PAUSED_MS = 15 * 60_000
 
 /**
  * Carries a firing out: starts its work, which ends it, or makes the call of a tool and ends it. Throws what could not be
@@ -31,7 +29,7 @@ export async function fire(message: FiringMessage, context: JobContext): Promise
   const { firing, trigger, paused } = found
   // Taken up again once the project is resumed; a call that has begun goes on.
   if (paused && firing.state === 'queued') {
-    await putOff(services.pool, firing.id, PAUSED_MS)
+    await putOff(services.pool, firing.id, PAUSE_HOLD_MS)
     return
   }
   await causedBy([...firing.causation_chain, trigger.id], async () => {
@@ -49,7 +47,7 @@ async function checked<T>(services: Services, { id }: FiringRow, work: () => T |
   } catch (error) {
     if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
     if (error.code === 'PROJECT_PAUSED') {
-      await putOff(services.pool, id, PAUSED_MS)
+      await putOff(services.pool, id, PAUSE_HOLD_MS)
       return null
     }
     const failure = failureOf(error)
@@ -123,7 +121,7 @@ async function callTarget(
       const failure = failureOf(error)
       // Its call was not made: it is once the project is resumed.
       if (failure.code === 'PROJECT_PAUSED') {
-        await firingAttempts.requeue(services.pool, claim, { delayMs: PAUSED_MS, failed: false })
+        await firingAttempts.requeue(services.pool, claim, { delayMs: PAUSE_HOLD_MS, failed: false })
         return { outcome: 'waiting', code: failure.code }
       }
       await settle('failed', null, failure)

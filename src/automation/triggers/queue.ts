@@ -10,7 +10,7 @@ export const firingQueue = entityMailbox('trigger.fire', {
   key: message => message.firing_id,
   project: message => message.project_id,
   concern: 'trigger',
-  retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  retry: { limit: 8 },
 })
 export type FiringMessage = z.output<typeof firingQueue.message>
 
@@ -19,7 +19,7 @@ export const projectFiringsQueue = workQueue('trigger-project', {
   message: z.object({ project_id: z.string() }),
   project: message => message.project_id,
   concern: 'trigger',
-  retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  retry: { limit: 20 },
 })
 
 /** Looks for firings that nobody works on, the floor under the wake-ups, or for those that wait for what is gone. */

@@ -13,6 +13,7 @@ import { generationKind } from '../../execution/generations/model.ts'
 import { Message, messagesOf } from '../../execution/generations/run.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
+import { PAUSE_HOLD_MS } from '../../identity/projects/pause.ts'
 import { contextOf } from './context.ts'
 import { finish, notAnswered } from './finish.ts'
 import { evalResultKind, isLive, type OpenItem, RESULT_CHANNEL, runPermission } from './model.ts'
@@ -21,9 +22,6 @@ import { askedParts, holdItem, lockQueued, lockRun, stateOf } from './store.ts'
 
 /** What `source` says of the turns of items. */
 export const SOURCE = 'eval'
-
-/** How long an item of a paused project is left alone, unless the pause ends. */
-const PAUSED_MS = 15 * 60_000
 
 /** The floor under the notifications. */
 const POLL_MS = 2000
@@ -65,7 +63,7 @@ async function makeTurn({ result_id }: ItemMessage, { services, complete, log }:
       const item = await lockQueued(tx, result_id)
       if (!item || !isLive(item.run)) return false
       if (item.paused) {
-        await holdItem(tx, item.id, PAUSED_MS)
+        await holdItem(tx, item.id, PAUSE_HOLD_MS)
         return false
       }
       await placeItem(tx, services, item)
@@ -75,7 +73,7 @@ async function makeTurn({ result_id }: ItemMessage, { services, complete, log }:
   } catch (error) {
     if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
     if (error.code === 'PROJECT_PAUSED') {
-      await holdItem(services.pool, result_id, PAUSED_MS)
+      await holdItem(services.pool, result_id, PAUSE_HOLD_MS)
       return false
     }
     await failQueued(services, result_id, error)

@@ -18,7 +18,7 @@ export const runQueue = entityMailbox('eval-run', {
   key: message => message.eval_run_id,
   project,
   concern,
-  retry: { limit: 4, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+  retry: { limit: 4 },
 })
 export type RunMessage = z.output<typeof runQueue.message>
 

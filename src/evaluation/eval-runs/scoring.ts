@@ -8,6 +8,7 @@ import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
 import { findAgentVersion } from '../../execution/agents/served.ts'
 import { mayStart } from '../../execution/generations/prepare.ts'
+import { PAUSE_HOLD_MS } from '../../identity/projects/pause.ts'
 import { keyOf, type Scorer, type ScorerOf } from '../evals/scorers.ts'
 import { scoreByDecider } from './decider-score.ts'
 import { finish, notScored } from './finish.ts'
@@ -18,9 +19,6 @@ import { failedScorer, ScorerFailed, scoringFailure, tryInstant, verdict } from 
 import { similarity } from './similarity.ts'
 import { claimAnswered, holdItem, keepScores } from './store.ts'
 import { scoreByTool } from './tool-score.ts'
-
-/** How long an item of a paused project is left alone, unless the pause ends. */
-const PAUSED_MS = 15 * 60_000
 
 /** What a worker holds while it scores an item. */
 type Scoring = {
@@ -39,7 +37,7 @@ export async function scoreItem({ result_id }: ItemMessage, context: JobContext)
   const { services, signal, stopping, log } = context
   const item = await claimAnswered(services.pool, result_id)
   if (!item) return
-  if (item.paused) return void (await holdItem(services.pool, item.id, PAUSED_MS))
+  if (item.paused) return void (await holdItem(services.pool, item.id, PAUSE_HOLD_MS))
   await fault(services, 'eval_item_answered')
   const started = performance.now()
   const shown = item.content_mode === 'none' ? null : item.output
@@ -60,7 +58,7 @@ export async function scoreItem({ result_id }: ItemMessage, context: JobContext)
   } catch (error) {
     if (error instanceof Superseded) return
     if (error instanceof ScorerFailed && error.failure.code === 'PROJECT_PAUSED') {
-      await holdItem(services.pool, item.id, PAUSED_MS)
+      await holdItem(services.pool, item.id, PAUSE_HOLD_MS)
       return
     }
     const failure =

@@ -5,6 +5,9 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { findPauseState, lockPauseState, type PauseState } from './store.ts'
 
+/** How long work of a paused project is left alone, unless the pause ends: that takes it up. */
+export const PAUSE_HOLD_MS = 15 * 60_000
+
 /** What modules do in the transaction in which the pause of a project begins. */
 export const pauses = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('beginnings of pauses')
 
