@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { madeDecider } from '../execution/decider-support.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, item, made, startEvalApp } from './support.ts'
+import { type EvalApp, ended, item, made, quotaOfOneTurn, startEvalApp } from './support.ts'
 
 const EXACT = [{ type: 'exact_match' }]
 
@@ -43,16 +43,7 @@ describe('a run of an eval', () => {
   it('goes on to its end where a quota is used up in the midst of it', async () => {
     let quota = ''
     const run = await midway('spends', 4, async ({ agent_id }) => {
-      const { id } = await made(app.admin, '/quotas', {
-        project_id: app.projectId,
-        scope: 'agent',
-        scope_ref: agent_id,
-        metric: 'tokens',
-        window: 'rolling_24h',
-        limit: 1,
-        mode: 'enforce',
-      })
-      quota = id
+      quota = await quotaOfOneTurn(app, agent_id)
     })
     const { status, completed_count, errored_count, aggregate_scores } = await ended(app.key, run)
     assert.deepEqual([status, completed_count, errored_count], ['completed', 1, 3])

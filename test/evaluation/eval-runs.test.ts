@@ -3,7 +3,7 @@ import { identifying, sql, statement } from '../../src/core/db/sql.ts'
 import { message } from '../../src/core/jobs/queue.ts'
 import { itemQueue, runQueue, scoreQueue } from '../../src/evaluation/eval-runs/queue.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { type EvalApp, ended, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
 
 describe('runs of evals', () => {
   let app: EvalApp
@@ -252,20 +252,12 @@ describe('runs of evals', () => {
     const agent_id = await app.echo('spent')
     const dataset_id = await app.dataset([item('a', 'Yes')])
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
-    const quota = await made(app.admin, '/quotas', {
-      project_id: app.projectId,
-      scope: 'agent',
-      scope_ref: agent_id,
-      metric: 'tokens',
-      window: 'rolling_24h',
-      limit: 1,
-      mode: 'enforce',
-    })
+    const quota = await quotaOfOneTurn(app, agent_id)
     await app.run(id)
     const run = await app.run(id)
     const [result] = await app.results(run)
     assert.equal(result.error?.code, 'QUOTA_EXCEEDED', JSON.stringify(result))
     assert.equal(result.generation_id, null)
-    assert.equal((await app.admin.delete(`/quotas/${quota.id}`)).status, 204)
+    assert.equal((await app.admin.delete(`/quotas/${quota}`)).status, 204)
   })
 })

@@ -46,6 +46,20 @@ export function refused(reply: { status: number; body: any }, status: number, co
   if (path !== undefined) assert.equal(reply.body.error.meta.problems[0].path, path)
 }
 
+/** A quota that the first turn of an agent uses up. Returns its id. */
+export const quotaOfOneTurn = async (app: EvalApp, agent_id: string): Promise<string> =>
+  (
+    await made(app.admin, '/quotas', {
+      project_id: app.projectId,
+      scope: 'agent',
+      scope_ref: agent_id,
+      metric: 'tokens',
+      window: 'rolling_24h',
+      limit: 1,
+      mode: 'enforce',
+    })
+  ).id
+
 /** A run once it has ended. */
 export const ended = (key: Client, run: { id: string; eval_id: string }): Promise<any> =>
   eventually(
