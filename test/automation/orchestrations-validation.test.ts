@@ -13,12 +13,14 @@ const input = 'input.x'
 describe('validation of orchestrations', () => {
   let app: TestApp
   let key: Client
+  let maker: Client
   let projectId: string
   /** May do nothing: a graph is validated for anybody. */
   let anybody: Client
   before(async () => {
     app = await startApp()
     const project = await app.projectWith(['orchestrations:ValidateOrchestration'])
+    maker = (await app.projectWith(['orchestrations:CreateOrchestration'])).key
     key = project.key
     projectId = project.id
     anybody = await app.user()
@@ -557,6 +559,26 @@ describe('validation of orchestrations', () => {
       })
     ).body.problems
     assert.ok(problem.path.length < 300 && problem.message.length < 400)
+  })
+
+  it('looks up what a graph within the limits names, and lists a thousand of it', async () => {
+    const stores = Array.from({ length: 50 }, (_, n) => `store_${n}`)
+    const knowing = (count: number) =>
+      Array.from({ length: count }, (_, n) => ({ id: `n${n}`, type: 'knowledge', memory_store_ids: stores }))
+    const warningsFor = async (nodes: object[]) => (await findings(key, { nodes })).warnings.length
+    assert.deepEqual([await warningsFor(knowing(2)), await warningsFor(knowing(30))], [100, 1000])
+    const beyond = knowing(501)
+    assert.deepEqual(await findings(key, { nodes: beyond }), { problems: ['LIMIT_EXCEEDED nodes'], warnings: [] })
+    const refusedReply = await maker.post('/orchestrations', { name: 'large', nodes: beyond, edges: [] })
+    assert.deepEqual(refusedReply.body.error.meta.warnings, [])
+    const passing = Array.from({ length: 3000 }, (_, n) => ({
+      id: `n${n}`,
+      type: 'loop',
+      orchestration_id: 'orch_1',
+      collection: 'input.items',
+      context_keys: [' '],
+    }))
+    assert.equal((await findings(key, { nodes: passing })).problems.length, 501)
   })
 
   it('takes little of the event loop for the worst graphs that fit', async () => {

@@ -207,6 +207,17 @@ describe('playbooks', () => {
     assert.equal((await key.patch(`/playbooks/${playbook.id}`, { nothing: 1 })).body.error.code, 'VALIDATION_FAILED')
   })
 
+  it('is listed in pages that end before 16 MiB', async () => {
+    const { key } = await app.projectWith(['playbooks:*'])
+    const steps = Array.from({ length: 13 }, (_, n) => manual(`a${n}`, { instructions: 'x'.repeat(20_000) }))
+    for (let n = 0; n < 70; n++) {
+      const reply = await key.post('/playbooks', { name: `large ${n}`, steps })
+      assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    }
+    const { data, total, limit } = (await key.get('/playbooks?limit=100')).body
+    assert.deepEqual([data.length, total, limit], [65, 70, 65])
+  })
+
   it('has a graph of its own that no route shows', async () => {
     const playbook = await made([manual('a')])
     assert.equal((await key.get('/orchestrations')).body.total, 0)

@@ -1,12 +1,12 @@
-import { isDeepStrictEqual } from 'node:util'
 import { type Problem, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Definition, Node } from './definition.ts'
+import { type Definition, isSameStructure, type Node } from './definition.ts'
 import { missingReferences, requireNodeRights } from './references.ts'
 import { schemaProblems } from './schemas.ts'
-import { type Findings, limitProblems, validateGraph } from './validate.ts'
+import { type Findings, limitProblems, MAX_FINDINGS, MAX_NODES, validateGraph } from './validate.ts'
 
 /** Entries of context_keys that are no keys, by the places of their nodes. */
 const badContextKeys = (nodes: readonly Node[]): [index: number, keys: unknown[]][] =>
@@ -18,7 +18,7 @@ const badContextKeys = (nodes: readonly Node[]): [index: number, keys: unknown[]
 
 /** The same as problems, for where nothing is raised. */
 export const contextKeyProblems = (nodes: readonly Node[]): Problem[] =>
-  badContextKeys(nodes).map(([index]) => ({
+  badContextKeys(nodes.slice(0, MAX_NODES)).map(([index]) => ({
     code: 'INVALID_TOOL_CONTEXT_KEY',
     path: `nodes[${index}].context_keys`,
     message: 'holds what is no key',
@@ -36,10 +36,23 @@ export async function findingsOf(services: Services, definition: Definition, ask
   return { problems: [...problems, ...(await schemaProblems(services, definition, asking))], warnings }
 }
 
+/** Warnings with what a project does not have of what a definition names: of one within the limits, and no more than are listed. */
+export async function withMissing(
+  db: Queryable,
+  project: string,
+  definition: Definition,
+  warnings: readonly Problem[],
+): Promise<Problem[]> {
+  if (limitProblems(definition).length > 0) return [...warnings]
+  return [...warnings, ...(await missingReferences(db, project, definition.nodes))].slice(0, MAX_FINDINGS)
+}
+
+const WITHOUT_SCHEMAS = { state_schema: null, input_schema: null }
+
 /**
  * Refuses a definition that cannot be written, or has done what the caller may not do, in the transaction that writes it. What
  * it names may be missing; where it is refused it is told.
- * @param stored the graph before; its nodes ask for nothing as long as they and its edges stay
+ * @param stored the graph before; its nodes ask for nothing as long as it runs as it did
  * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`, RunFirst
  */
 export async function requireValid(
@@ -56,10 +69,11 @@ export async function requireValid(
     })
   const { problems, warnings } = await findingsOf(services, definition, { tenant: project, inTransaction: true })
   if (problems.length === 0) {
-    const structureOf = ({ nodes, edges }: Pick<Definition, 'nodes' | 'edges'>) => [nodes, edges]
-    if (stored && isDeepStrictEqual(structureOf(stored), structureOf(definition))) return
+    const graph = ({ nodes, edges }: Pick<Definition, 'nodes' | 'edges'>) => ({ nodes, edges, ...WITHOUT_SCHEMAS })
+    if (stored && isSameStructure(graph(stored), graph(definition))) return
     return requireNodeRights({ tx, allow }, project, definition.nodes)
   }
-  const missing = await missingReferences(tx, project, definition.nodes)
-  raise('ORCHESTRATION_VALIDATION_FAILED', { meta: { problems, warnings: [...warnings, ...missing] } })
+  raise('ORCHESTRATION_VALIDATION_FAILED', {
+    meta: { problems, warnings: await withMissing(tx, project, definition, warnings) },
+  })
 }

@@ -6,7 +6,7 @@ import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
-import { contextKeyProblems, findingsOf, requireValid } from './check.ts'
+import { contextKeyProblems, findingsOf, requireValid, withMissing } from './check.ts'
 import { renamed } from './definition.ts'
 import { diagramOf, picturedRuns } from './diagram.ts'
 import { orchestrationEnds } from './ends.ts'
@@ -25,7 +25,7 @@ import {
   ValidateInput,
   Validation,
 } from './model.ts'
-import { missingReferences, NAMING_RIGHTS } from './references.ts'
+import { NAMING_RIGHTS } from './references.ts'
 import { changeOrchestration, insertOrchestration, restoreVersion } from './versions.ts'
 
 const tag = 'Orchestrations'
@@ -44,7 +44,14 @@ const definitionIn = (body: Partial<Definition>): Definition => ({
 
 export const orchestrationOperations: Operation[] = [
   // orchestrations_project serves the order.
-  orchestrations.list({ filters: { name: contains('name') }, where: () => [sql.fragment`t.managed_by is null`] }),
+  orchestrations.list({
+    filters: { name: contains('name') },
+    where: () => [sql.fragment`t.managed_by is null`],
+    bytes: sql.fragment`(
+      octet_length(t.nodes::text) + octet_length(t.edges::text) +
+      coalesce(octet_length(t.state_schema::text), 0) + coalesce(octet_length(t.input_schema::text), 0))`,
+    description: 'A page ends before 16 MiB of graphs: `limit` says how many it was cut to.',
+  }),
   orchestrations.create({
     description:
       'The graph is refused with everything that is wrong with it in meta.problems. Tools, agents, stores and orchestrations that it names are looked up when a run comes to them. Naming a tool or an orchestration needs the right to call or to run it, since whoever starts a run is not asked.',
@@ -84,15 +91,15 @@ export const orchestrationOperations: Operation[] = [
       const definition = definitionIn(body)
       const asking = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
       const found = await findingsOf(services, definition, asking)
-      const missing = project === null ? [] : await missingReferences(db, project, definition.nodes)
+      const warnings = project === null ? found.warnings : await withMissing(db, project, definition, found.warnings)
       const problems = [...found.problems, ...contextKeyProblems(definition.nodes)]
-      return { valid: problems.length === 0, problems, warnings: [...found.warnings, ...missing] }
+      return { valid: problems.length === 0, problems, warnings }
     },
   }),
   orchestrations.get(),
   orchestrations.update({
     description:
-      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on. Other nodes and edges need the rights that the graph needs to be created.',
+      'Replaces `nodes` and `edges` as a whole. A graph that runs otherwise makes a version; names and `metadata` of nodes and edges do not. Runs go on with the version that they were started on. Nodes and edges that run otherwise need the rights that the graph needs to be created.',
     alsoActions: NAMING_RIGHTS,
     body: OrchestrationPatch,
     quiet: true,

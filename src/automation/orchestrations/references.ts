@@ -7,6 +7,7 @@ import { firstChars } from '../../core/api/text.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Node } from './definition.ts'
 import { type Field, NODE_FIELDS } from './fields.ts'
+import { MAX_FINDINGS } from './validate.ts'
 
 /** What the fields of nodes name. */
 const KINDS = {
@@ -36,6 +37,7 @@ export async function missingReferences(db: Queryable, project: string, nodes: r
       found.add(id)
   return references
     .filter(({ id }) => !found.has(id))
+    .slice(0, MAX_FINDINGS)
     .map(({ kind, id, path }) => ({
       code: 'REFERENCE_NOT_FOUND',
       path,

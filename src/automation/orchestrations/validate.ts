@@ -15,7 +15,7 @@ export const MAX_EDGES = 2000
 export const MAX_DEFINITION_BYTES = 1024 * 1024
 
 /** Findings of a kind that are listed. */
-const MAX_FINDINGS = 1000
+export const MAX_FINDINGS = 1000
 /** What a path and a message show of names that callers chose. */
 const MAX_SHOWN = 200
 

@@ -3,6 +3,7 @@ import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
+import { sql } from '../../core/db/sql.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
 import { problemsIn, requireValid } from './check.ts'
@@ -40,7 +41,13 @@ const definitionIn = (body: { [Name in keyof Definition]?: unknown }): Definitio
 
 export const playbookOperations: Operation[] = [
   // playbooks_project serves the order.
-  playbooks.list({ filters: { name: contains('name') } }),
+  playbooks.list({
+    filters: { name: contains('name') },
+    bytes: sql.fragment`(
+      octet_length(t.steps::text) + coalesce(octet_length(t.description), 0) +
+      coalesce(octet_length(t.case_schema::text), 0) + coalesce(octet_length(t.input_schema::text), 0))`,
+    description: 'A page ends before 16 MiB of procedures: `limit` says how many it was cut to.',
+  }),
   playbooks.create({
     description:
       'Refused with everything that is wrong with the procedure in meta.problems; agents, tools, orchestrations and deciders that it names have to exist. Needs the rights to call the tools, run the orchestrations and ask the deciders, since whoever starts an execution has them called; a step that waits for an event needs triggers:CreateTrigger.',
