@@ -84,6 +84,23 @@ describe('orchestrations', () => {
     assert.equal((await key.get('/orchestrations?to=2999-01-01T00:00:00Z&limit=1')).body.data.length, 1)
   })
 
+  it('are listed with their versions in pages that end before 16 MiB', async () => {
+    const { key } = await app.projectWith(['orchestrations:*'])
+    const large = (value: number) => ({
+      nodes: [step('a', { expression: value, instructions: 'x'.repeat(1_000_000) })],
+    })
+    const { id } = await madeOrchestration(key, large(0))
+    for (let n = 1; n < 20; n++) {
+      await madeOrchestration(key, large(n))
+      assert.equal((await key.patch(`/orchestrations/${id}`, large(n))).status, 200)
+    }
+    for (const path of ['/orchestrations', `/orchestrations/${id}/versions`]) {
+      const { data, total, limit } = (await key.get(`${path}?limit=50`)).body
+      assert.deepEqual([data.length, total, limit], [17, 20, 17])
+      assert.equal((await key.get(`${path}?limit=50&offset=17`)).body.data.length, 3)
+    }
+  })
+
   it('refuse bodies of another shape, naming the path', async () => {
     const wrong: [string, object][] = [
       ['edges', { name: 'x', nodes: [step('a')] }],
@@ -200,6 +217,8 @@ describe('orchestrations', () => {
     const made = await make({ ...calls })
     const path = `/orchestrations/${made.id}`
     refused(await writer.patch(path, { nodes: [{ ...calls.nodes[0], input_mapping: { all: 1 } }] }), 403, 'FORBIDDEN')
+    const moved = await writer.patch(path, { nodes: [{ ...calls.nodes[0], metadata: { x: 1 } }] })
+    assert.deepEqual([moved.status, moved.body.version], [200, 1], JSON.stringify(moved.body))
     const changed = await writer.patch(path, graphOf([step('a')], []))
     assert.equal(changed.status, 200, JSON.stringify(changed.body))
     refused(await writer.post(`${path}/versions/1/restore`), 403, 'FORBIDDEN')
@@ -285,6 +304,25 @@ describe('orchestrations', () => {
       const back = (await project.key.get(`/orchestrations/${id}/versions/compare?from=2&to=1`)).body.changes
       assert.equal(back.length, 5)
       refused(await project.key.get(`/orchestrations/${id}/versions/compare?from=7`), 404, 'RESOURCE_NOT_FOUND')
+    })
+
+    it('are compared within what one answer may hold, however long a name is and however many edges are equal', async () => {
+      const name = 'n'.repeat(300_000)
+      const naming = (value: number) => ({ nodes: [step('a', { options: { [name]: Array(20_000).fill(value) } })] })
+      const { id } = await make(naming(0))
+      const path = `/orchestrations/${id}`
+      assert.equal((await project.key.patch(path, naming(1))).status, 200)
+      const { changes } = (await project.key.get(`${path}/versions/compare`)).body
+      assert.deepEqual(
+        changes.map(({ path, op, after }: any) => [path.length, op, after.length]),
+        [[`nodes.a.options.${name}`.length, 'changed', 20_000]],
+      )
+      const equal = { edges: Array.from({ length: 2000 }, () => edge(`a->b:${'x'.repeat(400)}`)) }
+      assert.equal((await project.key.patch(path, { ...graphOf([step('a'), step('b')]), ...equal })).status, 200)
+      const edges = (await project.key.get(`${path}/versions/compare`)).body.changes.map(({ path }: any) => path)
+      const added = edges.filter((path: string) => path.startsWith('edges.'))
+      assert.deepEqual([added.length, new Set(added).size], [2000, 2000])
+      assert.match(added.at(-1), /x#2000$/)
     })
 
     it('are restored as the next one, the live one as none', async () => {

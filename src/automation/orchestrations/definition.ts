@@ -122,10 +122,14 @@ export const isSameStructure = (left: Definition, right: Definition): boolean =>
 /** A definition as it is compared with another: nodes by their ids, edges by their ends and labels. */
 export function compared({ nodes, edges, ...schemas }: Definition): object {
   const named: Record<string, unknown> = Object.create(null)
+  // Of edges with one name, from which number on one may be free: without it a graph of equal edges takes seconds.
+  const counts = new Map<string, number>()
   for (const edge of edges) {
     const name = `${edge.from}->${edge.to}${edge.condition == null ? '' : `:${edge.condition}`}`
-    let unique = name
-    for (let count = 2; unique in named; count++) unique = `${name}#${count}`
+    let count = counts.get(name) ?? 1
+    let unique = count === 1 ? name : `${name}#${count}`
+    while (unique in named) unique = `${name}#${++count}`
+    counts.set(name, count)
     named[unique] = structural(edge)
   }
   return {
