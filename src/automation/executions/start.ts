@@ -12,7 +12,7 @@ import type { By } from '../cases/timeline.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
 import type { Definition } from '../playbooks/definition.ts'
 import { type PlaybookRow, playbookVersions } from '../playbooks/model.ts'
-import { definitionOf, MANAGER } from '../playbooks/versions.ts'
+import { MANAGER, versionedPlaybooks } from '../playbooks/versions.ts'
 import { insertRuns, newRun } from '../runs/start.ts'
 import { type ExecutionRow, executionKind, NOT_BEGUN, presentExecution, type StepRow } from './model.ts'
 import { writeExecution } from './store.ts'
@@ -52,7 +52,7 @@ export async function startExecution(
   const version = start.version ?? playbook.version
   const definition =
     version === playbook.version
-      ? definitionOf(playbook)
+      ? versionedPlaybooks.configOf(playbook)
       : ((await playbookVersions.get(tx, playbook.id, version)).config as unknown as Definition)
   const problems = [
     ...(await schemaProblems(services, project_id, definition.case_schema, kase.fields, 'case.fields')),

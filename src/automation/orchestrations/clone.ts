@@ -1,34 +1,60 @@
 import { newId } from '../../core/api/ids.ts'
+import { type Kind, type KindRow, picked, type Values } from '../../core/api/kind.ts'
+import type { Making } from '../../core/api/version-archive.ts'
+import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { type Node, orchestrationKind } from './model.ts'
+import { definitionFields, orchestrationKind } from './model.ts'
 import { orchestrationIdsOf } from './store.ts'
-import { insertOrchestration } from './versions.ts'
+import { versionedGraphs } from './versions.ts'
 
 /**
- * Graphs are copied as they are, without versions and runs. Ids of what was copied too become those of the copies, wherever
- * in a node they stand; others stay and are found missing when a run comes to them.
+ * Definitions are copied as they are, without versions and what was made of them. Ids of what was copied too become those
+ * of the copies, wherever in the field that names others they stand; others stay and are found missing when they are used.
+ * @param at.naming the field that names others
+ * @param at.idsOf those of a project, oldest first; default all of them, by an index of project and time
  */
-export const orchestrationCloning: Cloneable = {
-  name: 'orchestrations',
-  async copy(tx, from, to, ids) {
-    const originals = await orchestrationIdsOf(tx, from)
-    // Graphs may name each other.
-    for (const id of originals) ids.set(id, newId(orchestrationKind.prefix))
-    for (const id of originals) {
-      const original = await orchestrationKind.find(tx, id)
-      if (!original) continue
-      const { name, description, nodes, edges, state_schema, input_schema } = original
-      const values = { name, description, edges, state_schema, input_schema, id: ids.get(id), project_id: to }
-      const copied = nodes.map(node => withIds(node, ids) as Node)
-      const copy = await insertOrchestration(tx, { ...values, nodes: copied }, { created_by: null })
-      tx.emit(orchestrationKind, 'created', copy)
-    }
-  },
+export function definitionCloning<Row extends KindRow>(at: {
+  name: string
+  kind: Kind<Row, any>
+  fields: readonly (keyof Row & string)[]
+  naming: keyof Row & string
+  insert: (tx: Tx, values: any, making: Making) => Promise<Row>
+  idsOf?: (db: Queryable, project: string) => Promise<readonly string[]>
+}): Cloneable {
+  const { name, kind, fields, naming, insert } = at
+  const all = (db: Queryable, project: string) =>
+    db.anyFirst(identifying`
+      select id from ${sql.identifier([kind.table])} where project_id = ${project} order by created_at, id`)
+  return {
+    name,
+    async copy(tx, from, to, ids) {
+      const originals = await (at.idsOf ?? all)(tx, from)
+      // They may name each other.
+      for (const id of originals) ids.set(id, newId(kind.prefix))
+      for (const id of originals) {
+        const original = await kind.find(tx, id)
+        if (!original) continue
+        const values: Values<KindRow> = picked(original, ['name', 'description', ...fields])
+        const copied = { [naming]: withIds(original[naming], ids), id: ids.get(id), project_id: to }
+        tx.emit(kind, 'created', await insert(tx, { ...values, ...copied }, { created_by: null }))
+      }
+    },
+  }
 }
 
+export const orchestrationCloning = definitionCloning({
+  name: 'orchestrations',
+  kind: orchestrationKind,
+  fields: definitionFields,
+  naming: 'nodes',
+  insert: versionedGraphs.insert,
+  idsOf: orchestrationIdsOf,
+})
+
 /** A value with every text in it that is a known id replaced. */
-export function withIds(value: unknown, ids: ReadonlyMap<string, string>): unknown {
+function withIds(value: unknown, ids: ReadonlyMap<string, string>): unknown {
   if (typeof value === 'string') return ids.get(value) ?? value
   if (Array.isArray(value)) return value.map(item => withIds(item, ids))
   if (!isObject(value)) return value

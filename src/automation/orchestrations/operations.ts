@@ -26,7 +26,7 @@ import {
   Validation,
 } from './model.ts'
 import { NAMING_RIGHTS } from './references.ts'
-import { changeOrchestration, insertOrchestration, restoreVersion } from './versions.ts'
+import { versionedGraphs } from './versions.ts'
 
 const tag = 'Orchestrations'
 const path = '/orchestrations'
@@ -63,7 +63,7 @@ export const orchestrationOperations: Operation[] = [
       const definition = definitionIn(values)
       await requireValid({ tx, services, allow }, project, definition)
       const making = { created_by: caller.user.id, label: version_label }
-      return insertOrchestration(tx, { ...values, ...definition, project_id: project }, making)
+      return versionedGraphs.insert(tx, { ...values, ...definition, project_id: project }, making)
     },
   }),
   operation({
@@ -111,7 +111,7 @@ export const orchestrationOperations: Operation[] = [
       return changed
     },
     write: (next, { tx, stored, body, caller }) =>
-      changeOrchestration(tx, stored, orchestrationKind.changes(stored, next), {
+      versionedGraphs.change(tx, stored, orchestrationKind.changes(stored, next), {
         created_by: caller.user.id,
         label: body.version_label,
       }),
@@ -164,7 +164,7 @@ export const orchestrationOperations: Operation[] = [
     raises: [...refusals],
     run: async context =>
       orchestrationKind.present(
-        await restoreVersion(context, versionNumber(context.params.version), context.body?.label),
+        await versionedGraphs.restore(context, versionNumber(context.params.version), context.body?.label),
       ),
   }),
 ]

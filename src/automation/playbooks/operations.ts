@@ -21,11 +21,12 @@ import {
   Validation,
 } from './model.ts'
 import { STEP_RIGHTS } from './references.ts'
-import { changePlaybook, definitionOf, insertPlaybook, restoreVersion } from './versions.ts'
+import { insertPlaybook, versionedPlaybooks } from './versions.ts'
 
 const tag = 'Playbooks'
 const path = '/playbooks'
 const playbooks = resource(playbookKind, { path, tag })
+const { change, configOf, restore } = versionedPlaybooks
 
 const bodyLimit = () => 1024 * 1024
 
@@ -102,14 +103,20 @@ export const playbookOperations: Operation[] = [
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
     async change(next, { body, stored, tx, services, allow }) {
       if (definitionFields.every(name => body[name] === undefined)) return next
-      await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next), definitionOf(stored))
+      await requireValid({ tx, services, allow }, stored.project_id, configOf(next), configOf(stored))
       return next
     },
     write: (next, { tx, stored, body, caller }) =>
-      changePlaybook(tx, stored, playbookKind.changes(stored, next), {
-        created_by: caller.user.id,
-        label: body.version_label,
-      }),
+      // With the name, which its refusal says.
+      change(
+        tx,
+        stored,
+        { name: stored.name, ...playbookKind.changes(stored, next) },
+        {
+          created_by: caller.user.id,
+          label: body.version_label,
+        },
+      ),
   }),
   playbooks.remove({
     description:
@@ -135,6 +142,6 @@ export const playbookOperations: Operation[] = [
     answers: { 200: Playbook },
     raises: ['PLAYBOOK_VALIDATION_FAILED'],
     run: async context =>
-      playbookKind.present(await restoreVersion(context, versionNumber(context.params.version), context.body?.label)),
+      playbookKind.present(await restore(context, versionNumber(context.params.version), context.body?.label)),
   }),
 ]

@@ -3,7 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { versionArchive } from '../../core/api/version-archive.ts'
-import { compared, type Definition, definitionFields } from './definition.ts'
+import { compared, type Definition } from './definition.ts'
 import { StateShape, TransitionShape } from './fields.ts'
 
 /** A workflow is a state machine: the states that a task may be in, and the transitions between them. */
@@ -64,9 +64,6 @@ const declared = kind({
 export type WorkflowRow = z.output<typeof declared.row>
 
 export const workflowKind = declared
-
-export const definitionOf = (row: WorkflowRow): Definition =>
-  Object.fromEntries(definitionFields.map(name => [name, row[name]])) as Definition
 
 /** Every definition that workflows have had. */
 export const workflowVersions = versionArchive({

@@ -8,7 +8,6 @@ import { CALL_TOOL, requireValid } from './check.ts'
 import { definitionFields } from './definition.ts'
 import { workflowEnds } from './ends.ts'
 import {
-  definitionOf,
   RestoreInput,
   Workflow,
   WorkflowInput,
@@ -17,7 +16,7 @@ import {
   workflowKind,
   workflowVersions,
 } from './model.ts'
-import { changeWorkflow, insertWorkflow, restoreVersion } from './versions.ts'
+import { versionedWorkflows } from './versions.ts'
 
 const tag = 'Workflows'
 const path = '/workflows'
@@ -43,7 +42,7 @@ export const workflowOperations: Operation[] = [
       const { version_label, project_id: _project, payload_schema = null, ...given } = body
       const values = { ...given, payload_schema, project_id: project }
       await requireValid({ tx, services, allow }, project, values)
-      return insertWorkflow(tx, values, { created_by: caller.user.id, label: version_label })
+      return versionedWorkflows.insert(tx, values, { created_by: caller.user.id, label: version_label })
     },
   }),
   workflows.get(),
@@ -56,10 +55,10 @@ export const workflowOperations: Operation[] = [
     raises: [...refusals],
     async check(next, { body, stored, tx, services, allow }) {
       if (definitionFields.some(name => body[name] !== undefined))
-        await requireValid({ tx, services, allow }, stored.project_id, definitionOf(next), stored)
+        await requireValid({ tx, services, allow }, stored.project_id, versionedWorkflows.configOf(next), stored)
     },
     write: (next, { tx, stored, body, caller }) =>
-      changeWorkflow(tx, stored, workflowKind.changes(stored, next), {
+      versionedWorkflows.change(tx, stored, workflowKind.changes(stored, next), {
         created_by: caller.user.id,
         label: body.version_label,
       }),
@@ -84,6 +83,8 @@ export const workflowOperations: Operation[] = [
     answers: { 200: Workflow },
     raises: ['WORKFLOW_VALIDATION_FAILED'],
     run: async context =>
-      workflowKind.present(await restoreVersion(context, versionNumber(context.params.version), context.body?.label)),
+      workflowKind.present(
+        await versionedWorkflows.restore(context, versionNumber(context.params.version), context.body?.label),
+      ),
   }),
 ]

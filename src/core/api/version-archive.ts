@@ -5,7 +5,7 @@ import { raise } from './errors.ts'
 import { newId } from './ids.ts'
 import { type Kind, type KindRow, selectList } from './kind.ts'
 import { page, pageOf, textFilter } from './lists.ts'
-import { type Context, itemOperation, type Operation, type Page } from './operation.ts'
+import { itemOperation, type Operation, type Page } from './operation.ts'
 import { versionNumber, versionQuery } from './versions.ts'
 
 /** What every archive keeps of a version; `config` is what a restore writes. */
@@ -21,7 +21,8 @@ export type ArchivedVersion = {
 /** By whom a version is made, and what it is called. */
 export type Making = { created_by: string | null; label?: string | null }
 
-type Versioned = KindRow & { version: number }
+/** A row that counts its versions. */
+export type Versioned = KindRow & { version: number }
 
 /**
  * The append-only versions of a kind: a table with a unique index of owner and version.
@@ -49,6 +50,7 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
       where ${ownedBy(id)} and t.version = any(${sql.array([...versions], 'int8')})`) as never
 
   return {
+    owner,
     find,
 
     /** One version. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
@@ -101,32 +103,6 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
       return { from, to, changes: changesBetween(configAt(from), after) }
     },
   }
-}
-
-/**
- * Writes what an earlier version kept as the next version, under the lock of the row, and tells of it. Returns the row as it
- * is where nothing differs.
- * @param change writes the configuration by the making given; null where the row has it already
- * @throws RESOURCE_NOT_FOUND, and what refuses the configuration today
- */
-export async function restoreArchived<Row extends Versioned>(
-  { tx, caller, audit, resource }: Pick<Context, 'tx' | 'caller' | 'audit'> & { resource: Row },
-  at: {
-    kind: Kind<Row, any>
-    archive: { get(db: Queryable, id: string, number: number): Promise<Pick<ArchivedVersion, 'config'>> }
-    number: number
-    label: string | undefined
-  },
-  change: (stored: Row, config: Record<string, unknown>, making: Making) => Promise<Row | null>,
-): Promise<Row> {
-  const { kind, archive, number, label = `restored from v${number}` } = at
-  const stored = await kind.lock(tx, resource.id)
-  const { config } = await archive.get(tx, stored.id, number)
-  const restored = await change(stored, config, { created_by: caller.user.id, label })
-  if (restored === null) return stored
-  audit.detail.version = restored.version
-  tx.emit(kind, 'updated', restored)
-  return restored
 }
 
 /** The operations that read the versions of a kind: list, compare and one by its number. */

@@ -1,7 +1,7 @@
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { deciderKind } from './model.ts'
 import { decidersOf } from './store.ts'
-import { insertDecider } from './versions.ts'
+import { versionedDeciders } from './versions.ts'
 
 /** A decider is copied where the agent or the tool that it asks is; versions and decisions are not. */
 export const deciderCloning: Cloneable = {
@@ -12,7 +12,7 @@ export const deciderCloning: Cloneable = {
       if (backend === undefined) continue
       const asked = agent_id === null ? { tool_id: backend } : { agent_id: backend }
       const values = { name, description, escalate_below, questions, ...asked, project_id: to }
-      const copy = await insertDecider(tx, values, { created_by: null })
+      const copy = await versionedDeciders.insert(tx, values, { created_by: null })
       ids.set(id, copy.id)
       tx.emit(deciderKind, 'created', copy)
     }

@@ -24,7 +24,7 @@ import {
 } from './model.ts'
 import { type Asking, answerDecision, insertDecisions } from './request.ts'
 import { deciderVersions } from './store.ts'
-import { changeDecider, insertDecider, restoreVersion } from './versions.ts'
+import { versionedDeciders } from './versions.ts'
 
 const tag = 'Deciders'
 const deciders = resource(deciderKind, { path: '/deciders', tag })
@@ -60,7 +60,11 @@ const deciderOperations: Operation[] = [
     raises: [...refusals, 'NAME_CONFLICT'],
     check: async ({ tx, body, project, allow }) => allowBackend(allow, await requireBackend(tx, project, body)),
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      insertDecider(tx, { ...body, project_id: project }, { created_by: caller.user.id, label: version_label }),
+      versionedDeciders.insert(
+        tx,
+        { ...body, project_id: project },
+        { created_by: caller.user.id, label: version_label },
+      ),
   }),
   deciders.get(),
   deciders.update({
@@ -82,10 +86,16 @@ const deciderOperations: Operation[] = [
       return { ...next, ...named }
     },
     write: (next, { tx, stored, body, caller }) =>
-      changeDecider(tx, stored, deciderKind.changes(stored, next), {
-        created_by: caller.user.id,
-        label: body.version_label,
-      }),
+      // With the name, which its refusal says.
+      versionedDeciders.change(
+        tx,
+        stored,
+        { name: stored.name, ...deciderKind.changes(stored, next) },
+        {
+          created_by: caller.user.id,
+          label: body.version_label,
+        },
+      ),
   }),
   deciders.remove({ description: 'Its decisions stay; those that are under way are made.' }),
   ...versionOperations(deciderKind, { path: '/deciders', tag, record: DeciderVersion, archive: deciderVersions }),
@@ -98,7 +108,9 @@ const deciderOperations: Operation[] = [
     bodyOptional: true,
     answers: { 200: Decider },
     run: async context =>
-      deciderKind.present(await restoreVersion(context, versionNumber(context.params.version), context.body?.label)),
+      deciderKind.present(
+        await versionedDeciders.restore(context, versionNumber(context.params.version), context.body?.label),
+      ),
   }),
 ]
 

@@ -1,9 +1,9 @@
-import type { Values } from '../../core/api/kind.ts'
-import { type Making, versionArchive } from '../../core/api/version-archive.ts'
+import { versionArchive } from '../../core/api/version-archive.ts'
+import { versioned } from '../../core/api/versioned.ts'
 import { announce } from '../../core/db/notified-cache.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { checkDocument } from './document.ts'
 import { guardrailChannel } from './live.ts'
-import { type GuardrailRow, GuardrailVersion, guardrailKind } from './model.ts'
+import { type GuardrailDocument, type GuardrailRow, GuardrailVersion, guardrailKind } from './model.ts'
 
 export const guardrailVersions = versionArchive({
   table: 'guardrail_versions',
@@ -12,26 +12,11 @@ export const guardrailVersions = versionArchive({
   record: GuardrailVersion,
 })
 
-/** Adds a guardrail with its first version. */
-export async function insertGuardrail(tx: Tx, values: Values<GuardrailRow>, making: Making): Promise<GuardrailRow> {
-  const row = await guardrailKind.insert(tx, { ...values, version: 1 })
-  await archive(tx, row, making)
-  return row
-}
-
-/** Writes changes of a guardrail whose row the caller holds; another document makes a version. */
-export async function changeGuardrail(
-  tx: Tx,
-  stored: GuardrailRow,
-  changes: Values<GuardrailRow>,
-  making: Making,
-): Promise<GuardrailRow> {
-  announce(tx, guardrailChannel, stored.id)
-  if (changes.document === undefined) return guardrailKind.update(tx, stored.id, changes)
-  const row = await guardrailKind.update(tx, stored.id, { ...changes, version: stored.version + 1 })
-  await archive(tx, row, making)
-  return row
-}
-
-const archive = (tx: Tx, { id, version, document }: GuardrailRow, { created_by, label = null }: Making) =>
-  guardrailVersions.insert(tx, { guardrail_id: id, version, config: { document }, label, created_by })
+/** Guardrails as they are written: another document is the next version. */
+export const versionedGuardrails = versioned<GuardrailRow, Pick<GuardrailRow, 'document'>>({
+  kind: guardrailKind,
+  archive: guardrailVersions,
+  fields: ['document'],
+  check: (_context, _project, { document }) => checkDocument(document as GuardrailDocument),
+  changed: (tx, { id }) => announce(tx, guardrailChannel, id),
+})

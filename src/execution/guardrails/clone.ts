@@ -1,6 +1,6 @@
 import type { Tx } from '../../core/db/write.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { insertGuardrail } from './archive.ts'
+import { versionedGuardrails } from './archive.ts'
 import { guardrailKind } from './model.ts'
 import { guardrailsOf } from './store.ts'
 
@@ -14,7 +14,7 @@ export async function copyGuardrails(tx: Tx, from: string, to: string, ids: Map<
     const { name, description, document, context_mode, context_tool_id } = row
     const copied = { name, description, document, context_mode, project_id: to }
     const context = context_tool_id === null ? null : (ids.get(context_tool_id) ?? null)
-    const copy = await insertGuardrail(tx, { ...copied, context_tool_id: context }, { created_by: null })
+    const copy = await versionedGuardrails.insert(tx, { ...copied, context_tool_id: context }, { created_by: null })
     ids.set(row.id, copy.id)
     tx.emit(guardrailKind, 'created', copy)
   }

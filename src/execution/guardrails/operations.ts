@@ -8,7 +8,7 @@ import { announce } from '../../core/db/notified-cache.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { pinnedAction } from '../tools/platform.ts'
 import { toolsOfIds } from '../tools/store.ts'
-import { changeGuardrail, guardrailVersions, insertGuardrail } from './archive.ts'
+import { guardrailVersions, versionedGuardrails } from './archive.ts'
 import { checkDocument, ruleOf, trialOf } from './document.ts'
 import { evaluateRules } from './judge.ts'
 import { guardrailChannel } from './live.ts'
@@ -18,7 +18,6 @@ import {
   Evaluation,
   evaluationKind,
   Guardrail,
-  type GuardrailDocument,
   GuardrailInput,
   GuardrailPatch,
   GuardrailVersion,
@@ -60,7 +59,11 @@ export const guardrailOperations: Operation[] = [
       if (body.context_tool_id) await checkContextTool(context, project, body.context_tool_id)
     },
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      insertGuardrail(tx, { ...body, project_id: project }, { created_by: caller.user.id, label: version_label }),
+      versionedGuardrails.insert(
+        tx,
+        { ...body, project_id: project },
+        { created_by: caller.user.id, label: version_label },
+      ),
   }),
   guardrails.get(),
   guardrails.update({
@@ -76,7 +79,7 @@ export const guardrailOperations: Operation[] = [
         await checkContextTool(context, next.project_id, body.context_tool_id)
     },
     write: (next, { stored, body, caller, tx }) =>
-      changeGuardrail(tx, stored, guardrailKind.changes(stored, next), {
+      versionedGuardrails.change(tx, stored, guardrailKind.changes(stored, next), {
         created_by: caller.user.id,
         label: body.version_label,
       }),
@@ -101,22 +104,10 @@ export const guardrailOperations: Operation[] = [
     body: RestoreInput,
     bodyOptional: true,
     answers: { 200: Guardrail },
-    async run({ tx, resource, params, body, caller, audit }) {
-      const stored = await guardrailKind.lock(tx, resource.id)
-      const number = versionNumber(params.version)
-      const { config } = await guardrailVersions.get(tx, stored.id, number)
-      const document = config.document as Record<string, unknown>
-      const changes = guardrailKind.changes(stored, { ...stored, document })
-      if (Object.keys(changes).length === 0) return guardrailKind.present(stored)
-      checkDocument(document as GuardrailDocument)
-      const restored = await changeGuardrail(tx, stored, changes, {
-        created_by: caller.user.id,
-        label: body?.label ?? `restored from v${number}`,
-      })
-      audit.detail.version = restored.version
-      tx.emit(guardrailKind, 'updated', restored)
-      return guardrailKind.present(restored)
-    },
+    run: async context =>
+      guardrailKind.present(
+        await versionedGuardrails.restore(context, versionNumber(context.params.version), context.body?.label),
+      ),
   }),
   guardrails.action('evaluate', {
     summary: 'Try a guardrail on arguments',
