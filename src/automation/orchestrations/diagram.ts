@@ -6,7 +6,7 @@ import type { Graph } from './graph.ts'
 import type { OrchestrationRow } from './model.ts'
 
 /** A run of an orchestration to be drawn: the graph that it executes, and where it stands with the nodes. */
-export type Picture = { graph: Graph; states: ReadonlyMap<string, NodeState> }
+type Picture = { graph: Graph; states: ReadonlyMap<string, NodeState> }
 
 /**
  * Finds a run for a caller who may read it.

@@ -1,6 +1,6 @@
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }
 
-export const MAX_DURATION_MS = 366 * UNIT_MS.d
+const MAX_DURATION_MS = 366 * UNIT_MS.d
 
 const SHORT = /^(\d+(?:\.\d+)?)(ms|s|m|h|d)$/
 const ISO = /^P(?=\d|T\d)(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?$/

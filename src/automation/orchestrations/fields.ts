@@ -260,7 +260,7 @@ export const nodeFields = Object.entries<Field>(NODE_FIELDS)
 const label = z.string().max(1000)
 
 /** Every field of an edge, beside its ends. */
-export const EDGE_FIELDS = {
+const EDGE_FIELDS = {
   condition: {
     about: 'Label that lets the edge pass; without one it passes as the type of its source says',
     schema: label,

@@ -45,7 +45,7 @@ class Bits {
 type Alternative = readonly Edge[]
 
 /** What activates a node: any one of these. */
-export function alternativesOf(incoming: readonly Edge[]): Alternative[] {
+function alternativesOf(incoming: readonly Edge[]): Alternative[] {
   const groups = Map.groupBy(incoming, ({ activation_group }) => activation_group ?? null)
   return [...groups].flatMap(([group, edges]) =>
     group !== null && (edges[0].activation_condition ?? 'all') === 'all' ? [edges] : edges.map(edge => [edge]),

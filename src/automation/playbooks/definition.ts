@@ -1,5 +1,4 @@
 import { canonicalJson } from '../../core/api/canonical.ts'
-import { isObject } from '../../core/expressions/evaluate.ts'
 
 /** What one step of a playbook does. */
 export const STEP_TYPES = [
@@ -92,29 +91,6 @@ export const isSameStructure = (left: Definition, right: Definition): boolean =>
 export function compared({ steps, ...others }: Definition): object {
   const named = steps.map((step, position): [string, object] => [step.key, { ...structural(step), position }])
   return { steps: Object.fromEntries(named), ...others }
-}
-
-/** The keys or `end` that may follow a step, in the order in which they are written, and where they are written. */
-export function targetsOf(step: Step): { field: string; target: unknown }[] {
-  const { next, on_failure, on_rejected, on_expired, rules, otherwise } = step
-  const of = (field: string, target: unknown) => (target == null ? [] : [{ field, target }])
-  if (step.type === 'branch')
-    return [
-      ...(Array.isArray(rules) ? rules : []).flatMap((rule, index) =>
-        isObject(rule) ? of(`rules[${index}].go_to`, rule.go_to) : [],
-      ),
-      ...of('otherwise', otherwise),
-    ]
-  return [
-    ...of('next', next),
-    ...(on_failure === 'continue' || on_failure === FAIL ? [] : of('on_failure', on_failure)),
-    ...(step.type === 'require_approval'
-      ? [
-          ...(on_rejected === FAIL ? [] : of('on_rejected', on_rejected)),
-          ...(on_expired === FAIL ? [] : of('on_expired', on_expired)),
-        ]
-      : []),
-  ]
 }
 
 /** What follows a step that has completed, or that `when` passes over: a key or `end`. */
