@@ -126,6 +126,10 @@ describe('tasks whose workers are lost', function () {
         .map(id => `${id}:1:1`)
         .sort(),
     )
+    const used = await ok(
+      app.admin.get(`/usage/events?project_id=${app.projectId}&meter_type=tool_execution&limit=100`),
+    )
+    assert.equal(used.total, idsOf('tool').length)
   })
 
   it('in a call that must not be repeated count it as failed', async () => {

@@ -1,5 +1,6 @@
 import { addActivity } from '../../control/activity/record.ts'
-import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
+import { addUsage, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
+import { rateUsage } from '../../control/usage/rate.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { causedBy } from '../../core/db/causation.ts'
@@ -149,10 +150,13 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
   }
   await fault(services, 'task_claimed')
   const used: UsageDraft[] = []
+  let settled = false
   let tool: ResolvedTool | null = null
   let defined: Dispatch | null = null
   const settle = async (outcome: Outcome): Promise<void> => {
-    const settled = await settleCall(services, held, outcome, outgoing => {
+    const rated = await rateUsage(services, used)
+    const after = await settleCall(services, held, outcome, outgoing => {
+      addUsage(outgoing, rated)
       if (!outcome.ok || !tool) return
       addActivity(outgoing, {
         project_id: task.project_id,
@@ -167,9 +171,8 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
         ref_id: tool.id,
       })
     })
-    if (used.length > 0)
-      await recordUsage(services, used).catch(error => services.log.error({ err: error }, 'usage not recorded'))
-    if (!settled) throw new Superseded()
+    if (!after) throw new Superseded()
+    settled = true
     await fault(services, 'task_settled')
   }
   const cause = () => (defined?.tool_id == null ? null : { column: 'tool_id' as const, id: defined.tool_id })
@@ -227,5 +230,8 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
       if (!(error instanceof AppError)) services.log.error({ err: error, task_id: task.id }, 'task dispatch')
       return fail(failureOf(error))
     },
+  }).finally(() => {
+    // Whoever has the dispatch by now, the call was made. One that is made again counts once.
+    if (!settled) recordUsageLater(services, used)
   })
 }
