@@ -497,15 +497,15 @@ const settings = {
   ),
   TASKS_DISPATCH_LEASE_SECONDS: setting(
     'workers',
-    positiveOr(60),
-    '60',
+    positiveOr(300),
+    '300',
     'Lease of a call of a tool that a task made, renewed every quarter of it.',
   ),
   TASKS_DISPATCH_RECONCILE_GRACE_MS: setting(
     'workers',
     positiveOr(60_000),
     '60000',
-    'How long what a task waits for is left alone before somebody looks whether it has settled without a word.',
+    'How long what a task waits for is left alone before somebody looks whether it has settled without a word; then twice as long each time, at most an hour.',
   ),
   PLAYBOOK_EXPORT_TTL_DAYS: setting(
     'workers',

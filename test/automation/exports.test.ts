@@ -239,6 +239,33 @@ describe('exports', () => {
     }
     assert.ok(whole.timeline.some(({ kind }: any) => kind === 'created'))
     assert.ok(alone.timeline.every((row: any) => row.playbook_execution_id === started.id))
+    const into = await aCase()
+    await made(`/cases/${about.id}/merge`, { into_case_id: into.id })
+    for (const _again of [1, 2]) {
+      const merged = await of({ subject_type: 'playbook_execution', subject_id: started.id })
+      const kinds = merged.timeline.map(({ kind }: any) => kind).filter((kind: string) => kind !== 'exported')
+      assert.deepEqual(
+        kinds,
+        alone.timeline.map(({ kind }: any) => kind).filter((kind: string) => kind !== 'exported'),
+      )
+      assert.deepEqual(
+        merged.evidence,
+        alone.evidence.map((each: any) => ({ ...each, case_id: into.id })),
+      )
+    }
+    const reads = (action: string[], id: string) => ({
+      effect: 'Allow',
+      action,
+      resource: [`srn:${project.id}:case:${id}`],
+    })
+    const may = ['cases:GetCase', 'cases:ExportCase', 'playbooks:GetExecution']
+    const limited = await app.user('of one case', [{ statement: [reads(may, about.id)] }])
+    const asked = await made(
+      '/playbook-exports',
+      { subject_type: 'playbook_execution', subject_id: started.id },
+      limited,
+    )
+    assert.equal((await ended(asked.id)).error.code, 'FORBIDDEN')
     const missing = { subject_type: 'playbook_execution', subject_id: `${started.id.slice(0, -4)}0000` }
     assert.equal((await app.admin.post('/playbook-exports', missing)).status, 404)
   })

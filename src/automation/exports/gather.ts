@@ -12,7 +12,7 @@ import { type CaseRow, caseKind, evidenceKind, type LinkRow, timelineKind } from
 import { exportedExecutions } from './executions.ts'
 import type { ExportRow, Omission } from './model.ts'
 import { type ExportedExecution, LINKED, type Shown, type Snapshot } from './snapshot.ts'
-import { atOneMoment, bytesOf, evidenceOf, linksOf, rowsOf, timelineOf } from './store.ts'
+import { atOneMoment, bytesOf, casesOfExecution, evidenceOf, linksOf, rowsOf, timelineOf } from './store.ts'
 
 /** More than this is not held in the memory of a worker. */
 const MAX_BYTES = 64 * 1024 * 1024
@@ -117,6 +117,23 @@ async function readExecutions(
 }
 
 /**
+ * The ids of the cases that have the timeline, the evidence and the links of the subject: a merge gives those of an execution to
+ * another case, which the caller has to be allowed to export, too.
+ */
+async function holdersOf(
+  db: Queryable,
+  caller: Caller,
+  about: CaseRow,
+  executionId: string | null,
+): Promise<readonly string[]> {
+  if (executionId === null) return [about.id]
+  const holders = await casesOfExecution(db, executionId)
+  if (!holders.every(each => mayExport(caller, each, true)))
+    raise('FORBIDDEN', { message: 'Who asked for the export may not export the case that this one was merged into' })
+  return holders.map(({ id }) => id)
+}
+
+/**
  * Reads all that an export shows, at one moment, in the name of who asked for it with the rights of now.
  * @throws FORBIDDEN when the requester may not export the subject any more, RESOURCE_NOT_FOUND when it is gone,
  *   REQUEST_REJECTED when it holds too much
@@ -130,15 +147,16 @@ export async function gather(services: Services, row: ExportRow, principal: Prin
     if (!about) return raise('RESOURCE_NOT_FOUND', { meta: { id: row.case_id } })
     if (!caller || !mayExport(caller, about, execution_id !== null))
       return raise('FORBIDDEN', { message: 'Who asked for the export may not make it any more' })
+    const holders = await holdersOf(db, caller, about, execution_id)
     const room = new Room()
-    room.take(await bytesOf(db, about.id, execution_id))
+    room.take(await bytesOf(db, holders, execution_id))
     const { executions, omitted: unread } = await readExecutions(db, caller, about, execution_id, room)
     if (execution_id !== null && executions.length === 0)
       return raise('RESOURCE_NOT_FOUND', { meta: { id: execution_id } })
-    const timeline = await timelineOf(db, about.id, execution_id)
-    const evidence = await evidenceOf(db, about.id, execution_id)
+    const timeline = await timelineOf(db, holders, execution_id)
+    const evidence = await evidenceOf(db, holders, execution_id)
     const own = new Set(timeline.map(({ data }) => data.link_id))
-    const links = (await linksOf(db, about.id)).filter(({ id }) => execution_id === null || own.has(id))
+    const links = (await linksOf(db, holders)).filter(({ id }) => execution_id === null || own.has(id))
     if (links.length > MAX_LINKS)
       throw new AppError('REQUEST_REJECTED', {
         status: 413,

@@ -4,6 +4,8 @@ import { identifying, jsonb, type Queryable, sql, statement } from '../../core/d
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
 import {
+  type CaseRow,
+  caseKind,
   type EvidenceRow,
   evidenceKind,
   type LinkRow,
@@ -47,41 +49,49 @@ const ROW_BYTES = 512
  * Bytes of what a case's timeline, evidence and links hold, or those of one execution. By case_timeline_case,
  * case_evidence_case and the unique index of links.
  */
-export const bytesOf = (db: Queryable, caseId: string, executionId: string | null): Promise<number> =>
+export const bytesOf = (db: Queryable, caseIds: readonly string[], executionId: string | null): Promise<number> =>
   db.oneFirst(sizes`
     select coalesce((
-        select sum(t.bytes + ${ROW_BYTES}) from case_timeline t where t.case_id = ${caseId} ${ofExecution(executionId)}), 0)
+        select sum(t.bytes + ${ROW_BYTES}) from case_timeline t where ${inCases(caseIds)} ${ofExecution(executionId)}), 0)
       + coalesce((
-        select sum(t.bytes + ${ROW_BYTES}) from case_evidence t where t.case_id = ${caseId} ${ofExecution(executionId)}), 0)
-      + (select count(*) * ${ROW_BYTES} from case_links t where t.case_id = ${caseId}) as bytes`)
+        select sum(t.bytes + ${ROW_BYTES}) from case_evidence t where ${inCases(caseIds)} ${ofExecution(executionId)}), 0)
+      + (select count(*) * ${ROW_BYTES} from case_links t where ${inCases(caseIds)}) as bytes`)
+
+const inCases = (ids: readonly string[]) => sql.fragment`t.case_id = any(${sql.array([...ids], 'text')})`
 
 const ofExecution = (executionId: string | null) =>
   executionId === null ? sql.fragment`` : sql.fragment`and t.playbook_execution_id = ${executionId}`
 
+/** The cases that have what an execution wrote: its own, and the one into which that was merged. By case_timeline_execution. */
+export const casesOfExecution = (db: Queryable, executionId: string): Promise<readonly CaseRow[]> =>
+  db.any(caseKind.sql`
+    select ${caseKind.columns} from cases t where t.id in (
+      select case_id from case_timeline where playbook_execution_id = ${executionId}) order by t.id`)
+
 /** By case_timeline_case. */
 export const timelineOf = (
   db: Queryable,
-  caseId: string,
+  caseIds: readonly string[],
   executionId: string | null,
 ): Promise<readonly TimelineRow[]> =>
   db.any(timelineKind.sql`
-    select ${timelineKind.columns} from case_timeline t where t.case_id = ${caseId} ${ofExecution(executionId)}
-    order by t.seq`)
+    select ${timelineKind.columns} from case_timeline t where ${inCases(caseIds)} ${ofExecution(executionId)}
+    order by ${executionId === null ? sql.fragment`t.seq` : sql.fragment`t.created_at, t.seq`}`)
 
 /** By case_evidence_case. */
 export const evidenceOf = (
   db: Queryable,
-  caseId: string,
+  caseIds: readonly string[],
   executionId: string | null,
 ): Promise<readonly EvidenceRow[]> =>
   db.any(evidenceKind.sql`
-    select ${evidenceKind.columns} from case_evidence t where t.case_id = ${caseId} ${ofExecution(executionId)}
+    select ${evidenceKind.columns} from case_evidence t where ${inCases(caseIds)} ${ofExecution(executionId)}
     order by t.created_at, t.id`)
 
 /** By the unique index on (case_id, type, target_id). */
-export const linksOf = (db: Queryable, caseId: string): Promise<readonly LinkRow[]> =>
+export const linksOf = (db: Queryable, caseIds: readonly string[]): Promise<readonly LinkRow[]> =>
   db.any(linkKind.sql`
-    select ${linkKind.columns} from case_links t where t.case_id = ${caseId} order by t.created_at, t.id`)
+    select ${linkKind.columns} from case_links t where ${inCases(caseIds)} order by t.created_at, t.id`)
 
 /** Rows of a kind that a project has, by the primary key. */
 export const rowsOf = (db: Queryable, kind: Kind<any>, projectId: string, ids: readonly string[]) =>

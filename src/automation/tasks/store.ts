@@ -179,22 +179,27 @@ export const takeStalled = (db: Queryable, limit: number): Promise<readonly Task
 const looked = sql.type(z.object({ task_id: z.string(), project_id: z.string(), settled: z.boolean() }))
 
 /**
- * Takes dispatches that nobody has told of for a while, and says whether what they wait for has settled or is gone; the
- * others are looked at again later. By task_dispatches_look.
+ * Takes dispatches that nobody has told of for a while, and says whether what they wait for has settled or is gone. The others
+ * are looked at again when twice as much time has passed, at the latest in an hour: a task may wait for a person for months.
+ * By task_dispatches_look.
  */
 export const takeQuiet = (db: Queryable, graceMs: number, limit: number) =>
   db.any(looked`
-    with due as (
-      select task_id from task_dispatches where look_at < now() order by look_at limit ${limit} for update skip locked)
-    update task_dispatches d set look_at = now() + ${graceMs} * interval '1 ms' from due where d.task_id = due.task_id
-    returning d.task_id, d.project_id, not case d.kind
-      when 'agent' then exists (
-        select from generations g where g.id = d.result_id and g.status not in ('completed', 'failed'))
-      when 'orchestration' then exists (
-        select from orchestration_runs r
-        where r.id = d.result_id and r.status not in ('succeeded', 'failed', 'cancelled', 'expired'))
-      else exists (
-        select from trigger_firings f where f.id = d.result_id and f.state not in ('succeeded', 'failed')) end as settled`)
+    with due as materialized (
+      select d.task_id, not case d.kind
+        when 'agent' then exists (
+          select from generations g where g.id = d.result_id and g.status not in ('completed', 'failed'))
+        when 'orchestration' then exists (
+          select from orchestration_runs r
+          where r.id = d.result_id and r.status not in ('succeeded', 'failed', 'cancelled', 'expired'))
+        else exists (
+          select from trigger_firings f where f.id = d.result_id and f.state not in ('succeeded', 'failed')) end as settled
+      from task_dispatches d where d.look_at < now() order by d.look_at limit ${limit} for update of d skip locked)
+    update task_dispatches d set look_at = now() + case
+      when due.settled then grace else greatest(grace, least(now() - t.updated_at, interval '1 hour')) end
+    from due join tasks t on t.id = due.task_id, make_interval(secs => ${graceMs / 1000}) as grace
+    where d.task_id = due.task_id
+    returning d.task_id, d.project_id, due.settled`)
 
 /**
  * Erases what turns said from the tasks that they were made for, by themselves or by firings, and gives the ids of these. The
