@@ -243,9 +243,18 @@ describe('executions of playbooks', () => {
     const started = await run([manual('a')])
     const { playbook_id, case_id } = started
     const second = await key.post('/playbook-executions', { case_id, playbook_id })
-    assert.deepEqual(code(second), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
-    assert.equal(second.body.error.meta.execution_id, started.id)
-    assert.deepEqual(code(await key.delete(`/cases/${case_id}`)), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
+    const into_case_id = (await key.post('/cases', { title: 'Another' })).body.id
+    for (const refused of [
+      second,
+      await key.delete(`/cases/${case_id}`),
+      await key.post(`/cases/${case_id}/resolve`, { outcome: 'won' }),
+      await key.post(`/cases/${case_id}/close`, {}),
+      await key.post(`/cases/${case_id}/merge`, { into_case_id }),
+    ]) {
+      assert.deepEqual(code(refused), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
+      const { status } = (await key.get(`/playbook-executions/${started.id}`)).body
+      assert.deepEqual(refused.body.error.meta, { case_id, execution_id: started.id, status })
+    }
     const deleted = await key.delete(`/playbooks/${playbook_id}`)
     assert.deepEqual(code(deleted), [409, 'PLAYBOOK_HAS_ACTIVE_EXECUTIONS'])
     assert.equal(deleted.body.error.meta.active_executions, 1)

@@ -190,6 +190,30 @@ describe('exports', () => {
     assert.deepEqual(await filesOf(three.id), [])
   })
 
+  it('that cannot be removed when their time is over keep no other from being removed', async () => {
+    const about = await aCase()
+    const [stuck, sound] = await Promise.all([built(about.id), built(about.id)])
+    const { pool } = app.services
+    await pool.query(statement`
+      update playbook_exports set expires_at = now() - interval '1 day' where id = any(array[${stuck.id}, ${sound.id}])`)
+    await pool.query(statement`
+      create function stay() returns trigger language plpgsql as $$ begin raise exception 'stays'; end $$`)
+    await pool.query(
+      sql.unsafe`
+      create trigger stay before update on playbook_exports for each row
+      when (new.id = ${sql.literalValue(stuck.id)}) execute function stay()` as never,
+    )
+    const statusOf = async ({ id }: any) => (await project.key.get(`/playbook-exports/${id}`)).body.status
+    try {
+      assert.equal(await expireExports(app.services, new AbortController().signal), 1)
+      assert.deepEqual([await statusOf(stuck), await statusOf(sound)], ['completed', 'expired'])
+    } finally {
+      await pool.query(statement`drop trigger stay on playbook_exports`)
+      await pool.query(statement`drop function stay`)
+    }
+    assert.equal(await expireExports(app.services, new AbortController().signal), 1)
+  })
+
   it('that cannot be written fail, with the reason in the record and an event, and no file', async () => {
     const about = await aCase()
     // Nobody works on it before the requester has lost its rights.

@@ -3,6 +3,7 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf, kinds, type Values } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { caseExecutions } from './executions.ts'
 import { type CaseRow, type CaseStatus, caseKind, FIELDS_KIB } from './model.ts'
 import { type By, type Happening, happened } from './timeline.ts'
 
@@ -15,12 +16,16 @@ export function requireStatus({ id, status }: CaseRow, ...allowed: CaseStatus[])
 export const requireNotClosed = (row: CaseRow): void => requireStatus(row, 'open', 'in_progress', 'waiting', 'resolved')
 
 /** Raises PLAYBOOK_EXECUTION_CONFLICT while an execution is under way on the case. */
-export function requireNoExecution({ id, active_execution_id }: CaseRow): void {
-  if (active_execution_id !== null)
-    raise('PLAYBOOK_EXECUTION_CONFLICT', {
-      message: 'An execution is under way on the case',
-      meta: { case_id: id, execution_id: active_execution_id },
-    })
+export async function requireNoExecution(
+  db: Queryable,
+  { id, active_execution_id: execution_id }: CaseRow,
+): Promise<void> {
+  if (execution_id === null) return
+  const status = await caseExecutions.only()?.statusOf(db, execution_id)
+  raise('PLAYBOOK_EXECUTION_CONFLICT', {
+    message: 'An execution is under way on the case',
+    meta: { case_id: id, execution_id, status },
+  })
 }
 
 /** Raises RESOURCE_NOT_FOUND for a playbook that the project does not have; it stays until the transaction ends. */

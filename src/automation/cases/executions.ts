@@ -1,4 +1,5 @@
 import type { Context } from '../../core/api/operation.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { CaseRow } from './model.ts'
@@ -14,6 +15,8 @@ export type CaseExecutions = {
     row: CaseRow,
     input: Record<string, unknown>,
   ): Promise<CaseRow>
+  /** The status of an execution. */
+  statusOf(db: Queryable, id: string): Promise<string | null>
   /** Deletes the executions of a case, none of which is under way, under its lock. */
   remove(tx: Tx, row: CaseRow): Promise<void>
 }

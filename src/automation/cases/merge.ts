@@ -33,7 +33,7 @@ export async function mergeCase(
   const from = locked.get(id) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
   const into = locked.get(intoId) ?? missing()
   for (const each of [from, into]) requireNotClosed(each)
-  requireNoExecution(from)
+  await requireNoExecution(tx, from)
   const by = byCaller(caller)
   await moveParts(tx, id, intoId)
   const { happenings } = await linkCase(tx, into, doerOf(caller), { type: 'case', target_id: id })

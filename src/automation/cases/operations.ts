@@ -146,7 +146,7 @@ export const caseOperations: Operation[] = [
     description: 'With its timeline, evidence, links and executions; files and documents that it cites stay.',
     raises: ['PLAYBOOK_EXECUTION_CONFLICT'],
     async check(row, { tx }) {
-      requireNoExecution(row)
+      await requireNoExecution(tx, row)
       for (const { remove } of caseExecutions.all()) await remove(tx, row)
       for (const leave of caseLeavings.all()) await leave(tx, row)
     },
@@ -163,7 +163,7 @@ export const caseOperations: Operation[] = [
     raises: ['CASE_STATE_CONFLICT', 'PLAYBOOK_EXECUTION_CONFLICT'],
     async run({ tx, caller, body: { outcome, note = null }, resource }) {
       const stored = await caseKind.lock(tx, resource.id)
-      requireNoExecution(stored)
+      await requireNoExecution(tx, stored)
       requireStatus(stored, 'open')
       const values = { status: 'resolved' as const, outcome, outcome_note: note, resolved_at: now() }
       return caseKind.present(
@@ -180,7 +180,7 @@ export const caseOperations: Operation[] = [
     raises: ['CASE_STATE_CONFLICT', 'PLAYBOOK_EXECUTION_CONFLICT'],
     async run({ tx, caller, body, resource }) {
       const stored = await caseKind.lock(tx, resource.id)
-      requireNoExecution(stored)
+      await requireNoExecution(tx, stored)
       requireStatus(stored, 'open', 'resolved')
       const reason = body?.reason ?? null
       return caseKind.present(

@@ -41,6 +41,7 @@ const executionsOfCases: CaseExecutions = {
     })
     return started.case
   },
+  statusOf: async (db, id) => (await executionKind.find(db, id))?.status ?? null,
   async remove(tx, row) {
     await deleteRuns(tx, await runIdsOf(tx, row.id))
   },

@@ -48,7 +48,7 @@ export async function startExecution(
   await lockRunnable(tx, project_id)
   const kase = await caseKind.lock(tx, caseId)
   requireNotClosed(kase)
-  requireNoExecution(kase)
+  await requireNoExecution(tx, kase)
   const version = start.version ?? playbook.version
   const definition =
     version === playbook.version

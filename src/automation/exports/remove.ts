@@ -1,4 +1,5 @@
 import type { Tx } from '../../core/db/write.ts'
+import { apart } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { CaseRow } from '../cases/model.ts'
 import { exportKind, removeFiles } from './model.ts'
@@ -13,18 +14,21 @@ const BATCH = 200
 
 /** Removes the files of exports whose time is over; returns how many exports. */
 export async function expireExports(services: Services, stopping: AbortSignal): Promise<number> {
-  for (let expired = 0; ; ) {
-    const ids = await expiredExports(services.pool, services.clock.now(), BATCH)
+  let expired = 0
+  for (let ids: readonly string[] | null = null; !ids || ids.length === BATCH; ) {
+    ids = await expiredExports(services.pool, services.clock.now(), ids?.at(-1) ?? '', BATCH)
     for (const id of ids) {
       if (stopping.aborted) return expired
-      await services.write(async tx => {
-        const row = await exportKind.find(tx, id, true)
-        if (row?.status !== 'completed') return
-        await removeFiles(tx, row)
-        await exportKind.update(tx, id, { status: 'expired', files: [] })
-        expired++
-      })
+      await apart(services, { export_id: id }, () =>
+        services.write(async tx => {
+          const row = await exportKind.find(tx, id, true)
+          if (row?.status !== 'completed') return
+          await removeFiles(tx, row)
+          await exportKind.update(tx, id, { status: 'expired', files: [] })
+          expired++
+        }),
+      )
     }
-    if (ids.length < BATCH) return expired
   }
+  return expired
 }

@@ -104,8 +104,8 @@ export const exportsOfCase = (db: Queryable, caseId: string): Promise<readonly E
   db.any(exportKind.sql`
     select ${exportKind.columns} from playbook_exports t where t.case_id = ${caseId} order by t.id for update of t`)
 
-/** Some exports whose time is over. By playbook_exports_expiring. */
-export const expiredExports = (db: Queryable, now: Date, limit: number): Promise<readonly string[]> =>
+/** Some exports whose time is over, behind an id. By playbook_exports_expiring. */
+export const expiredExports = (db: Queryable, now: Date, after: string, limit: number): Promise<readonly string[]> =>
   db.anyFirst(identifying`
-    select id from playbook_exports where status = 'completed' and expires_at <= ${now.toISOString()}::timestamptz
-    order by expires_at, id limit ${limit}`)
+    select id from playbook_exports where status = 'completed' and expires_at <= ${now.toISOString()}::timestamptz and id > ${after}
+    order by id limit ${limit}`)
