@@ -78,7 +78,7 @@ export const caseOperations: Operation[] = [
     path,
     summary: 'Create a case, or find the one with the external id',
     description:
-      'A case that is found is answered with 200 and stays as it is. With `start_execution` its playbook is started in the same transaction, which needs the right to.',
+      'A case that is found is answered with 200 and stays as it is; the right to create is enough to see it so. With `start_execution` its playbook is started in the same transaction, which needs the right to.',
     tag,
     action: 'cases:CreateCase',
     alsoActions: ['playbooks:StartExecution', 'playbooks:GetPlaybook'],

@@ -22,6 +22,8 @@ const raises = ['AGENT_AND_CHAT_EXCLUSIVE', 'AGENT_NOT_FOUND', 'CHAT_NOT_FOUND']
 export const actorOperations: Operation[] = [
   actors.create({
     summary: 'Create an end user or persona, or find the one with the external id',
+    description:
+      'An actor that is found is answered with 200 and stays as it is; the right to create is enough to see it so.',
     body: ActorInput,
     answers: { 201: Actor, 200: Actor },
     raises: [...raises],
