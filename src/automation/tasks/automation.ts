@@ -5,7 +5,7 @@ import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import type { Machine, OnEnter, State } from '../workflows/definition.ts'
 import { automationBy, type Cause } from './history.ts'
 import { PAYLOAD_BYTES, type TaskRow } from './model.ts'
-import { activeOf, decideMove, dispatchOf, holds, type Step, taskRoot } from './move.ts'
+import { activeOf, decideMove, dispatchOf, holds, type Step, stepOf, taskRoot, touched } from './move.ts'
 import { PAYLOAD_TOO_BIG, payloadInvalid } from './payload.ts'
 
 /** What a dispatch came to, and where the task goes from there. */
@@ -20,7 +20,7 @@ const MAX_RESULT_BYTES = 4 * 1024 * 1024
 /** The step that an outcome makes, or all of it but a transition that somebody has to approve first. */
 export type Routed = {
   step: Step
-  gate: { transition: string; cause: Cause | null } | null
+  gate: { transition: string } | null
   /** The task parks as failed, and nobody has been told. */
   unattended: boolean
 }
@@ -58,19 +58,18 @@ export async function decideOutcome(
     const ids = { generation_id: null, orchestration_run_id: null, ...(cause && { [cause.column]: cause.id }) }
     const { generation_id, orchestration_run_id } = ids
     const extra = { attempt, max_attempts, error, generation_id, orchestration_run_id }
-    return plain({
-      before: task,
-      after: changed(task, deciding, { active_dispatch: activeOf(state, attempt + 1) }),
-      history: [],
-      dispatch: dispatchOf(task, state, {
-        attempt: attempt + 1,
-        delay_ms: backoff_seconds * backoff_multiplier ** (attempt - 1) * 1000,
+    const after = touched(task, deciding.nowText, { active_dispatch: activeOf(state, attempt + 1) })
+    return plain(
+      stepOf(task, after, {
+        dispatch: dispatchOf(task, state, {
+          attempt: attempt + 1,
+          delay_ms: backoff_seconds * backoff_multiplier ** (attempt - 1) * 1000,
+        }),
+        events: [{ verb: 'automation_retrying', extra }],
       }),
-      events: [{ verb: 'automation_retrying', extra }],
-      cancels: null,
-    })
+    )
   }
-  const failed = changed(task, deciding, {
+  const failed = touched(task, deciding.nowText, {
     active_dispatch: task.active_dispatch && { ...task.active_dispatch, status: 'failed' },
     automation_status: 'failed',
     automation_error: error,
@@ -81,21 +80,8 @@ export async function decideOutcome(
 
 const plain = (step: Step): Routed => ({ step, gate: null, unattended: false })
 
-const changed = (task: TaskRow, { nowText }: Deciding, changes: Partial<TaskRow>): TaskRow => ({
-  ...task,
-  ...changes,
-  revision: task.revision + 1,
-  updated_at: nowText,
-})
-
-const parked = (before: TaskRow, after: TaskRow, events: Step['events'] = []): Step => ({
-  before,
-  after,
-  history: [],
-  dispatch: 'clear',
-  events,
-  cancels: null,
-})
+const parked = (before: TaskRow, after: TaskRow, events: Step['events'] = []): Step =>
+  stepOf(before, after, { dispatch: 'clear', events })
 
 /** The task with the result of a dispatch and what that writes to the payload; a failure where it cannot be kept. */
 async function completed(
@@ -122,7 +108,7 @@ async function completed(
       if (problems.length > 0) throw payloadInvalid(problems)
     }
     return {
-      row: changed(task, deciding, {
+      row: touched(task, deciding.nowText, {
         active_dispatch: task.active_dispatch && { ...task.active_dispatch, status: 'completed' },
         automation_status: 'completed',
         automation_error: null,
@@ -175,7 +161,7 @@ function fire(
     const settled = { ...after, revision: before.revision }
     const move = { transition, by: automationBy(cause), authority: before.authority, machine: true }
     const step = decideMove(machine, settled, move, limit, nowText)
-    if (step === 'gated') return { ...plain(parked(before, after)), gate: { transition, cause } }
+    if (step === 'gated') return { ...plain(parked(before, after)), gate: { transition } }
     return plain({ ...step, before, dispatch: step.dispatch ?? 'clear', cancels: null })
   } catch (error) {
     if (!(error instanceof AppError)) throw error

@@ -2,6 +2,7 @@ import { isDeepStrictEqual } from 'node:util'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type TaskRow, taskKind } from './model.ts'
+import { stepOf, touched } from './move.ts'
 import { payloadInvalid, payloadProblems } from './payload.ts'
 import { machineOf } from './transition.ts'
 import { writeStep } from './write.ts'
@@ -29,13 +30,6 @@ export async function changeTask(
     const problems = await payloadProblems(services, task.project_id, machine, next.payload, true)
     if (problems.length > 0) throw payloadInvalid(problems)
   }
-  const after = { ...next, revision: task.revision + 1, updated_at: services.clock.now().toISOString() }
-  return writeStep(tx, services, {
-    before: task,
-    after,
-    history: [],
-    dispatch: null,
-    events: [{ verb: 'updated', extra: { changed } }],
-    cancels: null,
-  })
+  const after = touched(next, services.clock.now().toISOString(), {})
+  return writeStep(tx, services, stepOf(task, after, { events: [{ verb: 'updated', extra: { changed } }] }))
 }

@@ -10,7 +10,7 @@ import { pinnedMachine } from '../workflows/pinned.ts'
 import { sealedContext } from './context.ts'
 import { type Mover, transitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { arrived } from './move.ts'
+import { arrived, type Step, stepOf } from './move.ts'
 import { payloadInvalid, payloadProblems } from './payload.ts'
 import { depthBehind, historyInsert, taskInsert } from './store.ts'
 import { asPaused, followStep, writeDispatch } from './write.ts'
@@ -97,14 +97,11 @@ export async function createTask(tx: Tx, services: Services, start: TaskStart): 
     updated_at: nowText,
   }
   const { row, dispatch } = arrived(blank, entry, nowText)
-  const step = await asPaused(tx, {
-    before: blank,
-    after: row,
-    history: [],
-    dispatch,
-    events: [{ verb: 'created' }, ...(row.status === 'closed' ? [{ verb: 'closed' as const }] : [])],
-    cancels: null,
-  })
+  const events: Step['events'] = [
+    { verb: 'created' },
+    ...(row.status === 'closed' ? [{ verb: 'closed' as const }] : []),
+  ]
+  const step = await asPaused(tx, stepOf(blank, row, { dispatch, events }))
   const { after } = step
   const arrival = transitionRow(by, {
     task_id: id,

@@ -21,7 +21,7 @@ import { pinnedMachine } from '../workflows/pinned.ts'
 import { expressionFailed, type Outcome } from './automation.ts'
 import { contextOf } from './context.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { taskRoot } from './move.ts'
+import { taskRoot, touched } from './move.ts'
 import type { DispatchMessage } from './queue.ts'
 import { settleCall, settleFailure } from './settle.ts'
 import { claimCall, dispatchAttempts, findDispatch, type Held, holdDispatch, noteStarted, taskUpdate } from './store.ts'
@@ -84,13 +84,10 @@ const isPaused = ({ task, dispatch }: Held): boolean => task.pause_requested_at 
 
 async function hold(tx: Tx, services: Services, task: TaskRow): Promise<void> {
   await holdDispatch(tx, task.id)
-  const after: TaskRow = {
-    ...task,
+  const after = touched(task, services.clock.now().toISOString(), {
     automation_status: 'paused',
     active_dispatch: null,
-    revision: task.revision + 1,
-    updated_at: services.clock.now().toISOString(),
-  }
+  })
   tx.alongside(guard => taskUpdate(task, after, guard))
 }
 
@@ -117,12 +114,9 @@ async function start(message: DispatchMessage, { services, log }: JobContext, fo
       const id = await target.start(tx, services, { ...starting, task: held.task, prepared })
       await noteStarted(tx, task_id, id, graceMs)
       const { task } = held
-      const after: TaskRow = {
-        ...task,
+      const after = touched(task, services.clock.now().toISOString(), {
         active_dispatch: task.active_dispatch && { ...task.active_dispatch, id },
-        revision: task.revision + 1,
-        updated_at: services.clock.now().toISOString(),
-      }
+      })
       tx.alongside(guard => taskUpdate(task, after, guard))
       return id
     })

@@ -7,7 +7,7 @@ import { fileTaskApproval } from '../../execution/approvals/task.ts'
 import type { Machine } from '../workflows/definition.ts'
 import { transitionRow } from './history.ts'
 import type { Gate, TaskRow } from './model.ts'
-import { decideMove, type Step } from './move.ts'
+import { decideMove, type Step, stepOf, touched } from './move.ts'
 import { settleQueue } from './queue.ts'
 import { writeStep } from './write.ts'
 
@@ -28,15 +28,12 @@ export async function gated(
     expires_in: services.config.TASK_APPROVAL_TTL_SECONDS,
     title: task.title,
   })
-  return {
-    ...task,
+  return touched(task, services.clock.now().toISOString(), {
     pending_transition: transition,
     pending_approval_id: item.id,
     gate,
     gate_context,
-    revision: task.revision + 1,
-    updated_at: services.clock.now().toISOString(),
-  }
+  })
 }
 
 /**
@@ -89,23 +86,12 @@ export async function settleGate(tx: Tx, services: Services, machine: Machine, t
 }
 
 /** A task without its gate. */
-const open = (task: TaskRow, nowText: string, more: Partial<Step>): Step => ({
-  before: task,
-  after: {
-    ...task,
-    pending_transition: null,
-    pending_approval_id: null,
-    gate: null,
-    gate_context: null,
-    revision: task.revision + 1,
-    updated_at: nowText,
-  },
-  history: [],
-  dispatch: null,
-  events: [],
-  cancels: null,
-  ...more,
-})
+const open = (task: TaskRow, nowText: string, more: Partial<Step>): Step =>
+  stepOf(
+    task,
+    touched(task, nowText, { pending_transition: null, pending_approval_id: null, gate: null, gate_context: null }),
+    more,
+  )
 
 /** Whoever resolves the approval of a transition has its task looked at. */
 export const taskApprovals: NodeApprovals = {

@@ -8,7 +8,6 @@ import { storableValue } from '../../core/api/text.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
-import type { Cause } from './history.ts'
 
 /** A task is an item that lives in the states of a workflow, in the version that it was created with. */
 
@@ -111,7 +110,7 @@ export const PauseInput = z
   .meta({ id: 'TaskPauseInput' })
 
 /** Who asked for a transition that waits for approval. `context`: whether its request replaces the tool context. */
-export type Gate = { authority: PrincipalRecord; context: boolean; cause: Cause | null }
+export type Gate = { authority: PrincipalRecord; context: boolean }
 
 export const taskKind = kind({
   name: 'task',

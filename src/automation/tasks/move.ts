@@ -53,6 +53,25 @@ export type Step = {
   cancels: string | null
 }
 
+/** A change from which nothing follows but what is given. */
+export const stepOf = (before: TaskRow, after: TaskRow, more: Partial<Step> = {}): Step => ({
+  before,
+  after,
+  history: [],
+  dispatch: null,
+  events: [],
+  cancels: null,
+  ...more,
+})
+
+/** A task with changes that are written as one, at a time. */
+export const touched = (task: TaskRow, nowText: string, changes: Partial<TaskRow>): TaskRow => ({
+  ...task,
+  ...changes,
+  revision: task.revision + 1,
+  updated_at: nowText,
+})
+
 export type Move = {
   transition: string
   by: Mover

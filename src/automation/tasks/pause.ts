@@ -8,27 +8,12 @@ import { lockPauseState } from '../../identity/projects/store.ts'
 import type { State } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { activeOf, dispatchOf, type Step } from './move.ts'
+import { activeOf, dispatchOf, type Step, stepOf, touched } from './move.ts'
 import { dispatchQueue, projectTasksQueue } from './queue.ts'
 import { findDispatch, heldTasks, releaseDispatch, taskUpdate } from './store.ts'
 import { writeStep } from './write.ts'
 
-const plain = (before: TaskRow, after: TaskRow, more: Partial<Step> = {}): Step => ({
-  before,
-  after,
-  history: [],
-  dispatch: null,
-  events: [],
-  cancels: null,
-  ...more,
-})
-
-const touched = (services: Services, task: TaskRow, changes: Partial<TaskRow>): TaskRow => ({
-  ...task,
-  ...changes,
-  revision: task.revision + 1,
-  updated_at: services.clock.now().toISOString(),
-})
+const nowOf = ({ clock }: Services): string => clock.now().toISOString()
 
 /** Has a task start nothing until it is resumed: the first reason stays. @throws TASK_TRANSITION_CONFLICT when it is closed */
 export async function pauseTask(tx: Tx, services: Services, id: string, reason: string | null): Promise<TaskRow> {
@@ -36,11 +21,11 @@ export async function pauseTask(tx: Tx, services: Services, id: string, reason: 
   if (task.status === 'closed')
     return raise('TASK_TRANSITION_CONFLICT', { message: 'The task is closed', meta: { status: task.status } })
   if (task.pause_requested_at !== null) return task
-  const after = touched(services, task, {
+  const after = touched(task, nowOf(services), {
     pause_requested_at: services.clock.now().toISOString(),
     pause_reason: reason,
   })
-  return writeStep(tx, services, plain(task, after, { events: [{ verb: 'paused' }] }))
+  return writeStep(tx, services, stepOf(task, after, { events: [{ verb: 'paused' }] }))
 }
 
 /** Ends the pause of a task, and makes what it held, as the caller. @throws PROJECT_PAUSED */
@@ -59,8 +44,8 @@ export async function resumeTask(
   const lifted = { ...task, pause_requested_at: null, pause_reason: null }
   const after = releases
     ? await release(tx, services, lifted, by, held.dispatch.attempt)
-    : touched(services, lifted, {})
-  return writeStep(tx, services, plain(task, after, { events }))
+    : touched(lifted, nowOf(services), {})
+  return writeStep(tx, services, stepOf(task, after, { events }))
 }
 
 /** Has the dispatch of a task that was held made, as somebody: the task as it is then, which the caller writes. */
@@ -75,7 +60,7 @@ async function release(
   const dispatch_id = await releaseDispatch(tx, task.id)
   const { id: task_id, project_id } = task
   if (dispatch_id !== null) tx.send(dispatchQueue, { task_id, dispatch_id, project_id })
-  return touched(services, task, {
+  return touched(task, nowOf(services), {
     automation_status: 'running',
     active_dispatch: activeOf(machine?.state(task.state) as State, attempt),
     authority,
@@ -104,7 +89,7 @@ export async function retryTask(tx: Tx, services: Services, id: string, caller: 
   const held = task.pause_requested_at !== null
   // A name of its own: what became of an earlier one of the state is not heard of.
   const entry_seq = task.entry_seq + 1
-  const after = touched(services, task, {
+  const after = touched(task, nowOf(services), {
     entry_seq,
     automation_status: held ? 'paused' : 'running',
     automation_error: null,
@@ -112,7 +97,7 @@ export async function retryTask(tx: Tx, services: Services, id: string, caller: 
     automation_chain_depth: depth,
     authority: principalRecord(caller),
   })
-  return writeStep(tx, services, plain(task, after, { dispatch: dispatchOf(after, state, { held }) }))
+  return writeStep(tx, services, stepOf(task, after, { dispatch: dispatchOf(after, state, { held }) }))
 }
 
 /** Tasks that are looked at in one transaction. */
@@ -129,12 +114,12 @@ export const releaseHeld = (
   { services }: JobContext,
 ): Promise<void> =>
   services.write(async tx => {
+    const project = await lockPauseState(tx, project_id)
+    if (!project || project.paused_at !== null) return
     const ids = await heldTasks(tx, project_id, after, BATCH)
     for (const id of ids) {
       const held = await findDispatch(tx, id, null, true)
       if (held?.dispatch.dispatch_state !== 'held' || held.task.pause_requested_at !== null) continue
-      const project = await lockPauseState(tx, project_id)
-      if (!project || project.paused_at !== null) return
       const { task, dispatch } = held
       const next = await release(tx, services, task, authority as PrincipalRecord, dispatch.attempt)
       tx.alongside(guard => taskUpdate(task, next, guard))

@@ -41,7 +41,7 @@ async function write(tx: Tx, services: Services, routed: Routed): Promise<TaskRo
   if (!gate) return writeStep(tx, services, step)
   const { revision } = step.before
   const { authority } = step.after
-  const asked = { authority, context: false, cause: gate.cause }
+  const asked = { authority, context: false }
   const after = await gated(tx, services, { ...step.after, revision }, gate.transition, asked, null)
   return writeStep(tx, services, { ...step, after })
 }

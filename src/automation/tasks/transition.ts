@@ -10,7 +10,7 @@ import { sealedContext } from './context.ts'
 import { gated } from './gate.ts'
 import type { Mover } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { decideMove, type Move, transitionOf } from './move.ts'
+import { decideMove, type Move, stepOf, transitionOf } from './move.ts'
 import { writeStep, writeStepAtOnce } from './write.ts'
 
 /** A caller as who moves a task: a key as itself, not as its owner. */
@@ -64,8 +64,8 @@ export async function moveTask(
     const step = decide(task)
     record(tx, 200, id)
     if (step !== 'gated') return writeStep(tx, services, step)
-    const gate = { authority, context: bag !== null, cause: null }
+    const gate = { authority, context: bag !== null }
     const after = await gated(tx, services, task, transition, gate, move.context ?? null)
-    return writeStep(tx, services, { before: task, after, history: [], dispatch: null, events: [], cancels: null })
+    return writeStep(tx, services, stepOf(task, after))
   })
 }
