@@ -7,7 +7,7 @@ import type { Row } from './rows.ts'
 
 /**
  * A run of an eval beside as many turns in the background: one web and one worker process, a model that answers at once.
- * Usage: node test/bench/run.ts work-evals
+ * Part of `npm run bench work`.
  */
 const ITEMS = Number(process.env.BENCH_EVAL_ITEMS ?? 1000)
 const WARM_UP = 50
@@ -62,9 +62,18 @@ async function evalOf(app: AgentApp, agent_id: string, count: number): Promise<s
 
 const median = (values: number[]): number => values.sort((a, b) => a - b)[Math.floor(values.length / 2)]
 
-/** Rows of the suite. */
+/** Rows of the suite: with as many items at once as a worker asks where nothing is set, and with as many as there are callers. */
 export async function run(): Promise<Row[]> {
-  const app = await startAgentApp({ workers: ['generation', 'evaluation'] })
+  const rows: Row[] = []
+  for (const batch of [5, CALLERS + 1]) rows.push(...(await compare(batch)))
+  return rows
+}
+
+async function compare(batch: number): Promise<Row[]> {
+  const app = await startAgentApp({
+    workers: ['generation', 'evaluation'],
+    env: { EVAL_WORKER_BATCH: String(batch) },
+  })
   try {
     await client(app.double).put('eval-bench', { rules: [{ reply: { text: 'Yes' } }] })
     const agent = await app.agent({ model: 'eval-bench/m' })
@@ -79,13 +88,12 @@ export async function run(): Promise<Row[]> {
     }
     const rate = { turns: ITEMS / median(took.turns), evals: ITEMS / median(took.evals) }
     return [
-      { what: 'turns in the background', value: rounded(rate.turns), unit: '/s', note: `${ITEMS} turns` },
-      { what: 'items of an eval, exact_match', value: rounded(rate.evals), unit: '/s', note: `${ITEMS} items` },
       {
-        what: 'items of an eval to turns in the background',
+        what: `items of an eval, exact_match, EVAL_WORKER_BATCH ${batch}, of turns in the background`,
         value: Math.round((rate.evals / rate.turns) * 100) / 100,
         unit: 'x',
         target: '>= 0.8',
+        note: `${ITEMS} items: ${rounded(rate.evals)}/s against ${rounded(rate.turns)}/s`,
       },
     ]
   } finally {
