@@ -185,7 +185,10 @@ describe('validation of orchestrations', () => {
       [{ ...human, options: ['a', 7] }, 'NODE_FIELD_INVALID nodes[0].options[1]'],
       [{ ...human, expires_in: 0 }, 'NODE_FIELD_INVALID nodes[0].expires_in'],
       [{ id: 'a', type: 'webhook', mode: 'send' }, 'NODE_FIELD_INVALID nodes[0].mode'],
-      [{ id: 'a', type: 'delay', until: 'tomorrow' }, 'NODE_FIELD_INVALID nodes[0].until'],
+      ...['tomorrow', '2030-01-01 (x)', '2030-02-30', '1 Jan 2030'].map((until): [object, string] => [
+        { id: 'a', type: 'delay', until },
+        'NODE_FIELD_INVALID nodes[0].until',
+      ]),
       [step('a', { expression: 'x'.repeat(65_536) }), 'NODE_FIELD_INVALID nodes[0].expression'],
       [step('a', { input_mapping: { big: 'x'.repeat(65_536) } }), 'NODE_FIELD_INVALID nodes[0].input_mapping.big'],
     ]

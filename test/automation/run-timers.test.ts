@@ -72,6 +72,7 @@ describe('times of runs', function () {
         { id: 'a', type: 'delay', duration: '0s' },
         { id: 'b', type: 'delay', until: { var: 'input.at' } },
         { id: 'c', type: 'delay', duration: 'PT0S' },
+        { id: 'local', type: 'delay', until: '2020-01-01T10:00' },
       ],
       [],
       { input: { at: '2020-01-01T00:00:00Z' } },
@@ -81,6 +82,7 @@ describe('times of runs', function () {
       a: { waited: '0s' },
       b: { waited: '2020-01-01T00:00:00.000Z' },
       c: { waited: 'PT0S' },
+      local: { waited: '2020-01-01T10:00:00.000Z' },
     })
   })
 

@@ -1,3 +1,5 @@
+import { z } from 'zod'
+
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 }
 
 const MAX_DURATION_MS = 366 * UNIT_MS.d
@@ -13,6 +15,15 @@ export function parseDuration(text: string): number | null {
   const [, count, unit] = SHORT.exec(text) ?? []
   const ms = unit ? Number(count) * UNIT_MS[unit] : isoDuration(text)
   return ms !== null && ms <= MAX_DURATION_MS ? Math.round(ms) : null
+}
+
+const Instant = z.union([z.iso.datetime({ offset: true, local: true }), z.iso.date()])
+
+/** Milliseconds since 1970 of an ISO 8601 date or time, in UTC where it has no offset; null for what is none. */
+export function parseInstant(text: string): number | null {
+  if (!Instant.safeParse(text).success) return null
+  const isLocal = text.includes('T') && !/(Z|[+-]\d\d:\d\d)$/.test(text)
+  return Date.parse(isLocal ? `${text}Z` : text)
 }
 
 function isoDuration(text: string): number | null {

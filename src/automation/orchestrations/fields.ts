@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { isObject, operationOf } from '../../core/expressions/evaluate.ts'
 import { type Edge, type Node, type NodeType, WORKER_TYPES } from './definition.ts'
-import { DURATION_SYNTAX, parseDuration } from './duration.ts'
+import { DURATION_SYNTAX, parseDuration, parseInstant } from './duration.ts'
 import { EVENT_TYPE } from './event-types.ts'
 
 /** The fields of nodes and edges: what they are for people and clients, and which values they take. */
@@ -236,11 +236,11 @@ export const NODE_FIELDS = {
     expression: 'value',
   },
   until: {
-    about: 'Until when to wait: an ISO 8601 time, or an expression that gives one',
+    about: 'Until when to wait: an ISO 8601 time, in UTC where it has no offset, or an expression that gives one',
     schema: z
       .unknown()
       .refine(
-        value => (typeof value === 'string' ? isTime(value) : isExpression(value)),
+        value => (typeof value === 'string' ? parseInstant(value) !== null : isExpression(value)),
         'must be an ISO 8601 time or an expression',
       ),
     types: ['delay'],
@@ -275,8 +275,6 @@ const EDGE_FIELDS = {
 } as const satisfies { [Name in Exclude<keyof Edge, 'from' | 'to'>]: Field }
 
 export const edgeFields = Object.entries<Field>(EDGE_FIELDS)
-
-const isTime = (text: string): boolean => /^\d{4}-\d\d-\d\d/.test(text) && !Number.isNaN(Date.parse(text))
 
 /** A field of a body that takes any value, because wrong ones are reported with all else that is wrong with the graph. */
 export function documented({ schema, about, types }: { schema: z.ZodType; about: string; types?: readonly string[] }) {

@@ -2,7 +2,7 @@ import { newId } from '../../core/api/ids.ts'
 import type { EventSource } from '../../core/db/events.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { DECIDE } from '../orchestrations/definition.ts'
-import { parseDuration } from '../orchestrations/duration.ts'
+import { parseDuration, parseInstant } from '../orchestrations/duration.ts'
 import type { Node } from '../orchestrations/model.ts'
 import { type Advance, isFailure } from './advance.ts'
 import { beginAgent } from './agent.ts'
@@ -132,8 +132,8 @@ function untilOf(advance: Advance, node: Node, state: State): { until: number; w
     if (ms === null) throw wrong('duration of at most 366 days')
     return { until: advance.now.getTime() + ms, waited: value }
   }
-  const until = /^\d{4}-\d\d-\d\d(T|$)/.test(value) ? Date.parse(value) : Number.NaN
-  if (Number.isNaN(until) || until - advance.now.getTime() > MAX_WAIT_MS) throw wrong('time within 366 days')
+  const until = parseInstant(value)
+  if (until === null || until - advance.now.getTime() > MAX_WAIT_MS) throw wrong('time within 366 days')
   return { until, waited: new Date(until).toISOString() }
 }
 
