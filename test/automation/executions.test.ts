@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql, statement } from '../../src/core/db/sql.ts'
 import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json } from '../execution/tool-target.ts'
@@ -28,7 +28,11 @@ describe('executions of playbooks', () => {
     app = await startRunApp({
       actions: ACTIONS,
       workers: ['orchestration', 'generation', 'delivery', 'trigger'],
-      env: { ORCHESTRATION_SCHEDULER_INTERVAL_MS: '500', TASKS_SCHEDULER_INTERVAL_MS: '500' },
+      env: {
+        ORCHESTRATION_SCHEDULER_INTERVAL_MS: '500',
+        TASKS_SCHEDULER_INTERVAL_MS: '500',
+        APPROVAL_SWEEP_INTERVAL_MS: '1000',
+      },
     })
     key = app.key
   })
@@ -242,6 +246,7 @@ describe('executions of playbooks', () => {
   it('are one at a time on a case, and not on a closed one', async () => {
     const started = await run([manual('a')])
     const { playbook_id, case_id } = started
+    await until(started.id, 'waiting')
     const second = await key.post('/playbook-executions', { case_id, playbook_id })
     const into_case_id = (await key.post('/cases', { title: 'Another' })).body.id
     for (const refused of [
@@ -252,8 +257,7 @@ describe('executions of playbooks', () => {
       await key.post(`/cases/${case_id}/merge`, { into_case_id }),
     ]) {
       assert.deepEqual(code(refused), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
-      const { status } = (await key.get(`/playbook-executions/${started.id}`)).body
-      assert.deepEqual(refused.body.error.meta, { case_id, execution_id: started.id, status })
+      assert.deepEqual(refused.body.error.meta, { case_id, execution_id: started.id, status: 'waiting' })
     }
     const deleted = await key.delete(`/playbooks/${playbook_id}`)
     assert.deepEqual(code(deleted), [409, 'PLAYBOOK_HAS_ACTIVE_EXECUTIONS'])
@@ -439,6 +443,25 @@ describe('executions of playbooks', () => {
       [failed.error.code, failed.error.meta],
       ['PLAYBOOK_STEP_FAILED', { step_key: 'go', reason: 'rejected' }],
     )
+
+    const expired = async (more: object) => {
+      const { id } = await run([approval('go', more), manual('skipped'), manual('later')])
+      const { waiting_on } = await until(id, 'waiting')
+      await app.services.pool.query(
+        statement`update approvals set expires_at = now() - interval '1 s' where id = ${waiting_on.approval_id}`,
+      )
+      return id
+    }
+    assert.deepEqual(statuses(await until(await expired({ on_expired: 'end' }), 'completed')), [
+      'go:completed',
+      'skipped:skipped',
+      'later:skipped',
+    ])
+    const goesOn = await until(await expired({ on_expired: 'later' }), 'waiting', 'later')
+    assert.deepEqual(statuses(goesOn), ['go:completed', 'skipped:pending', 'later:waiting'])
+    assert.equal(goesOn.steps[0].output.decision, 'expired')
+    const lapsed = await until(await expired({}), 'failed')
+    assert.deepEqual(lapsed.error.meta, { step_key: 'go', reason: 'expired' })
 
     const cancelled = await run([approval('go')])
     const pending = (await until(cancelled.id, 'waiting')).waiting_on.approval_id

@@ -190,6 +190,19 @@ describe('exports', () => {
     assert.deepEqual(await filesOf(three.id), [])
   })
 
+  it('stay for ever where no time is set', async () => {
+    await worker?.kill()
+    worker = await startProcess('worker', app.databaseUrl, { ...FAST, PLAYBOOK_EXPORT_TTL_DAYS: '0' }, [
+      'orchestration',
+    ])
+    const kept = await built((await aCase()).id)
+    assert.equal(kept.expires_at, null)
+    assert.equal(await expireExports(app.services, new AbortController().signal), 0)
+    assert.equal((await filesOf(kept.id)).length, 2)
+    await worker.kill()
+    worker = await startProcess('worker', app.databaseUrl, FAST, ['orchestration'])
+  })
+
   it('that cannot be removed when their time is over keep no other from being removed', async () => {
     const about = await aCase()
     const [stuck, sound] = await Promise.all([built(about.id), built(about.id)])

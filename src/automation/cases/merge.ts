@@ -35,7 +35,7 @@ export async function mergeCase(
   for (const each of [from, into]) requireNotClosed(each)
   await requireNoExecution(tx, from)
   const by = byCaller(caller)
-  await moveParts(tx, id, intoId)
+  const evidence = await moveParts(tx, id, intoId)
   const { happenings } = await linkCase(tx, into, doerOf(caller), { type: 'case', target_id: id })
   const closed = await caseKind.update(tx, id, {
     status: 'closed',
@@ -44,7 +44,8 @@ export async function mergeCase(
     closed_at: new Date().toISOString(),
   })
   happened(tx, into, by, [{ kind: 'updated', data: { merged_case_id: id } }, ...happenings])
-  tx.emit(caseKind, 'updated', await caseKind.lock(tx, intoId), { extra: { changed: ['evidence_count'] } })
+  if (evidence > 0)
+    tx.emit(caseKind, 'updated', await caseKind.lock(tx, intoId), { extra: { changed: ['evidence_count'] } })
   const to = { from: from.status, to: closed.status, outcome: 'merged', into_case_id: intoId }
   happened(tx, closed, by, [{ kind: 'status_changed', data: to }])
   tx.emit(caseKind, 'status_changed', closed, { extra: { from_status: from.status } })

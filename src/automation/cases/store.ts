@@ -104,9 +104,14 @@ export const idsOf = (db: Queryable, table: string, projectId: string, ids: read
     select t.id from ${sql.identifier([table])} t
     where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)
 
-/** Gives what one case has to another; links that both have stay one. The caller holds both rows. */
-export async function moveParts(db: Queryable, fromId: string, intoId: string): Promise<void> {
-  await db.query(statement`
+const given = sql.type(z.object({ evidence: z.int() }))
+
+/**
+ * Gives what one case has to another; links that both have stay one. The caller holds both rows. Returns how many pieces of
+ * evidence it gave.
+ */
+export async function moveParts(db: Queryable, fromId: string, intoId: string): Promise<number> {
+  const { evidence } = await db.one(given`
     with timeline as (update case_timeline set case_id = ${intoId} where case_id = ${fromId}),
       moved as (
         update case_links l set case_id = ${intoId} where l.case_id = ${fromId}
@@ -116,9 +121,11 @@ export async function moveParts(db: Queryable, fromId: string, intoId: string): 
       evidence as (update case_evidence set case_id = ${intoId} where case_id = ${fromId} returning id),
       given as (
         update cases set evidence_count = evidence_count + (select count(*) from evidence), updated_at = now()
-        where id = ${intoId})
-    update cases set evidence_count = 0 where id = ${fromId}`)
+        where id = ${intoId}),
+      left_without as (update cases set evidence_count = 0 where id = ${fromId})
+    select count(*)::int as evidence from evidence`)
   await db.query(statement`delete from case_links where case_id = ${fromId}`)
+  return evidence
 }
 
 /** Bytes of what is large in a case. */
