@@ -104,14 +104,14 @@ export const idsOf = (db: Queryable, table: string, projectId: string, ids: read
     select t.id from ${sql.identifier([table])} t
     where t.id = any(${sql.array([...ids], 'text')}) and t.project_id = ${projectId}`)
 
-const given = sql.type(z.object({ evidence: z.int() }))
+const moved = sql.type(z.object({ evidence: z.int() }))
 
 /**
  * Gives what one case has to another; links that both have stay one. The caller holds both rows. Returns how many pieces of
  * evidence it gave.
  */
 export async function moveParts(db: Queryable, fromId: string, intoId: string): Promise<number> {
-  const { evidence } = await db.one(given`
+  const { evidence } = await db.one(moved`
     with timeline as (update case_timeline set case_id = ${intoId} where case_id = ${fromId}),
       moved as (
         update case_links l set case_id = ${intoId} where l.case_id = ${fromId}

@@ -20,7 +20,8 @@ const MAX_RESULT_BYTES = 4 * 1024 * 1024
 /** The step that an outcome makes, or all of it but a transition that somebody has to approve first. */
 export type Routed = {
   step: Step
-  gate: { transition: string } | null
+  /** A transition that waits for approval. */
+  gate: string | null
   /** The task parks as failed, and nobody has been told. */
   unattended: boolean
 }
@@ -161,7 +162,7 @@ function fire(
     const settled = { ...after, revision: before.revision }
     const move = { transition, by: automationBy(cause), authority: before.authority, machine: true }
     const step = decideMove(machine, settled, move, limit, nowText)
-    if (step === 'gated') return { ...plain(parked(before, after)), gate: { transition } }
+    if (step === 'gated') return { ...plain(parked(before, after)), gate: transition }
     return plain({ ...step, before, dispatch: step.dispatch ?? 'clear', cancels: null })
   } catch (error) {
     if (!(error instanceof AppError)) throw error

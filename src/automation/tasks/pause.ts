@@ -21,10 +21,8 @@ export async function pauseTask(tx: Tx, services: Services, id: string, reason: 
   if (task.status === 'closed')
     return raise('TASK_TRANSITION_CONFLICT', { message: 'The task is closed', meta: { status: task.status } })
   if (task.pause_requested_at !== null) return task
-  const after = touched(task, nowOf(services), {
-    pause_requested_at: services.clock.now().toISOString(),
-    pause_reason: reason,
-  })
+  const now = nowOf(services)
+  const after = touched(task, now, { pause_requested_at: now, pause_reason: reason })
   return writeStep(tx, services, stepOf(task, after, { events: [{ verb: 'paused' }] }))
 }
 

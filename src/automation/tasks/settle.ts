@@ -42,7 +42,7 @@ async function write(tx: Tx, services: Services, routed: Routed): Promise<TaskRo
   const { revision } = step.before
   const { authority } = step.after
   const asked = { authority, context: false }
-  const after = await gated(tx, services, { ...step.after, revision }, gate.transition, asked, null)
+  const after = await gated(tx, services, { ...step.after, revision }, gate, asked, null)
   return writeStep(tx, services, { ...step, after })
 }
 

@@ -56,6 +56,20 @@ export type EndUserPurge = {
  * returns whether something is left that has to be waited for. Repeated after a worker was lost.
  */
 export type EndUserContent = { erase(purge: EndUserPurge): Promise<'erased' | 'busy'> }
+/** Pieces of what is kept of an end user that one transaction erases. */
+const BATCH = 200
+
+/** Erases, a batch after the other, what is found of an end user until nothing is left: what was erased is not found again. */
+export async function eraseFound<T>(
+  find: (limit: number) => Promise<readonly T[]>,
+  erase: (found: readonly T[]) => Promise<unknown>,
+): Promise<void> {
+  for (let found: readonly T[] | null = null; !found || found.length === BATCH; ) {
+    found = await find(BATCH)
+    if (found.length > 0) await erase(found)
+  }
+}
+
 export const endUserContent = extensionPoint<EndUserContent>('content of end users')
 
 /** Adds counts up. */

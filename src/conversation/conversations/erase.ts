@@ -5,6 +5,7 @@ import {
   type EndUser,
   type EndUserContent,
   type EndUserPurge,
+  eraseFound,
   type TurnContent,
   unavailable,
 } from '../../control/retention/content.ts'
@@ -15,9 +16,6 @@ import type { Services } from '../../core/process/services.ts'
 import { deletedMessagesOf, forgetMessages } from './deleted.ts'
 import { messageEvents } from './model.ts'
 import { eraseHistory, eraseMessages, messagesOfEndUser } from './store.ts'
-
-/** Messages of a transaction. */
-const BATCH = 200
 
 /** The calls that a reply was made with go with its turn; its text belongs to the conversation. */
 export const historyContent: TurnContent = {
@@ -40,16 +38,15 @@ export const historyContent: TurnContent = {
 export const messageContent: EndUserContent = {
   async erase(purge) {
     const { endUser, until, read } = purge
-    for (;;) {
-      const found = await messagesOfEndUser(read, endUser, until, BATCH)
-      if (found.length > 0) await erase(purge, found)
-      if (found.length < BATCH) break
-    }
-    for (;;) {
-      const deleted = await deletedMessagesOf(read, endUser.id, BATCH)
-      if (deleted.length > 0) await eraseDeleted(purge, deleted)
-      if (deleted.length < BATCH) return 'erased'
-    }
+    await eraseFound(
+      limit => messagesOfEndUser(read, endUser, until, limit),
+      found => erase(purge, found),
+    )
+    await eraseFound(
+      limit => deletedMessagesOf(read, endUser.id, limit),
+      found => eraseDeleted(purge, found),
+    )
+    return 'erased'
   },
 }
 

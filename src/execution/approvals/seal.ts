@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import { canonicalJson } from '../../core/api/canonical.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sealJson } from '../../core/secrets/json.ts'
 import type { CallOutcome, Frozen } from './model.ts'
 
 type Owner = { id: string; project_id: string }
@@ -9,14 +10,14 @@ const frozenFor = ({ id, project_id }: Owner) => ({ kind: 'approval', id, projec
 const outcomeFor = ({ id, project_id }: Owner) => ({ kind: 'approval_outcome', id, project_id })
 
 export const sealFrozen = (services: Services, owner: Owner, frozen: Frozen): string =>
-  services.secrets.seal(JSON.stringify(frozen), frozenFor(owner))
+  sealJson(services, frozen, frozenFor(owner))
 
 /** Null when it is gone, or cannot be decrypted. */
 export const openFrozen = (services: Services, owner: Owner & { sealed: string | null }): Frozen | null =>
   opened(services, owner.sealed, frozenFor(owner))
 
 export const sealOutcome = (services: Services, owner: Owner, outcome: CallOutcome): string =>
-  services.secrets.seal(JSON.stringify(outcome), outcomeFor(owner))
+  sealJson(services, outcome, outcomeFor(owner))
 
 export const openOutcome = (services: Services, owner: Owner, sealed: string | null): CallOutcome | null =>
   opened(services, sealed, outcomeFor(owner))

@@ -8,6 +8,7 @@ import { claimOrWait, type Lease, leaseOf, Superseded, workOn } from '../../core
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
+import { openJson } from '../../core/secrets/json.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { findAgentVersion } from '../agents/served.ts'
 import { createTurn } from '../generations/create.ts'
@@ -40,10 +41,7 @@ export async function evaluate(message: DecisionMessage, context: JobContext): P
 /** The input of a decision. Raises what makes it unreadable. */
 function inputOf(services: Services, decision: DecisionRow, sealed: string | null): unknown {
   if (sealed === null) return raise('GENERATION_CONTENT_UNAVAILABLE', { message: 'The input of the decision is gone' })
-  const opened = services.secrets.open(sealed, sealOf(decision))
-  return opened.ok
-    ? JSON.parse(opened.value)
-    : raise('SECRET_NOT_DECRYPTABLE', { message: 'The input of the decision cannot be decrypted' })
+  return openJson(services, sealed, sealOf(decision), 'The input of the decision')
 }
 
 /** Makes the turn of an agent, unless it is made: with the state of the decision and without its attempt, or not at all. */

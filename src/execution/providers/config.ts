@@ -1,5 +1,6 @@
 import { invalid, type Problem, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sealJson } from '../../core/secrets/json.ts'
 import { misconfigured } from './misconfigured.ts'
 import type { ProviderConfig, ProviderRow, ProviderType } from './model.ts'
 
@@ -194,7 +195,7 @@ export function sealConfig(
   const any = Object.keys(kept.config).length + Object.keys(kept.headers).length > 0
   return {
     config: shown,
-    sealed_credentials: any ? services.secrets.seal(JSON.stringify(kept), sealedFor(row)) : null,
+    sealed_credentials: any ? sealJson(services, kept, sealedFor(row)) : null,
   }
 }
 

@@ -1,6 +1,6 @@
 import { removeVectors, SOURCES } from '../../content/vectors/store.ts'
 import { redactEvents, withoutFields } from '../../control/events/redact.ts'
-import { type EndUserContent, type EndUserPurge, unavailable } from '../../control/retention/content.ts'
+import { type EndUserContent, type EndUserPurge, eraseFound, unavailable } from '../../control/retention/content.ts'
 import { eraseAnswers } from '../../core/api/idempotency.ts'
 import { memoryKind } from '../memories/model.ts'
 import { deleteMemories } from '../memories/store.ts'
@@ -13,9 +13,6 @@ import {
   memoriesOfEndUser,
 } from './erase-store.ts'
 
-/** Memories or entries of a transaction. */
-const BATCH = 200
-
 const without = withoutFields('content', 'metadata')
 
 /**
@@ -25,14 +22,14 @@ const without = withoutFields('content', 'metadata')
 export const memoryContent: EndUserContent = {
   async erase(purge) {
     const { endUser, until, read } = purge
-    for (let found: readonly Erasable[] | null = null; !found || found.length === BATCH; ) {
-      found = await memoriesOfEndUser(read, endUser, until, BATCH)
-      if (found.length > 0) await eraseMemories(purge, found)
-    }
-    for (let found: readonly string[] | null = null; !found || found.length === BATCH; ) {
-      found = await entriesOfEndUser(read, endUser, until, BATCH)
-      if (found.length > 0) await eraseEntries(purge, found)
-    }
+    await eraseFound(
+      limit => memoriesOfEndUser(read, endUser, until, limit),
+      found => eraseMemories(purge, found),
+    )
+    await eraseFound(
+      limit => entriesOfEndUser(read, endUser, until, limit),
+      found => eraseEntries(purge, found),
+    )
     return 'erased'
   },
 }
