@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { sql, statement } from '../../src/core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
 
 describe('a hostile playbook', () => {
@@ -156,23 +156,12 @@ describe('a hostile playbook', () => {
   it('that cannot be marked as overdue keeps nobody else from being told', async () => {
     const manual = { type: 'manual', tool_id: undefined, due_seconds: 1 }
     const poisoned = await executed(manual, {}, {})
-    const { pool } = app.services
-    await pool.query(statement`
-      create function no_mark() returns trigger language plpgsql as $$ begin raise exception 'no mark'; end $$`)
-    await pool.query(
-      sql.unsafe`
-      create trigger no_mark before update on playbook_execution_steps for each row
-      when (new.execution_id = ${sql.literalValue(poisoned.id)}) execute function no_mark()` as never,
-    )
-    try {
+    await refusingUpdates(app.services, 'playbook_execution_steps', `new.execution_id = '${poisoned.id}'`, async () => {
       const sound = await executed(manual, {}, {})
       const overdue = async ({ id }: { id: string }) =>
         (await app.key.get(`/playbook-executions/${id}`)).body.steps[0].overdue
       await eventually(async () => (await overdue(sound)) || null, { what: 'the overdue step' })
       assert.equal(await overdue(poisoned), false)
-    } finally {
-      await pool.query(statement`drop trigger no_mark on playbook_execution_steps`)
-      await pool.query(statement`drop function no_mark`)
-    }
+    })
   })
 })

@@ -5,6 +5,7 @@ import { sql, statement } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 
 /** Short leases, so that a lost worker is missed at once. */
 const FAST = { SHUTDOWN_GRACE_MS: '2000', PLAYBOOK_EXPORT_LEASE_SECONDS: '1' }
@@ -209,21 +210,11 @@ describe('exports', () => {
     const { pool } = app.services
     await pool.query(statement`
       update playbook_exports set expires_at = now() - interval '1 day' where id = any(array[${stuck.id}, ${sound.id}])`)
-    await pool.query(statement`
-      create function stay() returns trigger language plpgsql as $$ begin raise exception 'stays'; end $$`)
-    await pool.query(
-      sql.unsafe`
-      create trigger stay before update on playbook_exports for each row
-      when (new.id = ${sql.literalValue(stuck.id)}) execute function stay()` as never,
-    )
     const statusOf = async ({ id }: any) => (await project.key.get(`/playbook-exports/${id}`)).body.status
-    try {
+    await refusingUpdates(app.services, 'playbook_exports', `new.id = '${stuck.id}'`, async () => {
       assert.equal(await expireExports(app.services, new AbortController().signal), 1)
       assert.deepEqual([await statusOf(stuck), await statusOf(sound)], ['completed', 'expired'])
-    } finally {
-      await pool.query(statement`drop trigger stay on playbook_exports`)
-      await pool.query(statement`drop function stay`)
-    }
+    })
     assert.equal(await expireExports(app.services, new AbortController().signal), 1)
   })
 

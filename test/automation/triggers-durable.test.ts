@@ -4,6 +4,7 @@ import { json } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
 
 describe('firings and their workers', function () {
@@ -261,7 +262,6 @@ describe('firings and their workers', function () {
   })
 
   it('one that cannot be ended keeps no other from being ended', async () => {
-    const { pool } = app.services
     const { firingSweep } = await import('../../src/automation/triggers/queue.ts')
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
@@ -269,21 +269,13 @@ describe('firings and their workers', function () {
     const ids = [await fire(trigger.id, { message: 'bad' }), await fire(trigger.id, { message: 'good' })]
     for (const id of ids)
       await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
-    await pool.query(sql.unsafe`
-      create function refuse_end() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$`)
-    await pool.query(
-      sql.unsafe`
-      create trigger refuse_end before update on trigger_firings for each row
-      when (new.id = ${sql.literalValue(ids[0])} and new.completed_at is not null) execute function refuse_end()` as never,
-    )
-    try {
+    const ends = `new.id = '${ids[0]}' and new.completed_at is not null`
+    await refusingUpdates(app.services, 'trigger_firings', ends, async () => {
       assert.equal((await key.delete(`/agents/${agent}?force=true`)).status, 204)
       await app.services.queues.send([{ queue: firingSweep, data: { orphans: true } }])
       assert.equal((await ended(key, ids[1])).error.code, 'RESOURCE_NOT_FOUND')
       assert.equal((await key.get(`/trigger-firings/${ids[0]}`)).body.status, 'running')
-    } finally {
-      await pool.query(sql.unsafe`drop function refuse_end cascade`)
-    }
+    })
   })
 
   it('firings that ended long ago are deleted', async () => {

@@ -4,12 +4,13 @@ import { connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
-import { counting, identifying, sql, statement } from '../../src/core/db/sql.ts'
+import { counting, identifying, statement } from '../../src/core/db/sql.ts'
 import { linesOf } from '../../src/evaluation/datasets/rows.ts'
 import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
 import { failRun } from '../../src/evaluation/eval-runs/settle.ts'
 import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
 import { eventually } from '../support/app.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
 
 const EXACT = [{ type: 'exact_match' }]
@@ -339,46 +340,40 @@ describe('a hostile project that evaluates', () => {
       await app.eval({ agent_id, dataset_id, scorers: EXACT, pass_threshold: 1 }),
       await app.eval({ agent_id, dataset_id, scorers: EXACT, pass_threshold: 1 }),
     ]
-    await pool.query(statement`
-      create function no_end() returns trigger language plpgsql as $$ begin raise exception 'no end'; end $$`)
-    await pool.query(
-      sql.unsafe`
-      create trigger no_end before update on eval_runs for each row
-      when (new.status = 'completed' and new.eval_id = ${sql.literalValue(broken.id)}) execute function no_end()` as never,
-    )
-    const run = await made(app.key, `/evals/${broken.id}/runs`, {})
-    // What waits before it is tried again is left out.
-    const hurried = setInterval(
-      () =>
-        void pool
-          .query(statement`
-        update pgboss.job set start_after = now() where name = 'eval-run' and state = 'retry'`)
-          .catch(() => {}),
-      200,
-    )
-    try {
-      assert.equal((await app.run(sound.id)).status, 'completed')
-      const failed = await eventually(
-        async () => {
-          const { body } = await app.key.get(`/evals/${broken.id}/runs/${run.id}`)
-          return body.status === 'failed' ? body : null
-        },
-        { what: 'the end of the run', within: 80_000 },
+    const completes = `new.status = 'completed' and new.eval_id = '${broken.id}'`
+    await refusingUpdates(app.services, 'eval_runs', completes, async () => {
+      const run = await made(app.key, `/evals/${broken.id}/runs`, {})
+      // What waits before it is tried again is left out.
+      const hurried = setInterval(
+        () =>
+          void pool
+            .query(statement`
+          update pgboss.job set start_after = now() where name = 'eval-run' and state = 'retry'`)
+            .catch(() => {}),
+        200,
       )
-      assert.deepEqual(
-        [failed.error.code, failed.passed, failed.aggregate_scores, failed.completed_count],
-        ['INTERNAL_ERROR', null, null, 1],
-      )
-      const events = (await app.key.get(`/events?resource_id=${run.id}`)).body.data
-      assert.deepEqual(
-        events.map(({ event }: { event: string }) => event),
-        ['eval_runs.failed'],
-      )
-    } finally {
-      clearInterval(hurried)
-      await pool.query(statement`drop trigger no_end on eval_runs`)
-      await pool.query(statement`drop function no_end`)
-    }
+      try {
+        assert.equal((await app.run(sound.id)).status, 'completed')
+        const failed = await eventually(
+          async () => {
+            const { body } = await app.key.get(`/evals/${broken.id}/runs/${run.id}`)
+            return body.status === 'failed' ? body : null
+          },
+          { what: 'the end of the run', within: 80_000 },
+        )
+        assert.deepEqual(
+          [failed.error.code, failed.passed, failed.aggregate_scores, failed.completed_count],
+          ['INTERNAL_ERROR', null, null, 1],
+        )
+        const events = (await app.key.get(`/events?resource_id=${run.id}`)).body.data
+        assert.deepEqual(
+          events.map(({ event }: { event: string }) => event),
+          ['eval_runs.failed'],
+        )
+      } finally {
+        clearInterval(hurried)
+      }
+    })
   })
 
   it('has a run that the sweep cannot end, and those of others are ended', async () => {
@@ -396,22 +391,11 @@ describe('a hostile project that evaluates', () => {
       pool.maybeOneFirst(identifying`
         select generation_id as id from eval_results where eval_run_id = ${run.id} and state = 'asked'`)
     const runs = [await started(), await started()]
-    await pool.query(statement`
-      create function no_result() returns trigger language plpgsql as $$ begin raise exception 'no result'; end $$`)
-    await pool.query(
-      sql.unsafe`
-      create trigger no_result before update on eval_results for each row
-      when (new.eval_run_id = ${sql.literalValue(runs[0].id)}) execute function no_result()` as never,
-    )
-    try {
+    await refusingUpdates(app.services, 'eval_results', `new.eval_run_id = '${runs[0].id}'`, async () => {
       for (const run of runs) await pool.query(statement`delete from generations where id = ${await asked(run)}`)
       assert.equal((await ended(app.key, runs[1])).errored_count, 1)
       assert.equal((await app.key.get(`/evals/${runs[0].eval_id}/runs/${runs[0].id}`)).body.status, 'running')
-    } finally {
-      await pool.query(statement`drop trigger no_result on eval_results`)
-      await pool.query(statement`drop function no_result`)
-      await open(gate)
-    }
+    }).finally(() => open(gate))
     assert.equal((await ended(app.key, runs[0])).errored_count, 1)
   })
 

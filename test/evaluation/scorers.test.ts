@@ -5,6 +5,7 @@ import { sweepQueue } from '../../src/evaluation/eval-runs/queue.ts'
 import { madeDecider } from '../execution/decider-support.ts'
 import { json, made as madeTool, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('scorers', () => {
@@ -191,25 +192,18 @@ describe('scorers', () => {
     })
 
     it('that cannot be made for a reason of ours are told apart from items that were not asked', async () => {
-      const { pool } = app.services
       target.answer = json({ score: 1, passed: true })
       const agent_id = await app.echo('unscored')
       const { id: tool_id } = await madeTool(app.key, { execute: { url: target.url } })
       const dataset_id = await app.dataset([item('Is it?', 'Yes')])
       const { id } = await app.eval({ agent_id, dataset_id, scorers: [{ type: 'tool', name: 'mine', tool_id }] })
-      await pool.query(sql.unsafe`
-        create function no_keep() returns trigger language plpgsql as $$ begin raise exception 'no keep'; end $$`)
-      await pool.query(sql.unsafe`
-        create trigger no_keep before update on eval_results for each row
-        when (new.state = 'answered' and new.scores::text <> old.scores::text) execute function no_keep()`)
-      try {
+      const keeps = `new.state = 'answered' and new.scores::text <> old.scores::text`
+      await refusingUpdates(app.services, 'eval_results', keeps, async () => {
         const run = await app.run(id)
         const [{ error, output }] = await app.results(run)
         assert.deepEqual([error.code, output], ['GENERATION_FAILED', 'Yes'])
         assert.match(error.message, /could not be scored/)
-      } finally {
-        await pool.query(sql.unsafe`drop function no_keep cascade`)
-      }
+      })
     })
 
     it('that say no verdict, fail or are gone give the item an error', async () => {
