@@ -12,7 +12,8 @@ import type { Graph } from '../orchestrations/graph.ts'
 import type { Node } from '../orchestrations/model.ts'
 import type { Driven } from './driver.ts'
 import { frontier } from './frontier.ts'
-import { hasEnded, type NodeOutcome, RUN_CHANNEL, type RunRow, type RunStatus, runKind, stateOf } from './model.ts'
+import { hasEnded, type NodeOutcome, type RunRow, type RunStatus, runKind, stateOf } from './model.ts'
+import { tellOfRun } from './news.ts'
 import { runQueue, runTold } from './queue.ts'
 import { type RequiredAction, requiredActions } from './required.ts'
 import { retryDelay } from './retry-rule.ts'
@@ -558,7 +559,7 @@ export class Advance {
     await this.driven?.save({ run, before: this.#before.status, changed, open, now: this.nowText })
     if (changed.length > 0) tx.alongside(guard => executionsWrite(changed, guard))
     if (more) tx.send(runQueue, this.message)
-    tx.notify(RUN_CHANNEL, run.id)
+    tellOfRun(tx, run)
     await this.#announce()
   }
 

@@ -3,10 +3,20 @@ import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Node } from '../orchestrations/model.ts'
 import type { RunRow } from './model.ts'
-import type { ExecutionRow, Taken } from './store.ts'
+import type { ExecutionRow, Loaded, Taken } from './store.ts'
 
 /** What an advance leaves to whoever made it: attempts to make, and the run as it stands. */
-export type Advanced = { run: RunRow; jobs: readonly ExecutionRow[] }
+export type Advanced = { run: RunRow; jobs: readonly ExecutionRow[]; known: Known | null }
+
+/**
+ * A run as this process has written it, with one attempt under way and nothing else. While nobody has changed it the next
+ * advance need not read it.
+ */
+export type Known = {
+  loaded: Loaded
+  /** When `loaded.now` was the time, by performance.now(). */
+  readAt: number
+}
 
 /** What a person is asked about. */
 export type Question = {

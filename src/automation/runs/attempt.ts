@@ -3,6 +3,7 @@ import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { chainOf } from '../../core/iam/caller.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
 import { message } from '../../core/jobs/queue.ts'
@@ -13,9 +14,9 @@ import type { WorkerType } from '../orchestrations/definition.ts'
 import { parseDuration } from '../orchestrations/duration.ts'
 import { type Advance, failureOf, isFailure } from './advance.ts'
 import { ask } from './approval.ts'
-import type { Advanced, Attempt, Called, Finish, Outcome } from './attempt-model.ts'
+import type { Advanced, Attempt, Called, Finish, Known, Outcome } from './attempt-model.ts'
 import { pinnedGraph } from './definition.ts'
-import { advance } from './go-on.ts'
+import { advance, whileKnown } from './go-on.ts'
 import { searchKnowledge } from './node-knowledge.ts'
 import { writeMemory } from './node-memory.ts'
 import { poll } from './node-poll.ts'
@@ -57,7 +58,7 @@ const CHAIN_MS = 1000
  */
 export async function makeAttempts(
   services: Services,
-  first: Taken,
+  { taken: first, known: asFirst }: { taken: Taken; known: Known | null },
   signal: AbortSignal,
   stopping: AbortSignal,
 ): Promise<void> {
@@ -66,13 +67,16 @@ export async function makeAttempts(
   underWay.count += 1
   try {
     let taken: Taken | null = first
+    let known = asFirst
     while (taken) {
       const goesOn = () => !stopping.aborted && performance.now() < until
       const made: Taken = taken
+      const asKnown: Known | null = known
       const after: Advanced | null = await causedBy(chainOf(made.authority), () =>
-        makeAttempt(services, made, signal, goesOn),
+        makeAttempt(services, { taken: made, known: asKnown }, signal, goesOn),
       )
       taken = after?.jobs[0] ? takenOf(after.jobs[0], after.run) : null
+      known = after?.known ?? null
     }
   } finally {
     underWay.count -= 1
@@ -81,7 +85,7 @@ export async function makeAttempts(
 
 async function makeAttempt(
   services: Services,
-  taken: Taken,
+  { taken, known }: { taken: Taken; known: Known | null },
   signal: AbortSignal,
   goesOn: () => boolean,
 ): Promise<Advanced | null> {
@@ -94,10 +98,11 @@ async function makeAttempt(
       { ...ids, ...more, outcome, duration_ms: Math.round(performance.now() - started) },
       'node attempt',
     )
-  const end = async (tx: Parameters<Finish>[0], outcome: Outcome | { error: unknown }) => {
+  const end = async (tx: Tx, outcome: Outcome | { error: unknown }, from: Known | null = null) => {
     // What calls used is used, whoever has the attempt by now.
     await recordUsage(services, used, tx)
     return advance(tx, services, taken.run_id, {
+      known: from,
       report: run =>
         'error' in outcome ? reportFailure(run, taken, outcome.error, started) : report(run, taken, outcome, started),
       // The place of the attempt that ends is free for the one that follows.
@@ -108,7 +113,9 @@ async function makeAttempt(
     if (held.lost) throw new Superseded()
     return end(tx, outcome)
   }
-  const settle = (outcome: Outcome | { error: unknown }) => services.write(tx => end(tx, outcome))
+  const settle = async (outcome: Outcome | { error: unknown }) =>
+    (known && (await whileKnown(services, known, taken, tx => end(tx, outcome, known)))) ??
+    services.write(tx => end(tx, outcome))
   try {
     await fault(services, 'node_taken')
     const outcome = await work(services, taken, held.signal, draft => void used.push(draft), finish)
@@ -221,6 +228,7 @@ async function report(run: Advance, taken: Taken, outcome: Outcome, started: num
       if (outcome.called) noteCall(run, row, outcome.called)
     }
   } catch (error) {
+    if (!isFailure(error)) throw error
     run.fail(row, error)
   }
   return true

@@ -1,18 +1,18 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { causedBy } from '../../core/db/causation.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { NeedsTransaction, type Tx, withoutTransaction } from '../../core/db/write.ts'
 import { chainOf } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import { Advance } from './advance.ts'
-import type { Advanced } from './attempt-model.ts'
+import type { Advanced, Known } from './attempt-model.ts'
 import { begin } from './begin.ts'
 import { pinnedGraph } from './definition.ts'
 import { type Driven, driverOf } from './driver.ts'
 import { look } from './look.ts'
 import { hasEnded } from './model.ts'
 import { nodeQueue } from './queue.ts'
-import { type Loaded, loadRun } from './store.ts'
+import { type ExecutionRow, type Loaded, loadRun, type Taken, unchanged } from './store.ts'
 
 /** Failures that end a run whose graph cannot be executed at all. */
 const UNRUNNABLE = {
@@ -20,44 +20,80 @@ const UNRUNNABLE = {
   cycle: { code: 'ORCHESTRATION_CYCLE_DETECTED', message: 'The graph has a cycle' },
 } satisfies Record<string, RecordedFailure>
 
+type Options = {
+  /**
+   * What has happened beside the rows, for example the end of an attempt that the caller made; false leaves the run as it is.
+   */
+  report?: (advance: Advance) => boolean | Promise<boolean>
+  /** How many of the attempts that begin the caller makes itself: they count as taken and have no message. */
+  takes?: (advance: Advance) => number
+  /** The run, where the caller knows it and writes nothing unless it is still so. */
+  known?: Known | null
+}
+
 /**
  * Goes on with a run as far as its rows allow.
- * @param report what has happened beside the rows, for example the end of an attempt that the caller made; false leaves the
- *   run as it is
- * @param takes how many of the attempts that begin the caller makes itself: they count as taken and have no message
  * @returns null when the run is gone, has ended, or was left
  */
 export async function advance(
   tx: Tx,
   services: Services,
   runId: string,
-  options: {
-    report?: (advance: Advance) => boolean | Promise<boolean>
-    takes?: (advance: Advance) => number
-  } = {},
+  options: Options = {},
 ): Promise<Advanced | null> {
-  const { loaded, driven } = await loadWithRecords(tx, services, runId)
+  const { loaded, driven, readAt } = options.known ? still(options.known) : await loadWithRecords(tx, services, runId)
   if (!loaded || hasEnded(loaded)) return null
-  return causedBy(chainOf(loaded.authority), () => advanceLoaded(tx, services, loaded, driven, options))
+  return causedBy(chainOf(loaded.authority), () => advanceLoaded(tx, services, { loaded, driven, readAt }, options))
 }
 
-type Held = { loaded: Loaded | null; driven: Driven | null }
+/**
+ * Does work that advances a run whose attempt the caller made, in one statement, while nobody else has changed the run.
+ * Null where somebody has or the attempt is another's, where the project is paused by now, and where the work needs more
+ * than what is known: nothing is written then.
+ */
+export async function whileKnown(
+  services: Services,
+  known: Known,
+  taken: Taken,
+  work: (tx: Tx) => Promise<Advanced | null>,
+): Promise<Advanced | null> {
+  let after: Advanced | null = null
+  try {
+    const { held } = await services.writeOne(async outgoing => {
+      after = await work(withoutTransaction(outgoing))
+      if (!after) throw new NeedsTransaction()
+      return unchanged(known.loaded, taken)
+    })
+    return held ? after : null
+  } catch (error) {
+    if (error instanceof NeedsTransaction) return null
+    throw error
+  }
+}
+
+type Held = { loaded: Loaded | null; driven: Driven | null; readAt: number }
+
+/** A run that is known, at the time that it is. */
+function still({ loaded, readAt }: Known): Held {
+  const readNow = performance.now()
+  const now = new Date(Date.parse(loaded.now) + readNow - readAt).toISOString()
+  return { loaded: { ...loaded, now, open: loaded.open.map(row => ({ ...row })) }, driven: null, readAt: readNow }
+}
 
 /** A run under its lock, which comes behind those of what drives it. */
 async function loadWithRecords(tx: Tx, services: Services, runId: string): Promise<Held> {
   const loaded = await loadRun(tx, runId)
-  if (loaded) return { loaded, driven: null }
+  if (loaded) return { loaded, driven: null, readAt: performance.now() }
   const driver = await driverOf(tx, runId)
   const driven = driver ? await driver.open(tx, services, runId) : null
-  return { loaded: driven && (await loadRun(tx, runId, true)), driven }
+  return { loaded: driven && (await loadRun(tx, runId, true)), driven, readAt: performance.now() }
 }
 
 async function advanceLoaded(
   tx: Tx,
   services: Services,
-  loaded: Loaded,
-  driven: Driven | null,
-  options: Parameters<typeof advance>[3] = {},
+  { loaded, driven, readAt }: Held & { loaded: Loaded },
+  options: Options,
 ): Promise<Advanced | null> {
   const pinned = await pinnedGraph(services, tx, loaded)
   const made = new Advance(services, tx, pinned?.graph ?? EMPTY, loaded, driven)
@@ -79,8 +115,17 @@ async function advanceLoaded(
     made.touch(row)
   }
   await made.save(more)
-  return { run: made.run, jobs: jobs.slice(0, takes) }
+  const mine = jobs.slice(0, takes)
+  const known = !driven && !more && mine.length === 1 && goesOnAlone(made, mine[0])
+  return { run: made.run, jobs: mine, known: known ? { loaded: { ...loaded, ...made.run, open: mine }, readAt } : null }
 }
+
+/** Whether an attempt is all that a run has under way, and what follows from it is not its end, which is told in full. */
+const goesOnAlone = ({ run, open, graph, children }: Advance, { id, node_id }: ExecutionRow): boolean =>
+  run.status === 'running' &&
+  children.size === 0 &&
+  [...open.values()].every(row => row.applied || row.id === id) &&
+  (graph.outgoing.get(node_id) ?? []).length > 0
 
 const EMPTY: Graph = {
   nodes: [],

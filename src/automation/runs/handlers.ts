@@ -89,7 +89,7 @@ async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<v
   const [first] = after?.jobs ?? []
   if (after && first)
     await context
-      .aside(() => makeAttempts(services, takenOf(first, after.run), signal, stopping))
+      .aside(() => makeAttempts(services, { taken: takenOf(first, after.run), known: after.known }, signal, stopping))
       .catch(error => services.log.error({ err: error, run_id }, 'attempts of a run given up'))
 }
 
@@ -98,7 +98,7 @@ async function handleNode(node: NodeMessage, { services, signal, stopping }: Job
   const { config, pool } = services
   const taken = await takeAttempt(services, node)
   if (taken) {
-    await makeAttempts(services, taken, signal, stopping)
+    await makeAttempts(services, { taken, known: null }, signal, stopping)
     if (signal.aborted) throw new HandBack('the worker stops')
     return
   }

@@ -254,6 +254,3 @@ export const sealOf = ({ id, project_id }: Pick<RunRow, 'id' | 'project_id'>) =>
   id,
   project_id,
 })
-
-/** Carries the id of a run that has changed: for those who wait for it or follow it. */
-export const RUN_CHANNEL = 'muster_orchestration_runs'

@@ -3,7 +3,8 @@ import type { Services } from '../../core/process/services.ts'
 import { withdrawApprovals } from '../../execution/approvals/node.ts'
 import { cancelTurnLeft } from '../../execution/generations/abort.ts'
 import type { OrchestrationRow } from '../orchestrations/model.ts'
-import { RUN_CHANNEL, type RunRow, runKind } from './model.ts'
+import { type RunRow, runKind } from './model.ts'
+import { tellOfRun } from './news.ts'
 import { runQueue, runTold } from './queue.ts'
 import { shownRun } from './show.ts'
 import { cancelBelow, cancelExecutions, cancelRunsOf, type ExecutionRow, longestQueuedOf } from './store.ts'
@@ -48,7 +49,7 @@ async function noteCancelled(tx: Tx, first: readonly RunRow[]): Promise<readonly
     left.push(...(await cancelExecutions(tx, ids)))
     for (const each of found) {
       tx.emit(runKind, 'cancelled', each, { data: await shownRun(tx, each, null) })
-      tx.notify(RUN_CHANNEL, each.id)
+      tellOfRun(tx, each)
       for (const watcher of runWatchers.all()) if (watcher.watches(each)) await watcher.changed(tx, each)
     }
     found = await cancelBelow(tx, ids)

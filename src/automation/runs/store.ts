@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import type { OneStatement } from '../../core/db/write.ts'
 import { WORKER_TYPES } from '../orchestrations/definition.ts'
 import { EXECUTION_STATUSES, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
@@ -115,6 +116,26 @@ export async function loadRun(db: Queryable, runId: string, driven = false): Pro
   // It waited for the lock: what other tables say is from before.
   return first && first.seen_revision !== first.revision ? read() : first
 }
+
+/**
+ * The condition of a statement that goes on with a run of a project that is not paused, while the run is as it was and its
+ * attempt with whoever took it. It holds the locks of both.
+ */
+export const unchanged = (
+  run: Pick<RunRow, 'id' | 'revision'>,
+  { id, deliveries, polls }: Pick<ExecutionRow, 'id' | 'deliveries' | 'polls'>,
+): OneStatement => ({
+  ctes: [
+    sql.fragment`unchanged as (
+      select t.id from orchestration_runs t join orchestration_node_executions e on e.run_id = t.id
+      where t.id = ${run.id} and t.revision = ${run.revision} and e.id = ${id} and e.status = 'running'
+        and e.deliveries = ${deliveries} and e.polls = ${polls}
+        and exists (select from projects p where p.id = t.project_id and p.paused_at is null)
+      for update of t, e)`,
+  ],
+  guard: sql.fragment`exists (select from unchanged)`,
+  columns: sql.fragment`1 as written`,
+})
 
 /** Columns of a run that change after it was inserted. */
 const CHANGING = [

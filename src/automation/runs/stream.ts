@@ -4,7 +4,8 @@ import type { Caller } from '../../core/iam/caller.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withCallbacks } from './callback-token.ts'
-import { hasEnded, type NodeExecution, presentRun, RUN_CHANNEL, type RunRow, runKind } from './model.ts'
+import { hasEnded, type NodeExecution, presentRun, type RunRow, runKind } from './model.ts'
+import { hearOfRuns } from './news.ts'
 import { presentExecution, shownTo } from './show.ts'
 import { type ExecutionRow, executionsSince } from './store.ts'
 
@@ -18,11 +19,10 @@ const followers = perProcess((services: Services) => {
   const tell = (all: Set<() => void> | undefined) => {
     for (const news of all ?? []) news()
   }
-  services.notifications.listen(RUN_CHANNEL, run => tell(byRun.get(run)), {
-    onReconnect: () => {
-      for (const all of byRun.values()) tell(all)
-    },
-  })
+  const tellAll = () => {
+    for (const all of byRun.values()) tell(all)
+  }
+  hearOfRuns(services, run => tell(byRun.get(run)), tellAll)
   return (run: string, news: () => void) => {
     const all = byRun.get(run) ?? new Set()
     byRun.set(run, all.add(news))

@@ -1,9 +1,12 @@
 import { expectEnd } from '../../core/jobs/wait.ts'
 import type { Services } from '../../core/process/services.ts'
-import { hasEnded, RUN_CHANNEL, type RunRow, runKind } from './model.ts'
+import { hasEnded, type RunRow, runKind } from './model.ts'
+import { hearOfRuns } from './news.ts'
 
 /** The floor under the notifications. */
 const POLL_MS = 1000
+
+const isWaitedFor = (run: Pick<RunRow, 'status'>): boolean => hasEnded(run) || run.status === 'awaiting_input'
 
 /**
  * Listens for a run before anything moves it. `wait` gives it as it is once it has ended or waits for input, or when
@@ -12,9 +15,9 @@ const POLL_MS = 1000
 export function expectRun(services: Services, runId: string) {
   const { wait, cancel } = expectEnd<RunRow | null>({
     subscribe: notice =>
-      services.notifications.listen(RUN_CHANNEL, changed => changed === runId && notice(), { onReconnect: notice }),
+      hearOfRuns(services, (id, status) => id === runId && isWaitedFor({ status }) && notice(), notice),
     read: () => runKind.find(services.pool, runId),
-    isOver: run => !run || hasEnded(run) || run.status === 'awaiting_input',
+    isOver: run => !run || isWaitedFor(run),
     pollMs: POLL_MS,
   })
   return {

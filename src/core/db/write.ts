@@ -87,14 +87,29 @@ export type Tx = Queryable &
 /** A change that one statement makes: ctes, a condition that says whether it happened, and the columns of the answer. */
 export type OneStatement = { ctes: Fragment[]; guard: Fragment; columns: Fragment }
 
+/** Work that was to be one statement has something to ask of the database, or to write before the end. */
+export class NeedsTransaction extends Error {}
+
+/**
+ * What work that is written for a transaction takes in its place, to be made in one statement.
+ * @throws NeedsTransaction from everything but what follows from the change
+ */
+export const withoutTransaction = (outgoing: Outgoing): Tx =>
+  new Proxy(outgoing as Tx, {
+    get(target, name) {
+      if (name in target) return target[name as keyof Outgoing]
+      throw new NeedsTransaction()
+    },
+  })
+
 export type Writer = {
   /** Runs `work` in a transaction and writes what it sent, emitted and noted in one more statement. */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T>
   /**
    * Makes a change and what follows from it in a single statement: one round trip, no begin, no commit. What follows is
-   * written only where the guard holds.
+   * written only where the guard holds. `work` is done again where the statement lost a deadlock.
    */
-  writeOne<Row>(work: (outgoing: Outgoing) => OneStatement): Promise<Row & { held: boolean }>
+  writeOne<Row>(work: (outgoing: Outgoing) => OneStatement | Promise<OneStatement>): Promise<Row & { held: boolean }>
 }
 
 /** Audit entries of a project are events too; such an event makes no entry. */
@@ -308,7 +323,7 @@ export function createWriter(options: {
       return value
     },
 
-    async writeOne<Row>(work: (outgoing: Outgoing) => OneStatement) {
+    async writeOne<Row>(work: (outgoing: Outgoing) => OneStatement | Promise<OneStatement>) {
       // A statement that lost a deadlock has done nothing, and finds the other's work done.
       for (let tries = 1; ; tries++) {
         try {
@@ -320,9 +335,11 @@ export function createWriter(options: {
     },
   }
 
-  async function once<Row>(work: (outgoing: Outgoing) => OneStatement): Promise<Row & { held: boolean }> {
+  async function once<Row>(
+    work: (outgoing: Outgoing) => OneStatement | Promise<OneStatement>,
+  ): Promise<Row & { held: boolean }> {
     const { outbox, messages, after, outgoing } = gather()
-    const { ctes, guard, columns } = work(outgoing)
+    const { ctes, guard, columns } = await work(outgoing)
     const sends = messages.length > 0 ? await queues.parts(messages) : []
     const follows = outboxParts(outbox, guard, sends ?? [])
     // Untyped: the columns are the caller's.
