@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 const label = (run: any, node_id: string) => run.node_executions.find((each: any) => each.node_id === node_id)?.label
@@ -210,7 +211,17 @@ describe('tools in runs', function () {
     assert.equal(run.node_executions[0].idempotency_key, `${run.id}:m:1`)
   })
 
-  it('are noted in the activity, with their node, once for all polls', async () => {
+  it('are noted in the activity, with their node, once for all polls, and in what the end of the run tells', async () => {
+    const price = {
+      provider: 'platform',
+      model: 'compute',
+      component: 'compute_second',
+      unit: 'second',
+      unit_price: 1000,
+      effective_from: '2020-01-01T00:00:00.000Z',
+    }
+    const priced = await app.admin.put(`/projects/${app.projectId}/prices`, { prices: [price] })
+    assert.equal(priced.status, 200, JSON.stringify(priced.body))
     const tool_id = await app.tool()
     app.target.answer = (request, response) => json({ n: app.target.requests.length })(request, response)
     const run = await app.run(
@@ -232,5 +243,8 @@ describe('tools in runs', function () {
     assert.deepEqual(used.map(({ node_id }: any) => node_id).sort(), ['p', 't'])
     const done = await app.read(run.id)
     assert.ok(done.usage_own && done.usage)
+    const [{ data }] = await storedEvents(app.services.pool, { resource: run.id, name: 'orchestration_runs.succeeded' })
+    assert.deepEqual([data.usage_own, data.usage], [done.usage_own, done.usage])
+    assert.ok(done.usage.cost_usd > 0)
   })
 })

@@ -1,5 +1,6 @@
 import { addException } from '../../control/exceptions/file.ts'
-import { recordUsage } from '../../control/usage/meter.ts'
+import { addUsage, type UsageDraft } from '../../control/usage/meter.ts'
+import { type Rated, rateUsage } from '../../control/usage/rate.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { storableValue } from '../../core/api/text.ts'
@@ -73,6 +74,8 @@ export class Advance {
   readonly children: ReadonlyMap<string, Children>
   /** Attempts that are not applied, as they stand. */
   readonly open = new Map<string, ExecutionRow>()
+  /** What the run has used, to be written with this advance. */
+  readonly used: Rated[]
   /** Attempts that workers are to make, in the order of the definition. */
   readonly jobs: ExecutionRow[] = []
   /** Attempts that started runs in this advance, which `children` does not show. */
@@ -94,7 +97,14 @@ export class Advance {
   /** Lets the process look after others, where expressions have taken it for long. */
   readonly breathe = breather()
 
-  constructor(services: Services, tx: Tx, graph: Graph, loaded: Loaded, driven: Driven | null = null) {
+  constructor(
+    services: Services,
+    tx: Tx,
+    graph: Graph,
+    loaded: Loaded,
+    driven: Driven | null = null,
+    used: readonly Rated[] = [],
+  ) {
     const {
       now,
       project_paused,
@@ -112,6 +122,7 @@ export class Advance {
     this.graph = graph
     this.run = run
     this.driven = driven
+    this.used = [...used]
     this.now = new Date(now)
     this.held = held
     this.limits = { max_concurrent_runs, max_run_depth }
@@ -550,17 +561,18 @@ export class Advance {
     tx.alongside(guard => runUpdate(written, guard))
     const changed = [...this.#changed]
     const computed = changed.filter(row => row.compute_seconds > 0 && row.completed_at === this.nowText)
-    if (computed.length > 0)
-      await recordUsage(
-        this.services,
-        computed.map(row => computeOf(run, row)),
-        tx,
-      )
+    await this.#use(computed.map(row => computeOf(run, row)))
     await this.driven?.save({ run, before: this.#before.status, changed, open, now: this.nowText })
     if (changed.length > 0) tx.alongside(guard => executionsWrite(changed, guard))
     if (more) tx.send(runQueue, this.message)
     tellOfRun(tx, run)
     await this.#announce()
+  }
+
+  async #use(drafts: readonly UsageDraft[]): Promise<void> {
+    const rated = await rateUsage(this.services, drafts, this.tx)
+    addUsage(this.tx, rated)
+    this.used.push(...rated)
   }
 
   get message() {
@@ -578,7 +590,7 @@ export class Advance {
     const { status } = run
     if (status !== 'running') await this.#giveRoom()
     if (status === 'queued' || status === 'running' || status === 'sleeping') return
-    const data = await shownRun(tx, run, await this.#allExecutions())
+    const data = await shownRun(tx, run, await this.#allExecutions(), this.used)
     tx.emit(runKind, status, run, { data, ...(status === 'failed' ? { extra: { error: run.error } } : {}) })
     if (status === 'failed' && run.parent_id === null && !this.driven) this.#reportFailure()
     for (const watcher of runWatchers.all()) if (watcher.watches(run)) await watcher.changed(tx, run)

@@ -1,5 +1,6 @@
 import { addActivity } from '../../control/activity/record.ts'
-import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
+import { addUsage, type UsageDraft } from '../../control/usage/meter.ts'
+import { rateUsage } from '../../control/usage/rate.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
@@ -100,9 +101,11 @@ async function makeAttempt(
     )
   const end = async (tx: Tx, outcome: Outcome | { error: unknown }, from: Known | null = null) => {
     // What calls used is used, whoever has the attempt by now.
-    await recordUsage(services, used, tx)
+    const rated = await rateUsage(services, used, tx)
+    addUsage(tx, rated)
     return advance(tx, services, taken.run_id, {
       known: from,
+      used: rated,
       report: run =>
         'error' in outcome ? reportFailure(run, taken, outcome.error, started) : report(run, taken, outcome, started),
       // The place of the attempt that ends is free for the one that follows.

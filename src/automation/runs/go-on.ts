@@ -1,3 +1,4 @@
+import type { Rated } from '../../control/usage/rate.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { causedBy } from '../../core/db/causation.ts'
 import { NeedsTransaction, type Tx, withoutTransaction } from '../../core/db/write.ts'
@@ -27,6 +28,8 @@ type Options = {
   report?: (advance: Advance) => boolean | Promise<boolean>
   /** How many of the attempts that begin the caller makes itself: they count as taken and have no message. */
   takes?: (advance: Advance) => number
+  /** What the caller has used for the run, and writes with it. */
+  used?: readonly Rated[]
   /** The run, where the caller knows it and writes nothing unless it is still so. */
   known?: Known | null
 }
@@ -96,7 +99,7 @@ async function advanceLoaded(
   options: Options,
 ): Promise<Advanced | null> {
   const pinned = await pinnedGraph(services, tx, loaded)
-  const made = new Advance(services, tx, pinned?.graph ?? EMPTY, loaded, driven)
+  const made = new Advance(services, tx, pinned?.graph ?? EMPTY, loaded, driven, options.used)
   if (options.report && !(await options.report(made))) return null
   const unrunnable = !pinned ? UNRUNNABLE.gone : pinned.graph.sorted ? null : UNRUNNABLE.cycle
   let more = false

@@ -1,3 +1,4 @@
+import type { Rated } from '../../control/usage/rate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Decided } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -40,14 +41,16 @@ const isMetered = (type: string): boolean => type === 'agent' || isWorkerType(ty
 /**
  * A run as its GET answers, with its attempts and what it used.
  * @param known all its attempts, where the caller has them
+ * @param used what it has used that is not written yet
  */
 export async function shownRun(
   db: Queryable,
   run: RunRow,
   known: readonly ExecutionRow[] | null,
+  used: readonly Rated[] = [],
 ): Promise<OrchestrationRunRecord> {
   const rows = known ?? (await executionsOf(db, run.id))
-  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run) : NOTHING
+  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run, used) : NOTHING
   return { ...presentRun(run), node_executions: rows.map(presentExecution), ...usage }
 }
 

@@ -1,14 +1,19 @@
-import type { UsageDraft } from '../../control/usage/meter.ts'
+import type { UsageComponent, UsageDraft } from '../../control/usage/meter.ts'
+import { costOf, type Rated } from '../../control/usage/rate.ts'
 import { type RunTotals, totalsOfRuns } from '../../control/usage/report-store.ts'
 import type { Usage } from '../../control/usage/totals.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { RunRow } from './model.ts'
 import type { ExecutionRow } from './store.ts'
 
-/** What a run used itself, and with everything below it; null where nothing was used. */
+/**
+ * What a run used itself, and with everything below it; null where nothing was used.
+ * @param more what it has used that is not written yet
+ */
 export async function usageOfRun(
   db: Queryable,
   { id }: Pick<RunRow, 'id'>,
+  more: readonly Rated[] = [],
 ): Promise<{ usage: Usage | null; usage_own: Usage | null }> {
   const tree = sql.fragment`
     with recursive tree as (
@@ -16,8 +21,24 @@ export async function usageOfRun(
       union all
       select r.id from tree join orchestration_runs r on r.parent_id = tree.id)
     select id from tree`
-  const totals = await totalsOfRuns(db, id, tree)
+  const totals = [...(await totalsOfRuns(db, id, tree)), ...more.map(totalsOf)]
   return { usage: summed(totals), usage_own: summed(totals.filter(({ own }) => own)) }
+}
+
+function totalsOf(rated: Rated): RunTotals {
+  const components: UsageComponent[] = JSON.parse(rated.row.components as string)
+  const of = (name: string) =>
+    components.reduce((sum, { component, quantity }) => (component === name ? sum + quantity : sum), 0)
+  return {
+    own: true,
+    events: 1,
+    cost_usd: costOf([rated]),
+    uncached: of('input_tokens'),
+    cached: of('cached_tokens'),
+    written: of('cache_write_tokens'),
+    output: of('output_tokens'),
+    reasoning: of('reasoning_tokens'),
+  }
 }
 
 export function summed(totals: readonly RunTotals[]): Usage | null {

@@ -1,0 +1,99 @@
+import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
+import { json } from '../execution/tool-target.ts'
+import { eventually } from '../support/app.ts'
+import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
+
+/** A worker that makes one attempt after the other of a run does not read the run in between, unless it has changed. */
+describe('runs whose worker goes on with them', function () {
+  this.timeout(60_000)
+  let app: RunApp
+  let orchestration: string
+  let release = () => {}
+
+  before(async () => {
+    app = await startRunApp({
+      // A heartbeat would find out before the attempt ends.
+      env: { ORCHESTRATION_NODE_LEASE_SECONDS: '600' },
+      actions: ['orchestrations:*', 'tools:CreateTool', 'tools:CallTool', 'usage:*'],
+    })
+    const tool_id = await app.tool()
+    const nodes = ['a', 'b', 'c'].map(id => ({ id, type: 'tool', tool_id }))
+    orchestration = await app.orchestration(nodes, chain('a', 'b', 'c'))
+  })
+  after(() => app?.close())
+
+  /** A run whose second call waits to be answered. */
+  const held = async () => {
+    app.target.requests.length = 0
+    app.target.answer = (request, response) => {
+      const answer = () => json({ ok: true })(request, response)
+      if (app.target.requests.length === 2) release = answer
+      else answer()
+    }
+    const run = await app.start(orchestration, { wait: false })
+    await eventually(() => app.target.requests.length === 2)
+    return run
+  }
+  const query = (text: string) => app.services.pool.query(rawQuery(text))
+  const post = async (path: string) => assert.equal((await app.key.post(path)).status, 200)
+  const states = async (id: string) => attempts(await app.read(id))
+
+  it('end with each call made once', async () => {
+    const run = await held()
+    release()
+    assert.deepEqual(attempts(await app.until(run.id)), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
+    assert.equal(app.target.requests.length, 3)
+  })
+
+  it('begin nothing behind a pause, their own or of their project', async () => {
+    for (const [pause, resume] of [
+      [
+        (id: string) => post(`/orchestration-runs/${id}/pause`),
+        (id: string) => post(`/orchestration-runs/${id}/resume`),
+      ],
+      [
+        // Before its runs have heard of it.
+        () => query(`update projects set paused_at = now() where id = '${app.projectId}'`),
+        async (id: string) => {
+          await query(`update projects set paused_at = null where id = '${app.projectId}'`)
+          await post(`/orchestration-runs/${id}/pause`)
+          await post(`/orchestration-runs/${id}/resume`)
+        },
+      ],
+    ]) {
+      const run = await held()
+      await pause(run.id)
+      release()
+      await app.until(run.id, ({ node_executions }) => node_executions[1].status === 'completed')
+      assert.deepEqual(await states(run.id), ['a:1:completed', 'b:1:completed'])
+      await resume(run.id)
+      assert.equal((await app.until(run.id)).status, 'succeeded')
+      assert.equal(app.target.requests.length, 3)
+    }
+  })
+
+  it('stay cancelled', async () => {
+    const run = await held()
+    await post(`/orchestration-runs/${run.id}/cancel`)
+    release()
+    const used = () => app.key.get(`/usage/events?orchestration_run_id=${run.id}&meter_type=tool_execution`)
+    await eventually(async () => (await used()).body.total === 2)
+    assert.deepEqual(await states(run.id), ['a:1:completed', 'b:1:cancelled'])
+    assert.equal((await app.read(run.id)).status, 'cancelled')
+  })
+
+  it('are left by a worker whose attempt another one has taken', async () => {
+    const run = await held()
+    await query(`update orchestration_node_executions set deliveries = deliveries + 1
+      where run_id = '${run.id}' and node_id = 'b'`)
+    release()
+    const used = () => app.key.get(`/usage/events?orchestration_run_id=${run.id}&meter_type=tool_execution`)
+    await eventually(async () => (await used()).body.total === 2)
+    assert.deepEqual(await states(run.id), ['a:1:completed', 'b:1:running'])
+    // The lease of the other is over.
+    await query(`update orchestration_node_executions set leased_until = now() where run_id = '${run.id}'`)
+    await eventually(async () => (await app.read(run.id)).status === 'succeeded', { within: 40_000 })
+    assert.equal(app.target.requests.length, 4)
+  })
+})
