@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import type { Client } from '../support/app.ts'
 import { eventually } from '../support/app.ts'
 import {
@@ -132,6 +133,68 @@ describe('triggers of orchestrations', function () {
     assert.equal(second.error.meta.reason, 'repeat')
     // Exceptions are filed beside the work.
     await eventually(async () => (await key.get('/exceptions?kind=event_trigger_loop')).body.total === 1)
+  })
+
+  /** The triggers that led to the event that a graph emitted for a run. */
+  const causes = async (name: string): Promise<string[] | null> => {
+    const [{ causation }] = await eventually(async () => {
+      const found = await app.services.pool.any(
+        sql.unsafe`select causation from events where name = ${name} and project_id = ${app.projectId}`,
+      )
+      return found.length > 0 ? (found as any[]) : null
+    })
+    return causation
+  }
+  /** Answers every run that waits for a person. */
+  const answering = async () => {
+    const tool = await key.post('/tools', { name: 'answers', type: 'platform', actions: ['submit-human-input'] })
+    return madeTrigger(key, {
+      type: 'event',
+      event_pattern: 'orchestration_runs.awaiting_input',
+      event_filter: { '==': [{ var: 'data.required_action.type' }, 'human_input'] },
+      target_type: 'tool',
+      target_id: tool.body.id,
+      action: 'submit-human-input',
+      input_mapping: { orchestration_run_id: { var: 'input.resource_id' }, node_id: 'ask', output: {} },
+    })
+  }
+
+  it('hand on what led to the start of a run, and to what it waited for', async () => {
+    const answers = await answering()
+    const ask = { id: 'ask', type: 'human' }
+    const tell = (event_type: string) => ({ id: 'tell', type: 'emit_event', event_type })
+    const own = await on(await graph([ask, tell('runs.answered')], { edges: [{ from: 'ask', to: 'tell' }] }))
+    await key.post(`/triggers/${own.id}/fire?wait=false`)
+    assert.deepEqual(await causes('runs.answered'), [own.id, answers.id])
+    const child = { id: 'child', type: 'sub_orchestration', orchestration_id: await graph([ask]) }
+    const parent = await graph([child, tell('children.answered')], { edges: [{ from: 'child', to: 'tell' }] })
+    assert.equal((await key.post('/orchestration-runs', { orchestration_id: parent })).status, 201)
+    assert.deepEqual(await causes('children.answered'), [answers.id])
+    await key.delete(`/triggers/${answers.id}`)
+  })
+
+  it('have led to no run that goes on because one of theirs gave it room', async () => {
+    const { status } = await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: 1 })
+    assert.equal(status, 200)
+    let release = () => {}
+    app.target.answer = (_request, response) => {
+      release = () => response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
+    }
+    const trigger = await on(await graph([{ id: 'call', type: 'tool', tool_id: app.toolId }]))
+    app.target.requests.length = 0
+    await key.post(`/triggers/${trigger.id}/fire?wait=false`)
+    await eventually(() => app.target.requests.length === 1)
+    const waiting = await graph([{ id: 'tell', type: 'emit_event', event_type: 'room.given' }])
+    const { body } = await key.post('/orchestration-runs', { orchestration_id: waiting })
+    // It has been looked at, and found no room.
+    await eventually(async () =>
+      app.services.pool.oneFirst(sql.unsafe`
+        select count(*) > 0 from pgboss.job
+        where name = 'orchestration-run' and state = 'completed' and data ->> 'run_id' = ${body.id}`),
+    )
+    release()
+    assert.equal(await causes('room.given'), null)
+    await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: null })
   })
 
   it('whose call retries the run that they listen for do so once', async () => {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { addException, type ExceptionFiling, fileException } from '../../src/control/exceptions/file.ts'
+import { causedBy } from '../../src/core/db/causation.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -44,6 +45,24 @@ describe('exceptions', () => {
   const events = (name: string) => storedEvents(app.services.pool, { project: project.id, name })
   const refused = ({ status, body }: Reply, expected: number, code: string) =>
     assert.deepEqual([status, body.error?.code], [expected, code], JSON.stringify(body))
+
+  it('that are written together carry the triggers that led to each', async () => {
+    const file = (kind: ExceptionFiling['kind']) => fileException(app.services, filing({ kind }))
+    causedBy(['trg_1'], () => file('run_failed'))
+    file('webhook_failing')
+    causedBy(['trg_1', 'trg_2'], () => file('guardrail_tripwire'))
+    await filed(3)
+    const written = await rows(
+      `select causation, resource_id from events where project_id = $1 and name = 'exceptions.created'`,
+      [project.id],
+    )
+    const kinds = new Map((await list()).map(({ id, kind }: any) => [id, kind]))
+    assert.deepEqual(Object.fromEntries(written.map(each => [kinds.get(each.resource_id), each.causation])), {
+      run_failed: ['trg_1'],
+      webhook_failing: null,
+      guardrail_tripwire: ['trg_1', 'trg_2'],
+    })
+  })
 
   it('are filed with the severity of their kind, as one event and one entry of the feed', async () => {
     fileException(

@@ -8,6 +8,7 @@ import pg from 'pg'
 import pino, { type Logger } from 'pino'
 import { type Config, loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
+import { currentChain } from '../../src/core/db/causation.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
 import { openPool } from '../../src/core/db/pool.ts'
 import { createWriter } from '../../src/core/db/write.ts'
@@ -709,6 +710,23 @@ describe('queues and workers', function () {
         'b done',
         'b retry',
         'c done',
+      ])
+    })
+
+    it('messages of a batch are handled in the name of the triggers that led to each', async () => {
+      const calls: [chain: readonly string[], ids: string[]][] = []
+      const sent = { a: ['trg_1'], b: [], c: ['trg_1'], d: ['trg_1', 'trg_2'] }
+      await queues.send(Object.entries(sent).map(([id, chain]) => message(tasks, { id }, { chain })))
+      await run([
+        handler(tasks, { batch: 10, concurrency: 1 }, async messages => {
+          calls.push([currentChain(), messages.map(({ id }) => id).sort()])
+        }),
+      ])
+      await until('completed', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+      assert.deepEqual(calls.map(call => JSON.stringify(call)).sort(), [
+        '[["trg_1","trg_2"],["d"]]',
+        '[["trg_1"],["a","c"]]',
+        '[[],["b"]]',
       ])
     })
   })

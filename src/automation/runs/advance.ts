@@ -4,6 +4,7 @@ import { type Rated, rateUsage } from '../../control/usage/rate.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { storableValue } from '../../core/api/text.ts'
+import { uncaused } from '../../core/db/causation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { isDueSoon } from '../../core/jobs/queue.ts'
 import { breather } from '../../core/process/breathe.ts'
@@ -605,8 +606,9 @@ export class Advance {
     const held = this.#before.status === 'running' || this.#before.status === 'queued' || this.#room === true
     if (!held || this.limits.max_concurrent_runs === null) return
     await lockRoom(tx, run.project_id)
+    // What led to this run did not lead to those.
     for (const { id, project_id } of await longestQueued(tx, run.project_id, run.root_id))
-      tx.send(runQueue, { run_id: id, project_id })
+      uncaused(() => tx.send(runQueue, { run_id: id, project_id }))
   }
 
   /** All attempts of the run as this advance leaves them, oldest first. */

@@ -1,3 +1,4 @@
+import { uncaused } from '../../core/db/causation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withdrawApprovals } from '../../execution/approvals/node.ts'
@@ -36,7 +37,7 @@ export async function stopRunsOf(tx: Tx, services: Services, orchestration: Orch
   for (const { parent_id, project_id } of first)
     if (parent_id !== null && !ended.has(parent_id)) tx.send(runTold, { run_id: parent_id, project_id })
   for (const { id, project_id } of await longestQueuedOf(tx, orchestration.project_id, first.length))
-    tx.send(runQueue, { run_id: id, project_id })
+    uncaused(() => tx.send(runQueue, { run_id: id, project_id }))
 }
 
 type Waits = Pick<ExecutionRow, 'generation_id' | 'approval_id'>

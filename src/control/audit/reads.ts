@@ -1,5 +1,6 @@
 import { Counter } from 'prom-client'
 import type { AuditEntry } from '../../core/api/audit.ts'
+import { causedBy } from '../../core/db/causation.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { isProjectGone } from '../../core/db/sql.ts'
 import type { ReadAudit } from '../../core/invoke/hooks.ts'
@@ -39,9 +40,9 @@ export function openReadAudit(services: Services): ReadAudit & { close(): Promis
       return projectIds.map(id => ({ on: on.has(id) }))
     },
   })
-  const write = (entries: AuditEntry[]) =>
+  const write = (entries: AuditEntry[], chainOf: (place: number) => readonly string[]) =>
     services.write(async tx => {
-      for (const entry of entries) tx.audit(entry)
+      for (const [place, entry] of entries.entries()) causedBy(chainOf(place), () => tx.audit(entry))
     })
   const buffer = new WriteBehind<AuditEntry>({
     what: 'audit entries of reads',
@@ -50,12 +51,15 @@ export function openReadAudit(services: Services): ReadAudit & { close(): Promis
     gatherMs: GATHER_MS,
     batch: BATCH,
     retryMs: RETRY_MS,
-    write: entries =>
-      write(entries).catch(async error => {
+    write: (entries, chainOf) =>
+      write(entries, chainOf).catch(async error => {
         if (!isProjectGone(error)) throw error
         // Events cannot be written for a project that is gone; its entries can, as those of the deployment.
         const present = new Set((await readSwitches(pool, entries.map(projectOf))).map(({ id }) => id))
-        await write(entries.map(entry => (present.has(projectOf(entry)) ? entry : { ...entry, project_id: null })))
+        await write(
+          entries.map(entry => (present.has(projectOf(entry)) ? entry : { ...entry, project_id: null })),
+          chainOf,
+        )
       }),
     dropped: count => auditReadsDropped.inc(count),
   })

@@ -1,6 +1,7 @@
 import { Counter } from 'prom-client'
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
+import { causedBy } from '../../core/db/causation.ts'
 import { isProjectGone } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import { handler } from '../../core/jobs/handler.ts'
@@ -55,7 +56,7 @@ const bufferOf = perProcess(
       gatherMs: GATHER_MS,
       batch: BATCH,
       retryMs: RETRY_MS,
-      write: filings => services.write(tx => fileInto(tx, filings)),
+      write: (filings, chainOf) => services.write(tx => fileInto(tx, filings, chainOf)),
       dropped: count => exceptionsDropped.inc(count),
     }),
   buffer => buffer.close(),
@@ -159,13 +160,22 @@ function folded(filings: readonly Filing[]): Filing[] {
   return [...inOrder, ...single]
 }
 
-/** Files items; what is new is an event and an entry of the activity feed. @returns the items as they stand */
-async function fileInto(tx: Tx, filings: readonly Filing[]): Promise<readonly ExceptionRow[]> {
-  const given = new Set(filings.map(({ id }) => id))
+/**
+ * Files items; what is new is an event and an entry of the activity feed.
+ * @param chainOf the triggers that led to one, where those are not the ones of the caller
+ * @returns the items as they stand
+ */
+async function fileInto(
+  tx: Tx,
+  filings: readonly Filing[],
+  chainOf: (place: number) => readonly string[] = () => [],
+): Promise<readonly ExceptionRow[]> {
+  const places = new Map(filings.map(({ id }, place) => [id, place]))
   const rows = await fileRows(tx, folded(filings))
   for (const row of rows) {
-    if (!given.has(row.id)) continue
-    tx.emit(exceptionKind, 'created', row)
+    const place = places.get(row.id)
+    if (place === undefined) continue
+    causedBy(chainOf(place), () => tx.emit(exceptionKind, 'created', row))
     addActivity(tx, {
       project_id: row.project_id,
       kind: 'exception_created',

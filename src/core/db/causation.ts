@@ -11,6 +11,12 @@ const NONE: readonly string[] = []
 /** The ids of the triggers that led here. */
 export const currentChain = (): readonly string[] => storage.getStore() ?? NONE
 
-/** Does work that triggers caused; without any it is done as it is. */
-export const causedBy = <T>(chain: readonly string[] | null | undefined, work: () => T): T =>
-  chain && chain.length > 0 ? storage.run(chain, work) : work()
+/** Does work that triggers caused, beside those that led here already; without any it is done as it is. */
+export function causedBy<T>(chain: readonly string[] | null | undefined, work: () => T): T {
+  if (!chain || chain.length === 0) return work()
+  const known = currentChain()
+  return storage.run(known.length === 0 ? chain : [...new Set([...known, ...chain])], work)
+}
+
+/** Does work that whoever leads here did not cause, such as that of all who share a batch. */
+export const uncaused = <T>(work: () => T): T => storage.run(NONE, work)

@@ -321,7 +321,14 @@ export class QueueLoop {
     this.#done(attempt)
   }
 
+  /** Messages that the same triggers led to are handled together: what becomes of them is caused by those. */
   async #handleBatch(attempts: Attempt[]): Promise<void> {
+    const chainOf = ({ data }: Attempt) => chainOfMessage(data) ?? []
+    for (const alike of Map.groupBy(attempts, attempt => chainOf(attempt).join()).values())
+      await causedBy(chainOf(alike[0]), () => this.#handleTogether(alike))
+  }
+
+  async #handleTogether(attempts: Attempt[]): Promise<void> {
     const signal = AbortSignal.any(attempts.map(attempt => attempt.abort.signal))
     const { context } = this.#context(attempts[0], signal)
     try {

@@ -1,3 +1,4 @@
+import { currentChain, uncaused } from '../db/causation.ts'
 import { outsideTransaction } from '../db/pool.ts'
 import { isDatabaseLost, isProjectGone } from '../db/sql.ts'
 import { outsideTenancy } from '../db/tenancy.ts'
@@ -17,11 +18,13 @@ export type WriteBehindOptions<T> = {
   /** Most items of one write. */
   batch: number
   retryMs: number
-  /** Stores items, all or none of them. */
-  write(items: T[]): Promise<unknown>
+  /** Stores items, all or none of them; `chainOf` gives the triggers that led to one of them, by its place. */
+  write(items: T[], chainOf: (place: number) => readonly string[]): Promise<unknown>
   /** Told of items that will never be stored. */
   dropped(count: number): void
 }
+
+type Waiting<T> = { item: T; chain: readonly string[] }
 
 /**
  * A bounded buffer in front of the database, for what must not hold up or fail the work that it is about. Items stay in it,
@@ -31,7 +34,7 @@ export type WriteBehindOptions<T> = {
  */
 export class WriteBehind<T> {
   readonly #options: WriteBehindOptions<T>
-  #buffer: T[] = []
+  #buffer: Waiting<T>[] = []
   #timer: NodeJS.Timeout | undefined
   #writing: Promise<boolean> | null = null
   #rounds = 0
@@ -46,7 +49,7 @@ export class WriteBehind<T> {
       this.#options.dropped(1)
       return
     }
-    this.#buffer.push(item)
+    this.#buffer.push({ item, chain: currentChain() })
     this.#writeLater(this.#options.gatherMs)
   }
 
@@ -65,8 +68,8 @@ export class WriteBehind<T> {
   #writeLater(ms: number): void {
     if (this.#closed || this.#timer || this.#writing) return
     const { batch, gatherMs, retryMs } = this.#options
-    // The buffer holds work of all tenants, whosever came first, and waits for nobody's transaction.
-    const apart = <R>(work: () => R): R => outsideTransaction(() => outsideTenancy(work))
+    // The buffer holds work of all tenants, whosever came first and for what cause, and waits for nobody's transaction.
+    const apart = <R>(work: () => R): R => outsideTransaction(() => outsideTenancy(() => uncaused(work)))
     this.#timer = apart(() =>
       setTimeout(() => {
         this.#timer = undefined
@@ -81,7 +84,7 @@ export class WriteBehind<T> {
 
   /** Writes the oldest items; false when nothing could be done now. */
   async #writeSome(): Promise<boolean> {
-    const { write, batch, log, what } = this.#options
+    const { batch, log, what } = this.#options
     const items = this.#buffer.slice(0, batch)
     const done = (count = items.length) => {
       this.#buffer = this.#buffer.slice(count)
@@ -89,7 +92,7 @@ export class WriteBehind<T> {
       return true
     }
     try {
-      await write(items)
+      await this.#write(items)
       return done()
     } catch (error) {
       if (isDatabaseLost(error)) {
@@ -109,12 +112,18 @@ export class WriteBehind<T> {
     }
   }
 
+  #write = (waiting: readonly Waiting<T>[]): Promise<unknown> =>
+    this.#options.write(
+      waiting.map(({ item }) => item),
+      place => waiting[place].chain,
+    )
+
   /** Writes items one by one; answers why some were refused, or null when the database went away. */
-  async #writeAlone(items: T[]): Promise<unknown[] | null> {
+  async #writeAlone(items: Waiting<T>[]): Promise<unknown[] | null> {
     const refused: unknown[] = []
     for (const [index, item] of items.entries()) {
       try {
-        await this.#options.write([item])
+        await this.#write([item])
       } catch (error) {
         if (isDatabaseLost(error)) {
           // What was stored is not stored again, and what was refused not tried again.

@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import { Counter } from 'prom-client'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
+import { causedBy } from '../../core/db/causation.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { WriteBehind } from '../../core/process/write-behind.ts'
@@ -38,7 +39,7 @@ const recorderOf = perProcess(
       gatherMs: GATHER_MS,
       batch: BATCH,
       retryMs: RETRY_MS,
-      write: drafts => write(services, drafts),
+      write: (drafts, chainOf) => write(services, drafts, chainOf),
       dropped: count => evaluationsDropped.inc(count),
     })
     const held = new Map<string, Held>()
@@ -93,13 +94,17 @@ export const releaseEvaluations = (services: Services, asked: Asked, approval_id
   recorderOf(services).release(keyOf(asked), approval_id)
 
 /** What was decided other than to execute is in the audit log, too. */
-async function write(services: Services, drafts: readonly (EvaluationDraft & { id: string })[]): Promise<void> {
+async function write(
+  services: Services,
+  drafts: readonly (EvaluationDraft & { id: string })[],
+  chainOf: (place: number) => readonly string[],
+): Promise<void> {
   await services.write(async tx => {
     const created_at = services.clock.now().toISOString()
     for (const n of await insertEvaluations(tx, drafts)) {
       const { id: _, project_id, tool_id: _tool, approval_id, ...evaluation } = drafts[n]
       if (evaluation.decision === 'execute') continue
-      tx.audit({
+      const entry = {
         id: newId('audit'),
         project_id,
         principal_type: null,
@@ -118,7 +123,8 @@ async function write(services: Services, drafts: readonly (EvaluationDraft & { i
           ...(approval_id && { approval_id }),
         },
         created_at,
-      })
+      }
+      causedBy(chainOf(n), () => tx.audit(entry))
     }
   })
 }
