@@ -1,5 +1,6 @@
 import { z } from 'zod'
-import { BY_WORKERS, LIVE } from '../automation/runs/store.ts'
+import { BY_WORKERS } from '../automation/runs/attempt-store.ts'
+import { LIVE } from '../automation/runs/model.ts'
 import { unnoticed } from '../automation/runs/sweep-store.ts'
 import { hasVector, SOURCES } from '../content/vectors/store.ts'
 import { between } from '../core/api/lists.ts'

@@ -15,10 +15,10 @@ import { AUTOMATION, type By, entriesOf, type Happening, happened } from '../cas
 import { branchTargets, stepOf } from '../playbooks/compile.ts'
 import { isCaptured, type Step } from '../playbooks/definition.ts'
 import { MANAGER } from '../playbooks/versions.ts'
+import type { ExecutionRow as Attempt } from '../runs/attempt-store.ts'
 import type { Advanced, Driven, DrivenOutcome, RunDriver } from '../runs/driver.ts'
 import type { RunRow } from '../runs/model.ts'
 import type { State } from '../runs/state.ts'
-import type { ExecutionRow as Attempt } from '../runs/store.ts'
 import { stepContent } from './erase.ts'
 import {
   conflict,

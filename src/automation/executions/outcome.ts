@@ -6,9 +6,9 @@ import { fieldsTooBig } from '../cases/change.ts'
 import { FIELDS_KIB } from '../cases/model.ts'
 import { conditionOf } from '../playbooks/compile.ts'
 import { FAIL, type Step } from '../playbooks/definition.ts'
+import type { ExecutionRow as Attempt } from '../runs/attempt-store.ts'
 import type { DrivenOutcome } from '../runs/driver.ts'
 import type { RunRow } from '../runs/model.ts'
-import type { ExecutionRow as Attempt } from '../runs/store.ts'
 import type { StepRow } from './model.ts'
 
 /** What attempts of nodes come to as steps of a playbook. */

@@ -12,6 +12,7 @@ import type { Services } from '../../core/process/services.ts'
 import { startsRuns } from '../orchestrations/definition.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import type { Node } from '../orchestrations/model.ts'
+import { type ExecutionRow, executionsOf, executionsWrite } from './attempt-store.ts'
 import type { Driven } from './driver.ts'
 import { frontier } from './frontier.ts'
 import { hasEnded, type NodeOutcome, type RunRow, type RunStatus, runKind, stateOf } from './model.ts'
@@ -31,17 +32,7 @@ import {
   writesOf,
 } from './state.ts'
 import { stopBelow } from './stop.ts'
-import {
-  type Children,
-  type ExecutionRow,
-  executionsOf,
-  executionsWrite,
-  type Loaded,
-  lockRoom,
-  longestQueued,
-  runningTrees,
-  runUpdate,
-} from './store.ts'
+import { type Children, type Loaded, lockRoom, longestQueued, runningTrees, runUpdate } from './store.ts'
 import { computeOf } from './usage.ts'
 import { runWatchers } from './watchers.ts'
 

@@ -9,10 +9,10 @@ import type { TurnOwner } from '../../execution/generations/source.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import type { Node } from '../orchestrations/model.ts'
 import type { Advance } from './advance.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import { contextOf } from './context.ts'
 import { runTold } from './queue.ts'
 import { keptArtifact, nodeFailed, type State, textOf } from './state.ts'
-import type { ExecutionRow } from './store.ts'
 
 /** What the agent of a node is asked. */
 function messagesOf(node: Node, input: Record<string, unknown>, state: State): ModelMessage[] {

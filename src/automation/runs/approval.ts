@@ -8,10 +8,10 @@ import { resolveSharedTool } from '../../execution/tools/resolve.ts'
 import type { Node } from '../orchestrations/model.ts'
 import type { Advance } from './advance.ts'
 import type { Question } from './attempt-model.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import { contextOf } from './context.ts'
 import { runTold } from './queue.ts'
 import { evaluated, keptArtifact, type State, textOf } from './state.ts'
-import type { ExecutionRow } from './store.ts'
 
 const EXPIRES_IN = 86_400
 

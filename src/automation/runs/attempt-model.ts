@@ -2,8 +2,9 @@ import type { UsageDraft } from '../../control/usage/meter.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Node } from '../orchestrations/model.ts'
+import type { ExecutionRow, Taken } from './attempt-store.ts'
 import type { RunRow } from './model.ts'
-import type { ExecutionRow, Loaded, Taken } from './store.ts'
+import type { Loaded } from './store.ts'
 
 /** What an advance leaves to whoever made it: attempts to make, and the run as it stands. */
 export type Advanced = { run: RunRow; jobs: readonly ExecutionRow[]; known: Known | null }

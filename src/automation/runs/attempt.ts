@@ -16,6 +16,7 @@ import { parseDuration } from '../orchestrations/duration.ts'
 import { type Advance, failureOf, isFailure } from './advance.ts'
 import { ask } from './approval.ts'
 import type { Advanced, Attempt, Called, Finish, Known, Outcome } from './attempt-model.ts'
+import { type ExecutionRow, giveBack, renew, type Taken, takenOf } from './attempt-store.ts'
 import { pinnedGraph } from './definition.ts'
 import { advance, whileKnown } from './go-on.ts'
 import { searchKnowledge } from './node-knowledge.ts'
@@ -25,7 +26,6 @@ import { callTool } from './node-tool.ts'
 import { nodeQueue } from './queue.ts'
 import { keyOf } from './show.ts'
 import { keptArtifact, nodeFailed } from './state.ts'
-import { type ExecutionRow, giveBack, renew, type Taken, takenOf } from './store.ts'
 
 type Work = (attempt: Attempt, finish: Finish) => Promise<Outcome | Advanced | null>
 

@@ -7,11 +7,11 @@ import type { Node } from '../orchestrations/model.ts'
 import { type Advance, isFailure } from './advance.ts'
 import { beginAgent } from './agent.ts'
 import { beginApproval } from './approval.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import { callbackHash } from './callback-token.ts'
 import { beginDecision } from './decision.ts'
 import { beginNested } from './nested.ts'
 import { evaluated, keptArtifact, labelOf, mapped, nodeFailed, type State, textOf } from './state.ts'
-import type { ExecutionRow } from './store.ts'
 
 /** A node begins: its input is resolved, what can be done at once is done, the rest is left for others or waited for. */
 export async function begin(advance: Advance, node: Node, at: { round: number; state: State }): Promise<void> {

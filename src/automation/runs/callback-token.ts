@@ -2,8 +2,8 @@ import { createHash } from 'node:crypto'
 import { permitted } from '../../core/iam/access.ts'
 import type { Decided } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import { callbacksOf, type ExecutionRow } from './attempt-store.ts'
 import { type OrchestrationRunRecord, runKind } from './model.ts'
-import { callbacksOf, type ExecutionRow } from './store.ts'
 
 /**
  * The address at which a webhook node takes its answer, once. Its token follows from a key of the deployment, so that readers

@@ -4,10 +4,10 @@ import { answer, operation, type Receiving } from '../../core/api/operation.ts'
 import { inTenancy } from '../../core/db/tenancy.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { hookBytes, hookJson } from '../hooks/body.ts'
+import { callbackOf } from './attempt-store.ts'
 import { hashOf } from './callback-token.ts'
 import { submitInput } from './command.ts'
 import { runKind } from './model.ts'
-import { callbackOf } from './store.ts'
 
 /** The pattern of tokens: nothing else is looked up. */
 const TOKEN = /^rcb_[\w-]{43}$/

@@ -7,9 +7,9 @@ import { deciderKind, decisionKind } from '../../execution/deciders/model.ts'
 import { insertDecisions } from '../../execution/deciders/request.ts'
 import type { Node } from '../orchestrations/model.ts'
 import type { Advance } from './advance.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import { runTold } from './queue.ts'
 import { keptArtifact } from './state.ts'
-import type { ExecutionRow } from './store.ts'
 
 /** A node asks a decider, and ends with the decision. */
 export async function beginDecision(advance: Advance, node: Node, row: ExecutionRow): Promise<void> {

@@ -7,9 +7,9 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelMessage } from '../../execution/providers/exchange.ts'
 import type { Node } from '../orchestrations/model.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import type { RunRow, RunStatus } from './model.ts'
 import type { State } from './state.ts'
-import type { ExecutionRow } from './store.ts'
 
 /**
  * Runs that a module of its own drives: it keeps records beside them which change in the transactions of the run, says what

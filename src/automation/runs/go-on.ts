@@ -7,13 +7,14 @@ import type { Services } from '../../core/process/services.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import { Advance } from './advance.ts'
 import type { Advanced, Known } from './attempt-model.ts'
+import type { ExecutionRow, Taken } from './attempt-store.ts'
 import { begin } from './begin.ts'
 import { pinnedGraph } from './definition.ts'
 import { type Driven, driverOf } from './driver.ts'
 import { look } from './look.ts'
 import { hasEnded } from './model.ts'
 import { nodeQueue } from './queue.ts'
-import { type ExecutionRow, type Loaded, loadRun, type Taken, unchanged } from './store.ts'
+import { type Loaded, loadRun, unchanged } from './store.ts'
 
 /** Failures that end a run whose graph cannot be executed at all. */
 const UNRUNNABLE = {

@@ -6,9 +6,10 @@ import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { failureOf } from './advance.ts'
 import { hasRoom, makeAttempts } from './attempt.ts'
+import { findWaiting, type Taken, take, takenOf, takeStrictly } from './attempt-store.ts'
 import { advance } from './go-on.ts'
 import { type NodeMessage, nodeQueue, type RunMessage, runQueue, runSweep, runTold } from './queue.ts'
-import { findWaiting, hasLiveRuns, type Taken, take, takenOf, takeStrictly } from './store.ts'
+import { hasLiveRuns } from './store.ts'
 import { sweep } from './sweep.ts'
 
 /**

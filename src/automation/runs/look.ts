@@ -4,11 +4,11 @@ import { startsRuns } from '../orchestrations/definition.ts'
 import { type Advance, isFailure } from './advance.ts'
 import { type TurnEnd, turnArtifact, turnsOf } from './agent.ts'
 import { lookAtApproval } from './approval.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import { enter } from './begin.ts'
 import { lookAtDecision } from './decision.ts'
 import { cancelRuns, lookBelow } from './nested.ts'
 import { keptArtifact, nodeFailed } from './state.ts'
-import type { ExecutionRow } from './store.ts'
 
 /** Takes note of what has happened to what is open: times that came, turns, runs and decisions that ended. */
 export async function look(advance: Advance): Promise<void> {

@@ -25,6 +25,9 @@ const ENDED: readonly RunStatus[] = ['succeeded', 'failed', 'cancelled', 'expire
 
 export const hasEnded = ({ status }: { status: RunStatus }): boolean => ENDED.includes(status)
 
+/** Statuses of runs that have not ended, in the words of orchestration_runs_live. */
+export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
+
 export const EXECUTION_STATUSES = [
   'running',
   'waiting',
@@ -35,7 +38,7 @@ export const EXECUTION_STATUSES = [
   'cancelled',
 ] as const
 
-const anObject = z.record(z.string(), z.unknown())
+export const anObject = z.record(z.string(), z.unknown())
 const time = z.iso.datetime().nullable()
 const id = z.string().nullable()
 

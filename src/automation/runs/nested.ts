@@ -4,12 +4,13 @@ import { fault } from '../../core/process/fault.ts'
 import { type Node, orchestrationKind } from '../orchestrations/model.ts'
 import { belowState } from '../orchestrations/writes.ts'
 import type { Advance } from './advance.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import { contextOf, narrowed } from './context.ts'
 import { runQueue } from './queue.ts'
 import { inputProblemsInTransaction, insertRuns, newRun } from './start.ts'
 import { bytesOf, keptArtifact, MAX_ARTIFACT_BYTES, MAX_INPUT_BYTES, nodeFailed, type State } from './state.ts'
 import { stopBelow } from './stop.ts'
-import { childOutputs, type ExecutionRow, findChild } from './store.ts'
+import { childOutputs, findChild } from './store.ts'
 
 /** What a loop goes over, as it was when it began; null for one run of a sub_orchestration. */
 type Progress = { items: unknown[] | null }

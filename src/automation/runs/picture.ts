@@ -1,9 +1,9 @@
 import { raise } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { NodeState, Pictured } from '../orchestrations/diagram.ts'
+import { lastStates } from './attempt-store.ts'
 import { pinnedGraph } from './definition.ts'
 import { runKind } from './model.ts'
-import { lastStates } from './store.ts'
 
 /** Where a run stands with its nodes: by the last attempt of each, or by what a run before it had come to. */
 export const picturedRun: Pictured = async ({ services, resource, allow }, runId) => {

@@ -1,6 +1,7 @@
 import type { Graph } from '../orchestrations/graph.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import type { RequiredAction } from './model.ts'
-import type { Children, ExecutionRow } from './store.ts'
+import type { Children } from './store.ts'
 
 export type { RequiredAction } from './model.ts'
 

@@ -5,12 +5,12 @@ import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
+import { hasBegun } from './attempt-store.ts'
 import { pinnedGraph } from './definition.ts'
 import { driverOf } from './driver.ts'
 import { hasEnded, type NodeOutcome, type RunContext, type RunRow } from './model.ts'
 import { insertRuns, newRun } from './start.ts'
 import { withValue, writesOf } from './state.ts'
-import { hasBegun } from './store.ts'
 
 export type Retry = RunContext & {
   /** Where to begin again, with all that comes behind it; default where the run stood when it ended. */

@@ -3,9 +3,9 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Decided } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { isWorkerType, startsRuns } from '../orchestrations/definition.ts'
+import { type ExecutionRow, executionsOf } from './attempt-store.ts'
 import { withCallbacks } from './callback-token.ts'
 import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow } from './model.ts'
-import { type ExecutionRow, executionsOf } from './store.ts'
 import { usageOfRun } from './usage.ts'
 
 /** What the side effect of an attempt is made under: a retry has another one, the same attempt by another worker the same. */

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
-import { BY_WORKERS } from './store.ts'
+import { BY_WORKERS } from './attempt-store.ts'
 
 const ProjectQueue = z.strictObject({
   project_id: z.string(),

@@ -4,11 +4,12 @@ import type { Services } from '../../core/process/services.ts'
 import { withdrawApprovals } from '../../execution/approvals/node.ts'
 import { cancelTurnLeft } from '../../execution/generations/abort.ts'
 import type { OrchestrationRow } from '../orchestrations/model.ts'
+import { cancelExecutions, type ExecutionRow } from './attempt-store.ts'
 import { type RunRow, runKind } from './model.ts'
 import { tellOfRun } from './news.ts'
 import { runQueue, runTold } from './queue.ts'
 import { shownRun } from './show.ts'
-import { cancelBelow, cancelExecutions, cancelRunsOf, type ExecutionRow, longestQueuedOf } from './store.ts'
+import { cancelBelow, cancelRunsOf, longestQueuedOf } from './store.ts'
 import { runWatchers } from './watchers.ts'
 
 /**

@@ -3,56 +3,10 @@ import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
-import { WORKER_TYPES } from '../orchestrations/definition.ts'
-import { EXECUTION_STATUSES, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
+import { type ExecutionRow, names } from './attempt-store.ts'
+import { anObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
-const anObject = z.record(z.string(), z.unknown())
-
-/** Statuses of runs that have not ended, in the words of orchestration_runs_live. */
-export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
-/** Types of nodes whose attempts workers make. */
-export const BY_WORKERS = sql.fragment`(${sql.join([...WORKER_TYPES], sql.fragment`, `)})`
-
-/** An attempt of a node, as it is stored. */
-export const ExecutionRow = z.object({
-  id: z.string(),
-  run_id: z.string(),
-  project_id: z.string(),
-  node_id: z.string(),
-  node_type: z.string(),
-  attempt: z.int(),
-  status: z.enum(EXECUTION_STATUSES),
-  /** The nodes that were activated together with it: their outcomes are applied together. */
-  round: z.int(),
-  /** Its outcome is part of the state of the run, or never will be. */
-  applied: z.boolean(),
-  /** It has waited: its outcome is applied by itself. */
-  parked: z.boolean(),
-  input: anObject.nullable(),
-  output: z.unknown(),
-  label: z.string().nullable(),
-  through: z.boolean(),
-  error: RecordedFailure.nullable(),
-  generation_id: z.string().nullable(),
-  approval_id: z.string().nullable(),
-  decision_id: z.string().nullable(),
-  progress: anObject.nullable(),
-  deliveries: z.int(),
-  leased_until: z.string().nullable(),
-  polls: z.int(),
-  wake_at: z.string().nullable(),
-  deadline_at: z.string().nullable(),
-  callback_hash: z.string().nullable(),
-  compute_seconds: z.number(),
-  started_at: z.string().nullable(),
-  completed_at: z.string().nullable(),
-  created_at: z.string(),
-})
-export type ExecutionRow = z.output<typeof ExecutionRow>
-
-const executionColumns = selectList(Object.keys(ExecutionRow.shape))
 const runColumns = selectList(Object.keys(RunShape.shape))
-const execution = sql.type(ExecutionRow)
 
 /** Runs that an attempt of a node started, by what has become of them. */
 export const Children = z.object({
@@ -164,12 +118,6 @@ const CHANGING = [
   'updated_at',
 ] as const satisfies readonly (keyof RunRow)[]
 
-const names = (columns: readonly string[], from?: string): Fragment =>
-  sql.fragment`${sql.join(
-    columns.map(column => sql.identifier(from ? [from, column] : [column])),
-    sql.fragment`, `,
-  )}`
-
 /** The part of a statement that writes what changes of a run whose row the caller holds. */
 export const runUpdate = (run: RunRow, guard: Fragment): Fragment => sql.fragment`
   update orchestration_runs t set (${names(CHANGING)}) = (
@@ -182,159 +130,6 @@ export const runUpdate = (run: RunRow, guard: Fragment): Fragment => sql.fragmen
 export const runInsert = (runs: readonly RunRow[], guard: Fragment): Fragment => sql.fragment`
   insert into orchestration_runs
   select r.* from json_populate_recordset(null::orchestration_runs, ${JSON.stringify(runs)}::json) r where ${guard}`
-
-/** Columns of an attempt that never change. */
-const KEPT = ['id', 'run_id', 'project_id', 'node_id', 'node_type', 'attempt', 'round', 'input', 'created_at']
-const WRITTEN = Object.keys(ExecutionRow.shape)
-
-/** The part of a statement that writes attempts, new ones and others. */
-export const executionsWrite = (rows: readonly ExecutionRow[], guard: Fragment): Fragment => sql.fragment`
-  insert into orchestration_node_executions as t (${names(WRITTEN)})
-  select ${names(WRITTEN, 'e')} from json_populate_recordset(null::orchestration_node_executions, ${JSON.stringify(rows)}::json) e
-  where ${guard}
-  on conflict (id) do update set ${sql.join(
-    WRITTEN.filter(column => !KEPT.includes(column)).map(
-      column => sql.fragment`${sql.identifier([column])} = ${sql.identifier(['excluded', column])}`,
-    ),
-    sql.fragment`, `,
-  )}`
-
-/** All attempts of a run, oldest first. By orchestration_node_executions_run. */
-export const executionsOf = (db: Queryable, runId: string): Promise<readonly ExecutionRow[]> =>
-  db.any(execution`
-    select ${executionColumns} from orchestration_node_executions t where t.run_id = ${runId}
-    order by t.created_at, t.id`)
-
-/** Whether a run has come to a node, or a run before that this one repeats. By the unique index of attempts. */
-export const hasBegun = async (db: Queryable, runId: string, nodeId: string, seeded: boolean): Promise<boolean> =>
-  seeded ||
-  (await db.exists(identifying`
-    select id from orchestration_node_executions
-    where run_id = ${runId} and node_id = ${nodeId} and status <> 'skipped' limit 1`))
-
-const lastState = sql.type(ExecutionRow.pick({ node_id: true, status: true }))
-
-/** How the last attempt of each node of a run stands. By the unique index of attempts. */
-export const lastStates = (db: Queryable, runId: string) =>
-  db.any(lastState`
-    select distinct on (node_id) node_id, status from orchestration_node_executions
-    where run_id = ${runId} order by node_id, attempt desc`)
-
-const callback = sql.type(
-  ExecutionRow.pick({ run_id: true, node_id: true, project_id: true }).extend({ callback_hash: z.string() }),
-)
-
-/** The wait that a callback ends; null when nobody waits for it. By orchestration_node_executions_callback. */
-export const callbackOf = (db: Queryable, hash: string) =>
-  db.maybeOne(callback`
-    select run_id, node_id, project_id, callback_hash from orchestration_node_executions where callback_hash = ${hash}`)
-
-/** The waits of runs that a callback ends. By orchestration_node_executions_run. */
-export const callbacksOf = (db: Queryable, runIds: readonly string[]) =>
-  db.any(callback`
-    select run_id, node_id, project_id, callback_hash from orchestration_node_executions
-    where run_id = any(${sql.array([...runIds], 'text')}) and callback_hash is not null`)
-
-/** Attempts of a run that began at a time or later, without input and output. By orchestration_node_executions_run. */
-export const executionsSince = (db: Queryable, runId: string, since: string | null): Promise<readonly ExecutionRow[]> =>
-  db.any(execution`
-    select ${selectList(Object.keys(ExecutionRow.shape), {
-      input: sql.fragment`null::json`,
-      output: sql.fragment`null::json`,
-      progress: sql.fragment`null::json`,
-    })} from orchestration_node_executions t
-    where t.run_id = ${runId} and t.created_at >= coalesce(${since}::timestamptz, '-infinity') order by t.created_at, t.id`)
-
-const Taken = ExecutionRow.extend({
-  orchestration_id: z.string(),
-  orchestration_version: z.int(),
-  context: z.string().nullable(),
-  driver: z.string().nullable(),
-  authority: RunShape.shape.authority,
-  trigger_id: z.string().nullable(),
-  root_id: z.string(),
-})
-/** An attempt that a worker has, with what it needs of the run. */
-export type Taken = z.output<typeof Taken>
-const taken = sql.type(Taken)
-
-/** What an attempt needs of its run. */
-export const takenOf = (row: ExecutionRow, run: RunRow): Taken => ({
-  ...row,
-  orchestration_id: run.orchestration_id,
-  orchestration_version: run.orchestration_version,
-  context: run.context,
-  driver: run.driver,
-  authority: run.authority,
-  trigger_id: run.trigger_id,
-  root_id: run.root_id,
-})
-
-/** What a worker takes attempts with. `most`: how many of one project are held at a time; 0 for any number. */
-export type Taking = { leaseMs: number; most: number; deliveries: number }
-
-/**
- * Takes an attempt that nobody holds, of a run that has not ended: counts the delivery and begins a lease. Null for any
- * other, and where `most` of the project are held already.
- */
-export const take = (
-  db: Queryable,
-  executionId: string,
-  { leaseMs, most, deliveries }: Taking,
-): Promise<Taken | null> =>
-  db.maybeOne(taken`
-    update orchestration_node_executions t
-    set deliveries = t.deliveries + 1, leased_until = now() + ${leaseMs} * interval '1 ms',
-      started_at = coalesce(t.started_at, now())
-    from orchestration_runs r
-    where t.id = ${executionId} and r.id = t.run_id and t.status = 'running' and not t.applied
-      and r.status in ${LIVE}
-      and (t.leased_until is null or t.leased_until < now()) and t.deliveries < ${deliveries}
-      and (${most} = 0 or ${most} > (
-        select count(*) from orchestration_node_executions o
-        where o.project_id = t.project_id and o.leased_until > now()))
-    returning ${executionColumns}, r.orchestration_id, r.orchestration_version, r.context, r.driver, r.authority, r.trigger_id, r.root_id`)
-
-/** The same for one of those that come last into a project: one after the other, so that no two take the same place. */
-export const takeStrictly = async (tx: Queryable, execution: { id: string; project_id: string }, taking: Taking) => {
-  await tx.query(statement`
-    select from pg_advisory_xact_lock(hashtextextended(${`attempts ${execution.project_id}`}, 0))`)
-  return take(tx, execution.id, taking)
-}
-
-const Waiting = z.object({
-  deliveries: z.int(),
-  held: z.boolean(),
-  age_ms: z.number(),
-})
-const waitingOf = sql.type(Waiting)
-
-/** How an attempt stands that a worker should do; null when nobody should. */
-export const findWaiting = (db: Queryable, executionId: string): Promise<z.output<typeof Waiting> | null> =>
-  db.maybeOne(waitingOf`
-    select t.deliveries, coalesce(t.leased_until > now(), false) as held,
-      extract(epoch from now() - t.created_at)::float8 * 1000 as age_ms
-    from orchestration_node_executions t join orchestration_runs r on r.id = t.run_id
-    where t.id = ${executionId} and t.status = 'running' and not t.applied
-      and r.status in ${LIVE}`)
-
-/** Renews the lease of an attempt; false when it is another's by now, or the run has stopped. */
-export const renew = async (
-  db: Queryable,
-  { id, deliveries, polls }: Pick<ExecutionRow, 'id' | 'deliveries' | 'polls'>,
-  leaseMs: number,
-): Promise<boolean> =>
-  (
-    await db.query(statement`
-      update orchestration_node_executions set leased_until = now() + ${leaseMs} * interval '1 ms'
-      where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
-  ).rowCount === 1
-
-/** Gives an attempt back uncounted, for another worker to take at once. */
-export const giveBack = (db: Queryable, { id, deliveries, polls }: Pick<ExecutionRow, 'id' | 'deliveries' | 'polls'>) =>
-  db.query(statement`
-    update orchestration_node_executions set leased_until = null, deliveries = deliveries - 1
-    where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
 
 const Counted = sql.type(z.strictObject({ roots: z.int(), own: z.boolean() }))
 
@@ -439,16 +234,6 @@ export const longestQueuedOf = (db: Queryable, projectId: string, limit: number)
     where project_id = ${projectId} and status = 'queued' and queued_at is not null
     order by queued_at limit ${limit}`)
 
-const left = sql.type(z.object({ generation_id: z.string().nullable(), approval_id: z.string().nullable() }))
-
-/** Ends the attempts of runs that are under way; what they waited for. */
-export const cancelExecutions = (db: Queryable, runIds: readonly string[]) =>
-  db.any(left`
-    update orchestration_node_executions set applied = true, leased_until = null, wake_at = null, deadline_at = null,
-      callback_hash = null, completed_at = coalesce(completed_at, now()),
-      status = case when status in ('completed', 'failed') then status else 'cancelled' end
-    where run_id = any(${sql.array([...runIds], 'text')}) and not applied returning generation_id, approval_id`)
-
 /** Whether any run has not ended. By orchestration_runs_live. */
 export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
   db.exists(identifying`select id from orchestration_runs where status in ${LIVE} limit 1`)
@@ -501,58 +286,6 @@ export const resumeWithProject = (db: Queryable, ids: readonly string[]) =>
     update orchestration_runs t set pause_requested_at = null, pause_reason = null, paused_with_project = false,
       revision = t.revision + 1, updated_at = now()
     from held where t.id = held.id`)
-
-/** What of a run, and of its attempts, is in a list of many; of larger ones only what says how they stand. */
-const LISTED_BYTES = 128 * 1024
-/** What an attempt counts beside its input and output. */
-const ATTEMPT_BYTES = 512
-
-const bytesIn = (...columns: string[]): Fragment =>
-  sql.fragment`${sql.join(
-    columns.map(column => sql.fragment`coalesce(octet_length(t.${sql.identifier([column])}::text), 0)`),
-    sql.fragment` + `,
-  )}`
-
-const isListed = sql.fragment`${bytesIn('input', 'metadata', 'written', 'outcomes', 'required_actions')} <= ${LISTED_BYTES}`
-
-/**
- * The columns of runs in a list: values, unless they are large or not wanted. Without its outcomes a run is shown without
- * its state.
- */
-export const listedColumns = (values: boolean): Fragment => {
-  const kept = values ? isListed : sql.fragment`false`
-  const shown = (column: string) => sql.fragment`case when ${kept} then t.${sql.identifier([column])} end`
-  const small = (column: string) => sql.fragment`case when ${isListed} then t.${sql.identifier([column])} end`
-  return selectList(Object.keys(RunShape.shape), {
-    input: small('input'),
-    metadata: small('metadata'),
-    output: small('output'),
-    written: shown('written'),
-    outcomes: shown('outcomes'),
-    required_actions: sql.fragment`case when ${isListed} then t.required_actions else (
-      select json_agg(a.value::jsonb || '{"context": null}') from json_array_elements(t.required_actions::json) a) end`,
-  })
-}
-
-/** Runs whose attempts are too large for a list. By orchestration_node_executions_run. */
-export const largeRuns = async (db: Queryable, runIds: readonly string[]): Promise<ReadonlySet<string>> =>
-  new Set(
-    await db.anyFirst(sql.type(z.strictObject({ run_id: z.string() }))`
-      select t.run_id from orchestration_node_executions t where t.run_id = any(${sql.array([...runIds], 'text')})
-      group by t.run_id having sum(${ATTEMPT_BYTES}::int + ${bytesIn('input', 'output', 'error')}) > ${LISTED_BYTES}`),
-  )
-
-/** Attempts of each of some runs, oldest first. By orchestration_node_executions_run. */
-export async function listedExecutions(
-  db: Queryable,
-  runIds: readonly string[],
-): Promise<ReadonlyMap<string, ExecutionRow[]>> {
-  if (runIds.length === 0) return new Map()
-  const rows = await db.any(execution`
-    select ${executionColumns} from orchestration_node_executions t
-    where t.run_id = any(${sql.array([...runIds], 'text')}) order by t.created_at, t.id`)
-  return Map.groupBy(rows, ({ run_id }) => run_id)
-}
 
 /** Deletes runs that have ended, with all below them. */
 export const deleteRuns = (db: Queryable, ids: readonly string[]) =>

@@ -3,11 +3,11 @@ import type { Answer, Context } from '../../core/api/operation.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { type ExecutionRow, executionsSince } from './attempt-store.ts'
 import { withCallbacks } from './callback-token.ts'
 import { hasEnded, type NodeExecution, presentRun, type RunRow, runKind } from './model.ts'
 import { hearOfRuns } from './news.ts'
 import { presentExecution, shownTo } from './show.ts'
-import { type ExecutionRow, executionsSince } from './store.ts'
 
 /** A run is read after every notification, and at least this often; never more often than that. */
 const POLL_MS = 2000

@@ -1,6 +1,8 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
-import { BY_WORKERS, LIVE, NamedRun } from './store.ts'
+import { BY_WORKERS } from './attempt-store.ts'
+import { LIVE } from './model.ts'
+import { NamedRun } from './store.ts'
 
 const named = sql.type(NamedRun)
 

@@ -3,8 +3,8 @@ import { costOf, type Rated } from '../../control/usage/rate.ts'
 import { type RunTotals, totalsOfRuns } from '../../control/usage/report-store.ts'
 import type { Usage } from '../../control/usage/totals.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { ExecutionRow } from './attempt-store.ts'
 import type { RunRow } from './model.ts'
-import type { ExecutionRow } from './store.ts'
 
 /**
  * What a run used itself, and with everything below it; null where nothing was used.
