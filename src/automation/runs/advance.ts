@@ -1,26 +1,23 @@
-import { addException } from '../../control/exceptions/file.ts'
 import { addUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { type Rated, rateUsage } from '../../control/usage/rate.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { storableValue } from '../../core/api/text.ts'
-import { uncaused } from '../../core/db/causation.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { isDueSoon } from '../../core/jobs/queue.ts'
 import { breather } from '../../core/process/breathe.ts'
 import type { Services } from '../../core/process/services.ts'
-import { startsRuns } from '../orchestrations/definition.ts'
 import type { Graph } from '../orchestrations/graph.ts'
 import type { Node } from '../orchestrations/model.ts'
-import { type ExecutionRow, executionsOf, executionsWrite } from './attempt-store.ts'
+import { announce } from './announce.ts'
+import { type ExecutionRow, executionsWrite } from './attempt-store.ts'
 import type { Driven } from './driver.ts'
 import { frontier } from './frontier.ts'
-import { hasEnded, type NodeOutcome, type RunRow, type RunStatus, runKind, stateOf } from './model.ts'
+import { hasEnded, type NodeOutcome, type RunRow, stateOf } from './model.ts'
 import { tellOfRun } from './news.ts'
-import { runQueue, runTold } from './queue.ts'
-import { type RequiredAction, requiredActions } from './required.ts'
+import { runQueue } from './queue.ts'
+import { requiredActions } from './required.ts'
 import { retryDelay } from './retry-rule.ts'
-import { shownRun } from './show.ts'
 import {
   bytesOf,
   isTooLarge,
@@ -31,10 +28,10 @@ import {
   withValue,
   writesOf,
 } from './state.ts'
+import { statusOf } from './status.ts'
 import { stopBelow } from './stop.ts'
-import { type Children, type Loaded, lockRoom, longestQueued, runningTrees, runUpdate } from './store.ts'
+import { type Children, type Loaded, lockRoom, runningTrees, runUpdate } from './store.ts'
 import { computeOf } from './usage.ts'
-import { runWatchers } from './watchers.ts'
 
 /** What one advance does before it lets others have the process: activations, milliseconds. */
 const MAX_ACTIVATIONS = 200
@@ -85,7 +82,7 @@ export class Advance {
   #openBytes: number | null = null
   #room: boolean | null = null
   /** Something is ready to begin, or to go on, and there is no room for it. */
-  #lacksRoom = false
+  lacksRoom = false
   /** Lets the process look after others, where expressions have taken it for long. */
   readonly breathe = breather()
 
@@ -290,7 +287,7 @@ export class Advance {
   async mayGoOn(): Promise<boolean> {
     if (this.paused) return false
     if (await this.hasRoom()) return true
-    this.#lacksRoom = true
+    this.lacksRoom = true
     return false
   }
 
@@ -491,54 +488,21 @@ export class Advance {
     this.#end('succeeded')
   }
 
-  /** The status that follows from what is open. */
-  async #deriveStatus(more: boolean): Promise<void> {
-    const { run } = this
-    if (hasEnded(run)) return
-    const open = [...this.open.values()].filter(({ applied }) => !applied)
-    const below = open.flatMap(({ id }) => this.children.get(id) ?? [])
-    const executes = open.some(({ status, node_type }) => status === 'running' && !startsRuns(node_type))
-    run.required_actions = requiredActions(this, open)
-    const status = await this.#statusOf({ executes, below, open, more })
-    if (status === 'queued' && run.queued_at === null) run.queued_at = this.nowText
-    if (status !== 'queued') run.queued_at = null
-    run.status = status
-  }
-
-  async #statusOf(what: {
-    executes: boolean
-    below: readonly Children[]
-    open: readonly ExecutionRow[]
-    more: boolean
-  }): Promise<RunStatus> {
-    const { executes, below, open, more } = what
-    if (executes || more || below.some(({ running }) => running > 0)) return 'running'
-    const ready =
-      this.#lacksRoom ||
-      open.some(row => row.status === 'completed') ||
-      (!this.paused && (frontier(this.graph, this.run).length > 0 || this.#isTimerDue(open)))
-    if (ready || open.some(({ id }) => this.begunBelow.has(id)) || below.some(({ queued }) => queued > 0))
-      return 'queued'
-    if (this.paused || this.run.required_actions.length > 0) return 'awaiting_input'
-    return open.length > 0 ? 'sleeping' : 'queued'
-  }
-
-  #isTimerDue = (open: readonly ExecutionRow[]): boolean =>
-    open.some(({ status, wake_at }) => status === 'waiting' && this.isPast(wake_at))
-
   /** Writes the run as it stands now, with everything that follows from it. */
   async save(more: boolean): Promise<void> {
     const { run, tx } = this
-    await this.#deriveStatus(more)
     const open = [...this.open.values()].filter(({ applied }) => !applied)
     if (!hasEnded(run)) {
+      run.required_actions = requiredActions(this, open)
+      run.status = statusOf(this, open, more)
+      run.queued_at = run.status === 'queued' ? (run.queued_at ?? this.nowText) : null
       const earliest = (times: readonly (string | null)[]): string | null => {
         const known = times.filter(time => time !== null).map(time => new Date(time).toISOString())
         return known.length > 0 ? known.sort()[0] : null
       }
       run.wake_at = earliest(open.map(({ wake_at }) => wake_at))
       // While it is paused or waits for room what falls due stays where it is, but not its end.
-      const timers = this.paused || this.#lacksRoom ? [] : [run.wake_at]
+      const timers = this.paused || this.lacksRoom ? [] : [run.wake_at]
       run.due_at = earliest([...timers, ...open.map(({ deadline_at }) => deadline_at), run.expires_at])
       if (run.due_at !== null) {
         const startAfter = new Date(run.due_at)
@@ -561,6 +525,22 @@ export class Advance {
     await this.#announce()
   }
 
+  #announce(): Promise<void> {
+    const { run, tx, used, limits } = this
+    const { status } = this.#before
+    return announce(tx, {
+      run,
+      before: this.#before,
+      attempts: this.#changed,
+      hasAttempts: !this.#fresh,
+      used,
+      driven: this.driven !== null,
+      // Also where it had none or had it for this advance alone: it may have been woken in place of another one.
+      heldRoom:
+        limits.max_concurrent_runs !== null && (status === 'running' || status === 'queued' || this.#room === true),
+    })
+  }
+
   async #use(drafts: readonly UsageDraft[]): Promise<void> {
     const rated = await rateUsage(this.services, drafts, this.tx)
     addUsage(this.tx, rated)
@@ -570,72 +550,10 @@ export class Advance {
   get message() {
     return { run_id: this.run.id, project_id: this.run.project_id }
   }
-
-  async #announce(): Promise<void> {
-    const { run, tx } = this
-    const before = this.#before.status
-    if (run.status === before) {
-      if (run.parent_id !== null && isOther(run.required_actions, this.#before.required_actions)) this.#tellParent()
-      return
-    }
-    this.#tellParent()
-    const { status } = run
-    if (status !== 'running') await this.#giveRoom()
-    if (status === 'queued' || status === 'running' || status === 'sleeping') return
-    const data = await shownRun(tx, run, await this.#allExecutions(), this.used)
-    tx.emit(runKind, status, run, { data, ...(status === 'failed' ? { extra: { error: run.error } } : {}) })
-    if (status === 'failed' && run.parent_id === null && !this.driven) this.#reportFailure()
-    for (const watcher of runWatchers.all()) if (watcher.watches(run)) await watcher.changed(tx, run)
-  }
-
-  /**
-   * Wakes the tree that has waited for room the longest. Also where the run had none or had it for this advance alone: it
-   * may have been woken in place of another one.
-   */
-  async #giveRoom(): Promise<void> {
-    const { run, tx } = this
-    const held = this.#before.status === 'running' || this.#before.status === 'queued' || this.#room === true
-    if (!held || this.limits.max_concurrent_runs === null) return
-    await lockRoom(tx, run.project_id)
-    // What led to this run did not lead to those.
-    for (const { id, project_id } of await longestQueued(tx, run.project_id, run.root_id))
-      uncaused(() => tx.send(runQueue, { run_id: id, project_id }))
-  }
-
-  /** All attempts of the run as this advance leaves them, oldest first. */
-  async #allExecutions(): Promise<ExecutionRow[]> {
-    const { run, tx } = this
-    const changed = new Map([...this.#changed].map(row => [row.id, row]))
-    const stored = this.#fresh ? [] : await executionsOf(tx, run.id)
-    const kept = stored.map(row => changed.get(row.id) ?? row)
-    const known = new Set(kept.map(({ id }) => id))
-    return [...kept, ...[...changed.values()].filter(({ id }) => !known.has(id))]
-  }
-
-  #tellParent(): void {
-    const { parent_id, project_id } = this.run
-    if (parent_id !== null) this.tx.send(runTold, { run_id: parent_id, project_id })
-  }
-
-  #reportFailure(): void {
-    const { run, tx } = this
-    addException(tx, {
-      project_id: run.project_id,
-      kind: 'run_failed',
-      severity: 'critical',
-      title: `A run failed${run.failed_node_id === null ? '' : ` at ${run.failed_node_id}`}`,
-      detail: { ...run.error },
-      dedup_key: run.id,
-      orchestration_run_id: run.id,
-    })
-  }
 }
 
 /** What of a run can change while none of its attempts does. */
 const shapeOf = ({ input, written, outcomes, ...shape }: RunRow): string => JSON.stringify(shape)
-
-const isOther = (now: readonly RequiredAction[], before: readonly RequiredAction[]): boolean =>
-  JSON.stringify(now) !== JSON.stringify(before)
 
 /** Whether an error is the failure of an attempt; others are those of the advance, which is made again. */
 export const isFailure = (error: unknown): error is AppError | RecordedFailure =>
