@@ -1,3 +1,4 @@
+import { writeFile } from 'node:fs/promises'
 import { pathToFileURL } from 'node:url'
 import express from 'express'
 import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../src/config.ts'
@@ -16,12 +17,15 @@ import { modules } from '../src/modules.ts'
 
 export type WorkerProcess = { healthPort: number; stop(): Promise<void> }
 
-/** Starts a worker process for the concerns named. */
+/** Starts a worker process for the concerns named. Raises ConfigError where a queue of theirs cannot be had. */
 export async function startWorker(
   config: Config,
   log: Logger,
   kinds: readonly (typeof WORKER_KINDS)[number][],
 ): Promise<WorkerProcess> {
+  const runs = kinds.includes('orchestration')
+  if (runs && config.ORCHESTRATION_QUEUE_DRIVER !== 'postgres')
+    throw new ConfigError('ORCHESTRATION_QUEUE_DRIVER', 'must be postgres')
   loadModules(modules)
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_URL, {
@@ -37,6 +41,22 @@ export async function startWorker(
   // Two workers of one host may share INSTANCE_ID.
   const instance = `${config.INSTANCE_ID}:${process.pid}`
   const startedAt = new Date().toISOString()
+  const beat = async () => {
+    // Polls of an idle worker come up to a fifth early.
+    if (Date.now() - lastBeat < config.WORKER_HEARTBEAT_INTERVAL_MS * 0.75) return
+    await services.pool.query(sql.unsafe`
+      insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
+      values (${instance}, ${sql.array([...kinds], 'text')}, ${startedAt}, now())
+      on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at`)
+    lastBeat = Date.now()
+  }
+  const file = runs ? config.ORCHESTRATION_WORKER_HEARTBEAT_FILE : null
+  let fileWritten = 0
+  const writeHeartbeat = async () => {
+    if (file === null) return
+    await writeFile(file, new Date().toISOString())
+    fileWritten = Date.now()
+  }
   const workers = await startWorkers({
     services,
     handlers,
@@ -45,15 +65,7 @@ export async function startWorker(
     projectShare: config.PROJECT_WORKER_SHARE,
     listen: services.notifications,
     idleMs: Math.min(IDLE_POLL_MS, config.WORKER_HEARTBEAT_INTERVAL_MS),
-    onPoll: async () => {
-      // Polls of an idle worker come up to a fifth early.
-      if (Date.now() - lastBeat < config.WORKER_HEARTBEAT_INTERVAL_MS * 0.75) return
-      await services.pool.query(sql.unsafe`
-        insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
-        values (${instance}, ${sql.array([...kinds], 'text')}, ${startedAt}, now())
-        on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at`)
-      lastBeat = Date.now()
-    },
+    onPoll: () => Promise.all([beat(), writeHeartbeat()]),
   })
   const running = background.map(({ start }) => start(services))
   const app = express()
@@ -63,6 +75,10 @@ export async function startWorker(
     draining: () => draining,
     extra: () => ({
       worker: Date.now() - lastBeat < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no successful poll lately',
+      ...(file !== null && {
+        heartbeat_file:
+          Date.now() - fileWritten < config.ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'not written lately',
+      }),
     }),
   })
   const server = openServer(app, { docsBaseUrl: config.DOCS_BASE_URL, log })

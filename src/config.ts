@@ -42,6 +42,10 @@ const integer = (min: number, max = Number.MAX_SAFE_INTEGER) =>
 /** What is no positive integer means the default. */
 const positiveOr = (value: number) =>
   z.string().transform(given => (/^[1-9]\d{0,8}$/.test(given) ? Number(given) : value))
+/** What is no positive integer is unset. */
+const positiveOrUnset = z
+  .string()
+  .transform(given => (/^[1-9]\d{0,8}$/.test(given) ? Number(given) : null)) as z.ZodType<number | null, string>
 /** What is no integer from 0 on means the default. */
 const zeroOr = (value: number) =>
   z.string().transform(given => (/^(0|[1-9]\d{0,8})$/.test(given) ? Number(given) : value))
@@ -399,7 +403,7 @@ const settings = {
     'workers',
     text,
     'postgres',
-    'Only `postgres`; with any other no run is started.',
+    'Only `postgres`; with any other no run is started, and no worker of them.',
   ),
   ORCHESTRATION_WORKER_CONCURRENCY: setting('workers', positiveOr(10), '10', 'Attempts of nodes at once in a process.'),
   ORCHESTRATION_ADVANCE_CONCURRENCY: setting('workers', positiveOr(4), '4', 'Advances of runs at once in a process.'),
@@ -433,6 +437,24 @@ const settings = {
     positiveOr(5000),
     '5000',
     'Search for runs whose time has come and for attempts of lost workers.',
+  ),
+  ORCHESTRATION_SHUTDOWN_GRACE_MS: setting(
+    'workers',
+    positiveOrUnset,
+    '',
+    'SHUTDOWN_GRACE_MS of advances of runs and of attempts of nodes; unset: the same.',
+  ),
+  ORCHESTRATION_WORKER_HEARTBEAT_FILE: setting(
+    'workers',
+    optional,
+    '',
+    'File that a worker of runs writes after each successful look at its queues, for health checks without HTTP.',
+  ),
+  ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS: setting(
+    'workers',
+    positiveOr(30_000),
+    '30000',
+    'Age of that file at which the worker is not ready.',
   ),
   ORCHESTRATION_WAIT_MAX_MS: setting('process', positiveOr(120_000), '120000', 'How long `wait` waits for a run.'),
   TRIGGER_WORKER_CONCURRENCY: setting('workers', positiveOr(10), '10', 'Firings of triggers at once per process.'),

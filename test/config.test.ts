@@ -10,6 +10,30 @@ const PRODUCTION = {
   SECRETS_ENCRYPTION_KEY: 'a'.repeat(64),
 }
 
+/** Settings of orchestrations and triggers, by what they are where nothing sensible is said. */
+const DEFAULTS = {
+  MAX_ORCHESTRATION_RUN_DEPTH: 10,
+  ORCHESTRATION_WORKER_CONCURRENCY: 10,
+  ORCHESTRATION_ADVANCE_CONCURRENCY: 4,
+  ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: 50,
+  ORCHESTRATION_NODE_LEASE_SECONDS: 60,
+  ORCHESTRATION_NODE_MAX_DELIVERIES: 5,
+  ORCHESTRATION_NODE_TIMEOUT_MS: 600_000,
+  ORCHESTRATION_RUN_MAX_STEPS: 10_000,
+  ORCHESTRATION_SCHEDULER_INTERVAL_MS: 5000,
+  ORCHESTRATION_WAIT_MAX_MS: 120_000,
+  /** That of the process. */
+  ORCHESTRATION_SHUTDOWN_GRACE_MS: null,
+  ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS: 30_000,
+  TRIGGER_SCHEDULER_INTERVAL_MS: 5000,
+  TRIGGER_WORKER_CONCURRENCY: 10,
+  TRIGGER_FIRING_LEASE_SECONDS: 60,
+  TRIGGER_FIRING_MAX_ATTEMPTS: 3,
+  TRIGGER_FIRE_WAIT_MAX_MS: 120_000,
+  TRIGGER_HOOK_TOLERANCE_SECONDS: 300,
+  TRIGGER_MAX_CAUSATION_DEPTH: 5,
+}
+
 const refuses = (env: Record<string, string>, variable: string) =>
   assert.throws(() => loadConfig(env), { variable }, JSON.stringify(env))
 
@@ -27,6 +51,25 @@ describe('configuration', () => {
     assert.deepEqual(
       [config.WEBHOOK_TIMEOUT_MS, config.WEBHOOK_LEASE_MS, config.EVENT_DATA_MAX_BYTES, config.AUDIT_RETENTION_DAYS],
       [10_000, 60_000, 0, 365],
+    )
+  })
+
+  it('takes for settings of orchestrations and triggers that make no sense their defaults', () => {
+    const of = (value: string) => {
+      const env = (names: string[]) => Object.fromEntries(names.map(name => [name, value]))
+      const config = loadConfig(env(NUMBERS)) as Record<string, any>
+      return NUMBERS.map(name => config[name])
+    }
+    const NUMBERS = Object.keys(DEFAULTS)
+    for (const value of ['', 'many', '-1', '1.5', '0x10'])
+      assert.deepEqual(of(value), Object.values(DEFAULTS), JSON.stringify(value))
+    assert.deepEqual(
+      of('0'),
+      Object.entries(DEFAULTS).map(([name, value]) => (name === 'ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES' ? 0 : value)),
+    )
+    assert.deepEqual(
+      of('7'),
+      NUMBERS.map(() => 7),
     )
   })
 

@@ -97,6 +97,29 @@ describe('runs and workers that are lost', function () {
     assert.equal(new Set(app.target.requests.map(keyOf)).size, 1)
   })
 
+  it('finish what they do for as long as attempts may, whatever other work is given, and begin nothing more', async () => {
+    const id = await app.orchestration([call('a'), call('b')], chain('a', 'b'))
+    let finish = never
+    app.target.answer = (request, response) => {
+      finish = () => json({ ok: true })(request, response)
+    }
+    const env = { ORCHESTRATION_NODE_LEASE_SECONDS: '600' }
+    const first = await worker({ ...env, SHUTDOWN_GRACE_MS: '0', ORCHESTRATION_SHUTDOWN_GRACE_MS: '60000' })
+    const run = await app.start(id, { wait: false })
+    await eventually(() => app.target.requests.length === 1)
+    first.child.kill('SIGTERM')
+    await eventually(() => first.output.some(line => line.includes('stopping')))
+    // What is not waited for is aborted at once, and has a second to leave.
+    await new Promise(resolve => setTimeout(resolve, 3000))
+    finish()
+    assert.deepEqual(await first.exited, { code: 0, signal: null })
+    assert.deepEqual(attempts(await app.read(run.id)), ['a:1:completed', 'b:1:running'])
+    app.target.answer = json({ ok: true })
+    await worker(env)
+    assert.deepEqual(attempts(await app.until(run.id)), ['a:1:completed', 'b:1:completed'])
+    assert.equal(app.target.requests.length, 2)
+  })
+
   it('discard the late answer of one that has lost its lease', async () => {
     const id = await app.orchestration([call('a')])
     let answerFirst = never

@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { mkdtemp, rm, stat } from 'node:fs/promises'
 import { createServer, request } from 'node:http'
 import type net from 'node:net'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
@@ -138,6 +141,40 @@ describe('web and worker processes', function () {
     const pool = await openPool({ databaseUrl: database.url, connections: 1 })
     assert.equal(await pool.oneFirst(sql.unsafe`select count(*) from worker_heartbeats`), 0)
     await pool.end()
+  })
+
+  it('a worker of runs writes its heartbeat file after each look at its queues, and is not ready while it cannot', async () => {
+    const folder = await mkdtemp(path.join(tmpdir(), 'muster-heartbeat-'))
+    const file = path.join(folder, 'beat')
+    const env = { ORCHESTRATION_WORKER_HEARTBEAT_FILE: file, ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS: '12000' }
+    const { running, url } = await ready('jobs/worker.ts', ['orchestration'], env)
+    const check = async () => ((await (await fetch(`${url}/readyz`)).json()) as any).checks?.heartbeat_file
+    const written = async () => (await stat(file).catch(() => null))?.mtimeMs ?? 0
+    const first = await eventually(written)
+    await eventually(async () => (await written()) > first, { what: 'another beat' })
+    assert.equal(await check(), 'ok')
+    await rm(folder, { recursive: true })
+    const stale = async () => {
+      const { error } = (await (await fetch(`${url}/readyz`)).json()) as any
+      return error?.code === 'SERVICE_NOT_READY' && error.meta.checks.heartbeat_file === 'not written lately'
+    }
+    await eventually(stale, { what: 'the worker not ready' })
+    assert.equal(await running.stop(), 0)
+    const other = await ready('jobs/worker.ts', ['snapshot'], env)
+    assert.equal(await written(), 0)
+    assert.equal(await other.running.stop(), 0)
+  })
+
+  it('a worker of runs refuses to start with a queue driver that there is not; others do not need it', async () => {
+    const env = { ORCHESTRATION_QUEUE_DRIVER: 'redis' }
+    const refused = await run('jobs/worker.ts', ['delivery', 'orchestration'], {
+      ...testEnvironment(database.url),
+      ...env,
+    })
+    assert.equal(refused.code, 1)
+    assert.match(refused.stdout, /ORCHESTRATION_QUEUE_DRIVER: must be postgres/)
+    const { running } = await ready('jobs/worker.ts', ['delivery'], env)
+    assert.equal(await running.stop(), 0)
   })
 
   it('a worker without arguments runs WORKER_KINDS', async () => {

@@ -23,6 +23,8 @@ const LAST_PLACES = 20
 /** A run whose worker died in the midst of an advance waits no longer than an attempt would. */
 const leaseSeconds = (config: Config): number => config.ORCHESTRATION_NODE_LEASE_SECONDS
 
+const graceMs = (config: Config): number | null => config.ORCHESTRATION_SHUTDOWN_GRACE_MS
+
 /** Wake-ups that are passed on at once. */
 const TOLD = 100
 
@@ -32,6 +34,7 @@ export const runHandlers = [
     {
       concurrency: config => config.ORCHESTRATION_ADVANCE_CONCURRENCY,
       leaseSeconds,
+      graceMs,
       onExhausted: ({ run_id }, error, services) =>
         services.write(tx =>
           advance(tx, services, run_id, {
@@ -52,6 +55,7 @@ export const runHandlers = [
     {
       concurrency: config => config.ORCHESTRATION_WORKER_CONCURRENCY,
       leaseSeconds,
+      graceMs,
       onExhausted: (node, error, services) => giveUp(services, node, error),
     },
     handleNode,

@@ -42,6 +42,7 @@ export type Handler = {
   concurrency?: number | ((config: Config) => number)
   batch?: number
   leaseSeconds?: (config: Config) => number
+  graceMs?: (config: Config) => number | null
   handle: (message: any, context: JobContext) => Promise<unknown>
   onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
 }
@@ -51,6 +52,8 @@ type HandlerOptions<M> = {
   concurrency?: number | ((config: Config) => number)
   /** The lease by a setting of the deployment, in place of the queue's own. */
   leaseSeconds?: (config: Config) => number
+  /** How long a worker that stops lets it finish, by a setting of its own; null is as long as the others. */
+  graceMs?: (config: Config) => number | null
   /**
    * Called once the last attempt failed, before the message goes to the dead letter queue: records the failure on the
    * entity, so that it is not blocked. Idempotent: a crash in between calls it again.

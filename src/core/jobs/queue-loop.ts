@@ -134,7 +134,8 @@ export class QueueLoop {
   }
 
   /** Ends the loop; see Workers.stop. The `stopping` signal is aborted before. */
-  async stop(graceMs: number): Promise<number> {
+  async stop(workersMs: number): Promise<number> {
+    const graceMs = this.#handler.graceMs?.(this.#services.config) ?? workersMs
     const deadline = performance.now() + graceMs
     this.claimNow()
     // A claim that hangs on a lost connection must not hold the stop; what it still claims is given back.
