@@ -142,6 +142,37 @@ describe('records of runs', function () {
       )
   })
 
+  it('are metered once for every attempt that began, by what workers spent on it and not by what it waited', async () => {
+    const leaf = await app.orchestration([set('a')])
+    const run = await app.run(
+      [
+        set('a'),
+        { id: 'c', type: 'condition', expression: 'x' },
+        set('never'),
+        { id: 'd', type: 'delay', duration: '3s' },
+        { id: 'e', type: 'emit_event', event_type: 'orders.metered' },
+        { id: 'h', type: 'human' },
+        { id: 's', type: 'sub_orchestration', orchestration_id: leaf },
+        { id: 'u', type: 'unheard', on_error: 'route' },
+      ],
+      [
+        ...chain('a', 'c', 'd', 'e'),
+        { from: 'c', to: 'never', condition: 'y' },
+        { from: 'u', to: 'h', condition: 'failed' },
+      ],
+    )
+    await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {}, wait: false })
+    assert.equal((await app.until(run.id)).status, 'succeeded')
+    const { data } = (await app.key.get(`/usage/events?orchestration_run_id=${run.id}&meter_type=compute_execution`))
+      .body
+    assert.deepEqual(data.map(({ node_id }: any) => node_id).sort(), ['a', 'c', 'd', 'e', 'h', 's', 'u'])
+    for (const { components } of data) {
+      const [{ component, quantity }] = components
+      assert.equal(component, 'compute_second')
+      assert.ok(quantity >= 0.001 && quantity < 3, String(quantity))
+    }
+  })
+
   it('are listed by their filters, newest first', async () => {
     const graph = await app.orchestration([{ id: 'h', type: 'human' }])
     const ids = [(await app.start(graph)).id, (await app.start(graph)).id]

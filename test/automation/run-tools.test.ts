@@ -81,7 +81,8 @@ describe('tools in runs', function () {
     assert.deepEqual(attempts(done), ['t:1:failed', 't:2:completed', 'next:1:completed'])
     assert.equal(done.node_executions[1].label, 'approved')
     const used = (await app.key.get(`/usage/events?orchestration_run_id=${run.id}`)).body.data
-    assert.equal(used.filter((event: any) => event.meter_type === 'compute_execution').length, 2)
+    const computed = used.filter((event: any) => event.meter_type === 'compute_execution')
+    assert.deepEqual(computed.map(({ node_id }: any) => node_id).sort(), ['next', 't', 't'])
   })
 
   it('that are refused show the decision, and only an edge for it goes on', async () => {
@@ -131,6 +132,11 @@ describe('tools in runs', function () {
     assert.ok(JSON.stringify(app.target.last().headers).includes('very-secret'))
     const again = await app.key.post('/orchestration-runs', body, headers)
     assert.equal(again.body.id, run.id)
+    const audited = () =>
+      eventually(async () => {
+        const { data } = (await app.admin.get(`/audit-log?project_id=${app.projectId}&limit=100`)).body
+        return data.some((entry: any) => entry.resource_public_id === run.id) && data
+      })
     await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} })
     for (const path of [
       `/orchestration-runs/${run.id}`,
@@ -142,7 +148,7 @@ describe('tools in runs', function () {
       assert.equal(reply.status, 200, path)
       assert.ok(!JSON.stringify(reply.body).includes('very-secret'), path)
     }
-    assert.ok(!JSON.stringify([again.body, (await app.admin.get('/audit-entries')).body]).includes('very-secret'))
+    assert.ok(!JSON.stringify([again.body, await audited()]).includes('very-secret'))
     const twice = await app.key.post('/orchestration-runs', {
       orchestration_id: graph,
       tool_context: { a: '1', A: '2' },

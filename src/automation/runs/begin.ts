@@ -17,18 +17,30 @@ import { evaluated, keptArtifact, labelOf, mapped, nodeFailed, type State, textO
 export async function begin(advance: Advance, node: Node, at: { round: number; state: State }): Promise<void> {
   const row = advance.add(node, { attempt: 1, round: at.round, status: 'running', input: null })
   try {
-    // What an approval is asked about are its arguments.
-    const [field, mapping] =
-      node.type === 'approval'
-        ? (['arguments', node.arguments] as const)
-        : (['input_mapping', node.input_mapping] as const)
-    const input = mapped(node, field, mapping, at.state)
-    advance.hold(node, input)
-    row.input = input
-    await enter(advance, node, row, at.state)
+    await timed(row, async () => {
+      // What an approval is asked about are its arguments.
+      const [field, mapping] =
+        node.type === 'approval'
+          ? (['arguments', node.arguments] as const)
+          : (['input_mapping', node.input_mapping] as const)
+      const input = mapped(node, field, mapping, at.state)
+      advance.hold(node, input)
+      row.input = input
+      await enter(advance, node, row, at.state)
+    })
   } catch (error) {
     if (!isFailure(error)) throw error
     advance.fail(row, error)
+  }
+}
+
+/** Does work of an attempt: the time that it takes is metered as its own. */
+export async function timed(row: ExecutionRow, work: () => Promise<void>): Promise<void> {
+  const started = performance.now()
+  try {
+    await work()
+  } finally {
+    row.compute_seconds += (performance.now() - started) / 1000
   }
 }
 

@@ -5,7 +5,7 @@ import { type Advance, isFailure } from './advance.ts'
 import { type TurnEnd, turnArtifact, turnsOf } from './agent.ts'
 import { lookAtApproval } from './approval.ts'
 import type { ExecutionRow } from './attempt-store.ts'
-import { enter } from './begin.ts'
+import { enter, timed } from './begin.ts'
 import { lookAtDecision } from './decision.ts'
 import { cancelRuns, lookBelow } from './nested.ts'
 import { keptArtifact, nodeFailed } from './state.ts'
@@ -44,7 +44,7 @@ async function lookAt(advance: Advance, row: ExecutionRow, turns: ReadonlyMap<st
     row.started_at ??= advance.nowText
     advance.touch(row)
     if (node.type === 'poll' && row.polls > 0) advance.jobs.push(row)
-    else await enter(advance, node, row, advance.roots())
+    else await timed(row, () => enter(advance, node, row, advance.roots()))
     return
   }
   if (row.status !== 'running' && row.status !== 'requires_action') return

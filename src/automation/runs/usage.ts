@@ -57,7 +57,10 @@ export function summed(totals: readonly RunTotals[]): Usage | null {
   }
 }
 
-/** The time of workers that an attempt took, the waits in between left out: one event for all polls and deliveries. */
+/**
+ * The time of workers that an attempt took, at least a millisecond, the waits in between left out: one event for all polls and
+ * deliveries.
+ */
 export const computeOf = (
   run: Pick<RunRow, 'id' | 'project_id' | 'trigger_id'>,
   { node_id, attempt, compute_seconds }: Pick<ExecutionRow, 'node_id' | 'attempt' | 'compute_seconds'>,
