@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -31,6 +32,8 @@ export type RunApp = AgentApp & {
   /** A run of a new orchestration. */
   run(nodes: object[], edges?: object[], body?: object): Promise<any>
   read(runId: string): Promise<any>
+  /** Waits until no message of a run is left to be handled. */
+  idle(runId: string): Promise<void>
   /** A run once it is as asked; default at its end. */
   until(runId: string, is?: (run: any) => boolean): Promise<any>
 }
@@ -69,6 +72,12 @@ export async function startRunApp(options: Parameters<typeof startAgentApp>[0] =
     start,
     run: async (nodes, edges, body) => start(await orchestration(nodes, edges), body),
     read,
+    async idle(id) {
+      const waiting = sql.unsafe`
+        select count(*)::int from pgboss.job 
+        where name not like '%.dead' and state in ('created', 'retry', 'active') and data ->> 'run_id' = ${id}`
+      await eventually(async () => (await app.services.pool.oneFirst(waiting)) === 0, { what: `no messages of ${id}` })
+    },
     async until(id, is = ended) {
       let found: any
       await eventually(async () => is((found = await read(id))), { what: `the run ${id} as asked` })

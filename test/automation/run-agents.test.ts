@@ -67,6 +67,14 @@ describe('agents in runs', function () {
       const run = await app.run([agent('a', { output_schema, prompt: script({ text }) })])
       assert.deepEqual(run.output, { a: { n: 1 } }, JSON.stringify(run.error))
     }
+    const list = { ...agent('a', { prompt: script({ text: '[1]' }) }), output_schema: { type: 'array' } }
+    assert.deepEqual((await app.run([list])).output, { a: { content: '[1]' } })
+    const retry = { max_attempts: 2, backoff: { delay_ms: 0 } }
+    const wrong = await app.run([agent('a', { output_schema, retry, prompt: script({ text: 'n is 1' }) })])
+    assert.deepEqual(
+      [wrong.error?.code, attempts(wrong)],
+      ['OUTPUT_SCHEMA_VALIDATION_FAILED', ['a:1:failed', 'a:2:failed']],
+    )
     const free = await app.run([agent('a', { prompt: script({ text: '{"n":1}' }) })])
     assert.deepEqual(free.output, { a: { content: '{"n":1}' } })
   })

@@ -55,6 +55,27 @@ describe('as whom runs act', function () {
     assert.deepEqual(done.started_by, { kind: 'api_key', id })
   })
 
+  it('stay within their project, whatever their starter may elsewhere', async () => {
+    const other = await app.project()
+    const store = (await other.key.post('/memory-stores', { name: 'elsewhere' })).body.id
+    await other.key.post('/memory-entries', { memory_store_id: store, content: 'harbour' })
+    const asAdmin = async (node: object) => {
+      const orchestration_id = await app.orchestration([node])
+      return (await app.admin.post('/orchestration-runs', { orchestration_id, wait: true })).body
+    }
+    const find = (memory_store_id: string) => ({
+      id: 'k',
+      type: 'knowledge',
+      input_mapping: { query: 'harbour', memory_store_ids: [memory_store_id], project_id: other.id },
+    })
+    const own = (await app.key.post('/memory-stores', { name: 'here' })).body.id
+    await app.key.post('/memory-entries', { memory_store_id: own, content: 'harbour' })
+    assert.equal((await asAdmin(find(own))).output?.k.results.length, 1)
+    assert.deepEqual((await asAdmin(find(store))).output?.k.results, [])
+    const write = { id: 'm', type: 'memory_write', memory_store_id: store, input_mapping: { content: 'x' } }
+    assert.equal((await asAdmin(write)).error?.code, 'RESOURCE_NOT_FOUND')
+  })
+
   it('write memory only where their starter may', async () => {
     const store = await app.key.post('/memory-stores', { name: 'facts' })
     const graph = await app.orchestration([

@@ -195,18 +195,23 @@ describe('records of runs', function () {
 
   it('of commands are in the audit log', async () => {
     const run = await app.run([{ id: 'h', type: 'human' }])
-    for (const verb of ['pause', 'resume', 'cancel']) await app.key.post(`/orchestration-runs/${run.id}/${verb}`)
+    for (const verb of ['pause', 'resume']) await app.key.post(`/orchestration-runs/${run.id}/${verb}`)
+    await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'x' })
+    await app.key.post(`/orchestration-runs/${run.id}/cancel`, { reason: 'enough' })
     const entries = await eventually(async () => {
       const { data } = (await app.admin.get(`/audit-log?project_id=${app.projectId}&limit=100`)).body
       const own = data.filter((entry: any) => JSON.stringify(entry).includes(run.id))
-      return own.length >= 4 && own
+      return own.length >= 5 && own
     })
     assert.deepEqual(entries.map(({ action }: any) => action.split(':')[1]).sort(), [
       'CancelRun',
       'PauseRun',
       'ResumeRun',
       'StartRun',
+      'SubmitHumanInput',
     ])
+    const detail = (name: string) => entries.find(({ action }: any) => action.endsWith(name)).detail
+    assert.equal(detail('CancelRun').reason, 'enough')
   })
 
   it('are gone with their orchestration, whatever is under way', async () => {

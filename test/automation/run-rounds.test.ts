@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 describe('rounds of nodes', function () {
@@ -217,6 +219,52 @@ describe('rounds of nodes', function () {
     const unknown = await app.run([{ id: 'u', type: 'teleport', retry: { max_attempts: 3 } }])
     failed(unknown, 'unknown_type')
     assert.deepEqual(attempts(unknown), ['u:1:failed'])
+  })
+
+  it('are not begun of graphs that cannot be executed at all', async () => {
+    const stored = async (change: (id: string) => Promise<unknown>) => {
+      const id = await app.orchestration([set('a'), set('b')], chain('a', 'b'))
+      await change(id)
+      return app.start(id)
+    }
+    const { pool } = app.services
+    const cyclic = await stored(id =>
+      pool.query(sql.unsafe`
+        update orchestration_versions set config = jsonb_set(config::jsonb, '{edges}', config::jsonb -> 'edges' || '[{"from":"b","to":"a"}]')
+        where orchestration_id = ${id}`),
+    )
+    const gone = await stored(id =>
+      pool.query(sql.unsafe`delete from orchestration_versions where orchestration_id = ${id}`),
+    )
+    for (const [run, code] of [
+      [cyclic, 'ORCHESTRATION_CYCLE_DETECTED'],
+      [gone, 'ORCHESTRATION_NOT_FOUND'],
+    ])
+      assert.deepEqual([run.status, run.error?.code, attempts(run)], ['failed', code, []])
+  })
+
+  it('whose advance fails again and again end their run, which blocks nothing', async () => {
+    const { pool } = app.services
+    const id = await app.orchestration([set('a')])
+    let run: any
+    await refusingUpdates(app.services, 'orchestration_runs', `new.status = 'succeeded'`, async () => {
+      run = await app.start(id, { wait: false })
+      // Each try comes at once, in place of up to a minute after the one before.
+      const done = async () => {
+        await pool.query(sql.unsafe`
+          update pgboss.job set start_after = now() where name = 'orchestration-run' and state = 'retry'`)
+        run = await app.read(run.id)
+        return run.status === 'failed'
+      }
+      await eventually(done, { every: 200, within: 50_000 })
+    })
+    assert.deepEqual([run.error.code, attempts(run)], ['INTERNAL_ERROR', []])
+    await app.idle(run.id)
+    const dead = await app.services.queues.deadLetters.list({ queue: 'orchestration-run' })
+    assert.deepEqual(
+      dead.map(({ data, attempts }) => [(data as any).run_id, attempts]),
+      [[run.id, 11]],
+    )
   })
 
   it('may be many: a chain and a fan of 500 nodes, with room for others meanwhile', async () => {

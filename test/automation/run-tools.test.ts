@@ -114,12 +114,43 @@ describe('tools in runs', function () {
     assert.equal(app.target.requests.length, 0)
   })
 
+  it('are polled with the input that the state gives each time', async () => {
+    const tool_id = await app.tool()
+    app.target.answer = ({ body }, response) => json(JSON.parse(body))({} as never, response)
+    const run = await app.run(
+      [
+        {
+          id: 'p',
+          type: 'poll',
+          tool_id,
+          input_mapping: { n: { var: ['x', 1] } },
+          exit_condition: { and: [{ '==': [{ var: 'response.n' }, 2] }, { var: 'x' }] },
+          interval: '20ms',
+          max_iterations: 1000,
+        },
+        { id: 'd', type: 'delay', duration: '300ms', state_mapping: { x: 2 } },
+      ],
+      [],
+    )
+    assert.deepEqual(run.output.p.result, { n: 2 }, JSON.stringify(run.error))
+    assert.deepEqual(bodies()[0], { n: 1 })
+  })
+
   it('are judged with the guardrail context of the run', async () => {
     const tool_id = await guarded({ class: 'B', guard: { '==': [{ var: 'context.tenant' }, 'acme'] } })
     const run = await app.run([node('t', tool_id)], [], { guardrail_context: { tenant: 'acme' } })
     assert.deepEqual(run.output, { t: { ok: true } })
     const other = await app.run([node('t', tool_id)], [], { guardrail_context: { tenant: 'other' } })
     assert.equal(label(other, 't'), 'tripwire')
+    const leaf = await app.orchestration([node('t', tool_id)])
+    const below = await app.run(
+      [{ id: 's', type: 'sub_orchestration', orchestration_id: leaf, context_keys: [] }],
+      [],
+      {
+        guardrail_context: { tenant: 'acme' },
+      },
+    )
+    assert.deepEqual(below.output, { s: { t: { ok: true } } }, 'nested runs inherit it whole')
   })
 
   it('get the tool context of the run, whose values nothing shows', async () => {

@@ -163,7 +163,8 @@ describe('runs of orchestrations', function () {
       )
       const answer = (node_id: string, output: object) =>
         app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id, output })
-      assert.equal((await answer('x', { choice: 'maybe' })).body.error.meta.problems[0].path, 'output.choice')
+      for (const choice of ['maybe', 1, null, ['yes']])
+        assert.equal((await answer('x', { choice })).body.error?.meta.problems[0].path, 'output.choice', String(choice))
       const replies = await Promise.all([answer('x', { choice: 'yes' }), answer('x', { choice: 'yes' })])
       assert.deepEqual(replies.map(({ status }) => (status === 200 ? 200 : 0)).sort(), [0, 200])
       const left = replies.find(({ status }) => status === 200)?.body
@@ -321,6 +322,31 @@ describe('runs of orchestrations', function () {
   })
 
   describe('commands', () => {
+    it('pause a run that waits: what it waits for stays first, and what is decided meanwhile counts once it is resumed', async () => {
+      const tool_id = await app.tool()
+      const run = await app.run(
+        [{ id: 'ask', type: 'approval', tool_id }, { id: 'hook', type: 'webhook' }, set('next')],
+        chain('ask', 'next'),
+      )
+      const paused = (await app.key.post(`/orchestration-runs/${run.id}/pause`, { reason: 'wait' })).body
+      assert.deepEqual(
+        paused.required_actions.map(({ type, node_id, prompt, reason }: any) => [type, node_id, prompt, reason]),
+        [
+          ['approval', 'ask', 'Approval required.', null],
+          ['webhook_receive', 'hook', 'Waiting for webhook callback.', null],
+          ['paused', null, null, 'wait'],
+        ],
+      )
+      const { approval_id } = run.required_action
+      assert.equal((await app.key.post(`/approvals/${approval_id}/approve`)).status, 200)
+      await app.idle(run.id)
+      const held = await app.read(run.id)
+      assert.deepEqual([held.status, held.artifacts, attempts(held).length], ['awaiting_input', {}, 2])
+      await app.key.post(`/orchestration-runs/${run.id}/resume`)
+      const resumed = await app.until(run.id, ({ artifacts }) => artifacts.next)
+      assert.deepEqual([resumed.artifacts.ask.decision, resumed.active_nodes], ['approved', ['hook']])
+    })
+
     it('cancel a run with the approval that it waits for, once', async () => {
       const tool_id = await app.tool()
       const run = await app.run([{ id: 'ask', type: 'approval', tool_id }])
@@ -349,7 +375,7 @@ describe('runs of orchestrations', function () {
       assert.deepEqual(attempts(held), ['a:1:completed'])
       assert.equal(held.required_action.type, 'paused')
       const answer = await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'a' })
-      assert.equal(answer.status, 409)
+      assert.deepEqual([answer.status, answer.body.error.code], [409, 'ORCHESTRATION_RUN_PAUSED'])
       const resumed = await app.key.post(`/orchestration-runs/${run.id}/resume`)
       assert.equal(resumed.body.status, 'succeeded', JSON.stringify(resumed.body))
       assert.equal(

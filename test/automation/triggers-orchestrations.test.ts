@@ -55,6 +55,19 @@ describe('triggers of orchestrations', function () {
       [trigger.id, firing.id, { kind: 'trigger', id: trigger.id }, { seed: 1, extra: 2 }],
     )
     assert.deepEqual(firing.result.output, run.output)
+    const nests = {
+      id: 'nests',
+      type: 'sub_orchestration',
+      orchestration_id: await graph([{ ...transform, expression: 1 }]),
+    }
+    const outer = (await fired(key, (await on(await graph([nests]))).id)).result.result_id
+    const [child] = (await key.get(`/orchestration-runs?parent_orchestration_run_id=${outer}`)).body.data
+    const parent = (await key.get(`/orchestration-runs/${outer}`)).body
+    assert.deepEqual(
+      [child.trigger_id, child.trigger_firing_id, child.started_by],
+      [parent.trigger_id, parent.trigger_firing_id, parent.started_by],
+    )
+    assert.ok(parent.trigger_id && parent.trigger_firing_id)
   })
 
   it('refuse an input that is larger than that of a run, or is made so by their mapping', async () => {

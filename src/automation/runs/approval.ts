@@ -61,6 +61,8 @@ export async function ask(advance: Advance, row: ExecutionRow, { tool, ...questi
 export async function lookAtApproval(advance: Advance, node: Node, row: ExecutionRow): Promise<void> {
   const item = await approvalKind.find(advance.tx, row.approval_id as string)
   if (item?.status === 'pending') return
+  // What is decided while a run is paused is taken up as it goes on; whoever drives a run says so itself.
+  if (advance.paused && !advance.driven) return
   const label = item?.status ?? 'expired'
   if (row.node_type === 'approval' || label !== 'approved') {
     const artifact = item ? decisionArtifact(advance.services, item) : { decision: label, approval_id: row.approval_id }

@@ -65,8 +65,9 @@ export async function submitInput(
       meta: { node_id, node_ids: waiting.map(each => each.node_id) },
     })
   const outcome = submitted(output)
-  const options = row.progress?.options as string[] | null | undefined
-  if (options && outcome.label != null && !options.includes(outcome.label))
+  const options = row.progress?.options as unknown[] | null | undefined
+  const { choice } = outcome.artifact as { choice?: unknown }
+  if (options && choice !== undefined && !options.includes(choice))
     invalid({ code: 'INVALID_VALUE', path: 'output.choice', message: `must be one of ${options.join(', ')}` })
   if (bytesOf(outcome.artifact) > MAX_ARTIFACT_BYTES)
     invalid({ code: 'TOO_BIG', path: 'output', message: 'must be at most 1 MiB of JSON' })
