@@ -339,12 +339,12 @@ describe('runs of orchestrations', function () {
       )
       const { approval_id } = run.required_action
       assert.equal((await app.key.post(`/approvals/${approval_id}/approve`)).status, 200)
-      await app.idle(run.id)
-      const held = await app.read(run.id)
-      assert.deepEqual([held.status, held.artifacts, attempts(held).length], ['awaiting_input', {}, 2])
-      await app.key.post(`/orchestration-runs/${run.id}/resume`)
-      const resumed = await app.until(run.id, ({ artifacts }) => artifacts.next)
-      assert.deepEqual([resumed.artifacts.ask.decision, resumed.active_nodes], ['approved', ['hook']])
+      const held = await app.until(run.id, ({ required_actions }) => required_actions.length === 2)
+      assert.deepEqual([held.status, held.artifacts, held.active_nodes], ['awaiting_input', {}, ['ask', 'hook']])
+      assert.equal(held.required_action.type, 'webhook_receive')
+      const resumed = (await app.key.post(`/orchestration-runs/${run.id}/resume`)).body
+      assert.deepEqual([resumed.artifacts.ask?.decision, resumed.active_nodes], ['approved', ['hook']])
+      assert.deepEqual(resumed.artifacts.next, { result: 'next' })
     })
 
     it('cancel a run with the approval that it waits for, once', async () => {

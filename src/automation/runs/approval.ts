@@ -11,6 +11,7 @@ import type { Question } from './attempt-model.ts'
 import type { ExecutionRow } from './attempt-store.ts'
 import { contextOf } from './context.ts'
 import { runTold } from './queue.ts'
+import { isDecided } from './required.ts'
 import { evaluated, keptArtifact, type State, textOf } from './state.ts'
 
 const EXPIRES_IN = 86_400
@@ -62,7 +63,12 @@ export async function lookAtApproval(advance: Advance, node: Node, row: Executio
   const item = await approvalKind.find(advance.tx, row.approval_id as string)
   if (item?.status === 'pending') return
   // What is decided while a run is paused is taken up as it goes on; whoever drives a run says so itself.
-  if (advance.paused && !advance.driven) return
+  if (advance.paused && !advance.driven) {
+    if (isDecided(row)) return
+    row.progress = { ...row.progress, decided: true }
+    advance.touch(row)
+    return
+  }
   const label = item?.status ?? 'expired'
   if (row.node_type === 'approval' || label !== 'approved') {
     const artifact = item ? decisionArtifact(advance.services, item) : { decision: label, approval_id: row.approval_id }

@@ -35,10 +35,15 @@ export function requiredActions(waiting: Waiting, open: readonly ExecutionRow[])
     : actions
 }
 
+/** Whether an attempt waits for nothing but the end of a pause, since its approval was decided. */
+export const isDecided = ({ status, progress }: ExecutionRow): boolean =>
+  status === 'requires_action' && progress?.decided === true
+
 function actionOf({ children }: Waiting, row: ExecutionRow): RequiredAction | null {
   const { node_id, progress, deadline_at: expires_at, input: context } = row
   const prompt = (progress?.prompt as string | undefined) ?? null
   const base = { ...NOTHING, node_id, context }
+  if (isDecided(row)) return null
   if (row.status === 'requires_action') {
     if (row.generation_id !== null) return { ...base, type: 'generation', generation_id: row.generation_id }
     if (row.approval_id !== null)

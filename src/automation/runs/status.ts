@@ -3,6 +3,7 @@ import type { Graph } from '../orchestrations/graph.ts'
 import type { ExecutionRow } from './attempt-store.ts'
 import { frontier } from './frontier.ts'
 import type { RunRow, RunStatus } from './model.ts'
+import { isDecided } from './required.ts'
 import type { Children } from './store.ts'
 
 /** What the status of a run that has not ended follows from, beside its open attempts. */
@@ -38,4 +39,5 @@ const isReady = ({ run, graph, paused, lacksRoom, isPast }: Standing, open: read
   lacksRoom ||
   open.some(({ status }) => status === 'completed') ||
   (!paused &&
-    (frontier(graph, run).length > 0 || open.some(({ status, wake_at }) => status === 'waiting' && isPast(wake_at))))
+    (frontier(graph, run).length > 0 ||
+      open.some(row => isDecided(row) || (row.status === 'waiting' && isPast(row.wake_at)))))
