@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -185,6 +186,19 @@ describe('tools in runs', function () {
       tool_context: { a: '1', A: '2' },
     })
     assert.deepEqual([twice.status, twice.body.error.code], [400, 'INVALID_TOOL_CONTEXT_KEY'])
+  })
+
+  it('are not called without the context that their run was given', async () => {
+    const tool_id = await app.tool()
+    const run = await app.run([{ id: 'h', type: 'human' }, node('t', tool_id)], chain('h', 't'), {
+      tool_context: { tenant: 'x' },
+    })
+    await app.services.pool.query(
+      sql.unsafe`update orchestration_runs set context = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${run.id}`,
+    )
+    await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} })
+    failed(await app.until(run.id), 'SECRET_NOT_DECRYPTABLE')
+    assert.equal(app.target.requests.length, 0)
   })
 
   it('may be missing, and fail their node with their own code', async () => {

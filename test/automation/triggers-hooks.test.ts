@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
+import { sql } from '../../src/core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import {
+  codeOf,
   ended,
   firingsOf,
   hook,
@@ -142,6 +144,16 @@ describe('hooks of triggers', function () {
     const agent = await madeTrigger(key, { type: 'webhook', target_type: 'agent', target_id: app.agentId })
     assert.deepEqual(await code(hook(app.url, agent, '{}')), [400, 'TRIGGER_INPUT_INVALID'])
     assert.equal((await firingsOf(key, agent.id)).length, 0)
+  })
+
+  it('say before they look at a signature that their secret cannot be read, until it is replaced', async () => {
+    await app.services.pool.query(
+      sql.unsafe`update triggers set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${trigger.id}`,
+    )
+    assert.deepEqual(await code(call('{}', {})), [500, 'SECRET_NOT_DECRYPTABLE'])
+    assert.deepEqual(codeOf(await key.get(`/triggers/${trigger.id}/secret`)), [500, 'SECRET_NOT_DECRYPTABLE'])
+    const { secret } = (await key.post(`/triggers/${trigger.id}/rotate-secret`)).body
+    assert.equal((await hook(app.url, { id: trigger.id, secret }, '{}')).status, 202)
   })
 
   it('send the body without saying how long it is', async () => {
