@@ -259,7 +259,33 @@ describe('tools in runs', function () {
     const entry = (await app.key.get(`/memory-entries/${memory_entry_id}`)).body
     assert.equal(entry.content, JSON.stringify({ tags: { a: '1' }, n: 1 }))
     assert.deepEqual([entry.mechanism, entry.principal_id, entry.tags], ['orchestration', run.id, { a: '1' }])
-    assert.equal(run.node_executions[0].idempotency_key, `${run.id}:m:1`)
+    const { idempotency_key } = run.node_executions[0]
+    assert.equal(idempotency_key, `${run.id}:m:1`)
+    const stored = sql.unsafe`select attempt_key from memory_entries where id = ${memory_entry_id}`
+    assert.equal(await app.services.pool.oneFirst(stored), idempotency_key)
+  })
+
+  it('write memory that comes from conversations of the project alone', async () => {
+    const store = (await app.key.post('/memory-stores', { name: 'said' })).body.id
+    const conversation = async (project_id: string) =>
+      (await app.admin.post('/conversations', { project_id })).body.id as string
+    const said = (source_id: string | null, source_type = 'conversation') =>
+      app.run([
+        {
+          id: 'm',
+          type: 'memory_write',
+          memory_store_id: store,
+          input_mapping: { content: 'x', source_type, source_id },
+        },
+      ])
+    const own = await conversation(app.projectId)
+    const run = await said(own)
+    const entry = (await app.key.get(`/memory-entries/${run.output?.m.memory_entry_id}`)).body
+    assert.equal((await app.key.get(`/memories/${entry.memory_id}`)).body.source_id, own, JSON.stringify(run.error))
+    for (const id of [await conversation((await app.project()).id), 'conv_missing'])
+      failed(await said(id), 'RESOURCE_NOT_FOUND')
+    failed(await said(null), 'VALIDATION_FAILED')
+    failed(await said(own, 'manual'), 'VALIDATION_FAILED')
   })
 
   it('are noted in the activity, with their node, once for all polls, and in what the end of the run tells', async () => {

@@ -1,4 +1,6 @@
 import { invalid, raise } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import { requireAll } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { permitted } from '../../core/iam/access.ts'
@@ -11,7 +13,7 @@ import { runCaller } from './node-tool.ts'
 
 /** A memory_write node states a fact as whoever started the run; the fact and the end of the attempt are one transaction. */
 export async function writeMemory(attempt: Attempt, finish: Finish): Promise<Advanced | null> {
-  const { services, node, taken } = attempt
+  const { services, node, taken, key } = attempt
   const caller = await runCaller(attempt)
   if (!caller) return raise('UNAUTHORIZED')
   const { content, tags, metadata, source_type = 'manual', source_id } = taken.input ?? {}
@@ -32,13 +34,20 @@ export async function writeMemory(attempt: Attempt, finish: Finish): Promise<Adv
   let after: Advanced | null = null
   await writeFact(
     services,
-    { ...fact, mechanism: 'orchestration', principal: { type: 'orchestration_run', id: taken.run_id } },
+    {
+      ...fact,
+      mechanism: 'orchestration',
+      attempt_key: key,
+      principal: { type: 'orchestration_run', id: taken.run_id },
+    },
     {
       async check(store) {
         if (store.project_id !== taken.project_id) raise('RESOURCE_NOT_FOUND', { meta: { id: store.id } })
         const target = { kind: memoryStoreKind, row: store }
         if (!permitted(caller, 'memories:CreateMemoryEntry', target))
           raise('FORBIDDEN', { meta: { action: 'memories:CreateMemoryEntry' } })
+        if (fact.source_id != null)
+          await requireAll(services.pool, kinds.get('conversation'), taken.project_id, [fact.source_id])
       },
       async within(tx, entry) {
         after = await finish(tx, { artifact: { action: entry.action, memory_entry_id: entry.id } })

@@ -27,19 +27,22 @@ export const seeStore = (db: Queryable, id: string, hash: string): Promise<SeenS
         then (select sum(s.valid_count)::int from memory_stores s where s.project_id = t.project_id) end as project_count
     from memory_stores t where t.id = ${id}`)
 
-/** `source_id` is the conversation that a claim comes from. */
-export type NewEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & { source_id: string | null }
+/** `source_id` is the conversation that a claim comes from, `attempt_key` the attempt of a node that makes it. */
+export type NewEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & {
+  source_id: string | null
+  attempt_key?: string | null
+}
 
 /** The statement that adds an entry to the ledger. */
 export const entryInsert = (entry: NewEntry): Fragment => sql.fragment`
   insert into memory_entries as t (id, project_id, memory_store_id, content, action, memory_id, superseded_memory_id,
     similarity, declared, mechanism, memory_rule_id, generation_id, conversation_id, principal_type, principal_id, tags,
-    metadata, source_id, resolved_id)
+    metadata, source_id, resolved_id, attempt_key)
   values (${entry.id}, ${entry.project_id}, ${entry.memory_store_id}, ${entry.content}, ${entry.action},
     ${entry.memory_id}, ${entry.superseded_memory_id}, ${entry.similarity}, ${entry.declared}, ${entry.mechanism},
     ${entry.memory_rule_id}, ${entry.generation_id}, ${entry.conversation_id}, ${entry.principal_type},
     ${entry.principal_id}, ${jsonb(entry.tags)}, ${entry.metadata === null ? null : JSON.stringify(entry.metadata)}::json,
-    ${entry.source_id}, ${entry.memory_id})`
+    ${entry.source_id}, ${entry.memory_id}, ${entry.attempt_key ?? null})`
 
 /** Adds an entry to the ledger. */
 export const insertEntry = (db: Queryable, entry: NewEntry): Promise<MemoryEntryRow> =>

@@ -38,6 +38,8 @@ export type Fact = {
   memory_rule_id?: string | null
   generation_id?: string | null
   conversation_id?: string | null
+  /** What an attempt of a node makes its side effect under: nothing is stated under it twice. */
+  attempt_key?: string | null
   principal: { type: string; id: string }
 }
 
@@ -342,6 +344,7 @@ const entryOf = (
   generation_id: claim.generation_id ?? null,
   conversation_id: claim.conversation_id ?? null,
   source_id: claim.source_id ?? null,
+  attempt_key: claim.attempt_key ?? null,
   principal_type: claim.principal.type,
   principal_id: claim.principal.id,
   tags: claim.tags,
