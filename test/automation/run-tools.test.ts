@@ -291,9 +291,9 @@ describe('tools in runs', function () {
   it('are noted in the activity, with their node, once for all polls, and in what the end of the run tells', async () => {
     const price = {
       provider: 'platform',
-      model: 'compute',
+      model: 'compute-second',
       component: 'compute_second',
-      unit: 'second',
+      unit: 'compute_second',
       unit_price: 1000,
       effective_from: '2020-01-01T00:00:00.000Z',
     }

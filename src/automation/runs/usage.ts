@@ -69,7 +69,7 @@ export const computeOf = (
   project_id: run.project_id,
   meter_type: 'compute_execution',
   provider: 'platform',
-  model: 'compute',
+  model: 'compute-second',
   source: 'orchestration',
   orchestration_run_id: run.id,
   node_id,
@@ -78,7 +78,7 @@ export const computeOf = (
     {
       component: 'compute_second',
       quantity: Math.max(1, Math.round(compute_seconds * 1000)) / 1000,
-      unit: 'second',
+      unit: 'compute_second',
       billable: true,
     },
   ],
