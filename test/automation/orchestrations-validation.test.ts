@@ -132,6 +132,31 @@ describe('validation of orchestrations', () => {
     assert.deepEqual(warnings, ['NODE_TYPE_UNKNOWN nodes[10].type'])
   })
 
+  it('names nodes by their places in the body, whichever of them have no id', async () => {
+    const anonymous = { type: 'transform', expression: 1 }
+    const reads = (id: string, fields: object = {}) => step(id, { ...read('never'), ...fields })
+    const nodes = [anonymous, reads('b'), { ...anonymous, id: 7 }, reads('b'), anonymous, reads('c', { type: 'odd' })]
+    const cycle = { id: 'l', type: 'loop', orchestration_id: 'orch_1' }
+    const graph = { nodes: [...nodes, cycle, step('m')], edges: [edge('l->m'), edge('m->l')] }
+    assert.deepEqual(await found(graph), {
+      problems: [
+        'NODE_ID_DUPLICATE nodes[3].id',
+        'NODE_ID_INVALID nodes[2].id',
+        'NODE_ID_REQUIRED nodes[0].id',
+        'NODE_ID_REQUIRED nodes[4].id',
+        'STATE_KEY_UNWRITTEN nodes[1].input_mapping.x',
+        'STATE_KEY_UNWRITTEN nodes[5].input_mapping.x',
+      ],
+      warnings: [
+        'LOOP_REENTRY edges[1]',
+        'NODE_TYPE_UNKNOWN nodes[5].type',
+        'NODE_UNREACHABLE nodes[6]',
+        'NODE_UNREACHABLE nodes[7]',
+        'STATE_KEY_UNWRITTEN nodes[6].collection',
+      ],
+    })
+  })
+
   it('finds required fields that are absent, null or empty', async () => {
     const required: Record<string, string[]> = {
       agent: ['agent_id'],
@@ -554,8 +579,21 @@ describe('validation of orchestrations', () => {
       step('b', { input_mapping: { ...keys, [name]: { var: 'never' } } }),
     ]
     const { body } = await anybody.post('/orchestrations/validate', { nodes })
-    assert.equal(body.problems.length, 1001)
+    assert.equal(body.problems.length, 1000)
     assert.equal(body.problems.at(-1).code, 'LIMIT_EXCEEDED')
+    // As many as are listed are all listed; what is found beside the graph counts too.
+    const exact = [nodes[0], step('b', { input_mapping: Object.fromEntries(Object.entries(keys).slice(0, 100)) })]
+    const { problems } = (await anybody.post('/orchestrations/validate', { nodes: exact })).body
+    assert.deepEqual([problems.length, problems.at(-1).code], [1000, 'STATE_KEY_UNWRITTEN'])
+    const withMore = [
+      ...exact,
+      { id: 'c', type: 'sub_orchestration', orchestration_id: 'orch_1', context_keys: ['a b'] },
+      { id: 'd', type: 'agent', agent_id: 'agent_1', output_schema: { type: 'nonsense' } },
+    ]
+    const more = (await anybody.post('/orchestrations/validate', { nodes: withMore })).body.problems
+    assert.deepEqual([more.length, more.at(-1).code], [1000, 'LIMIT_EXCEEDED'])
+    const refusal = await maker.post('/orchestrations', { name: 'x', ...graphOf(exact.concat(withMore[3] as any)) })
+    assert.equal(refusedGraph(refusal).problems.length, 1000)
     const [problem] = (
       await anybody.post('/orchestrations/validate', {
         nodes: [step('b', { input_mapping: { [name]: { var: name } } })],

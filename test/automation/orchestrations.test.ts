@@ -296,14 +296,47 @@ describe('orchestrations', () => {
         [
           'changed nodes.b.expression',
           'added nodes.new',
+          'changed nodes',
           'removed edges.a->b:x',
           'added edges.a->b:y.activation_group',
           'added edges.new->b',
         ],
       )
       const back = (await project.key.get(`/orchestrations/${id}/versions/compare?from=2&to=1`)).body.changes
-      assert.equal(back.length, 5)
+      assert.equal(back.length, 6)
       refused(await project.key.get(`/orchestrations/${id}/versions/compare?from=7`), 404, 'RESOURCE_NOT_FOUND')
+    })
+
+    it('are compared by an order that counts', async () => {
+      const mapped = (...keys: string[]) =>
+        step('a', { state_mapping: Object.fromEntries(keys.map(key => [key, { var: 'output.result' }])) })
+      const { id } = await make(graphOf([mapped('x', 'y', 'z'), step('b'), step('c')], ['a->b', 'a->c:1']))
+      const path = `/orchestrations/${id}`
+      const changesOf = async (fields: object) => {
+        const version = (await project.key.get(path)).body.version
+        assert.equal((await project.key.patch(path, fields)).body.version, version + 1)
+        return (await project.key.get(`${path}/versions/compare`)).body.changes
+      }
+      const changed = (path: string, before: unknown, after: unknown) => ({ path, op: 'changed', before, after })
+      assert.deepEqual(await changesOf({ nodes: [mapped('x', 'z', 'y'), step('b'), step('c')] }), [
+        changed('nodes.a.state_mapping', ['x', 'y', 'z'], ['x', 'z', 'y']),
+      ])
+      assert.deepEqual(await changesOf({ nodes: [mapped('x', 'z', 'y'), step('c'), step('b')] }), [
+        changed('nodes', ['a', 'b', 'c'], ['a', 'c', 'b']),
+      ])
+      assert.deepEqual(await changesOf({ edges: [edge('a->c:1'), edge('a->b')] }), [
+        changed('edges', ['a->b', 'a->c:1'], ['a->c:1', 'a->b']),
+      ])
+      const [added] = await changesOf({
+        nodes: [mapped('x', 'z', 'y'), step('c'), step('b'), { ...mapped('q'), id: 'd' }],
+      })
+      assert.deepEqual(added.after, { ...mapped('q'), id: 'd' })
+      // An empty label is not none.
+      const relabelled = await changesOf({ edges: [edge('a->c:1'), edge('a->b:')] })
+      assert.deepEqual(
+        relabelled.map(({ op, path }: any) => `${op} ${path}`),
+        ['removed edges.a->b', 'added edges.a->b:'],
+      )
     })
 
     it('are compared within what one answer may hold, however long a name is and however many edges are equal', async () => {
@@ -399,6 +432,7 @@ describe('orchestrations', () => {
         edge('a->each', { activation_group: 'both' }),
         edge('size->each:small', { activation_group: 'both' }),
         edge('each->a'),
+        edge('size->a:'),
       ]
       assert.equal(
         await draw({ nodes, edges }),
@@ -408,6 +442,7 @@ describe('orchestrations', () => {
   n2[["each #40;loop#41;"]]
   n0 -->|"large"| n1
   n0 -->|"small #40;all#58; both#41;"| n2
+  n0 -->|"#34;#34;"| n1
   n1 -->|"#40;all#58; both#41;"| n2
   n2 -.-> n1
 `,

@@ -219,6 +219,21 @@ describe('rounds of nodes', function () {
     const unknown = await app.run([{ id: 'u', type: 'teleport', retry: { max_attempts: 3 } }])
     failed(unknown, 'unknown_type')
     assert.deepEqual(attempts(unknown), ['u:1:failed'])
+    // A type that graphs of playbooks alone have.
+    const decide = await app.run([{ id: 'u', type: 'decide', metadata: { decider_id: 'dcd_1' } }])
+    failed(decide, 'unknown_type')
+  })
+
+  it('pass edges with an empty label where a condition comes to one', async () => {
+    const run = await app.run(
+      [{ id: 'c', type: 'condition', expression: { var: 'input.label' } }, set('empty'), set('other')],
+      [
+        { from: 'c', to: 'empty', condition: '' },
+        { from: 'c', to: 'other', condition: 'other' },
+      ],
+      { input: { label: '' } },
+    )
+    assert.deepEqual(Object.keys(run.output), ['empty'], JSON.stringify(run))
   })
 
   it('are not begun of graphs that cannot be executed at all', async () => {

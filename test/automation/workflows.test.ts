@@ -149,6 +149,16 @@ describe('workflows', () => {
     }
   })
 
+  it('are refused with a thousand problems at most', async () => {
+    const from = (count: number) => Array.from({ length: count }, (_, n) => `none ${n}`)
+    const problemsOf = async (count: number) => {
+      const { error } = await refused({ transitions: [{ name: 't', from: from(count), to: 'done' }] })
+      return [error.meta.problems.length, error.meta.problems.at(-1).code]
+    }
+    assert.deepEqual(await problemsOf(1000), [1000, 'UNKNOWN_STATE'])
+    assert.deepEqual(await problemsOf(1001), [1000, 'LIMIT_EXCEEDED'])
+  })
+
   it('name tools that something can call', async () => {
     const client = await key.post('/tools', { name: 'asks', type: 'client', parameters: { type: 'object' } })
     const platform = await key.post('/tools', { name: 'lists', type: 'platform', actions: ['list-tools'] })
@@ -202,6 +212,16 @@ describe('workflows', () => {
     assert.equal((await key.get(`${path}/versions/3`)).body.label, 'restored from v1')
     assert.equal((await key.post(`${path}/versions/1/restore`)).body.version, 3)
     assert.equal((await key.get(`${path}/versions`)).body.total, 3)
+  })
+
+  it('are compared by the order of states and transitions too', async () => {
+    const { id } = await made()
+    const path = `/workflows/${id}`
+    const [draft, review, done] = states
+    assert.equal((await key.patch(path, { states: [draft, done, review] })).body.version, 2)
+    assert.deepEqual((await key.get(`${path}/versions/compare`)).body.changes, [
+      { path: 'states', op: 'changed', before: ['draft', 'review', 'done'], after: ['draft', 'done', 'review'] },
+    ])
   })
 
   it('count versions without a gap when changes come at once', async () => {

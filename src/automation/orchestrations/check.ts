@@ -6,7 +6,7 @@ import type { Services } from '../../core/process/services.ts'
 import { type Definition, isSameStructure, type Node } from './definition.ts'
 import { missingReferences, requireNodeRights } from './references.ts'
 import { schemaProblems } from './schemas.ts'
-import { type Findings, limitProblems, MAX_FINDINGS, MAX_NODES, validateGraph } from './validate.ts'
+import { type Findings, limitProblems, listed, MAX_FINDINGS, MAX_NODES, validateGraph } from './validate.ts'
 
 /** Entries of context_keys that are no keys, by the places of their nodes. */
 const badContextKeys = (nodes: readonly Node[]): [index: number, keys: unknown[]][] =>
@@ -33,7 +33,7 @@ type Asking = Parameters<typeof schemaProblems>[2]
 export async function findingsOf(services: Services, definition: Definition, asking: Asking): Promise<Findings> {
   const { problems, warnings } = validateGraph(definition)
   if (limitProblems(definition).length > 0) return { problems, warnings }
-  return { problems: [...problems, ...(await schemaProblems(services, definition, asking))], warnings }
+  return { problems: listed([...problems, ...(await schemaProblems(services, definition, asking))]), warnings }
 }
 
 /** Warnings with what a project does not have of what a definition names: of one within the limits, and no more than are listed. */

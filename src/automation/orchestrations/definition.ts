@@ -119,21 +119,31 @@ function structureOf({ nodes, edges, state_schema, input_schema }: Definition): 
 export const isSameStructure = (left: Definition, right: Definition): boolean =>
   structureOf(left) === structureOf(right)
 
-/** A definition as it is compared with another: nodes by their ids, edges by their ends and labels. */
+/** A node as it is compared: the entries of its state_mapping in their order. */
+function comparedNode(node: Node): Record<string, unknown> {
+  const { state_mapping, ...fields } = structural(node)
+  if (!isObject(state_mapping)) return structural(node)
+  return { ...fields, state_mapping: new Map(Object.entries(state_mapping)) }
+}
+
+/**
+ * A definition as it is compared with another: nodes by their ids, edges by their ends and labels, both in their order. That of
+ * nodes is the order in which results are applied; that of edges says which of them closes a cycle.
+ */
 export function compared({ nodes, edges, ...schemas }: Definition): object {
-  const named: Record<string, unknown> = Object.create(null)
+  const named = new Map<string, unknown>()
   // Of edges with one name, from which number on one may be free: without it a graph of equal edges takes seconds.
   const counts = new Map<string, number>()
   for (const edge of edges) {
     const name = `${edge.from}->${edge.to}${edge.condition == null ? '' : `:${edge.condition}`}`
     let count = counts.get(name) ?? 1
     let unique = count === 1 ? name : `${name}#${count}`
-    while (unique in named) unique = `${name}#${++count}`
+    while (named.has(unique)) unique = `${name}#${++count}`
     counts.set(name, count)
-    named[unique] = structural(edge)
+    named.set(unique, structural(edge))
   }
   return {
-    nodes: Object.fromEntries(nodes.map(node => [node.id, structural(node)])),
+    nodes: new Map(nodes.map(node => [node.id, comparedNode(node)])),
     edges: named,
     ...schemas,
   }

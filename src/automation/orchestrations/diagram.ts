@@ -83,6 +83,7 @@ function shapeOf({ id, type }: Node): string {
 
 function labelOf({ condition, activation_group, activation_condition }: Edge): string {
   const group = activation_group == null ? [] : [`(${activation_condition ?? 'all'}: ${activation_group})`]
-  const parts = [...(condition == null || condition === '' ? [] : [condition]), ...group]
+  // An empty label is one that a condition may come to.
+  const parts = [...(condition == null ? [] : [condition === '' ? '""' : condition]), ...group]
   return parts.length === 0 ? '' : `|${quoted(parts.join(' '))}|`
 }

@@ -26,6 +26,7 @@ import {
   Validation,
 } from './model.ts'
 import { NAMING_RIGHTS } from './references.ts'
+import { listed } from './validate.ts'
 import { versionedGraphs } from './versions.ts'
 
 const tag = 'Orchestrations'
@@ -92,7 +93,7 @@ export const orchestrationOperations: Operation[] = [
       const asking = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
       const found = await findingsOf(services, definition, asking)
       const warnings = project === null ? found.warnings : await withMissing(db, project, definition, found.warnings)
-      const problems = [...found.problems, ...contextKeyProblems(definition.nodes)]
+      const problems = listed([...found.problems, ...contextKeyProblems(definition.nodes)])
       return { valid: problems.length === 0, problems, warnings }
     },
   }),

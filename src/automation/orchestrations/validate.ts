@@ -16,6 +16,16 @@ export const MAX_DEFINITION_BYTES = 1024 * 1024
 
 /** Findings of a kind that are listed. */
 export const MAX_FINDINGS = 1000
+
+/** Problems as an answer lists them; where there are more, the last item says so. */
+export const listed = (problems: readonly Problem[]): Problem[] =>
+  problems.length <= MAX_FINDINGS
+    ? [...problems]
+    : [
+        ...problems.slice(0, MAX_FINDINGS - 1),
+        { code: 'LIMIT_EXCEEDED', path: '', message: 'has more problems than are listed' },
+      ]
+
 /** What a path and a message show of names that callers chose. */
 const MAX_SHOWN = 200
 
@@ -27,14 +37,13 @@ export type Findings = { problems: Problem[]; warnings: Problem[] }
 /** A name that a caller chose, as a path or a message shows it. */
 export const shown = (text: string): string => (text.length > MAX_SHOWN ? `${firstChars(text, MAX_SHOWN)}…` : text)
 
+/** Findings as they are collected: of problems one more than `listed` keeps. */
 export class FindingList implements Findings {
   readonly problems: Problem[] = []
   readonly warnings: Problem[] = []
 
   problem(code: string, path: string, message: string): void {
-    if (this.problems.length < MAX_FINDINGS) this.problems.push({ code, path, message })
-    else if (this.problems.length === MAX_FINDINGS)
-      this.problems.push({ code: 'LIMIT_EXCEEDED', path: '', message: 'has more problems than are listed' })
+    if (this.problems.length <= MAX_FINDINGS) this.problems.push({ code, path, message })
   }
 
   warn(code: string, path: string, message: string): void {
@@ -45,8 +54,8 @@ export class FindingList implements Findings {
 const isType = (type: unknown): boolean => NODE_TYPES.includes(type as never)
 
 /**
- * Everything that is wrong with a definition, and what may be a mistake, at once: at most 1,000 of each. Whether its
- * schemas compile and what it names exists is found out elsewhere (schemas.ts, references.ts).
+ * Everything that is wrong with a definition, and what may be a mistake, at once. Whether its schemas compile and what it
+ * names exists is found out elsewhere (schemas.ts, references.ts).
  */
 export function validateGraph(definition: Definition): Findings {
   const beyond = limitProblems(definition)
@@ -207,7 +216,7 @@ const pathOf = (at: string, { field, key }: Pick<Surface, 'field' | 'key'>): str
 
 /** What depends on the ways through the graph. */
 function checkFlow(
-  { edges, input_schema }: Definition,
+  { nodes, edges, input_schema }: Definition,
   graph: Sorted,
   surfaces: ReadonlyMap<Node, readonly Surface[]>,
   found: FindingList,
@@ -223,8 +232,10 @@ function checkFlow(
       `edges[${places.get(edge)}].activation_group`,
       `waits for several branches of ${shown(decision)}, of which a run takes one`,
     )
-  for (const node of graph.nodes) {
-    const at = `nodes[${graph.order.get(node.id)}]`
+  for (const [index, node] of nodes.entries()) {
+    // Nodes without an id, or with that of an earlier one, are not in the graph.
+    if (graph.node(node.id) !== node) continue
+    const at = `nodes[${index}]`
     if (graph.starts.length > 0 && !flow.reachable.has(node.id))
       found.warn('NODE_UNREACHABLE', at, `cannot be reached from a node that a run begins with: ${shown(node.id)}`)
     checkReads(node, surfacesIn(node), at, { flow, isInput, isNode: id => graph.node(id) !== undefined }, found)

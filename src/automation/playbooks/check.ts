@@ -5,6 +5,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import type { Services } from '../../core/process/services.ts'
 import { problemsOfSchemas } from '../orchestrations/schemas.ts'
+import { listed } from '../orchestrations/validate.ts'
 import type { Definition } from './definition.ts'
 import { referenceProblems, requireStepRights } from './references.ts'
 import { limitProblems, validatePlaybook } from './validate.ts'
@@ -19,7 +20,7 @@ function schemasOf({ steps, case_schema, input_schema }: Definition): [path: str
 }
 
 /**
- * Everything that is wrong with a definition, its schemas and what it names included.
+ * Everything that is wrong with a definition, its schemas and what it names included, at most 1,000 problems.
  * @param asking.project in which what it names is looked up; null for none
  * @throws RunFirst within a transaction, SERVICE_NOT_READY
  */
@@ -32,11 +33,11 @@ export async function problemsIn(
   const problems = validatePlaybook(definition)
   if (limitProblems(definition).length > 0) return problems
   const { project } = asking
-  return [
+  return listed([
     ...problems,
     ...(await problemsOfSchemas(services, schemasOf(definition), asking)),
     ...(project === null ? [] : await referenceProblems(db, project, definition.steps)),
-  ]
+  ])
 }
 
 /**

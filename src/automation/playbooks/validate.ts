@@ -19,8 +19,8 @@ const KNOWN = new Set([...COMMON, ...stepFields.map(([name]) => name)])
 type Places = ReadonlyMap<string, number>
 
 /**
- * Everything that is wrong with a playbook, at once, at most 1,000. Whether its schemas compile and what it names exists is
- * found out elsewhere (check.ts, references.ts).
+ * Everything that is wrong with a playbook, at once. Whether its schemas compile and what it names exists is found out
+ * elsewhere (check.ts, references.ts).
  */
 export function validatePlaybook(definition: Definition): Problem[] {
   const beyond = limitProblems(definition)

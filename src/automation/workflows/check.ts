@@ -9,6 +9,7 @@ import type { Services } from '../../core/process/services.ts'
 import { resolveSharedTools } from '../../execution/tools/resolve.ts'
 import { idsThere, requireNamingRights } from '../orchestrations/references.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
+import { listed } from '../orchestrations/validate.ts'
 import type { Definition } from './definition.ts'
 import { targetField } from './definition.ts'
 import { type Target, type Unchecked, validateWorkflow } from './validate.ts'
@@ -34,7 +35,7 @@ export async function requireValid(
     ...(await targetProblems(tx, project, targets)),
     ...(await schemaProblem(services, project, definition.payload_schema)),
   ]
-  if (found.length > 0) raise('WORKFLOW_VALIDATION_FAILED', { meta: { problems: found } })
+  if (found.length > 0) raise('WORKFLOW_VALIDATION_FAILED', { meta: { problems: listed(found) } })
   const structureOf = ({ states, transitions }: Pick<Unchecked, 'states' | 'transitions'>) => [states, transitions]
   if (stored && isDeepStrictEqual(structureOf(stored), structureOf(definition))) return
   await requireNamingRights(

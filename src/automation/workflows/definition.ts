@@ -66,10 +66,10 @@ const structureOf = ({ states, transitions, payload_schema }: Definition): strin
 export const isSameStructure = (left: Definition, right: Definition): boolean =>
   structureOf(left) === structureOf(right)
 
-const byName = (items: readonly { name: string }[]): object =>
-  Object.fromEntries(items.map(({ name, ...item }) => [name, item]))
+const byName = (items: readonly { name: string }[]): ReadonlyMap<string, object> =>
+  new Map(items.map(({ name, ...item }) => [name, item]))
 
-/** A definition as it is compared with another: states and transitions by their names. */
+/** A definition as it is compared with another: states and transitions by their names, in their order. */
 export const compared = ({ states, transitions, payload_schema }: Definition): object => ({
   states: byName(states),
   transitions: byName(transitions),

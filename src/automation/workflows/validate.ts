@@ -1,6 +1,6 @@
 import type { Problem } from '../../core/api/errors.ts'
-import { firstChars } from '../../core/api/text.ts'
 import { expressionProblem, isObject, operationOf } from '../../core/expressions/evaluate.ts'
+import { FindingList, shown } from '../orchestrations/validate.ts'
 import {
   DISPATCH_KINDS,
   type DispatchKind,
@@ -19,22 +19,12 @@ export type Target = { kind: DispatchKind; id: string; path: string; operation_i
 /** Characters of the name of a state or a transition: as many as calls may name, and as an index can hold. */
 const MAX_NAME = 255
 
-/** Problems that are listed. */
-const MAX_PROBLEMS = 1000
-const MAX_SHOWN = 200
-
-class Findings {
-  readonly problems: Problem[] = []
+class Findings extends FindingList {
   readonly targets: Target[] = []
-
-  add(code: string, path: string, message: string): void {
-    if (this.problems.length < MAX_PROBLEMS) this.problems.push({ code, path, message })
-  }
 }
 
 const isText = (value: unknown): value is string => typeof value === 'string' && value.trim() !== ''
 const isSet = (value: unknown): boolean => value !== undefined && value !== null
-const shown = (value: string): string => (value.length > MAX_SHOWN ? `${firstChars(value, MAX_SHOWN)}…` : value)
 const inRange = (value: unknown, least: number, most: number): boolean =>
   typeof value === 'number' && Number.isFinite(value) && value >= least && value <= most
 
@@ -54,14 +44,18 @@ export function validateWorkflow(definition: Unchecked): { problems: Problem[]; 
     ['TRANSITION_NAME_REQUIRED', 'DUPLICATE_TRANSITION_NAME'],
     found,
   )
-  if (states.length === 0) found.add('STATES_REQUIRED', 'states', 'must hold a state')
+  if (states.length === 0) found.problem('STATES_REQUIRED', 'states', 'must hold a state')
   const initials = states.filter(state => isObject(state) && state.initial === true).length
   if (initials !== 1)
-    found.add('INITIAL_STATE_COUNT', 'states', `must hold exactly one state with initial: true, and holds ${initials}`)
+    found.problem(
+      'INITIAL_STATE_COUNT',
+      'states',
+      `must hold exactly one state with initial: true, and holds ${initials}`,
+    )
   for (const [index, state] of states.entries()) checkState(state, `states[${index}]`, transitionNames, found)
   for (const [index, each] of transitions.entries()) checkTransition(each, `transitions[${index}]`, stateNames, found)
   if (isSet(payload_schema) && !isObject(payload_schema))
-    found.add('PAYLOAD_SCHEMA_INVALID', 'payload_schema', 'must be an object')
+    found.problem('PAYLOAD_SCHEMA_INVALID', 'payload_schema', 'must be an object')
   return found
 }
 
@@ -88,11 +82,11 @@ function namesOf(
   for (const [index, item] of items.entries()) {
     if (!isObject(item)) continue
     const { name } = item
-    if (!isText(name)) found.add(missing, `${path}[${index}].name`, 'must be a name')
-    else if (names.has(name)) found.add(repeated, `${path}[${index}].name`, `repeats ${shown(name)}`)
+    if (!isText(name)) found.problem(missing, `${path}[${index}].name`, 'must be a name')
+    else if (names.has(name)) found.problem(repeated, `${path}[${index}].name`, `repeats ${shown(name)}`)
     else {
       if (name.length > MAX_NAME)
-        found.add('LIMIT_EXCEEDED', `${path}[${index}].name`, `must have at most ${MAX_NAME} characters`)
+        found.problem('LIMIT_EXCEEDED', `${path}[${index}].name`, `must have at most ${MAX_NAME} characters`)
       names.add(name)
     }
   }
@@ -108,24 +102,25 @@ function checkFlags(
 ) {
   for (const flag of flags)
     if (item[flag] !== undefined && typeof item[flag] !== 'boolean')
-      found.add(code, `${path}.${flag}`, 'must be true or false')
+      found.problem(code, `${path}.${flag}`, 'must be true or false')
 }
 
 function checkState(state: unknown, path: string, transitions: ReadonlySet<string>, found: Findings): void {
   if (!isObject(state)) {
-    found.add('STATE_FIELD_INVALID', path, 'must be an object')
+    found.problem('STATE_FIELD_INVALID', path, 'must be an object')
     return
   }
   const { kind, on_enter, stalled_after, terminal } = state
   checkFlags(state, ['initial', 'terminal'], 'STATE_FIELD_INVALID', path, found)
-  if (isSet(kind) && kind !== 'human') found.add('STATE_KIND_INVALID', `${path}.kind`, 'must be human or null')
+  if (isSet(kind) && kind !== 'human') found.problem('STATE_KIND_INVALID', `${path}.kind`, 'must be human or null')
   if (isSet(stalled_after) && !(inRange(stalled_after, 0, 1e9) && stalled_after !== 0))
-    found.add('STALLED_AFTER_INVALID', `${path}.stalled_after`, 'must be a number of seconds above 0, at most 1e9')
+    found.problem('STALLED_AFTER_INVALID', `${path}.stalled_after`, 'must be a number of seconds above 0, at most 1e9')
   if (!isSet(on_enter)) return
-  if (kind === 'human') found.add('HUMAN_STATE_DISPATCH', `${path}.on_enter`, 'does not go with kind human')
-  if (terminal === true) found.add('TERMINAL_STATE_DISPATCH', `${path}.on_enter`, 'does not go with a terminal state')
+  if (kind === 'human') found.problem('HUMAN_STATE_DISPATCH', `${path}.on_enter`, 'does not go with kind human')
+  if (terminal === true)
+    found.problem('TERMINAL_STATE_DISPATCH', `${path}.on_enter`, 'does not go with a terminal state')
   if (!isObject(on_enter)) {
-    found.add('STATE_FIELD_INVALID', `${path}.on_enter`, 'must be an object')
+    found.problem('STATE_FIELD_INVALID', `${path}.on_enter`, 'must be an object')
     return
   }
   checkDispatch(on_enter.dispatch, `${path}.on_enter.dispatch`, found)
@@ -135,7 +130,7 @@ function checkState(state: unknown, path: string, transitions: ReadonlySet<strin
 
 function checkDispatch(dispatch: unknown, path: string, found: Findings): void {
   if (!isObject(dispatch)) {
-    found.add('DISPATCH_REQUIRED', path, 'must be an object')
+    found.problem('DISPATCH_REQUIRED', path, 'must be an object')
     return
   }
   const { kind, operation_id } = dispatch
@@ -145,18 +140,18 @@ function checkDispatch(dispatch: unknown, path: string, found: Findings): void {
   ] as const) {
     const value = dispatch[name]
     const problem = isSet(value) && (isObject(value) ? expressionProblem(value) : 'must be an object')
-    if (problem) found.add(code, `${path}.${name}`, problem)
+    if (problem) found.problem(code, `${path}.${name}`, problem)
   }
   if (isSet(operation_id) && !isText(operation_id))
-    found.add('STATE_FIELD_INVALID', `${path}.operation_id`, 'must be a name')
+    found.problem('STATE_FIELD_INVALID', `${path}.operation_id`, 'must be a name')
   if (!DISPATCH_KINDS.includes(kind as never)) {
-    found.add('DISPATCH_KIND_INVALID', `${path}.kind`, `must be one of ${DISPATCH_KINDS.join(', ')}`)
+    found.problem('DISPATCH_KIND_INVALID', `${path}.kind`, `must be one of ${DISPATCH_KINDS.join(', ')}`)
     return
   }
   const field = targetField(kind as DispatchKind)
   const id = dispatch[field]
   if (!isText(id)) {
-    found.add('DISPATCH_TARGET_REQUIRED', `${path}.${field}`, `is required for the kind ${kind}`)
+    found.problem('DISPATCH_TARGET_REQUIRED', `${path}.${field}`, `is required for the kind ${kind}`)
     return
   }
   found.targets.push({ kind: kind as DispatchKind, id, path, operation_id })
@@ -165,16 +160,16 @@ function checkDispatch(dispatch: unknown, path: string, found: Findings): void {
 function checkRetry(retry: unknown, path: string, found: Findings): void {
   if (!isSet(retry)) return
   if (!isObject(retry)) {
-    found.add('RETRY_INVALID', path, 'must be an object')
+    found.problem('RETRY_INVALID', path, 'must be an object')
     return
   }
   const { max_attempts, backoff_seconds = 0, backoff_multiplier = 1 } = retry
   if (!Number.isInteger(max_attempts) || !inRange(max_attempts, 1, 10))
-    found.add('RETRY_INVALID', `${path}.max_attempts`, 'must be an integer from 1 to 10')
+    found.problem('RETRY_INVALID', `${path}.max_attempts`, 'must be an integer from 1 to 10')
   if (!inRange(backoff_seconds, 0, 3600))
-    found.add('RETRY_INVALID', `${path}.backoff_seconds`, 'must be a number from 0 to 3600')
+    found.problem('RETRY_INVALID', `${path}.backoff_seconds`, 'must be a number from 0 to 3600')
   if (!inRange(backoff_multiplier, 1, 10))
-    found.add('RETRY_INVALID', `${path}.backoff_multiplier`, 'must be a number from 1 to 10')
+    found.problem('RETRY_INVALID', `${path}.backoff_multiplier`, 'must be a number from 1 to 10')
 }
 
 function checkRoutes(
@@ -184,48 +179,52 @@ function checkRoutes(
   found: Findings,
 ): void {
   const named = (name: unknown, at: string) => {
-    if (!isText(name)) found.add('STATE_FIELD_INVALID', at, 'must be the name of a transition')
-    else if (!transitions.has(name)) found.add('UNKNOWN_TRANSITION', at, `names no transition: ${shown(name)}`)
+    if (!isText(name)) found.problem('STATE_FIELD_INVALID', at, 'must be the name of a transition')
+    else if (!transitions.has(name)) found.problem('UNKNOWN_TRANSITION', at, `names no transition: ${shown(name)}`)
   }
   if (isSet(on_failure)) named(on_failure, `${path}.on_failure`)
   if (!isSet(on_complete)) return
   if (!Array.isArray(on_complete)) {
-    found.add('STATE_FIELD_INVALID', `${path}.on_complete`, 'must be an array')
+    found.problem('STATE_FIELD_INVALID', `${path}.on_complete`, 'must be an array')
     return
   }
   for (const [index, rule] of on_complete.entries()) {
     const at = `${path}.on_complete[${index}]`
     if (!isObject(rule)) {
-      found.add('STATE_FIELD_INVALID', at, 'must be an object')
+      found.problem('STATE_FIELD_INVALID', at, 'must be an object')
       continue
     }
     const problem = rule.when === undefined ? 'is required' : expressionProblem(rule.when)
-    if (problem) found.add('STATE_FIELD_INVALID', `${at}.when`, problem)
+    if (problem) found.problem('STATE_FIELD_INVALID', `${at}.when`, problem)
     named(rule.transition, `${at}.transition`)
   }
 }
 
 function checkTransition(transition: unknown, path: string, states: ReadonlySet<string>, found: Findings): void {
   if (!isObject(transition)) {
-    found.add('TRANSITION_FIELD_INVALID', path, 'must be an object')
+    found.problem('TRANSITION_FIELD_INVALID', path, 'must be an object')
     return
   }
   const { from, to, guard } = transition
   checkFlags(transition, ['requires_approval'], 'TRANSITION_FIELD_INVALID', path, found)
   if (!Array.isArray(from) || from.length === 0)
-    found.add('TRANSITION_FROM_REQUIRED', `${path}.from`, 'must list at least one state')
+    found.problem('TRANSITION_FROM_REQUIRED', `${path}.from`, 'must list at least one state')
   else for (const [index, name] of from.entries()) checkNamesState(name, `${path}.from[${index}]`, states, found)
   checkNamesState(to, `${path}.to`, states, found)
   if (!isSet(guard)) return
   if (!isObject(guard) || operationOf(guard) === null)
-    found.add('GUARD_MALFORMED', `${path}.guard`, 'must be an object whose one key is an operator')
+    found.problem('GUARD_MALFORMED', `${path}.guard`, 'must be an object whose one key is an operator')
   else {
     const problem = expressionProblem(guard)
-    if (problem) found.add('GUARD_MALFORMED', `${path}.guard`, problem)
+    if (problem) found.problem('GUARD_MALFORMED', `${path}.guard`, problem)
   }
 }
 
 function checkNamesState(name: unknown, path: string, states: ReadonlySet<string>, found: Findings): void {
   if (typeof name === 'string' && states.has(name)) return
-  found.add('UNKNOWN_STATE', path, typeof name === 'string' ? `names no state: ${shown(name)}` : 'must name a state')
+  found.problem(
+    'UNKNOWN_STATE',
+    path,
+    typeof name === 'string' ? `names no state: ${shown(name)}` : 'must name a state',
+  )
 }
