@@ -2,7 +2,9 @@ import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { settleQueue } from '../../src/automation/tasks/queue.ts'
 import { type Fragment, sql } from '../../src/core/db/sql.ts'
+import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { startProcess } from '../support/processes.ts'
 import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
 
 describe('the locks of a purge and of what goes on beside it', () => {
@@ -45,11 +47,12 @@ describe('the locks of a purge and of what goes on beside it', () => {
       await transaction
     }
   }
-  const someoneWaits = () =>
+  const someoneWaits = (count = 1) =>
     eventually(
       () =>
         app.services.pool.exists(sql.unsafe`
-          select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+          select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+          having count(*) >= ${count}`),
       { what: 'a transaction that waits for a row' },
     )
   const isFree = (row: Fragment) => app.services.pool.exists(sql.unsafe`select from ${row} for update skip locked`)
@@ -108,5 +111,31 @@ describe('the locks of a purge and of what goes on beside it', () => {
       assert.equal(reply?.status, 200, 'the cancel waits for the turn')
       assert.equal(reply.body.status, 'cancelled')
     })
+  })
+
+  it('are taken in one order: a turn that is about to wait for its client is called off with its run', async () => {
+    const double = doubleClient(app.double)
+    const tool = await created('/tools', { name: 'pick', type: 'client' })
+    const agent_id = await app.agent({ tool_bindings: [{ tool_id: tool.id }] })
+    const prompt = `@double ${JSON.stringify([{ tool_calls: [{ name: 'pick', args: {} }], gate: 'pick' }])}`
+    const orchestration_id = await app.orchestration([{ id: 'ask', type: 'agent', agent_id, prompt }])
+    const worker = await startProcess('worker', app.databaseUrl, { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, ['generation'])
+    try {
+      const run = await created('/orchestration-runs', { orchestration_id })
+      await eventually(async () => ((await double.gate('pick'))?.waiting ?? 0) > 0)
+      const turn = (await app.read(run.id)).node_executions[0].generation_id
+      let cancelled: ReturnType<typeof app.key.post> | undefined
+      await holding(row('generations', turn), async () => {
+        cancelled = app.key.post(`/orchestration-runs/${run.id}/cancel`, {})
+        await someoneWaits()
+        await double.read('POST', '/control/gates/pick/open')
+        // The turn comes behind the cancel, of which its worker has not been told.
+        await someoneWaits(2)
+      })
+      assert.equal((await cancelled)?.body.status, 'cancelled')
+      await eventually(async () => (await read(`/generations/${turn}`)).status === 'failed', { within: 10_000 })
+    } finally {
+      await worker.kill()
+    }
   })
 })

@@ -190,7 +190,7 @@ const closedParts = (generation: GenerationRow, closed: Closed, n: number, guard
 
 /**
  * Leaves a turn until its client has made calls: nothing is held meanwhile. Guarded by the attempt: held unless another
- * process owns the turn.
+ * process owns the turn, or its abort was asked for, which nobody would see to while it waits.
  */
 export function pauseParts(
   generation: GenerationRow,
@@ -204,7 +204,7 @@ export function pauseParts(
       update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0,
         required_action = ${jsonb(after.required_action)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)},
         tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
-      where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id)`,
+      where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' and abort is null returning id)`,
     ...(entries.length > 0 ? [sql.fragment`entries as (${journalInsert(generation, entries, guard)})`] : []),
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]

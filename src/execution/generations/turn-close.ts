@@ -3,6 +3,7 @@ import { heldBy } from './attempt-store.ts'
 import { addFrame, type Frame } from './frame-store.ts'
 import { TurnAborted, TurnLost } from './live.ts'
 import type { GenerationRow } from './model.ts'
+import { disturbed } from './store.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
 type Closing = {
@@ -16,7 +17,7 @@ type Closing = {
   follow: (outgoing: Outgoing) => void
   /** What the turn's source adds in the same transaction. */
   add: ((tx: Tx) => Promise<{ result: object | null } | undefined> | undefined) | undefined
-  /** Whether a failure that the source finds when it takes its locks comes before this end. */
+  /** Whether a failure that the source finds when it takes its locks, or an abort that `parts` minds, comes before this end. */
   yields: boolean
 }
 
@@ -51,6 +52,13 @@ export async function closeAttempt(
     })
     owned = held
   }
-  if (!owned) throw new TurnLost()
+  if (!owned) throw (yields && (await abortOf(turn))) || new TurnLost()
   turn.generation = after
+}
+
+/** The abort that was asked for of a turn that this process owns. */
+async function abortOf({ services, generation: { id, attempt } }: TurnAttempt): Promise<TurnAborted | null> {
+  const [found] = await disturbed(services.pool, [{ id, attempt }])
+  const isOwn = found?.status === 'in_progress' && found.attempt === attempt
+  return isOwn && found.abort ? new TurnAborted(found.abort) : null
 }
