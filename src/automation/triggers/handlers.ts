@@ -11,7 +11,7 @@ import { fire, giveUp } from './fire.ts'
 import { firingQueue, firingSweep, projectFiringsQueue } from './queue.ts'
 import { skipMissed } from './schedule.ts'
 import { settleFiring } from './settle.ts'
-import { deleteEnded, firingAttempts, hasDue, hasStarted, makeDue, orphans } from './store.ts'
+import { deleteEnded, firingAttempts, hasDue, hasStarted, makeDue, type Orphan, orphans } from './store.ts'
 import { triggerTargets } from './targets.ts'
 
 const DAY_MS = 86_400_000
@@ -19,7 +19,7 @@ const DAY_MS = 86_400_000
 /** A firing this late has lost its message, or its worker. */
 const QUIET_SECONDS = 5
 
-/** Firings that wait for what is gone, ended at once. */
+/** Firings that wait for what is gone, found by one statement. */
 const ORPHANS = 500
 
 /** Firings that go on in one transaction after a pause. */
@@ -41,7 +41,7 @@ export const triggerHandlers = [
   ),
   handler(projectFiringsQueue, { concurrency: 1 }, releaseFirings),
   handler(firingSweep, { concurrency: 1 }, async (asked, { services, stopping }) =>
-    asked.orphans ? endOrphans(services) : wakeLost(services, stopping),
+    asked.orphans ? endOrphans(services, stopping) : wakeLost(services, stopping),
   ),
 ]
 
@@ -68,15 +68,19 @@ const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>
       ),
   })
 
-/** Ends firings whose turn or run was deleted. */
-async function endOrphans(services: Services): Promise<void> {
+/** Ends firings whose turn or run was deleted, each by itself: those that cannot be ended hide none behind them. */
+async function endOrphans(services: Services, stopping: AbortSignal): Promise<void> {
   const started = triggerTargets.all().flatMap(({ type, starts }) => {
     const kind = starts === undefined ? undefined : kinds.find(starts)
     return kind ? [{ type, table: kind.table }] : []
   })
-  for (const id of await orphans(services.pool, started, ORPHANS)) {
-    const error = new AppError('RESOURCE_NOT_FOUND', { message: 'What the firing started was deleted' }).recorded()
-    await apart(services, { firing_id: id }, () => services.write(tx => settleFiring(tx, id, { error })))
+  const error = new AppError('RESOURCE_NOT_FOUND', { message: 'What the firing started was deleted' }).recorded()
+  for (let found: readonly Orphan[] | null = null; !found || found.length === ORPHANS; ) {
+    found = await orphans(services.pool, started, { after: found?.at(-1), limit: ORPHANS })
+    for (const { id } of found) {
+      if (stopping.aborted) return
+      await apart(services, { firing_id: id }, () => services.write(tx => settleFiring(tx, id, { error })))
+    }
   }
 }
 

@@ -189,17 +189,29 @@ export const makeDue = (
       for update skip locked)) and state = 'queued'
     returning id, project_id`)
 
-/** Firings that wait for what is gone. Index trigger_firings_started. @param started tables of what targets of a type start */
+const Orphan = z.object({ id: z.string(), created_at: z.string() })
+const orphan = sql.type(Orphan)
+export type Orphan = z.output<typeof Orphan>
+
+/**
+ * Firings that wait for what is gone, oldest first. Index trigger_firings_started.
+ * @param started tables of what targets of a type start
+ * @param after the firing to go on behind
+ */
 export const orphans = (
   db: Queryable,
   started: readonly { type: string; table: string }[],
-  limit: number,
-): Promise<readonly string[]> =>
+  { after, limit }: { after: Orphan | undefined; limit: number },
+): Promise<readonly Orphan[]> =>
   started.length === 0
     ? Promise.resolve([])
-    : db.anyFirst(identifying`
-        select f.id from trigger_firings f
-        where f.state = 'started' and (${sql.join(
+    : db.any(orphan`
+        select f.id, f.created_at from trigger_firings f
+        where f.state = 'started' and ${
+          after
+            ? sql.fragment`(f.created_at, f.id) > (${after.created_at}::timestamptz, ${after.id})`
+            : sql.fragment`true`
+        } and (${sql.join(
           started.map(
             ({ type, table }) => sql.fragment`(f.target_type = ${type}
               and not exists (select from ${sql.identifier([table])} s where s.id = f.result_id))`,
