@@ -234,6 +234,13 @@ describe('triggers', function () {
       assert.equal(JSON.stringify(body).includes(trigger.secret), false)
     assert.equal((await key.get(path)).body.hook_url, trigger.hook_url)
     assert.deepEqual((await key.get(`${path}/secret`)).body, { secret: trigger.secret })
+    const audited = (
+      await app.admin.get(`/audit-log?action=triggers:GetTriggerSecret&resource_public_id=${trigger.id}`)
+    ).body.data
+    assert.deepEqual(
+      audited.map(({ status, project_id }: any) => [status, project_id]),
+      [[200, app.projectId]],
+    )
     const rotated = (await key.post(`${path}/rotate-secret`)).body
     assert.match(rotated.secret, /^[0-9a-f]{64}$/)
     assert.notEqual(rotated.secret, trigger.secret)

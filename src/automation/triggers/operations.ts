@@ -235,9 +235,12 @@ const getSecret = itemOperation(triggerKind, {
   path: '/triggers/{trigger_id}/secret',
   summary: 'Read the secret that signs calls of a webhook trigger',
   tag,
+  description: 'Each read is in the audit log.',
   action: 'triggers:GetTriggerSecret',
   answers: { 200: TriggerSecret },
   raises: ['TRIGGER_ACTION_NOT_ALLOWED', 'SECRET_NOT_DECRYPTABLE'],
+  // Audited as changes are, whatever the project says of reads.
+  reads: false,
   run: async ({ resource: trigger, services }) => ({ secret: secretOf(services, trigger) }),
 })
 
