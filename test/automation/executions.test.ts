@@ -537,6 +537,20 @@ describe('executions of playbooks', () => {
     assert.deepEqual(code(await fire({ nothing: 1 })), [400, 'TRIGGER_INPUT_INVALID'])
   })
 
+  it('ask no decider in a run of an orchestration, whose graph has no such nodes', async () => {
+    const decider = await madeDecider(key, { tool_id: await app.tool() })
+    const node = { id: 'd', type: 'decide', metadata: { decider_id: decider.id } }
+    const found = await created('/orchestrations/validate', { project_id: app.projectId, nodes: [node] }, 200)
+    assert.deepEqual([found.valid, found.warnings[0].code], [true, 'NODE_TYPE_UNKNOWN'])
+    const orchestration_id = await app.orchestration([node])
+    const child = { key: 'child', title: 'Child', type: 'run_orchestration', orchestration_id }
+    const { id } = await run([child])
+    const failed = await until(id, 'failed')
+    const { code, meta } = failed.steps[0].error
+    assert.deepEqual([code, meta.reason], ['ORCHESTRATION_NODE_FAILED', 'unknown_type'], JSON.stringify(failed))
+    assert.equal((await key.get(`/decisions?decider_id=${decider.id}`)).body.total, 0)
+  })
+
   it('ask deciders, and fail where one does', async () => {
     app.target.answer = json(TOOL_ANSWERS)
     const tool_id = await app.tool()

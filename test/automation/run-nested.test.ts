@@ -179,6 +179,27 @@ describe('nested runs', function () {
     failed(late.body, 'ORCHESTRATION_RUN_DEPTH_LIMIT')
   })
 
+  it('may run each other: written without a finding, they end at the depth limit', async () => {
+    const first = await app.orchestration([set('x')])
+    const second = await app.orchestration([{ id: 'back', type: 'sub_orchestration', orchestration_id: first }])
+    const nodes = [
+      set('items', 1, { state_mapping: { items: { var: 'state.input.items' } } }),
+      { id: 'on', type: 'loop', orchestration_id: second },
+    ]
+    const graph = { nodes, edges: chain('items', 'on') }
+    const found = await app.key.post('/orchestrations/validate', graph)
+    assert.deepEqual(found.body, { valid: true, problems: [], warnings: [] })
+    assert.equal((await app.key.patch(`/orchestrations/${first}`, graph)).status, 200)
+    // What runs below has no items: its loop is empty.
+    assert.equal((await app.start(first, { input: { items: [1] } })).status, 'succeeded')
+    const onward = { ...nodes[1], input_mapping: { items: [1] } }
+    const through = { id: 'back', type: 'sub_orchestration', orchestration_id: first, input_mapping: { items: [1] } }
+    assert.equal((await app.key.patch(`/orchestrations/${first}`, { nodes: [nodes[0], onward] })).status, 200)
+    assert.equal((await app.key.patch(`/orchestrations/${second}`, { nodes: [through] })).status, 200)
+    const meta = failed(await app.start(first, { input: { items: [1] } }), 'ORCHESTRATION_RUN_DEPTH_LIMIT')
+    assert.deepEqual(meta, { depth: 11, limit: 10, limit_source: 'deployment', orchestration_id: second })
+  })
+
   it('must satisfy the input_schema of their graph, whose version each takes when it starts', async () => {
     const graph = await app.orchestration(
       [{ id: 'a', type: 'tool', tool_id, input_mapping: { item: { var: 'input.item' } } }],
