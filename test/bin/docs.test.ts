@@ -209,6 +209,18 @@ describe('the commands of the pages', function () {
     }
   })
 
+  it('of triggers.md run as they are written', async () => {
+    const sections = commandsOf('docs/triggers.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    assert.deepEqual(failures(answers), [])
+    const page = fs.readFileSync(path.join(root, 'docs/triggers.md'), 'utf8')
+    for (const heading of ['By hand', 'By a signed call', 'By clock', 'By an event']) {
+      const section = page.slice(page.indexOf(`\n## ${heading}\n`))
+      assert.equal(answers.get(heading), /```\n\n```\n(.*?)```/s.exec(section)?.[1].trim())
+    }
+  })
+
   it('of workflows.md run as they are written', async () => {
     const sections = commandsOf('docs/workflows.md')
     const answers = await answersOf(sections, base)
