@@ -23,6 +23,11 @@ export class Batcher<T, R> {
     })
   }
 
+  /** Whether something is waiting or under way. */
+  get busy(): boolean {
+    return this.running !== null
+  }
+
   /** Resolves when nothing is waiting or under way. */
   async idle(): Promise<void> {
     while (this.running) await this.running

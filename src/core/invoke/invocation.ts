@@ -35,7 +35,7 @@ export type Invocation = {
 }
 
 /** How long a call waits while others of its project hold all the connections that the project may have. */
-const PATIENCE_MS = 10_000
+export const PATIENCE_MS = 10_000
 
 export function openInvocation(services: Services, operation: Operation, call: Call): Invocation {
   return {
