@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
 import type { ServerResponse } from 'node:http'
-import { sql } from '../../src/core/db/sql.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { callTool, openCall } from '../../src/execution/tools/call.ts'
 import { type ToolRow, toolKind } from '../../src/execution/tools/model.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
@@ -579,6 +579,65 @@ describe('http tools', () => {
       assert.ok(!app.logs.join('').includes('argument value'))
       const lines = app.logs.filter(line => line.includes(made.id) && line.includes('"tool call"'))
       assert.equal(lines.length, 1)
+    })
+
+    it('leave their entries with their events together, and lose none for one that is refused', async () => {
+      const { pool } = app.services
+      const made = await tool({})
+      await pool.query(
+        rawQuery(
+          `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$`,
+        ),
+      )
+      await pool.query(
+        rawQuery(`create trigger refuse before insert on audit_entries for each row when (new.request_id = 'together-2')
+          execute function refuse()`),
+      )
+      try {
+        const waiting = await pool.transaction(async locked => {
+          await locked.query(rawQuery('lock table audit_entries in share row exclusive mode'))
+          const calls = Array.from({ length: 6 }, (_, n) =>
+            caller.post(`/tools/${made.id}/call`, {}, { 'X-Request-Id': `together-${n}` }),
+          )
+          await eventually(() => target.requests.length === calls.length)
+          return calls
+        })
+        for (const { status } of await Promise.all(waiting)) assert.equal(status, 200)
+      } finally {
+        await pool.query(rawQuery('drop function refuse cascade'))
+      }
+      const entries = await pool.any(sql.unsafe`
+        select a.request_id, e.resource_id is not null as told from audit_entries a
+        left join events e on e.resource_id = a.id and e.name = 'audit_entries.created' and e.project_id = ${id}
+        where a.resource_public_id = ${made.id} and a.action = 'tools:CallTool' order by a.request_id`)
+      assert.deepEqual(
+        entries,
+        [0, 1, 3, 4, 5].map(n => ({ request_id: `together-${n}`, told: true })),
+      )
+    })
+
+    it('leave an entry of the deployment where their project was deleted meanwhile', async () => {
+      const own = await app.project()
+      const tool = await made(own.key, { execute: { url: target.url } })
+      target.answer = async (request, response) => {
+        await app.admin.delete(`/projects/${own.id}?force=true`)
+        json({ ok: true })(request, response)
+      }
+      await app.admin.post(`/tools/${tool.id}/call`, {}, { 'X-Request-Id': 'of-a-gone-project' })
+      const entries = await app.services.pool.any(
+        sql.unsafe`select project_id, action from audit_entries where request_id = 'of-a-gone-project'`,
+      )
+      assert.deepEqual(entries, [{ project_id: null, action: 'tools:CallTool' }])
+    })
+
+    it('see a pause that began while others of the tool were being looked up', async () => {
+      const own = await app.project()
+      const tool = await made(own.key, { execute: { url: target.url } })
+      const calls = () => Promise.all(Array.from({ length: 8 }, () => call(own.key, tool.id)))
+      const before = calls()
+      await app.admin.post(`/projects/${own.id}/pause`, { reason: 'night' })
+      for (const reply of await calls()) refused(reply, 409, 'PROJECT_PAUSED')
+      await before
     })
 
     it('once for an Idempotency-Key, whatever they answered', async () => {

@@ -5,6 +5,8 @@ import { type AgentApp, startAgentApp } from './fixtures.ts'
 
 /** Until the steps of a turn have gone into the file of its trace. */
 const TRACE_WRITTEN_MS = 500
+/** Until the usage of work that has no transaction is written. */
+const USAGE_WRITTEN_MS = 100
 
 describe('statements', function () {
   this.timeout(60_000)
@@ -61,6 +63,17 @@ describe('statements', function () {
     assert.equal(count, 8)
     for (const { id } of (await app.admin.get(`/quotas?project_id=${app.projectId}`)).body.data)
       assert.equal((await app.admin.delete(`/quotas/${id}`)).status, 204)
+  })
+
+  it('of a direct call of a tool are three: the tool, the audit entry, the usage', async () => {
+    const execute = { method: 'GET', url: `${app.url}/healthz` }
+    const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'probe', execute })
+    const count = await fewest(async () => {
+      const { status } = await app.key.post(`/tools/${tool.body.id}/call`, {})
+      assert.equal(status, 200)
+      await sleep(USAGE_WRITTEN_MS)
+    })
+    assert.equal(count, 3)
   })
 
   it('of a waited message of a session are twenty-five', async () => {

@@ -151,6 +151,8 @@ export type Operation = {
   param: string | null
   /** Reads the item with more than its kind does, for an operation that needs it at once. */
   find: Kind['find'] | null
+  /** Calls that need the item at the same time read it together: nobody changes the row they share. */
+  joined: boolean
   paged: boolean
   /** False: `from` and `to` do not narrow the list. */
   timed: boolean
@@ -275,6 +277,7 @@ export function itemOperation<
     Runs<Q, B, Row, P> & {
       param?: string
       find?: Kind<Row>['find']
+      joined?: boolean
       decide?(caller: Caller, row: Row): Verdict
     },
 ): Operation {
@@ -284,6 +287,7 @@ export function itemOperation<
     shape: 'item',
     param: declaration.param ?? `${target.name}_id`,
     find: (declaration.find ?? null) as Operation['find'],
+    joined: declaration.joined ?? false,
     decide: declaration.decide as Operation['decide'],
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
     run: declaration.run as Operation['run'],
@@ -300,6 +304,7 @@ export function operation<
     ...base(declaration),
     param: null,
     find: null,
+    joined: false,
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
     run: declaration.run as Operation['run'],
   }

@@ -320,6 +320,7 @@ export function resource<Row extends KindRow, Event extends string>(
       overrides: Partial<Common<Q, B>> &
         Pick<Common<Q, B>, 'summary' | 'answers'> & {
           find?: Kind<Row>['find']
+          joined?: boolean
           decide?: (caller: Caller, row: Row) => Verdict
           run(
             context: Context<

@@ -4,9 +4,11 @@ import { grantingOf } from '../api/grants.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../api/kind.ts'
 import type { Grant, Operation } from '../api/operation.ts'
 import { storable } from '../api/validate.ts'
+import { joinedReads } from '../db/joined-reads.ts'
 import { identifying } from '../db/sql.ts'
 import { projectBinding, sees, targetName } from '../iam/access.ts'
 import { type Caller, isAdmin } from '../iam/caller.ts'
+import { perProcess } from '../process/per-process.ts'
 import type { Invocation } from './invocation.ts'
 
 /** Step: who calls, which row and which project a call is about. */
@@ -28,12 +30,19 @@ export function requireStorableParams({ call }: Invocation): void {
 
 export const itemId = ({ operation, call }: Invocation): string => call.params[operation.param as string]
 
+const itemReads = perProcess(() => joinedReads<KindRow | null>())
+
 /** The row under an item's id, whoever may know of it. */
 export async function findItem(inv: Invocation): Promise<KindRow | null> {
-  const { operation, db } = inv
+  const { operation, db, call, services, tenancy } = inv
   const kind = operation.kind as Kind
   const id = itemId(inv)
-  return isIdOf(kind, id) ? await (operation.find ?? kind.find)(db, id) : null
+  if (!isIdOf(kind, id)) return null
+  const read = () => (operation.find ?? kind.find)(db, id)
+  // What a tenant asks for waits for its own connections alone.
+  return operation.joined && !call.tx
+    ? itemReads(services)(`${operation.id} ${tenancy.tenant} ${id}`, read)
+    : await read()
 }
 
 /**

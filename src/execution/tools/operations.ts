@@ -4,7 +4,7 @@ import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { detaching, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
-import { requireRunnable } from '../../identity/projects/pause.ts'
+import { refusePaused, requireRunnable } from '../../identity/projects/pause.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
 import { checkTool } from './check.ts'
@@ -22,6 +22,7 @@ import {
   toolKind,
 } from './model.ts'
 import { projectionOf, ToolProjection } from './projection.ts'
+import { type CalledTool, findCalledTool } from './store.ts'
 
 const tools = resource(toolKind, { path: '/tools', tag: 'Tools' })
 
@@ -90,6 +91,8 @@ export const toolOperations: Operation[] = [
       'Presets replace arguments of their names; the arguments must satisfy `parameters`, and the guardrails of the project and the tool must let the call pass: nobody is asked for approval here. No tool context is sent, save to a tool that another project shares: it is told who calls, as `calling_project_id`. A repeat with the same Idempotency-Key gets the first result without another call.',
     action: 'tools:CallTool',
     granted: true,
+    find: findCalledTool,
+    joined: true,
     body: CallInput,
     bodyOptional: true,
     answers: { 200: z.unknown().describe('What the tool answered, null for nothing') },
@@ -110,8 +113,10 @@ export const toolOperations: Operation[] = [
     transaction: false,
     // A result may hold what only the target may show.
     secretAnswer: true,
-    async run({ services, db, resource: tool, project, body, caller, request }) {
-      await requireRunnable(db, project as string)
+    async run({ services, db, resource: tool, project, grant, body, caller, request }) {
+      // What is shared runs where it is called.
+      if (grant) await requireRunnable(db, project as string)
+      else refusePaused(tool.project_id, tool as CalledTool)
       const call = openCall(services, {
         action: body?.action,
         input: body?.input,

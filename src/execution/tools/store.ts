@@ -1,5 +1,16 @@
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { PauseState } from '../../identity/projects/store.ts'
 import { type ToolRow, toolKind } from './model.ts'
+
+/** A tool that is to be called, with whether its project runs. */
+export type CalledTool = ToolRow & PauseState
+const called = sql.type(toolKind.row.extend(PauseState.shape))
+
+/** By the primary keys. */
+export const findCalledTool = (db: Queryable, id: string): Promise<CalledTool | null> =>
+  db.maybeOne(called`
+    select ${toolKind.columns}, p.paused_at, p.pause_reason, p.trace_content_mode
+    from tools t join projects p on p.id = t.project_id where t.id = ${id}`)
 
 /** Tools by their ids, whatever their projects. By the primary key. */
 export const toolsOfAnyProject = (db: Queryable, ids: readonly string[]): Promise<readonly ToolRow[]> =>

@@ -28,7 +28,8 @@ export const lockRunnable = async (tx: Tx, projectId: string): Promise<void> => 
 export const requireRunnable = async (db: Queryable, projectId: string): Promise<PauseState> =>
   refusePaused(projectId, await findPauseState(db, projectId))
 
-function refusePaused(project_id: string, found: PauseState | null): PauseState {
+/** The same for who has read it with something else. */
+export function refusePaused(project_id: string, found: PauseState | null): PauseState {
   const state = found ?? raise('RESOURCE_NOT_FOUND', { meta: { id: project_id } })
   const { paused_at, pause_reason } = state
   return paused_at === null ? state : raise('PROJECT_PAUSED', { meta: { project_id, pause_reason } })

@@ -36,7 +36,7 @@ export const unboundedStatements = (db: Queryable) => db.query(statement`set loc
 export const lockAgainstInserts = async (db: Queryable, projectId: string): Promise<boolean> =>
   (await db.maybeOneFirst(id`select id from projects where id = ${projectId} for update`)) !== null
 
-const PauseState = z.object({
+export const PauseState = z.object({
   paused_at: z.string().nullable(),
   pause_reason: z.string().nullable(),
   trace_content_mode: z.enum(['full', 'none']),
