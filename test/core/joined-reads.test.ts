@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { setImmediate } from 'node:timers/promises'
 import { joinedReads } from '../../src/core/db/joined-reads.ts'
 
 describe('joined reads', () => {
@@ -12,9 +13,11 @@ describe('joined reads', () => {
       return value
     }
     const first = joined('a', read)
+    await setImmediate()
     stored = 2
     const later = [joined('a', read), joined('a', read), joined('a', read)]
     const other = joined('b', read)
+    await setImmediate()
     assert.equal(gates.length, 2)
     for (const open of gates.splice(0)) open()
     assert.deepEqual([await first, await other], [1, 2])
@@ -24,11 +27,21 @@ describe('joined reads', () => {
     assert.deepEqual(await Promise.all(later), [2, 2, 2])
   })
 
+  it('are one for all who ask in a turn of the event loop', async () => {
+    const joined = joinedReads<number>()
+    let reads = 0
+    const read = async () => ++reads
+    assert.deepEqual(await Promise.all([joined('a', read), joined('a', read), joined('b', read)]), [1, 1, 2])
+    assert.equal(await joined('a', read), 3)
+  })
+
   it('fail together, and not those who ask after them', async () => {
     const joined = joinedReads<number>()
     const fails = () => Promise.reject(new Error('gone'))
     await assert.rejects(joined('a', fails), /gone/)
-    const [first, second] = await Promise.allSettled([joined('a', fails), joined('a', async () => 4)])
+    const failing = joined('a', fails)
+    await setImmediate()
+    const [first, second] = await Promise.allSettled([failing, joined('a', async () => 4)])
     assert.deepEqual([first.status, second.status], ['rejected', 'fulfilled'])
     assert.equal(await joined('a', async () => 5), 5)
   })

@@ -1,8 +1,9 @@
+import { setImmediate } from 'node:timers/promises'
 import { outsideTenancy } from './tenancy.ts'
 
 /**
  * Micro-batching: what is added while a batch is under way is carried out together as the next one. An idle batcher
- * starts at once, so a lone item waits for nothing and a busy one amortises its round trips.
+ * starts at the end of the turn of the event loop, so a lone item waits for nothing and a busy one amortises its round trips.
  */
 export class Batcher<T, R> {
   private waiting: { item: T; resolve: (result: R) => void; reject: (error: unknown) => void }[] = []
@@ -35,7 +36,7 @@ export class Batcher<T, R> {
 
   private async drain(): Promise<void> {
     // What is added in the same turn joins the first batch.
-    await Promise.resolve()
+    await setImmediate()
     while (this.waiting.length > 0) {
       const batch = this.waiting.splice(0, this.max)
       try {

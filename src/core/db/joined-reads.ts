@@ -1,24 +1,22 @@
+import { setImmediate } from 'node:timers/promises'
+
 /**
  * Reads by key that those who ask at the same time make together. A read that is under way is not joined but followed by
- * one more, so that everybody sees what was committed before they asked.
+ * one more, so that everybody sees what was committed before they asked. The first one waits for who else asks in the same
+ * turn of the event loop.
  */
 export function joinedReads<T>(): (key: string, read: () => Promise<T>) => Promise<T> {
   const running = new Map<string, Promise<void>>()
   const next = new Map<string, Promise<T>>()
-  const begin = (key: string, read: () => Promise<T>): Promise<T> => {
-    const result = read()
-    const end = () => void running.delete(key)
-    running.set(key, result.then(end, end))
-    return result
-  }
   return (key, read) => {
     const waiting = next.get(key)
     if (waiting) return waiting
-    const before = running.get(key)
-    if (!before) return begin(key, read)
-    const result = before.then(() => {
+    const result = (running.get(key) ?? setImmediate()).then(() => {
       next.delete(key)
-      return begin(key, read)
+      const made = read()
+      const end = () => void running.delete(key)
+      running.set(key, made.then(end, end))
+      return made
     })
     next.set(key, result)
     return result
