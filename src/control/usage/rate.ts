@@ -52,11 +52,14 @@ function rate({ config }: Services, draft: UsageDraft, books: ReadonlyMap<string
   const owner = publisher_project_id ?? project_id
   // A turn of a shared agent runs on the publisher's providers and prices; other work on those of who uses it.
   const payer = draft.meter_type === 'llm_tokens' ? owner : project_id
-  const embedded = new Big(config.EMBEDDING_INPUT_1M_TOKEN_PRICE_USD).div(1_000_000)
   const rated = components
     .filter(({ quantity }) => quantity > 0)
     .map((component): RatedComponent => {
-      if (draft.source === 'embedding') return priced(component, { id: null, unit_price: embedded })
+      if (draft.source === 'embedding')
+        return priced(component, {
+          id: null,
+          unit_price: new Big(config.EMBEDDING_INPUT_1M_TOKEN_PRICE_USD).div(1_000_000),
+        })
       return priced(
         component,
         component.billable ? priceOf(draft, component, [bookOf(payer), bookOf(GLOBAL)], now) : null,

@@ -29,25 +29,8 @@ export class Shares {
    */
   async take(project: string, amount: number, signal?: AbortSignal): Promise<() => void> {
     signal?.throwIfAborted()
-    await new Promise<void>((resolve, reject) => {
-      const refuse = (error: Error) => {
-        signal?.removeEventListener('abort', leave)
-        this.#waiting = this.#waiting.filter(other => other !== waiter)
-        // What waited behind it may fit.
-        this.#next()
-        reject(error)
-      }
-      const leave = () => refuse(signal?.reason)
-      const begin = () => {
-        signal?.removeEventListener('abort', leave)
-        resolve()
-      }
-      const waiter: Waiter = { project, amount, begin, refuse }
-      signal?.addEventListener('abort', leave, { once: true })
-      this.#waiting.push(waiter)
-      this.#next()
-      if (this.#queue && this.#waiting.length > this.#queue.most) this.#last().refuse(this.#queue.full())
-    })
+    if (this.#isFree(amount)) this.#give(project, amount)
+    else await this.#turnOf(project, amount, signal)
     let returned = false
     return () => {
       if (returned) return
@@ -64,6 +47,7 @@ export class Shares {
     amount: number,
     { ms, late, signal }: { ms: number; late: () => Error; signal?: AbortSignal },
   ): Promise<() => void> {
+    if (this.#isFree(amount)) return this.take(project, amount, signal)
     const over = new AbortController()
     const timer = setTimeout(() => over.abort(late()), ms)
     try {
@@ -83,14 +67,46 @@ export class Shares {
     }
   }
 
+  /** Waits for a part until it is given. */
+  #turnOf(project: string, amount: number, signal?: AbortSignal): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const refuse = (error: Error) => {
+        signal?.removeEventListener('abort', leave)
+        this.#waiting = this.#waiting.filter(other => other !== waiter)
+        // What waited behind it may fit.
+        this.#next()
+        reject(error)
+      }
+      const leave = () => refuse(signal?.reason)
+      const begin = () => {
+        signal?.removeEventListener('abort', leave)
+        resolve()
+      }
+      const waiter: Waiter = { project, amount, begin, refuse }
+      signal?.addEventListener('abort', leave, { once: true })
+      this.#waiting.push(waiter)
+      this.#next()
+      if (this.#queue && this.#waiting.length > this.#queue.most) this.#last().refuse(this.#queue.full())
+    })
+  }
+
+  /** Whether nobody waits, and there is so much. */
+  #isFree(amount: number): boolean {
+    return this.#waiting.length === 0 && amount <= this.#free
+  }
+
+  #give(project: string, amount: number): void {
+    this.#free -= amount
+    this.#hold(project, amount)
+    this.#turns.set(project, ++this.#turn)
+  }
+
   #next(): void {
     for (;;) {
       const [first] = this.#waiting.toSorted((one, other) => this.#compare(one.project, other.project))
       if (!first || first.amount > this.#free) break
       this.#waiting = this.#waiting.filter(other => other !== first)
-      this.#free -= first.amount
-      this.#hold(first.project, first.amount)
-      this.#turns.set(first.project, ++this.#turn)
+      this.#give(first.project, first.amount)
       first.begin()
     }
     for (const project of this.#turns.keys())

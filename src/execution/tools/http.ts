@@ -154,10 +154,12 @@ function outputOf({ status, headers, body }: Answered, request: ToolRequest): un
   }
 }
 
+const utf8 = new TextDecoder('utf-8', { fatal: true })
+
 /** The text that bytes are in UTF-8, without a byte order mark; null when they are none. */
 function decoded(body: Buffer): string | null {
   try {
-    return new TextDecoder('utf-8', { fatal: true }).decode(body)
+    return utf8.decode(body)
   } catch {
     return null
   }
