@@ -24,17 +24,19 @@ const answersOf = perProcess(({ config }) => ({
   underWay: new Map<string, Promise<Context | null>>(),
 }))
 
+type Given = { guardrail_context: Context | null; caller: () => Promise<Caller | null> }
+
 export type Gathered = { context: Context | null; source: Evaluation['context_source']; failed: boolean }
 
 /** The `context` that a rule is applied with: what the caller gave, and what the context tool answers. */
-export async function contextOf(
-  services: Services,
-  rule: Rule,
-  given: { guardrail_context: Context | null; caller: () => Promise<Caller | null> },
-): Promise<Gathered> {
+export function contextOf(services: Services, rule: Rule, given: Given): Gathered | Promise<Gathered> {
   const { guardrail_context } = given
-  if (rule.context_tool_id === null || !rule.readsContext)
-    return { context: guardrail_context, source: guardrail_context ? 'caller' : 'none', failed: false }
+  if (rule.context_tool_id !== null && rule.readsContext) return withAnswer(services, rule, given)
+  return { context: guardrail_context, source: guardrail_context ? 'caller' : 'none', failed: false }
+}
+
+async function withAnswer(services: Services, rule: Rule, given: Given): Promise<Gathered> {
+  const { guardrail_context } = given
   const answer = await answerOf(services, rule, given.caller)
   if (!answer) return { context: null, source: 'none', failed: true }
   if (rule.context_mode === 'replace' || !guardrail_context) return { context: answer, source: 'tool', failed: false }

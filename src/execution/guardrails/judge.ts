@@ -1,4 +1,5 @@
 import { fileException } from '../../control/exceptions/file.ts'
+import { newId } from '../../core/api/ids.ts'
 import { breather } from '../../core/process/breathe.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GateRequest, ToolGate, Verdict } from '../tools/gate.ts'
@@ -6,7 +7,15 @@ import { classify, type Facts, snapshotOf } from './classify.ts'
 import { contextOf } from './context.ts'
 import { danglingRule, mayAskPerson, type Rule } from './document.ts'
 import { liveOf } from './live.ts'
-import { APPROVAL_SECONDS, type Decision, type Evaluation, guardrailKind, SCOPES, type Scope } from './model.ts'
+import {
+  APPROVAL_SECONDS,
+  type Decision,
+  type Evaluation,
+  evaluationKind,
+  guardrailKind,
+  SCOPES,
+  type Scope,
+} from './model.ts'
 import { askedByNode, holdEvaluations, recordEvaluations } from './records.ts'
 import { type Circumstances, runtimeOf } from './runtime.ts'
 
@@ -25,19 +34,19 @@ export type Judged = Circumstances &
 
 /** The rules that apply to a call: those of the project, of the agent, of the tool, each in its order. */
 async function rulesFor(services: Services, { project_id, agent, tool }: Attached): Promise<Applied[]> {
-  const { guardrail_ids } = await liveOf(services).projects.get(project_id)
+  const { projects, rules } = liveOf(services)
+  const { guardrail_ids } = await projects.get(project_id)
   const ids: Record<Scope, readonly string[] | null | undefined> = {
     project: guardrail_ids,
     agent: agent?.guardrail_ids,
     tool: tool.guardrail_ids,
   }
   const attached = SCOPES.flatMap(scope => (ids[scope] ?? []).map(id => ({ scope, id })))
-  return Promise.all(
-    attached.map(async ({ scope, id }) => {
-      const { rule } = await liveOf(services).rules.get(id)
-      return { scope, rule: rule?.project_id === project_id ? rule : danglingRule(id, project_id) }
-    }),
-  )
+  const known = await Promise.all(attached.map(({ id }) => rules.get(id)))
+  return attached.map(({ scope, id }, index) => {
+    const { rule } = known[index]
+    return { scope, rule: rule?.project_id === project_id ? rule : danglingRule(id, project_id) }
+  })
 }
 
 /** What each rule says of a call, in their order. */
@@ -112,8 +121,9 @@ function keep(
   evaluations: readonly Evaluation[],
   decision: Decision,
 ): void {
-  const drafts = evaluations.map(({ kind: _kind, ...evaluation }) => ({
+  const drafts = evaluations.map(evaluation => ({
     ...evaluation,
+    id: newId(evaluationKind.prefix),
     project_id,
     tool_id: tool.id,
     approval_id: null,

@@ -7,7 +7,7 @@ import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { WriteBehind } from '../../core/process/write-behind.ts'
 import type { RunOfCall } from '../tools/gate.ts'
-import { evaluationKind, guardrailKind } from './model.ts'
+import { guardrailKind } from './model.ts'
 import { type EvaluationDraft, insertEvaluations } from './store.ts'
 
 /** How long evaluations that ask a person wait for the approval that is filed for them. */
@@ -32,7 +32,7 @@ type Held = { drafts: EvaluationDraft[]; timer: NodeJS.Timeout }
  */
 const recorderOf = perProcess(
   services => {
-    const writes = new WriteBehind<EvaluationDraft & { id: string }>({
+    const writes = new WriteBehind<EvaluationDraft>({
       what: 'evaluations of guardrails',
       log: services.log,
       most: MOST,
@@ -44,7 +44,7 @@ const recorderOf = perProcess(
     })
     const held = new Map<string, Held>()
     const add = (drafts: readonly EvaluationDraft[]) => {
-      for (const draft of drafts) writes.add({ ...draft, id: newId(evaluationKind.prefix) })
+      for (const draft of drafts) writes.add(draft)
     }
     const release = (key: string, approval_id: string | null) => {
       const waiting = held.get(key)
@@ -96,14 +96,15 @@ export const releaseEvaluations = (services: Services, asked: Asked, approval_id
 /** What was decided other than to execute is in the audit log, too. */
 async function write(
   services: Services,
-  drafts: readonly (EvaluationDraft & { id: string })[],
+  drafts: readonly EvaluationDraft[],
   chainOf: (place: number) => readonly string[],
 ): Promise<void> {
   await services.write(async tx => {
     const created_at = services.clock.now().toISOString()
-    for (const n of await insertEvaluations(tx, drafts)) {
-      const { id: _, project_id, tool_id: _tool, approval_id, ...evaluation } = drafts[n]
-      if (evaluation.decision === 'execute') continue
+    const added = await insertEvaluations(tx, drafts)
+    for (const [place, draft] of drafts.entries()) {
+      if (draft.decision === 'execute' || !added.includes(draft.id)) continue
+      const { id: _, project_id, tool_id: _tool, approval_id, ...evaluation } = draft
       const entry = {
         id: newId('audit'),
         project_id,
@@ -117,14 +118,13 @@ async function write(
         ip: null,
         user_agent: null,
         detail: {
-          kind: 'guardrail_evaluation',
           ...evaluation,
           context_snapshot: namesIn(evaluation.context_snapshot),
           ...(approval_id && { approval_id }),
         },
         created_at,
       }
-      causedBy(chainOf(n), () => tx.audit(entry))
+      causedBy(chainOf(place), () => tx.audit(entry))
     }
   })
 }

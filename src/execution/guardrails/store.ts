@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
-import { type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'
+import { identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Evaluation, type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'
 
 /** Guardrails by their ids. By the primary key. */
 export const guardrailsOfIds = (db: Queryable, ids: readonly string[]): Promise<readonly GuardrailRow[]> =>
@@ -40,27 +40,45 @@ export async function attachedTo(
 }
 
 /** What is kept of one evaluation. */
-export type EvaluationDraft = Omit<EvaluationRow, 'id' | 'created_at'>
+export type EvaluationDraft = Evaluation & Pick<EvaluationRow, 'id' | 'project_id' | 'tool_id' | 'approval_id'>
 
-const inserted = sql.type(z.strictObject({ n: z.int() }))
+const COLUMNS: readonly (readonly [keyof EvaluationRow & keyof EvaluationDraft, string])[] = [
+  ['id', 'text'],
+  ['project_id', 'text'],
+  ['guardrail_id', 'text'],
+  ['guardrail_version', 'int4'],
+  ['scope', 'text'],
+  ['tool_id', 'text'],
+  ['tool', 'text'],
+  ['action', 'text'],
+  ['class', 'text'],
+  ['decision', 'text'],
+  ['guard_result', 'bool'],
+  ['context_source', 'text'],
+  ['context_snapshot', 'json'],
+  ['agent_id', 'text'],
+  ['orchestration_run_id', 'text'],
+  ['generation_id', 'text'],
+  ['approval_id', 'text'],
+]
+
+const columns = sql.join(
+  COLUMNS.map(([name]) => sql.identifier([name])),
+  sql.fragment`, `,
+)
+
+const valuesOf = (draft: EvaluationDraft) =>
+  COLUMNS.map(([name, type]) => (type === 'json' ? JSON.stringify(draft[name]) : (draft[name] as string | null)))
 
 /**
- * Adds evaluations of projects that there are, each id once; returns the positions of those that were added.
+ * Adds evaluations of projects that there are, each id once; returns the ids of those that were added. In arrays: the same
+ * rows as one JSON text took the database a quarter longer.
  */
-export const insertEvaluations = (
-  db: Queryable,
-  drafts: readonly (EvaluationDraft & { id: string })[],
-): Promise<readonly number[]> =>
-  db.anyFirst(inserted`
+export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraft[]): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
     with held as (
       select id from projects
       where id = any(${sql.array([...new Set(drafts.map(({ project_id }) => project_id))], 'text')}) for key share),
-    given as (
-      select * from json_to_recordset(${JSON.stringify(drafts.map((draft, n) => ({ ...draft, n })))}::json)
-        as g (n integer, id text, project_id text, guardrail_id text, guardrail_version integer, scope text, tool_id text,
-          tool text, action text, class text, decision text, guard_result boolean, context_source text,
-          context_snapshot json, agent_id text, orchestration_run_id text, generation_id text, approval_id text)
-      where project_id in (select id from held)),
     -- The content of a turn may have been erased since; one that is being erased is waited for.
     erased as (
       select id from (
@@ -68,16 +86,18 @@ export const insertEvaluations = (
         where id = any(${sql.array([...new Set(drafts.flatMap(({ generation_id }) => generation_id ?? []))], 'text')})
         order by id for key share) g
       where g.content_redacted_at is not null),
-    added as (
-      insert into guardrail_evaluations (id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action,
-        class, decision, guard_result, context_source, context_snapshot, agent_id, orchestration_run_id, generation_id,
-        approval_id)
-      select id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action, class, decision, guard_result,
-        context_source, case when generation_id in (select id from erased) then '{}' else context_snapshot end, agent_id, orchestration_run_id, generation_id, approval_id
-      from given
-      on conflict (id) do nothing
-      returning id)
-    select n from given where id in (select id from added)`)
+    given as (
+      select * from ${sql.unnest(
+        drafts.map(valuesOf),
+        COLUMNS.map(([, type]) => type),
+      )} as g (${columns}))
+    insert into guardrail_evaluations (${columns})
+    select id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action, class, decision, guard_result,
+      context_source, case when generation_id in (select id from erased) then '{}' else context_snapshot end, agent_id,
+      orchestration_run_id, generation_id, approval_id
+    from given where project_id in (select id from held)
+    on conflict (id) do nothing
+    returning id`)
 
 /** Erases what evaluations of calls of turns show of those. By guardrail_evaluations_generation. */
 export const eraseSnapshots = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
