@@ -186,6 +186,31 @@ describe('triggers of orchestrations', function () {
     await key.delete(`/triggers/${answers.id}`)
   })
 
+  it('have led each to the audit entries of its own calls, which are written together', async () => {
+    const tool = await key.post('/tools', { name: 'calls', type: 'platform', actions: ['call-tool'] })
+    assert.equal(tool.status, 201, JSON.stringify(tool.body))
+    app.target.answer = (_request, response) =>
+      response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
+    const target = { target_type: 'tool', target_id: tool.body.id, action: 'call-tool' }
+    const made = await Promise.all(
+      Array.from({ length: 4 }, () =>
+        madeTrigger(key, { type: 'manual', ...target, input_mapping: { tool_id: app.toolId } }),
+      ),
+    )
+    await Promise.all(made.map(({ id }) => key.post(`/triggers/${id}/fire?wait=false`)))
+    const causations = await eventually(async () => {
+      const found = await app.services.pool.anyFirst(sql.unsafe`
+        select e.causation from events e join audit_entries a on a.id = e.resource_id
+        where e.name = 'audit_entries.created' and a.action = 'tools:CallTool' and a.resource_public_id = ${app.toolId}
+          and e.causation ?| ${sql.array(
+            made.map(({ id }) => id),
+            'text',
+          )}`)
+      return found.length >= made.length ? [...found] : null
+    })
+    assert.deepEqual(causations.toSorted(), made.map(({ id }) => [id]).toSorted())
+  })
+
   it('have led to no run that goes on because one of theirs gave it room', async () => {
     const { status } = await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: 1 })
     assert.equal(status, 200)

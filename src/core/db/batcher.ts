@@ -1,4 +1,5 @@
 import { setImmediate } from 'node:timers/promises'
+import { uncaused } from './causation.ts'
 import { outsideTenancy } from './tenancy.ts'
 
 /**
@@ -20,7 +21,8 @@ export class Batcher<T, R> {
   add(item: T): Promise<R> {
     return new Promise((resolve, reject) => {
       this.waiting.push({ item, resolve, reject })
-      this.running ??= outsideTenancy(() => this.drain())
+      // A batch is of all who wait for it, for whatever cause.
+      this.running ??= outsideTenancy(() => uncaused(() => this.drain()))
     })
   }
 

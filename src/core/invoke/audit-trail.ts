@@ -3,6 +3,7 @@ import type { AppError } from '../api/errors.ts'
 import { newId } from '../api/ids.ts'
 import type { Answer } from '../api/operation.ts'
 import { Batcher } from '../db/batcher.ts'
+import { causedBy, currentChain } from '../db/causation.ts'
 import { isDatabaseLost, isProjectGone, sql } from '../db/sql.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import { perProcess } from '../process/per-process.ts'
@@ -57,10 +58,13 @@ const TOGETHER = 100
 
 const always = sql.fragment`true`
 
+/** An entry with the triggers that led to it. */
+type Caused = { entry: AuditEntry; chain: readonly string[] }
+
 /** Each with its event, in one statement that is a transaction of its own. */
-const writeEntries = ({ writeOne }: Services, entries: readonly AuditEntry[]): Promise<unknown> =>
+const writeEntries = ({ writeOne }: Services, entries: readonly Caused[]): Promise<unknown> =>
   writeOne(outgoing => {
-    for (const entry of entries) outgoing.audit(entry)
+    for (const { entry, chain } of entries) causedBy(chain, () => outgoing.audit(entry))
     return { ctes: [], guard: always, columns: sql.fragment`1 as written` }
   })
 
@@ -70,9 +74,9 @@ const writeEntries = ({ writeOne }: Services, entries: readonly AuditEntry[]): P
  * each other: the delete of one locks out its entries alone.
  */
 const entryWriter = perProcess(services => {
-  const writers = new Map<string | null, Batcher<AuditEntry, unknown>>()
+  const writers = new Map<string | null, Batcher<Caused, unknown>>()
 
-  async function writeAll(entries: AuditEntry[]): Promise<unknown[]> {
+  async function writeAll(entries: Caused[]): Promise<unknown[]> {
     try {
       await writeEntries(services, entries)
       return entries.map(() => null)
@@ -82,17 +86,18 @@ const entryWriter = perProcess(services => {
         return (await Promise.all(entries.map(entry => writeAll([entry])))).flat()
       // The entry's event cannot be written for a project that is gone; the entry can, as one of the deployment.
       if (!isProjectGone(error)) return entries.map(() => error)
-      return writeAll([{ ...entries[0], project_id: null }])
+      const [{ entry, chain }] = entries
+      return writeAll([{ entry: { ...entry, project_id: null }, chain }])
     }
   }
 
   return async (entry: AuditEntry): Promise<void> => {
     const { project_id } = entry
     const tenancy = { tenant: project_id, patienceMs: PATIENCE_MS }
-    const write = (entries: AuditEntry[]) => inTenancy(tenancy, () => writeAll(entries))
+    const write = (entries: Caused[]) => inTenancy(tenancy, () => writeAll(entries))
     const writer = writers.get(project_id) ?? new Batcher(write, { max: TOGETHER })
     writers.set(project_id, writer)
-    const failure = await writer.add(entry)
+    const failure = await writer.add({ entry, chain: currentChain() })
     if (!writer.busy) writers.delete(project_id)
     if (failure !== null) throw failure
   }
