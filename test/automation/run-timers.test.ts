@@ -172,6 +172,15 @@ describe('times of runs', function () {
         [late.status, meta(late, 2).code, meta(late, 2).meta.reason],
         ['failed', 'ORCHESTRATION_NODE_FAILED', 'timeout'],
       )
+      for (const [status, tries] of [
+        [408, 2],
+        [425, 2],
+        [409, 1],
+      ] as const) {
+        app.target.answer = json({}, status)
+        const run = await app.run([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
+        assert.deepEqual([run.error?.code, attempts(run).length], ['TOOL_HTTP_ERROR', tries], String(status))
+      }
       const closed = await app.tool({ execute: { url: 'http://127.0.0.1:1' } })
       const lost = await app.run([call('a', { tool_id: closed, retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
       assert.deepEqual([attempts(lost), lost.error.meta.tool_status_code], [['a:1:failed', 'a:2:failed'], null])

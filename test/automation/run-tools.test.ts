@@ -169,7 +169,13 @@ describe('tools in runs', function () {
         const { data } = (await app.admin.get(`/audit-log?project_id=${app.projectId}&limit=100`)).body
         return data.some((entry: any) => entry.resource_public_id === run.id) && data
       })
+    const kept = () =>
+      app.services.pool.oneFirst(
+        sql.unsafe`select context from orchestration_runs where id = ${run.id}`,
+      ) as Promise<string>
+    assert.match(await kept(), /^v1\./)
     await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} })
+    assert.equal(await kept(), null, 'is erased with the end of the run')
     for (const path of [
       `/orchestration-runs/${run.id}`,
       '/orchestration-runs',

@@ -292,10 +292,13 @@ describe('runs of orchestrations', function () {
         nodes: [{ id: 'again', type: 'sub_orchestration', orchestration_id: id }],
       })
       assert.equal(made.status, 200, JSON.stringify(made.body))
-      const run = await app.until((await app.start(id, { wait: false })).id)
-      assert.equal(run.status, 'failed')
-      assert.equal(run.error.code, 'ORCHESTRATION_RUN_DEPTH_LIMIT')
-      assert.deepEqual([run.error.meta.depth, run.error.meta.limit], [11, 10])
+      // Of two limits that are the same that of the deployment is named.
+      for (const max_run_depth of [10, null]) {
+        await app.admin.patch(`/projects/${app.projectId}`, { max_run_depth })
+        const run = await app.until((await app.start(id, { wait: false })).id)
+        assert.deepEqual([run.status, run.error?.code], ['failed', 'ORCHESTRATION_RUN_DEPTH_LIMIT'])
+        assert.deepEqual(run.error.meta, { depth: 11, limit: 10, limit_source: 'deployment', orchestration_id: id })
+      }
     })
 
     it('hold their parent while they wait for input', async () => {
@@ -322,6 +325,27 @@ describe('runs of orchestrations', function () {
   })
 
   describe('commands', () => {
+    it('are refused by runs that wait for nobody', async () => {
+      const asleep = await app.run([{ id: 'd', type: 'delay', duration: '1h' }], [], { wait: false })
+      await app.until(asleep.id, ({ status }) => status === 'sleeping')
+      const ended = await app.run([set('a')])
+      for (const [{ id }, status] of [
+        [asleep, 'sleeping'],
+        [ended, 'succeeded'],
+      ])
+        for (const [command, body] of [
+          ['human-input', { node_id: 'd', output: {} }],
+          ['resume', {}],
+        ] as const) {
+          const reply = await app.key.post(`/orchestration-runs/${id}/${command}`, body)
+          assert.deepEqual(
+            [reply.status, reply.body.error?.code, reply.body.error?.meta],
+            [409, 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { status }],
+          )
+        }
+      assert.equal((await app.key.post(`/orchestration-runs/${asleep.id}/cancel`)).status, 200)
+    })
+
     it('pause a run that waits: what it waits for stays first, and what is decided meanwhile counts once it is resumed', async () => {
       const tool_id = await app.tool()
       const run = await app.run(
