@@ -120,6 +120,15 @@ describe('runs and workers that are lost', function () {
     assert.equal(app.target.requests.length, 2)
   })
 
+  it('end attempts that take longer than any may whose node says nothing', async () => {
+    app.target.answer = never
+    await worker({ ORCHESTRATION_NODE_TIMEOUT_MS: '300' })
+    const own = call('b', { timeout: '1h' })
+    const run = await app.start(await app.orchestration([call('a'), own]), { wait: false })
+    const { error, failed_node_id } = await app.until(run.id)
+    assert.deepEqual([failed_node_id, error.meta.reason], ['a', 'timeout'])
+  })
+
   it('discard the late answer of one that has lost its lease', async () => {
     const id = await app.orchestration([call('a')])
     let answerFirst = never
