@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
@@ -153,15 +154,26 @@ describe('a hostile playbook', () => {
     assert.equal(events.length, 4)
   })
 
-  it('that cannot be marked as overdue keeps nobody else from being told', async () => {
+  it('that cannot be marked as overdue keeps nobody else from being told, as often as it is started', async () => {
     const manual = { type: 'manual', tool_id: undefined, due_seconds: 1 }
-    const poisoned = await executed(manual, {}, {})
-    await refusingUpdates(app.services, 'playbook_execution_steps', `new.execution_id = '${poisoned.id}'`, async () => {
+    const { id } = await executed(manual, {}, {})
+    // More than one statement finds, all due before that of another.
+    const { pool } = app.services
+    const copy = sql.fragment`left(${id}, -4) || lpad(n::text, 4, '0')`
+    await pool.query(sql.unsafe`
+      insert into playbook_executions select r.* from playbook_executions t, generate_series(1, 510) n,
+        jsonb_populate_record(t, jsonb_build_object('id', ${copy}, 'status', 'cancelled', 'orchestration_run_id', 'orch_run_' || n)) r
+      where t.id = ${id}`)
+    await pool.query(sql.unsafe`
+      insert into playbook_execution_steps select r.* from playbook_execution_steps t, generate_series(1, 510) n,
+        jsonb_populate_record(t, jsonb_build_object('execution_id', ${copy}, 'due_at', t.due_at - interval '1 day')) r
+      where t.execution_id = ${id}`)
+    const refused = `new.execution_id like '${id.slice(0, -4)}%'`
+    await refusingUpdates(app.services, 'playbook_execution_steps', refused, async () => {
       const sound = await executed(manual, {}, {})
-      const overdue = async ({ id }: { id: string }) =>
-        (await app.key.get(`/playbook-executions/${id}`)).body.steps[0].overdue
-      await eventually(async () => (await overdue(sound)) || null, { what: 'the overdue step' })
-      assert.equal(await overdue(poisoned), false)
+      const overdue = async (id: string) => (await app.key.get(`/playbook-executions/${id}`)).body.steps[0].overdue
+      await eventually(async () => (await overdue(sound.id)) || null, { what: 'the overdue step' })
+      assert.equal(await overdue(id), false)
     })
   })
 })

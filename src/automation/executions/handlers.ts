@@ -3,7 +3,7 @@ import { every, handler } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import { apart } from '../../core/jobs/sweeps.ts'
 import { markOverdue } from './command.ts'
-import { isAnyOverdue, overdueExecutions } from './store.ts'
+import { type Due, isAnyOverdue, overdueExecutions } from './store.ts'
 
 /** Looks for manual steps that have become overdue. Those that have timed out are the engine's. */
 const overdueSweep = workQueue('playbook.overdue', {
@@ -13,14 +13,20 @@ const overdueSweep = workQueue('playbook.overdue', {
   leaseSeconds: 60,
 })
 
+/** Steps that one statement finds. */
 const SWEPT = 500
 
 export const executionHandlers = [
   handler(overdueSweep, { concurrency: 1 }, async (_message, { services, stopping }) => {
-    for (const placed of await overdueExecutions(services.pool, SWEPT)) {
-      if (stopping.aborted) return
-      // One that cannot be marked keeps nobody else's from being marked.
-      await apart(services, { execution_id: placed.id }, () => services.write(tx => markOverdue(tx, services, placed)))
+    for (let found: readonly Due[] | null = null; !found || found.length === SWEPT; ) {
+      found = await overdueExecutions(services.pool, { after: found?.at(-1), limit: SWEPT })
+      for (const placed of new Map(found.map(each => [each.id, each])).values()) {
+        if (stopping.aborted) return
+        // Those that cannot be marked keep nobody else's from being marked.
+        await apart(services, { execution_id: placed.id }, () =>
+          services.write(tx => markOverdue(tx, services, placed)),
+        )
+      }
     }
   }),
 ]

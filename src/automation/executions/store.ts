@@ -129,16 +129,24 @@ export const runBelow = (db: Queryable, runId: string, attemptId: string): Promi
   db.maybeOneFirst(identifying`
     select id from orchestration_runs where parent_id = ${runId} and parent_execution_id = ${attemptId} limit 1`)
 
-const due = sql.type(z.strictObject({ id: z.string(), case_id: z.string(), project_id: z.string() }))
+const Due = z.strictObject({ id: z.string(), case_id: z.string(), project_id: z.string(), due_at: z.string() })
+const due = sql.type(Due)
+export type Due = z.output<typeof Due>
 
-/** Executions with a step that has become overdue. By playbook_execution_steps_due. */
-export const overdueExecutions = (db: Queryable, limit: number) =>
+/**
+ * Executions with a step that has become overdue, the longest overdue first. By playbook_execution_steps_due.
+ * @param after the step to go on behind
+ */
+export const overdueExecutions = (db: Queryable, { after, limit }: { after: Due | undefined; limit: number }) =>
   db.any(due`
-    select distinct e.id, e.case_id, e.project_id
+    select e.id, e.case_id, e.project_id, s.due_at
     from (
-      select s.execution_id from playbook_execution_steps s
-      where s.due_at < now() and s.status = 'waiting' and not s.overdue order by s.due_at limit ${limit}) s
-    join playbook_executions e on e.id = s.execution_id`)
+      select s.execution_id, s.due_at from playbook_execution_steps s
+      where s.due_at < now() and s.status = 'waiting' and not s.overdue
+        and ${after ? sql.fragment`(s.due_at, s.execution_id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment`true`}
+      order by s.due_at, s.execution_id limit ${limit}) s
+    join playbook_executions e on e.id = s.execution_id
+    order by s.due_at, e.id`)
 
 /** Whether a step has become overdue. By playbook_execution_steps_due. */
 export const isAnyOverdue = (db: Queryable): Promise<boolean> =>
