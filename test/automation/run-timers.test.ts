@@ -178,7 +178,8 @@ describe('times of runs', function () {
         [409, 1],
       ] as const) {
         app.target.answer = json({}, status)
-        const run = await app.run([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
+        const { id } = await app.run([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
+        const run = await app.until(id)
         assert.deepEqual([run.error?.code, attempts(run).length], ['TOOL_HTTP_ERROR', tries], String(status))
       }
       const closed = await app.tool({ execute: { url: 'http://127.0.0.1:1' } })
