@@ -129,6 +129,27 @@ describe('runs and workers that are lost', function () {
     assert.deepEqual([failed_node_id, error.meta.reason], ['a', 'timeout'])
   })
 
+  it('make no more at once than they may, whether they come with a run or alone', async () => {
+    const held: (() => void)[] = []
+    let most = 0
+    app.target.answer = (request, response) => {
+      held.push(() => json({ ok: true })(request, response))
+      most = Math.max(most, held.length)
+    }
+    const single = await app.orchestration([call('a')])
+    const fan = await app.orchestration(Array.from({ length: 8 }, (_, n) => call(`f${n}`)))
+    await worker({ ORCHESTRATION_WORKER_CONCURRENCY: '4' })
+    const runs = []
+    for (const id of [single, single, fan, single, single, single]) runs.push(await app.start(id, { wait: false }))
+    for (const { id } of runs) await app.until(id, ({ status }) => status === 'running')
+    for (let left = 13; left > 0; left--) {
+      const answer = await eventually(() => (held.length >= Math.min(3, left) ? held.shift() : undefined))
+      answer()
+    }
+    for (const { id } of runs) assert.equal((await app.until(id)).status, 'succeeded')
+    assert.ok(most <= 4, `${most} at once`)
+  })
+
   it('discard the late answer of one that has lost its lease', async () => {
     const id = await app.orchestration([call('a')])
     let answerFirst = never

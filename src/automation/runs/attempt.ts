@@ -9,7 +9,6 @@ import { chainOf } from '../../core/iam/caller.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
 import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
-import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { WorkerType } from '../orchestrations/definition.ts'
 import { parseDuration } from '../orchestrations/duration.ts'
@@ -36,18 +35,11 @@ const WORK: Record<WorkerType, Work> = {
   memory_write: writeMemory,
 }
 
-/** Attempts that a process makes. */
-const underWayOf = perProcess(() => ({ count: 0 }))
-
 /** Whether a project holds no more attempts than it may, one of them that of the caller. */
 const mayTakeOver = ({ config }: Services, held: number): boolean => {
   const most = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
   return most === 0 || held <= most
 }
-
-/** Whether this process has room for another attempt. */
-export const hasRoom = (services: Services): boolean =>
-  underWayOf(services).count < services.config.ORCHESTRATION_WORKER_CONCURRENCY
 
 /** How long a worker goes on with one run before it lets others have their turn. */
 const CHAIN_MS = 1000
@@ -63,24 +55,18 @@ export async function makeAttempts(
   signal: AbortSignal,
   stopping: AbortSignal,
 ): Promise<void> {
-  const underWay = underWayOf(services)
   const until = performance.now() + CHAIN_MS
-  underWay.count += 1
-  try {
-    let taken: Taken | null = first
-    let known = asFirst
-    while (taken) {
-      const goesOn = () => !stopping.aborted && performance.now() < until
-      const made: Taken = taken
-      const asKnown: Known | null = known
-      const after: Advanced | null = await causedBy(chainOf(made.authority), () =>
-        makeAttempt(services, { taken: made, known: asKnown }, signal, goesOn),
-      )
-      taken = after?.jobs[0] ? takenOf(after.jobs[0], after.run) : null
-      known = after?.known ?? null
-    }
-  } finally {
-    underWay.count -= 1
+  let taken: Taken | null = first
+  let known = asFirst
+  while (taken) {
+    const goesOn = () => !stopping.aborted && performance.now() < until
+    const made: Taken = taken
+    const asKnown: Known | null = known
+    const after: Advanced | null = await causedBy(chainOf(made.authority), () =>
+      makeAttempt(services, { taken: made, known: asKnown }, signal, goesOn),
+    )
+    taken = after?.jobs[0] ? takenOf(after.jobs[0], after.run) : null
+    known = after?.known ?? null
   }
 }
 

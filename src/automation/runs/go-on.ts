@@ -108,7 +108,7 @@ async function advanceLoaded(
   else more = await made.work({ look, begin })
   const ended = hasEnded(made.run)
   const jobs = ended ? [] : made.jobs.filter(({ status }) => status === 'running')
-  const takes = options.takes?.(made) ?? 0
+  const takes = jobs.length > 0 ? (options.takes?.(made) ?? 0) : 0
   const lease = services.config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000
   for (const [index, row] of jobs.entries()) {
     if (index < takes) {

@@ -4,8 +4,8 @@ import { every, HandBack, handler, type JobContext } from '../../core/jobs/handl
 import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
-import { failureOf } from './advance.ts'
-import { hasRoom, makeAttempts } from './attempt.ts'
+import { type Advance, failureOf } from './advance.ts'
+import { makeAttempts } from './attempt.ts'
 import { findWaiting, type Taken, take, takenOf, takeStrictly } from './attempt-store.ts'
 import { advance } from './go-on.ts'
 import { type NodeMessage, nodeQueue, type RunMessage, runQueue, runSweep, runTold } from './queue.ts'
@@ -78,24 +78,34 @@ export const runSchedules = [
 /** Advances a run; an attempt that begins with it is made at once where this process has room. */
 async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<void> {
   const { services, signal, stopping } = context
-  const after = await services.write(async tx => {
-    const advanced = await advance(tx, services, run_id, {
-      report: async () => {
-        await fault(services, 'run_locked')
-        return true
-      },
-      takes: ({ held }) => (hasRoom(services) && !stopping.aborted && isFarFromFull(services, held) ? 1 : 0),
+  const slot: { giveBack: (() => void) | null } = { giveBack: null }
+  const mayTake = ({ held, run }: Advance): boolean => {
+    if (stopping.aborted || !isFarFromFull(services, held)) return false
+    slot.giveBack ??= context.takeSlot(nodeQueue, run.project_id)
+    return slot.giveBack !== null
+  }
+  try {
+    const after = await services.write(async tx => {
+      const advanced = await advance(tx, services, run_id, {
+        report: async () => {
+          await fault(services, 'run_locked')
+          return true
+        },
+        takes: run => (mayTake(run) ? 1 : 0),
+      })
+      await fault(services, 'run_advanced')
+      context.complete(tx)
+      return advanced
     })
-    await fault(services, 'run_advanced')
-    context.complete(tx)
-    return advanced
-  })
-  await fault(services, 'run_committed')
-  const [first] = after?.jobs ?? []
-  if (after && first)
-    await context
-      .aside(() => makeAttempts(services, { taken: takenOf(first, after.run), known: after.known }, signal, stopping))
-      .catch(error => services.log.error({ err: error, run_id }, 'attempts of a run given up'))
+    await fault(services, 'run_committed')
+    const [first] = after?.jobs ?? []
+    if (after && first)
+      await context
+        .aside(() => makeAttempts(services, { taken: takenOf(first, after.run), known: after.known }, signal, stopping))
+        .catch(error => services.log.error({ err: error, run_id }, 'attempts of a run given up'))
+  } finally {
+    slot.giveBack?.()
+  }
 }
 
 /** Makes an attempt that is ready, unless another worker has it. */

@@ -32,6 +32,11 @@ export type JobContext = {
    * this one for ever.
    */
   aside<T>(work: () => Promise<T>): Promise<T>
+  /**
+   * Takes a slot of another queue for work of a project that would else be a message of it; what is returned gives it back.
+   * Null where this process has none free.
+   */
+  takeSlot(queue: Queue<any>, project: string): (() => void) | null
 }
 
 /** Thrown by a handler to give its message back at once; the attempt does not count. */

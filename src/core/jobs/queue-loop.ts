@@ -49,6 +49,7 @@ export class QueueLoop {
   readonly #share: number
   readonly #borrow: number
   readonly #hears: () => boolean
+  readonly #takeSlotOf: JobContext['takeSlot']
 
   /** Claimed and not yet over, by message id. */
   readonly #held = new Map<string, Attempt>()
@@ -82,6 +83,7 @@ export class QueueLoop {
     projectShare: number
     /** Whether notifications arrive. */
     hears: () => boolean
+    takeSlotOf: JobContext['takeSlot']
   }) {
     const { handler, services } = options
     this.#services = services as Services
@@ -98,6 +100,7 @@ export class QueueLoop {
     const shared = this.#queue.project !== undefined && this.#batch === 1
     this.#share = shared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
     this.#hears = options.hears
+    this.#takeSlotOf = options.takeSlotOf
     this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages
   }
 
@@ -112,6 +115,22 @@ export class QueueLoop {
   start(): void {
     this.#loop = this.#run()
     this.#renewal = repeat((this.#queue.leaseSeconds * 1000) / 3, () => this.#renew())
+  }
+
+  /**
+   * Takes a free slot for work of a project that has no message, as a claim would; what is returned gives it back. Null where
+   * there is none.
+   */
+  takeSlot(project: string): (() => void) | null {
+    const isFull = (this.#heldByProject.get(project) ?? 0) >= this.#share && this.#busy >= this.#borrow
+    if (this.#busy >= this.#slots || isFull) return null
+    this.#busy += 1
+    this.#countProject({ project }, 1)
+    return () => {
+      this.#busy -= 1
+      this.#countProject({ project }, -1)
+      if (this.#wantsSlot) this.claimNow()
+    }
   }
 
   /** Messages whose lease ran out are waiting: settle them, and claim those that are due again. */
@@ -234,6 +253,9 @@ export class QueueLoop {
       await handBack(this.#queues.db, this.#queue, jobs, 0, wakeChannel)
       return []
     }
+    // Slots that were taken while the claim was under way.
+    const beyond = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots - this.#busy)) : []
+    if (beyond.length > 0) await handBack(this.#queues.db, this.#queue, beyond, 0, wakeChannel)
     if (!this.#queue.key) return jobs
     // A delayed wake-up that is due becomes an immediate one under the entity's own key.
     const delayed = jobs.filter(job => job.key !== this.#queue.key!(job.data))
@@ -301,7 +323,7 @@ export class QueueLoop {
     }
   }
 
-  #countProject({ project }: Claim, change: 1 | -1): void {
+  #countProject({ project }: Pick<Claim, 'project'>, change: 1 | -1): void {
     if (this.#batch > 1 || project === null || project === NO_PROJECT) return
     const held = (this.#heldByProject.get(project) ?? 0) + change
     if (held > 0) this.#heldByProject.set(project, held)
@@ -393,6 +415,7 @@ export class QueueLoop {
           })
         },
         aside: work => this.#aside(attempt, work),
+        takeSlot: this.#takeSlotOf,
       },
     }
   }

@@ -53,6 +53,7 @@ export async function startWorkers(options: {
         slots: slotsOf(handler, services.config) ?? options.concurrency,
         projectShare: options.projectShare ?? 1,
         hears,
+        takeSlotOf: (queue, project) => loops.get(queue.name)?.takeSlot(project) ?? null,
       }),
     )
   }
