@@ -72,7 +72,8 @@ const valuesOf = (draft: EvaluationDraft) =>
 
 /**
  * Adds evaluations of projects that there are, each id once; returns the ids of those that were added. In arrays: the same
- * rows as one JSON text took the database a quarter longer.
+ * rows as one JSON text took the database a quarter longer. In the order of their ids, which keeps the pages of indexes
+ * full.
  */
 export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraft[]): Promise<readonly string[]> =>
   db.anyFirst(identifying`
@@ -95,7 +96,7 @@ export const insertEvaluations = (db: Queryable, drafts: readonly EvaluationDraf
     select id, project_id, guardrail_id, guardrail_version, scope, tool_id, tool, action, class, decision, guard_result,
       context_source, case when generation_id in (select id from erased) then '{}' else context_snapshot end, agent_id,
       orchestration_run_id, generation_id, approval_id
-    from given where project_id in (select id from held)
+    from given where project_id in (select id from held) order by id
     on conflict (id) do nothing
     returning id`)
 
