@@ -8,6 +8,7 @@ import { loadConfig } from '../../src/config.ts'
 import { memoryOf } from '../../src/content/vectors/memory.ts'
 import { cosine } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, removeVectors, SOURCES } from '../../src/content/vectors/store.ts'
+import { asking, nearBy } from '../../src/content/vectors/vector-cache.ts'
 import { migrate } from '../../src/core/db/migrate.ts'
 import { inTransaction } from '../../src/core/db/pool.ts'
 import { type Fragment, rawQuery, sql } from '../../src/core/db/sql.ts'
@@ -425,6 +426,32 @@ describe('codes kept in the process', () => {
       await warm()
       assert.equal(memory.besideCodes, limit - 3750 * 264)
       assert.ok(memory.free >= 0)
+    })
+    it('stay as they are until the search that asks for them has compared them', () => {
+      // Room for one block, of 4,096 vectors.
+      services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 3_000_000 })
+      const compare = (ids: readonly number[], vector: Float32Array) => {
+        const read = {
+          container_id: 'doc',
+          written_in: '1',
+          server: 'one',
+          vec: Buffer.from(vector.buffer).toString('base64'),
+        }
+        nearBy(
+          services,
+          asking(services, ids),
+          ids.map(id => ({ id, ref_id: `r${id}`, ...read })),
+          question,
+        )
+      }
+      compare([1], question)
+      const asked = asking(services, [1])
+      compare(
+        Array.from({ length: 5000 }, (_, index) => index + 2),
+        scattered(),
+      )
+      assert.equal(asking(services, [1]).entries[0], undefined)
+      equal(nearBy(services, asked, [], question).get(1)?.cosine, 1)
     })
     it('are found by the searches of many at once while others write them', async () => {
       await fill(2500)

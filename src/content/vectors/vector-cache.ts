@@ -23,8 +23,8 @@ type Kept = {
 /** A vector as a transaction wrote it: the block it is in and where. */
 type Entry = { written_in: string; ref_id: string; container_id: string; block: Block; at: number }
 
-/** Vectors of one length, one after the other, and their ids. */
-type Block = { values: Float32Array; length: number; ids: number[] }
+/** Vectors of one length, one after the other, their ids, and how many searches are going to read some of them. */
+type Block = { values: Float32Array; length: number; ids: number[]; readers: number }
 
 /** A row and the cosine of one of its segments. */
 export type Near = { ref_id: string; container_id: string; cosine: number }
@@ -65,19 +65,23 @@ const bytesOf = (block: Block): number => block.values.byteLength + ENTRY_BYTES 
  */
 export const makeRoom = (services: Services, bytes: number): boolean => freed(keptOf(services), bytes)
 
-function freed({ blocks, memory }: Kept, bytes: number): boolean {
+/** @param dropped takes the blocks that are no longer kept */
+function freed({ blocks, memory }: Kept, bytes: number, dropped: (Block | undefined)[] = []): boolean {
   if (memory.besideCodes < bytes) return false
-  while (memory.free < bytes) blocks.pop()
+  while (memory.free < bytes) dropped.push(blocks.pop())
   return true
 }
 
 /** Vectors that a search asks for, with those that are kept. */
-export type Asked = KnownVectors & { entries: readonly (Entry | undefined)[] }
+export type Asked = KnownVectors & { entries: readonly (Entry | undefined)[]; blocks: ReadonlySet<Block> }
 
+/** What is kept of vectors. To be handed to `nearBy`, once: until then they stay in memory, kept or not. */
 export function asking(services: Services, ids: readonly number[]): Asked {
   const { vectors, server } = keptOf(services)
   const entries = ids.map(id => vectors.get(id))
-  return { ids, entries, written_in: entries.map(entry => entry?.written_in ?? '0'), server }
+  const blocks = new Set(entries.flatMap(entry => entry?.block ?? []))
+  for (const block of blocks) block.readers++
+  return { ids, entries, blocks, written_in: entries.map(entry => entry?.written_in ?? '0'), server }
 }
 
 /**
@@ -86,7 +90,7 @@ export function asking(services: Services, ids: readonly number[]): Asked {
  */
 export function nearBy(
   services: Services,
-  { ids, entries }: Asked,
+  { ids, entries, blocks }: Asked,
   news: NewVectors,
   question: Float32Array,
 ): Map<number, Near | null> {
@@ -106,6 +110,7 @@ export function nearBy(
     used.add(block)
   }
   for (const block of used) kept.blocks.get(block)
+  for (const block of blocks) block.readers--
   const scratch = { values: new Float32Array(question.length), at: 0 }
   for (const { id, ref_id, container_id, written_in, vec } of news) {
     if (ref_id === null || container_id === null || written_in === null) continue
@@ -150,8 +155,12 @@ function blockFor(kept: Kept, length: number): Block | null {
   if (filling?.length === length && filling.ids.length < placesOf(filling) && blocks.has(filling)) return filling
   const places = Math.floor(BLOCK_BYTES / length / Float32Array.BYTES_PER_ELEMENT)
   const bytes = places * (length * Float32Array.BYTES_PER_ELEMENT + ENTRY_BYTES)
-  if (!freed(kept, bytes)) return null
-  const block = { values: new Float32Array(places * length), length, ids: [] }
+  const dropped: (Block | undefined)[] = []
+  if (!freed(kept, bytes, dropped)) return null
+  // New memory for each block, outside the heap, would have all of the heap collected again and again. A block whose search
+  // failed keeps its reader and is left to the collector.
+  const reused = dropped.find(block => block?.values.length === places * length && block.readers === 0)
+  const block = { values: reused?.values ?? new Float32Array(places * length), length, ids: [], readers: 0 }
   blocks.set(block, block)
   kept.filling = block
   return block
