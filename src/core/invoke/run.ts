@@ -73,7 +73,7 @@ async function runOnce(inv: Invocation, context: AnyContext): Promise<Answer> {
 /** Takes the row's lock and compares the tag the client read with the record as it stands. */
 async function checkIfMatch({ operation, call, resource }: Invocation, tx: Tx): Promise<void> {
   const { ifMatch } = call
-  if (ifMatch === undefined || operation.shape !== 'item' || operation.method === 'post') return
+  if (ifMatch === undefined || operation.shape !== 'item' || ['get', 'post'].includes(operation.method)) return
   const kind = operation.kind as Kind
   const row = await kind.lock(tx, (resource as KindRow).id)
   if (!namesTag(ifMatch, etagOf(JSON.stringify(kind.present(row))))) raise('PRECONDITION_FAILED')
