@@ -41,9 +41,16 @@ describe('runs whose worker goes on with them', function () {
 
   it('end with each call made once', async () => {
     const run = await held()
+    const released = Date.now()
     release()
-    assert.deepEqual(attempts(await app.until(run.id)), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
+    const { node_executions } = await app.until(run.id)
+    assert.deepEqual(attempts({ node_executions }), ['a:1:completed', 'b:1:completed', 'c:1:completed'])
     assert.equal(app.target.requests.length, 3)
+    // By the clock of the database, which is that of this machine.
+    const [, b, c] = node_executions
+    assert.ok(Date.parse(b.completed_at) >= released && Date.parse(c.started_at) >= released)
+    const times = node_executions.flatMap(({ started_at, completed_at }: any) => [started_at, completed_at])
+    assert.deepEqual(times, times.toSorted())
   })
 
   it('begin nothing behind a pause, their own or of their project', async () => {

@@ -55,7 +55,7 @@ export class Advance {
   readonly run: RunRow
   /** The records of whoever drives the run. */
   readonly driven: Driven | null
-  /** The time of the transaction, by the clock of the database. */
+  /** The time of the transaction, by the clock of the database; of one statement nearly. */
   readonly now: Date
   readonly limits: { max_run_depth: number | null; max_concurrent_runs: number | null }
   /** Attempts of the project that workers hold. */
@@ -74,6 +74,8 @@ export class Advance {
   readonly #projectReason: string | null
   readonly #before: Pick<RunRow, 'status' | 'required_actions'>
   readonly #shape: string
+  /** The time is that of the statement only once it has been written. */
+  readonly #isEstimated: boolean
   /** Nothing of its attempts is in the database but what is open. */
   readonly #fresh: boolean
   readonly #started = performance.now()
@@ -92,7 +94,7 @@ export class Advance {
     graph: Graph,
     loaded: Loaded,
     driven: Driven | null = null,
-    used: readonly Rated[] = [],
+    { used = [], isEstimated = false }: { used?: readonly Rated[]; isEstimated?: boolean } = {},
   ) {
     const {
       now,
@@ -122,6 +124,7 @@ export class Advance {
     this.#before = { status: run.status, required_actions: run.required_actions }
     this.#shape = shapeOf(run)
     this.#fresh = run.steps === 0
+    this.#isEstimated = isEstimated
   }
 
   get nowText(): string {
@@ -514,12 +517,13 @@ export class Advance {
     run.revision += 1
     run.updated_at = this.nowText
     const written = { ...run, outcomes: storableValue(run.outcomes) as RunRow['outcomes'] }
-    tx.alongside(guard => runUpdate(written, guard))
+    const estimated = this.#isEstimated ? this.nowText : null
+    tx.alongside(guard => runUpdate(written, guard, estimated))
     const changed = [...this.#changed]
     const computed = changed.filter(row => row.compute_seconds > 0 && row.completed_at === this.nowText)
     await this.#use(computed.map(row => computeOf(run, row)))
     await this.driven?.save({ run, before: this.#before.status, changed, open, now: this.nowText })
-    if (changed.length > 0) tx.alongside(guard => executionsWrite(changed, guard))
+    if (changed.length > 0) tx.alongside(guard => executionsWrite(changed, guard, estimated))
     if (more) tx.send(runQueue, this.message)
     tellOfRun(tx, run)
     await this.#announce()

@@ -7,7 +7,13 @@ import type { RunRow } from './model.ts'
 import type { Loaded } from './store.ts'
 
 /** What an advance leaves to whoever made it: attempts to make, and the run as it stands. */
-export type Advanced = { run: RunRow; jobs: readonly ExecutionRow[]; known: Known | null }
+export type Advanced = {
+  run: RunRow
+  jobs: readonly ExecutionRow[]
+  known: Known | null
+  /** The time that stands for that of the statement; null where times are exact. */
+  estimated: string | null
+}
 
 /**
  * A run as this process has written it, with one attempt under way and nothing else. While nobody has changed it the next

@@ -8,6 +8,26 @@ import { anObject, EXECUTION_STATUSES, LIVE, type RunRow, RunRow as RunShape } f
 /** Types of nodes whose attempts workers make. */
 export const BY_WORKERS = sql.fragment`(${sql.join([...WORKER_TYPES], sql.fragment`, `)})`
 
+/**
+ * Columns of rows that were made before their statement: the time that stood for its own there becomes its own.
+ * @param estimated null where times are exact
+ */
+export const dated = (columns: readonly string[], from: string, estimated: string | null): Fragment =>
+  estimated === null
+    ? names(columns, from)
+    : sql.fragment`${sql.join(
+        columns.map(column => {
+          const value = sql.identifier([from, column])
+          return MOMENTS.includes(column)
+            ? sql.fragment`case when ${value} = ${estimated}::timestamptz then now() else ${value} end`
+            : value
+        }),
+        sql.fragment`, `,
+      )}`
+
+/** Columns that say when something was. */
+const MOMENTS = ['created_at', 'started_at', 'completed_at', 'queued_at', 'updated_at']
+
 /** Columns as a statement lists them. */
 export const names = (columns: readonly string[], from?: string): Fragment =>
   sql.fragment`${sql.join(
@@ -59,10 +79,14 @@ const execution = sql.type(ExecutionRow)
 const KEPT = ['id', 'run_id', 'project_id', 'node_id', 'node_type', 'attempt', 'round', 'input', 'created_at']
 const WRITTEN = Object.keys(ExecutionRow.shape)
 
-/** The part of a statement that writes attempts, new ones and others. */
-export const executionsWrite = (rows: readonly ExecutionRow[], guard: Fragment): Fragment => sql.fragment`
+/** The part of a statement that writes attempts, new ones and others; `estimated` as `dated` takes it. */
+export const executionsWrite = (
+  rows: readonly ExecutionRow[],
+  guard: Fragment,
+  estimated: string | null,
+): Fragment => sql.fragment`
   insert into orchestration_node_executions as t (${names(WRITTEN)})
-  select ${names(WRITTEN, 'e')} from json_populate_recordset(null::orchestration_node_executions, ${JSON.stringify(rows)}::json) e
+  select ${dated(WRITTEN, 'e', estimated)} from json_populate_recordset(null::orchestration_node_executions, ${JSON.stringify(rows)}::json) e
   where ${guard}
   on conflict (id) do update set ${sql.join(
     WRITTEN.filter(column => !KEPT.includes(column)).map(

@@ -63,15 +63,30 @@ export async function whileKnown(
 ): Promise<Advanced | null> {
   let after: Advanced | null = null
   try {
-    const { held } = await services.writeOne(async outgoing => {
+    const { held, now } = await services.writeOne<{ now: string }>(async outgoing => {
       after = await work(withoutTransaction(outgoing))
       if (!after) throw new NeedsTransaction()
       return unchanged(known.loaded, taken)
     })
-    return held ? after : null
+    return held ? at(now, after as Advanced | null) : null
   } catch (error) {
     if (error instanceof NeedsTransaction) return null
     throw error
+  }
+}
+
+/** What an advance has left, with the time of its statement where it stands with the one that it reckoned with. */
+function at(now: string, after: Advanced | null): Advanced | null {
+  if (!after) return null
+  const { run, jobs, known, estimated } = after
+  const exact = <T extends object>(row: T): T =>
+    Object.fromEntries(Object.entries(row).map(([key, value]) => [key, value === estimated ? now : value])) as T
+  const open = jobs.map(exact)
+  return {
+    run: exact(run),
+    jobs: open,
+    known: known && { loaded: { ...exact(known.loaded), open }, readAt: performance.now() },
+    estimated: null,
   }
 }
 
@@ -100,7 +115,10 @@ async function advanceLoaded(
   options: Options,
 ): Promise<Advanced | null> {
   const pinned = await pinnedGraph(services, tx, loaded)
-  const made = new Advance(services, tx, pinned?.graph ?? EMPTY, loaded, driven, options.used)
+  const made = new Advance(services, tx, pinned?.graph ?? EMPTY, loaded, driven, {
+    used: options.used,
+    isEstimated: options.known != null,
+  })
   if (options.report && !(await options.report(made))) return null
   const unrunnable = !pinned ? UNRUNNABLE.gone : pinned.graph.sorted ? null : UNRUNNABLE.cycle
   let more = false
@@ -121,7 +139,12 @@ async function advanceLoaded(
   await made.save(more)
   const mine = jobs.slice(0, takes)
   const known = !driven && !more && mine.length === 1 && goesOnAlone(made, mine[0])
-  return { run: made.run, jobs: mine, known: known ? { loaded: { ...loaded, ...made.run, open: mine }, readAt } : null }
+  return {
+    run: made.run,
+    jobs: mine,
+    known: known ? { loaded: { ...loaded, ...made.run, open: mine }, readAt } : null,
+    estimated: options.known ? made.nowText : null,
+  }
 }
 
 /** Whether an attempt is all that a run has under way, and what follows from it is not its end, which is told in full. */

@@ -3,7 +3,7 @@ import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
-import { type ExecutionRow, names } from './attempt-store.ts'
+import { dated, type ExecutionRow, names } from './attempt-store.ts'
 import { anObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
 const runColumns = selectList(Object.keys(RunShape.shape))
@@ -88,7 +88,7 @@ export const unchanged = (
       for update of t, e)`,
   ],
   guard: sql.fragment`exists (select from unchanged)`,
-  columns: sql.fragment`1 as written`,
+  columns: sql.fragment`now() as now`,
 })
 
 /** Columns of a run that change after it was inserted. */
@@ -118,10 +118,10 @@ const CHANGING = [
   'updated_at',
 ] as const satisfies readonly (keyof RunRow)[]
 
-/** The part of a statement that writes what changes of a run whose row the caller holds. */
-export const runUpdate = (run: RunRow, guard: Fragment): Fragment => sql.fragment`
+/** The part of a statement that writes what changes of a run whose row the caller holds; `estimated` as `dated` takes it. */
+export const runUpdate = (run: RunRow, guard: Fragment, estimated: string | null): Fragment => sql.fragment`
   update orchestration_runs t set (${names(CHANGING)}) = (
-    select ${names(CHANGING, 'r')} from json_populate_record(null::orchestration_runs, ${JSON.stringify(
+    select ${dated(CHANGING, 'r', estimated)} from json_populate_record(null::orchestration_runs, ${JSON.stringify(
       Object.fromEntries(CHANGING.map(column => [column, run[column]])),
     )}::json) r)
   where t.id = ${run.id} and ${guard}`
