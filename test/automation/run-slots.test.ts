@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import type { TargetRequest } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -129,12 +130,18 @@ describe('room for runs', function () {
 
   it('is waited for by a timer that is due', async () => {
     await limit(1)
-    const delayed = await app.orchestration([{ id: 'd', type: 'delay', duration: '100ms' }, call('b')], chain('d', 'b'))
+    const delayed = await app.orchestration([{ id: 'd', type: 'delay', duration: '1h' }, call('b')], chain('d', 'b'))
     const slow = await app.orchestration([call('a')])
     const [timed] = await started(delayed, 1)
     await app.until(timed, ({ status }) => status === 'sleeping')
     const [first] = await started(slow, 1)
     await eventually(() => held[0])
+    // The delay is over.
+    for (const due of [
+      `update orchestration_node_executions set wake_at = now() where run_id = '${timed}' and status = 'waiting'`,
+      `update orchestration_runs set wake_at = now(), due_at = now() where id = '${timed}'`,
+    ])
+      await app.services.pool.query(rawQuery(due))
     await app.until(timed, ({ status }) => status === 'queued')
     await released()
     await released()
