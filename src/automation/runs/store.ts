@@ -88,7 +88,8 @@ export const unchanged = (
       for update of t, e)`,
   ],
   guard: sql.fragment`exists (select from unchanged)`,
-  columns: sql.fragment`now() as now`,
+  // As the columns round it.
+  columns: sql.fragment`now()::timestamptz(3) as now`,
 })
 
 /** Columns of a run that change after it was inserted. */
