@@ -776,9 +776,12 @@ describe('the cost of cutting', () => {
         const content = fragment.repeat(length / fragment.length)
         await cost(content, each)
         const small = await cost(content, each)
-        const large = await cost(content.repeat(8), each)
-        // Eight times where it is linear, sixty-four where it is not; processor time, so that other load counts little.
-        assert(large < 24 * small + 200, `${small} ms, then ${large} ms`)
+        // Eight times where it is linear, sixty-four where it is not; processor time, so that other load counts little. What is
+        // not linear is so each time.
+        const most = 24 * small + 200
+        let large = Number.POSITIVE_INFINITY
+        for (let tries = 0; tries < 3 && large >= most; tries++) large = await cost(content.repeat(8), each)
+        assert(large < most, `${small} ms, then ${large} ms`)
       }
     })
   }
