@@ -365,6 +365,25 @@ describe('events', () => {
       assert.deepEqual(receiver.requests.map(({ body }) => body).sort(), texts.toSorted())
     })
 
+    it('that were compressed with the first dictionary are read', async () => {
+      const { id: other } = await app.project()
+      const [id, resource] = ['evt_01m85swvtre5btxzvvzbq03prv', 'actor_01m85swghy1sb478071wet8xt9']
+      const maker = 'proj_01m85swewza0cs7wc3vxhh3gd6'
+      const packed = 'Aasm0m54zY6380TYUbj6VmjVPAFXYzQACKsn0Z3QPlZyYk5OKo6+H3qOwNGCxh7tBlHoyRGnOmKTUS0A'
+      // The dictionary takes the id of the project from the row: that of the one for which it was packed.
+      await app.services.pool.query(sql.unsafe`
+        insert into projects (id, name) select ${maker}, name from projects where id = ${other}`)
+      await app.services.pool.query(sql.unsafe`
+        insert into events (id, project_id, name, resource_type, resource_id, packed, created_at, dispatched_at)
+        values (${id}, ${maker}, 'actors.created', 'actor', ${resource}, decode(${packed}, 'base64'), '2026-11-24T03:34:10.756Z', now())`)
+      const { data } = (await app.admin.get(`/events?project_id=${maker}&event=actors.created`)).body
+      assert.equal(data.length, 1)
+      assert.deepEqual(
+        [data[0].id, data[0].resource_id, data[0].data.name, data[0].data.created_at],
+        [id, resource, 'caller', '2026-11-24T03:34:10.750Z'],
+      )
+    })
+
     it('of all projects are listed newest first, within times', async () => {
       const other = await app.project()
       const start = new Date()

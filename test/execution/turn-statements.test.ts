@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { sql } from '../../src/core/db/sql.ts'
 import { countStatements } from '../bench/http.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 
@@ -38,6 +39,15 @@ describe('statements', function () {
       assert.equal(status, 200)
     })
     assert.equal(count, 7)
+  })
+
+  it('of a turn write events whose fields the dictionary of envelopes knows', async () => {
+    await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
+    const { rows } = await app.services.pool.query(sql.unsafe`
+      select name, octet_length(packed) as bytes from events where name like 'generations.%' order by id desc limit 2`)
+    for (const { name, bytes } of rows as unknown as { name: string; bytes: number }[])
+      assert.ok(bytes < 175, `${name} takes ${bytes} bytes: is there a new field?`)
+    assert.equal(rows.length, 2)
   })
 
   it('of one are eight with quotas of tokens and of money for the project, the agent and its end users', async () => {
