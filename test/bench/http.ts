@@ -205,7 +205,7 @@ export async function run(seconds = 6): Promise<Row[]> {
   return rows
 }
 
-/** Statements of one request each, counted at the driver: everything that waits for the database's answer. */
+/** Round trips of one request each, counted at the driver: everything that waits for the database's answer. */
 async function roundTrips(
   app: Awaited<ReturnType<typeof startApp>>,
   plain: Awaited<ReturnType<typeof app.project>>,
@@ -213,7 +213,7 @@ async function roundTrips(
   free: string,
   counted: string,
 ) {
-  const count = countStatements()
+  const count = countRoundTrips()
   const of = async (call: () => Promise<{ status: number }>) => {
     await call()
     await new Promise(resolve => setTimeout(resolve, 200))
@@ -244,6 +244,20 @@ export function countStatements(): { value: number; stop(): void } {
     counter.value += 1
     return original.apply(this, args)
   } as never
+  return counter
+}
+
+/** Counts how often any pg client of this process waits for an answer. */
+export function countRoundTrips(): { value: number; stop(): void } {
+  const wire = (pg as unknown as { Connection: { prototype: Record<'sync' | 'query', (...args: unknown[]) => void> } })
+    .Connection.prototype
+  const { sync, query } = wire
+  const counter = { value: 0, stop: () => void Object.assign(wire, { sync, query }) }
+  for (const [name, send] of Object.entries({ sync, query }))
+    wire[name as 'sync'] = function (this: unknown, ...args) {
+      counter.value += 1
+      send.apply(this, args)
+    }
   return counter
 }
 

@@ -15,6 +15,7 @@ import { packEnvelope } from './envelopes.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
+import { sendLast } from './transaction-edges.ts'
 
 /**
  * Dispatch of events. An event row whose `dispatched_at` is null is the work; the statement that writes it notifies
@@ -315,8 +316,12 @@ export function createWriter(options: {
         const result = await work(tx)
         for (const action of gathered.before) await action(tx)
         const sends = messages.length > 0 ? await queues.parts(messages) : []
-        await writeOutbox(connection, outbox, sends ?? [])
-        if (sends === null) await queues.send(messages, executor(connection))
+        const writeLast = () => writeOutbox(connection, outbox, sends ?? [])
+        if (sends !== null) await sendLast(writeLast)
+        else {
+          await writeLast()
+          await queues.send(messages, executor(connection))
+        }
         return result
       })
       committed(after)

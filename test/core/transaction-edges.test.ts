@@ -1,0 +1,142 @@
+import assert from 'node:assert/strict'
+import { inTransaction, openPool, type Pool, type Transaction } from '../../src/core/db/pool.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import { sendLast } from '../../src/core/db/transaction-edges.ts'
+import { countRoundTrips } from '../bench/http.ts'
+import { createDatabase, dropDatabase } from '../support/postgres.ts'
+
+describe('begin and commit of a transaction', () => {
+  let databaseUrl: string
+  let pool: Pool
+
+  before(async () => {
+    databaseUrl = await createDatabase()
+    // One connection: what a transaction leaves behind meets the next one.
+    pool = await openPool({ databaseUrl, connections: 1 })
+    await pool.query(rawQuery('create table notes (n int primary key, unique (n) deferrable initially immediate)'))
+    await pool.query(rawQuery('create table kept (n int unique deferrable initially deferred)'))
+  })
+  beforeEach(async () => {
+    await pool.query(rawQuery('truncate notes, kept'))
+    // The first transaction of a connection sends them by themselves.
+    await inTransaction(pool, tx => tx.query(rawQuery('select 1')))
+  })
+  after(async () => {
+    await pool.end()
+    await dropDatabase(new URL(databaseUrl).pathname.slice(1))
+  })
+
+  const note = (tx: Pool | Transaction, n: number) => tx.query(sql.unsafe`insert into notes (n) values (${n})`)
+  const keep = (tx: Pool | Transaction, n: number) => tx.query(sql.unsafe`insert into kept (n) values (${n})`)
+  const numbers = async (table: string) =>
+    (await pool.anyFirst(rawQuery(`select n from ${table} order by n`))) as unknown as number[]
+
+  it('take no round trip of their own', async () => {
+    const trips = countRoundTrips()
+    await inTransaction(pool, async tx => {
+      await note(tx, 1)
+      await sendLast(() => note(tx, 2))
+    })
+    trips.stop()
+    assert.equal(trips.value, 2)
+    assert.deepEqual(await numbers('notes'), [1, 2])
+  })
+
+  it('take none of a single statement, also of one without values or with a prepared plan', async () => {
+    const trips = countRoundTrips()
+    for (let n = 0; n < 12; n++) await inTransaction(pool, tx => sendLast(() => note(tx, n)))
+    await inTransaction(pool, tx => sendLast(() => tx.query(rawQuery('insert into notes values (100)'))))
+    trips.stop()
+    assert.equal(trips.value, 13)
+    assert.equal((await numbers('notes')).length, 13)
+  })
+
+  it('are not sent where nothing is between them', async () => {
+    const trips = countRoundTrips()
+    await inTransaction(pool, async () => {})
+    await assert.rejects(
+      inTransaction(pool, async () => {
+        throw new Error('changed its mind')
+      }),
+      /changed its mind/,
+    )
+    trips.stop()
+    assert.equal(trips.value, 0)
+    await note(pool, 1)
+    assert.deepEqual(await numbers('notes'), [1])
+  })
+
+  it('hold all statements, also behind one that failed', async () => {
+    for (const bad of ['select 1 / 0', 'nonsense', 'select n from nowhere']) {
+      const work = inTransaction(pool, async tx => {
+        await tx.query(rawQuery(bad)).catch(() => {})
+        await note(tx, 1)
+      })
+      await assert.rejects(work, /transaction is aborted/)
+      assert.deepEqual(await numbers('notes'), [])
+    }
+  })
+
+  it('commit nothing where the last statement fails', async () => {
+    const work = inTransaction(pool, async tx => {
+      await note(tx, 1)
+      await sendLast(() => note(tx, 1))
+    })
+    await assert.rejects(work, (error: { code?: string; cause?: { code?: string } }) => error.cause?.code === '23505')
+    assert.deepEqual(await numbers('notes'), [])
+    await inTransaction(pool, tx => note(tx, 2))
+    assert.deepEqual(await numbers('notes'), [2])
+  })
+
+  it('commit nothing where the commit that goes along fails', async () => {
+    const work = inTransaction(pool, async tx => {
+      await keep(tx, 1)
+      await note(tx, 1)
+      await sendLast(() => keep(tx, 1))
+    })
+    await assert.rejects(work, (error: { cause?: { code?: string } }) => error.cause?.code === '23505')
+    assert.deepEqual([await numbers('notes'), await numbers('kept')], [[], []])
+    await inTransaction(pool, tx => sendLast(() => keep(tx, 1)))
+    assert.deepEqual(await numbers('kept'), [1])
+  })
+
+  it('roll back what was written where the work throws', async () => {
+    const work = inTransaction(pool, async tx => {
+      await note(tx, 1)
+      throw new Error('changed its mind')
+    })
+    await assert.rejects(work, /changed its mind/)
+    assert.deepEqual(await numbers('notes'), [])
+  })
+
+  it('hold savepoints', async () => {
+    await inTransaction(pool, async tx => {
+      await tx.transaction(inner => note(inner, 1))
+      await tx
+        .transaction(async inner => {
+          await note(inner, 2)
+          throw new Error('not this one')
+        })
+        .catch(() => {})
+      await sendLast(() => note(tx, 3))
+    })
+    assert.deepEqual(await numbers('notes'), [1, 3])
+  })
+
+  it('let no statement follow the last one', async () => {
+    const work = inTransaction(pool, async tx => {
+      await sendLast(() => note(tx, 1))
+      await note(tx, 2)
+    })
+    await assert.rejects(work, /behind the last one of its transaction/)
+    assert.deepEqual(await numbers('notes'), [1])
+  })
+
+  it('answer a statement with its own result', async () => {
+    await note(pool, 7)
+    const found = await inTransaction(pool, tx => sendLast(() => tx.any(rawQuery('select n from notes'))))
+    assert.deepEqual(found, [{ n: 7 }])
+    const { rowCount } = await inTransaction(pool, tx => sendLast(() => tx.query(rawQuery('delete from notes'))))
+    assert.equal(rowCount, 1)
+  })
+})
