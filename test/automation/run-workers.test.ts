@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { isDeepStrictEqual } from 'node:util'
+import { runQueue } from '../../src/automation/runs/queue.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { json, type TargetRequest } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -148,6 +150,26 @@ describe('runs and workers that are lost', function () {
     }
     for (const { id } of runs) assert.equal((await app.until(id)).status, 'succeeded')
     assert.ok(most <= 4, `${most} at once`)
+  })
+
+  it('advance no more runs at once than they may', async () => {
+    const id = await app.orchestration([{ id: 'x', type: 'transform', expression: 1 }])
+    const runs: string[] = []
+    for (let n = 0; n < 3; n++) runs.push((await app.start(id, { wait: false })).id)
+    const held = runs.slice(0, 2)
+    await app.services.pool.transaction(async tx => {
+      const messages = (state: string) =>
+        tx.anyFirst(sql.unsafe`
+          select data->>'run_id' from pgboss.job where name = ${runQueue.name} and state = ${state}::pgboss.job_state
+            and data->>'run_id' = any(${sql.array(runs, 'text')}) order by 1`)
+      await tx.query(sql.unsafe`
+        select from orchestration_runs where id = any(${sql.array(held, 'text')}) for update`)
+      await worker({ ORCHESTRATION_ADVANCE_CONCURRENCY: '2', PROJECT_WORKER_SHARE: '1' })
+      await eventually(async () => isDeepStrictEqual(await messages('active'), held.toSorted()))
+      // One claim fills all slots that are free.
+      assert.deepEqual(await messages('created'), runs.slice(2))
+    })
+    for (const run of runs) assert.equal((await app.until(run)).status, 'succeeded')
   })
 
   it('discard the late answer of one that has lost its lease', async () => {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
-import { mkdtemp, rm, stat } from 'node:fs/promises'
+import { mkdir, mkdtemp, rm, stat } from 'node:fs/promises'
 import { createServer, request } from 'node:http'
 import type net from 'node:net'
 import { tmpdir } from 'node:os'
@@ -160,9 +160,12 @@ describe('web and worker processes', function () {
     }
     await eventually(stale, { what: 'the worker not ready' })
     assert.equal(await running.stop(), 0)
+    await mkdir(folder)
     const other = await ready('jobs/worker.ts', ['snapshot'], env)
-    assert.equal(await written(), 0)
+    const { checks } = (await (await fetch(`${other.url}/readyz`)).json()) as any
+    assert.deepEqual([checks.worker, checks.heartbeat_file, await written()], ['ok', undefined, 0])
     assert.equal(await other.running.stop(), 0)
+    await rm(folder, { recursive: true })
   })
 
   it('a worker of runs refuses to start with a queue driver that there is not; others do not need it', async () => {
