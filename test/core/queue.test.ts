@@ -964,6 +964,23 @@ describe('queues and workers', function () {
       assert.deepEqual(attempts, [1, 1, 1])
     })
 
+    it('of a batch gives back what other triggers led to than to those it was at', async () => {
+      const calls: (readonly string[])[] = []
+      await queues.send(
+        ['trg_1', 'trg_2', 'trg_3'].map((trigger, n) => message(tasks, { id: `${n}` }, { chain: [trigger] })),
+      )
+      const workers = await run([
+        handler(tasks, { batch: 10, concurrency: 1 }, async (_, { signal }) => {
+          calls.push(currentChain())
+          await once(signal, 'abort')
+        }),
+      ])
+      await until('active', () => calls.length === 1)
+      assert.equal((await workers.stop(0)).handedBack, 2)
+      assert.equal(calls.length, 1)
+      assert.deepEqual((await jobs(tasks.name)).map(job => job.state).sort(), ['completed', 'created', 'created'])
+    })
+
     it('an entity given back while its next wake-up waits is handled at once', async () => {
       const workers = await run([
         handler(mailbox, {}, async (_, { signal }) => {

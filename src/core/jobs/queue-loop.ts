@@ -347,8 +347,14 @@ export class QueueLoop {
   /** Messages that the same triggers led to are handled together: what becomes of them is caused by those. */
   async #handleBatch(attempts: Attempt[]): Promise<void> {
     const chainOf = ({ data }: Attempt) => chainOfMessage(data) ?? []
-    for (const alike of Map.groupBy(attempts, attempt => chainOf(attempt).join()).values())
-      await causedBy(chainOf(alike[0]), () => this.#handleTogether(alike))
+    for (const alike of Map.groupBy(attempts, attempt => chainOf(attempt).join()).values()) {
+      // The lease of one may have been lost, or the worker stopped hard, while others were handled.
+      const isOurs = ({ abort }: Attempt) => !abort.signal.aborted
+      const ours = alike.filter(isOurs)
+      for (const attempt of alike)
+        if (!isOurs(attempt)) await this.#failed(attempt, attempt.abort.signal.reason, undefined)
+      if (ours.length > 0) await causedBy(chainOf(ours[0]), () => this.#handleTogether(ours))
+    }
   }
 
   async #handleTogether(attempts: Attempt[]): Promise<void> {
