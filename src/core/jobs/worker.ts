@@ -12,8 +12,9 @@ export type Workers = {
   /** Messages being handled. */
   running(): number
   /**
-   * Stops: takes no more messages, signals the handlers (`stopping`), waits up to `graceMs`, or as long as a handler says for itself, then aborts (`signal`) what
-   * still runs, waits a second for it to leave and gives its messages back. Returns how many were given back.
+   * Stops: takes no more messages, signals the handlers (`stopping`), waits up to `graceMs`, or as long as a handler says for
+   * itself, then aborts (`signal`) what still runs, waits a second for it to leave and gives its messages back. Returns how many
+   * were given back.
    */
   stop(graceMs: number): Promise<{ handedBack: number }>
 }
