@@ -13,7 +13,7 @@ import { type Notifications, openNotifications } from '../../src/core/db/notify.
 import { openPool } from '../../src/core/db/pool.ts'
 import { createWriter } from '../../src/core/db/write.ts'
 import { claim, handBack, retry } from '../../src/core/jobs/claims.ts'
-import { every, HandBack, type Handler, handler } from '../../src/core/jobs/handler.ts'
+import { every, HandBack, type Handler, handler, type JobContext } from '../../src/core/jobs/handler.ts'
 import {
   createQueuesInDatabase,
   delayedChannel,
@@ -732,6 +732,30 @@ describe('queues and workers', function () {
   })
 
   describe('slots', () => {
+    it('work without a message has those that a claim would have given it, and a message the one that it gives back', async () => {
+      let takeSlot: JobContext['takeSlot'] = () => null
+      const handled: string[] = []
+      await run(
+        [
+          handler(tasks, {}, async (_, context) => {
+            takeSlot = context.takeSlot
+          }),
+          handler(shared, { concurrency: 4 }, async ({ id }) => void handled.push(id)),
+        ],
+        { projectShare: 0.5 },
+      )
+      await queues.send([message(tasks, { id: 'asks' })])
+      await until('handled', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+      const taken = ['p', 'p', 'p', 'p', 'q', 'r'].map(project => takeSlot(shared, project))
+      assert.deepEqual(
+        taken.map(slot => slot !== null),
+        [true, true, true, false, true, false],
+      )
+      await queues.send([message(shared, { id: 'waits', project_id: 'r' })])
+      taken[0]?.()
+      await until('handled', () => handled.length === 1)
+    })
+
     it('a slow message holds its own slot only', async () => {
       let finish = () => {}
       let quick = 0
