@@ -11,6 +11,7 @@ import { loadModules } from '../../src/core/api/module.ts'
 import { currentChain } from '../../src/core/db/causation.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
 import { openPool } from '../../src/core/db/pool.ts'
+import { sql } from '../../src/core/db/sql.ts'
 import { createWriter } from '../../src/core/db/write.ts'
 import { claim, handBack, retry } from '../../src/core/jobs/claims.ts'
 import { every, HandBack, type Handler, handler, type JobContext } from '../../src/core/jobs/handler.ts'
@@ -1024,15 +1025,49 @@ describe('queues and workers', function () {
     it('an instant at which nothing is due makes no message', async () => {
       let asked = 0
       let due = false
-      const isDue = async () => {
+      const looks = async () => {
         asked += 1
         return due
       }
-      await run([], { schedules: [every('test-due', 1, tasks, { id: 'due' }, isDue)] })
+      await run([], { schedules: [every('test-due', 1, tasks, { id: 'due' }, looks)] })
       await until('asked twice', () => asked >= 2)
       assert.equal((await jobs(tasks.name)).length, 0)
       due = true
       await until('sent', async () => (await jobs(tasks.name)).length > 0)
+    })
+
+    it('conditions of schedules with the same instants are one statement, and each holds for its own', async () => {
+      const asked: string[] = []
+      const counting = pg.Client.prototype.query as (...args: unknown[]) => unknown
+      pg.Client.prototype.query = function (this: pg.Client, ...args: unknown[]) {
+        const [config] = args as [string | { text: string }]
+        const text = typeof config === 'string' ? config : config.text
+        if (text.includes('test-one')) asked.push(text)
+        return counting.apply(this, args)
+      } as never
+      const asks = await openPool({ databaseUrl, connections: 1 })
+      try {
+        const condition = (value: boolean) => sql.fragment`exists (select where ${value})`
+        const services = { queues, log: silentLog(), config, pool: asks }
+        await run([], {
+          services,
+          schedules: [
+            every('test-one', 1, tasks, { id: 'one' }, condition(true)),
+            every('test-two', 1, tasks, { id: 'two' }, condition(false)),
+            every('test-three', 1, tasks, { id: 'three' }),
+            every('test-never', 0, tasks, { id: 'never' }),
+          ],
+        })
+        await until('two instants', async () => (await jobs(tasks.name)).length >= 4)
+        await started.at(-1)?.stop(0)
+      } finally {
+        pg.Client.prototype.query = counting as never
+        await asks.end()
+      }
+      const ids = (await jobs(tasks.name)).map(job => job.data.id)
+      assert.deepEqual([...new Set(ids)].sort(), ['one', 'three'])
+      assert.ok(asked.length >= 2)
+      for (const text of asked) assert.match(text, /as "test-two"/)
     })
 
     it('any number of workers makes one message per instant', async () => {

@@ -37,6 +37,6 @@ export const executionSchedules = [
     config => Math.ceil(config.TASKS_SCHEDULER_INTERVAL_MS / 1000),
     overdueSweep,
     {},
-    ({ pool }) => isAnyOverdue(pool),
+    isAnyOverdue,
   ),
 ]

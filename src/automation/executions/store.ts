@@ -149,10 +149,8 @@ export const overdueExecutions = (db: Queryable, { after, limit }: { after: Due 
     order by s.due_at, e.id`)
 
 /** Whether a step has become overdue. By playbook_execution_steps_due. */
-export const isAnyOverdue = (db: Queryable): Promise<boolean> =>
-  db.exists(identifying`
-    select execution_id as id from playbook_execution_steps
-    where due_at < now() and status = 'waiting' and not overdue limit 1`)
+export const isAnyOverdue: Fragment = sql.fragment`exists (
+  select from playbook_execution_steps where due_at < now() and status = 'waiting' and not overdue)`
 
 const captured = sql.type(z.strictObject({ name: z.string(), kind: z.string() }))
 

@@ -36,4 +36,4 @@ export const exportHandlers = [
   ),
 ]
 
-export const exportSchedules = [every('playbook-export.sweep', 30, exportSweep, {}, ({ pool }) => hasAttempts(pool))]
+export const exportSchedules = [every('playbook-export.sweep', 30, exportSweep, {}, hasAttempts)]

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import type { Kind } from '../../core/api/kind.ts'
-import { identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { attempts, type Claimed } from '../../core/jobs/attempt.ts'
 import {
@@ -30,11 +30,8 @@ export const insertAttempt = (db: Queryable, exportId: string, id: string, princ
   db.query(statement`
     insert into playbook_export_attempts (export_id, id, principal) values (${exportId}, ${id}, ${jsonb(principal)})`)
 
-const some = sql.type(z.object({ some: z.boolean() }))
-
 /** Whether an export waits or is built. */
-export const hasAttempts = (db: Queryable): Promise<boolean> =>
-  db.oneFirst(some`select exists (select from playbook_export_attempts) as some`)
+export const hasAttempts: Fragment = sql.fragment`exists (select from playbook_export_attempts)`
 
 /** From here on a transaction reads what was committed at one moment, and writes nothing. */
 export const atOneMoment = (db: Queryable) =>

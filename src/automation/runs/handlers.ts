@@ -68,11 +68,10 @@ const sweepSeconds = (config: Config): number => Math.ceil(config.ORCHESTRATION_
 const ALL_EVERY = 6
 
 /** Where nothing runs or waits a sweep is one look, and no message. */
-const isSweepDue = ({ pool }: Services): Promise<boolean> => hasLiveRuns(pool)
 
 export const runSchedules = [
-  every('orchestration.sweep', sweepSeconds, runSweep, { all: false }, isSweepDue),
-  every('orchestration.sweep all', config => ALL_EVERY * sweepSeconds(config), runSweep, { all: true }, isSweepDue),
+  every('orchestration.sweep', sweepSeconds, runSweep, { all: false }, hasLiveRuns),
+  every('orchestration.sweep all', config => ALL_EVERY * sweepSeconds(config), runSweep, { all: true }, hasLiveRuns),
 ]
 
 /** Advances a run; an attempt that begins with it is made at once where this process has room. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
-import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { dated, type ExecutionRow, names } from './attempt-store.ts'
 import { anObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
@@ -236,8 +236,7 @@ export const longestQueuedOf = (db: Queryable, projectId: string, limit: number)
     order by queued_at limit ${limit}`)
 
 /** Whether any run has not ended. By orchestration_runs_live. */
-export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
-  db.exists(identifying`select id from orchestration_runs where status in ${LIVE} limit 1`)
+export const hasLiveRuns: Fragment = sql.fragment`exists (select from orchestration_runs where status in ${LIVE})`
 
 const stateColumns = sql.type(RunShape.pick({ input: true, outcomes: true, written: true }))
 

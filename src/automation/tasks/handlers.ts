@@ -46,7 +46,7 @@ export const taskSchedules = [
     taskSweep,
     {},
     // Where nothing is due a sweep is one look, and no message.
-    ({ pool }) => hasDue(pool),
+    hasDue,
   ),
 ]
 

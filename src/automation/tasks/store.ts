@@ -161,12 +161,10 @@ export const heldTasks = (db: Queryable, projectId: string, after: string, limit
     where project_id = ${projectId} and state = 'held' and task_id > ${after} order by task_id limit ${limit}`)
 
 /** Whether a sweep would find something. By tasks_stalls, task_dispatches_due and task_dispatches_look. */
-export const hasDue = (db: Queryable): Promise<boolean> =>
-  db.exists(identifying`
-    select id from (
-      (select id from tasks where stalls_at <= now() limit 1)
-      union all (select id from task_dispatches where due_at < now() limit 1)
-      union all (select id from task_dispatches where look_at < now() limit 1)) d limit 1`)
+export const hasDue: Fragment = sql.fragment`(
+  exists (select from tasks where stalls_at <= now())
+  or exists (select from task_dispatches where due_at < now())
+  or exists (select from task_dispatches where look_at < now()))`
 
 /** Tasks that have stalled, each reported once. By tasks_stalls. */
 export const takeStalled = (db: Queryable, limit: number): Promise<readonly TaskRow[]> =>

@@ -46,14 +46,8 @@ export const triggerHandlers = [
 ]
 
 export const triggerSchedules = [
-  every(
-    'trigger.sweep',
-    config => Math.ceil(config.TRIGGER_SCHEDULER_INTERVAL_MS / 1000),
-    firingSweep,
-    {},
-    ({ pool }) => hasDue(pool),
-  ),
-  every('trigger.orphans', 60, firingSweep, { orphans: true }, ({ pool }) => hasStarted(pool)),
+  every('trigger.sweep', config => Math.ceil(config.TRIGGER_SCHEDULER_INTERVAL_MS / 1000), firingSweep, {}, hasDue),
+  every('trigger.orphans', 60, firingSweep, { orphans: true }, hasStarted),
 ]
 
 const wakeLost = (services: Services, stopping: AbortSignal): Promise<void> =>

@@ -221,12 +221,10 @@ export const orphans = (
         order by f.created_at, f.id limit ${limit}`)
 
 /** Whether a firing waits for a worker, or has one. Index trigger_firings_due. */
-export const hasDue = (db: Queryable): Promise<boolean> =>
-  db.exists(identifying`select id from trigger_firings where due_at < now() limit 1`)
+export const hasDue: Fragment = sql.fragment`exists (select from trigger_firings where due_at < now())`
 
 /** Whether a firing waits for what it started. Index trigger_firings_started. */
-export const hasStarted = (db: Queryable): Promise<boolean> =>
-  db.exists(identifying`select id from trigger_firings where state = 'started' limit 1`)
+export const hasStarted: Fragment = sql.fragment`exists (select from trigger_firings where state = 'started')`
 
 /** Deletes a batch of firings that ended before a time. Index trigger_firings_ended. */
 export async function deleteEnded(db: Queryable, before: Date, limit: number): Promise<number> {

@@ -1,4 +1,5 @@
 import type { Config } from '../../config.ts'
+import type { Fragment } from '../db/sql.ts'
 import type { Outgoing } from '../db/write.ts'
 import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
@@ -93,22 +94,23 @@ export type Schedule = {
   when: number | string | ((config: Config) => number)
   queue: Queue<any>
   data: (instant: Date) => object
-  isDue?: (services: Services) => Promise<boolean>
+  dueIf?: Fragment | ((services: Services) => Promise<boolean>)
 }
 
 /**
  * Declares a schedule: one message per instant in the whole deployment, however many workers run. `when` is a number of
- * seconds (instants are its multiples since 1970), a setting of that kind, or a cron expression (UTC). Instants without
- * any worker are skipped, and those at which `isDue` says that there is nothing to do: it is asked by every worker.
+ * seconds (instants are its multiples since 1970; 0: never), a setting of that kind, or a cron expression (UTC). Instants
+ * without any worker are skipped, and those at which `dueIf` does not hold: every worker asks. A condition in SQL is asked
+ * in one statement with those of the schedules that have the same instants.
  */
 export function every<M extends object>(
   name: string,
   when: Schedule['when'],
   queue: Queue<M>,
   data: M | ((instant: Date) => M),
-  isDue?: Schedule['isDue'],
+  dueIf?: Schedule['dueIf'],
 ): Schedule {
-  return { name, when, queue, data: typeof data === 'function' ? (data as (instant: Date) => M) : () => data, isDue }
+  return { name, when, queue, data: typeof data === 'function' ? (data as (instant: Date) => M) : () => data, dueIf }
 }
 
 /** Work of a worker process that is no queue: a loop over rows, or what has to be done once at its start. */

@@ -1,7 +1,9 @@
 import { createHash } from 'node:crypto'
 import { schedule } from 'node-cron'
+import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import type { Notifications } from '../db/notify.ts'
+import { sql } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import type { Handler, Schedule } from './handler.ts'
 import { QueuePoller } from './poller.ts'
@@ -87,12 +89,12 @@ export async function startWorkers(options: {
   await Promise.all(unlisten.map(end => end?.ready))
   for (const loop of loops.values()) loop.start()
   if (loops.size > 0) poller.start()
-  const stopSchedules = schedules.map(schedule => startSchedule(schedule, services as Services))
+  const stopSchedules = startSchedules(schedules, services as Services)
 
   return {
     running: () => [...loops.values()].reduce((sum, loop) => sum + loop.running, 0),
     async stop(graceMs) {
-      for (const stopSchedule of stopSchedules) stopSchedule()
+      stopSchedules()
       stopping.abort(new Error('worker stops'))
       poller.stop()
       const counts = await Promise.all([...loops.values()].map(loop => loop.stop(graceMs)))
@@ -104,24 +106,36 @@ export async function startWorkers(options: {
 
 const SEND_RETRY_MS = [0, 1000, 5000, 15_000, 60_000]
 
-function startSchedule(declared: Schedule, services: Services): () => void {
-  const { config, queues, log } = services
-  const { name, queue, data, isDue } = declared
-  const when = typeof declared.when === 'function' ? declared.when(config) : declared.when
+/** Sends the messages of schedules at their instants; the result ends it. Those with the same instants are one statement. */
+function startSchedules(schedules: readonly Schedule[], services: Services): () => void {
+  const { config } = services
+  const instants = Map.groupBy(schedules, ({ when }) => (typeof when === 'function' ? when(config) : when))
+  const stops = [...instants].map(([when, together]) => startTogether(when, together, services))
+  return () => {
+    for (const stop of stops) stop()
+  }
+}
+
+function startTogether(when: number | string, together: readonly Schedule[], services: Services): () => void {
+  const { queues, log } = services
   let stopped = false
   let timer: NodeJS.Timeout | undefined
 
   const send = async (instant: Date) => {
-    // The id makes it one message: every worker computes the same.
-    const id = uuidOf(`${queue.name} ${name} ${instant.toISOString()}`)
     for (const delay of SEND_RETRY_MS) {
       await new Promise(resolve => setTimeout(resolve, delay).unref())
       if (stopped) return
       try {
-        if (!isDue || (await isDue(services))) await queues.send([{ queue, data: data(instant), id }])
+        const messages = (await dueOf(together, services)).map(({ name, queue, data }) => ({
+          queue,
+          data: data(instant),
+          // Makes it one message: every worker computes the same.
+          id: uuidOf(`${queue.name} ${name} ${instant.toISOString()}`),
+        }))
+        if (messages.length > 0) await queues.send(messages)
         return
       } catch (error) {
-        log.error({ err: error, schedule: name, instant }, 'scheduled message not sent')
+        log.error({ err: error, schedules: together.map(({ name }) => name), instant }, 'scheduled messages not sent')
       }
     }
   }
@@ -129,13 +143,14 @@ function startSchedule(declared: Schedule, services: Services): () => void {
   if (typeof when === 'string') {
     const task = schedule(when, ({ date }) => send(new Date(Math.floor(date.getTime() / 1000) * 1000)), {
       timezone: 'UTC',
-      name,
+      name: together.map(({ name }) => name).join(', '),
     })
     return () => {
       stopped = true
       void task.destroy()
     }
   }
+  if (when === 0) return () => {}
 
   const period = when * 1000
   const next = () => {
@@ -152,6 +167,21 @@ function startSchedule(declared: Schedule, services: Services): () => void {
     stopped = true
     clearTimeout(timer)
   }
+}
+
+const conditions = sql.type(z.record(z.string(), z.boolean()))
+
+/** Those that have something to do. */
+async function dueOf(schedules: readonly Schedule[], services: Services): Promise<Schedule[]> {
+  const answers = schedules.flatMap(({ name, dueIf }) =>
+    typeof dueIf === 'object' ? sql.fragment`${dueIf} as ${sql.identifier([name])}` : [],
+  )
+  const holds: Record<string, boolean> =
+    answers.length > 0 ? await services.pool.one(conditions`select ${sql.join(answers, sql.fragment`, `)}`) : {}
+  const isDue = await Promise.all(
+    schedules.map(({ name, dueIf }) => (typeof dueIf === 'function' ? dueIf(services) : (holds[name] ?? true))),
+  )
+  return schedules.filter((_, index) => isDue[index])
 }
 
 function uuidOf(text: string): string {

@@ -45,7 +45,7 @@ export const evalSchedules = [
     config => Math.max(1, Math.ceil(config.EVAL_WORKER_INTERVAL_MS / 1000)),
     sweepQueue,
     {},
-    ({ pool }) => hasLiveRuns(pool),
+    hasLiveRuns,
   ),
 ]
 

@@ -256,11 +256,8 @@ export const quietRuns = (
       where t.eval_run_id = silent.id and t.state = 'asked' and g.status in ('pending', 'in_progress')))
     order by whole desc, active_at limit ${limit}`)
 
-const some = sql.type(z.object({ some: z.boolean() }))
-
 /** Whether a run is live. By eval_runs_live. */
-export const hasLiveRuns = (db: Queryable): Promise<boolean> =>
-  db.oneFirst(some`select exists (select from eval_runs where status in ('queued', 'running')) as some`)
+export const hasLiveRuns: Fragment = sql.fragment`exists (select from eval_runs where status in ('queued', 'running'))`
 
 /** Erases what turns answered. Returns how many results had something of it. By eval_results_generation. */
 export const eraseOutputs = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>

@@ -34,10 +34,10 @@ export const contentSweepHandler = handler(contentSweep, { concurrency: 1 }, (_m
 
 export const contentSweepSchedule = every(
   'content.sweep',
-  config => Math.ceil(config.CONTENT_RETENTION_SWEEP_INTERVAL_MS / 1000),
+  ({ CONTENT_RETENTION_SWEEP_DISABLED: disabled, CONTENT_RETENTION_SWEEP_INTERVAL_MS: ms }) =>
+    disabled ? 0 : Math.ceil(ms / 1000),
   contentSweep,
   {},
-  async ({ config }) => !config.CONTENT_RETENTION_SWEEP_DISABLED,
 )
 
 /**
