@@ -1,4 +1,5 @@
 import { inTransaction } from '../../core/db/pool.ts'
+import { sendLast } from '../../core/db/transaction-edges.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Selection } from './sources.ts'
 import { type Hit, matchAll, matchSome, readQuery } from './store.ts'
@@ -49,7 +50,7 @@ export function lexicalHits(
     const all = { textSearch, query, limit: depth, wanted: goesOn ? wanted : 0, words }
     const { hits, shares } = await matchAll(db, selection, all)
     if (!shares) return hits
-    const more = await matchSome(db, selection, { words: rarest(words, shares), limit: depth })
+    const more = await sendLast(() => matchSome(db, selection, { words: rarest(words, shares), limit: depth }))
     const known = new Set(hits.map(hit => hit.ref_id))
     const strong = more.filter(hit => hit.rank >= WEAK * more[0].rank && !known.has(hit.ref_id))
     return [...hits, ...strong].slice(0, depth)

@@ -1,5 +1,5 @@
 import pg from 'pg'
-import { planOf } from './transaction-edges.ts'
+import { isHeld, planOf } from './transaction-edges.ts'
 
 /**
  * Changes to the client of pg that hold for every client of a process that imports this file.
@@ -32,7 +32,10 @@ export function* pendingStatements(): Generator<{ client: pg.Client; since: numb
 
 function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, callback?: unknown): unknown {
   const isSubmitted = typeof (config as { submit?: unknown } | null)?.submit === 'function'
-  if (isSubmitted || typeof values === 'function' || callback) return query.call(this, config, values, callback)
+  if (isSubmitted || typeof values === 'function' || callback) {
+    if (isHeld(this)) throw new Error('A transaction begins with a statement that is a text')
+    return query.call(this, config, values, callback)
+  }
   const plan = planOf(this, config as string | { text: string }, values)
   if (plan && 'answer' in plan) return Promise.resolve(plan.answer)
   // A client has one statement under way; what is queued behind it waits for the same answer.

@@ -89,6 +89,9 @@ type Plan = { answer: object } | { send(callback: Callback): object }
 
 const answered: Plan = { answer: NOTHING }
 
+/** Whether the begin of a transaction waits for its first statement. */
+export const isHeld = (client: pg.Client): boolean => states.get(client) === 'held'
+
 /** The plan of a statement that a client is asked for; null for one that goes out as it is. */
 export function planOf(client: pg.Client, config: string | { text: string }, values: unknown): Plan | null {
   const text = typeof config === 'string' ? config : config.text
