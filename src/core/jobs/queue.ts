@@ -263,7 +263,7 @@ export async function openQueues(options: {
   log: Logger
 }): Promise<Queues> {
   const { log } = options
-  const start = async (more: ConstructorOptions) => {
+  const start = async (more: ConstructorOptions & { idleTimeoutMillis?: number }) => {
     const boss = new PgBoss({
       connectionString: options.databaseUrl,
       application_name: options.applicationName ?? 'muster-queue',
@@ -279,9 +279,16 @@ export async function openQueues(options: {
     return boss.start()
   }
   const boss = await start({ max: options.connections, options: plannerOptions })
-  // No queue of ours has messages that wait for others, which a pass of flows looks for.
   const supervisor = options.supervise
-    ? await start({ max: 1, supervise: true, maintenanceIntervalSeconds: 3600, flowIntervalSeconds: 86_400 })
+    ? await start({
+        max: 1,
+        // Used every minute: a connection for each time is a twentieth of what an idle worker costs.
+        idleTimeoutMillis: 0,
+        supervise: true,
+        maintenanceIntervalSeconds: 3600,
+        // No queue of ours has messages that wait for others, which a pass of flows looks for.
+        flowIntervalSeconds: 86_400,
+      })
     : null
   const db = boss.getDb()
 
