@@ -67,7 +67,8 @@ export default {
       severity: 'error',
       from: {
         path: '^(src|jobs)/',
-        pathNot: '^src/(core/db/(pool|pg-client|transaction-edges|silence|notify|migrate)|core/jobs/queue|local/postgres)\\.ts$',
+        pathNot:
+          '^src/(core/db/(pool|pg-client|transaction-edges|silence|notify|migrate)|core/jobs/queue|local/postgres)\\.ts$',
       },
       to: { path: packages('pg', 'pg-boss') },
     },
