@@ -323,6 +323,31 @@ describe('steps files of traces', function () {
     )
   })
 
+  it('are named on the rows of their traces without a write to their indexes', async () => {
+    const updates = async () => {
+      const [row] = await t.rows(
+        `select n_tup_upd::int as made, n_tup_hot_upd::int as hot from pg_stat_user_tables where relname = 'traces'`,
+      )
+      return row as { made: number; hot: number }
+    }
+    const before = await updates()
+    const turns = await Promise.all(Array.from({ length: 30 }, () => t.turn()))
+    for (const { trace_id } of turns) await t.written(trace_id)
+    const after = await eventually(async () => {
+      await t.rows('select pg_stat_force_next_flush()')
+      const now = await updates()
+      return now.made - before.made >= turns.length ? now : null
+    })
+    assert.equal(after.hot - before.hot, after.made - before.made)
+  })
+
+  it('are kept by the database too, for as long as a trace names them', async () => {
+    const { trace_id } = await t.turn()
+    const { file_id } = await t.written(trace_id)
+    await assert.rejects(t.rows('delete from files where id = $1', [file_id]), /foreign key/)
+    assert.equal((await t.steps(file_id)).length, 1)
+  })
+
   it('belong to the platform: read by id, deleted and changed by nobody', async () => {
     const { trace_id } = await t.turn()
     const { file_id } = await t.written(trace_id)

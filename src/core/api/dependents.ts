@@ -27,11 +27,11 @@ type Level = {
 const SAMPLE = 5
 
 /** The condition that a row names one of the ids that a subquery gives. */
-export function namesOf({ column, many, where }: Reference, ids: Fragment): Fragment {
+export function namesOf({ column, many, where, among }: Reference, ids: Fragment): Fragment {
   const named = many
     ? sql.fragment`${sql.identifier([column])} && array(${ids})`
     : sql.fragment`${sql.identifier([column])} in (${ids})`
-  return all([named, where])
+  return all([named, where, among && sql.fragment`id in (${among(ids)})`])
 }
 
 /** The same of rows that count for the delete of what they name: not those of projects that it was granted to. */

@@ -20,6 +20,8 @@ export type Reference = {
   counted?: string | null
   /** Which rows refer so, as a condition on their columns. Default: all. */
   where?: Fragment
+  /** A subquery of the ids of rows that may name one of the targets given, where the column has no index. Default: all. */
+  among?: (targets: Fragment) => Fragment
   /** A target may be of another project that grants it. Such a row does not hold it and does not go with it. */
   grantable?: boolean
   /** Rows with `force` are left as they are when the target goes: they outlive what they name. */

@@ -1,15 +1,12 @@
 import { fileBytes } from '../../content/files/bytes.ts'
 import { takeMemory } from '../../content/files/memory.ts'
 import type { FileRow } from '../../content/files/model.ts'
-import { RESERVED } from '../../content/paths.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GenerationRow, StepRow } from './model.ts'
 import { findJournal } from './trace-store.ts'
 
 /** A settled step as the steps file of its trace has it: the form of a transcript, and whose step it is. */
 export type FileStep = Omit<StepRow, 'n'> & { generation_id: string; index: number }
-
-export const traceFilePath = (traceId: string): string => `${RESERVED}/traces/${traceId}.json`
 
 export const toFileStep = (generation_id: string, { n, ...step }: StepRow): FileStep => ({
   generation_id,

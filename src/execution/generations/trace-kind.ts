@@ -1,6 +1,7 @@
 import { dropAll } from '../../content/storage/stores.ts'
 import { kind, picked } from '../../core/api/kind.ts'
 import { Trace } from './model.ts'
+import { tracesOfFiles } from './trace-path.ts'
 import { deleteTraces, takeTraceFiles } from './trace-store.ts'
 
 const FIELDS = Object.keys(Trace.shape)
@@ -11,7 +12,7 @@ export const traceKind = kind({
   table: 'traces',
   references: [
     { kind: 'agent', column: 'agent_id', on_delete: 'force', grantable: true },
-    { kind: 'file', column: 'file_id', on_delete: 'block' },
+    { kind: 'file', column: 'file_id', on_delete: 'block', among: tracesOfFiles },
   ],
   record: Trace,
   // What is left in storage of a trace that keeps no content any more goes with its purge.

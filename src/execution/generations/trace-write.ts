@@ -10,7 +10,8 @@ import { fault } from '../../core/process/fault.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { FileStep } from './trace-file.ts'
-import { encodeSteps, stepsOfFile, toFileStep, traceFilePath } from './trace-file.ts'
+import { encodeSteps, stepsOfFile, toFileStep } from './trace-file.ts'
+import { traceFilePath } from './trace-path.ts'
 import { dropJournal, type Journals, lockTraceFiles, readJournals, setTraceFiles } from './trace-store.ts'
 
 const Written = z.object({ trace_id: z.string(), project_id: z.string() })
