@@ -211,6 +211,15 @@ describe('queues and workers', function () {
       assert.equal((await jobs(mailbox.name)).length, 20)
     })
 
+    it('a message locks no row that those who send others lock', async () => {
+      await queues.transaction(async tx => {
+        await queues.send([message(tasks, { id: 'first' })], tx)
+        await tx.executeSql('set constraints all immediate', [])
+        const { rowCount } = await pool.query('select from pgboss.queue for update nowait')
+        assert.ok(rowCount)
+      })
+    })
+
     it('creating the queues again changes nothing and stores changed rules', async () => {
       await createQueuesInDatabase(databaseUrl, { retentionDays: 3 })
       const row = await one('select * from pgboss.queue where name = $1', [mailbox.name])

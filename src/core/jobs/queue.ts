@@ -399,6 +399,15 @@ const plannerOptions = '-c enable_sort=off -c enable_seqscan=off -c plan_cache_m
 const waitingIndex = `create index if not exists muster_waiting on ${schema}.job_common
   (name, group_id, priority desc, created_on, start_after) where state < 'active' and not blocked`
 
+// By these keys each message locks the rows of its queue and of its dead letters, which all senders share. They hold
+// nothing: a message is made from the row of its queue, and no queue is deleted.
+const sharedLocks = `do $$ begin
+  if exists (select from pg_constraint
+    where conrelid = '${schema}.job_common'::regclass and conname in ('q_fkey', 'dlq_fkey')) then
+    alter table ${schema}.job_common drop constraint if exists q_fkey, drop constraint if exists dlq_fkey;
+  end if;
+end $$`
+
 const daysInSeconds = 24 * 60 * 60
 
 function storedOptions(queue: Queue<any>, retentionDays: number) {
@@ -441,6 +450,7 @@ export async function createQueuesInDatabase(
   await boss.start()
   try {
     await boss.getDb().executeSql(waitingIndex)
+    await boss.getDb().executeSql(sharedLocks)
     const existing = new Map((await boss.getQueues()).map(queue => [queue.name, queue]))
     for (const queue of queues.all()) {
       const dead = { retentionSeconds: deadLetterDays * daysInSeconds, deleteAfterSeconds: daysInSeconds }
