@@ -100,6 +100,32 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('kept'), [1])
   })
 
+  it('fail where a statement has failed that nobody heard of', async () => {
+    const work = inTransaction(pool, async tx => {
+      await note(tx, 1)
+      await tx.query(rawQuery('select 1 / 0')).catch(() => {})
+    })
+    await assert.rejects(work, /rolled back/)
+    assert.deepEqual(await numbers('notes'), [])
+  })
+
+  it('go on with a statement whose plan is stale', async () => {
+    await pool.query(rawQuery('create table changing (n int)'))
+    const read = (tx: Transaction) => tx.any(sql.unsafe`select * from changing`)
+    for (let n = 0; n < 8; n++) await inTransaction(pool, tx => sendLast(() => read(tx)))
+    await pool.query(rawQuery('alter table changing add column more text'))
+    await inTransaction(pool, async tx => {
+      await read(tx)
+      await note(tx, 1)
+    })
+    await pool.query(rawQuery('alter table changing add column most text'))
+    await inTransaction(pool, async tx => {
+      await note(tx, 2)
+      await sendLast(() => read(tx))
+    })
+    assert.deepEqual(await numbers('notes'), [1, 2])
+  })
+
   it('roll back what was written where the work throws', async () => {
     const work = inTransaction(pool, async tx => {
       await note(tx, 1)

@@ -84,6 +84,12 @@ function arePrepared(client: pg.Client): boolean {
   return parsedStatements[BEGIN.name] !== undefined && parsedStatements[COMMIT.name] !== undefined
 }
 
+/** Of a commit that the server answers as a rollback, because a statement had failed and its error was caught. */
+const refusal = (result: unknown): Error | null =>
+  (result as { command: string }).command === 'ROLLBACK'
+    ? new Error('The transaction was rolled back: one of its statements had failed')
+    : null
+
 /** What a client sends in place of a statement: `answer`, if it sends nothing. */
 type Plan = { answer: object } | { send(callback: Callback): object }
 
@@ -105,7 +111,12 @@ export function planOf(client: pg.Client, config: string | { text: string }, val
   if (text === COMMIT.text || text === 'ROLLBACK') {
     states.delete(client)
     if (state === 'held' || (state === 'committed' && text === COMMIT.text)) return answered
-    return text === COMMIT.text ? { send: callback => new JoinedQuery(ALONE, COMMIT, callback) } : null
+    return text === COMMIT.text
+      ? {
+          send: callback =>
+            new JoinedQuery(ALONE, COMMIT, (error, result) => callback(error ?? refusal(result), result)),
+        }
+      : null
   }
   if (state === 'committed') throw new Error(`A statement behind the last one of its transaction: ${text}`)
   const edges = { begin: state === 'held', commit: isLast.getStore() === true && arePrepared(client) }
