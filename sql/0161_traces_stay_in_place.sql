@@ -7,7 +7,10 @@ alter table traces set (fillfactor = 45);
 -- What the foreign key held: the path of the file names its trace.
 create function refuse_file_of_trace() returns trigger language plpgsql as $$
 begin
-  if exists (select from traces where id = split_part(split_part(old.path, '/', 4), '.', 1) and file_id = old.id) then
+  -- Paths have the collation C, the primary key does not.
+  if exists (
+    select from traces where id = split_part(split_part(old.path, '/', 4), '.', 1) collate "default" and file_id = old.id
+  ) then
     raise exception 'file % is the one of a trace', old.id using errcode = 'foreign_key_violation';
   end if;
   return null;

@@ -3,8 +3,11 @@ import { mkdtemp, readdir, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
+import { fileKind } from '../../src/content/files/model.ts'
+import { referencesTo } from '../../src/core/api/dependents.ts'
 import { newId } from '../../src/core/api/ids.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { inTransaction, type Transaction } from '../../src/core/db/pool.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { traceWrite } from '../../src/execution/generations/trace-write.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -346,6 +349,33 @@ describe('steps files of traces', function () {
     const { file_id } = await t.written(trace_id)
     await assert.rejects(t.rows('delete from files where id = $1', [file_id]), /foreign key/)
     assert.equal((await t.steps(file_id)).length, 1)
+  })
+
+  it('lead to their traces by the primary key', async () => {
+    const { trace_id } = await t.turn()
+    const { file_id } = await t.written(trace_id)
+    const counted = async (tx: Transaction) => {
+      const [row] = (await tx.any(
+        rawQuery(
+          `select coalesce(seq_scan, 0)::int as scans, idx_scan::int as lookups from pg_stat_xact_user_tables where relname = 'traces'`,
+        ),
+      )) as unknown as { scans: number; lookups: number }[]
+      return row
+    }
+    await assert.rejects(
+      inTransaction(app.services.pool, async tx => {
+        await tx.query(rawQuery('set local enable_seqscan = off'))
+        const found = await tx.any(sql.unsafe`select type from ${referencesTo(fileKind, file_id) ?? sql.fragment``} r`)
+        assert.deepEqual(found, [{ type: 'trace' }])
+        await tx.query(rawQuery('update traces set file_id = null where id = $1', [trace_id]))
+        const before = await counted(tx)
+        await tx.query(rawQuery('delete from files where id = $1', [file_id]))
+        const { scans, lookups } = await counted(tx)
+        assert.deepEqual([scans, lookups > before.lookups], [0, true])
+        throw new Error('as it was')
+      }),
+      /as it was/,
+    )
   })
 
   it('belong to the platform: read by id, deleted and changed by nobody', async () => {
