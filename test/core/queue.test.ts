@@ -766,6 +766,54 @@ describe('queues and workers', function () {
       await until('handled', () => handled.length === 1)
     })
 
+    it('a message is given back whose slot was taken while it was claimed, and handled when that is free again', async () => {
+      await pool.query(`
+        create function await_gate() returns trigger language plpgsql as $$
+          begin perform pg_advisory_xact_lock_shared(4711); return new; end $$;
+        create trigger gate before update on pgboss.job_common for each row
+          when (new.name = 'test-shared' and new.state = 'active') execute function await_gate()`)
+      const gate = await pool.connect()
+      try {
+        await gate.query('select pg_advisory_lock(4711)')
+        let takeSlot: JobContext['takeSlot'] = () => null
+        const handled: string[] = []
+        await run(
+          [
+            handler(tasks, {}, async (_, context) => {
+              takeSlot = context.takeSlot
+            }),
+            handler(shared, { concurrency: 2 }, async ({ id }) => void handled.push(id)),
+          ],
+          { projectShare: 1, pollMs: RARELY },
+        )
+        await queues.send([message(tasks, { id: 'asks' })])
+        await until('asked', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+        await queues.send(['a', 'b'].map(id => message(shared, { id, project_id: 'p' })))
+        await until('claiming', async () => {
+          const { n } = await one(`select count(*)::int as n from pg_locks where locktype = 'advisory' and not granted`)
+          return n > 0
+        })
+        const taken = [takeSlot(shared, 'q'), takeSlot(shared, 'q')]
+        assert.ok(taken.every(Boolean))
+        const sent = (await jobs(shared.name)).map(job => job.start_after.getTime())
+        await gate.query('select pg_advisory_unlock(4711)')
+        await until('given back', async () => {
+          const now = await jobs(shared.name)
+          return now.every((job, n) => job.state === 'created' && job.start_after.getTime() > sent[n])
+        })
+        assert.deepEqual(
+          (await jobs(shared.name)).map(job => job.retry_count),
+          [0, 0],
+        )
+        assert.deepEqual(handled, [])
+        taken[0]?.()
+        await until('handled', () => handled.length === 2)
+      } finally {
+        gate.release()
+        await pool.query('drop trigger gate on pgboss.job_common; drop function await_gate()')
+      }
+    })
+
     it('a slow message holds its own slot only', async () => {
       let finish = () => {}
       let quick = 0
