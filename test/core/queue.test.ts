@@ -516,6 +516,8 @@ describe('queues and workers', function () {
     }
     await until('all handled', () => handled.size === sent)
     await until('all recorded', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+    // Its connection was cut too, and the tests behind this one count on it.
+    await until('notifications again', () => listen.healthy())
   })
 
   it('the gauges show what waits', async () => {
