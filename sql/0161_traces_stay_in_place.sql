@@ -1,4 +1,4 @@
--- The row of a trace is written a second time when its steps get their file. No index reads what changes then, and a page
+-- The row of a trace is written again when its turn ends, and when its steps get their file. No index reads what changes then, and a page
 -- keeps room for it: five indexes are written once.
 alter table traces drop constraint traces_file_id_fkey;
 drop index traces_file;

@@ -744,7 +744,8 @@ describe('queues and workers', function () {
   })
 
   describe('slots', () => {
-    it('work without a message has those that a claim would have given it, and a message the one that it gives back', async () => {
+    /** Handles the shared queue in so many slots, and tells what was handled; `takeSlot` is that of another handler. */
+    async function runWithSlots(concurrency: number, more: Parameters<typeof run>[1]) {
       let takeSlot: JobContext['takeSlot'] = () => null
       const handled: string[] = []
       await run(
@@ -752,12 +753,17 @@ describe('queues and workers', function () {
           handler(tasks, {}, async (_, context) => {
             takeSlot = context.takeSlot
           }),
-          handler(shared, { concurrency: 4 }, async ({ id }) => void handled.push(id)),
+          handler(shared, { concurrency }, async ({ id }) => void handled.push(id)),
         ],
-        { projectShare: 0.5 },
+        more,
       )
       await queues.send([message(tasks, { id: 'asks' })])
-      await until('handled', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+      await until('asked', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+      return { takeSlot, handled }
+    }
+
+    it('work without a message has those that a claim would have given it, and a message the one that it gives back', async () => {
+      const { takeSlot, handled } = await runWithSlots(4, { projectShare: 0.5 })
       const taken = ['p', 'p', 'p', 'p', 'q', 'r'].map(project => takeSlot(shared, project))
       assert.deepEqual(
         taken.map(slot => slot !== null),
@@ -777,19 +783,7 @@ describe('queues and workers', function () {
       const gate = await pool.connect()
       try {
         await gate.query('select pg_advisory_lock(4711)')
-        let takeSlot: JobContext['takeSlot'] = () => null
-        const handled: string[] = []
-        await run(
-          [
-            handler(tasks, {}, async (_, context) => {
-              takeSlot = context.takeSlot
-            }),
-            handler(shared, { concurrency: 2 }, async ({ id }) => void handled.push(id)),
-          ],
-          { projectShare: 1, pollMs: RARELY },
-        )
-        await queues.send([message(tasks, { id: 'asks' })])
-        await until('asked', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
+        const { takeSlot, handled } = await runWithSlots(2, { projectShare: 1, pollMs: RARELY })
         await queues.send(['a', 'b'].map(id => message(shared, { id, project_id: 'p' })))
         await until('claiming', async () => {
           const { n } = await one(`select count(*)::int as n from pg_locks where locktype = 'advisory' and not granted`)

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { checkStorable } from '../../core/api/validate.ts'
-import { all, type Fragment, sql } from '../../core/db/sql.ts'
+import { all, type Fragment, jsonb, sql } from '../../core/db/sql.ts'
 
 /** What documents are found by in their metadata: the same in lists and in searches. */
 
@@ -87,7 +87,7 @@ export const metadataCondition = (column: Fragment, filter: MetadataFilter): Fra
   all(filter.map(test => (test.operator === 'in' ? isOneOf(column, test.field, test.values) : compares(column, test))))
 
 function isOneOf(column: Fragment, field: string, values: unknown[]): Fragment {
-  const contained = values.map(value => sql.fragment`${column} @> ${JSON.stringify({ [field]: value })}::jsonb`)
+  const contained = values.map(value => sql.fragment`${column} @> ${jsonb({ [field]: value })}`)
   const exact = sql.array(
     values.map(value => JSON.stringify(value)),
     'jsonb',

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { all, counting, type Fragment, type Queryable, rawFragment, sql } from '../db/sql.ts'
+import { all, counting, type Fragment, jsonb, type Queryable, rawFragment, sql } from '../db/sql.ts'
 import { invalid, type Problem } from './errors.ts'
 import type { Context, Page } from './operation.ts'
 
@@ -33,7 +33,7 @@ export const booleanQuery = z.enum(['true', 'false']).transform(value => value =
 export const tagFilter = z.record(z.string().min(1).max(128), z.string().max(256)).optional()
 
 export const tagCondition = (column: Fragment, tags: Record<string, string> | undefined): Fragment | null =>
-  tags && Object.keys(tags).length > 0 ? sql.fragment`${column} @> ${JSON.stringify(tags)}::jsonb` : null
+  tags && Object.keys(tags).length > 0 ? sql.fragment`${column} @> ${jsonb(tags)}` : null
 
 const INTEGER = /^\d{1,15}$/
 

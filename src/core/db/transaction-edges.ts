@@ -110,13 +110,12 @@ export function planOf(client: pg.Client, config: string | { text: string }, val
   if (state === undefined) return null
   if (text === COMMIT.text || text === 'ROLLBACK') {
     states.delete(client)
-    if (state === 'held' || (state === 'committed' && text === COMMIT.text)) return answered
-    return text === COMMIT.text
-      ? {
-          send: callback =>
-            new JoinedQuery(ALONE, COMMIT, (error, result) => callback(error ?? refusal(result), result)),
-        }
-      : null
+    if (state === 'held') return answered
+    if (text === 'ROLLBACK') return null
+    if (state === 'committed') return answered
+    return {
+      send: callback => new JoinedQuery(ALONE, COMMIT, (error, result) => callback(error ?? refusal(result), result)),
+    }
   }
   if (state === 'committed') throw new Error(`A statement behind the last one of its transaction: ${text}`)
   const edges = { begin: state === 'held', commit: isLast.getStore() === true && arePrepared(client) }

@@ -1,5 +1,5 @@
 import { type FragmentSqlToken, sql } from 'slonik'
-import { isOneOf } from '../db/sql.ts'
+import { isOneOf, jsonb } from '../db/sql.ts'
 import type { Layer } from './decide.ts'
 import { globToLike } from './glob.ts'
 import { conditionHolds, constantValue, matchesAction, type PrincipalFacts } from './match.ts'
@@ -226,14 +226,15 @@ function namedRowsFilter({ ids, parents, paths }: NamedRows, columns: RowColumns
 
 function tagFilter(condition: Condition, columns: RowColumns): Filter {
   if (!columns.tags) return condition.negated
-  const { tag, globs, equals } = condition
-  const value = sql.fragment`(${columns.tags} ->> ${tag}::text)`
-  const test =
-    globs.length > 0
-      ? sql.fragment`${value} like any(${sql.array(globs.map(globToLike), 'text')})`
-      : equals.length === 1
-        ? // Unlike a comparison of texts it has an index, and statistics that say how many rows it leaves.
-          sql.fragment`${columns.tags} @> ${sql.jsonb({ [tag]: equals[0] })}`
-        : isOneOf(value, equals)
+  const test = tagTest(condition, columns.tags)
   return condition.negated ? sql.fragment`(${test}) is not true` : test
+}
+
+function tagTest({ tag, globs, equals }: Condition, tags: FragmentSqlToken): FragmentSqlToken {
+  // Unlike a comparison of texts, containment has an index, and statistics that say how many rows it leaves.
+  if (globs.length === 0 && equals.length === 1) return sql.fragment`${tags} @> ${jsonb({ [tag]: equals[0] })}`
+  const value = sql.fragment`(${tags} ->> ${tag}::text)`
+  return globs.length > 0
+    ? sql.fragment`${value} like any(${sql.array(globs.map(globToLike), 'text')})`
+    : isOneOf(value, equals)
 }
