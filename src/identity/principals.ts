@@ -1,15 +1,24 @@
 import ipaddr from 'ipaddr.js'
 import { isIdOf } from '../core/api/kind.ts'
-import type { Caller, PrincipalRecord, TriggerScope } from '../core/iam/caller.ts'
+import { narrowed } from '../core/iam/authority.ts'
+import {
+  type Bound,
+  type Caller,
+  type Definition,
+  type PrincipalRecord,
+  type PrincipalRef,
+  principalRecord,
+  type TriggerScope,
+} from '../core/iam/caller.ts'
 import type { Layer } from '../core/iam/decide.ts'
 import { perProcess } from '../core/process/per-process.ts'
 import type { Services } from '../core/process/services.ts'
+import { boundaryLayer } from './boundaries.ts'
 import { keyUseLog } from './key-use.ts'
 import { hashKey } from './keys/secret.ts'
 import { layerOf } from './layers.ts'
 import { PrincipalCache, principalChannel, registerCache, type Source } from './principal-cache.ts'
 import {
-  type AttachedPolicy,
   attachedPolicy,
   keyPrincipal,
   keyPrincipalByHash,
@@ -81,7 +90,7 @@ const past = (time: string | null, now: Date): boolean =>
   time !== null && (time === '-infinity' || new Date(time).getTime() <= now.getTime())
 
 type Resolver = {
-  resolve(name: string, load: () => Promise<Principal | null>): Promise<Principal | null>
+  resolve<T extends { sources: Source[] }>(name: string, load: () => Promise<T | null>): Promise<T | null>
   close(): void
 }
 
@@ -90,7 +99,7 @@ const resolverOf = perProcess(openResolver, resolver => resolver.close())
 
 function openResolver(services: Services): Resolver {
   const { notifications } = services
-  const cache = new PrincipalCache<Principal>()
+  const cache = new PrincipalCache<{ sources: Source[] }>()
   const unregister = registerCache(cache as never)
   const unlisten = notifications.listen(principalChannel, source => cache.drop(source as Source), {
     onReconnect: () => cache.clear(),
@@ -101,9 +110,9 @@ function openResolver(services: Services): Resolver {
     listening = true
   })
   return {
-    resolve(name, load) {
+    resolve<T extends { sources: Source[] }>(name: string, load: () => Promise<T | null>) {
       // Announcements are missed while the connection is down.
-      if (listening && notifications.healthy()) return cache.get(name, load)
+      if (listening && notifications.healthy()) return cache.get(name, load) as Promise<T | null>
       cache.clear()
       return load()
     },
@@ -173,22 +182,63 @@ export function authenticate(services: Services, token: string, { ip }: { ip: st
   return KEY.test(token) ? callerByKey(services, token, ip) : Promise.resolve(null)
 }
 
-/** A principal within one more policy; one that is gone allows nothing. */
-const within = (principal: Principal, id: string, policy: AttachedPolicy | null, log: Services['log']): Principal => ({
-  ...principal,
-  layers: [...principal.layers, layerOf('trigger', policy ? [policy] : [], log)],
-  sources: [...principal.sources, `policy:${id}`],
-})
-
 const runOf = ({ id, policy_id, chain }: TriggerScope) => ({ trigger_id: id, policy_id, chain })
 
 const wire = (time: string | null): string | null => time && new Date(time).toISOString()
 
+/** A user or key as of now; null when it is gone, disabled, expired, or a key that does not reach the project. */
+async function usablePrincipal(services: Services, ref: PrincipalRef, projectId: string): Promise<Principal | null> {
+  const { pool, clock, log } = services
+  const found = await resolverOf(services).resolve(`${ref.type} of ${ref.id}`, async () => {
+    const row = await (ref.type === 'user' ? userPrincipal(pool, ref.id) : keyPrincipal(pool, ref.id))
+    return row && principalOf(row, log)
+  })
+  if (!found || found.user.disabled_at !== null) return null
+  const { key } = found
+  if (key && (past(key.expires_at, clock.now()) || (key.project_id !== null && key.project_id !== projectId)))
+    return null
+  return found
+}
+
+/** A policy as a layer; one that is gone allows nothing. */
+async function policyLayer(services: Services, id: string): Promise<Layer> {
+  const found = await resolverOf(services).resolve(`policy ${id}`, async () => {
+    const policy = await attachedPolicy(services.pool, id)
+    return { layer: layerOf('trigger', policy ? [policy] : [], services.log), sources: [`policy:${id}` as const] }
+  })
+  return (found as { layer: Layer }).layer
+}
+
+/** The layers of the author of a definition as of now. One that cannot be used allows nothing. */
+async function authorLayers(
+  services: Services,
+  { author, of }: BoundOf<'author'>,
+  projectId: string,
+): Promise<Layer[]> {
+  const principal = author && (await usablePrincipal(services, author, projectId))
+  if (!principal) return [{ kind: 'user', documents: [], author_of: { definition: of, unavailable: true } }]
+  return principal.layers.map(layer => ({ ...layer, author_of: { definition: of, unavailable: false } }))
+}
+
+type BoundOf<K extends Bound['kind']> = Extract<Bound, { kind: K }>
+
+async function boundLayers(services: Services, bounds: readonly Bound[], projectId: string): Promise<Layer[]> {
+  if (bounds.length === 0) return []
+  const layers = await Promise.all(
+    bounds.map(bound => {
+      if (bound.kind === 'author') return authorLayers(services, bound, projectId)
+      return bound.kind === 'policy' ? policyLayer(services, bound.id) : boundaryLayer(services, bound)
+    }),
+  )
+  return layers.flat()
+}
+
 /**
  * The caller of work that was started earlier and runs now: who started it, with the rights of this moment, bound to the
- * work's project; of what a trigger started within the policy of the trigger, which binds admins too. Null when the user or
- * key is gone, disabled, expired or no longer reaches the project, and for work started through a grant that is not known.
- * Read from the process's cache when it is there: a change binds as soon as it is announced.
+ * work's project; of what a trigger started within the policy of the trigger, which binds admins too; and within what else
+ * the authority carries. Null when the user or key is gone, disabled, expired or no longer reaches the project, and for work
+ * started through a grant that is not known. Read from the process's cache when it is there: a change binds as soon as it is
+ * announced.
  */
 export async function callerForPrincipal(
   services: Services,
@@ -196,29 +246,50 @@ export async function callerForPrincipal(
   projectId: string,
   run?: Caller['run'],
 ): Promise<Caller | null> {
-  const { via } = record
+  const { via, bounds = [], starters } = record
   if (via !== null && via.type !== 'trigger') return null
-  const { pool, clock, log } = services
-  const boundary = via?.policy_id ?? null
-  const name = `${record.type} of ${record.id}${boundary === null ? '' : ` within ${boundary}`}`
-  const found = await resolverOf(services).resolve(name, async () => {
-    const row = await (record.type === 'user' ? userPrincipal(pool, record.id) : keyPrincipal(pool, record.id))
-    const principal = row && principalOf(row, log)
-    return principal && boundary !== null
-      ? within(principal, boundary, await attachedPolicy(pool, boundary), log)
-      : principal
-  })
+  const found = await usablePrincipal(services, record, projectId)
   if (!found) return null
-  const { user, key } = found
-  if (user.disabled_at !== null) return null
-  if (key && (past(key.expires_at, clock.now()) || (key.project_id !== null && key.project_id !== projectId)))
-    return null
-  return callerOf(found, {
-    credential: { type: 'run', id: run?.work_id ?? record.id, expires_at: wire(key?.expires_at ?? null), scopes: null },
+  const policy = via?.policy_id ?? null
+  const within = [
+    ...(policy === null ? [] : [await policyLayer(services, policy)]),
+    ...(await boundLayers(services, bounds, projectId)),
+  ]
+  return callerOf(within.length === 0 ? found : { ...found, layers: [...found.layers, ...within] }, {
+    credential: {
+      type: 'run',
+      id: run?.work_id ?? record.id,
+      expires_at: wire(found.key?.expires_at ?? null),
+      scopes: null,
+    },
     principal: { type: record.type, id: record.id },
     project_id: projectId,
+    bounds,
+    starters,
     run: via ? { work_type: 'trigger', work_id: via.id, ...run, ...runOf(via) } : run,
   })
+}
+
+/**
+ * The caller for what definitions of a project do that the caller uses: bound to the project whatever the credential, so
+ * without the admin's gate, and within the rights that the authors of the definitions have now.
+ */
+export async function effectiveCaller(
+  services: Services,
+  caller: Caller,
+  projectId: string,
+  ...definitions: readonly Definition[]
+): Promise<Caller> {
+  const known = caller.bounds ?? []
+  const { bounds = [] } = narrowed(principalRecord(caller), ...definitions)
+  const added = await boundLayers(services, bounds.slice(known.length), projectId)
+  return {
+    ...caller,
+    credential: { ...caller.credential, type: 'run' },
+    project_id: projectId,
+    layers: [...caller.layers, ...added],
+    bounds,
+  }
 }
 
 /**

@@ -9,7 +9,7 @@ import { addEvidence, givenPieces } from '../cases/evidence.ts'
 import type { EvidenceInput } from '../cases/model.ts'
 import { byCaller, doerOf, type Happening } from '../cases/timeline.ts'
 import type { Step } from '../playbooks/definition.ts'
-import { playbookKind } from '../playbooks/model.ts'
+import { playbookKind, playbookVersions } from '../playbooks/model.ts'
 import { answerDriven, cancelRun, pauseRun, resumeRun } from '../runs/command.ts'
 import { runKind } from '../runs/model.ts'
 import { retryRun } from '../runs/retry.ts'
@@ -169,10 +169,11 @@ export async function retryExecution(
   const run = playbook && (await runKind.find(tx, stored.orchestration_run_id))
   if (!run) return conflict(stored, 'The playbook was deleted')
   const authority = principalRecord(caller)
-  const again = await retryRun(tx, services, run, undefined, {
+  const again = await retryRun(tx, services, run, caller, {
     from_node_id: null,
     expires_in: null,
     authority,
+    definition: await playbookVersions.definition(tx, playbook, stored.playbook_version),
     tool_context,
     guardrail_context: null,
   })

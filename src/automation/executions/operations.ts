@@ -6,6 +6,7 @@ import { metadataBag } from '../../core/api/metadata.ts'
 import { answer, type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
+import { requirePerson } from '../../core/iam/access.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { caseKind, EvidenceInput } from '../cases/model.ts'
 import { byCaller } from '../cases/timeline.ts'
@@ -201,9 +202,11 @@ export const executionOperations: Operation[] = [
     path: `${stepPath}/complete`,
     param,
     summary: 'Complete the manual step that an execution waits for',
-    description: 'Result and evidence are written together, or neither. Of two that come at once one is taken.',
+    description:
+      'Result and evidence are written together, or neither. Of two that come at once one is taken. Work in the background completes no step that is for people.',
     tag,
     action: 'playbooks:CompleteStep',
+    admit: caller => requirePerson(caller, 'playbooks:CompleteStep'),
     body: CompleteInput,
     bodyOptional: true,
     bodyLimit,
@@ -221,9 +224,11 @@ export const executionOperations: Operation[] = [
     path: `${stepPath}/skip`,
     param,
     summary: 'Skip the manual step that an execution waits for',
-    description: 'Where the playbook says that it may be skipped.',
+    description:
+      'Where the playbook says that it may be skipped. Work in the background skips no step that is for people.',
     tag,
     action: 'playbooks:SkipStep',
+    admit: caller => requirePerson(caller, 'playbooks:SkipStep'),
     body: SkipInput,
     answers: { 200: PlaybookExecution },
     raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'RESOURCE_NOT_FOUND'],

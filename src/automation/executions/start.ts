@@ -63,6 +63,7 @@ export async function startExecution(
   const run = newRun(services, {
     orchestration: { id: playbook.orchestration_id, project_id, version },
     version,
+    definition: await playbookVersions.definition(tx, playbook, version),
     input,
     metadata: { playbook_execution_id: id, case_id: caseId },
     tool_context,

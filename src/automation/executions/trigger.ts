@@ -1,10 +1,8 @@
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
-import type { AllowTarget } from '../../core/api/operation.ts'
 import { parse } from '../../core/api/validate.ts'
-import { permitted } from '../../core/iam/access.ts'
-import type { Caller } from '../../core/iam/caller.ts'
+import { allowing } from '../../core/iam/access.ts'
 import { makeCase } from '../cases/create.ts'
 import { CaseInput, caseKind } from '../cases/model.ts'
 import { byCaller } from '../cases/timeline.ts'
@@ -36,12 +34,6 @@ async function asFiring<T>(work: () => T | Promise<T>): Promise<T> {
     throw error
   }
 }
-
-const allowing =
-  (caller: Caller) =>
-  (action: string, target: AllowTarget): void => {
-    if (!permitted(caller, action, target)) raise('FORBIDDEN', { meta: { action } })
-  }
 
 export const playbookTarget: TriggerTarget = {
   type: 'playbook',

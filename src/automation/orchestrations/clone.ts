@@ -1,6 +1,6 @@
 import { newId } from '../../core/api/ids.ts'
 import { type Kind, type KindRow, picked, type Values } from '../../core/api/kind.ts'
-import type { Making } from '../../core/api/version-archive.ts'
+import { copiedBy, type Making } from '../../core/api/version-archive.ts'
 import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
@@ -29,7 +29,7 @@ export function definitionCloning<Row extends KindRow>(at: {
       select id from ${sql.identifier([kind.table])} where project_id = ${project} order by created_at, id`)
   return {
     name,
-    async copy(tx, from, to, ids) {
+    async copy(tx, from, to, ids, { caller }) {
       const originals = await (at.idsOf ?? all)(tx, from)
       // They may name each other.
       for (const id of originals) ids.set(id, newId(kind.prefix))
@@ -38,7 +38,7 @@ export function definitionCloning<Row extends KindRow>(at: {
         if (!original) continue
         const values: Values<KindRow> = picked(original, ['name', 'description', ...fields])
         const copied = { [naming]: withIds(original[naming], ids), id: ids.get(id), project_id: to }
-        tx.emit(kind, 'created', await insert(tx, { ...values, ...copied }, { created_by: null }))
+        tx.emit(kind, 'created', await insert(tx, { ...values, ...copied }, copiedBy(caller)))
       }
     },
   }

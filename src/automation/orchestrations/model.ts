@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { kind, selectList, type Values } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { versionArchive } from '../../core/api/version-archive.ts'
@@ -80,7 +81,7 @@ export const OrchestrationVersion = z
   })
   .meta({ id: 'OrchestrationVersion' })
 
-const hidden = { managed_by: z.string().nullable() }
+const hidden = { managed_by: z.string().nullable(), author: Author }
 const Row = Orchestration.extend(hidden)
 const typed = sql.type(Row)
 

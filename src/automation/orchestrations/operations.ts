@@ -3,7 +3,7 @@ import { z } from 'zod'
 import { contains } from '../../core/api/filters.ts'
 import { itemOperation, type Operation, operation, streamed } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionOperations } from '../../core/api/version-archive.ts'
+import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { contextKeyProblems, findingsOf, requireValid, withMissing } from './check.ts'
@@ -63,7 +63,7 @@ export const orchestrationOperations: Operation[] = [
       const { version_label, ...values } = body
       const definition = definitionIn(values)
       await requireValid({ tx, services, allow }, project, definition)
-      const making = { created_by: caller.user.id, label: version_label }
+      const making = madeBy(caller, version_label)
       return versionedGraphs.insert(tx, { ...values, ...definition, project_id: project }, making)
     },
   }),
@@ -112,11 +112,9 @@ export const orchestrationOperations: Operation[] = [
       return changed
     },
     write: (next, { tx, stored, body, caller }) =>
-      versionedGraphs.change(tx, stored, orchestrationKind.changes(stored, next), {
-        created_by: caller.user.id,
-        label: body.version_label,
-      }),
+      versionedGraphs.change(tx, stored, orchestrationKind.changes(stored, next), madeBy(caller, body.version_label)),
   }),
+  orchestrations.adopt({ adopt: (stored, { tx, caller }) => versionedGraphs.adopt(tx, stored, caller) }),
   orchestrations.remove({
     description:
       'Cancels its runs and deletes them with its versions. What names it stays, and fails when it is used; generations and usage keep its id.',

@@ -22,7 +22,7 @@ export const versionedGraphs = versioned<OrchestrationRow, Definition>({
 
 /**
  * Writes the graph with which a module drives work of its own, as the version that the module says: a new orchestration, or
- * the next version of the one that it has. It has no routes.
+ * the next version of the one that it has. It has no routes, and no author: what starts its runs names the definition.
  */
 export async function putManaged(
   tx: Tx,

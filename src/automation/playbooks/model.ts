@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
@@ -88,7 +89,7 @@ export const playbookKind = kind({
   table: 'playbooks',
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: Playbook,
-  hidden: { orchestration_id: z.string() },
+  hidden: { orchestration_id: z.string(), author: Author },
   events: ['created', 'updated', 'deleted'],
   unique: { playbooks_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })

@@ -1,7 +1,7 @@
 import { contains } from '../../core/api/filters.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionOperations } from '../../core/api/version-archive.ts'
+import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
@@ -26,7 +26,7 @@ import { insertPlaybook, versionedPlaybooks } from './versions.ts'
 const tag = 'Playbooks'
 const path = '/playbooks'
 const playbooks = resource(playbookKind, { path, tag })
-const { change, configOf, restore } = versionedPlaybooks
+const { adopt, change, configOf, restore } = versionedPlaybooks
 
 const bodyLimit = () => 1024 * 1024
 
@@ -60,7 +60,7 @@ export const playbookOperations: Operation[] = [
       const { version_label, project_id: _project, name, description = null } = body
       const definition = definitionIn(body)
       await requireValid({ tx, services, allow }, project, definition)
-      const making = { created_by: caller.user.id, label: version_label }
+      const making = madeBy(caller, version_label)
       return insertPlaybook(tx, { name, description, ...definition, project_id: project }, making)
     },
   }),
@@ -112,12 +112,10 @@ export const playbookOperations: Operation[] = [
         tx,
         stored,
         { name: stored.name, ...playbookKind.changes(stored, next) },
-        {
-          created_by: caller.user.id,
-          label: body.version_label,
-        },
+        madeBy(caller, body.version_label),
       ),
   }),
+  playbooks.adopt({ adopt: (stored, { tx, caller }) => adopt(tx, stored, caller) }),
   playbooks.remove({
     description:
       'Refused while an execution is under way. Executions keep their records, but cannot be retried any more.',

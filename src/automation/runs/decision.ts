@@ -18,12 +18,12 @@ export async function beginDecision(advance: Advance, node: Node, row: Execution
   const decider = await deciderKind.reference(tx, id, run.project_id)
   if (!decider) throw new AppError('RESOURCE_NOT_FOUND', { message: 'There is no such decider', meta: { id } })
   const [text] = inputTexts([row.input ?? {}], () => 'input_mapping')
-  const { version, questions, agent_id, tool_id } = decider
+  const { version, author, questions, agent_id, tool_id } = decider
   const [decision] = await tx.nested(nested =>
     insertDecisions(
       nested,
       { services, caller: null, principal: run.authority },
-      { project_id: run.project_id, decider: { id, version }, questions, backend: { agent_id, tool_id } },
+      { project_id: run.project_id, decider: { id, version, author }, questions, backend: { agent_id, tool_id } },
       [{ text, metadata: null }],
       { permission: () => run.permission },
     ),

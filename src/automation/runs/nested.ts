@@ -1,3 +1,4 @@
+import { definitionOf } from '../../core/api/authors.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { readPath } from '../../core/expressions/evaluate.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -90,6 +91,7 @@ async function startMore(
     runs.push(
       newRun(services, {
         orchestration,
+        definition: definitionOf(orchestration),
         input,
         ...own,
         authority: run.authority,

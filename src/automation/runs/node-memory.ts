@@ -3,7 +3,7 @@ import { kinds } from '../../core/api/kind.ts'
 import { requireAll } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { requirePermitted } from '../../core/iam/access.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
 import { MemoryEntryInput } from '../../memory/entries/model.ts'
 import { writeFact } from '../../memory/entries/write.ts'
@@ -43,9 +43,7 @@ export async function writeMemory(attempt: Attempt, finish: Finish): Promise<Adv
     {
       async check(store) {
         if (store.project_id !== taken.project_id) raise('RESOURCE_NOT_FOUND', { meta: { id: store.id } })
-        const target = { kind: memoryStoreKind, row: store }
-        if (!permitted(caller, 'memories:CreateMemoryEntry', target))
-          raise('FORBIDDEN', { meta: { action: 'memories:CreateMemoryEntry' } })
+        requirePermitted(caller, 'memories:CreateMemoryEntry', { kind: memoryStoreKind, row: store })
         if (fact.source_id != null)
           await requireAll(services.pool, kinds.get('conversation'), taken.project_id, [fact.source_id])
       },

@@ -2,7 +2,14 @@ import { AppError } from '../../core/api/errors.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { approvalKind } from '../../execution/approvals/model.ts'
 import { approvedArguments } from '../../execution/approvals/node.ts'
-import { callTool as call, gatedAs, openCall, prepareCall } from '../../execution/tools/call.ts'
+import {
+  actingThrough,
+  callTool as call,
+  gatedAs,
+  judgedArguments,
+  openCall,
+  prepareCall,
+} from '../../execution/tools/call.ts'
 import type { ToolCall } from '../../execution/tools/call-model.ts'
 import { toolGate, type Verdict } from '../../execution/tools/gate.ts'
 import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/resolve.ts'
@@ -96,18 +103,19 @@ export async function judge(
   const { services, taken, signal } = attempt
   const prepared = await prepareCall(services, tool, opened)
   const action = prepared.action ?? tool.name
+  const args = judgedArguments(tool, opened.input)
   const { guardrail_context } = contextOf(services, { ...taken, id: taken.run_id })
   const verdict = await toolGate.only()?.judge(services, {
     project_id: taken.project_id,
     agent: null,
     tool: gatedAs(tool),
     action,
-    args: prepared.input,
+    args,
     generation_id: null,
     run: { orchestration_run_id: taken.run_id, node_id: taken.node_id, node_attempt: taken.attempt },
     guardrail_context,
-    caller: () => runCaller(attempt),
+    caller: actingThrough(services, tool, () => runCaller(attempt)),
     signal,
   })
-  return { verdict: verdict ?? null, action, args: prepared.input }
+  return { verdict: verdict ?? null, action, args }
 }

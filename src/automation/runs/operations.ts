@@ -10,6 +10,7 @@ import { resource } from '../../core/api/resource.ts'
 import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { requirePerson } from '../../core/iam/access.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { lastEventId } from '../../execution/generations/stream.ts'
 import { orchestrationKind, orchestrationVersions } from '../orchestrations/model.ts'
@@ -94,11 +95,12 @@ const start = operation({
     const problems = await inputProblems(services, { project_id: orchestration.project_id, input_schema }, input)
     if (problems.length > 0) invalid(problems)
     const id = newId(runKind.prefix)
+    const definition = await orchestrationVersions.definition(services.pool, orchestration, version)
     const expected = wait === true ? expectRun(services, id) : null
     try {
       const run = await startRunAtOnce(
         services,
-        { ...given, id, orchestration, version, input, tool_context, authority: principalRecord(caller) },
+        { ...given, id, orchestration, version, definition, input, tool_context, authority: principalRecord(caller) },
         outgoing => context.record(outgoing, 201, id),
       )
       if (!expected) return answer(201, { ...presentRun(run), node_executions: [] })
@@ -264,7 +266,9 @@ export const runOperations: Operation[] = [
   runs.action('human-input', {
     id: 'submitHumanInput',
     summary: 'Answer a node that waits for input',
+    description: 'For people and their servers: work in the background, such as a tool of an agent, is refused.',
     action: 'orchestrations:SubmitHumanInput',
+    admit: caller => requirePerson(caller, 'orchestrations:SubmitHumanInput'),
     body: AnswerInput,
     bodyLimit: () => 2 * 1024 * 1024,
     answers: { 200: OrchestrationRun },
@@ -295,7 +299,7 @@ export const runOperations: Operation[] = [
     async run(context) {
       const { tx, services, resource, body, caller } = context
       requireDriver(context)
-      const retried = await retryRun(tx, services, resource, caller.run, {
+      const retried = await retryRun(tx, services, resource, caller, {
         from_node_id: body?.from_node_id ?? null,
         tool_context: callerContext(body?.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX),
         guardrail_context: body?.guardrail_context ?? null,

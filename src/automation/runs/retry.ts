@@ -1,10 +1,11 @@
 import { invalid, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
-import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
+import { askedForBy } from '../../core/iam/authority.ts'
+import { type Caller, type Definition, type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import type { Graph } from '../orchestrations/graph.ts'
-import { orchestrationKind } from '../orchestrations/model.ts'
+import { orchestrationKind, orchestrationVersions } from '../orchestrations/model.ts'
 import { hasBegun } from './attempt-store.ts'
 import { pinnedGraph } from './definition.ts'
 import { driverOf } from './driver.ts'
@@ -19,16 +20,19 @@ export type Retry = RunContext & {
   expires_in: number | null
   /** Whom the new run runs as; default whom the first one did. */
   authority?: RunRow['authority']
+  /** What its author allows bounds it; default the version of the orchestration. */
+  definition?: Definition
 }
 
 /**
- * In whose name a retry goes on: whoever started the run, and where triggered work asks for it, marked as caused by that.
- * Raises FORBIDDEN where the mark has no place.
+ * In whose name a retry goes on: whoever started the run, within what narrows the one who asks for it, and where triggered
+ * work asks, marked as caused by that. Raises FORBIDDEN where the mark has no place.
  */
-function authorityOf({ authority }: Pick<RunRow, 'authority'>, asker: Caller['run']): PrincipalRecord {
-  if (!asker?.trigger_id) return authority
+function authorityOf(run: Pick<RunRow, 'authority'>, asker: Caller): PrincipalRecord {
+  const authority = askedForBy(run.authority, principalRecord(asker))
+  if (!asker.run?.trigger_id) return authority
   const { via } = authority
-  const { trigger_id: id, policy_id, chain } = asker
+  const { trigger_id: id, policy_id, chain } = asker.run
   if (via === null) return { ...authority, via: { type: 'trigger', id, policy_id, chain } }
   if (via.type === 'trigger') return { ...authority, via: { ...via, chain: [...new Set([...via.chain, ...chain])] } }
   return raise('FORBIDDEN', { message: 'Work that a trigger started may not retry the run of a bounded credential' })
@@ -37,17 +41,11 @@ function authorityOf({ authority }: Pick<RunRow, 'authority'>, asker: Caller['ru
 /**
  * Starts a run anew that did not succeed, as whoever started it: of the same version, with its input, and with what nodes had
  * come to by its end.
- * @param asker the work that asks for it
+ * @param asker who asks for it
  * @throws FORBIDDEN, ORCHESTRATION_RUN_NOT_RETRYABLE, PROJECT_PAUSED, VALIDATION_FAILED (from_node_id), ORCHESTRATION_NOT_FOUND,
  *   ORCHESTRATION_NODE_FAILED
  */
-export async function retryRun(
-  tx: Tx,
-  services: Services,
-  run: RunRow,
-  asker: Caller['run'],
-  retry: Retry,
-): Promise<RunRow> {
+export async function retryRun(tx: Tx, services: Services, run: RunRow, asker: Caller, retry: Retry): Promise<RunRow> {
   if (!hasEnded(run) || run.status === 'succeeded')
     raise('ORCHESTRATION_RUN_NOT_RETRYABLE', { meta: { status: run.status } })
   if (run.driver !== null && !retry.authority) await (await driverOf(tx, run.id))?.refuse(tx, run.id)
@@ -59,6 +57,8 @@ export async function retryRun(
   const made = newRun(services, {
     ...given,
     orchestration: { id: run.orchestration_id, project_id: run.project_id, version: run.orchestration_version },
+    definition:
+      retry.definition ?? (await orchestrationVersions.definition(tx, orchestration, run.orchestration_version)),
     input: run.input,
     metadata: run.metadata,
     authority: retry.authority ?? authorityOf(run, asker),

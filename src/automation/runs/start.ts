@@ -2,7 +2,8 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { narrowed } from '../../core/iam/authority.ts'
+import type { Definition, PrincipalRecord } from '../../core/iam/caller.ts'
 import { schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
@@ -21,6 +22,8 @@ type RunStart = {
   orchestration: Pick<OrchestrationRow, 'id' | 'project_id' | 'version'>
   /** Default: the live one. */
   version?: number
+  /** What its author allows bounds the run: the version that it executes, or the playbook that this was compiled from. */
+  definition: Definition
   input: Record<string, unknown> | null
   metadata?: Record<string, unknown> | null
   tool_context?: Record<string, string> | null
@@ -105,7 +108,7 @@ export function newRun(services: Services, start: RunStart): RunRow {
     trigger_firing_id: start.trigger?.firing_id ?? null,
     task_id: start.task_id ?? null,
     trace_id: null,
-    authority: start.authority,
+    authority: narrowed(start.authority, start.definition),
     permission: start.permission ?? { action: 'orchestrations:StartRun', kind: 'orchestration', id: orchestration.id },
     driver: start.driver ?? null,
     pause_requested_at: null,
@@ -137,11 +140,19 @@ function follow(outgoing: Outgoing, run: RunRow): void {
  * Writes a queued run with its first message inside the caller's transaction. The input has been checked.
  * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND (version)
  */
-export async function startRun(tx: Tx, services: Services, start: RunStart): Promise<RunRow> {
-  await lockRunnable(tx, start.orchestration.project_id)
-  if (start.version !== undefined && start.version !== start.orchestration.version)
-    await orchestrationVersions.get(tx, start.orchestration.id, start.version)
-  const run = newRun(services, start)
+export async function startRun(
+  tx: Tx,
+  services: Services,
+  start: Omit<RunStart, 'definition'> & { orchestration: OrchestrationRow },
+): Promise<RunRow> {
+  const { orchestration, version } = start
+  await lockRunnable(tx, orchestration.project_id)
+  if (version !== undefined && version !== orchestration.version)
+    await orchestrationVersions.get(tx, orchestration.id, version)
+  const run = newRun(services, {
+    ...start,
+    definition: await orchestrationVersions.definition(tx, orchestration, version),
+  })
   insertRuns(tx, [run])
   return run
 }

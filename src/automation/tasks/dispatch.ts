@@ -7,7 +7,8 @@ import { causedBy } from '../../core/db/causation.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { evaluateMapping } from '../../core/expressions/mapping.ts'
-import { chainOf } from '../../core/iam/caller.ts'
+import { narrowed } from '../../core/iam/authority.ts'
+import { chainOf, type PrincipalRecord } from '../../core/iam/caller.ts'
 import { leaseOf, type Outcome as Reported, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -32,11 +33,15 @@ const MAX_LOSSES = 5
 
 const failureOf = (error: unknown): RecordedFailure => storableValue(recordedFailure(error)) as RecordedFailure
 
-const dispatchIn = async (services: Services, task: TaskRow): Promise<Dispatch> => {
+/** What the state of a task dispatches, and whose rights it has: the task's, within those of the author of the workflow. */
+async function dispatchIn(
+  services: Services,
+  task: TaskRow,
+): Promise<{ dispatch: Dispatch; authority: PrincipalRecord }> {
   const machine = await pinnedMachine(services, services.pool, task)
   const dispatch = machine?.state(task.state)?.on_enter?.dispatch
-  if (!dispatch) throw new AppError('WORKFLOW_NOT_FOUND', { meta: { id: task.workflow_id } })
-  return dispatch
+  if (!machine || !dispatch) throw new AppError('WORKFLOW_NOT_FOUND', { meta: { id: task.workflow_id } })
+  return { dispatch, authority: narrowed(task.authority, { id: task.workflow_id, author: machine.author }) }
 }
 
 /** As much as the input of a node of a run. */
@@ -99,9 +104,9 @@ async function start(message: DispatchMessage, { services, log }: JobContext, fo
   const { TASKS_DISPATCH_RECONCILE_GRACE_MS: graceMs } = services.config
   try {
     if (isPaused(found)) return await holdPaused(services, message)
-    const dispatch = await dispatchIn(services, found.task)
+    const { dispatch, authority } = await dispatchIn(services, found.task)
     const input = inputOf(dispatch, found.task)
-    const starting = { task: found.task, dispatch, dispatch_id, input }
+    const starting = { task: { ...found.task, authority }, dispatch, dispatch_id, input }
     const prepared = await target.prepare(services, starting)
     await fault(services, 'task_starting')
     const started = await services.write(async tx => {
@@ -111,7 +116,7 @@ async function start(message: DispatchMessage, { services, log }: JobContext, fo
         await hold(tx, services, held.task)
         return null
       }
-      const id = await target.start(tx, services, { ...starting, task: held.task, prepared })
+      const id = await target.start(tx, services, { ...starting, task: { ...held.task, authority }, prepared })
       await noteStarted(tx, task_id, id, graceMs)
       const { task } = held
       const after = touched(task, services.clock.now().toISOString(), {
@@ -182,7 +187,8 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
     lease: leaseOf(leaseMs),
     lock: tx => taskKind.find(tx, task.id, true),
     async work(held) {
-      defined = await dispatchIn(services, task)
+      const { dispatch: due, authority } = await dispatchIn(services, task)
+      defined = due
       tool = await resolveSharedTool(services.pool, task.project_id, defined.tool_id as string)
       if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: defined.tool_id } })
       const repeatable = isRepeatable(tool, defined.operation_id ?? undefined)
@@ -194,7 +200,7 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
         action: defined.operation_id,
         input,
         caller: () =>
-          callerForPrincipal(services, task.authority, task.project_id, {
+          callerForPrincipal(services, authority, task.project_id, {
             work_type: 'task',
             work_id: task.id,
             trigger_id: null,

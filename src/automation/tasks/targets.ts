@@ -5,7 +5,7 @@ import { isIdOf } from '../../core/api/kind.ts'
 import { parse } from '../../core/api/validate.ts'
 import { type Queryable, statement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { allowing, requirePermitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { createTurn } from '../../execution/generations/create.ts'
@@ -19,7 +19,6 @@ import { turnsOf } from '../runs/agent.ts'
 import { hasEnded as runHasEnded, runKind, stateOf } from '../runs/model.ts'
 import { inputProblems, requireSize, startRun } from '../runs/start.ts'
 import type { RunWatcher } from '../runs/watchers.ts'
-import { allowOf } from '../triggers/agents.ts'
 import { refuseRecursion } from '../triggers/configure.ts'
 import { acceptFiring } from '../triggers/manual.ts'
 import { type FiringRow, firingKind, hasEnded, triggerKind } from '../triggers/model.ts'
@@ -72,8 +71,7 @@ const agent: Target = {
     const { authority, project_id } = task
     const messages = messagesFrom(input)
     const caller = await callerForPrincipal(services, authority, project_id)
-    const allow = caller ? allowOf(caller) : (action: string) => raise('FORBIDDEN', { meta: { action } })
-    return messagesOf({ services, allow, body: { messages } }, project_id)
+    return messagesOf({ services, allow: allowing(caller), body: { messages } }, project_id)
   },
   async start(tx, services, { task, dispatch, prepared }) {
     const { project_id } = task
@@ -157,12 +155,11 @@ const trigger: Target = {
     const row = isIdOf(triggerKind, id) ? await triggerKind.find(services.pool, id) : null
     if (row?.project_id !== project_id) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
     const caller = await callerForPrincipal(services, authority, project_id)
-    const action = 'triggers:FireTrigger'
-    if (!caller || !permitted(caller, action, { kind: triggerKind, row })) raise('FORBIDDEN', { meta: { action } })
-    else refuseRecursion(caller)
+    requirePermitted(caller, 'triggers:FireTrigger', { kind: triggerKind, row })
+    refuseRecursion(caller)
     if (!row.active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id: id } })
     const firing = acceptFiring(services, row, newId(firingKind.prefix), input)
-    await checkFiring(services, row, firing.input)
+    await checkFiring(services, row, { input: firing.input, causation_chain: [], asked_by: authority })
     return firing
   },
   async start(tx, _services, { task, dispatch_id, prepared }) {

@@ -1,10 +1,8 @@
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
-import type { AllowTarget } from '../../core/api/operation.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { parse } from '../../core/api/validate.ts'
-import { permitted } from '../../core/iam/access.ts'
-import type { Caller } from '../../core/iam/caller.ts'
+import { allowing } from '../../core/iam/access.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { createTurn } from '../../execution/generations/create.ts'
 import { Message, messagesOf } from '../../execution/generations/run.ts'
@@ -41,11 +39,6 @@ function refusing<T>(work: () => T): T {
   }
 }
 
-/** Asks for a permission of whoever the firing acts as. */
-export const allowOf = (caller: Caller) => (action: string, target: AllowTarget) => {
-  if (!permitted(caller, action, target)) raise('FORBIDDEN', { meta: { action } })
-}
-
 export const agentTarget: TriggerTarget = {
   type: 'agent',
   kind: 'agent',
@@ -53,7 +46,7 @@ export const agentTarget: TriggerTarget = {
   async prepare(services, { input, caller, trigger: { project_id } }) {
     const messages = messagesFrom(storableValue(input) as Record<string, unknown>)
     try {
-      return await messagesOf({ services, allow: allowOf(caller), body: { messages } }, project_id)
+      return await messagesOf({ services, allow: allowing(caller), body: { messages } }, project_id)
     } catch (error) {
       if (error instanceof AppError && error.code === 'VALIDATION_FAILED') inputInvalid(error.message, error)
       throw error

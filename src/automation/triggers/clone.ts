@@ -2,7 +2,7 @@ import { newId } from '../../core/api/ids.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { refuseBounded } from './configure.ts'
-import { sealedFor, triggerKind } from './model.ts'
+import { namedAs, sealedFor, triggerKind } from './model.ts'
 import { newSecret } from './secret.ts'
 import { triggersOf } from './store.ts'
 
@@ -16,6 +16,7 @@ export const triggerCloning: Cloneable = {
   async copy(tx, from, to, ids, { services, caller }) {
     const originals = await triggersOf(tx, from)
     if (originals.length > 0) refuseBounded(caller)
+    const authority = principalRecord(caller)
     for (const original of originals) {
       const target_id = ids.get(original.target_id)
       if (target_id === undefined) continue
@@ -27,7 +28,8 @@ export const triggerCloning: Cloneable = {
         target_id,
         active: false,
         next_fire_at: null,
-        authority: principalRecord(caller),
+        authority,
+        created_by: namedAs(authority),
         sealed_secret: original.sealed_secret === null ? null : services.secrets.seal(newSecret(), sealedFor(id, to)),
         previous_sealed_secret: null,
         previous_secret_until: null,

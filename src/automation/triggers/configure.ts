@@ -25,7 +25,10 @@ const OWN: readonly { field: keyof TriggerRow; type: TriggerType; required?: tru
 const refuse = (field: string, message: string): never =>
   raise('TRIGGER_ACTION_NOT_ALLOWED', { message, meta: { field } })
 
-type Fields = Omit<TriggerRow, 'id' | 'project_id' | 'created_at' | 'updated_at' | 'hook_url' | 'run_as' | 'authority'>
+type Fields = Omit<
+  TriggerRow,
+  'id' | 'project_id' | 'created_at' | 'updated_at' | 'hook_url' | 'run_as' | 'created_by' | 'authority'
+>
 
 /** The fields of a type with their defaults. @throws TRIGGER_ACTION_NOT_ALLOWED for those that belong to another type */
 function ownFields(trigger: Fields): Partial<Fields> {

@@ -61,7 +61,7 @@ async function checked<T>(services: Services, { id }: FiringRow, work: () => T |
 async function startTarget({ services, log }: JobContext, trigger: TriggerRow, row: FiringRow): Promise<void> {
   await fault(services, 'trigger_claimed')
   const made = await checked(services, row, async () => {
-    const { target, firing, prepared } = await checkFiring(services, trigger, row.input, row.causation_chain)
+    const { target, firing, prepared } = await checkFiring(services, trigger, row)
     const start = target.start as NonNullable<TriggerTarget['start']>
     return services.write(async tx => {
       if (!(await takeQueued(tx, row.id))) return null
@@ -107,7 +107,7 @@ async function callTarget(
     lease,
     lock: tx => firingKind.find(tx, row.id, true),
     async work(hold) {
-      const { firing } = await checkFiring(services, trigger, row.input, row.causation_chain)
+      const { firing } = await checkFiring(services, trigger, row)
       called = true
       const output = await call(services, { ...firing, id: row.id, signal: hold.signal })
       hold.signal.throwIfAborted()

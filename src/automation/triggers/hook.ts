@@ -116,7 +116,7 @@ async function accept(services: Services, trigger: Hooked, req: IncomingMessage,
   const facts = { source: 'webhook' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
   const id = newId(firingKind.prefix)
   const input = effectiveInput(trigger, inputOf(body), { ...facts, id })
-  await checkFiring(services, trigger, input)
+  await checkFiring(services, trigger, { input, causation_chain: [], asked_by: null })
   const firing = { id, project_id, trigger_id, source: 'webhook' as const, target_type, input, idempotency_key: key }
   const { held, stopped, reason } = await services.writeOne<{ stopped: boolean; reason: string | null }>(outgoing => {
     outgoing.send(firingQueue, { firing_id: id, project_id })

@@ -28,7 +28,7 @@ export function acceptFiring(services: Services, trigger: TriggerRow, id: string
     input,
     async write(tx: Tx, by: PrincipalRecord, idempotency_key: string | null): Promise<FiringRow> {
       const values = { id, project_id, trigger_id, source: 'manual' as const, target_type, input, idempotency_key }
-      const row = await firingKind.insert(tx, { ...values, fired_by: namedAs(by) })
+      const row = await firingKind.insert(tx, { ...values, fired_by: namedAs(by), asked_by: by })
       tx.send(firingQueue, { firing_id: id, project_id })
       return row
     },
@@ -48,12 +48,13 @@ export async function fireByHand(
   if (!trigger.active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
   const firing = acceptFiring(services, trigger, newId(firingKind.prefix), given)
   const { id, input } = firing
-  await checkFiring(services, trigger, input)
+  const by = principalRecord(caller)
+  await checkFiring(services, trigger, { input, causation_chain: [], asked_by: by })
   const end = wait ? expectFiring(services, id) : null
   try {
     const made = await services.write(async tx => {
       await lockRunnable(tx, project_id)
-      const row = await firing.write(tx, principalRecord(caller), null)
+      const row = await firing.write(tx, by, null)
       record(tx, wait ? 200 : 202, trigger_id)
       return row
     })

@@ -93,7 +93,8 @@ export const Trigger = record('Trigger', {
   event_filter: z.unknown().describe('Expression over the event; null without one'),
   next_fire_at: time.describe('When a schedule fires next; null for others and while it is not active'),
   hook_url: z.string().nullable().describe('Where a webhook trigger is called'),
-  run_as: RunAs.describe('Whose rights its firings have'),
+  run_as: RunAs.describe('Whose rights its firings have: who made it, or changed what it does last'),
+  created_by: RunAs.describe('Who made it'),
 })
 
 export const TriggerWithSecret = Trigger.extend({
@@ -211,6 +212,8 @@ export const firingKind = kind({
     state: z.enum(['queued', 'running', 'started', 'succeeded', 'failed']),
     target_type: z.enum(TARGET_TYPES),
     result_id: z.string().nullable(),
+    /** Who fired it by hand, with what narrows them. */
+    asked_by: z.custom<PrincipalRecord>().nullable(),
   },
   authorize: ({ trigger_id }) => ({ type: 'trigger', id: trigger_id }),
 })

@@ -9,6 +9,7 @@ import { resource } from '../../core/api/resource.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { sees } from '../../core/iam/access.ts'
+import { startedAlsoBy } from '../../core/iam/authority.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { configured, firstFire, refuseBounded, refuseRecursion } from './configure.ts'
@@ -19,6 +20,7 @@ import {
   FireInput,
   type FiringRow,
   firingKind,
+  namedAs,
   RotateSecretInput,
   SOURCES,
   sealedFor,
@@ -134,6 +136,7 @@ const createTrigger = triggers.create({
     return triggerKind.insert(tx, {
       ...trigger,
       authority,
+      created_by: namedAs(authority),
       sealed_secret,
       next_fire_at,
       created_at,
@@ -171,7 +174,7 @@ const listTriggers = operation({
     }),
 })
 
-/** Fields whose change needs the right to start the target again. */
+/** Fields that say what firings do: their change needs the right to start the target, and makes the trigger act as who changes it. */
 const BINDING = ['target_type', 'target_id', 'action', 'input', 'input_mapping', 'policy_id'] as const
 
 /** Fields that say when a schedule fires. */
@@ -182,21 +185,27 @@ const differs = (fields: readonly (keyof TriggerRow)[], before: TriggerRow, afte
 
 const updateTrigger = triggers.update({
   description:
-    'Checked as it stands then. Another target, action, input or policy needs the right to start the target; the firings go on in the name of who created the trigger. A schedule that is switched on or gets another time fires next from now.',
-  alsoActions: RIGHTS,
+    'Checked as it stands then. Another target, action, input or policy needs the right to start the target, and has the firings act as the caller from then on; another policy or none also needs triggers:CreateTrigger. A schedule that is switched on or gets another time fires next from now.',
+  alsoActions: [...RIGHTS, 'triggers:CreateTrigger'],
   body: TriggerPatch,
   quiet: true,
   raises: [...refusals, 'TRIGGER_TYPE_IMMUTABLE'],
   admit: refuseBounded,
-  async change(next, { stored, tx, allow }) {
+  async change(next, { stored, tx, allow, caller }) {
     if (next.type !== stored.type)
       raise('TRIGGER_TYPE_IMMUTABLE', { meta: { field: 'type', type: stored.type, requested: next.type } })
     const { trigger, allow: allowStart } = await configured(tx, next)
-    if (differs(BINDING, stored, trigger)) allowStart(allow)
     const next_fire_at = differs(TIMING, stored, trigger)
       ? firstFire(trigger, await databaseTime(tx))
       : trigger.next_fire_at
-    return { ...trigger, next_fire_at }
+    if (!differs(BINDING, stored, trigger)) return { ...trigger, next_fire_at }
+    allowStart(allow)
+    // The policy bounds whom the trigger acts as: it is another one for those alone who could make the trigger without it.
+    if (differs(['policy_id'], stored, trigger))
+      allow('triggers:CreateTrigger', { kind: triggerKind, project_id: stored.project_id })
+    // Who wrote it before had a part in what it starts.
+    const authority = startedAlsoBy(principalRecord(caller), stored.authority)
+    return { ...trigger, next_fire_at, authority }
   },
 })
 

@@ -252,9 +252,9 @@ export const fireAgain = (
 ): Promise<readonly { id: string; project_id: string }[]> =>
   db.any(madeAgain`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, event_id,
-      scheduled_for, causation_chain, fired_by)
+      scheduled_for, causation_chain, fired_by, asked_by)
     select n.new_id, t.project_id, t.trigger_id, t.source, t.target_type, t.input, 'again:' || t.id, t.event_id,
-      t.scheduled_for, t.causation_chain, t.fired_by
+      t.scheduled_for, t.causation_chain, t.fired_by, t.asked_by
     from ${sql.unnest(
       taken.map(({ id }) => [id, newId(firingKind.prefix)]),
       ['text', 'text'],

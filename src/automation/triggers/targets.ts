@@ -4,7 +4,8 @@ import { joinedReads } from '../../core/db/joined-reads.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { requirePermitted } from '../../core/iam/access.ts'
+import { askedForBy } from '../../core/iam/authority.ts'
 import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -84,35 +85,43 @@ export async function requireTarget(db: Queryable, aim: Aim): Promise<FoundTarge
   return row ? { target, kind, row } : targetMissing(aim)
 }
 
-/** Whom the firings of a trigger act as: its creator within its policy, with the triggers that led to it. */
-export const authorityOf = (
-  { id, policy_id, authority }: Pick<TriggerRow, 'id' | 'policy_id' | 'authority'>,
-  chain: readonly string[],
-): PrincipalRecord => ({
-  type: authority.type,
-  id: authority.id,
-  via: { type: 'trigger', id, policy_id, chain: [...chain, id] },
-})
+/** As much of a firing as says whose rights it has. */
+type Asked = Pick<FiringRow, 'causation_chain' | 'asked_by'>
 
 /**
- * Checks that a trigger may fire with an input: its creator is there and may start the target, which takes the input.
+ * Whose rights the firings of a trigger have: those of who wrote it, within its policy and what narrows who fires it by hand,
+ * with the triggers that led to it.
+ */
+export function authorityOf(
+  { id, policy_id, authority }: Pick<TriggerRow, 'id' | 'policy_id' | 'authority'>,
+  { causation_chain, asked_by }: Asked,
+): PrincipalRecord {
+  const own: PrincipalRecord = {
+    ...authority,
+    via: { type: 'trigger', id, policy_id, chain: [...causation_chain, id] },
+  }
+  return asked_by ? askedForBy(own, asked_by) : own
+}
+
+/**
+ * Checks that a trigger may fire with an input: whom it acts as is there and may start the target, which takes the input.
  * Returns what the firing goes by.
  * @throws TRIGGER_CREATOR_UNAVAILABLE, TRIGGER_TARGET_NOT_FOUND, FORBIDDEN, TRIGGER_INPUT_INVALID
  */
 export async function checkFiring(
   services: Services,
   trigger: TriggerRow,
-  input: Record<string, unknown>,
-  chain: readonly string[] = [],
+  asked: Asked & Pick<FiringRow, 'input'>,
 ): Promise<{ target: TriggerTarget; firing: Firing; prepared: unknown }> {
   const { id, project_id } = trigger
-  const authority = authorityOf(trigger, chain)
+  const { input } = asked
+  const authority = authorityOf(trigger, asked)
   // Whom a grant bounds is not known by its principal alone.
   const caller = trigger.authority.via === null ? await callerForPrincipal(services, authority, project_id) : null
   if (!caller) return raise('TRIGGER_CREATOR_UNAVAILABLE', { meta: { trigger_id: id } })
   const name = `${project_id} ${trigger.target_type} ${trigger.target_id}`
   const { target, kind, row } = await targetReads(services)(name, () => requireTarget(services.pool, trigger))
-  if (!permitted(caller, target.action, { kind, row })) return raise('FORBIDDEN', { meta: { action: target.action } })
+  requirePermitted(caller, target.action, { kind, row })
   const firing = { trigger, authority, caller, target: row, input }
   return { target, firing, prepared: await target.prepare(services, firing) }
 }

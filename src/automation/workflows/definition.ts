@@ -1,4 +1,5 @@
 import { canonicalJson } from '../../core/api/canonical.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 
 /** What entering a state may start. */
 export const DISPATCH_KINDS = ['agent', 'orchestration', 'tool', 'trigger'] as const
@@ -79,12 +80,15 @@ export const compared = ({ states, transitions, payload_schema }: Definition): o
 /** A definition for looking things up in it. */
 export class Machine {
   readonly definition: Definition
+  /** Who wrote the version; null where that is not known. */
+  readonly author: PrincipalRecord | null
   readonly initial: State
   readonly #states: ReadonlyMap<string, State>
   readonly #transitions: ReadonlyMap<string, Transition>
 
-  constructor(definition: Definition) {
+  constructor(definition: Definition, author: PrincipalRecord | null) {
     this.definition = definition
+    this.author = author
     this.initial = definition.states.find(({ initial }) => initial === true) as State
     this.#states = new Map(definition.states.map(state => [state.name, state]))
     this.#transitions = new Map(definition.transitions.map(transition => [transition.name, transition]))

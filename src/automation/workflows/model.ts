@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
@@ -58,6 +59,7 @@ const declared = kind({
   missing: 'WORKFLOW_NOT_FOUND',
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: Workflow,
+  hidden: { author: Author },
   events: ['created', 'updated', 'deleted'],
   unique: { workflows_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })

@@ -1,7 +1,7 @@
 import { contains } from '../../core/api/filters.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionOperations } from '../../core/api/version-archive.ts'
+import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
 import { CALL_TOOL, requireValid } from './check.ts'
@@ -42,7 +42,7 @@ export const workflowOperations: Operation[] = [
       const { version_label, project_id: _project, payload_schema = null, ...given } = body
       const values = { ...given, payload_schema, project_id: project }
       await requireValid({ tx, services, allow }, project, values)
-      return versionedWorkflows.insert(tx, values, { created_by: caller.user.id, label: version_label })
+      return versionedWorkflows.insert(tx, values, madeBy(caller, version_label))
     },
   }),
   workflows.get(),
@@ -58,11 +58,9 @@ export const workflowOperations: Operation[] = [
         await requireValid({ tx, services, allow }, stored.project_id, versionedWorkflows.configOf(next), stored)
     },
     write: (next, { tx, stored, body, caller }) =>
-      versionedWorkflows.change(tx, stored, workflowKind.changes(stored, next), {
-        created_by: caller.user.id,
-        label: body.version_label,
-      }),
+      versionedWorkflows.change(tx, stored, workflowKind.changes(stored, next), madeBy(caller, body.version_label)),
   }),
+  workflows.adopt({ adopt: (stored, { tx, caller }) => versionedWorkflows.adopt(tx, stored, caller) }),
   workflows.remove({
     description: 'Refused while a task of it is open; closed tasks go with it, with their history.',
     raises: ['WORKFLOW_HAS_OPEN_TASKS'],

@@ -7,7 +7,7 @@ const machines = versionCache({
   table: 'workflow_versions',
   owner: 'workflow_id',
   most: 32 * 1024 * 1024,
-  make: (definition: Definition) => new Machine(definition),
+  make: (definition: Definition, author) => new Machine(definition, author),
 })
 
 /** A version of a workflow, which never changes: kept by the process. Null when it is gone. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { requirePermitted } from '../../core/iam/access.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findTool, toolRunners } from '../tools.ts'
@@ -22,9 +22,7 @@ export async function requireReranker({ pool }: Services, { project, caller }: S
     invalid({ code: 'REQUIRED', path: 'project_id', message: 'is required with rerank: tools belong to a project' })
   const tool = await findTool(pool, project, toolId)
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: toolId } })
-  const action = 'tools:CallTool'
-  if (!permitted(caller, action, { kind: kinds.get('tool'), row: { id: tool.id, project_id: project } }))
-    raise('FORBIDDEN', { meta: { action } })
+  requirePermitted(caller, 'tools:CallTool', { kind: kinds.get('tool'), row: { id: tool.id, project_id: project } })
 }
 
 const idOf = (result: Result): string => (result.source_type === 'document' ? result.chunk_id : result.memory_id)

@@ -1,4 +1,5 @@
 import { newId } from '../../core/api/ids.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { ingestionRuleKind } from './model.ts'
 import { rulesOf } from './store.ts'
@@ -7,12 +8,13 @@ import { rulesOf } from './store.ts'
 export const ruleCloning: Cloneable = {
   name: 'ingestion_rules',
   after: ['agents', 'tools'],
-  async copy(tx, from, to, ids) {
+  async copy(tx, from, to, ids, { caller }) {
     for (const row of await rulesOf(tx, from)) {
       const converter = ids.get((row.tool_id ?? row.agent_id) as string)
       if (!converter) continue
       const copy = await ingestionRuleKind.insertUnlessTaken(tx, {
         ...row,
+        author: principalRecord(caller),
         ...(row.tool_id ? { tool_id: converter } : { agent_id: converter }),
         id: newId(ingestionRuleKind.prefix),
         project_id: to,

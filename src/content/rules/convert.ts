@@ -1,6 +1,8 @@
+import { definitionOf } from '../../core/api/authors.ts'
 import { AppError, type ErrorCode, type RecordedFailure } from '../../core/api/errors.ts'
 import { checkStorable } from '../../core/api/validate.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import { narrowed } from '../../core/iam/authority.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Page } from '../chunks/model.ts'
@@ -71,16 +73,17 @@ const caused = (rule: IngestionRuleRow, { code, message, meta }: RecordedFailure
   converterFailed(rule, message, { cause: { code, ...(meta && !checkStorable(meta) ? { meta } : {}) } })
 
 /**
- * Has the converter of a rule turn a file into text. Whatever a converter does is an outcome; it
+ * Has the converter of a rule turn a file into text, as who asked for it within the rights of the rule's author. Whatever a converter does is an outcome; it
  * throws for faults of our own, and the reason of the signal when that ends the call. A tool may be called again for an
  * attempt that was lost, under the same Idempotency-Key; an agent's generation is found again.
  */
 export async function convert(
   services: Services,
   rule: IngestionRuleRow,
-  conversion: Conversion,
+  asked: Conversion,
 ): Promise<ConverterOutcome> {
   const started = performance.now()
+  const conversion = { ...asked, principal: narrowed(asked.principal, definitionOf(rule)) }
   const outcome = await (rule.agent_id === null ? byTool : byAgent)(services, rule, conversion)
   conversion.signal.throwIfAborted()
   services.log.info(

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
@@ -26,7 +27,6 @@ export const IngestionRule = record('IngestionRule', {
   chunk_overlap: z.int().nullable(),
   metadata: MetadataBag.nullable(),
 })
-export type IngestionRuleRow = z.output<typeof IngestionRule>
 
 /** A value of a closed list, validated with the rest of the rule, whose failures have a code of their own. */
 const oneOf = (values: readonly string[]) => z.string().meta({ enum: [...values] })
@@ -98,9 +98,11 @@ export const ingestionRuleKind = kind({
     { kind: 'agent', column: 'agent_id', on_delete: 'block', grantable: true },
   ],
   record: IngestionRule,
+  hidden: { author: Author },
   events: ['created', 'updated', 'deleted'],
   unique: {
     ingestion_rules_glob: ({ content_type_glob, path_prefix = null }) =>
       raise('INGESTION_RULE_GLOB_CONFLICT', { meta: { content_type_glob, path_prefix } }),
   },
 })
+export type IngestionRuleRow = z.output<typeof ingestionRuleKind.row>

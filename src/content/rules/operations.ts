@@ -1,3 +1,4 @@
+import { authorColumn } from '../../core/api/authors.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { checkRule } from './check.ts'
@@ -53,12 +54,16 @@ export const ingestionRuleOperations: Operation[] = [
     alsoActions: ['tools:CallTool'],
     check: (next, { tx, stored, allow }) => checkRule({ db: tx, project_id: stored.project_id, allow }, next, stored),
     // With what ingestion_rules_glob is over, which its refusal names.
-    write: (next, { tx, stored }) =>
-      ingestionRuleKind.update(tx, stored.id, {
-        ...ingestionRuleKind.changes(stored, next),
+    write(next, { tx, stored, caller }) {
+      const changes = ingestionRuleKind.changes(stored, next)
+      return ingestionRuleKind.update(tx, stored.id, {
+        ...changes,
+        ...authorColumn(changes, caller),
         content_type_glob: next.content_type_glob,
         path_prefix: next.path_prefix,
-      }),
+      })
+    },
   }),
+  rules.adopt(),
   rules.remove(),
 ]

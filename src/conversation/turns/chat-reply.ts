@@ -1,11 +1,11 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
-import { mayStart } from '../../execution/generations/prepare.ts'
+import { refusalToStart } from '../../execution/generations/prepare.ts'
 import { recordedFailure } from '../../execution/generations/turn-end.ts'
 import type { ModelAnswer } from '../../execution/providers/exchange.ts'
 import { actorKind } from '../actors/model.ts'
@@ -72,7 +72,8 @@ async function ask(
     kind: 'conversation',
     id: conversation.id,
   }
-  if (!(await mayStart(services, { authority, permission, project_id }))) return raise('FORBIDDEN')
+  const forbidden = await refusalToStart(services, { authority, permission, project_id, agent_id: null })
+  if (forbidden) throw forbidden
   await checkSpend(services, { project_id, agent_id: null, actor_id: null }, services.pool, { again: true })
   const target = await chatTarget(services, turn.chat_id as string, model)
   const system = [target.instructions ?? '', ...prompt.system_extra].map(part => part.trim()).filter(Boolean)

@@ -55,6 +55,8 @@ export type Kind<Row extends KindRow = KindRow, Event extends string = string> =
   counted: boolean
   /** Triggers keep the number of its rows by project in `row_counts`. */
   countKept: boolean
+  /** Column that has the author of its rows, which act when they are used; null for other kinds. */
+  authored: AuthorColumn | null
   /** Ids that were not made by `newId`: rows that ship with the deployment. */
   fixedIds: readonly string[]
   references: readonly Reference[]
@@ -99,6 +101,9 @@ export type Parent = { kind: string; column: string }
 /** What policies name a row by in place of itself: its parent, whose tags count where they are given. */
 export type Named = { type: string; id: string; tags?: Record<string, string> | null }
 
+/** Definitions keep an author; what runs by itself acts as one. */
+type AuthorColumn = 'author' | 'authority'
+
 export type KindRow = { id: string; project_id: string | null; tags?: Record<string, string> | null }
 
 /** Columns of a row to write. */
@@ -118,6 +123,7 @@ type Naming<Row extends KindRow, Event extends string> = {
   missing?: ErrorCode
   counted?: boolean
   countKept?: boolean
+  authored?: AuthorColumn
   fixedIds?: readonly string[]
   /**
    * Transactions refer to its rows all the time, as all that write in a project do. They would starve a FOR UPDATE, so its
@@ -218,6 +224,7 @@ export const kind: DeclareKind = ((declaration: AnyDeclaration): Kind<any, any> 
     missing: declaration.missing ?? 'RESOURCE_NOT_FOUND',
     counted: declaration.counted ?? true,
     countKept: declaration.countKept ?? false,
+    authored: declaration.authored ?? ('author' in hidden ? 'author' : null),
     fixedIds: declaration.fixedIds ?? [],
     references: declaration.references ?? [],
     events: declaration.events ?? [],

@@ -1,6 +1,7 @@
 import type { z } from 'zod'
 import type { Fragment } from '../db/sql.ts'
-import type { Caller } from '../iam/caller.ts'
+import { type Caller, principalRecord } from '../iam/caller.ts'
+import { authorColumn, authorOf } from './authors.ts'
 import { refuseDependents, removeRow } from './dependents.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
@@ -180,7 +181,7 @@ export function resource<Row extends KindRow, Event extends string>(
           await requireReferences(tx, kind, project, values)
           const made = make
             ? await make(context as never)
-            : await kind.insert(tx, { ...values, project_id: project as never })
+            : await kind.insert(tx, { ...values, ...authorOf(kind, context.caller), project_id: project as never })
           if ('existing' in made) return answer(200, present(await complete(made.existing as Row, context)))
           const row = await complete(made, context)
           if (emits('created')) tx.emit(kind, 'created' as Event, row)
@@ -241,7 +242,9 @@ export function resource<Row extends KindRow, Event extends string>(
           await check?.(next, all)
           await requireReferences(tx, kind, stored.project_id, given)
           next = (await change?.(next, all)) ?? next
-          const changes = kind.changes(stored, next)
+          const differing = kind.changes(stored, next)
+          const changes: Values<Row> =
+            kind.authored === 'author' ? { ...differing, ...authorColumn(differing, context.caller) } : differing
           if (quiet && Object.keys(changes).length === 0) return present(await complete(stored, context))
           const row = await complete(
             write ? await write(next, all) : await kind.update(tx, stored.id, changes),
@@ -288,6 +291,37 @@ export function resource<Row extends KindRow, Event extends string>(
           }
           await removeRow(tx, kind, await complete(row, context))
           await removed?.(row, context as never)
+        },
+      })
+    },
+
+    /**
+     * POST to `<item>/adopt`, of a kind that keeps authors: the caller becomes the author. `adopt` writes it; by default it is
+     * a column.
+     */
+    adopt(
+      overrides: Overrides & { adopt?: (stored: Row, context: QueryContext<undefined, Row>) => Promise<Row> } = {},
+    ): Operation {
+      const { adopt, ...more } = overrides
+      return itemOperation(kind, {
+        id: `adopt${noun}`,
+        method: 'post',
+        path: `${item}/adopt`,
+        param,
+        summary: `Become the author of ${withArticle(words)}`,
+        description:
+          'What a definition does on the platform is bounded by the rights that its author has at that moment: the principal of the last write that changed what it does. Nothing else changes; where a definition has versions, the next one says so.',
+        tag,
+        action: `${module}:Update${noun}`,
+        answers: { 200: kind.record },
+        ...(more as object),
+        async run(context) {
+          const { tx, resource, caller } = context
+          const stored = await kind.lock(tx, resource.id)
+          const row = await (adopt?.(stored, context as never) ??
+            kind.update(tx, stored.id, { author: principalRecord(caller) } as never))
+          if (emits('updated')) tx.emit(kind, 'updated' as Event, await complete(row, context))
+          return present(await complete(row, context))
         },
       })
     },

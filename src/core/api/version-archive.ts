@@ -1,9 +1,11 @@
 import { z } from 'zod'
 import { type Queryable, sql, statement } from '../db/sql.ts'
+import { type Caller, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
+import { Author, type Authored, definitionOf } from './authors.ts'
 import { Comparison, changesBetween } from './compare.ts'
 import { raise } from './errors.ts'
 import { newId } from './ids.ts'
-import { type Kind, type KindRow, selectList } from './kind.ts'
+import { type Kind, selectList } from './kind.ts'
 import { page, pageOf, textFilter } from './lists.ts'
 import { itemOperation, type Operation, type Page } from './operation.ts'
 import { versionNumber, versionQuery } from './versions.ts'
@@ -18,11 +20,23 @@ export type ArchivedVersion = {
   created_at: string
 }
 
-/** By whom a version is made, and what it is called. */
-export type Making = { created_by: string | null; label?: string | null }
+/** By whom a version is made, and what it is called; a copy is by the author who copies, and names no user. */
+export type Making = { created_by: string | null; author: PrincipalRecord | null; label?: string | null }
+
+/** A version that a request makes. */
+export const madeBy = (caller: Caller, label?: string): Making => ({
+  created_by: caller.user.id,
+  author: principalRecord(caller),
+  label,
+})
+
+/** A version that a clone of a project makes. */
+export const copiedBy = (caller: Caller): Making => ({ created_by: null, author: principalRecord(caller) })
+
+const authored = sql.type(z.object({ author: Author }))
 
 /** A row that counts its versions. */
-export type Versioned = KindRow & { version: number }
+export type Versioned = Authored & { version: number }
 
 /**
  * The append-only versions of a kind: a table with a unique index of owner and version.
@@ -49,9 +63,17 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
       select ${columns} from ${table} t
       where ${ownedBy(id)} and t.version = any(${sql.array([...versions], 'int8')})`) as never
 
+  /** The author of a version; null where it is not known. */
+  async function authorOf(db: Queryable, id: string, number: number): Promise<PrincipalRecord | null> {
+    const found = await db.maybeOne(authored`
+      select t.author from ${table} t where ${ownedBy(id)} and t.version = ${number}`)
+    return found?.author ?? null
+  }
+
   return {
     owner,
     find,
+    authorOf,
 
     /** One version. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
     async get(db: Queryable, id: string, number: number): Promise<Row> {
@@ -59,9 +81,21 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
       return found ?? raise('RESOURCE_NOT_FOUND', { meta: { id, version: number } })
     },
 
+    /** A version of a row, default the live one, as what narrows the rights of what is made of it. */
+    async definition(db: Queryable, row: Pick<Versioned, 'id' | 'version' | 'author'>, version = row.version) {
+      const { id } = row
+      return definitionOf({ id, author: version === row.version ? row.author : await authorOf(db, id, version) })
+    },
+
     /** Adds a version. */
-    insert(db: Queryable, made: Omit<Row, 'id' | 'created_at'>): Promise<unknown> {
-      const entries = Object.entries({ ...made, id: newId(prefix), config: JSON.stringify(made.config) })
+    insert(db: Queryable, made: Omit<Row, 'id' | 'created_at'> & { author: PrincipalRecord | null }): Promise<unknown> {
+      const { config, author, ...columns } = made
+      const entries = Object.entries({
+        ...columns,
+        id: newId(prefix),
+        config: JSON.stringify(config),
+        author: author && JSON.stringify(author),
+      })
       const parts = <T>(of: (entry: [string, unknown]) => T) => sql.join(entries.map(of) as never[], sql.fragment`, `)
       return db.query(statement`
         insert into ${table} (${parts(([name]) => sql.identifier([name]))})

@@ -3,8 +3,9 @@ import { z } from 'zod'
 import { type Queryable, sql } from '../db/sql.ts'
 import { perProcess } from '../process/per-process.ts'
 import type { Services } from '../process/services.ts'
+import { Author } from './authors.ts'
 
-const config = sql.type(z.object({ config: z.unknown(), bytes: z.int() }))
+const config = sql.type(z.object({ config: z.unknown(), author: Author, bytes: z.int() }))
 
 /**
  * Versions of an archive, which never change, as a process goes by them: made of their configuration at the first use, and
@@ -16,7 +17,7 @@ export function versionCache<Config, Made extends object>(declaration: {
   table: string
   owner: string
   most: number
-  make: (config: Config) => Made
+  make: (config: Config, author: z.output<typeof Author>) => Made
 }): (services: Services, db: Queryable, id: string, version: number) => Promise<Made | null> {
   const { table, owner, most, make } = declaration
   const keptOf = perProcess(() => new LRUCache<string, Made>({ maxSize: most }))
@@ -26,10 +27,10 @@ export function versionCache<Config, Made extends object>(declaration: {
     const known = kept.get(key)
     if (known) return known
     const found = await db.maybeOne(config`
-      select config, octet_length(config::text) as bytes from ${sql.identifier([table])}
+      select config, author, octet_length(config::text) as bytes from ${sql.identifier([table])}
       where ${sql.identifier([owner])} = ${id} and version = ${version}`)
     if (!found) return null
-    const made = make(found.config as Config)
+    const made = make(found.config as Config, found.author)
     // What objects take beyond their text.
     kept.set(key, made, { size: 4 * found.bytes + 1 })
     return made

@@ -1,8 +1,10 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Tx } from '../db/write.ts'
+import type { Caller } from '../iam/caller.ts'
+import { effective } from './authors.ts'
 import { type Kind, picked, type Values } from './kind.ts'
 import type { Context } from './operation.ts'
-import type { Making, Versioned, versionArchive } from './version-archive.ts'
+import { type Making, madeBy, type Versioned, type versionArchive } from './version-archive.ts'
 
 /** What a restore needs of the operation that it is. */
 export type Restoring<Row> = Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit'> & { resource: Row }
@@ -30,22 +32,29 @@ export function versioned<Row extends Versioned, Config extends object>(declarat
   const configOf = (row: Row): Config => picked(row, fields) as Config
 
   /** Archives the configuration of a row under its number. */
-  const keep = (tx: Tx, row: Row, { created_by, label = null }: Making): Promise<unknown> =>
+  const keep = (tx: Tx, row: Row, { created_by, label = null }: Omit<Making, 'author'>): Promise<unknown> =>
     archive.insert(tx, {
       [archive.owner]: row.id,
       version: row.version,
       config: configOf(row) as Record<string, unknown>,
       label,
       created_by,
+      author: row.author,
     })
 
-  /** Writes changes of a row that the caller holds. */
-  async function change(tx: Tx, stored: Row, changes: Values<Row>, making: Making): Promise<Row> {
-    const isNext = !same(configOf(stored), configOf({ ...stored, ...changes }))
+  /** Writes changes of a row that the caller holds, and the next version when `isNext`. */
+  async function write(tx: Tx, stored: Row, changes: Values<Row>, making: Making, isNext: boolean): Promise<Row> {
     const row = await kind.update(tx, stored.id, isNext ? { ...changes, version: stored.version + 1 } : changes)
     await changed?.(tx, row, stored, making)
     if (isNext) await keep(tx, row, making)
     return row
+  }
+
+  /** Writes changes of a row that the caller holds. */
+  function change(tx: Tx, stored: Row, changes: Values<Row>, making: Making): Promise<Row> {
+    const isNext = !same(configOf(stored), configOf({ ...stored, ...changes }))
+    const acts = effective(changes).some(name => isNext || !(fields as readonly string[]).includes(name))
+    return write(tx, stored, acts ? { ...changes, author: making.author } : changes, making, isNext)
   }
 
   return {
@@ -55,7 +64,7 @@ export function versioned<Row extends Versioned, Config extends object>(declarat
 
     /** Adds a row, whose configuration has been checked, with its first version. */
     async insert(tx: Tx, values: Values<Row>, making: Making): Promise<Row> {
-      const row = await kind.insert(tx, { ...values, version: 1 })
+      const row = await kind.insert(tx, { ...values, author: making.author, version: 1 })
       await keep(tx, row, making)
       return row
     },
@@ -77,10 +86,16 @@ export function versioned<Row extends Versioned, Config extends object>(declarat
       if (same(before, config)) return stored
       await check?.(context, stored.project_id as string, config, before)
       const changes = kind.changes(stored, { ...stored, ...config })
-      const row = await change(tx, stored, changes, { created_by: caller.user.id, label })
+      const row = await change(tx, stored, changes, madeBy(caller, label))
       audit.detail.version = row.version
       tx.emit(kind, 'updated', row)
       return row
+    },
+
+    /** Makes the caller the author of a row that the caller holds: the next version, with the same configuration. */
+    adopt: (tx: Tx, stored: Row, caller: Caller): Promise<Row> => {
+      const making = madeBy(caller, 'adopted')
+      return write(tx, stored, { author: making.author } as Values<Row>, making, true)
     },
   }
 }

@@ -2,8 +2,8 @@ import { raise } from '../api/errors.ts'
 import { type Kind, srn } from '../api/kind.ts'
 import type { AllowTarget } from '../api/operation.ts'
 import { all, sql } from '../db/sql.ts'
-import { type Caller, type Decided, facts, isAdmin } from './caller.ts'
-import { couldAllow, decide, projectVisible } from './decide.ts'
+import { type Caller, type Decided, facts, isAdmin, isMachine } from './caller.ts'
+import { couldAllow, type DecisionRequest, decide, layerCouldAllow, projectVisible, refusingLayer } from './decide.ts'
 import {
   type ListRequest,
   listPossible,
@@ -38,19 +38,69 @@ function targetNames(target: Target): string[] {
 }
 
 /** The full decision on one target. The project binding is checked before, by `projectBinding`. */
-export function permitted(caller: Decided, action: string, target: Target): boolean {
-  if (caller.layers.length === 0) return true
+export const permitted = (caller: Decided, action: string, target: Target): boolean =>
+  caller.layers.length === 0 || decide(caller.layers, requestFor(caller, action, target))
+
+function requestFor(caller: Decided, action: string, target: Target): DecisionRequest {
   const { kind, row } = target
   const named = row && kind.authorize?.(row)
-  return decide(caller.layers, {
+  return {
     action,
     names: targetNames(target),
     type: named?.type ?? kind.name,
     resourceTags: target.tags ?? named?.tags ?? row?.tags ?? undefined,
     requestTags: target.requestTags,
     facts: facts(caller),
-  })
+  }
 }
+
+/**
+ * Raises FORBIDDEN with the action. Where the rights of the author of a definition are what is missing, its meta names the
+ * definition: those who use it can have it adopted by somebody with the rights.
+ * @param target what was asked for; default anything
+ */
+export function forbid(caller: Decided | null, action: string, target?: Target): never {
+  const layers = caller?.layers ?? []
+  const layer =
+    caller && target
+      ? refusingLayer(layers, requestFor(caller, action, target))
+      : layers.find(each => !layerCouldAllow(each, action))
+  const { definition, unavailable } = layer?.author_of ?? {}
+  const author =
+    definition === undefined ? {} : { resource: definition, ...(unavailable && { author_unavailable: true }) }
+  return raise('FORBIDDEN', { meta: { action, ...author } })
+}
+
+/** Raises FORBIDDEN unless the caller is there and may. */
+export function requirePermitted(caller: Decided | null, action: string, target: Target): asserts caller is Decided {
+  if (!caller || !permitted(caller, action, target)) forbid(caller, action, target)
+}
+
+/**
+ * Decisions that are for people are not made by work in the background, which would decide about itself. Raises FORBIDDEN.
+ */
+export function requirePerson(caller: Decided, action: string): void {
+  if (isMachine(caller))
+    raise('FORBIDDEN', { message: 'Work in the background does not decide for people', meta: { action } })
+}
+
+/** `context.allow` for a caller that makes no request, or for work whose caller may be gone. */
+export const allowing =
+  (caller: Decided | null) =>
+  (action: string, target: AllowTarget): void =>
+    requirePermitted(caller, action, target)
+
+/** A caller without what authors of definitions allow: what it may do itself, within its bounds. */
+export const ownRights = <C extends Decided>(caller: C): C => ({
+  ...caller,
+  layers: caller.layers.filter(({ author_of }) => author_of === undefined),
+})
+
+/** What the authors of the definitions that led to a caller allow. */
+export const authorsRights = <C extends Decided>(caller: C): C => ({
+  ...caller,
+  layers: caller.layers.filter(({ author_of }) => author_of !== undefined),
+})
 
 export const mayEver = (caller: Caller, action: string): boolean => couldAllow(caller.layers, action)
 
@@ -58,7 +108,8 @@ export const mayEver = (caller: Caller, action: string): boolean => couldAllow(c
 export function sees(caller: Caller, projectId: string | null): boolean {
   if (projectId === null) return true
   if (caller.project_id !== null && caller.project_id !== projectId) return false
-  return projectVisible(caller.layers, projectId)
+  // What the author of a definition may not know the caller may; the decision then names the definition.
+  return projectVisible(ownRights(caller).layers, projectId)
 }
 
 /** The project a bound credential may not leave. Raises API_KEY_PROJECT_SCOPE. */

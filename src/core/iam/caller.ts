@@ -17,6 +17,10 @@ export type Caller = {
   project_id: string | null
   /** Every layer must allow; an admin without narrowing has none. */
   layers: Layer[]
+  /** What narrows it beyond its principal, as it is handed to all that the call causes. */
+  bounds?: readonly Bound[]
+  /** Further principals that had a part in starting what it acts for. */
+  starters?: readonly PrincipalRef[]
   /** Set for work that runs in somebody's name only. */
   run?: RunAs
 }
@@ -30,23 +34,54 @@ export type RunAs = {
   chain: readonly string[]
 }
 
+/** A user or a project key. */
+export type PrincipalRef = { type: 'user' | 'api_key'; id: string }
+
+/** What narrows work beyond the principal that it runs as. */
+export type Bound =
+  /** The rights that the author of a definition has at the moment of use. */
+  | { kind: 'author'; author: PrincipalRef | null; of: string }
+  /** A policy: that of a trigger by which an author wrote. */
+  | { kind: 'policy'; id: string }
+  /** The boundary policy of a version of an agent. */
+  | { kind: 'boundary'; agent_id: string; version: number }
+
 /** What is stored with work that runs later: never a token, always whose rights it runs with. */
-export type PrincipalRecord = {
-  type: 'user' | 'api_key'
-  id: string
+export type PrincipalRecord = PrincipalRef & {
   via: null | { type: 'oauth_grant'; id: string } | TriggerScope
+  /** Absent for none. */
+  bounds?: readonly Bound[]
+  /** Further principals that had a part in starting the work: who fired a trigger by hand, who asked for a retry. */
+  starters?: readonly PrincipalRef[]
+}
+
+/** Something that a tenant wrote and that acts when it is used: a tool, an agent, an orchestration. */
+export type Definition = {
+  id: string
+  /**
+   * Principal of the last write that changed what it does; null when it is not known, which allows nothing. Absent where it
+   * does not count: a definition of another project does nothing on the platform.
+   */
+  author?: PrincipalRecord | null
+  /** Version of an agent whose boundary policy applies to what it does. */
+  boundary?: { agent_id: string; version: number }
 }
 
 /** A trigger as what bounds its firings: its policy, and the triggers that led to it with itself as the last. */
 export type TriggerScope = { type: 'trigger'; id: string; policy_id: string | null; chain: readonly string[] }
 
 /** As much of a caller as decisions are made by. */
-export type Decided = Pick<Caller, 'principal' | 'layers' | 'run'> & {
+export type Decided = Pick<Caller, 'principal' | 'layers' | 'bounds' | 'starters' | 'run'> & {
   credential: Pick<Caller['credential'], 'type' | 'id'>
 }
 
-/** Whose rights work has that the caller starts. What a trigger bounds stays bounded at any depth. */
-export const principalRecord = (caller: Decided): PrincipalRecord => ({ ...caller.principal, via: scopeOf(caller) })
+/** Whose rights work has that the caller starts. What narrows the caller narrows it too, at any depth. */
+export const principalRecord = (caller: Decided): PrincipalRecord => ({
+  ...caller.principal,
+  via: scopeOf(caller),
+  ...(caller.bounds?.length ? { bounds: caller.bounds } : {}),
+  ...(caller.starters?.length ? { starters: caller.starters } : {}),
+})
 
 function scopeOf({ credential, run }: Decided): PrincipalRecord['via'] {
   if (run && run.trigger_id !== null)

@@ -14,7 +14,12 @@ import {
 import type { CompiledDocument } from './policy.ts'
 
 /** One set of documents that has to allow by itself. No layer at all is the admin: everything is allowed. */
-export type Layer = { kind: 'user' | 'key' | 'grant' | 'trigger' | 'agent'; documents: CompiledDocument[] }
+export type Layer = {
+  kind: 'user' | 'key' | 'grant' | 'trigger' | 'agent'
+  documents: CompiledDocument[]
+  /** On a layer of the author of a definition: its id, and whether the author is gone and allows nothing. */
+  author_of?: { definition: string; unavailable: boolean }
+}
 
 export type DecisionRequest = {
   /** canonical `<module>:<Action>` */
@@ -38,11 +43,17 @@ export type DecisionRequest = {
 export function decide(layers: readonly Layer[], request: DecisionRequest): boolean {
   if (layers.length === 0) return true
   const names = parseNames(request.names)
-  if (!names) return false
-  for (const tags of tagSetsOf(request))
-    for (const layer of layers) if (!layerAllows(layer, request.action, names, request, tags)) return false
-  return true
+  return names !== null && layers.every(layer => layerDecides(layer, names, request))
 }
+
+/** The first layer that does not allow a request; null when all do. */
+export function refusingLayer(layers: readonly Layer[], request: DecisionRequest): Layer | null {
+  const names = parseNames(request.names)
+  return layers.find(layer => names === null || !layerDecides(layer, names, request)) ?? null
+}
+
+const layerDecides = (layer: Layer, names: readonly Name[], request: DecisionRequest): boolean =>
+  tagSetsOf(request).every(tags => layerAllows(layer, request.action, names, request, tags))
 
 /** The tag sets that a decision is about, one at least. */
 export function tagSetsOf({ resourceTags }: DecisionRequest): readonly (Tags | null | undefined)[] {
@@ -74,19 +85,20 @@ function layerAllows(
  * Whether some resource somewhere could be allowed for this action. False gives the same 403 for every id, so an
  * unconditional Deny on everything counts too.
  */
-export function couldAllow(layers: readonly Layer[], action: string): boolean {
-  return layers.every(layer => {
-    let allowed = false
-    for (const document of layer.documents) {
-      if (!document.valid) return false
-      for (const statement of document.statements) {
-        if (!matchesAction(statement, action)) continue
-        if (!statement.deny) allowed = true
-        else if (statement.resources === null && statement.conditions.length === 0) return false
-      }
+export const couldAllow = (layers: readonly Layer[], action: string): boolean =>
+  layers.every(layer => layerCouldAllow(layer, action))
+
+export function layerCouldAllow({ documents }: Layer, action: string): boolean {
+  let allowed = false
+  for (const document of documents) {
+    if (!document.valid) return false
+    for (const statement of document.statements) {
+      if (!matchesAction(statement, action)) continue
+      if (!statement.deny) allowed = true
+      else if (statement.resources === null && statement.conditions.length === 0) return false
     }
-    return allowed
-  })
+  }
+  return allowed
 }
 
 /** Whether every layer has an Allow whose resource pattern can match something in the project, whatever its action. */

@@ -3,11 +3,13 @@ import { isIdOf, type Kind, type KindRow } from '../api/kind.ts'
 import type { Under } from '../api/operation.ts'
 import {
   adminGate,
+  forbid,
   listAllowed,
   listedAs,
   listsSomewhere,
   mayEver,
   permitted,
+  requirePermitted,
   sees,
   type Target,
   targetName,
@@ -33,7 +35,7 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
     audit.resource_srn = operation.kind ? targetName({ kind, project_id: caller.project_id }) : null
     operation.admit?.(caller, inv.call.params)
     if (operation.shape === 'item') await loadItem(inv, caller)
-    if (operation.decide && operation.decide(caller, inv.resource) !== 'allow') forbid(action)
+    if (operation.decide && operation.decide(caller, inv.resource) !== 'allow') forbid(null, action)
     return
   }
   operation.admit?.(caller, inv.call.params)
@@ -53,11 +55,7 @@ export async function refuseNever(inv: Invocation, caller: Caller): Promise<void
   const project = named !== undefined && (await projectExists(inv, named)) ? named : caller.project_id
   audit.project_id = project
   audit.resource_srn = operation.kind ? targetName({ kind: operation.kind, project_id: project }) : null
-  forbid(action)
-}
-
-function forbid(action: string): never {
-  return raise('FORBIDDEN', { meta: { action } })
+  forbid(caller, action)
 }
 
 async function authorizeAdmin(inv: Invocation, caller: Caller, action: string, kind: Kind | null): Promise<void> {
@@ -66,7 +64,7 @@ async function authorizeAdmin(inv: Invocation, caller: Caller, action: string, k
   if (kind) audit.resource_srn = id ? `srn:*:${kind.name}:${id}` : targetName({ kind })
   if (kind && id) audit.resource_public_id = id
   const row = id ? ({ id, project_id: null } as KindRow) : undefined
-  if (!adminGate(caller, action, kind ? { kind, row } : null)) forbid(action)
+  if (!adminGate(caller, action, kind ? { kind, row } : null)) forbid(null, action)
   if (operation.shape === 'item') await loadItem(inv, caller)
 }
 
@@ -79,11 +77,11 @@ async function authorizeItem(inv: Invocation, caller: Caller, action: string, ki
     const row = inv.operation.reads ? null : await findItem(inv)
     audit.project_id = row?.project_id ?? caller.project_id
     audit.resource_srn = row ? targetName({ kind, row }) : `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
-    forbid(action)
+    forbid(caller, action)
   }
   audit.resource_srn = `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
   const row = await loadItem(inv, caller)
-  if (!permitted(caller, action, { kind, row, requestTags: bodyTags(inv) })) forbid(action)
+  requirePermitted(caller, action, { kind, row, requestTags: bodyTags(inv) })
 }
 
 async function authorizeCreate(inv: Invocation, caller: Caller, action: string, kind: Kind): Promise<void> {
@@ -108,9 +106,10 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
   const tags = bodyTags(inv)
   audit.resource_srn = targetName({ kind, project_id: project })
   audit.project_id = project
-  if (!permitted(caller, action, { kind, project_id: project, path, tags: tags ?? {}, requestTags: tags })) {
+  const target = { kind, project_id: project, path, tags: tags ?? {}, requestTags: tags }
+  if (!permitted(caller, action, target)) {
     if (!(await projectExists(inv, project))) audit.project_id = null
-    forbid(action)
+    forbid(caller, action, target)
   }
   // A bound credential lives only as long as its project (foreign key), so only a named one is looked up.
   if (caller.project_id === null && !(await projectExists(inv, project))) {
@@ -137,7 +136,7 @@ function authorizeUnder(inv: Invocation, caller: Caller, action: string, target:
   const project = target.row?.project_id ?? null
   inv.audit.resource_srn = targetName(target)
   inv.audit.project_id = project
-  if (!permitted(caller, action, { ...target, requestTags: bodyTags(inv) })) forbid(action)
+  requirePermitted(caller, action, { ...target, requestTags: bodyTags(inv) })
   enterProject(inv, project)
 }
 
@@ -146,10 +145,10 @@ async function authorizeList(inv: Invocation, caller: Caller, action: string, ki
   const project = namedProject(inv) ?? caller.project_id
   await refuseNever(inv, caller)
   if (project === null) {
-    if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, listedAs(kind))) forbid(action)
+    if (kind && kind.name !== 'project' && !listsSomewhere(caller, action, listedAs(kind))) forbid(caller, action)
     return
   }
-  if (!listAllowed(caller, action, listedAs(kind), project)) forbid(action)
+  if (!listAllowed(caller, action, listedAs(kind), project)) forbid(caller, action)
   if (caller.project_id === null && !(await projectExists(inv, project)))
     raise('RESOURCE_NOT_FOUND', { meta: { id: project } })
   enterProject(inv, project)

@@ -5,7 +5,7 @@ import type { Context } from '../api/operation.ts'
 import { checkStorable, parse } from '../api/validate.ts'
 import { sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
-import { listedAs, permitted, targetName, visibleRows } from '../iam/access.ts'
+import { forbid, listedAs, permitted, requirePermitted, targetName, visibleRows } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { entryOf } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
@@ -81,7 +81,7 @@ export function contextOf(
     origin: call.origin ?? null,
     recheck,
     allow: (action, target) => {
-      if (!check(action, target)) raise('FORBIDDEN', { meta: { action } })
+      if (!check(action, target)) forbid(caller, action, target)
     },
     allowed: check,
     record: (outgoing, status, resourceId) => {
@@ -94,7 +94,7 @@ export function contextOf(
     allowTags: tags => {
       const action = operation.action as string
       const target = { kind: operation.kind as Kind, row: inv.resource, tags, requestTags: tags }
-      if (!permitted(caller, action, target)) raise('FORBIDDEN', { meta: { action } })
+      requirePermitted(caller, action, target)
     },
   }
 }

@@ -1,9 +1,8 @@
 import { AppError, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import type { AllowTarget } from '../../core/api/operation.ts'
 import { refusals } from '../../core/api/validate.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { allowing } from '../../core/iam/access.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { expectEnd } from '../../core/jobs/wait.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -130,10 +129,7 @@ async function asMessages(services: Services, { input, project_id, run }: OpenIt
       raise('VALIDATION_FAILED', { message: `${problem.path} ${problem.message}`, meta: { problems: [problem] } })
   }
   const caller = await callerForPrincipal(services, run.authority, project_id)
-  const allow = (action: string, target: AllowTarget) => {
-    if (!caller || !permitted(caller, action, target)) raise('FORBIDDEN', { meta: { action } })
-  }
-  return messagesOf({ services, allow, body: { messages: input as never } }, project_id)
+  return messagesOf({ services, allow: allowing(caller), body: { messages: input as never } }, project_id)
 }
 
 /** Ends an item that no turn was made for. */

@@ -65,7 +65,7 @@ async function request(
   return services.write(async tx => {
     const asking = {
       project_id,
-      decider: { id: pinned.id, version: pinned.version },
+      decider: { id: pinned.id, version: pinned.version, author: pinned.author },
       questions: pinned.questions,
       backend: { agent_id: pinned.agent_id, tool_id: pinned.tool_id },
     }

@@ -64,6 +64,7 @@ export const EvalRunInput = z
 export type PinnedDecider = {
   id: string
   version: number
+  author: PrincipalRecord | null
   questions: Question[]
   agent_id: string | null
   tool_id: string | null

@@ -1,5 +1,5 @@
 import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
-import { AppError, raise } from '../../core/api/errors.ts'
+import { AppError } from '../../core/api/errors.ts'
 import { isOfDatabase } from '../../core/db/sql.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
 import { HandBack, type JobContext } from '../../core/jobs/handler.ts'
@@ -7,7 +7,7 @@ import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
 import { findAgentVersion } from '../../execution/agents/served.ts'
-import { mayStart } from '../../execution/generations/prepare.ts'
+import { refusalToStart } from '../../execution/generations/prepare.ts'
 import { PAUSE_HOLD_MS } from '../../identity/projects/pause.ts'
 import { keyOf, type Scorer, type ScorerOf } from '../evals/scorers.ts'
 import { scoreByDecider } from './decider-score.ts'
@@ -101,8 +101,10 @@ async function oneScore(scoring: Scoring, scorer: Scorer): Promise<Score> {
 async function requireStarter({ services, item }: Scoring, { type }: Scorer): Promise<void> {
   const { run, project_id } = item
   const permission = runPermission(run.eval_id)
-  if (type !== 'output_schema' && !(await mayStart(services, { authority: run.authority, permission, project_id })))
-    raise('FORBIDDEN', { meta: { action: permission.action } })
+  if (type === 'output_schema') return
+  const { authority } = run
+  const forbidden = await refusalToStart(services, { authority, permission, project_id, agent_id: null })
+  if (forbidden) throw forbidden
 }
 
 async function asked(scoring: Scoring, scorer: Scorer, decisionId: string | undefined): Promise<Score> {

@@ -1,6 +1,8 @@
+import { definitionOf } from '../../core/api/authors.ts'
 import { invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { narrowed } from '../../core/iam/authority.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { agentVersions } from '../../execution/agents/archive.ts'
@@ -75,7 +77,7 @@ export async function startEval(
     item_count: items.length,
     metadata: start.metadata ?? null,
     context: sealedContext(services, { id, project_id }, start.tool_context ?? null),
-    authority: start.authority,
+    authority: narrowed(start.authority, definitionOf(row)),
     waited: start.wait ?? false,
   })
   const results = items.map(item_id => ({ id: newId(evalResultKind.prefix), item_id }))
@@ -101,9 +103,9 @@ const pinned = (
 ) => ({
   decider_versions: Object.fromEntries([...deciders].map(([name, { version }]) => [name, version])),
   deciders: Object.fromEntries(
-    [...deciders].map(([name, { id, version, questions, agent_id, tool_id }]) => [
+    [...deciders].map(([name, { id, version, author, questions, agent_id, tool_id }]) => [
       name,
-      { id, version, questions, agent_id, tool_id },
+      { id, version, author, questions, agent_id, tool_id },
     ]),
   ),
 })

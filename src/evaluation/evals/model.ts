@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
@@ -48,7 +49,7 @@ export const evalKind = kind({
     { kind: 'ai_provider', column: 'ai_provider_ids', many: true, on_delete: 'block' },
   ],
   record: Eval,
-  hidden: { ai_provider_ids: z.array(z.string()), inherits_route: z.boolean() },
+  hidden: { ai_provider_ids: z.array(z.string()), inherits_route: z.boolean(), author: Author },
   events: ['created', 'updated', 'deleted'],
   unique: { evals_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })

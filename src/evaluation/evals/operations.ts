@@ -2,6 +2,7 @@ import { isDeepStrictEqual } from 'node:util'
 import { contains, equals } from '../../core/api/filters.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
 import { checkEval, requireDataset } from './check.ts'
 import { EvalInput, EvalPatch, type EvalRow, evalKind, JUDGED_BY } from './model.ts'
 
@@ -48,10 +49,12 @@ export const evalOperations: Operation[] = [
     body: EvalInput,
     raises: [...refusals],
     check: ({ tx, allow, project, body }) => requireDataset({ tx, allow, project }, body.dataset_id),
-    async make({ tx, services, allow, body, project }) {
+    async make({ tx, services, allow, body, project, caller }) {
       const { project_id: _, pass_threshold = null, max_error_rate = null, group_by = null, ...given } = body
       const found = await checkEval({ tx, services, allow, project }, given)
-      return evalKind.insert(tx, { ...given, ...found, pass_threshold, max_error_rate, group_by, project_id: project })
+      const limits = { pass_threshold, max_error_rate, group_by }
+      const author = principalRecord(caller)
+      return evalKind.insert(tx, { ...given, ...found, ...limits, author, project_id: project })
     },
   }),
   // evals_project serves the order, evals_agent and evals_dataset their filters.
@@ -61,5 +64,6 @@ export const evalOperations: Operation[] = [
   evals.get(),
   evals.update({ ...change, method: 'put', id: 'putEval' }),
   evals.update(change),
+  evals.adopt({ action: WRITES }),
   evals.remove({ description: 'With its runs and results; runs that are under way end.' }),
 ]

@@ -1,3 +1,4 @@
+import { effective } from '../../core/api/authors.ts'
 import { picked, type Values } from '../../core/api/kind.ts'
 import { type Making, versionArchive } from '../../core/api/version-archive.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -30,7 +31,8 @@ export const agentVersions = versionArchive({
 
 /** Adds an agent with its first version. */
 export async function insertAgent(tx: Tx, values: Values<AgentRow>, making: AgentMaking): Promise<AgentRow> {
-  const agent = await agentKind.insert(tx, { ...values, ...namedByBindings(values.tool_bindings ?? null) })
+  const named = namedByBindings(values.tool_bindings ?? null)
+  const agent = await agentKind.insert(tx, { ...values, ...named, author: making.author })
   await archive(tx, agent, making)
   return agent
 }
@@ -43,12 +45,24 @@ export async function changeAgent(
   making: AgentMaking,
 ): Promise<AgentRow> {
   const named = values.tool_bindings === undefined ? {} : namedByBindings(values.tool_bindings)
-  const agent = await agentKind.update(tx, stored.id, { ...values, ...named, version: stored.version + 1 })
+  const author = effective(values).length > 0 ? making.author : stored.author
+  const agent = await agentKind.update(tx, stored.id, { ...values, ...named, author, version: stored.version + 1 })
   await archive(tx, agent, making)
   return agent
 }
 
-const archive = (tx: Tx, agent: AgentRow, { created_by, label = null, eval_run_id = null }: AgentMaking) =>
+/** Makes somebody the author of an agent whose row the caller holds: the next version, with the same configuration. */
+export async function adoptAgent(tx: Tx, stored: AgentRow, making: AgentMaking): Promise<AgentRow> {
+  const agent = await agentKind.update(tx, stored.id, { author: making.author, version: stored.version + 1 })
+  await archive(tx, agent, making)
+  return agent
+}
+
+const archive = (
+  tx: Tx,
+  agent: AgentRow,
+  { created_by, label = null, eval_run_id = null }: Omit<AgentMaking, 'author'>,
+) =>
   agentVersions.insert(tx, {
     agent_id: agent.id,
     version: agent.version,
@@ -56,4 +70,5 @@ const archive = (tx: Tx, agent: AgentRow, { created_by, label = null, eval_run_i
     label,
     eval_run_id,
     created_by,
+    author: agent.author,
   })

@@ -1,3 +1,4 @@
+import { copiedBy } from '../../core/api/version-archive.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { copyRoutes } from '../model-routes/clone.ts'
@@ -15,19 +16,19 @@ import { agentsOf } from './store.ts'
  */
 export const agentCloning: Cloneable = {
   name: 'agents',
-  async copy(tx, from, to, ids) {
+  async copy(tx, from, to, ids, by) {
     const agents = await agentsOf(tx, from)
     const inherited = (await projectKind.find(tx, from))?.default_model_route_id ?? null
     const routes = agents.map(agent => agent.model_route_id ?? (agent.ai_provider_id === null ? inherited : null))
     await copyProviders(tx, from, to, ids, new Set(agents.map(agent => agent.ai_provider_id)))
     await copyRoutes(tx, from, to, ids, new Set(routes))
-    await guardrailCopies.only()?.(tx, from, to, ids)
+    await guardrailCopies.only()?.(tx, from, to, ids, by)
     for (const agent of agents) {
       const copied = (named: string | null) => named && (ids.get(named) as string)
       const bound = { ai_provider_id: copied(agent.ai_provider_id), model_route_id: copied(agent.model_route_id) }
       const guardrail_ids = agent.guardrail_ids?.map(id => ids.get(id) as string) ?? null
       const config = { ...configOf(agent), ...bound, ...copiedTools(agent, ids), guardrail_ids }
-      const copy = await insertAgent(tx, { ...config, project_id: to }, { created_by: null })
+      const copy = await insertAgent(tx, { ...config, project_id: to }, copiedBy(by.caller))
       ids.set(agent.id, copy.id)
       tx.emit(agentKind, 'created', copy)
     }

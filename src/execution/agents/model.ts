@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
@@ -245,6 +246,7 @@ export const agentKind = kind({
     /** Tools that bindings name, and secrets that definitions in bindings name; null for none. */
     tool_ids: z.array(z.string()).nullable(),
     secret_ids: z.array(z.string()).nullable(),
+    author: Author,
   },
   events: ['created', 'updated', 'deleted', 'release_started', 'release_promoted', 'release_aborted'],
   eventNotes: 'release_* carry release',

@@ -1,7 +1,9 @@
 import { agentConverters } from '../../content/rules/convert.ts'
 import { module } from '../../core/api/module.ts'
+import { boundaryPolicies } from '../../identity/boundaries.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { defaultRouteInheritors } from '../../identity/projects/default-route.ts'
+import { boundaryPolicyOf } from './bounds.ts'
 import { agentCloning } from './clone.ts'
 import { convertByAgent } from './convert.ts'
 import { agentErrors } from './errors.ts'
@@ -17,6 +19,7 @@ export default module('agents', {
   extensions: [
     cloneables.with(agentCloning),
     agentConverters.with(convertByAgent),
+    boundaryPolicies.with(boundaryPolicyOf),
     defaultRouteInheritors.with(inheritingAgents),
     defaultRouteInheritors.with(inheritingReleases),
   ],

@@ -5,13 +5,15 @@ import { kinds } from '../../core/api/kind.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { madeBy } from '../../core/api/version-archive.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { detaching, hasGuardrail, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { checkDocument } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
-import { changeAgent, insertAgent } from './archive.ts'
+import { adoptAgent, changeAgent, insertAgent } from './archive.ts'
 import { checkBindings, checkToolSettings, distinct } from './bindings.ts'
+import { refuseBounded } from './bounds.ts'
 import { checkConfigured } from './knowledge.ts'
 import { Agent, type AgentConfig, AgentInput, AgentPatch, AgentProjection, type AgentRow, agentKind } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
@@ -105,6 +107,7 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
     description:
       'Fields that are left out stay as they are. A write that changes nothing makes no version. Binding a tool for the first time needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`; what it newly reads by `knowledge_config` `knowledge:SearchKnowledge`, a store to write to `memories:CreateMemoryEntry`.',
     alsoActions: [...namingRights, detaching],
+    admit: refuseBounded,
     body: AgentPatch,
     quiet: true,
     raises: [...refusals, 'VERSION_CONFLICT'],
@@ -115,10 +118,7 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
       return checkConfig(next, context.body, context, next.project_id, context.stored)
     },
     write: (next, { stored, body, caller, tx }) =>
-      changeAgent(tx, stored, agentKind.changes(stored, next), {
-        created_by: caller.user.id,
-        label: body.version_label,
-      }),
+      changeAgent(tx, stored, agentKind.changes(stored, next), madeBy(caller, body.version_label)),
   })
 
 export const agentOperations: Operation[] = [
@@ -142,14 +142,7 @@ export const agentOperations: Operation[] = [
     raises: [...refusals],
     check: context => checkConfig(context.body, context.body, context, context.project),
     make: ({ body, project, caller, tx }) =>
-      insertAgent(
-        tx,
-        { ...(body as AgentConfig), project_id: project },
-        {
-          created_by: caller.user.id,
-          label: body.version_label,
-        },
-      ),
+      insertAgent(tx, { ...(body as AgentConfig), project_id: project }, madeBy(caller, body.version_label)),
   }),
   agents.get({
     description: 'With a credential of a project that the agent is shared with: its id and name.',
@@ -160,7 +153,12 @@ export const agentOperations: Operation[] = [
   }),
   change('patch', 'updateAgent', 'Change an agent'),
   change('put', 'putAgent', 'Change an agent, as PATCH does'),
+  agents.adopt({
+    admit: refuseBounded,
+    adopt: (stored, { tx, caller }) => adoptAgent(tx, stored, madeBy(caller, 'adopted')),
+  }),
   agents.remove({
+    admit: refuseBounded,
     description:
       'With `force`, what it produced in its project goes with it, and shares that other projects use are revoked: what it produced there stays.',
     dependents: 'AGENT_HAS_DEPENDENTS',

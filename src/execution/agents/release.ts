@@ -138,6 +138,8 @@ export async function endRelease(context: Released, outcome: 'promoted' | 'abort
         { ...changes, ...ended },
         {
           created_by: caller.user.id,
+          // It is served as it was: by whoever wrote the version.
+          author: await agentVersions.authorOf(tx, stored.id, number),
           label: `${outcome} ${outcome === 'promoted' ? 'from' : 'to'} v${number}`,
           eval_run_id,
         },

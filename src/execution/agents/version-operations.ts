@@ -4,6 +4,7 @@ import { versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { detaching } from '../../identity/guardrail-ids.ts'
 import { agentVersions } from './archive.ts'
+import { refuseBounded } from './bounds.ts'
 import { Agent, AgentVersion, agentKind, ReleaseInput, RestoreInput } from './model.ts'
 import { namingRights, refusals } from './operations.ts'
 import { endRelease, setRelease } from './release.ts'
@@ -22,6 +23,7 @@ export const agentVersionOperations: Operation[] = [
     description:
       'It must still be one that could be written today. During a release it changes the draft, not what is served.',
     action: 'agents:RestoreAgentVersion',
+    admit: refuseBounded,
     alsoActions: [...namingRights, detaching],
     body: RestoreInput,
     bodyOptional: true,
@@ -39,6 +41,7 @@ export const agentVersionOperations: Operation[] = [
       'An end user keeps the version that it got. The configuration of the agent is a draft until the release ends. Replaces a release that is under way.',
     tag,
     action: 'agents:SetAgentRelease',
+    admit: refuseBounded,
     alsoActions: [...namingRights, detaching],
     body: ReleaseInput,
     answers: { 200: Agent },
@@ -50,6 +53,7 @@ export const agentVersionOperations: Operation[] = [
     path: '/agents/{agent_id}/release/promote',
     summary: 'End a release with its canary as the configuration of the agent',
     action: 'agents:SetAgentRelease',
+    admit: refuseBounded,
     alsoActions: [...namingRights, detaching],
     answers: { 200: Agent },
     raises: [...refusals, 'NO_ACTIVE_RELEASE', 'PROMOTION_GATE_UNMET'],
@@ -60,6 +64,7 @@ export const agentVersionOperations: Operation[] = [
     path: '/agents/{agent_id}/release/abort',
     summary: 'End a release with its stable version as the configuration of the agent',
     action: 'agents:SetAgentRelease',
+    admit: refuseBounded,
     alsoActions: [detaching],
     answers: { 200: Agent },
     raises: ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'GUARDRAIL_NOT_FOUND', 'NO_ACTIVE_RELEASE'],

@@ -1,6 +1,7 @@
 import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
+import { madeBy } from '../../core/api/version-archive.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import { lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { agentVersions, changeAgent, readConfig } from './archive.ts'
@@ -38,10 +39,7 @@ export async function restoreVersion(
   if (Object.keys(changes).length === 0) return stored
   requireDetach(context, stored.project_id, lostGuardrails([stored.guardrail_ids], [config.guardrail_ids]))
   await requireValid(context, stored, config)
-  const restored = await changeAgent(tx, stored, changes, {
-    created_by: caller.user.id,
-    label: label ?? `restored from v${number}`,
-  })
+  const restored = await changeAgent(tx, stored, changes, madeBy(caller, label ?? `restored from v${number}`))
   audit.detail.version = restored.version
   tx.emit(agentKind, 'updated', restored)
   return restored

@@ -3,19 +3,17 @@ import { recordUsage, recordUsageLater, type UsageDraft } from '../../control/us
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
 import { isDatabaseLost, isOfDatabase, sql } from '../../core/db/sql.ts'
-import type { Caller } from '../../core/iam/caller.ts'
 import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { requireRunnable } from '../../identity/projects/pause.ts'
-import { findServedAgent } from '../agents/served.ts'
-import { actingCaller } from '../generations/authority.ts'
-import { mayStart } from '../generations/prepare.ts'
+import { refusalToStart } from '../generations/prepare.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { type ApprovalRow, approvalKind, type CallOutcome, type Execution } from './model.ts'
 import { digestOf, openFrozen, openOutcome, sealOutcome } from './seal.ts'
 import { type Continuation, continuations } from './store.ts'
 import { isRepeatable, toolOf } from './tool.ts'
+import { agentOf, callerOf } from './verdict.ts'
 
 /** Characters of a result that the model is told. */
 const MAX_TOLD = 64 * 1024
@@ -115,7 +113,7 @@ async function call(
     const calling = openCall(services, {
       action: tool.type === 'platform' || tool.type === 'mcp' ? action : null,
       input: frozen.arguments,
-      caller: () => callerOf(services, row),
+      caller: async () => callerOf(services, row, await agentOf(services, row)),
       context: frozen.tool_context ?? undefined,
       idempotencyKey: row.id,
       metering: {
@@ -143,17 +141,11 @@ async function call(
   }
 }
 
-/** As whom the call is made, within what the agent may do as it is served now. */
-async function callerOf(services: Services, row: ApprovalRow): Promise<Caller | null> {
-  const { authority, agent_id, project_id } = row
-  const agent = agent_id && (await findServedAgent(services.pool, agent_id, row))
-  return authority && agent ? actingCaller(services, { authority, project_id }, agent) : null
-}
-
 /** The call is made as whoever the turn ran as, with the rights of this moment. */
-async function requirePrincipal(services: Services, { authority, permission, project_id }: ApprovalRow): Promise<void> {
+async function requirePrincipal(services: Services, row: ApprovalRow): Promise<void> {
+  const { authority, permission, project_id, agent_id } = row
   if (authority === null || authority.via?.type === 'oauth_grant') return
-  if (!(await mayStart(services, { authority, permission, project_id })))
+  if (await refusalToStart(services, { authority, permission, project_id, agent_id }))
     throw new AppError('FORBIDDEN', {
       message: 'Whoever started the turn may no longer run it',
       meta: { principal_id: authority.id },

@@ -20,7 +20,7 @@ export type Asked = {
 }
 
 /** Who asks, and what it is about. */
-type About = Pick<ApprovalRow, 'project_id' | 'origin' | 'started_by' | 'forbid_self_approval' | 'content_mode'> &
+type About = Pick<ApprovalRow, 'project_id' | 'origin' | 'starters' | 'forbid_self_approval' | 'content_mode'> &
   Partial<ApprovalRow>
 
 /** Files an item, with its events and the message that expires it; null where another one of its dedup key waits. */

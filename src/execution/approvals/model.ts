@@ -129,7 +129,8 @@ export const approvalKind = kind({
     conversation_id: z.string().nullable(),
     authority: z.custom<GenerationRow['authority']>().nullable(),
     permission: z.custom<GenerationRow['permission']>(),
-    started_by: z.string().nullable(),
+    /** Users who had a part in starting what asks. */
+    starters: z.array(z.string()),
     forbid_self_approval: z.boolean(),
     content_mode: z.enum(['full', 'none']),
     sealed: z.string().nullable(),

@@ -19,7 +19,7 @@ import {
   Resolved,
   ResolveInput,
 } from './model.ts'
-import { type Decision, reasonOf, refusalOf, requireEdit, resolveApproval } from './resolve.ts'
+import { type Decision, reasonOf, refusalOf, requireEdit, requireResolver, resolveApproval } from './resolve.ts'
 import { listRecurrences } from './store.ts'
 
 const tag = 'Approvals'
@@ -97,7 +97,7 @@ export const approvalOperations: Operation[] = [
   approvals.action('approve', {
     summary: 'Approve what is proposed, or other arguments for it',
     description:
-      'The call is made by a worker, as whoever started the turn that proposed it, and a turn carries on with its result; `execution` says what became of it. The decision about an item of a node is handed to its run. Of several who resolve it at once one does.',
+      'The call is made by a worker, as whoever started the turn that proposed it, and a turn carries on with its result; `execution` says what became of it. The guardrails judge other arguments again: what they forbid is refused, and the item waits on. The decision about an item of a node is handed to its run. Of several who resolve it at once one does.',
     action: resolving,
     internal: true,
     body: ApproveInput,
@@ -106,9 +106,10 @@ export const approvalOperations: Operation[] = [
     raises: [...raises, 'APPROVAL_EXPIRED', 'APPROVAL_INVALID_EDIT'],
     transaction: false,
     async run(context) {
-      const { services, resource, body } = context
+      const { services, caller, resource, body } = context
       const given = body?.arguments
-      const edited = given === undefined ? null : await requireEdit(services, resource, given)
+      requireResolver(caller, resource)
+      const edited = given === undefined ? null : await requireEdit({ services, caller }, resource, given)
       return resolveOne(context, { status: 'approved', reason: null, edited })
     },
   }),

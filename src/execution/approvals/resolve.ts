@@ -4,9 +4,11 @@ import type { Context } from '../../core/api/operation.ts'
 import { storableText } from '../../core/api/text.ts'
 import type { Outgoing } from '../../core/db/write.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
+import { requirePerson } from '../../core/iam/access.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { Callable } from '../tools/call-model.ts'
 import { parametersSchema } from '../tools/check-definition.ts'
 import { expireNow, sendContinuation } from './expire.ts'
 import { type ApprovalRow, approvalKind, type Execution, proposalOf, shown } from './model.ts'
@@ -14,6 +16,9 @@ import { tellNode } from './producers.ts'
 import { openFrozen, sealFrozen } from './seal.ts'
 import { resolvePending } from './store.ts'
 import { argumentsSchema, toolOf } from './tool.ts'
+import { verdictOn } from './verdict.ts'
+
+const RESOLVING = 'approvals:ResolveApproval'
 
 export type Decision = {
   status: 'approved' | 'rejected'
@@ -33,11 +38,12 @@ export function reasonOf(status: Decision['status'], given: unknown): string | n
 }
 
 /**
- * Validates arguments that are to be executed in place of the proposed ones, with the presets of the tool.
- * @throws APPROVAL_INVALID_EDIT with `meta.problems`
+ * Validates arguments that are to be executed in place of the proposed ones, with the presets of the tool, and holds them to
+ * the guardrails: the decision of a person stands for an approval, never for what they forbid.
+ * @throws APPROVAL_INVALID_EDIT with `meta.problems`, FORBIDDEN with `meta.verdict`
  */
 export async function requireEdit(
-  services: Services,
+  { services, caller }: Pick<Context, 'services' | 'caller'>,
   row: ApprovalRow,
   given: unknown,
 ): Promise<Record<string, unknown>> {
@@ -46,8 +52,22 @@ export async function requireEdit(
   if (!isObject(given)) return wrong('must be an object')
   if (!row.proposed_action) return wrong('cannot be given: no tool is called')
   const tool = await toolOf(services.pool, row)
-  const schema = tool && argumentsSchema(tool, row.proposed_action.action)
-  if (!tool || !schema) return given
+  if (!tool) return given
+  await requireArguments(services, row, tool, given, refuse)
+  // Of one that is resolved already only that is told.
+  if (row.status === 'pending') await judgeEdit({ services, caller }, row, tool, given)
+  return given
+}
+
+async function requireArguments(
+  services: Services,
+  row: ApprovalRow,
+  tool: Callable,
+  given: Record<string, unknown>,
+  refuse: (problems: object[]) => never,
+): Promise<void> {
+  const schema = argumentsSchema(tool, row.proposed_action?.action)
+  if (!schema) return
   try {
     const input = { ...given, ...tool.preset_parameters }
     const [problems] = await schemaChecks(services).problems(parametersSchema(row.project_id, schema), [input])
@@ -56,7 +76,22 @@ export async function requireEdit(
     if (!(error instanceof SchemaError)) throw error
     refuse([{ code: 'INVALID_VALUE', path: 'parameters', message: error.message }])
   }
-  return given
+}
+
+/** Raises FORBIDDEN for edited arguments that the guardrails forbid, or that the caller may not approve. */
+async function judgeEdit(
+  { services, caller }: Pick<Context, 'services' | 'caller'>,
+  row: ApprovalRow,
+  tool: Callable,
+  given: Record<string, unknown>,
+): Promise<void> {
+  const verdict = await verdictOn(services, row, tool, given)
+  if (!verdict || verdict.decision === 'execute') return
+  if (verdict.decision === 'route_to_approval') {
+    if (verdict.forbid_self_approval) requireOther(caller, row)
+    return
+  }
+  raise('FORBIDDEN', { message: verdict.reason, meta: { action: RESOLVING, verdict: verdict.decision } })
 }
 
 /**
@@ -112,14 +147,21 @@ const WAITING: Execution = {
   finished_at: null,
 }
 
-/** Work in the background resolves nothing: an agent would clear its own gate. */
-function requireResolver(caller: Context['caller'], row: ApprovalRow): void {
-  const own = row.forbid_self_approval && row.started_by === caller.user.id
-  if (caller.credential.type !== 'run' && !own) return
-  raise('FORBIDDEN', {
-    message: own ? 'Whoever started the chain may not resolve its approval' : 'Work in the background resolves nothing',
-    meta: { action: 'approvals:ResolveApproval' },
-  })
+/**
+ * Work in the background resolves nothing: an agent would clear its own gate. Nor does a starter of the chain where that is
+ * forbidden. Raises FORBIDDEN.
+ */
+export function requireResolver(caller: Context['caller'], row: ApprovalRow): void {
+  requirePerson(caller, RESOLVING)
+  if (row.forbid_self_approval) requireOther(caller, row)
+}
+
+function requireOther(caller: Context['caller'], { starters }: ApprovalRow): void {
+  if (starters.includes(caller.user.id))
+    raise('FORBIDDEN', {
+      message: 'A user who had a part in starting the chain may not resolve its approval',
+      meta: { action: RESOLVING },
+    })
 }
 
 /** What is executed later: edited arguments take the place of the proposed ones. */

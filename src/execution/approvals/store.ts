@@ -98,14 +98,24 @@ export async function unsealItems(db: Queryable, ids: readonly string[]): Promis
     where id = any(${sql.array([...ids], 'text')}) and status <> 'pending' and sealed is not null`)
 }
 
-const asker = sql.type(approvalKind.row.pick({ content_mode: true, started_by: true }))
+const asker = sql.type(approvalKind.row.pick({ content_mode: true, starters: true }))
 
-/** The user behind a principal, and whether its project keeps content. By the primary keys. */
-export const askerOf = (db: Queryable, projectId: string, { type, id }: PrincipalRecord) =>
-  db.one(asker`
+/**
+ * The users behind an authority, who had a part in starting its work, and whether its project keeps content. By the primary
+ * keys.
+ */
+export function askerOf(db: Queryable, projectId: string, authority: PrincipalRecord) {
+  const principals = [authority, ...(authority.starters ?? [])]
+  const idsOf = (wanted: PrincipalRecord['type']) =>
+    sql.array(
+      principals.filter(({ type }) => type === wanted).map(({ id }) => id),
+      'text',
+    )
+  return db.one(asker`
     select p.trace_content_mode as content_mode,
-      ${type === 'user' ? sql.fragment`${id}::text` : sql.fragment`(select k.user_id from project_keys k where k.id = ${id})`} as started_by
+      ${idsOf('user')} || array(select k.user_id from project_keys k where k.id = any(${idsOf('api_key')})) as starters
     from projects p where p.id = ${projectId}`)
+}
 
 /** Items whose time is over and that nobody has expired. By approvals_expiry. */
 export const overdue = (db: Queryable, limit: number): Promise<readonly string[]> =>

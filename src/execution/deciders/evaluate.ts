@@ -3,7 +3,7 @@ import { AppError, raise, recordedFailure } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { isDatabaseLost, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { requirePermitted } from '../../core/iam/access.ts'
 import { claimOrWait, type Lease, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -173,7 +173,7 @@ async function answersOf(
   const input = inputOf(services, decision, sealed)
   const caller = await callerForPrincipal(services, principal, project_id)
   const target = { kind: kinds.get(permission.kind), row: { id: permission.id, project_id } }
-  if (!caller || !permitted(caller, permission.action, target)) return raise('FORBIDDEN')
+  requirePermitted(caller, permission.action, target)
   if (!(await decisionAttempts.set(services.pool, claim, sql.fragment`called = true`))) throw new Superseded()
   const call = openCall(services, {
     input: { input, questions: asked },

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { RecordedFailure, raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
@@ -125,6 +126,7 @@ export const deciderKind = kind({
     { kind: 'tool', column: 'tool_id', on_delete: 'block' },
   ],
   record: Decider,
+  hidden: { author: Author },
   events: ['created', 'updated', 'deleted'],
   unique: { deciders_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })

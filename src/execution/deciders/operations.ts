@@ -1,7 +1,7 @@
 import { contains, equals, oneOf } from '../../core/api/filters.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionOperations } from '../../core/api/version-archive.ts'
+import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { requireVersion, versionNumber } from '../../core/api/versions.ts'
 import { spendRefusals } from '../generations/create.ts'
 import { allowBackend, requireBackend } from './backend.ts'
@@ -42,9 +42,9 @@ const RIGHTS = ['agents:CreateAgentGeneration', 'tools:CallTool']
 /** An input, and the questions of an inline decision. */
 const bodyLimit = () => MAX_INPUT_BYTES + 2 * 1024 * 1024
 
-const asking = ({ id, project_id, version, questions, agent_id, tool_id }: DeciderRow): Asking => ({
+const asking = ({ id, project_id, version, author, questions, agent_id, tool_id }: DeciderRow): Asking => ({
   project_id,
-  decider: { id, version },
+  decider: { id, version, author },
   questions,
   backend: { agent_id, tool_id },
 })
@@ -60,11 +60,7 @@ const deciderOperations: Operation[] = [
     raises: [...refusals, 'NAME_CONFLICT'],
     check: async ({ tx, body, project, allow }) => allowBackend(allow, await requireBackend(tx, project, body)),
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      versionedDeciders.insert(
-        tx,
-        { ...body, project_id: project },
-        { created_by: caller.user.id, label: version_label },
-      ),
+      versionedDeciders.insert(tx, { ...body, project_id: project }, madeBy(caller, version_label)),
   }),
   deciders.get(),
   deciders.update({
@@ -91,12 +87,10 @@ const deciderOperations: Operation[] = [
         tx,
         stored,
         { name: stored.name, ...deciderKind.changes(stored, next) },
-        {
-          created_by: caller.user.id,
-          label: body.version_label,
-        },
+        madeBy(caller, body.version_label),
       ),
   }),
+  deciders.adopt({ adopt: (stored, { tx, caller }) => versionedDeciders.adopt(tx, stored, caller) }),
   deciders.remove({ description: 'Its decisions stay; those that are under way are made.' }),
   ...versionOperations(deciderKind, { path: '/deciders', tag, record: DeciderVersion, archive: deciderVersions }),
   deciders.action('restore', {

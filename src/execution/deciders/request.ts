@@ -1,9 +1,11 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
+import { definitionOf } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { type Answer as Answered, answer, type Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { narrowed } from '../../core/iam/authority.ts'
 import { type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import { expectEnd } from '../../core/jobs/wait.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -18,7 +20,7 @@ import { type ContentMode, insertAttempt, type Permission } from './store.ts'
 /** What is asked of whom. */
 export type Asking = {
   project_id: string
-  decider: { id: string; version: number } | null
+  decider: { id: string; version: number; author: PrincipalRecord | null } | null
   questions: Question[]
   backend: Named
 }
@@ -49,7 +51,8 @@ export async function insertDecisions(
   options: { permission: (id: string) => Permission; admit?: (backend: Backend) => void },
 ): Promise<DecisionRow[]> {
   const { services } = requesting
-  const principal = requesting.caller === null ? requesting.principal : principalRecord(requesting.caller)
+  const asker = requesting.caller === null ? requesting.principal : principalRecord(requesting.caller)
+  const principal = decider ? narrowed(asker, definitionOf(decider)) : asker
   const backend = await requireBackend(tx, project_id, named)
   options.admit?.(backend)
   await admit(tx, services, project_id, backend)

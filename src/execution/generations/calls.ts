@@ -16,7 +16,7 @@ type Calling = Deciding & {
   turn: Origin
   /** Does work that waits for other messages. */
   aside: <T>(work: () => Promise<T>) => Promise<T>
-  /** Whether the agent has a boundary. */
+  /** Whether a boundary narrows the turn: that of its agent, or of one that led to it. */
   bounded: boolean
   /** Keeps entries of the journal. Raises TurnLost. */
   write: (entries: Entry[], told: Told[]) => Promise<void>
@@ -138,7 +138,7 @@ async function run(calling: Calling, { position, tool, args }: Released): Promis
   } catch (error) {
     const refused = error instanceof AppError && error.cause instanceof AppError ? error.cause : null
     if (calling.bounded && refused?.code === 'FORBIDDEN')
-      return failed('FORBIDDEN', 'The agent or whom it runs as may not do this', refused.meta)
+      return failed('FORBIDDEN', 'The agent, or what it runs as, may not do this', refused.meta)
     return outcomeOf(services, error, signal)
   }
 }

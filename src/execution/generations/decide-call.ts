@@ -3,7 +3,7 @@ import { storableValue } from '../../core/api/text.ts'
 import { isDatabaseLost, isOfDatabase } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { checkInput, gatedAs, openCall, prepareCall } from '../tools/call.ts'
+import { actingThrough, checkInput, gatedAs, judgedArguments, openCall, prepareCall } from '../tools/call.ts'
 import { type GateRequest, runOfCall, toolGate, type Verdict } from '../tools/gate.ts'
 import type { CallOutcome, GenerationRow, OpenStep, Work } from './model.ts'
 import { callFailed, failed, UNKNOWN } from './open-step.ts'
@@ -51,10 +51,12 @@ export async function decide(deciding: Deciding, position: number): Promise<Deci
   }
   const { own, justification } = apart(args as Record<string, unknown>, tool)
   try {
-    const input = await checked(services, tool, own, deciding.signal)
+    await check(services, tool, own, deciding.signal)
     const released: Decided = { released: { position, tool, args: own } }
     // It was released before it was started.
-    return started.has(position) ? released : await judge(deciding, tool, input, justification, released)
+    return started.has(position)
+      ? released
+      : await judge(deciding, tool, judgedArguments(tool.callable, own), justification, released)
   } catch (error) {
     return { outcome: outcomeOf(services, error, deciding.signal) }
   }
@@ -71,13 +73,13 @@ function apart(args: Record<string, unknown>, { justified }: TurnTool) {
   return { own, justification }
 }
 
-/** The arguments as they would be executed. Raises VALIDATION_FAILED. */
-async function checked(
+/** Raises VALIDATION_FAILED for arguments that the call would be refused with. */
+async function check(
   services: Services,
   { callable, action, checked: schema }: TurnTool,
   args: Record<string, unknown>,
   signal: AbortSignal,
-): Promise<Record<string, unknown>> {
+): Promise<void> {
   const { limits } = openCall(services, { caller: async () => null, metering: null, signal })
   const { input } = await prepareCall(services, callable, { action, input: args, limits })
   if (schema) {
@@ -85,7 +87,6 @@ async function checked(
     const given = Object.fromEntries(Object.entries(input).filter(([name]) => !Object.hasOwn(presets, name)))
     await checkInput(services, { parameters: schema, project_id: callable.project_id }, given, signal)
   }
-  return input
 }
 
 const textOr = (value: unknown): string | null => (typeof value === 'string' ? value : null)
@@ -112,7 +113,7 @@ async function judge(
     generation_id: generation.id,
     run: runOfCall(generation),
     guardrail_context: work.guardrail_context,
-    caller,
+    caller: actingThrough(services, tool.callable, caller),
     signal,
   })
   if (verdict.decision === 'execute') return released

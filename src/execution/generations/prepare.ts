@@ -1,7 +1,7 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { kinds } from '../../core/api/kind.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
+import { authorsRights, ownRights, requirePermitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { grantingShares } from '../shares/grants.ts'
@@ -33,7 +33,8 @@ export async function prepareTurn(
     return { work, refusal }
   }
   if (!(await isStillShared(services, generation))) return refused(work, 'AGENT_NOT_FOUND', AGENT_GONE)
-  if (!(await mayStart(services, generation, source))) return refused(work, 'FORBIDDEN', 'Forbidden')
+  const forbidden = await refusalToStart(services, generation, source)
+  if (forbidden) return { work, refusal: forbidden.recorded() }
   const overspent = await refusalByQuota(services, generation)
   if (overspent) return { work, refusal: overspent }
   if (work.messages !== null || !source?.prepare) return { work, refusal: null }
@@ -74,19 +75,44 @@ async function isStillShared(
   return publisher_project_id === null || (await grantingShares(pool, 'agent', project_id, [agent_id])).has(agent_id)
 }
 
-/** Whether whom the turn runs as still has the permission that it was made with. */
-export async function mayStart(
+/** What a turn is asked for again before it acts; without an agent only its permission is. */
+type Starting = Pick<GenerationRow, 'authority' | 'permission' | 'project_id'> & { agent_id: string | null }
+
+/**
+ * Why a turn may not act as of now; null when it may. Whom it runs as must still have the permission that it was made with,
+ * and the authors of the definitions that led to it the right to start the agent.
+ */
+export async function refusalToStart(
   services: Services,
-  { authority, permission, project_id }: Pick<GenerationRow, 'authority' | 'permission' | 'project_id'>,
+  { authority, permission, project_id, agent_id }: Starting,
   source?: TurnSource,
-): Promise<boolean> {
+): Promise<AppError | null> {
   const caller = await callerForPrincipal(services, authority, project_id)
-  if (!caller) return false
-  if (!permission || caller.layers.length === 0) return true
+  if (!caller) return new AppError('FORBIDDEN')
+  if (caller.layers.length === 0) return null
+  const { kind, row } = permission ? await targetOf(services, permission, project_id, source) : {}
+  if (permission && !row) return new AppError('FORBIDDEN')
+  try {
+    if (permission && kind && row) requirePermitted(ownRights(caller), permission.action, { kind, row })
+    if (agent_id !== null)
+      requirePermitted(authorsRights(caller), 'agents:CreateAgentGeneration', {
+        kind: kinds.get('agent'),
+        row: { id: agent_id, project_id },
+      })
+    return null
+  } catch (error) {
+    if (error instanceof AppError) return error
+    throw error
+  }
+}
+
+async function targetOf(
+  { pool }: Services,
+  permission: NonNullable<GenerationRow['permission']>,
+  project_id: string,
+  source: TurnSource | undefined,
+): Promise<{ kind: Kind; row: KindRow | null }> {
   const kind = kinds.get(permission.kind)
-  const row =
-    kind.name === 'agent'
-      ? { id: permission.id, project_id }
-      : (source?.target?.(permission) ?? (await kind.find(services.pool, permission.id)))
-  return row !== null && permitted(caller, permission.action, { kind, row })
+  if (kind.name === 'agent') return { kind, row: { id: permission.id, project_id } }
+  return { kind, row: source?.target?.(permission) ?? (await kind.find(pool, permission.id)) }
 }

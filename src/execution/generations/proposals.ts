@@ -9,7 +9,7 @@ export type Proposal = {
   /** `id` is null for a tool that is defined in a binding of the agent's version. */
   tool: { id: string | null; name: string; type: string }
   action: string
-  /** With presets; what will be executed. */
+  /** As guardrails judged them; presets are laid over them again when the call is made. */
   args: Record<string, unknown>
   reasoning: string | null
   evidence: Record<string, unknown> | null

@@ -2,6 +2,7 @@ import type { z } from 'zod'
 import { invalid, raise } from '../../core/api/errors.ts'
 import type { Answer, Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/write.ts'
+import { withinBoundsOf } from '../../core/iam/authority.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import { mailboxes } from './abort.ts'
@@ -45,7 +46,7 @@ export async function retryGeneration(
         ...causeOf(failed),
         trace_id: failed.trace_id,
         initiator_generation_id: failed.id,
-        authority: principalRecord(caller),
+        authority: withinBoundsOf(principalRecord(caller), failed.authority),
         streamed: mode === 'stream',
         shape: failed.shape,
       }

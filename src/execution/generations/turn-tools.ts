@@ -1,7 +1,8 @@
 import type { ActivityKind } from '../../control/activity/model.ts'
 import { recordActivity } from '../../control/activity/record.ts'
+import { isBounded } from '../../core/iam/authority.ts'
 import type { Origin } from '../../core/invoke/call.ts'
-import { actingCaller } from './authority.ts'
+import { actingAuthority, actingCaller } from './authority.ts'
 import { type CallsMade, makeCalls } from './calls.ts'
 import { causeOf } from './create.ts'
 import type { OpenWork } from './journal-store.ts'
@@ -54,7 +55,7 @@ export function callTools(
     caller: () => actingCaller(services, generation, agent),
     signal,
     aside: run.aside,
-    bounded: agent.boundary_policy !== null,
+    bounded: isBounded(actingAuthority(generation, agent)),
     write: (entries, told) => turn.note(entries, told),
     meter: draft => void turn.calls.push(draft),
     executed: ({ callable: { id, name }, action }) =>

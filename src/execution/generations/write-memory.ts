@@ -1,5 +1,5 @@
 import { raise } from '../../core/api/errors.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { authorsRights, requirePermitted } from '../../core/iam/access.ts'
 import { writeFact } from '../../memory/entries/write.ts'
 import { MAX_CONTENT } from '../../memory/memories/model.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
@@ -10,6 +10,7 @@ import type { TurnTool, Unavailable } from './toolbox.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
 export const WRITE_MEMORY = 'write_memory'
+const WRITE = 'memories:CreateMemoryEntry'
 
 const DESCRIPTION =
   'Remember a fact beyond this conversation. Write one self-contained statement; what is known already is not written twice.'
@@ -59,7 +60,7 @@ export const statedIn = ({ id, agent_id, conversation_id }: GenerationRow) =>
 
 async function write(turn: TurnAttempt, memory_store_id: string, content: string) {
   const { generation, services } = turn
-  await requireWithinBoundary(turn, memory_store_id)
+  await requireWithinBounds(turn, memory_store_id)
   const { entry } = await writeFact(services, {
     memory_store_id,
     content,
@@ -69,14 +70,20 @@ async function write(turn: TurnAttempt, memory_store_id: string, content: string
   return { action: entry.action, memory_id: entry.memory_id, entry_id: entry.id }
 }
 
-/** Raises FORBIDDEN where the boundary of the agent leaves out writing to the store. */
-async function requireWithinBoundary({ agent, generation, services }: TurnAttempt, storeId: string): Promise<void> {
-  if (agent.boundary_policy === null) return
+/**
+ * Raises FORBIDDEN where what narrows the turn leaves out writing to the store: boundaries of agents, and the rights of who
+ * wrote what led to it. What the turn runs as needs no right of its own: the agent was given the store.
+ */
+async function requireWithinBounds({ agent, generation, services }: TurnAttempt, storeId: string): Promise<void> {
   const caller = await actingCaller(services, generation, agent)
-  const store = await memoryStoreKind.find(services.pool, storeId)
-  const bounded = caller && { ...caller, layers: caller.layers.filter(({ kind }) => kind === 'agent') }
-  const target = store && { kind: memoryStoreKind, row: store }
-  for (const action of ['memories:CreateMemoryEntry', 'memories:UpdateMemory'])
-    if (!bounded || !target || !permitted(bounded, action, target))
-      raise('FORBIDDEN', { message: 'The boundary of the agent does not allow writing to the memory store' })
+  const gone = () => raise('FORBIDDEN', { message: 'The turn may not write to the memory store any more' })
+  if (!caller) return gone()
+  const authors = authorsRights(caller)
+  const boundaries = { ...caller, layers: caller.layers.filter(({ kind }) => kind === 'agent') }
+  if (authors.layers.length + boundaries.layers.length === 0) return
+  const row = await memoryStoreKind.find(services.pool, storeId)
+  if (!row) return gone()
+  const target = { kind: memoryStoreKind, row }
+  requirePermitted(authors, WRITE, target)
+  for (const action of [WRITE, 'memories:UpdateMemory']) requirePermitted(boundaries, action, target)
 }

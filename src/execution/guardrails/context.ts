@@ -1,9 +1,11 @@
 import { LRUCache } from 'lru-cache'
 import { AppError } from '../../core/api/errors.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
+import { boundsName } from '../../core/iam/authority.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { effectiveCaller } from '../../identity/principals.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { toolsOfIds } from '../tools/store.ts'
 import type { Rule } from './document.ts'
@@ -46,8 +48,11 @@ async function withAnswer(services: Services, rule: Rule, given: Given): Promise
 /** What the context tool answers a principal, from a short memory if it is there; null when it does not give an object. */
 async function answerOf(services: Services, rule: Rule, caller: () => Promise<Caller | null>): Promise<Context | null> {
   const { kept, underWay } = answersOf(services)
-  const by = await caller()
-  const key = [rule.guardrail_id, rule.context_tool_id, by?.credential.type, by?.credential.id, by?.principal.id].join(
+  const by = await actingFor(services, rule, caller)
+  const { credential, principal } = by ?? {}
+  // What narrows the principal may hide things from it.
+  const bounds = by && boundsName(by)
+  const key = [rule.guardrail_id, rule.context_tool_id, credential?.id, principal?.type, principal?.id, bounds].join(
     ' ',
   )
   const known = kept.get(key)
@@ -62,6 +67,13 @@ async function answerOf(services: Services, rule: Rule, caller: () => Promise<Ca
   return asked
 }
 
+/** As whom the context tool of a guardrail is called: whoever the judged call acts as, within the rights of its author. */
+async function actingFor(services: Services, rule: Rule, caller: Given['caller']): Promise<Caller | null> {
+  const by = await caller()
+  const author = rule.row?.author ?? null
+  return by && effectiveCaller(services, by, rule.project_id, { id: rule.guardrail_id, author })
+}
+
 async function ask(services: Services, rule: Rule, caller: Caller | null): Promise<Context | null> {
   const { guardrail_id, context_tool_id, project_id } = rule
   const started = performance.now()
@@ -73,6 +85,7 @@ async function ask(services: Services, rule: Rule, caller: Caller | null): Promi
       caller: async () => caller,
       timeoutMs: services.config.GUARDRAIL_CONTEXT_TIMEOUT_MS,
       judged: 'throughout',
+      reading: true,
       metering: { source: 'guardrail', record: null },
     })
     const answer = await callTool(services, tool, call)

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { orJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
@@ -141,6 +142,7 @@ export const guardrailKind = kind({
     { kind: 'tool', column: 'context_tool_id', on_delete: 'null' },
   ],
   record: Guardrail,
+  hidden: { author: Author },
   events: ['created', 'updated', 'deleted', 'tripwire'],
   eventAliases: { tripwire: ['guardrail.tripwire'] },
   eventNotes:

@@ -2,9 +2,10 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { equals, oneOf } from '../../core/api/filters.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionOperations } from '../../core/api/version-archive.ts'
+import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { announce } from '../../core/db/notified-cache.ts'
+import { effectOf } from '../tools/effect.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { pinnedAction } from '../tools/platform.ts'
 import { toolsOfIds } from '../tools/store.ts'
@@ -43,6 +44,8 @@ async function checkContextTool({ tx, allow }: Pick<Context, 'tx' | 'allow'>, pr
   const wrong = (message: string) => invalid({ code: 'INVALID_VALUE', path: 'context_tool_id', message })
   if (tool.type === 'client') wrong('names a client tool, which the platform cannot call')
   if (isAction(tool) && pinnedAction(tool) === undefined) wrong('names a tool whose presets pin no action')
+  const effect = await effectOf(tx, tool)
+  if (effect !== null) wrong(`names a tool that calls ${effect}; guardrails ask platform tools to get, list or search`)
   allow('tools:CallTool', { kind: toolKind, row: tool })
 }
 
@@ -59,11 +62,7 @@ export const guardrailOperations: Operation[] = [
       if (body.context_tool_id) await checkContextTool(context, project, body.context_tool_id)
     },
     make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      versionedGuardrails.insert(
-        tx,
-        { ...body, project_id: project },
-        { created_by: caller.user.id, label: version_label },
-      ),
+      versionedGuardrails.insert(tx, { ...body, project_id: project }, madeBy(caller, version_label)),
   }),
   guardrails.get(),
   guardrails.update({
@@ -79,11 +78,9 @@ export const guardrailOperations: Operation[] = [
         await checkContextTool(context, next.project_id, body.context_tool_id)
     },
     write: (next, { stored, body, caller, tx }) =>
-      versionedGuardrails.change(tx, stored, guardrailKind.changes(stored, next), {
-        created_by: caller.user.id,
-        label: body.version_label,
-      }),
+      versionedGuardrails.change(tx, stored, guardrailKind.changes(stored, next), madeBy(caller, body.version_label)),
   }),
+  guardrails.adopt({ adopt: (stored, { tx, caller }) => versionedGuardrails.adopt(tx, stored, caller) }),
   guardrails.remove({
     description: 'Refused while it is attached to a project, an agent or a tool. Its versions go with it.',
     raises: ['GUARDRAIL_HAS_REFERENCES'],

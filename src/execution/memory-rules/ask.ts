@@ -1,7 +1,7 @@
 import { AppError, type RecordedFailure, raise, recordedFailure } from '../../core/api/errors.ts'
 import { isReferenceLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
-import { permitted } from '../../core/iam/access.ts'
+import { requirePermitted } from '../../core/iam/access.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
@@ -113,7 +113,7 @@ async function toolFacts(
   const tool = await toolKind.find(services.pool, rule.tool_id as string)
   if (tool?.project_id !== project_id) return raise('TOOL_NOT_FOUND', { meta: { id: rule.tool_id } })
   const caller = await callerForPrincipal(services, authority, project_id)
-  if (!caller || !permitted(caller, 'tools:CallTool', { kind: toolKind, row: tool })) return raise('FORBIDDEN')
+  requirePermitted(caller, 'tools:CallTool', { kind: toolKind, row: tool })
   const input = {
     ...rule.preset_parameters,
     event: rule.on,

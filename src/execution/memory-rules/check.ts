@@ -50,10 +50,10 @@ function checkTool({ type }: ToolRow, action: string | null): void {
 }
 
 /**
- * Validates a rule as a write would leave it. Whoever has an agent or a tool asked, or a tool with other arguments, must be
- * allowed to ask it.
+ * Validates a rule as a write would leave it. A writer who has an agent or a tool asked, about other turns or with other
+ * arguments, must be allowed to ask it.
  * @param stored null for a rule that does not exist yet
- * @returns whether the handler is asked for anew: it runs as whoever writes the rule then
+ * @returns whether what is asked of the handler changes: the rule acts as its writer from then on
  * @throws VALIDATION_FAILED, AGENT_NOT_FOUND, TOOL_NOT_FOUND, AI_PROVIDER_NOT_FOUND, FORBIDDEN
  */
 export async function checkRule(
@@ -68,15 +68,21 @@ export async function checkRule(
     await requireAll(tx, agentKind, project_id, source_agent_ids)
   const tool = tool_id === null ? null : await rowOf<ToolRow>(tx, toolKind, tool_id)
   if (tool) checkTool(tool, action)
-  const given = { agent_id, tool_id, action, preset_parameters }
+  const given = { agent_id, tool_id, action, preset_parameters, source_agent_ids, on: rule.on }
   const newHandler =
     !stored ||
     Object.entries(given).some(([name, value]) => !isDeepStrictEqual(value, stored[name as keyof typeof given]))
-  if (!newHandler) return { newHandler }
-  if (tool) allow('tools:CallTool', { kind: toolKind, row: tool })
-  if (agent_id !== null)
-    allow('agents:CreateAgentGeneration', { kind: agentKind, row: await rowOf<AgentRow>(tx, agentKind, agent_id) })
+  if (newHandler) {
+    if (agent_id !== null) await rowOf<AgentRow>(tx, agentKind, agent_id)
+    allowHandler({ allow }, rule)
+  }
   return { newHandler }
+}
+
+/** Raises FORBIDDEN for a caller who may not ask the handler of a rule. */
+export function allowHandler({ allow }: Pick<Context, 'allow'>, { project_id, agent_id, tool_id }: Settings): void {
+  if (tool_id !== null) allow('tools:CallTool', { kind: toolKind, row: { id: tool_id, project_id } })
+  if (agent_id !== null) allow('agents:CreateAgentGeneration', { kind: agentKind, row: { id: agent_id, project_id } })
 }
 
 async function rowOf<Row>(tx: Context['tx'], kind: typeof agentKind | typeof toolKind, id: string): Promise<Row> {

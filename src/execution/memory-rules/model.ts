@@ -110,6 +110,7 @@ export const memoryRuleKind = kind({
     store_tags: z.record(z.string(), z.string()),
   },
   computed: { store_tags: sql.fragment`(select s.tags from memory_stores s where s.id = t.memory_store_id)` },
+  authored: 'authority',
   authorize: ({ memory_store_id, store_tags }) => ({ type: 'memory_store', id: memory_store_id, tags: store_tags }),
   events: ['created', 'updated', 'deleted'],
 })

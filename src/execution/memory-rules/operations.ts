@@ -7,7 +7,7 @@ import { announce } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
-import { checkRule } from './check.ts'
+import { allowHandler, checkRule } from './check.ts'
 import {
   MemoryRule,
   MemoryRuleInput,
@@ -134,6 +134,14 @@ export const memoryRuleOperations: Operation[] = [
       }
     },
     changed: ({ project_id }, { tx }) => announce(tx, rulesChannel, project_id),
+  }),
+  rules.adopt({
+    alsoActions: RIGHTS,
+    async adopt(stored, { tx, allow, caller }) {
+      allowHandler({ allow }, stored)
+      announce(tx, rulesChannel, stored.project_id)
+      return memoryRuleKind.update(tx, stored.id, { authority: principalRecord(caller) })
+    },
   }),
   rules.remove({
     description: 'What it brought into the store stays.',

@@ -3,14 +3,14 @@ import { AppError, invalid, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
+import { narrowed } from '../../core/iam/authority.ts'
+import { type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import { requireRunnable } from '../../identity/projects/pause.ts'
 import { writeFact } from '../../memory/entries/write.ts'
-import { agentKind } from '../agents/model.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { expectTurn, raiseFailure } from '../generations/wait.ts'
-import { toolKind } from '../tools/model.ts'
 import { askAgent, askHandler } from './ask.ts'
+import { allowHandler } from './check.ts'
 import { tooLate } from './extract.ts'
 import { type Fact, factsOfText } from './facts.ts'
 import type { MemoryRuleRow, RuleTest, RuleTestInput } from './model.ts'
@@ -28,7 +28,7 @@ export async function tryRule(context: Testing): Promise<z.output<typeof RuleTes
   const { services, resource: rule, body } = context
   const turn = await readableTurn(context, body.generation_id)
   await requireRunnable(services.pool, rule.project_id)
-  allowHandler(context)
+  allowHandler(context, rule)
   const facts = rule.agent_id === null ? await asked(context, turn) : await answered(context, turn)
   return { facts: await Promise.all(facts.map(fact => wouldWrite(context, turn, fact))) }
 }
@@ -44,15 +44,15 @@ async function readableTurn({ services, resource: rule, allow }: Testing, id: st
   return turn
 }
 
-function allowHandler({ resource: { project_id, agent_id, tool_id }, allow }: Testing): void {
-  if (agent_id !== null) allow('agents:CreateAgentGeneration', { kind: agentKind, row: { id: agent_id, project_id } })
-  if (tool_id !== null) allow('tools:CallTool', { kind: toolKind, row: { id: tool_id, project_id } })
-}
+/** The handler is asked as the caller, within the rights of who wrote the rule. */
+const authorityOf = ({ resource: { id, authority }, caller }: Testing): PrincipalRecord =>
+  narrowed(principalRecord(caller), { id, author: authority })
 
-const asked = ({ services, resource, caller, request }: Testing, turn: GenerationRow): Promise<Fact[]> => {
+const asked = (testing: Testing, turn: GenerationRow): Promise<Fact[]> => {
+  const { services, resource, request } = testing
   const key = newId('req')
   return askHandler(services, resource, turn, {
-    authority: principalRecord(caller),
+    authority: authorityOf(testing),
     key,
     call: key,
     signal: request.closed,
@@ -60,11 +60,12 @@ const asked = ({ services, resource, caller, request }: Testing, turn: Generatio
 }
 
 /** The facts of a handler agent, whose turn a worker runs. */
-async function answered({ services, resource, caller, request }: Testing, turn: GenerationRow): Promise<Fact[]> {
+async function answered(testing: Testing, turn: GenerationRow): Promise<Fact[]> {
+  const { services, resource, request } = testing
   const generation_id = newId(generationKind.prefix)
   const expected = expectTurn(services, generation_id)
   try {
-    const authority = principalRecord(caller)
+    const authority = authorityOf(testing)
     await services.write(tx => askAgent(tx, services, resource, turn, { authority, generation_id }))
   } catch (error) {
     expected.cancel()

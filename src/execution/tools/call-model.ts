@@ -1,7 +1,7 @@
 import type { Attribution, UsageDraft } from '../../control/usage/meter.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Spent } from '../../core/expressions/evaluate.ts'
-import type { Caller } from '../../core/iam/caller.ts'
+import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import type { Consumer } from '../shares/grants.ts'
 import type { Definition } from './model.ts'
@@ -12,6 +12,8 @@ export type Callable = Definition & {
   /** Whose configuration and secrets it is. */
   project_id: string
   guardrail_ids: string[] | null
+  /** Of a record; a definition that another one holds is by the author of that. */
+  author?: PrincipalRecord | null
   /** The project that calls it, where that is another one. */
   consumer?: Consumer | null
 }
@@ -64,6 +66,8 @@ export type ToolCall = {
   input: Record<string, unknown>
   /** In whose name the platform's own operations run; null is nobody. */
   caller: () => Promise<Caller | null>
+  /** Operations of the platform may only read: what guardrails ask has no effect. */
+  reading: boolean
   context: ToolContext
   /** Sent along by http tools: a call that is repeated under it has the effect of one, where the target keeps to that. */
   idempotencyKey: string | null

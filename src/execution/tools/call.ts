@@ -7,6 +7,7 @@ import type { Origin } from '../../core/invoke/call.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
+import { effectiveCaller } from '../../identity/principals.ts'
 import { takeShareCall } from '../shares/take.ts'
 import { type Callable, callingProject, type Metering, type ToolCall } from './call-model.ts'
 import { parametersSchema } from './check-definition.ts'
@@ -29,6 +30,7 @@ export const openCall = (
     idempotencyKey?: string | null
     turn?: Origin
     judged?: ToolCall['judged']
+    reading?: boolean
     metering: Metering | null
     timeoutMs?: number
     signal?: AbortSignal
@@ -41,6 +43,7 @@ export const openCall = (
   idempotencyKey: given.idempotencyKey ?? null,
   turn: given.turn ?? null,
   judged: given.judged ?? false,
+  reading: given.reading ?? false,
   metering: given.metering,
   limits: limitsOf(config, given),
 })
@@ -58,14 +61,15 @@ export function callTool(services: Services, tool: Callable, call: ToolCall): Pr
   return bounded ? underWay(services, callingProject(tool), call.limits, work) : work()
 }
 
-async function carryOut(services: Services, tool: Callable, call: ToolCall): Promise<unknown> {
+async function carryOut(services: Services, tool: Callable, given: ToolCall): Promise<unknown> {
+  const call = { ...given, caller: actingThrough(services, tool, given.caller) }
   if (tool.type === 'client') return raise('TOOL_CALL_NOT_SUPPORTED', { meta: { tool_id: tool.id } })
   const { limits } = call
   const most = services.config.PIPELINE_MAX_DEPTH
   if (limits.depth > most) tooDeep(`Calls of tools nest at most ${most} deep`)
   if (--limits.room.calls < 0) tooDeep(`One call leads to at most ${MAX_CALLS} calls`)
   const { action, input } = await prepareCall(services, tool, call)
-  if (!call.judged) await requireExecute(services, tool, action ?? tool.name, input, call)
+  if (!call.judged) await requireExecute(services, tool, action ?? tool.name, call)
   await takeShareCall(services, tool.consumer)
   const output = await dispatch(services, tool, action, input, inNameOf(tool, call)).catch(error => {
     meterCall(services, tool, action, call, { input, output: null })
@@ -73,6 +77,22 @@ async function carryOut(services: Services, tool: Callable, call: ToolCall): Pro
   })
   meterCall(services, tool, action, call, { input, output })
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
+}
+
+/**
+ * As whom a tool acts that somebody calls: bound to the project in whose name it is called, whatever the credential of the
+ * caller, and within the rights of the tool's author. Everything that belongs to the call, its guardrails and steps included,
+ * acts so.
+ */
+export function actingThrough(services: Services, tool: Callable, caller: ToolCall['caller']): ToolCall['caller'] {
+  // What other projects share does nothing on the platform: its author does not count.
+  const { id, author, consumer } = tool
+  const definitions = id === null || consumer ? [] : [{ id, author }]
+  let acting: Promise<Caller | null> | undefined
+  return () => {
+    acting ??= caller().then(by => by && effectiveCaller(services, by, callingProject(tool), ...definitions))
+    return acting
+  }
 }
 
 /**
@@ -134,6 +154,15 @@ function dispatch(
   return callHttp(services, tool, input, call)
 }
 
+/**
+ * The arguments of a call as guardrails judge them and people see them: with presets over them, but for a tool of another
+ * project, whose presets are its own.
+ */
+export const judgedArguments = (
+  { consumer, preset_parameters }: Pick<Callable, 'consumer' | 'preset_parameters'>,
+  given: Record<string, unknown>,
+): Record<string, unknown> => (consumer ? given : { ...given, ...preset_parameters })
+
 /** A tool as rules know it. Through a share those of the project that calls count alone. */
 export const gatedAs = ({ id, name, guardrail_ids, consumer }: Callable): GateRequest['tool'] => ({
   id,
@@ -146,15 +175,14 @@ async function requireExecute(
   services: Services,
   tool: Callable,
   action: string,
-  args: Record<string, unknown>,
-  { caller, limits, metering }: ToolCall,
+  { input, caller, limits, metering }: ToolCall,
 ): Promise<void> {
   const request: GateRequest = {
     project_id: callingProject(tool),
     agent: null,
     tool: gatedAs(tool),
     action,
-    args,
+    args: judgedArguments(tool, input),
     generation_id: null,
     run: metering && runOfCall(metering),
     guardrail_context: null,

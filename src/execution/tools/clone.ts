@@ -1,3 +1,4 @@
+import { principalRecord } from '../../core/iam/caller.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { stepToolIds } from './check-pipeline.ts'
 import { guardrailCopies } from './gate.ts'
@@ -8,7 +9,7 @@ import { holdsSecret, secretTexts } from './tokens.ts'
 /** Tools are copied without what names secrets, which stay in their project. */
 export const toolCloning: Cloneable = {
   name: 'tools',
-  async copy(tx, from, to, ids) {
+  async copy(tx, from, to, ids, by) {
     const rows = await toolsOf(tx, from)
     const copies: ToolRow[] = []
     for (const row of rows) {
@@ -27,13 +28,14 @@ export const toolCloning: Cloneable = {
         project_id: to,
         pipeline: withOwn(pipeline),
         step_tool_ids: null,
+        author: principalRecord(by.caller),
       }
       const copy = await toolKind.insert(tx, values)
       ids.set(id, copy.id)
       copies.push(copy)
     }
     // A copy is not without the guardrails of its original. They may name tools, so they are made after them.
-    await guardrailCopies.only()?.(tx, from, to, ids)
+    await guardrailCopies.only()?.(tx, from, to, ids, by)
     for (const [index, copy] of copies.entries()) {
       const guardrail_ids = rows[index].guardrail_ids?.map(id => ids.get(id) as string) ?? null
       // Steps may name tools that were made later than their pipeline.

@@ -1,7 +1,7 @@
-import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { Cloneable } from '../../identity/projects/clone.ts'
 
 /** The node of a run that a call is made for. */
 export type RunOfCall = {
@@ -30,7 +30,7 @@ export type GateRequest = {
   tool: { id: string | null; name: string; guardrail_ids: string[] | null }
   /** Of tools with one action the name of the tool. */
   action: string
-  /** With presets over the arguments: what will be executed. */
+  /** What will be executed; of a tool of another project without its presets, which are not shown here. */
   args: Record<string, unknown>
   generation_id: string | null
   /** Null outside of runs. */
@@ -74,5 +74,4 @@ export const toolGate = extensionPoint<ToolGate>('tool gate')
  * Copies the guardrails of a project into another and notes the id of each copy, unless they have been copied before. What
  * has guardrails asks for it, so that a copy of it has them, too.
  */
-export const guardrailCopies =
-  extensionPoint<(tx: Tx, from: string, to: string, ids: Map<string, string>) => Promise<void>>('guardrail copies')
+export const guardrailCopies = extensionPoint<Cloneable['copy']>('guardrail copies')

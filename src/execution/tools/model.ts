@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Author } from '../../core/api/authors.ts'
 import { orJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
@@ -239,7 +240,7 @@ export const toolKind = kind({
     { kind: 'tool', column: 'step_tool_ids', many: true, on_delete: 'null', grantable: true },
   ],
   record: Tool,
-  hidden: { secret_ids: z.array(z.string()), step_tool_ids: z.array(z.string()).nullable() },
+  hidden: { secret_ids: z.array(z.string()), step_tool_ids: z.array(z.string()).nullable(), author: Author },
   events: ['created', 'updated', 'deleted'],
   eventNotes: 'as GET shows it, secret tokens unresolved',
 })

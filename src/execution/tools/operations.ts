@@ -3,6 +3,7 @@ import { contains, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
 import { detaching, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { refusePaused, requireRunnable } from '../../identity/projects/pause.ts'
 import { actionsOf } from './actions.ts'
@@ -44,7 +45,7 @@ export const toolOperations: Operation[] = [
     body: ToolInput,
     raises: [...raises],
     async make(context) {
-      const { tx, body, project } = context
+      const { tx, body, project, caller } = context
       const tool = complete(body)
       const secret_ids = await checkTool({ ...context, project_id: project }, tool, tool, null)
       const { guardrail_ids = null } = body
@@ -53,6 +54,7 @@ export const toolOperations: Operation[] = [
         guardrail_ids,
         secret_ids,
         step_tool_ids: stepToolIds(tool.pipeline),
+        author: principalRecord(caller),
         project_id: project,
       })
     },
@@ -80,6 +82,7 @@ export const toolOperations: Operation[] = [
       return { ...tool, secret_ids, step_tool_ids: stepToolIds(tool.pipeline) }
     },
   }),
+  tools.adopt(),
   tools.remove({
     description:
       'Refused while an ingestion rule names it, or another project uses it through a share; with `force` its shares are revoked. Pipelines that name it fail from then on.',

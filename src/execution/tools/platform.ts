@@ -147,6 +147,10 @@ export const isReadOnly = (action: string): boolean => {
   return operation?.method === 'get' || operation?.reads === true
 }
 
+/** Whether an operation does nothing but show what there is: what a guardrail may ask for its context. */
+export const readsOnly = (action: string): boolean =>
+  /^(get|list|search)-/.test(action) && platformActions().get(action)?.reads === true
+
 /** What of the turn that calls an operation goes with it, where it takes that. */
 const forwardedTo = (operation: Operation, tool: Definition, { turn, context }: ToolCall): Record<string, unknown> =>
   turn && 'tool_context' in shapeOf(operation.body) ? { tool_context: forwarded(context, tool.context_keys) } : {}
@@ -164,6 +168,11 @@ export async function callPlatform(
   call: ToolCall,
 ): Promise<unknown> {
   const operation = operationOf(action)
+  if (call.reading && !readsOnly(action))
+    raise('TOOL_CALL_NOT_SUPPORTED', {
+      message: `${action} is not called for a guardrail, which only reads`,
+      meta: { tool_id: tool.id },
+    })
   const { limits, idempotencyKey, turn } = call
   const asked = requestOf(operation, { ...argumentsOf(tool, input), ...forwardedTo(operation, tool, call) })
   const caller = (await call.caller()) ?? raise('UNAUTHORIZED')
@@ -183,6 +192,8 @@ export async function callPlatform(
   services.log.info({ tool_id: tool.id, project_id: tool.project_id, action, status, ms }, 'tool call')
   if (!(answer instanceof AppError)) return outputOf(services, answer, call)
   const { code, message, meta } = answer
+  // What the caller may do and the author of a definition may not is no answer of the operation.
+  if (code === 'FORBIDDEN' && meta?.resource !== undefined) throw answer
   return raise('TOOL_HTTP_ERROR', {
     message: `${action} answered ${status} ${code}`,
     meta: {

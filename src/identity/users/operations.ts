@@ -10,6 +10,7 @@ import { sql } from '../../core/db/sql.ts'
 import { adminGate } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { principalsChanged } from '../principals.ts'
+import { Authored, authoredBy } from './authored.ts'
 import { bootstrapAdmin } from './bootstrap.ts'
 import { changeUser, removeUser } from './change.ts'
 import {
@@ -186,6 +187,21 @@ export const userOperations: Operation[] = [
     },
   }),
   users.get({ gate: 'owner', admit: ownOrAdmin('users:GetUser') }),
+  itemOperation(userKind, {
+    id: 'listAuthoredDefinitions',
+    method: 'get',
+    path: '/users/{user_id}/authored',
+    summary: 'List the definitions that a user is the author of',
+    description:
+      'Tools, agents, graphs and other definitions that the user or a key of the user wrote last, newest first. What they do on the platform is bounded by the rights of their author; once that is deleted it is refused, until somebody adopts them.',
+    tag,
+    action: 'users:GetUser',
+    gate: 'owner',
+    admit: ownOrAdmin('users:GetUser'),
+    paged: true,
+    answers: { 200: pageOf(Authored) },
+    run: ({ db, page, resource }) => authoredBy(db, page, resource.id),
+  }),
   itemOperation(userKind, {
     id: 'updateUser',
     method: 'patch',

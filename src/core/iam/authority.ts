@@ -1,0 +1,76 @@
+import type { Bound, Decided, Definition, PrincipalRecord, PrincipalRef } from './caller.ts'
+
+/**
+ * Whose rights the effects of definitions have. What somebody starts acts as the starter, bound to the project; within what
+ * narrowed the starter; and within the rights that the author of each definition on the way has at that moment. So no one
+ * makes the work of others do what he could not do himself, nor sheds a bound by having something else do it.
+ */
+
+/**
+ * The authority of what definitions do that work of this authority led to: within the rights of their authors, what narrowed
+ * those when they wrote, and the boundaries of agents. A definition whose author is the principal adds nothing.
+ */
+export function narrowed(record: PrincipalRecord, ...definitions: readonly Definition[]): PrincipalRecord {
+  const added = definitions.flatMap(({ id: of, author, boundary }): Bound[] => [
+    ...(author === undefined || (author && isSame(author, record))
+      ? []
+      : [{ kind: 'author' as const, author: author && refOf(author), of }]),
+    ...(author ? boundsOf(author) : []),
+    ...(boundary ? [{ kind: 'boundary' as const, ...boundary }] : []),
+  ])
+  return withBounds(record, added)
+}
+
+/**
+ * The authority of work that acts as its own principal and that another asks for, who fires a trigger or has a run retried:
+ * within what bounds the asker, who counts as a starter of it. Authors do not narrow it: asking is what they need the right
+ * to, and what others lend by the trigger is theirs to lend.
+ */
+export const askedForBy = (record: PrincipalRecord, asker: PrincipalRecord): PrincipalRecord =>
+  startedAlsoBy(
+    withBounds(
+      record,
+      boundsOf(asker).filter(({ kind }) => kind !== 'author'),
+    ),
+    asker,
+  )
+
+/** The same authority, with another principal and those beside it as starters: whoever had a part in it may not approve it. */
+export function startedAlsoBy(record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord {
+  const starters = [...(record.starters ?? [])]
+  for (const each of [other, ...(other.starters ?? [])])
+    if (![record, ...starters].some(known => isSame(known, each))) starters.push(refOf(each))
+  return starters.length === 0 ? record : { ...record, starters }
+}
+
+/** An authority within all that narrows another one, whose work it repeats. */
+export const withinBoundsOf = (record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord =>
+  withBounds(record, boundsOf(other))
+
+/** Whether the boundary of an agent narrows an authority. */
+export const isBounded = ({ bounds = [] }: PrincipalRecord): boolean => bounds.some(({ kind }) => kind === 'boundary')
+
+/** What narrows a principal, as part of the name of an answer that is kept for it. */
+export const boundsName = ({ bounds = [], run }: Pick<Decided, 'bounds' | 'run'>): string =>
+  [...bounds.map(nameOf), run?.policy_id ?? ''].join(',')
+
+/** What narrows an authority beside its principal. */
+const boundsOf = ({ via, bounds = [] }: PrincipalRecord): readonly Bound[] =>
+  via?.type === 'trigger' && via.policy_id !== null ? [{ kind: 'policy', id: via.policy_id }, ...bounds] : bounds
+
+function withBounds(record: PrincipalRecord, added: readonly Bound[]): PrincipalRecord {
+  const bounds = new Map((record.bounds ?? []).map(bound => [nameOf(bound), bound]))
+  for (const bound of added) if (!bounds.has(nameOf(bound))) bounds.set(nameOf(bound), bound)
+  return bounds.size === 0 ? record : { ...record, bounds: [...bounds.values()] }
+}
+
+const refOf = ({ type, id }: PrincipalRef): PrincipalRef => ({ type, id })
+
+const isSame = (one: PrincipalRef, other: PrincipalRef): boolean => one.type === other.type && one.id === other.id
+
+/** Equal for bounds that say the same. Unknown authors are told apart by what they wrote. */
+function nameOf(bound: Bound): string {
+  if (bound.kind === 'policy') return `policy ${bound.id}`
+  if (bound.kind === 'boundary') return `boundary ${bound.agent_id} ${bound.version}`
+  return bound.author ? `author ${bound.author.type} ${bound.author.id}` : `unknown author of ${bound.of}`
+}

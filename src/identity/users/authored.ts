@@ -1,0 +1,46 @@
+import { z } from 'zod'
+import { kinds } from '../../core/api/kind.ts'
+import { page } from '../../core/api/lists.ts'
+import type { Page } from '../../core/api/operation.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+
+/** A definition whose effects are bounded by the rights of a user or one of the user's keys. */
+export const Authored = z
+  .object({
+    kind: z.string().describe('Kind of the definition, such as `tool`'),
+    id: z.string(),
+    project_id: z.string(),
+    name: z.string().nullable(),
+    author: z
+      .object({ kind: z.enum(['user', 'api_key']), id: z.string() })
+      .describe('The user, or a project key of the user'),
+    created_at: z.iso.datetime(),
+  })
+  .meta({ id: 'AuthoredDefinition' })
+
+/**
+ * What a user and the keys of the user are the authors of, newest first: it does nothing on the platform any more once they
+ * are deleted. Each kind has an index on the id of its authors.
+ */
+export function authoredBy(db: Queryable, bounds: Page, userId: string) {
+  const authors = sql.fragment`(select ${userId}::text union all select k.id from project_keys k where k.user_id = ${userId})`
+  const parts = kinds.all().flatMap(kind => {
+    if (!kind.authored) return []
+    const author = sql.identifier([kind.authored])
+    const name = 'name' in ((kind.row as z.ZodObject).shape ?? {}) ? sql.fragment`name` : sql.fragment`null::text`
+    return sql.fragment`
+      select ${kind.name} as kind, id, project_id, ${name} as name, created_at,
+        jsonb_build_object('kind', ${author} ->> 'type', 'id', ${author} ->> 'id') as author
+      from ${sql.identifier([kind.table])} where ${author} ->> 'id' in ${authors}`
+  })
+  return page(
+    { db, page: bounds },
+    {
+      columns: sql.fragment`t.*`,
+      from: sql.fragment`(${sql.join(parts, sql.fragment` union all `)}) t`,
+      time: sql.fragment`t.created_at`,
+      order: sql.fragment`t.created_at desc, t.id desc`,
+      present: found => found,
+    },
+  )
+}
