@@ -7,9 +7,18 @@ import { putManagedPolicy } from './store.ts'
 
 const MAX_ACTIONS = 100
 
-/** Modules whose every action is needed by those who only work with agents that others configured. */
-const RUNNER_MODULES = ['actors', 'chats', 'conversations', 'sessions', 'generations', 'chains', 'tasks']
-const RUNNER_ACTIONS = ['agents:CreateAgentGeneration', 'tools:CallTool', 'orchestrations:StartRun']
+/**
+ * What a server needs that puts agents which others configured in front of end users: it makes and finds an end user by an id
+ * of its own, and works with sessions, conversations and turns whose ids it knows. It lists none and reads no configuration.
+ */
+const RUNNER_ACTIONS = [
+  ...['actors:CreateActor', 'actors:GetActor', 'actors:UpdateActor'],
+  ...['sessions:CreateSession', 'sessions:GetSession', 'sessions:UpdateSession', 'sessions:SendSessionMessage'],
+  ...['sessions:ListSessionMessages', 'sessions:SubmitSessionToolOutputs'],
+  ...['conversations:CreateConversation', 'conversations:GetConversation', 'conversations:GenerateConversationMessage'],
+  ...['agents:CreateAgentGeneration', 'generations:GetGeneration', 'generations:CancelGeneration'],
+  'chats:CreateChatCompletion',
+]
 
 /** Statements allow at most 100 actions each. */
 function allow(actions: string[]): PolicyStatement[] {
@@ -32,14 +41,6 @@ function readActions(operations: readonly Operation[]): string[] {
   return [...reads].filter(([, reading]) => reading).map(([action]) => action)
 }
 
-function runActions(operations: readonly Operation[]): string[] {
-  const actions = new Set(readActions(operations))
-  for (const { action, gate } of operations)
-    if (action && gate === 'policy')
-      if (RUNNER_ACTIONS.includes(action) || RUNNER_MODULES.includes(action.split(':')[0])) actions.add(action)
-  return [...actions]
-}
-
 type Managed = { id: (typeof managedIds)[number]; name: string; description: string; document: PolicyDocument }
 
 /** The policies that ship with the deployment, for the actions that it has. */
@@ -59,8 +60,9 @@ export const managedPolicies = (operations: readonly Operation[]): Managed[] => 
   {
     id: 'pol_managed_agent_runner',
     name: 'Agent runner',
-    description: 'Reads everything and runs agents: conversations, sessions, turns, tasks and what belongs to them',
-    document: { statement: allow(runActions(operations)) },
+    description:
+      'Puts agents in front of end users, in every project: makes end users, and works with sessions, conversations and turns by their ids; lists nothing, and reads no configuration, tool or secret',
+    document: { statement: allow(RUNNER_ACTIONS) },
   },
 ]
 
