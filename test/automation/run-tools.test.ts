@@ -87,16 +87,17 @@ describe('tools in runs', function () {
   })
 
   it('that are refused show the decision, and only an edge for it goes on', async () => {
-    const tool_id = await guarded({ class: 'C', expires_in: 1 })
-    const graph = await app.orchestration(
-      [node('t', tool_id), set('next'), set('no'), set('late')],
-      [
-        { from: 't', to: 'next' },
-        { from: 't', to: 'no', condition: 'rejected' },
-        { from: 't', to: 'late', condition: 'expired' },
-      ],
-    )
-    const [one, two] = [await app.start(graph), await app.start(graph)]
+    const graph = async (document: object) =>
+      app.orchestration(
+        [node('t', await guarded(document)), set('next'), set('no'), set('late')],
+        [
+          { from: 't', to: 'next' },
+          { from: 't', to: 'no', condition: 'rejected' },
+          { from: 't', to: 'late', condition: 'expired' },
+        ],
+      )
+    const one = await app.start(await graph({ class: 'C' }))
+    const two = await app.start(await graph({ class: 'C', expires_in: 1 }))
     await app.key.post(`/approvals/${one.required_action.approval_id}/reject`, { reason: 'no' })
     const rejected = await app.until(one.id)
     assert.deepEqual(rejected.output, { no: { result: 'no' } }, JSON.stringify(rejected.error))

@@ -158,32 +158,35 @@ describe('triggers of orchestrations', function () {
     })
     return causation
   }
-  /** Answers every run that waits for a person. */
-  const answering = async () => {
-    const tool = await key.post('/tools', { name: 'answers', type: 'platform', actions: ['submit-human-input'] })
-    return madeTrigger(key, {
-      type: 'event',
-      event_pattern: 'orchestration_runs.awaiting_input',
-      event_filter: { '==': [{ var: 'data.required_action.type' }, 'human_input'] },
-      target_type: 'tool',
-      target_id: tool.body.id,
-      action: 'submit-human-input',
-      input_mapping: { orchestration_run_id: { var: 'input.resource_id' }, node_id: 'ask', output: {} },
-    })
-  }
-
   it('hand on what led to the start of a run, and to what it waited for', async () => {
-    const answers = await answering()
-    const ask = { id: 'ask', type: 'human' }
+    const tool = await key.post('/tools', { name: 'resumes', type: 'platform', actions: ['resume-run'] })
+    const resumes = await madeTrigger(key, { target_type: 'tool', target_id: tool.body.id, action: 'resume-run' })
+    const wait = { id: 'wait', type: 'approval', tool_id: app.toolId }
     const tell = (event_type: string) => ({ id: 'tell', type: 'emit_event', event_type })
-    const own = await on(await graph([ask, tell('runs.answered')], { edges: [{ from: 'ask', to: 'tell' }] }))
-    await key.post(`/triggers/${own.id}/fire?wait=false`)
-    assert.deepEqual(await causes('runs.answered'), [own.id, answers.id])
-    const child = { id: 'child', type: 'sub_orchestration', orchestration_id: await graph([ask]) }
-    const parent = await graph([child, tell('children.answered')], { edges: [{ from: 'child', to: 'tell' }] })
-    assert.equal((await key.post('/orchestration-runs', { orchestration_id: parent })).status, 201)
-    assert.deepEqual(await causes('children.answered'), [answers.id])
-    await key.delete(`/triggers/${answers.id}`)
+    const edges = [{ from: 'wait', to: 'tell' }]
+    /** Has a run approved while it is paused, and resumed by a trigger: it goes on with what was decided. */
+    const resumed = async (run: string) => {
+      const { approval_id } = await eventually<any>(async () => {
+        const { body } = await key.get(`/orchestration-runs/${run}`)
+        return body.status === 'awaiting_input' && body.required_action
+      })
+      assert.equal((await key.post(`/orchestration-runs/${run}/pause`)).status, 200)
+      assert.equal((await app.admin.post(`/approvals/${approval_id}/approve`)).status, 200)
+      const input = { orchestration_run_id: run }
+      assert.equal((await fired(key, resumes.id, input)).status, 'succeeded')
+    }
+    const own = await on(await graph([wait, tell('runs.resumed')], { edges }))
+    await resumed((await fired(key, own.id)).result.result_id)
+    assert.deepEqual((await causes('runs.resumed'))?.toSorted(), [own.id, resumes.id].toSorted())
+    const child = { id: 'wait', type: 'sub_orchestration', orchestration_id: await graph([wait]) }
+    const parent = await graph([child, tell('children.resumed')], { edges })
+    const { body: run } = await key.post('/orchestration-runs', { orchestration_id: parent })
+    const below: any = await eventually(async () => {
+      const { body } = await key.get(`/orchestration-runs?parent_orchestration_run_id=${run.id}`)
+      return body.data[0]
+    })
+    await resumed(below.id)
+    assert.deepEqual(await causes('children.resumed'), [resumes.id])
   })
 
   it('have led each to the audit entries of its own calls, which are written together', async () => {

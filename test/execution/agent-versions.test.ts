@@ -8,6 +8,7 @@ import { type Client, type Reply, startApp, type TestApp } from '../support/app.
 type Json = Record<string, any>
 
 const MIGRATION = path.resolve(import.meta.dirname, '../../sql/0031_agent_versions.sql')
+const AUTHORS = path.resolve(import.meta.dirname, '../../sql/0162_authors.sql')
 
 describe('versions of agents', () => {
   let app: TestApp
@@ -407,6 +408,9 @@ describe('versions of agents', () => {
           alter table agents drop column active_release, drop column release_references;
           alter table generations drop column assigned_version`)
         await db.query(fs.readFileSync(MIGRATION, 'utf8'))
+        // What later migrations made of it.
+        const [, served] = fs.readFileSync(AUTHORS, 'utf8').split('-- As before, with the author of the version.')
+        await db.query(`alter table agent_versions add column author jsonb; ${served}`)
       } finally {
         await db.end()
       }
