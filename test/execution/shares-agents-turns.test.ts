@@ -11,6 +11,7 @@ const calling = (name: string, args: object = {}) => ({
 })
 
 const RUNNING = ['agents:*', 'shares:*', 'approvals:*', 'guardrails:*', 'secrets:*']
+const LOOKING = ['generations:*', 'traces:*', 'usage:*', 'events:ListEvents', 'files:*', 'activity:*']
 
 describe('turns of shared agents', () => {
   let app: AgentApp
@@ -67,6 +68,65 @@ describe('turns of shared agents', () => {
     for (const key of [app.key, other.key]) refused(await key.post(path, given('evil')), 404, 'GENERATION_NOT_FOUND')
     const { status, body } = await grantee.key.post(path, given('good'))
     assert.deepEqual([status, body.output?.content], [200, 'good'], JSON.stringify(body))
+  })
+
+  it('show nothing of the provider and the route of who made them, answered or failed', async () => {
+    const other = await app.projectWith([...RUNNING, ...LOOKING])
+    const target = { ai_provider_id: app.providerId, model: 'routed-model' }
+    const made = await app.admin.post('/model-routes', { project_id: app.projectId, name: 'r', targets: [target] })
+    assert.equal(made.status, 201, JSON.stringify(made.body))
+    const routed = await app.agent({ ai_provider_id: null, model_route_id: made.body.id })
+    const turns: any[] = []
+    const told: unknown[] = []
+    for (const id of [agent, routed]) {
+      const share = await shared(app.key, `srn:${app.projectId}:agent:${id}`, { grantee: other.id })
+      await accepted(other.key, share.id)
+      const replies = [{ text: 'fine' }, { error: { status: 400, message: 'no such deployment' } }]
+      for (const reply of replies) {
+        const { body } = await other.key.post(`/agents/${id}/generate?wait=true`, {
+          prompt: `@double ${JSON.stringify([reply])}`,
+        })
+        told.push(body)
+        const turn = (await other.key.get('/generations?limit=1')).body.data[0]
+        turns.push(turn)
+      }
+    }
+    for (const failed of [turns[1], turns[3]]) {
+      const { code, message, meta } = failed.error
+      assert.deepEqual([code, message], ['AI_PROVIDER_ERROR', 'The AI provider of the shared agent answered 400'])
+      assert.deepEqual(Object.keys(meta).sort(), ['model', 'provider_status_code'])
+    }
+    const look = async (path: string) => {
+      const { status, body } = await other.key.get(path)
+      assert.equal(status, 200, `${path}: ${JSON.stringify(body)}`)
+      told.push(body)
+      return body
+    }
+    for (const { id, trace_id } of turns) {
+      const transcript = await look(`/generations/${id}/transcript`)
+      assert.deepEqual(
+        transcript.steps.map(({ ai_provider_id }: any) => ai_provider_id),
+        transcript.status === 'completed' ? [null] : [],
+      )
+      await look(`/generations/${id}`)
+      if (transcript.status === 'failed') continue
+      // Steps go into the file of their trace behind the turn.
+      const { file_id } = await eventually(async () => {
+        const trace = await look(`/traces/${trace_id}`)
+        return trace.file_id && trace
+      })
+      told.push((await other.key.get(`/files/${file_id}/download`)).body)
+    }
+    await look('/usage/events?limit=100')
+    const { groups } = await look('/usage/aggregate?group_by=ai_provider')
+    assert.deepEqual(
+      groups.data.map(({ key }: any) => key),
+      [null],
+    )
+    await look('/activity?limit=100')
+    await look('/events?limit=100')
+    for (const text of told.map(body => JSON.stringify(body)))
+      for (const theirs of [app.providerId, made.body.id]) assert.ok(!text.includes(theirs), text)
   })
 
   describe('whose calls are approved', () => {

@@ -122,11 +122,7 @@ describe('the authority of work', function () {
   }
 
   /** The caller of work that goes on at once or is stored in between, narrowed by what it uses last. */
-  async function callerOf({
-    record,
-    within,
-    own,
-  }: Work): Promise<{ caller: Caller | null; within: readonly Narrowing[] }> {
+  async function callerOf({ record, within }: Work): Promise<{ caller: Caller | null; within: readonly Narrowing[] }> {
     const { services } = app
     const stored = await callerForPrincipal(services, record, projectId)
     if (!stored) return { caller: null, within }

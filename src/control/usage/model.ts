@@ -22,7 +22,7 @@ export const UsageEvent = record(
     meter_type: z.enum(METER_TYPES).describe('What was used'),
     provider: z.string().describe('Who bills it; `platform` for what the deployment does itself'),
     model: z.string().describe('The model or, of the platform, the unit'),
-    ai_provider_id: id.describe('The provider that served'),
+    ai_provider_id: id.describe('The provider that served; null where it is that of a project that shares the agent'),
     agent_id: id,
     generation_id: id,
     trace_id: id,

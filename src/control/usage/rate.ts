@@ -76,6 +76,8 @@ function rate({ config }: Services, draft: UsageDraft, books: ReadonlyMap<string
       id: newId(usageKind.prefix),
       project_id,
       publisher_project_id: publisher_project_id ?? null,
+      // Priced by it, but not told: it belongs to the project that shares.
+      ai_provider_id: publisher_project_id ? null : (draft.ai_provider_id ?? null),
       cost_usd: cost_usd?.toFixed() ?? null,
       tokens:
         draft.meter_type === 'llm_tokens'

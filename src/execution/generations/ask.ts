@@ -81,6 +81,6 @@ export function askModel(
   // Of an agent that has changed since, what its version names may be gone.
   if (!route) raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND')
   // Noted while the call is made, and written with its step or with the failure of the turn.
-  const routing = openRouting(route, generation.routing)
+  const routing = openRouting(route, generation.routing, generation.publisher_project_id)
   return { generation: { ...generation, routing }, answer: callRoute(services, route, request, { step, routing }) }
 }

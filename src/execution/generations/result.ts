@@ -34,7 +34,7 @@ export function agentResult(
     trace_id: generation.trace_id,
     status: generation.status,
     agent_version: generation.agent_version,
-    ai_provider_id: (open ?? steps.at(-1))?.ai_provider_id ?? null,
+    ai_provider_id: generation.publisher_project_id === null ? ((open ?? steps.at(-1))?.ai_provider_id ?? null) : null,
     output: output && { ...output, response_messages: steps.flatMap(stepMessages) },
     required_action: generation.required_action,
     usage: generation.usage,

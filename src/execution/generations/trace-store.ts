@@ -20,12 +20,16 @@ const file = z.custom<FileRow & Location>().nullable()
 
 const journal = sql.type(z.object({ steps: z.array(StepRow), file }))
 
+/** The settled steps of a generation `g` as they are shown: without what another project's provider is, which shares the agent. */
+const shownSteps = sql.fragment`(
+  select jsonb_agg(to_jsonb(s) - 'generation_id'
+    || case when g.publisher_project_id is null then '{}' else '{"ai_provider_id": null}' end::jsonb order by s.n)
+  from generation_steps s where s.generation_id = g.id)`
+
 /** The steps of a generation that the journal has, and the file that has those of its trace, as of one moment. */
 export async function findJournal(db: Queryable, generation: Pick<GenerationRow, 'id' | 'trace_id'>) {
   const found = await db.one(journal`
-    select coalesce((
-        select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s
-        where s.generation_id = ${generation.id}), '[]') as steps,
+    select coalesce((select ${shownSteps} from generations g where g.id = ${generation.id}), '[]') as steps,
       (select ${traceFile} from traces tr where tr.id = ${generation.trace_id}) as file`)
   return { steps: found.steps.map(wireStep), file: found.file }
 }
@@ -55,9 +59,7 @@ export async function readJournals(db: Queryable, traceIds: readonly string[]): 
     select tr.id, tr.project_id, tr.content_redacted_at is not null as redacted, ${traceFile} as file,
       coalesce((
         select jsonb_agg(jsonb_build_object('id', g.id, 'redacted', g.content_redacted_at is not null, 'steps', j.steps))
-        from generations g cross join lateral (
-          select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) as steps from generation_steps s
-          where s.generation_id = g.id) j
+        from generations g cross join lateral (select ${shownSteps} as steps) j
         where g.trace_id = tr.id and g.status in ('completed', 'failed') and j.steps is not null), '[]') as settled,
       array(select g.id from generations g where g.trace_id = tr.id and g.content_redacted_at is null
         order by g.created_at, g.id) as kept

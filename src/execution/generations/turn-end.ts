@@ -91,8 +91,23 @@ export function guardDepth(turn: TurnAttempt): Promise<'settled'> {
 }
 
 /** Ends the turn as failed. Raises TurnLost. */
-export const failTurn = (turn: TurnAttempt, { code, message, meta }: RecordedFailure, stop_reason?: string) =>
-  settle(turn, failed({ code, message, ...(meta ? { meta } : {}) }, stop_reason), null)
+export const failTurn = (turn: TurnAttempt, failure: RecordedFailure, stop_reason?: string) =>
+  settle(turn, failed(shownFailure(turn.generation, failure), stop_reason), null)
+
+/** What is told of a failure: of a provider that a project shares with its agent, neither which one it is nor what it says. */
+function shownFailure({ publisher_project_id }: GenerationRow, { code, message, meta }: RecordedFailure) {
+  if (publisher_project_id === null || !OF_PROVIDER.includes(code)) return { code, message, ...(meta ? { meta } : {}) }
+  const status = meta?.provider_status_code
+  const said = typeof status === 'number' ? `answered ${status}` : 'cannot be used'
+  return {
+    code,
+    message: `The AI provider of the shared agent ${said}`,
+    meta: Object.fromEntries(SHOWN.flatMap(key => (meta && key in meta ? [[key, meta[key]]] : []))),
+  }
+}
+
+const OF_PROVIDER = ['AI_PROVIDER_ERROR', 'AI_PROVIDER_MISCONFIGURED', 'AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND']
+const SHOWN = ['provider_status_code', 'model', 'reason']
 
 /** Ends the turn: record, journal, working state, frames and events in one transaction guarded by the attempt. */
 async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: Told[] = []): Promise<'settled'> {

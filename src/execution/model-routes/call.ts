@@ -18,10 +18,14 @@ export const fallbacksTotal = new Counter({
 /** Attempts that a generation keeps. */
 const ATTEMPTS_KEPT = 500
 
-/** How the calls of a turn went so far, and those that follow. */
-export const openRouting = ({ route }: LoadedRoute, before: Routing | null): Routing => ({
+/** How the calls of a turn went so far, and those that follow. With a `publisher`, it names nothing of that project. */
+export const openRouting = (
+  { route }: LoadedRoute,
+  before: Routing | null,
+  publisher: string | null = null,
+): Routing => ({
   ...(before ? structuredClone(before) : { target_index: null, fallbacks: 0, attempts: [] }),
-  route_id: route.id,
+  route_id: publisher === null ? route.id : null,
 })
 
 /**
@@ -61,7 +65,14 @@ export async function callRoute(
         const failure = attempt.ok ? null : attempt.failure
         const error_class = failure?.class ?? null
         const provider_status_code = failure?.facts.provider_status_code ?? null
-        routing.attempts.push({ step, target_index: index, ai_provider_id, model, error_class, provider_status_code })
+        routing.attempts.push({
+          step,
+          target_index: index,
+          ai_provider_id: routing.route_id && ai_provider_id,
+          model,
+          error_class,
+          provider_status_code,
+        })
         if (routing.attempts.length > ATTEMPTS_KEPT) routing.attempts.shift()
         if (attempt.ok) routing.target_index = index
         await breaker.note(attempt.ok ? 'answered' : movesOn(error_class) ? 'failed' : 'unclear', sinceRead())

@@ -84,7 +84,7 @@ export const providersNamed = (targets: readonly Target[]): string[] => [
 /** How the calls of a turn went: kept on its generation, whatever becomes of its content. */
 export const Routing = z
   .object({
-    route_id: z.string().describe('Route of the last call'),
+    route_id: z.string().nullable().describe('Route of the last call; null where another project shares the agent'),
     target_index: z.int().nullable().describe('Target that answered last; null while none has'),
     fallbacks: z.int().describe('Targets left behind by all calls: those that failed, and those skipped as failing'),
     attempts: z
@@ -92,7 +92,7 @@ export const Routing = z
         z.object({
           step: z.int().describe('Step of the turn, from 1'),
           target_index: z.int(),
-          ai_provider_id: z.string(),
+          ai_provider_id: z.string().nullable().describe('Null where another project shares the agent'),
           model: z.string(),
           error_class: z
             .enum(FAILURE_CLASSES)
