@@ -5,6 +5,7 @@ import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { callTool, openCall } from '../../src/execution/tools/call.ts'
 import { type ToolRow, toolKind } from '../../src/execution/tools/model.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { longestTurn } from '../support/event-loop.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
 
 const SECRET = `a secret of "quotes" & 100% / it's`
@@ -247,6 +248,20 @@ describe('http tools', () => {
       for (const text of kept) assert.ok(!leaks(text))
     })
     const made_ = (fields: Record<string, unknown>) => made(key, fields)
+
+    it('do not hold up the process where secret and answer are alike', async () => {
+      const ids = await Promise.all(Array.from({ length: 10 }, () => secretOf(key, `${'a'.repeat(1023)}/`)))
+      const headers = Object.fromEntries(ids.map((id, index) => [`X-${index}`, `{{secret:${id}}}`]))
+      const made = await tool({ headers })
+      const text = `${'a'.repeat(1023)}%2f_${'a'.repeat(65_000)}`
+      target.answer = (_request, response) => response.writeHead(418).end(text)
+      let body = ''
+      const held = await longestTurn(async () => {
+        body = refused(await call(caller, made.id), 502, 'TOOL_HTTP_ERROR').meta.tool_response_body
+      })
+      assert.match(body, /^\*\*\*_a+\*\*\*$/)
+      assert.ok(held < 1000, `${held} ms`)
+    })
 
     it('fail when one was deleted, cannot be decrypted, or cannot be a header', async () => {
       const secret = await secretOf(key, 'value')

@@ -1,7 +1,9 @@
 import type { EmbeddingModel } from 'ai'
 import type { Config } from '../../config.ts'
+import { firstChars } from '../../core/api/text.ts'
 import { deploymentKeys } from '../../core/net/aws.ts'
 import { boundedFetch, RemoteBodyError } from '../../core/net/bounded.ts'
+import { mask } from '../../identity/secrets/mask.ts'
 
 /** The SDK's interface to one embedding model. */
 type EmbeddingModelV4 = Extract<EmbeddingModel, { specificationVersion: 'v4' }>
@@ -145,9 +147,8 @@ export async function callFailure(
   const chain = causes(thrown)
   const answered = chain.find(APICallError.isInstance) ?? null
   const status = answered?.statusCode ?? null
-  const said = secrets
-    .reduce((text, secret) => text.replaceAll(secret, '***'), chain.map(messageOf).filter(Boolean).join(': '))
-    .slice(0, DETAIL_LENGTH)
+  const messages = chain.map(messageOf).filter(Boolean).join(': ')
+  const said = firstChars(mask(messages, secrets, 4 * DETAIL_LENGTH), DETAIL_LENGTH)
   const made = (name: CallFailure['class']): CallFailure => ({
     class: name,
     status: name === 'unreachable' ? null : status,

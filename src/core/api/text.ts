@@ -23,3 +23,50 @@ export function storableValue(value: unknown): unknown {
   if (typeof value !== 'object' || value === null) return value
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [storableText(key), storableValue(item)]))
 }
+
+type Units = Uint8Array | Uint16Array
+
+/**
+ * Finds the occurrences of a sequence in another one, also those that overlap, by the algorithm of Knuth, Morris and Pratt.
+ * @param onFound gets the index behind an occurrence
+ * @returns the length of the longest start of `sought` that ends the text
+ */
+export function findAll(text: Units, sought: Units, onFound: (end: number) => void): number {
+  // For each length of a start of `sought`, the longest shorter start that it ends with. More than the text has is not needed.
+  const fallbacks = new Uint32Array(Math.min(sought.length, text.length + 1))
+  const follow = (units: Units, index: number, matched: number): number => {
+    let length = matched
+    while (length > 0 && sought[length] !== units[index]) length = fallbacks[length - 1]
+    return sought[length] === units[index] ? length + 1 : length
+  }
+  for (let index = 1; index < fallbacks.length; index++) fallbacks[index] = follow(sought, index, fallbacks[index - 1])
+  let matched = 0
+  for (let index = 0; index < text.length; index++) {
+    matched = follow(text, index, matched)
+    if (matched < sought.length) continue
+    onFound(index + 1)
+    matched = fallbacks[matched - 1]
+  }
+  return matched
+}
+
+/** Longest part in UTF-16 units for which `includes` is as quick in the worst case: 10 ns a unit of the text. */
+const SHORT_PART = 64
+
+/**
+ * Whether a text holds another one, in time linear in both. `includes` compares the whole part at every position of some
+ * texts: 40 s for 64 KiB of letters in 4 MiB of them.
+ */
+export function holdsText(text: string, part: string): boolean {
+  if (part.length <= SHORT_PART) return text.includes(part)
+  let found = false
+  findAll(unitsOf(text), unitsOf(part), () => {
+    found = true
+  })
+  return found
+}
+
+const unitsOf = (text: string): Uint16Array => {
+  const { buffer, byteOffset } = Buffer.from(text, 'utf16le')
+  return new Uint16Array(buffer, byteOffset, text.length)
+}

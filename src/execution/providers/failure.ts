@@ -12,9 +12,9 @@ import {
   UnsupportedFunctionalityError,
 } from 'ai'
 import { AppError, type ErrorCode } from '../../core/api/errors.ts'
-import { firstBytes, firstChars, storableText } from '../../core/api/text.ts'
+import { firstChars } from '../../core/api/text.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
-import { mask } from '../../identity/secrets/resolve.ts'
+import { mask } from '../../identity/secrets/mask.ts'
 import type { FAILURE_CLASSES } from './exchange.ts'
 import { misconfigured } from './misconfigured.ts'
 
@@ -44,6 +44,8 @@ type About = {
 
 const BODY_BYTES = 2048
 const TEXT_LENGTH = 500
+/** Bytes that hold so many characters. */
+const TEXT_BYTES = 4 * TEXT_LENGTH
 
 /** Names what went wrong in an attempt. */
 export function failureOf(thrown: unknown, about: About): ModelFailure {
@@ -67,7 +69,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
   const broken = brokenTransfer(answered)
   const status = broken ? null : (answered?.statusCode ?? tokenStatus(thrown))
   const body = answered?.responseBody ?? null
-  const text = firstChars(storableText(mask(broken ?? vendorText(thrown, answered, body), about.secrets)), TEXT_LENGTH)
+  const text = firstChars(mask(broken ?? vendorText(thrown, answered, body), about.secrets, TEXT_BYTES), TEXT_LENGTH)
   const errorClass =
     about.timedOutAfter !== null
       ? 'timeout'
@@ -86,7 +88,7 @@ export function failureOf(thrown: unknown, about: About): ModelFailure {
     message,
     meta: {
       provider_status_code: status,
-      provider_response_body: body === null ? null : firstBytes(storableText(mask(body, about.secrets)), BODY_BYTES),
+      provider_response_body: body === null ? null : mask(body, about.secrets, BODY_BYTES),
       ai_provider_id: about.ai_provider_id,
       model: about.model,
     },

@@ -3,7 +3,7 @@ import { firstChars } from '../../core/api/text.ts'
 import { signedGet } from '../../core/net/aws.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
-import { mask } from '../../identity/secrets/resolve.ts'
+import { mask } from '../../identity/secrets/mask.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfigured } from './misconfigured.ts'
 import type { ListedModel, ProviderRow, ProviderType } from './model.ts'
@@ -203,7 +203,7 @@ export async function listModels(services: Services, row: ProviderRow, closed: A
 async function readPage(access: Access, lister: Lister, cursor: string | null, signal: AbortSignal) {
   const failed = (message: string, status: number | null): never =>
     raise('MODEL_LISTING_FAILED', {
-      message: firstChars(mask(message, access.secrets), TEXT_LENGTH),
+      message: firstChars(mask(message, access.secrets, 4 * TEXT_LENGTH), TEXT_LENGTH),
       meta: { ai_provider_id: access.id, provider_status_code: status },
     })
   let status: number | null = null

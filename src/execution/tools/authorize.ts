@@ -4,8 +4,8 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
+import { maskYielding } from '../../identity/secrets/mask.ts'
 import type { Limits } from './call-model.ts'
-import { shownBody } from './hide.ts'
 import type { Auth } from './model.ts'
 import type { ToolRequest } from './request.ts'
 import { fillTokens, type TokenValues } from './tokens.ts'
@@ -231,7 +231,7 @@ async function askToken(services: Services, projectId: string, grant: Grant): Pr
   const hidden = [...grant.hidden, ...(form.assertion ? [form.assertion] : [])]
   const meta = {
     upstream_status: status,
-    upstream_body: shownBody(body, hidden),
+    upstream_body: await maskYielding(body, hidden),
   }
   if (status < 200 || status > 299) throw failed(`The token endpoint answered ${status}`, meta)
   const { access_token, expires_in } = parsed(body)

@@ -3,10 +3,10 @@ import { AppError, invalid, raise } from '../../core/api/errors.ts'
 import { boundJson } from '../../core/http/body.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
+import { maskYielding } from '../../identity/secrets/mask.ts'
 import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
 import { authorize } from './authorize.ts'
 import { type Callable, callingProject, type Limits, type ToolCall } from './call-model.ts'
-import { hide, shownBody } from './hide.ts'
 import { hold } from './limits.ts'
 import type { Execute } from './model.ts'
 import { requestOf, type ToolRequest } from './request.ts'
@@ -69,13 +69,13 @@ export async function callHttp(
     'tool call',
   )
   const hidden = [...values.secrets.values(), ...contextValues(values.context), ...(credential?.hidden ?? [])]
-  const answer = answered(outcome, request, text => hide(text, hidden))
+  const answer = await answered(outcome, request, hidden)
   if (answer.status === 401) credential?.forget()
   hold(config, limits, answer.body.length)
   if (answer.status >= 200 && answer.status < 300) return outputOf(answer, request)
   return httpError(`The target of the tool answered ${answer.status}`, request, {
     tool_status_code: answer.status,
-    tool_response_body: shownBody(answer.body, hidden),
+    tool_response_body: await maskYielding(answer.body, hidden),
     ...retryAfter(answer.headers['retry-after']),
   })
 }
@@ -107,15 +107,23 @@ export function httpError(message: string, { method, shown }: ToolRequest, meta:
   return raise('TOOL_HTTP_ERROR', { message, meta: { ...meta, tool_url: shown, tool_method: method } })
 }
 
-/** The answer that came; what came instead is raised. */
-export function answered(outcome: EgressOutcome, request: ToolRequest, masked: (text: string) => string): Answered {
+/**
+ * Returns the answer of a request.
+ * @param hidden secret values that the request held
+ * @throws TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR when there was none
+ */
+export async function answered(
+  outcome: EgressOutcome,
+  request: ToolRequest,
+  hidden: readonly string[],
+): Promise<Answered> {
   if (outcome.kind === 'answer') return outcome
   if (outcome.kind === 'blocked') {
     // A redirect may repeat what it was asked with.
     const own = URL.parse(request.url)?.href === outcome.url
     return raise('TOOL_EGRESS_BLOCKED', {
-      message: `The address of the tool may not be called: ${masked(outcome.reason)}`,
-      meta: { tool_url: own ? request.shown : masked(outcome.url), tool_address: outcome.address },
+      message: `The address of the tool may not be called: ${await maskYielding(outcome.reason, hidden)}`,
+      meta: { tool_url: own ? request.shown : await maskYielding(outcome.url, hidden), tool_address: outcome.address },
     })
   }
   // Waiting to have a name resolved.

@@ -3,11 +3,11 @@ import { AppError, invalid } from '../../core/api/errors.ts'
 import { boundJson } from '../../core/http/body.ts'
 import type { EgressRequest } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
+import { maskYielding } from '../../identity/secrets/mask.ts'
 import { openSecrets, tokenIds } from '../../identity/secrets/resolve.ts'
 import { authorize } from './authorize.ts'
 import { type Callable, callingProject, type Limits, type ToolCall } from './call-model.ts'
 import { EventReader } from './event-reader.ts'
-import { hide, shownBody } from './hide.ts'
 import { type Answered, answered, httpError, MAX_VALUES, timesOf } from './http.ts'
 import { hold } from './limits.ts'
 import type { Mcp } from './model.ts'
@@ -87,10 +87,10 @@ export class McpLink {
     if (message?.error || (answer.status >= 400 && answer.status < 500)) return
     const session = answer.headers['mcp-session-id'] ?? null
     if (session !== null && !TOKEN.test(session))
-      failed(reply, 'The server of the tool gave a session id that no header can hold')
+      return failed(reply, 'The server of the tool gave a session id that no header can hold')
     // Kept before the answer is looked at: whatever comes of it, the session is to be ended.
     this.#session = session
-    const { protocolVersion } = Object(resultOf(reply, 'initialize'))
+    const { protocolVersion } = Object(await resultOf(reply, 'initialize'))
     if (typeof protocolVersion === 'string' && TOKEN.test(protocolVersion)) this.#version = protocolVersion
     // What a server that minds says to it, it says to the next request as well.
     await this.#post({ method: 'notifications/initialized' })
@@ -107,10 +107,10 @@ export class McpLink {
   }
 
   /** Raises TOOL_HTTP_ERROR for a result that says that the work failed. */
-  refuse(message: string, text: string): never {
+  async refuse(message: string, text: string): Promise<never> {
     return httpError(message, this.#shown('POST'), {
       tool_status_code: 200,
-      tool_response_body: shownBody(Buffer.from(text), this.#hidden),
+      tool_response_body: await maskYielding(text, this.#hidden),
     })
   }
 
@@ -189,7 +189,7 @@ export class McpLink {
     })
     const hidden = [...values.secrets.values(), ...contextValues(values.context), ...(credential?.hidden ?? [])]
     this.#hidden = hidden
-    const answer = answered(outcome, request, text => hide(text, hidden))
+    const answer = await answered(outcome, request, hidden)
     if (answer.status === 401) credential?.forget()
     return { answer, request, hidden }
   }
@@ -233,24 +233,24 @@ class Found {
   }
 }
 
-function failed({ answer, request, hidden }: Reply, text: string, meta: object = {}): never {
+async function failed({ answer, request, hidden }: Reply, text: string, meta: object = {}): Promise<never> {
   return httpError(text, request, {
     tool_status_code: answer.status,
-    tool_response_body: shownBody(answer.body, hidden),
+    tool_response_body: await maskYielding(answer.body, hidden),
     ...meta,
   })
 }
 
-function resultOf(reply: Reply, method: string): unknown {
+async function resultOf(reply: Reply, method: string): Promise<unknown> {
   const { answer, message, hidden } = reply
   const error = message?.error
   const rpc = error && {
     ...(typeof error.code === 'number' ? { rpc_code: error.code } : {}),
-    ...(typeof error.message === 'string' ? { rpc_message: shownBody(Buffer.from(error.message), hidden) } : {}),
+    ...(typeof error.message === 'string' ? { rpc_message: await maskYielding(error.message, hidden) } : {}),
   }
   if (answer.status < 200 || answer.status > 299)
-    failed(reply, `The server of the tool answered ${answer.status} to ${method}`, rpc)
-  if (rpc) failed(reply, `The server of the tool answered ${method} with an error`, rpc)
+    return failed(reply, `The server of the tool answered ${answer.status} to ${method}`, rpc)
+  if (rpc) return failed(reply, `The server of the tool answered ${method} with an error`, rpc)
   if (message?.result !== undefined) return message.result
   const coding = answer.headers['content-encoding'] ?? 'identity'
   const why = coding === 'identity' ? 'holds no result' : 'is compressed, which was not asked for'

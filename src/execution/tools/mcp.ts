@@ -80,9 +80,9 @@ async function listTools(link: McpLink): Promise<Listed[]> {
 }
 
 /** What a result means: its structured content, its only text, or all that it holds. */
-function outputOf(result: unknown, action: string, link: McpLink): unknown {
+async function outputOf(result: unknown, action: string, link: McpLink): Promise<unknown> {
   const { structuredContent, content, isError } = Object(result)
-  if (isError) link.refuse(`${action} reported an error`, textOf(content) ?? JSON.stringify(content ?? null))
+  if (isError) return link.refuse(`${action} reported an error`, textOf(content) ?? JSON.stringify(content ?? null))
   if (structuredContent !== undefined && structuredContent !== null) return structuredContent
   const text = textOf(content)
   if (text === null) return content ?? null

@@ -8,9 +8,18 @@ import { referencedSecrets, storedValues } from './store.ts'
 
 /** `{{secret:<id>}}` inside a string. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
-export const MASK = '***'
-/** Shorter values would hide what is no secret. In characters. */
-export const MASKED_FROM = 8
+
+/** Every `{{...}}` of a text, in time linear in it: a pattern would search for an end from each beginning. */
+export function tokensIn(text: string): string[] {
+  const tokens: string[] = []
+  for (let start = text.indexOf('{{'); start >= 0; ) {
+    const end = text.indexOf('}}', start + 2)
+    if (end < 0) break
+    tokens.push(text.slice(start, end + 2))
+    start = text.indexOf('{{', end + 2)
+  }
+  return tokens
+}
 
 /** Ids of the secrets that tokens in the texts name, each once. */
 export const tokenIds = (texts: readonly string[]): string[] => [
@@ -105,12 +114,4 @@ export async function checkTokens(
   const found = await referencedSecrets(tx, projectId, named)
   const missing = named.find(id => !found.includes(id))
   if (missing !== undefined) raise('SECRET_NOT_FOUND', { meta: { secret_id: missing } })
-}
-
-/** Replaces every value of 8 characters or more in a text by `***`; longer values first. */
-export function mask(text: string, values: readonly string[]): string {
-  let masked = text
-  for (const value of values.filter(item => item.length >= MASKED_FROM).sort((a, b) => b.length - a.length))
-    masked = masked.replaceAll(value, MASK)
-  return masked
 }

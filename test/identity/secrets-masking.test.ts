@@ -1,0 +1,80 @@
+import assert from 'node:assert/strict'
+import { mask } from '../../src/identity/secrets/mask.ts'
+import { processorMs } from '../support/event-loop.ts'
+
+const html = (text: string) =>
+  text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('"', '&quot;').replaceAll('+', '&#43;')
+const units = (text: string) =>
+  [...Array(text.length).keys()].map(at => `\\u${text.charCodeAt(at).toString(16).padStart(4, '0')}`).join('')
+const percent = (text: string) => [...Buffer.from(text)].map(byte => `%${byte.toString(16).padStart(2, '0')}`).join('')
+const form = (text: string) => new URLSearchParams([['', text]]).toString().slice(1)
+const json = (text: string) => JSON.stringify(text).slice(1, -1)
+
+describe('secrets in texts of other parties', () => {
+  const secrets = [
+    'aB3/xY9+zz==',
+    'private key/+= \n"&<'.repeat(60),
+    'ümläut & 😀 emoji',
+    'C:\\new\\table\\u0041',
+    '%41%42%43%2541',
+    '&#65;&amp;&quot',
+    'trailing\\',
+  ]
+  const spellings: Record<string, (text: string) => string> = {
+    'as they are': text => text,
+    'in JSON': json,
+    'in JSON of PHP, which escapes slashes': text => json(text).replaceAll('/', '\\/'),
+    'in JSON as code units': units,
+    'in JSON within JSON': text => json(json(text)),
+    'in URLs': encodeURIComponent,
+    'in URLs with lower case digits': percent,
+    'in URLs within URLs': text => encodeURIComponent(encodeURIComponent(text)),
+    'in forms': form,
+    'in HTML': html,
+    'in URLs in JSON in HTML': text => html(json(encodeURIComponent(text))),
+    'in a mixture': text =>
+      [...text].map((char, at) => [char, percent(char), units(char), `&#${char.codePointAt(0)};`][at % 4]).join(''),
+  }
+  for (const [name, spell] of Object.entries(spellings))
+    it(`are masked ${name}`, () => {
+      for (const secret of secrets)
+        assert.match(mask(`{"said":"${spell(secret)}"}, and more`, [secret]), /^\{"said":"\*\*\*"\}, and more$/, secret)
+    })
+
+  it('are masked also where they overlap or touch', () => {
+    assert.equal(mask('<abcdefghijkl>', ['abcdefgh', 'efghijkl']), '<***>')
+    assert.equal(mask('<abcdefghabcdefgh>', ['abcdefgh']), '<***>')
+    assert.equal(mask('<aaaaaaaaaaaaaaaaa>', ['a'.repeat(8)]), '<***>')
+  })
+
+  it('are masked where the end of the shown text cuts them, in whatever spelling', () => {
+    const secret = 'Super/Secret+Value 0123456789'
+    for (const [name, spell] of Object.entries(spellings))
+      for (let bytes = 20; bytes < 120; bytes++) {
+        const shown = mask(`the value is not ${spell(secret)}${'.'.repeat(200)}`, [secret], bytes)
+        assert.match(shown, /^the value is not (\*\*\*\.*)?$/, `${name}, ${bytes} bytes`)
+      }
+    assert.equal(mask('x'.repeat(20_000), ['xxxxxxxxy']), `${'x'.repeat(16_376)}***`)
+    assert.equal(mask('-'.repeat(20_000), ['xxxxxxxxy']).length, 16_384)
+  })
+
+  it('are left where they are short, and so is what only looks alike', () => {
+    assert.equal(mask('1234567 ABC', ['1234567', '%41%42%43']), '1234567 ABC')
+    const text = 'ab3/xy9+zz== a+b %4 %zz \\ \\u12 &#; &nope; &constructor; 😀\\'
+    assert.equal(mask(text, ['aB3/xY9+zz==', '\\\\\\\\\\\\\\\\\\', '']), text)
+  })
+
+  it('cost time that is linear in text and secret, whatever their letters are', async () => {
+    const letters = 'a'.repeat(65_536)
+    for (const [text, secret] of [
+      [letters, `${'a'.repeat(30_000)}b${'a'.repeat(30_000)}`],
+      [`${'a'.repeat(1023)}b`.repeat(64), 'a'.repeat(1024)],
+      ['%3'.repeat(32_768), `${'%3'.repeat(30_000)}4`],
+      ['\\u00'.repeat(16_384), '\\u00'.repeat(16_000)],
+      ['&'.repeat(65_536), `${'&'.repeat(65_000)}#`],
+    ]) {
+      const ms = await processorMs(() => mask(text, [secret], 65_536))
+      assert.ok(ms < 500, `${ms} ms`)
+    }
+  })
+})
