@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { longestTurn } from '../support/event-loop.ts'
 import { call, made, refused, refusedAt, secretOf } from './tool-target.ts'
 
 const URL = 'https://api.example.com/v1/items'
@@ -212,6 +213,19 @@ describe('tools', () => {
     const changed = await key.patch(`/tools/${tool.id}`, { execute: { url: `${URL}/{{city}}` } })
     refused(changed, 400, 'INVALID_TEMPLATE_TOKEN')
     assert.deepEqual((await key.get(`/tools/${tool.id}`)).body, tool)
+  })
+
+  it('are checked for tokens in time that does not grow with braces times braces', async () => {
+    const open = '{{'.repeat(8000)
+    const headers = Object.fromEntries(Array.from({ length: 300 }, (_, at) => [`X-${at}`, open]))
+    const held = await longestTurn(async () => {
+      const preset_parameters = { a: `{{secret:${'{{'.repeat(1_000_000)}` }
+      refusedAt(await create({ preset_parameters }), 'preset_parameters')
+      refusedAt(await create({ execute: { url: URL, headers } }), 'execute')
+      const unended = { preset_parameters: { a: `{{secret:${open}` } }
+      assert.equal(refused(await create(unended), 400, 'INVALID_TEMPLATE_TOKEN').meta.tokens.length, 1)
+    })
+    assert.ok(held < 1000, `${held} ms`)
   })
 
   it('take context keys that can be header names', async () => {

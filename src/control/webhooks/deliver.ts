@@ -135,4 +135,4 @@ function outcomeOf(outcome: EgressOutcome, attempts: number, signal: AbortSignal
     : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...answered }
 }
 
-const oneLine = (text: string): string => firstBytes(storableText(text).replace(/\s*[\r\n]+\s*/g, ' '), ANSWER_BYTES)
+const oneLine = (text: string): string => firstBytes(storableText(text).replace(/\s+/g, ' '), ANSWER_BYTES)

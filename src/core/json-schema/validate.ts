@@ -257,10 +257,10 @@ function remoteReference(schema: object): string | null {
     const node = stack.pop()
     if (typeof node !== 'object' || node === null) continue
     for (const [key, value] of Object.entries(node)) {
-      if (key === '$id' && typeof value === 'string') ids.add(value.replace(/#.*$/, ''))
+      if (key === '$id' && typeof value === 'string') ids.add(value.split('#', 1)[0])
       else if ((key === '$ref' || key === '$dynamicRef') && typeof value === 'string') references.push(value)
       else if (!LITERALS.includes(key)) stack.push(value)
     }
   }
-  return references.find(reference => URL.canParse(reference) && !ids.has(reference.replace(/#.*$/, ''))) ?? null
+  return references.find(reference => URL.canParse(reference) && !ids.has(reference.split('#', 1)[0])) ?? null
 }

@@ -1,6 +1,7 @@
 import { invalid, type Problem, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sealJson } from '../../core/secrets/json.ts'
+import { tokensIn } from '../../identity/secrets/resolve.ts'
 import { misconfigured } from './misconfigured.ts'
 import type { ProviderConfig, ProviderRow, ProviderType } from './model.ts'
 
@@ -155,7 +156,7 @@ function headerProblems(provider: ProviderType, value: unknown, path: string): P
 export function tokenTexts(config: ProviderConfig | null): string[] {
   const texts = Object.values((lookup(config, 'headers').value ?? {}) as Record<string, string>)
   for (const text of texts) {
-    if (/\{\{.*?\}\}/s.test(text.replace(SECRET_TOKEN, '')))
+    if (tokensIn(text.replace(SECRET_TOKEN, '')).length > 0)
       raise('INVALID_TEMPLATE_TOKEN', { message: 'config.headers: only {{secret:<id>}} tokens are allowed here' })
   }
   return texts

@@ -32,6 +32,8 @@ const problem = (path: string, message: string, code = 'INVALID_VALUE'): Problem
 export async function checkDefinition(checking: Checking, tool: Definition, at: string): Promise<void> {
   const { services, project_id } = checking
   const { execute, mcp, parameters, preset_parameters, output_mapping, context_keys } = tool
+  const tooLarge = sizeProblems({ execute, mcp, preset_parameters }, at)
+  if (tooLarge.length > 0) invalid(tooLarge)
   if (execute) refuseTokens(strayTokens(execute), `${at}execute`)
   if (mcp) refuseTokens(strayTokens(mcp), `${at}mcp`)
   refuseTokens(presetTokens(preset_parameters), `${at}preset_parameters`)
@@ -41,7 +43,6 @@ export async function checkDefinition(checking: Checking, tool: Definition, at: 
   const problems = [
     ...(execute ? executeProblems(execute, services.config.TOOL_CALL_TIMEOUT_MS, `${at}execute`) : []),
     ...(mcp ? mcpProblems(mcp, `${at}mcp`) : []),
-    ...sizeProblems({ execute, mcp, preset_parameters }, at),
     ...actionProblems(tool, at),
   ]
   const unusable = output_mapping && expressionProblem(output_mapping)

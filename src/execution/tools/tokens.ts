@@ -1,5 +1,6 @@
 import { raise } from '../../core/api/errors.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
+import { tokensIn } from '../../identity/secrets/resolve.ts'
 import type { Auth, Definition, Execute, Mcp } from './model.ts'
 
 /**
@@ -7,17 +8,16 @@ import type { Auth, Definition, Execute, Mcp } from './model.ts'
  * `${body.name}`, which take arguments.
  */
 
-const ANY = /\{\{.*?\}\}/gs
 const SECRET = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/
 const CONTEXT = /\{\{context:([A-Za-z0-9!#$%&'*+.^_`|~-]+)\}\}/
+const ONE_SECRET = new RegExp(`^${SECRET.source}$`)
+const ONE_CONTEXT = new RegExp(`^${CONTEXT.source}$`)
 const FILLED = new RegExp(`${SECRET.source}|${CONTEXT.source}`, 'g')
 const PLACEHOLDER = /\$\{body\.(\w+)\}|\{(\w+)\}/g
 const PRESET = /\{\{(?:secret|context):/
 
-const is = (pattern: RegExp, token: string): boolean => new RegExp(`^(?:${pattern.source})$`).test(token)
-
 const strayIn = (text: string, ...allowed: RegExp[]): string[] =>
-  (text.match(ANY) ?? []).filter(token => !allowed.some(pattern => is(pattern, token)))
+  tokensIn(text).filter(token => !allowed.some(pattern => pattern.test(token)))
 
 /** Every string of an auth, those in its lists too. */
 const textsOf = (auth: Auth): string[] => Object.values(auth).flat()
@@ -28,11 +28,11 @@ export type Sent = Pick<Execute, 'url' | 'headers' | 'auth' | 'sign'>
 /** Tokens of it that stand where they may not, or that there are none of. */
 export function strayTokens({ url, headers = {}, auth, sign }: Sent): string[] {
   return [
-    ...strayIn(url, SECRET),
+    ...strayIn(url, ONE_SECRET),
     ...Object.keys(headers).flatMap(name => strayIn(name)),
-    ...Object.values(headers).flatMap(value => strayIn(value, SECRET, CONTEXT)),
-    ...(auth ? textsOf(auth).flatMap(text => strayIn(text, SECRET)) : []),
-    ...(sign ? strayIn(sign, SECRET) : []),
+    ...Object.values(headers).flatMap(value => strayIn(value, ONE_SECRET, ONE_CONTEXT)),
+    ...(auth ? textsOf(auth).flatMap(text => strayIn(text, ONE_SECRET)) : []),
+    ...(sign ? strayIn(sign, ONE_SECRET) : []),
   ]
 }
 
@@ -65,14 +65,18 @@ export function refuseTokens(tokens: readonly string[], where: string): void {
 
 /** Secret and context tokens anywhere in presets, which are shown where secrets may not be. */
 export function presetTokens(value: unknown): string[] {
-  if (typeof value === 'string') return PRESET.test(value) ? (value.match(ANY) ?? [value]) : []
+  if (typeof value === 'string') {
+    if (!PRESET.test(value)) return []
+    const tokens = tokensIn(value)
+    return tokens.length > 0 ? tokens : [value]
+  }
   if (typeof value !== 'object' || value === null) return []
   return Object.entries(value).flatMap(([key, item]) => [...presetTokens(key), ...presetTokens(item)])
 }
 
 export const holdsSecret = (text: string): boolean => SECRET.test(text)
 export const holdsToken = (text: string): boolean => SECRET.test(text) || CONTEXT.test(text)
-export const isSecretToken = (text: string): boolean => is(SECRET, text)
+export const isSecretToken = (text: string): boolean => ONE_SECRET.test(text)
 
 /** The names of the arguments that a url takes. */
 export const placeholdersOf = (url: string): string[] =>
