@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { ExpressionError, evaluate, expressionProblem } from '../../src/core/expressions/evaluate.ts'
 import { pathsOf } from '../../src/core/expressions/references.ts'
+import { processorMs } from '../support/event-loop.ts'
 
 const DATA = {
   a: { b: [10, { c: 'deep' }] },
@@ -147,10 +148,20 @@ describe('expressions', () => {
     // What is shared is written out: a small structure becomes a million values.
     refused({ reduce: [range.slice(0, 20), [{ var: 'accumulator' }, { var: 'accumulator' }], 0] })
     refused({ reduce: [range, { merge: [{ var: 'accumulator' }, { var: 'accumulator' }] }, range] })
-    const text = 'a'.repeat(1_000_000)
-    refused({ in: [`${'a'.repeat(50_000)}b`, { var: 'text' }] }, { text })
+    const text = 'a'.repeat(10_000)
+    refused(over({ in: [`${'a'.repeat(60)}b`, { var: '' }] }), { range: range.map(() => text) })
     refused({ var: 'large' }, { large: 'x'.repeat(11 * 1024 * 1024) })
     assert.equal((evaluate({ var: 'large' }, { large: 'x'.repeat(9_000_000) }) as string).length, 9_000_000)
+  })
+
+  it('look for long parts of texts in time linear in both', async () => {
+    const text = 'a'.repeat(3_000_000)
+    const search = (part: string) => evaluate({ in: [part, { var: 'text' }] }, { text })
+    const ms = await processorMs(() => {
+      assert.equal(search(`${'a'.repeat(30_000)}b${'a'.repeat(30_000)}`), false)
+      assert.equal(search('a'.repeat(60_000)), true)
+    })
+    assert.ok(ms < 1000, `${ms} ms`)
   })
 
   it('are kept up to 64 KiB and 100 levels', () => {

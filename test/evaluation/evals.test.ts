@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { tryInstant } from '../../src/evaluation/eval-runs/score.ts'
+import { processorMs } from '../support/event-loop.ts'
 import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('evals', () => {
@@ -11,6 +13,16 @@ describe('evals', () => {
   after(() => app?.close())
 
   const EXACT = [{ type: 'exact_match' }]
+
+  it('look for a long text in a long answer in time linear in both', async () => {
+    const scorer = { type: 'contains', value: `${'a'.repeat(32_000)}b${'a'.repeat(32_000)}` } as never
+    const ms = await processorMs(() => {
+      const score = (output: string) => tryInstant(scorer, { output } as never)?.passed
+      assert.equal(score('a'.repeat(4_000_000)), false)
+      assert.equal(score(`${'a'.repeat(100_000)}B${'a'.repeat(100_000)}`), true)
+    })
+    assert.ok(ms < 2000, `${ms} ms`)
+  })
 
   it('ask every item of one version of an agent and say how many pass', async () => {
     const dataset_id = await app.dataset([item('a', 'Yes '), item('b', 'No'), item('c')])

@@ -3,6 +3,8 @@
  * bounded: it reads nothing but its root, and what it may cost is counted, because it runs on the event loop.
  */
 
+import { holdsText } from '../api/text.ts'
+
 /** An expression, or its result, is beyond what one may cost. */
 export class ExpressionError extends Error {}
 
@@ -16,10 +18,12 @@ const MAX_RESULT_VALUES = 200_000
 const MAX_RESULT_NESTING = 200
 /** Characters and elements that all operators read and make together: less than a tenth of a second. */
 const MAX_VOLUME = 16 * 1024 * 1024
-/** What an element that is moved to a new array counts, in characters. */
-const MOVED = 32
 /** Comparisons of a search in a text that count as one character. */
 const SEARCH_STEPS = 16
+/** What the search for a long part counts a character of the text. */
+const MAX_SEARCH_COST = 4
+/** What an element that is moved to a new array counts, in characters. */
+const MOVED = 32
 
 type Data = unknown
 type Operator = (run: Evaluation, args: readonly unknown[], data: Data) => unknown
@@ -214,9 +218,8 @@ function missing(run: Evaluation, keys: readonly unknown[], data: Data): unknown
 function contains(run: Evaluation, needle: unknown, hay: unknown): boolean {
   if (typeof hay === 'string') {
     const part = run.text(needle)
-    // In the worst case the search compares every position with the whole part.
-    run.spend(hay.length + (hay.length * part.length) / SEARCH_STEPS)
-    return hay.includes(part)
+    run.spend(hay.length * (1 + Math.min(part.length / SEARCH_STEPS, MAX_SEARCH_COST)) + part.length)
+    return holdsText(hay, part)
   }
   if (!Array.isArray(hay)) return false
   run.spend(hay.length)

@@ -1,4 +1,5 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { holdsText } from '../../core/api/text.ts'
 import { ExpressionError, evaluate, isObject, truthy } from '../../core/expressions/evaluate.ts'
 import { keyOf, type Scorer } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
@@ -83,7 +84,7 @@ function instantScore(scorer: Scorer, item: OpenItem): Score | null {
       return verdict(scorer, item.expected_output !== null && text.trim() === item.expected_output.trim())
     case 'contains': {
       const folded = (value: string) => (scorer.case_sensitive ? value : value.toLowerCase())
-      return verdict(scorer, folded(text).includes(folded(scorer.value)))
+      return verdict(scorer, holdsText(folded(text), folded(scorer.value)))
     }
     case 'json_logic':
       return verdict(scorer, truthy(evaluate(scorer.expression, factsOf(item))))
