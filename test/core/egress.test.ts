@@ -792,6 +792,7 @@ describe('fetch', () => {
         '/stream': stream,
         '/untyped': stream,
         '/event': [`data: ${values(25)}\n`, `data: ${values(25)}\n\n`],
+        '/lines': ['data: 1\n\n', 'x\n'.repeat(70)],
         '/json': [`{"lists":[${values(25)},\n\n`, `${values(25)}]}`],
         '/small': [values(30)],
       }
@@ -806,6 +807,7 @@ describe('fetch', () => {
     for (const path of ['/stream', '/untyped']) assert.equal(await read(path), stream.join(''))
     assert.equal(await read('/small'), values(30))
     for (const path of ['/event', '/json']) await assert.rejects(read(path), /more than 30 values/)
+    await assert.rejects(read('/lines'), /more than 60 lines/)
   })
 
   it('answers a redirect as it is', async () => {

@@ -12,9 +12,12 @@ const NEXT_EVENT_LENGTH = 9
 export class RemoteBodyError extends Error {}
 
 /** Bytes that start or separate values of JSON: commas, brackets and braces. Those of texts are not told apart. */
-const VALUE_BYTES = new Set([...',[{'].map(character => character.charCodeAt(0)))
+const VALUE_BYTES = new Set(Buffer.from(',[{'))
+const LINE_FEED = 0x0a
+/** Lines for each value: JSON that is written for people has about one. Parsers of events may read what follows each line. */
+const LINES_PER_VALUE = 2
 
-/** Of a decoded body, or of each of its events: its bytes, and about how many values of JSON it holds. */
+/** Of a decoded body, or of each of its events: its bytes, and about how many values of JSON and lines it holds. */
 export type BodyLimits = { maxBytes: number; maxValues?: number }
 
 /**
@@ -39,6 +42,7 @@ export function limitBody(response: Response, { maxBytes, maxValues }: BodyLimit
   let size = 0
   let event = 0
   let values = 0
+  let lines = 0
   let end = ''
   /** Where events start in a chunk; below 0 in what came before it. */
   const startsIn = (chunk: Uint8Array): number[] => {
@@ -61,9 +65,13 @@ export function limitBody(response: Response, { maxBytes, maxValues }: BodyLimit
       if (maxValues !== undefined) {
         let at = 0
         for (const next of [...starts, chunk.length]) {
-          for (; at < next; at++) if (VALUE_BYTES.has(chunk[at])) values++
+          for (; at < next; at++) {
+            if (VALUE_BYTES.has(chunk[at])) values++
+            else if (chunk[at] === LINE_FEED) lines++
+          }
           if (values > maxValues) return refuse(`${maxValues} values`)
-          if (next < chunk.length) values = 0
+          if (lines > LINES_PER_VALUE * maxValues) return refuse(`${LINES_PER_VALUE * maxValues} lines`)
+          if (next < chunk.length) values = lines = 0
         }
       }
       controller.enqueue(chunk)
