@@ -25,8 +25,11 @@ export class EventReader {
         start = index + 1
         continue
       }
-      this.#line.push(chunk.subarray(start, index))
+      // Between events: a stream of line ends costs no more than its bytes.
+      const isBetween = start === index && this.#line.length === 0 && this.#data.length === 0
+      if (!isBetween) this.#line.push(chunk.subarray(start, index))
       start = index + 1
+      if (isBetween) continue
       const data = this.#endLine()
       if (data !== null) ended.push(data)
     }
