@@ -10,6 +10,7 @@ import { itemsAfter } from '../../src/evaluation/datasets/store.ts'
 import { failRun } from '../../src/evaluation/eval-runs/settle.ts'
 import { outcomesOf, quietRuns } from '../../src/evaluation/eval-runs/store.ts'
 import { eventually } from '../support/app.ts'
+import { longestTurn } from '../support/event-loop.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
 import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
 
@@ -162,6 +163,29 @@ describe('a hostile project that evaluates', () => {
       const wide = await send(id, `input\n${`${'x'.repeat(MiB)},`.repeat(20)}\n`, CSV)
       refused(wide, 400, 'VALIDATION_FAILED', 'lines[2]')
       assert.match(wide.body.error.meta.problems[0].message, /longer than a row may be/)
+    })
+
+    it('holds the process up with no rows, however many they are or large', async () => {
+      const id = await app.dataset([])
+      const quotes = `"${'""'.repeat(5 * MiB)}"`
+      const files: [string, string, string][] = [
+        ['\n'.repeat(2 * MiB), JSONL, 'LIMIT_REACHED'],
+        [' \r\n'.repeat(MiB), JSONL, 'LIMIT_REACHED'],
+        [`input\n${'\n'.repeat(2 * MiB)}`, CSV, 'LIMIT_REACHED'],
+        [`input\n${'""\n'.repeat(MiB)}`, CSV, 'LIMIT_REACHED'],
+        [`input\n"${'""'.repeat(7 * MiB)}"\n`, CSV, 'TOO_BIG'],
+        [`input,expected_output,metadata\n${quotes},${quotes},${quotes}\n`, CSV, 'MALFORMED'],
+        [`input\n"${'\r\n'.repeat(7 * MiB)}"\n`, CSV, 'TOO_BIG'],
+      ]
+      for (const [file, type, code] of files) {
+        let reply: any
+        const held = await longestTurn(async () => {
+          reply = await send(id, file, type)
+        })
+        refused(reply, 400, 'VALIDATION_FAILED')
+        assert.equal(reply.body.error.meta.problems[0].code, code)
+        assert.ok(held < 1000, `${held} ms for ${file.slice(0, 50)}`)
+      }
     })
 
     it('is told which line is no UTF-8, and writes none of it', async () => {

@@ -17,7 +17,7 @@ export const MEDIA_TYPES: Record<Format, string> = { csv: 'text/csv', jsonl: 'ap
 const COLUMNS = ['input', 'expected_output', 'metadata'] as const
 type Column = (typeof COLUMNS)[number]
 
-/** A row as a file has it: where it begins, and what it says or what is wrong with it. */
+/** A row as a file has it: where it begins, and its item or what is wrong with it. A blank row has no problems. */
 export type Row = { line: number } & ({ item: DatasetItemInput } | { problems: Problem[] })
 
 /** Bytes of one row: an item, with what quoting and escaping add to it. */
@@ -33,6 +33,10 @@ const wrong = (line: number, path: string, message: string, code = 'INVALID_VALU
   problems: [{ code, path: at(line, path), message }],
 })
 
+const blank = (line: number): Row => ({ line, problems: [] })
+
+const tooBig = (line: number): Row => wrong(line, '', 'must be at most 4 MiB with all it says', 'TOO_BIG')
+
 /** A row that breaks off the file: what follows it cannot be told apart. */
 export class Unreadable extends Error {
   readonly problem: Problem
@@ -42,8 +46,17 @@ export class Unreadable extends Error {
   }
 }
 
+/** Characters of the texts in a value: at least so many bytes does it take. */
+function charsIn(value: unknown): number {
+  if (typeof value === 'string') return value.length
+  if (typeof value !== 'object' || value === null) return 0
+  return Object.values(value).reduce<number>((sum, each) => sum + charsIn(each), 0)
+}
+
 /** What a row says as an item, or what is wrong with it. */
 function itemOf(line: number, value: unknown): Row {
+  // Checking and measuring what is far too large takes half a second.
+  if (charsIn(value) > MAX_ITEM_BYTES) return tooBig(line)
   const problems = refusals(DatasetItemInput, value, at(line))
   if (problems.length > 0) return { line, problems }
   const item = value as DatasetItemInput
@@ -52,8 +65,7 @@ function itemOf(line: number, value: unknown): Row {
   const system = item.input.findIndex(({ role }) => role === 'system')
   if (system >= 0)
     return wrong(line, `input[${system}].role`, 'system messages are not allowed', 'SYSTEM_MESSAGE_NOT_ALLOWED')
-  if (bytesOf(item) > MAX_ITEM_BYTES) return wrong(line, '', 'must be at most 4 MiB with all it says', 'TOO_BIG')
-  return { line, item }
+  return bytesOf(item) > MAX_ITEM_BYTES ? tooBig(line) : { line, item }
 }
 
 /** The rows of a file, as they arrive. Throws Unreadable. */
@@ -64,9 +76,11 @@ async function* jsonRows(source: Readable): AsyncGenerator<Row> {
   let line = 0
   for await (const text of linesOf(source, MAX_ROW_BYTES)) {
     line++
-    if (text.trim() === '') continue
-    const read = parsed(text)
-    yield read === undefined ? wrong(line, '', 'must be one JSON object', 'MALFORMED') : itemOf(line, read)
+    if (text.trim() === '') yield blank(line)
+    else {
+      const read = parsed(text)
+      yield read === undefined ? wrong(line, '', 'must be one JSON object', 'MALFORMED') : itemOf(line, read)
+    }
   }
 }
 
@@ -147,7 +161,19 @@ function utf8Only(): Transform {
 }
 
 /** A cell as it was read: whether it was quoted tells an empty text from nothing. */
-type Cell = { text: string; quoted: boolean }
+class Cell {
+  readonly text: string
+  readonly quoted: boolean
+  constructor(text: string, quoted: boolean) {
+    this.text = text
+    this.quoted = quoted
+  }
+
+  /** Nothing: errors of the parser copy the row that they are about as JSON, which takes half a second for a large one. */
+  toJSON(): null {
+    return null
+  }
+}
 
 async function* csvRows(source: Readable): AsyncGenerator<Row> {
   let held = 0
@@ -156,13 +182,12 @@ async function* csvRows(source: Readable): AsyncGenerator<Row> {
     info: true,
     max_record_size: MAX_ROW_BYTES,
     relax_column_count: true,
-    skip_empty_lines: true,
     // The parser bounds a cell, and neither how many there are nor what they take together.
     cast: (text: string, { quoting, index, lines }: CastingContext) => {
       held = index === 0 ? text.length : held + text.length
       if (index >= MAX_CELLS) throw new Unreadable(lines, `has more than ${MAX_CELLS} cells`)
       if (held > MAX_ROW_BYTES) throw new Unreadable(lines, 'is longer than a row may be')
-      return { text, quoted: quoting }
+      return new Cell(text, quoting)
     },
   } as never)
   const checked = utf8Only()
@@ -178,7 +203,8 @@ async function* csvRows(source: Readable): AsyncGenerator<Row> {
       // Line breaks of two characters within cells are counted twice.
       twice += record.reduce((sum, { text }) => sum + longBreaks(text), 0)
       line = info.lines + 1 - twice
-      if (header) yield csvItem(begins, header, record)
+      if (record.length === 1 && record[0].text === '' && !record[0].quoted) yield blank(begins)
+      else if (header) yield csvItem(begins, header, record)
       else header = headerOf(record)
     }
   } catch (error) {

@@ -5,6 +5,7 @@ import path from 'node:path'
 import { Transform } from 'node:stream'
 import { AppError, invalid, type Problem, raise } from '../../core/api/errors.ts'
 import type { Received, Receiving } from '../../core/api/operation.ts'
+import { breather } from '../../core/process/breathe.ts'
 import { bytesOf } from './add.ts'
 import type { DatasetItemInput } from './model.ts'
 import { type Format, linesOf, MEDIA_TYPES, rowsOf, Unreadable } from './rows.ts'
@@ -79,11 +80,14 @@ export async function receiveItems({ req, services, closed }: Receiving): Promis
   try {
     req.pipe(bounded)
     const problems: Problem[] = []
+    const breathe = breather()
+    let rows = 0
     let count = 0
     let bytes = 0
     let held = ''
     try {
       for await (const row of rowsOf(bounded, format)) {
+        await breathe()
         if ('problems' in row) problems.push(...row.problems)
         else {
           count++
@@ -94,11 +98,11 @@ export async function receiveItems({ req, services, closed }: Receiving): Promis
             held = ''
           }
         }
-        if (count > maxItems)
+        if (++rows > maxItems)
           invalid({
             code: 'LIMIT_REACHED',
             path: `lines[${row.line}]`,
-            message: `a dataset has at most ${maxItems} items`,
+            message: `a file has at most ${maxItems} rows, as many as a dataset has items, blank ones included`,
           })
         if (problems.length >= MOST_PROBLEMS) break
       }
