@@ -113,6 +113,18 @@ const settings = {
     '300000',
     'Longest time that a body takes to arrive; then 408.',
   ),
+  HTTP_ANONYMOUS_BODY_TIMEOUT_MS: setting(
+    'process',
+    integer(100),
+    '30000',
+    'Longest time that a body takes to arrive where no bearer credential came with it; then 408.',
+  ),
+  HTTP_ANONYMOUS_BODIES_BYTES: setting(
+    'process',
+    integer(4_194_304),
+    '67108864',
+    'Memory of a process for bodies that come without a bearer credential, of which one trigger, run or client address may hold a quarter; above it 503.',
+  ),
   HTTP_IDLE_TIMEOUT_MS: setting(
     'process',
     integer(100),

@@ -164,6 +164,7 @@ describe('hooks of triggers', function () {
     })
     const request = fetch(`${app.url}/api/v1/hooks/triggers/${trigger.id}`, {
       method: 'POST',
+      headers: { 'X-Svc-Signature': signatureOf(trigger.secret, '') },
       body,
       duplex: 'half',
     } as never).then(

@@ -1,7 +1,9 @@
 import type { IncomingMessage } from 'node:http'
 import { AppError, raise } from '../../core/api/errors.ts'
+import type { Receiving } from '../../core/api/operation.ts'
 import { storableValue } from '../../core/api/text.ts'
-import { boundJson } from '../../core/http/body.ts'
+import { countAnonymous } from '../../core/http/anonymous-bodies.ts'
+import { boundJson, CLIENT_GONE } from '../../core/http/body.ts'
 
 /** Bodies of calls from outside, read as bytes whatever their type says. */
 
@@ -9,21 +11,38 @@ const BODY_BYTES = 1024 * 1024
 
 const tooLarge = () => new AppError('HOOK_PAYLOAD_TOO_LARGE', { meta: { max_bytes: BODY_BYTES } })
 
-/** The bytes of a body as they came. Raises HOOK_PAYLOAD_TOO_LARGE as soon as there are too many. */
-export async function hookBytes(req: IncomingMessage): Promise<Buffer> {
+/** Raises HOOK_PAYLOAD_TOO_LARGE for a body that declares more than it may have. */
+export function refuseDeclared(req: IncomingMessage): void {
   if (Number(req.headers['content-length'] ?? 0) > BODY_BYTES) throw tooLarge()
-  return new Promise((resolve, reject) => {
-    const chunks: Buffer[] = []
-    let size = 0
-    req.on('data', (chunk: Buffer) => {
-      size += chunk.length
-      if (size > BODY_BYTES) return reject(tooLarge())
-      chunks.push(chunk)
-    })
-    req.once('end', () => resolve(chunks.length === 1 ? chunks[0] : Buffer.concat(chunks)))
-    req.once('error', reject)
-    req.once('close', () => reject(new AppError('REQUEST_REJECTED', { status: 400, message: 'The client went away' })))
+}
+
+/**
+ * Returns the bytes of a body as they came. They count as anonymous until the answer ends.
+ * @param sender what is called, whose bodies share a part of the memory for anonymous ones
+ * @throws HOOK_PAYLOAD_TOO_LARGE as soon as there are too many, SERVICE_NOT_READY, REQUEST_REJECTED when the client leaves
+ */
+export async function hookBytes({ req, services, closed }: Receiving, sender: string): Promise<Buffer> {
+  if (req.destroyed) throw CLIENT_GONE
+  const count = countAnonymous(services, sender, closed)
+  const chunks: Buffer[] = []
+  let size = 0
+  await new Promise<void>((resolve, reject) => {
+    const add = (chunk: Buffer) => {
+      try {
+        size += chunk.length
+        if (size > BODY_BYTES) throw tooLarge()
+        count(chunk.length)
+        chunks.push(chunk)
+      } catch (error) {
+        req.off('data', add)
+        reject(error)
+      }
+    }
+    req.on('data', add)
+    req.once('end', resolve)
+    for (const broken of ['error', 'close']) req.once(broken, () => reject(CLIENT_GONE))
   })
+  return chunks.length === 1 ? chunks[0] : Buffer.concat(chunks)
 }
 
 /**

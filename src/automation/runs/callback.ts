@@ -3,7 +3,7 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import { answer, operation, type Receiving } from '../../core/api/operation.ts'
 import { inTenancy } from '../../core/db/tenancy.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { hookBytes, hookJson } from '../hooks/body.ts'
+import { hookBytes, hookJson, refuseDeclared } from '../hooks/body.ts'
 import { callbackOf } from './attempt-store.ts'
 import { hashOf } from './callback-token.ts'
 import { submitInput } from './command.ts'
@@ -22,11 +22,13 @@ const OVER = [
 ]
 
 /** Nothing of the body is read for who has no token that is waited for. */
-async function receive({ req, params, services }: Receiving) {
+async function receive(request: Receiving) {
+  const { req, params, services } = request
+  refuseDeclared(req)
   const hash = TOKEN.test(params.token) ? hashOf(params.token) : null
   const wait = hash && (await callbackOf(services.pool, hash))
   if (!wait) throw unknown()
-  const output = hookJson(await hookBytes(req))
+  const output = hookJson(await hookBytes(request, wait.run_id))
   if (!isObject(output)) return raise('HOOK_INVALID_JSON', { message: 'The body must be a JSON object' })
   try {
     await inTenancy({ tenant: wait.project_id, patienceMs: PATIENCE_MS }, () =>

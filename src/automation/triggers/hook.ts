@@ -12,7 +12,7 @@ import { isObject } from '../../core/expressions/evaluate.ts'
 import { fault } from '../../core/process/fault.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
-import { hookBytes, hookJson } from '../hooks/body.ts'
+import { hookBytes, hookJson, refuseDeclared } from '../hooks/body.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, HookAnswer, sealedFor, triggerKind } from './model.ts'
 import { firingQueue } from './queue.ts'
@@ -25,6 +25,8 @@ import { checkFiring } from './targets.ts'
 const MOST_SIGNATURES = 10
 /** Behind which others of the project are served. */
 const PATIENCE_MS = 10_000
+/** How long a trigger that was read is good for. */
+const FRESH_MS = 1000
 
 export const hookUrl = ({ config }: Pick<Services, 'config'>, triggerId: string): string =>
   `${config.BASE_URL}/api/v1/hooks/triggers/${triggerId}`
@@ -60,34 +62,30 @@ function verified(
 const digestsOf = (values: readonly string[]): string[] =>
   values.map(value => value.toLowerCase()).filter(value => DIGEST.test(value))
 
-/**
- * The key under which a call is taken once: of what is signed, whichever secret did. Raises UNAUTHORIZED for a call that is
- * not signed, or was long ago.
- */
-function verifiedKey(services: Services, trigger: Hooked, req: IncomingMessage, body: Buffer): string {
-  const { config, clock } = services
-  const now = clock.now()
-  const secrets = secretsOf(services, trigger, now)
+/** What a call says it is signed with: digests, of the time and the body or of the body alone. */
+type Signature = { digests: string[]; signed: string[] }
+
+/** The signature of a call, which its body is to be verified with. Raises UNAUTHORIZED for none, or one of long ago. */
+function signatureOf({ config, clock }: Services, trigger: Hooked, req: IncomingMessage): Signature {
   const standard = `${config.HEADER_PREFIX}Signature`
   const { signature_scheme, signature_header } = trigger
   const given = req.headers[(signature_header ?? standard).toLowerCase()]
   const text = Array.isArray(given) ? given.join(',') : (given ?? '')
   const refuse = (): never => raise('UNAUTHORIZED')
   if (signature_scheme === 'body_sha256') {
-    const digest = text.startsWith('sha256=') ? digestsOf([text.slice(7)]) : []
-    if (digest.length === 0 || !verified(secrets, digest, [body])) refuse()
-    return keyOf(body)
+    const digests = text.startsWith('sha256=') ? digestsOf([text.slice(7)]) : []
+    return digests.length === 0 ? refuse() : { digests, signed: [] }
   }
   const items = text.split(',').map(item => item.trim().split('='))
   const times = items.filter(([name]) => name === 't').map(([, value]) => value ?? '')
   const digests = digestsOf(items.filter(([name]) => name === 'v1').map(([, value]) => value ?? ''))
   if (times.length !== 1 || !/^\d{1,12}$/.test(times[0]) || digests.length === 0 || digests.length > MOST_SIGNATURES)
     refuse()
-  const off = Math.abs(now.getTime() / 1000 - Number(times[0]))
-  if (off > config.TRIGGER_HOOK_TOLERANCE_SECONDS || !verified(secrets, digests, [`${times[0]}.`, body])) refuse()
-  return keyOf(`${times[0]}.`, body)
+  const off = Math.abs(clock.now().getTime() / 1000 - Number(times[0]))
+  return off > config.TRIGGER_HOOK_TOLERANCE_SECONDS ? refuse() : { digests, signed: [`${times[0]}.`] }
 }
 
+/** The key under which a call is taken once: of what is signed, whichever secret did. */
 function keyOf(...parts: (string | Buffer)[]): string {
   const hash = createHash('sha256')
   for (const part of parts) hash.update(part)
@@ -105,9 +103,8 @@ type Accepted = z.output<typeof HookAnswer>
 /** What the pipeline is given as the body is what became of it. */
 const HookBody = z.looseObject({}).describe('Any JSON; it is the input of the firing').meta({ id: 'TriggerHookBody' })
 
-/** Takes a call: the trigger fires in the background, once for what is signed. */
-async function accept(services: Services, trigger: Hooked, req: IncomingMessage, body: Buffer): Promise<Accepted> {
-  const key = verifiedKey(services, trigger, req, body)
+/** Takes a call: the trigger fires in the background, once for a key. */
+async function accept(services: Services, trigger: Hooked, key: string, body: Buffer): Promise<Accepted> {
   const { id: trigger_id, project_id, target_type, active, paused_at, pause_reason } = trigger
   if (!active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
   const paused = (reason: string | null): never =>
@@ -141,14 +138,32 @@ async function accept(services: Services, trigger: Hooked, req: IncomingMessage,
 /** A hook is often called many times at once. */
 const hookedReads = perProcess(() => joinedReads<Hooked | null>())
 
-/** Everything about a call but its answer: its body is read once, as bytes, and only what is signed counts. */
-async function receive({ req, params, services }: Receiving): Promise<Received> {
-  const body = await hookBytes(req)
-  const { trigger_id: id } = params
+/** Raises RESOURCE_NOT_FOUND. */
+async function hooked(services: Services, id: string): Promise<Hooked> {
   const trigger = isIdOf(triggerKind, id) ? await hookedReads(services)(id, () => findHooked(services.pool, id)) : null
-  if (!trigger) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  return trigger ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
+}
+
+/**
+ * Everything about a call but its answer: its body is read once, as bytes, and only what is signed counts. Nothing of it is
+ * read where the call is refused whatever it holds.
+ */
+async function receive(request: Receiving): Promise<Received> {
+  const { req, params, services } = request
+  const { trigger_id: id } = params
+  refuseDeclared(req)
+  const found = await hooked(services, id)
+  secretsOf(services, found, services.clock.now())
+  signatureOf(services, found, req)
+  const foundAt = performance.now()
+  const body = await hookBytes(request, id)
+  // A slow body may outlast the secret, or the trigger.
+  const trigger = performance.now() - foundAt < FRESH_MS ? found : await hooked(services, id)
+  const { digests, signed } = signatureOf(services, trigger, req)
+  const parts = [...signed, body]
+  if (!verified(secretsOf(services, trigger, services.clock.now()), digests, parts)) raise('UNAUTHORIZED')
   const tenancy = { tenant: trigger.project_id, patienceMs: PATIENCE_MS }
-  const accepted = await inTenancy(tenancy, () => accept(services, trigger, req, body))
+  const accepted = await inTenancy(tenancy, () => accept(services, trigger, keyOf(...parts), body))
   return { body: accepted, discard: async () => {} }
 }
 

@@ -237,6 +237,7 @@ export const fileOperations: Operation[] = [
     gate: 'public',
     consumes: [FORM, 'application/json'],
     receive: receiveByToken,
+    bodyTimeMs: config => config.UPLOAD_TIMEOUT_MS,
     body: TokenUpload,
     raises: [
       ...uploadRaises,

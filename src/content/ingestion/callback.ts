@@ -113,6 +113,7 @@ export const completeIngestionCallback = operation({
   query: z.object({ token: z.string().optional().describe('The token that the converter was given') }),
   body: CallbackInput,
   receive,
+  bodyTimeMs: config => config.HTTP_BODY_TIMEOUT_MS,
   answers: { 204: null },
   raises: [
     'INGESTION_CALLBACK_INVALID_TOKEN',

@@ -178,6 +178,8 @@ export type Operation = {
   consumes: readonly string[]
   /** Largest JSON body; default HTTP_JSON_LIMIT_BYTES. */
   bodyLimit?: (config: Config) => number
+  /** Longest time that the body takes at a public gate; default HTTP_ANONYMOUS_BODY_TIMEOUT_MS. */
+  bodyTimeMs?: (config: Config) => number
   /** A credential of the operation's own, in the query: where it holds, no bearer is asked for and nothing is audited. */
   pass?: (request: Pick<Receiving, 'params' | 'query' | 'services'>) => Promise<boolean>
   /**
@@ -226,6 +228,7 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   receive?: Operation['receive']
   consumes?: readonly string[]
   bodyLimit?: Operation['bodyLimit']
+  bodyTimeMs?: Operation['bodyTimeMs']
   pass?: Operation['pass']
   raises?: ErrorCode[]
   rejects?: number[]
@@ -358,6 +361,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     receive: declaration.receive,
     consumes: declaration.consumes ?? ['application/json'],
     bodyLimit: declaration.bodyLimit,
+    bodyTimeMs: declaration.bodyTimeMs,
     pass: declaration.pass,
     raises: declaration.raises ?? [],
     rejects: declaration.rejects ?? [],

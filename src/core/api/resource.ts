@@ -29,6 +29,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     | 'gate'
     | 'admit'
     | 'bodyLimit'
+    | 'bodyTimeMs'
     | 'bodyOptional'
     | 'internal'
     | 'granted'

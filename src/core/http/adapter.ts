@@ -16,7 +16,8 @@ import { refusalOf } from '../invoke/refusal.ts'
 import { loggedPath } from '../process/log.ts'
 import { requestDuration, requests } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { dropBody, jsonReader, UNKNOWN_BODY_BYTES, unauthorizedBody } from './body.ts'
+import { countAnonymous } from './anonymous-bodies.ts'
+import { CLIENT_GONE, dropBody, jsonReader, UNKNOWN_BODY_BYTES, unauthorizedBody } from './body.ts'
 import { boundBody, boundReader, requestIdOf } from './server.ts'
 
 /** A request with what the first middleware noted. */
@@ -25,8 +26,6 @@ type Wire = Request & { requestId: string; startedAt: number }
 /** A caller that was resolved before its body is resolved again behind a body that took longer. */
 const IDENTITY_MS = 1000
 
-// Nobody reads the answer; it keeps what a client broke off from being logged as a fault of ours.
-const CLIENT_GONE = new AppError('REQUEST_REJECTED', { status: 400, message: 'The client went away' })
 const closedSignals = new WeakMap<Response, AbortSignal>()
 
 /** Aborted when the client goes away. Made when asked for: few operations ask, and a signal costs more than a query's binding. */
@@ -145,30 +144,40 @@ export function createHttp(
       res.destroy()
       return
     }
+    // Of clients that leave in the middle of a body there may be thousands.
+    const isSilent = !caller && !req.complete && (req.destroyed || res.closed)
     const text = JSON.stringify(errorBody(refused, config.DOCS_BASE_URL))
     for (const [name, value] of Object.entries(refused.headers ?? {})) res.setHeader(name, value)
     if (refused.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
       res.setHeader('WWW-Authenticate', 'Bearer')
     dropBody(req, res)
-    end(req, res, refused.status, text, route, caller)
+    end(req, res, refused.status, text, route, caller, isSilent ? 'debug' : 'info')
   }
 
   /** Writes a JSON answer and the request's log line. */
-  function end(req: Wire, res: ServerResponse, status: number, text: string | null, route: string, caller?: Caller) {
+  function end(
+    req: Wire,
+    res: ServerResponse,
+    status: number,
+    text: string | null,
+    route: string,
+    caller?: Caller,
+    level: 'info' | 'debug' = 'info',
+  ) {
     res.statusCode = status
     if (text !== null) {
       res.setHeader('Content-Type', 'application/json; charset=utf-8')
       res.setHeader('Content-Length', Buffer.byteLength(text))
       res.end(req.method === 'HEAD' ? undefined : text)
     } else res.end()
-    done(req, status, route, caller)
+    done(req, status, route, caller, level)
   }
 
-  function done(req: Wire, status: number, route: string, caller?: Caller) {
+  function done(req: Wire, status: number, route: string, caller?: Caller, level: 'info' | 'debug' = 'info') {
     const ms = performance.now() - req.startedAt
     requests.inc({ method: req.method, route, status: String(status) })
     requestDuration.observe({ method: req.method, route, status: String(status) }, ms / 1000)
-    log.info(
+    log[level](
       {
         request_id: req.requestId,
         method: req.method,
@@ -213,10 +222,8 @@ export function createHttp(
     const open = operation.gate === 'public'
     const limit = operation.bodyLimit?.(config) ?? (open ? UNKNOWN_BODY_BYTES : config.HTTP_JSON_LIMIT_BYTES)
     const read = jsonReader(limit)
-    const time = {
-      totalMs: operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS,
-      idleMs: config.HTTP_IDLE_TIMEOUT_MS,
-    }
+    const knownMs = operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS
+    const openMs = operation.bodyTimeMs?.(config) ?? config.HTTP_ANONYMOUS_BODY_TIMEOUT_MS
     /**
      * Reads the body; of who has no credential no more than it takes to say what is wrong with a small one. Gives what
      * asks for the caller from then on.
@@ -224,13 +231,17 @@ export function createHttp(
     const readBody = async (req: Wire, res: Response): Promise<Call['identify']> => {
       const identify = () => resolve(req)
       if (operation.method === 'get') return identify
-      boundBody(req, time)
       const startedAt = performance.now()
       const caller = open ? null : await identify()
       const refused = open || caller ? null : unauthorizedBody(req)
       if (refused && (operation.receive || refused.code !== 'UNAUTHORIZED')) throw refused
-      const reader = refused ? readUnknown : read
-      if (!operation.receive) await reader(req, res)
+      const totalMs = caller ? knownMs : openMs
+      boundBody(req, { totalMs, idleMs: Math.min(config.HTTP_IDLE_TIMEOUT_MS, totalMs) })
+      if (!operation.receive) {
+        const reader = refused ? readUnknown : read
+        const count = caller ? undefined : countAnonymous(services, `address ${req.ip}`, closedSignal(res))
+        await reader(req, res, count)
+      }
       if (refused) throw refused
       let first = true
       return () => {

@@ -1,6 +1,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import express, { type Request, type RequestHandler, type Response } from 'express'
 import { AppError, invalid } from '../api/errors.ts'
+import type { CountBytes } from './anonymous-bodies.ts'
 
 /** What a request without a valid credential may send at most, in bytes. */
 export const UNKNOWN_BODY_BYTES = 64 * 1024
@@ -46,19 +47,24 @@ export function parseJson(text: string): unknown {
   return JSON.parse(text)
 }
 
-/** Reads the JSON body of a request into `req.body`. Rejects with what is wrong with it. */
-export type JsonReader = (req: Request, res: Response) => Promise<void>
+/** Reads the JSON body of a request into `req.body`. Rejects with what is wrong with it, or with what `count` throws. */
+export type JsonReader = (req: Request, res: Response, count?: CountBytes) => Promise<void>
 
 /** Reads JSON bodies of at most `limit` bytes, decoded; whatever their type says. */
 export function jsonReader(limit: number): JsonReader {
   const parse = parser(limit)
-  return (req, res) =>
+  return (req, res, count) =>
     new Promise((resolve, reject) => {
       // The parser reads a body that is too large to its end before it says so.
       let room = limit
       req.on('data', (chunk: Buffer) => {
         room -= chunk.length
-        if (room < 0) reject(tooLarge())
+        if (room < 0) return reject(tooLarge())
+        try {
+          count?.(chunk.length)
+        } catch (error) {
+          reject(error)
+        }
       })
       if (declaredLength(req) > limit) return reject(tooLarge())
       parse(req, res, error => (error ? reject(error) : resolve()))
@@ -79,6 +85,9 @@ const parser = (limit: number): RequestHandler =>
       boundJson(bytes)
     },
   })
+
+/** What a request ends with whose client left. Its answer is never read, but the failure is not ours. */
+export const CLIENT_GONE = new AppError('REQUEST_REJECTED', { status: 400, message: 'The client went away' })
 
 /** Refuses a body that came without a credential: 413 where it declares more than such a body may have. */
 export function unauthorizedBody(req: IncomingMessage): AppError {

@@ -46,9 +46,9 @@ export function openServer(
   server.headersTimeout = 66_000
   server.requestTimeout = requestTimeoutMs
 
-  const refusal = (status: number, message: string) => {
+  const refusal = (status: number, message: string, level: 'info' | 'debug' = 'info') => {
     const requestId = randomUUID()
-    log.info({ request_id: requestId, status, reason: message }, 'request')
+    log[level]({ request_id: requestId, status, reason: message }, 'request')
     const text = JSON.stringify(errorBody(new AppError('REQUEST_REJECTED', { status, message }), docsBaseUrl))
     return {
       text,
@@ -61,8 +61,8 @@ export function openServer(
     }
   }
 
-  const refuseSocket = (socket: Socket, status: number, message: string) => {
-    const { text, headers } = refusal(status, message)
+  const refuseSocket = (socket: Socket, status: number, message: string, level?: 'debug') => {
+    const { text, headers } = refusal(status, message, level)
     const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}`)
     socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${lines.join('\r\n')}\r\n\r\n${text}`)
     // A sender that never closes its side would keep what its request holds.
@@ -74,7 +74,9 @@ export function openServer(
     const answering = (socket as Socket & { _httpMessage?: ServerResponse })._httpMessage?.headersSent
     if (error.code === 'ECONNRESET' || !socket.writable || answering) return void socket.destroy()
     const status = STATUS_OF[error.code ?? ''] ?? 400
-    refuseSocket(socket as Socket, status, STATUS_CODES[status] as string)
+    // A client that leaves in the middle of a request costs no line, like one that resets its connection.
+    const level = error.code === 'HPE_INVALID_EOF_STATE' ? 'debug' : undefined
+    refuseSocket(socket as Socket, status, STATUS_CODES[status] as string, level)
   })
   server.on('connect', (_req: IncomingMessage, socket) =>
     refuseSocket(socket as Socket, 405, 'CONNECT is not supported'),
