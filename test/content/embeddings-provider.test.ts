@@ -336,8 +336,11 @@ describe('the embedding provider', () => {
       server.behave = () => ({ tokens: 101 })
       const embed = embedderOf(app.services).embed
       await Promise.all([
-        embed(['aaaaaa'], options({ project_id: one.id, purpose: { kind: 'document', ref: 'doc_a' } })),
-        embed(['bbb', 'ccc'], options({ project_id: two.id, purpose: { kind: 'memory', ref: 'mem_b' } })),
+        embed(['aaaaaa'], options({ project_id: one.id, purpose: { kind: 'document', ref: 'doc_a' }, admitted: true })),
+        embed(
+          ['bbb', 'ccc'],
+          options({ project_id: two.id, purpose: { kind: 'memory', ref: 'mem_b' }, admitted: true }),
+        ),
         embed(['dddddd'], options()),
       ])
       assert.equal(server.calls.length, 1)

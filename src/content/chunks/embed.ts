@@ -64,12 +64,12 @@ export const chunkVectors = (
     purpose: { kind: 'document', ref: owner.document_id },
   })
 
-type VectorOptions = { timeoutMs?: number; signal?: AbortSignal; background?: boolean }
+type VectorOptions = Pick<EmbedOptions, 'timeoutMs' | 'signal' | 'background' | 'admitted'>
 
 /**
  * Vectors of texts, one or more of each. A text whose embedding failed in any window has none. Never throws for
- * what a provider does; throws the reason of `signal` when that is aborted. Without a configured provider nothing has
- * failed: there is nothing to try again with.
+ * what a provider does; throws the reason of `signal` when that is aborted, and QUOTA_EXCEEDED. Without a configured provider
+ * nothing has failed: there is nothing to try again with.
  */
 export async function textVectors(
   services: Services,
@@ -84,6 +84,7 @@ export async function textVectors(
     found = await embedder.embed(inputs.flat(), options)
   } catch (error) {
     options.signal?.throwIfAborted()
+    if (error instanceof AppError && error.code === 'QUOTA_EXCEEDED') throw error
     // What a provider did is in the log already.
     if (!(error instanceof AppError)) services.log.error({ err: error, ref: options.purpose.ref }, 'texts not embedded')
     const down = !blamesTexts(error)
@@ -104,7 +105,7 @@ export async function embedChunks(
   services: Services,
   owner: { project_id: string; document_id: string },
   drafts: readonly ChunkDraft[],
-  options: { timeoutMs?: number; signal?: AbortSignal } = {},
+  options: VectorOptions = {},
 ): Promise<(EmbeddedChunk & ChunkVectors)[]> {
   const embedded = await chunkVectors(services, owner, drafts, options)
   return drafts.map((draft, index) => ({ ...draft, id: newId('dchunk'), ...embedded[index] }))

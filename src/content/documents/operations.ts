@@ -53,7 +53,7 @@ const createDocument = operation({
   body: DocumentInput,
   bodyLimit,
   answers: { 201: Document },
-  raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED'],
+  raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
   transaction: false,
   run: async context => documentKind.present(await create(context)),
 })
@@ -129,7 +129,7 @@ const updateDocument = itemOperation(documentKind, {
   body: DocumentPatch,
   bodyLimit,
   answers: { 200: Document },
-  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT'],
+  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT', 'QUOTA_EXCEEDED'],
   transaction: false,
   async run(context) {
     const { tags, chunk_strategy, chunk_unit, chunk_size, chunk_overlap, ...wanted } = context.body
@@ -243,7 +243,7 @@ const restoreDocumentVersion = itemOperation(documentKind, {
   body: VersionPrecondition,
   bodyOptional: true,
   answers: { 200: Document },
-  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT', 'PRECONDITION_FAILED'],
+  raises: ['NAME_CONFLICT', 'VERSION_CONFLICT', 'PRECONDITION_FAILED', 'QUOTA_EXCEEDED'],
   transaction: false,
   run: async context =>
     documentKind.present(await restoreVersion(context, context.params.version, context.body?.expected_version)),

@@ -1,4 +1,5 @@
 import { LRUCache } from 'lru-cache'
+import { checkSpend } from '../../control/quotas/spend.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -12,7 +13,8 @@ export type Embedder = {
   model: EmbeddingModel | null
   /**
    * L2-normalized vectors in the order of the texts; null where a text failed for good, all zeros where the model finds
-   * nothing in it (never to be stored). Raises EMBEDDING_NOT_CONFIGURED, AI_PROVIDER_ERROR when every text failed.
+   * nothing in it (never to be stored). Raises EMBEDDING_NOT_CONFIGURED, QUOTA_EXCEEDED, AI_PROVIDER_ERROR when every text
+   * failed.
    */
   embed(texts: string[], options: EmbedOptions): Promise<(Float32Array | null)[]>
   /** The vector of a question, from a cache of the process when it was asked lately. Tries twice. Raises the same. */
@@ -34,6 +36,7 @@ function createEmbedder(services: Services): Embedder {
     if (!backend) raise('EMBEDDING_NOT_CONFIGURED')
     options.signal?.throwIfAborted()
     if (texts.length === 0) return []
+    if (!options.background && !options.admitted) await checkEmbeddingSpend(services, options.project_id)
     const { vectors, failure } = await backend(texts, options)
     const missing = (vector: Float32Array | null) => vector === null
     if (options.complete ? vectors.some(missing) : vectors.every(missing)) throw providerError(failure)
@@ -52,6 +55,17 @@ function createEmbedder(services: Services): Embedder {
       return vector as Float32Array
     },
   }
+}
+
+/**
+ * Checks the quotas of a project before texts are embedded on its account. The local model costs nothing.
+ * @throws QUOTA_EXCEEDED
+ */
+export async function checkEmbeddingSpend(services: Services, project_id: string | null): Promise<void> {
+  const provider = configuredModel(services)?.provider ?? 'local'
+  if (project_id === null || provider === 'local') return
+  const spender = { project_id, agent_id: null, actor_id: null }
+  await checkSpend(services, spender, services.pool, { metered: 'embedding' })
 }
 
 function configuredModel({ config }: Services): EmbeddingModel | null {

@@ -19,6 +19,8 @@ export type EmbedOptions = {
   background?: boolean
   /** Every text has to have its vector: one that failed fails all. */
   complete?: boolean
+  /** Part of work that was let in before, such as a turn: quotas are not asked again. Nor are they for background work. */
+  admitted?: boolean
 }
 
 /** What policies name the use of the embedding model by. */

@@ -20,7 +20,7 @@ const create = operation({
   reads: true,
   body: EmbeddingsInput,
   answers: { 200: Embeddings },
-  raises: ['EMBEDDING_NOT_CONFIGURED', 'AI_PROVIDER_ERROR'],
+  raises: ['EMBEDDING_NOT_CONFIGURED', 'AI_PROVIDER_ERROR', 'QUOTA_EXCEEDED'],
   async run({ body, project, request, services }) {
     const embedder = embedderOf(services)
     if (!embedder.model) raise('EMBEDDING_NOT_CONFIGURED')

@@ -14,6 +14,7 @@ import {
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
+import { checkEmbeddingSpend } from '../embeddings/embedder.ts'
 import { fileKind } from '../files/model.ts'
 import { filePath, PathError } from '../paths.ts'
 import { admitAgain, admitFile } from './admit.ts'
@@ -80,6 +81,7 @@ const RAISES = [
   'UNSUPPORTED_FILE_TYPE',
   'FILE_TOO_LARGE_FOR_SYNC',
   'QUOTA_STORAGE_EXCEEDED',
+  'QUOTA_EXCEEDED',
 ] as const
 
 const ingestDocument = operation({
@@ -100,6 +102,7 @@ const ingestDocument = operation({
     const { services, body, project, query, caller, allow } = context
     const id = newId('doc')
     const wait = query.wait === true
+    await checkEmbeddingSpend(services, project as string)
     return answerIngestion(context, id, () =>
       services.write(async tx => {
         const admitted = await admitFile(
@@ -129,6 +132,7 @@ const reingestDocument = itemOperation(documentKind, {
   async run(context) {
     const { services, body, resource, query, caller } = context
     const wait = query.wait === true
+    await checkEmbeddingSpend(services, resource.project_id)
     return answerIngestion(context, resource.id, () =>
       services.write(async tx => {
         const admitted = await admitAgain({ services, tx, caller, wait }, resource.id, body ?? {})

@@ -40,6 +40,7 @@ export async function writeChunks(
     const batch = await embedChunks(services, owner, chunks.slice(from, to), {
       signal: hold.signal,
       timeoutMs: away ? 0 : undefined,
+      admitted: true,
     })
     unembedded ||= batch.some(({ failed }) => failed)
     away ||= batch.some(({ down }) => down)

@@ -28,7 +28,14 @@ const rowOf = (selection: Selection, { ref_id, container_id }: { ref_id: string;
 export async function vectorChannel(
   services: Services,
   selections: readonly Selection[],
-  options: { query: string; limit: number; project: string | null; ref: string; signal?: AbortSignal },
+  options: {
+    query: string
+    limit: number
+    project: string | null
+    ref: string
+    signal?: AbortSignal
+    admitted?: boolean
+  },
 ): Promise<{ rows: NearRow[]; question: Question } | Failed> {
   const embedder = embedderOf(services)
   if (!embedder.configured) return { failed: null }
@@ -39,6 +46,7 @@ export async function vectorChannel(
         purpose: { kind: 'search', ref: options.ref },
         timeoutMs: services.config.KNOWLEDGE_EMBED_TIMEOUT_MS,
         signal: options.signal,
+        admitted: options.admitted,
       }),
       currentSpace(services) as Promise<Space>,
     ])

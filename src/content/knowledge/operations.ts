@@ -18,7 +18,7 @@ const searchKnowledge = operation({
   reads: true,
   body: SearchInput,
   answers: { 200: SearchAnswer },
-  raises: ['AI_PROVIDER_ERROR', 'TOOL_NOT_FOUND'],
+  raises: ['AI_PROVIDER_ERROR', 'TOOL_NOT_FOUND', 'QUOTA_EXCEEDED'],
   run: ({ body, caller, project, request, services }) =>
     search(services, { caller, project }, body, { ref: request.id, signal: request.closed }),
 })

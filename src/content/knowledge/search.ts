@@ -14,6 +14,8 @@ export type Purpose = {
   /** What the embedding of the query is recorded under: a request or a turn. */
   ref: string
   signal?: AbortSignal
+  /** Part of work that was let in before: quotas are not asked again. */
+  admitted?: boolean
 }
 
 /**
@@ -21,7 +23,7 @@ export type Purpose = {
  * hidden rows take no place, and their words and vectors change no order.
  *
  * Both channels run at the same time, each over all sources; one that could not be asked is in `degraded_channels`.
- * @throws AppError VALIDATION_FAILED and TOOL_NOT_FOUND for a reranker that cannot be asked; AI_PROVIDER_ERROR when the
+ * @throws AppError VALIDATION_FAILED and TOOL_NOT_FOUND for a reranker that cannot be asked; QUOTA_EXCEEDED; AI_PROVIDER_ERROR when the
  *   embedding provider failed and the words could not be searched either
  */
 export async function search(

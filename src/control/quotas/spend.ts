@@ -20,24 +20,29 @@ export type { Spender } from './spend-store.ts'
 /** A measured quota: what is compared with its limit, and how that came out. */
 type Verdict = { quota: Spend; window: Window; breached: boolean }
 
+/** What a call that is no model call counts in. */
+type Metered = 'embedding' | 'tool_execution'
+
 /**
- * Checks the tokens and cost_usd quotas that work would count in, before it starts: for turns, chat completions, deciders
- * and memory extraction. Nothing is asked of the database where none of the project's quotas counts the work, else one
+ * Checks the tokens and cost_usd quotas that work would count in, before it starts: turns, completions, memory extraction,
+ * embeddings and direct calls of tools. Nothing is asked of the database where none of the project's quotas counts the work, else one
  * statement; one more in a transaction where a quota reserves, which then holds up other starts of the project until its end.
  * A breach is reported outside of the caller's transaction, which a refusal rolls back.
- * @param options `again`: the work was let in before and is about to start, so what was reserved is its own
- * @throws QUOTA_EXCEEDED, QUOTA_UNENFORCEABLE; PROJECT_PAUSED in their place
+ * @param options `again`: the work was let in before and is about to start, so what was reserved is its own; `metered`: a
+ *   call that is no model call, for which nothing is reserved and whose price does not depend on those of models
+ * @throws QUOTA_EXCEEDED; QUOTA_UNENFORCEABLE for model calls, and PROJECT_PAUSED in place of both
  */
 export async function checkSpend(
   services: Services,
   spender: Spender,
   db: Queryable = services.pool,
-  options: { again?: boolean } = {},
+  options: { again?: boolean; metered?: Metered } = {},
 ): Promise<void> {
+  const { metered } = options
   const inTransaction = db !== services.pool
   const known = await knownTo(services, spender, inTransaction)
-  if (known?.length === 0) return
-  const orders = inTransaction && !options.again
+  if (known?.every(quota => !countsCall(quota, metered))) return
+  const orders = inTransaction && !options.again && !metered
   const lock = orders && known?.some(({ reserve }) => reserve)
   if (lock) await lockStarts(db, spender.project_id)
   const now = services.clock.now()
@@ -47,14 +52,16 @@ export async function checkSpend(
     await lockStarts(db, spender.project_id)
     measured = await measureSpend(db, spender, now)
   }
-  const verdicts = measured.map(quota => judge(services, quota, now, options))
+  const verdicts = measured
+    .filter(quota => countsCall(quota, metered))
+    .map(quota => judge(services, quota, now, options))
   for (const { quota, window } of verdicts)
     if (quota.unpriced > 0 && coversModels(quota)) fileUnpriced(services, quota, window, spender)
   const enforced = verdicts.filter(({ quota }) => quota.mode === 'enforce')
   const exceeded = mostSpecific(enforced.filter(({ breached }) => breached))
-  const blackout = mostSpecific(enforced.filter(({ quota }) => isUnmeasurable(quota)))
+  const blackout = metered ? null : mostSpecific(enforced.filter(({ quota }) => isUnmeasurable(quota)))
   if (!exceeded && !blackout) return
-  if (!options.again) await requireRunnable(db, spender.project_id)
+  if (!options.again && !metered) await requireRunnable(db, spender.project_id)
   if (exceeded) refuseExceeded(exceeded, now)
   if (blackout) await refuseUnmeasurable(db, blackout, spender)
 }
@@ -83,11 +90,23 @@ function counts({ scope, scope_ref }: KnownQuota, { agent_id, actor_id }: Spende
   return spends !== null && (scope_ref === null || scope_ref === spends)
 }
 
+/** Whether a quota counts a call that is no model call; of model calls all do. */
+const countsCall = ({ metric, meter_type }: Pick<Spend, 'metric'> & Partial<Spend>, metered?: Metered): boolean =>
+  metered === undefined ||
+  (metered === 'embedding'
+    ? meter_type == null || meter_type === 'llm_tokens'
+    : metric === 'cost_usd' && meter_type == null)
+
 /** Compares a quota with its limit, and reports what it reaches. */
-function judge(services: Services, quota: Spend, now: Date, { again }: { again?: boolean }): Verdict {
+function judge(
+  services: Services,
+  quota: Spend,
+  now: Date,
+  { again, metered }: { again?: boolean; metered?: Metered },
+): Verdict {
   const window = windowOf(quota.window, now)
   const used = quota.metric === 'tokens' ? quota.tokens : quota.cost_usd
-  const reserves = quota.reserve && !again
+  const reserves = quota.reserve && !again && !metered
   // What is under way and what is about to start; of the first turns nobody knows, so they follow each other.
   const expected = reserves ? used + (quota.under_way + 1) * (quota.mean ?? 0) : used
   const unknown = reserves && quota.mean === null && quota.under_way > 0

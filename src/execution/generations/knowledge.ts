@@ -55,7 +55,7 @@ async function recalled(
   const caller: Decided = { principal: { type, id }, credential: { type: 'run', id: generation.id }, layers: [] }
   try {
     const scope = { caller, project: agent.project_id }
-    const { results } = await search(services, scope, request, { ref: generation.id, signal })
+    const { results } = await search(services, scope, request, { ref: generation.id, signal, admitted: true })
     const { block, shown } = blockOf(results, services.config.KNOWLEDGE_INJECTION_MAX_CHARS)
     return { block, results: shown.map(referenceOf), error: null }
   } catch (error) {

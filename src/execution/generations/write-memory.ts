@@ -61,12 +61,11 @@ export const statedIn = ({ id, agent_id, conversation_id }: GenerationRow) =>
 async function write(turn: TurnAttempt, memory_store_id: string, content: string) {
   const { generation, services } = turn
   await requireWithinBounds(turn, memory_store_id)
-  const { entry } = await writeFact(services, {
-    memory_store_id,
-    content,
-    mechanism: 'tool',
-    ...statedIn(generation),
-  })
+  const { entry } = await writeFact(
+    services,
+    { memory_store_id, content, mechanism: 'tool', ...statedIn(generation) },
+    { admitted: true },
+  )
   return { action: entry.action, memory_id: entry.memory_id, entry_id: entry.id }
 }
 

@@ -149,7 +149,10 @@ async function write({ services, claim, rule, turn, hold }: Held, fact: Fact): P
     if (!(await firingAttempts.set(db, claim, counts))) throw new Superseded()
   }
   try {
-    await writeFact(services, statedBy(rule, turn, fact), { within: (tx, entry) => marked(tx, entry.action) })
+    await writeFact(services, statedBy(rule, turn, fact), {
+      within: (tx, entry) => marked(tx, entry.action),
+      admitted: true,
+    })
   } catch (error) {
     if (error instanceof Superseded || hold.signal.aborted || isDatabaseLost(error)) throw error
     services.log.warn({ err: error, memory_rule_id: rule.id, generation_id: turn.id }, 'fact not written')

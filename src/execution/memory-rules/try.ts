@@ -81,7 +81,7 @@ async function answered(testing: Testing, turn: GenerationRow): Promise<Fact[]> 
 async function wouldWrite({ services, resource: rule }: Testing, turn: GenerationRow, fact: Fact) {
   const { content, tags } = fact
   try {
-    const { entry } = await writeFact(services, statedBy(rule, turn, fact), { dryRun: true })
+    const { entry } = await writeFact(services, statedBy(rule, turn, fact), { dryRun: true, admitted: true })
     const { action, similarity, memory_id, superseded_memory_id } = entry
     return { content, tags, action, similarity, memory_id, superseded_memory_id }
   } catch (error) {

@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { z } from 'zod'
+import { checkSpend } from '../../control/quotas/spend.ts'
 import { recordUsageLater, tokenComponents } from '../../control/usage/meter.ts'
 import { AppError, RecordedFailure } from '../../core/api/errors.ts'
 import { contains, equals, oneOf } from '../../core/api/filters.ts'
@@ -201,12 +202,15 @@ export const aiProviderOperations: Operation[] = [
   }),
   providers.action('check', {
     summary: 'Try a provider with the smallest completion',
-    description: 'One attempt without retries. A failure is in `error`, as a turn would record it.',
+    description:
+      'One attempt without retries, which quotas of tokens and money count. A failure is in `error`, as a turn would record it.',
     body: CheckInput,
     bodyOptional: true,
     answers: { 200: CheckResult },
+    raises: ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'PROJECT_PAUSED'],
     transaction: false,
     async run({ services, resource, body, request }) {
+      await checkSpend(services, { project_id: resource.project_id, agent_id: null, actor_id: null })
       const model = body?.model ?? resource.default_model
       const started = performance.now()
       const error = await tryProvider({ services, resource, model, signal: request.closed })

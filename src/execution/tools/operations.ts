@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { checkSpend } from '../../control/quotas/spend.ts'
 import { contains, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { itemOperation, type Operation } from '../../core/api/operation.ts'
@@ -112,6 +113,7 @@ export const toolOperations: Operation[] = [
       'PROJECT_PAUSED',
       'TOOL_DISPATCH_FAILED',
       'SHARE_CAP_EXCEEDED',
+      'QUOTA_EXCEEDED',
     ],
     transaction: false,
     // A result may hold what only the target may show.
@@ -120,6 +122,8 @@ export const toolOperations: Operation[] = [
       // What is shared runs where it is called.
       if (grant) await requireRunnable(db, project as string)
       else refusePaused(tool.project_id, tool as CalledTool)
+      const spender = { project_id: project as string, agent_id: null, actor_id: null }
+      await checkSpend(services, spender, services.pool, { metered: 'tool_execution' })
       const call = openCall(services, {
         action: body?.action,
         input: body?.input,

@@ -32,7 +32,7 @@ const create = operation({
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryEntryInput,
   answers: { 201: MemoryEntry, 200: MemoryEntry.or(DryRun) },
-  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED'],
+  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
   transaction: false,
   async run(context) {
     const { dry_run: dryRun, ...body } = context.body

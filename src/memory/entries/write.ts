@@ -68,7 +68,9 @@ const MOST_ROUNDS = 5
  * @param options.check is given the store once it is known, before anything is embedded; what it raises ends the write
  * @param options.found is given the memory that decides, before anything is written; what it raises ends the write
  * @param options.within runs in the transaction, after the rows are written
- * @throws RESOURCE_NOT_FOUND for a store that is gone or a memory to replace that never was; VALIDATION_FAILED
+ * @param options.admitted the write is part of work that was let in before: quotas are not asked again
+ * @throws RESOURCE_NOT_FOUND for a store that is gone or a memory to replace that never was; VALIDATION_FAILED,
+ *   QUOTA_EXCEEDED
  */
 export async function writeFact(
   services: Services,
@@ -78,15 +80,17 @@ export async function writeFact(
     check?: (store: MemoryStoreRow) => Promise<void>
     found?: (found: Found) => void
     within?: (tx: Tx, entry: MemoryEntryRow) => Promise<void>
+    admitted?: boolean
   } = {},
 ): Promise<Written> {
   const claim = claimOf(fact)
+  const { admitted } = options
   const look = ({ action, match, similarity }: Decision, store: MemoryStoreRow): void => {
     if (!match) return
     const chosen = claim.supersedes != null || actionFor(similarity, effectiveThresholds(store)) !== action
     options.found?.({ memory: match, replaced: action === 'superseded', chosen })
   }
-  let prepared = await prepare(services, claim, { check: options.check })
+  let prepared = await prepare(services, claim, { admitted, check: options.check })
   if (options.dryRun) {
     for (let round = 1; ; round++) {
       const decision = await decide(services.pool, prepared.store, claim, prepared)
@@ -95,7 +99,7 @@ export async function writeFact(
         look(reached, prepared.store)
         return imagined(prepared.store, claim, reached)
       }
-      prepared = await prepare(services, claim, { again: true })
+      prepared = await prepare(services, claim, { admitted, again: true })
     }
   }
   return services.write(async tx => {
@@ -103,7 +107,7 @@ export async function writeFact(
     const decision = await decide(tx, store, claim, prepared)
     if (decision === 'look again')
       throw new RunFirst(async () => {
-        prepared = await prepare(services, claim, { again: true })
+        prepared = await prepare(services, claim, { admitted, again: true })
       })
     look(decision, store)
     const written = await write(services, tx, { store, claim, decision, prepared })
@@ -147,7 +151,11 @@ type Prepared = {
 async function prepare(
   services: Services,
   claim: Claim,
-  { again = false, check }: { again?: boolean; check?: (store: MemoryStoreRow) => Promise<void> },
+  {
+    again = false,
+    admitted,
+    check,
+  }: { again?: boolean; admitted?: boolean; check?: (store: MemoryStoreRow) => Promise<void> },
 ): Promise<Prepared> {
   const store =
     (await seeStore(services.pool, claim.memory_store_id, claim.hash)) ??
@@ -157,7 +165,7 @@ async function prepare(
   if (store.twin && !again && !claim.supersedes) return { store, embedded: null, near: [], more: false }
   const embedded =
     (store.twin === null ? null : await vectorsOfTwin(services, store.twin)) ??
-    (await embedContent(services, { project_id: store.project_id, ref: store.id, content: claim.content }))
+    (await embedContent(services, { project_id: store.project_id, ref: store.id, content: claim.content, admitted }))
   const { space, vectors } = embedded
   if (claim.supersedes || !space || vectors.length === 0) return { store, embedded, near: [], more: false }
   const near = await nearest(services, store, space, { vector: vectors[0], relevant: supersede })

@@ -6,16 +6,19 @@ import type { Embedded } from './store.ts'
 /**
  * The vectors of a text that is about to be written. Never raises for what a provider does: what could not be embedded
  * within EMBEDDING_INLINE_TIMEOUT_MS is embedded later. No connection and no lock may be held meanwhile.
+ * @param text.admitted it is part of work that was let in before: quotas are not asked again
+ * @throws QUOTA_EXCEEDED
  */
 export async function embedContent(
   services: Services,
-  { project_id, ref, content }: { project_id: string; ref: string; content: string },
+  { project_id, ref, content, admitted }: { project_id: string; ref: string; content: string; admitted?: boolean },
 ): Promise<Embedded> {
   const [[{ vectors, failed }], space] = await Promise.all([
     textVectors(services, [{ content, context: null }], {
       project_id,
       purpose: { kind: 'memory', ref },
       timeoutMs: services.config.EMBEDDING_INLINE_TIMEOUT_MS,
+      admitted,
     }),
     currentSpace(services),
   ])

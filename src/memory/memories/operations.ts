@@ -44,7 +44,7 @@ const create = operation({
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryInput,
   answers: { 201: WrittenMemory, 200: WrittenMemory },
-  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED'],
+  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
   transaction: false,
   async run(context) {
     const { body, project } = context
@@ -116,6 +116,7 @@ const change = (method: 'patch' | 'put') =>
     action: 'memories:UpdateMemory',
     body: MemoryPatch,
     answers: { 200: Memory },
+    raises: ['QUOTA_EXCEEDED'],
     prepare: embedChange,
     run: async context => memoryKind.present(await changeMemory(context)),
   })
