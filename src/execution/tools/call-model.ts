@@ -14,6 +14,8 @@ export type Callable = Definition & {
   guardrail_ids: string[] | null
   /** Of a record; a definition that another one holds is by the author of that. */
   author?: PrincipalRecord | null
+  /** When it was changed last; absent of one that has no row. */
+  updated_at?: string
   /** The project that calls it, where that is another one. */
   consumer?: Consumer | null
 }

@@ -37,26 +37,32 @@ type Message = z.output<typeof Message>
 type Reply = { answer: Answered; request: ToolRequest; message: Message | null; hidden: string[] }
 
 /**
- * Opens a session with the server of a tool, where the server has such, does the work and ends the session.
- * @throws VALIDATION_FAILED without `mcp`, MISSING_TOOL_CONTEXT_KEY, SECRET_NOT_FOUND, SECRET_NOT_DECRYPTABLE,
- *   TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; secrets are in none of them
+ * Returns the way to the server of a tool for one call, before anything is sent.
+ * @throws VALIDATION_FAILED without `mcp`, MISSING_TOOL_CONTEXT_KEY, SECRET_NOT_FOUND, SECRET_NOT_DECRYPTABLE
  */
-export async function withMcpServer<T>(
-  services: Services,
-  { mcp, ...tool }: Callable,
-  call: ToolCall,
-  work: (link: McpLink) => Promise<T>,
-): Promise<T> {
+export async function linkTo(services: Services, { mcp, ...tool }: Callable, call: ToolCall): Promise<McpLink> {
   if (!mcp) return invalid({ code: 'REQUIRED', path: 'mcp', message: 'is not set: the tool is a draft' })
   const { pool } = services
   const secrets = await openSecrets(pool, services, tool.project_id, tokenIds(secretTexts(mcp)))
-  const link = new McpLink(services, { ...tool, mcp }, call, { secrets, context: call.context })
+  return new McpLink(services, { ...tool, mcp }, call, { secrets, context: call.context })
+}
+
+/** Leaves one line of a call, however it ends. */
+export async function logged<T>(
+  { log }: Services,
+  { id, project_id }: Callable,
+  action: string | null,
+  work: () => Promise<T>,
+): Promise<T> {
+  const started = performance.now()
+  let outcome = 'answer'
   try {
-    await link.open()
-    return await work(link)
+    return await work()
+  } catch (error) {
+    outcome = error instanceof AppError ? error.code : 'fault'
+    throw error
   } finally {
-    // Nobody waits for it.
-    void link.end()
+    log.info({ tool_id: id, project_id, action, outcome, ms: Math.round(performance.now() - started) }, 'tool call')
   }
 }
 
@@ -66,6 +72,9 @@ export class McpLink {
   readonly #tool: Callable & { mcp: Mcp }
   readonly #call: ToolCall
   readonly #values: TokenValues
+  /** Headers of every request, and the address with its secrets. */
+  readonly #headers = new RequestHeaders()
+  readonly #url: string
   #session: string | null = null
   #version: string | null = null
   #asked = 0
@@ -77,10 +86,36 @@ export class McpLink {
     this.#tool = tool
     this.#call = call
     this.#values = values
+    const { url, headers = {} } = tool.mcp
+    setConfigured(this.#headers, headers, values, 'mcp')
+    setContext(this.#headers, forwarded(values.context, tool.context_keys), services.config.TOOL_CONTEXT_HEADER_PREFIX)
+    this.#url = fillSecrets(url, values)
+  }
+
+  /** Everything that may decide what the server says: secrets are in it, so keep it hashed. */
+  identity(): unknown {
+    const { id, project_id, updated_at, mcp } = this.#tool
+    const { auth } = mcp
+    const { secrets } = this.#values
+    return [project_id, callingProject(this.#tool), id, updated_at, this.#url, this.#headers.all(), auth, [...secrets]]
+  }
+
+  /**
+   * Opens a session with the server, where the server has such, does the work and ends the session.
+   * @throws TOOL_AUTH_FAILED, TOOL_EGRESS_BLOCKED, TOOL_HTTP_ERROR; secrets are in none of them
+   */
+  async use<T>(work: (link: McpLink) => Promise<T>): Promise<T> {
+    try {
+      await this.#open()
+      return await work(this)
+    } finally {
+      // Nobody waits for it.
+      void this.#end()
+    }
   }
 
   /** Begins the session. A server that refuses to has none and is asked right away. */
-  async open(): Promise<void> {
+  async #open(): Promise<void> {
     const params = { protocolVersion: PROTOCOL_VERSION, capabilities: {}, clientInfo: CLIENT }
     const reply = await this.#post({ id: ++this.#asked, method: 'initialize', params })
     const { answer, message } = reply
@@ -115,7 +150,7 @@ export class McpLink {
   }
 
   /** Ends the session that the server gave. Never throws. */
-  async end(): Promise<void> {
+  async #end(): Promise<void> {
     if (this.#session === null) return
     const limits = { ...this.#call.limits, until: performance.now() + END_TIMEOUT_MS, signal: undefined }
     await this.#send('DELETE', undefined, limits, {
@@ -160,18 +195,17 @@ export class McpLink {
     key: string | null = null,
   ): Promise<Omit<Reply, 'message'>> {
     const { config, egress } = this.#services
-    const { mcp, project_id, context_keys } = this.#tool
+    const { mcp, project_id } = this.#tool
     const values = this.#values
     const headers = new RequestHeaders()
     headers.set('Accept', 'application/json, text/event-stream')
     if (body !== undefined) headers.set('Content-Type', 'application/json')
-    setConfigured(headers, mcp.headers ?? {}, values, 'mcp')
-    setContext(headers, forwarded(values.context, context_keys), config.TOOL_CONTEXT_HEADER_PREFIX)
+    headers.add(this.#headers)
     if (key !== null) headers.set('Idempotency-Key', key)
     if (this.#version !== null) headers.set('MCP-Protocol-Version', this.#version)
     // Whoever has it takes part in the session.
     if (this.#session !== null) headers.set('Mcp-Session-Id', this.#session, true)
-    const request = { ...this.#shown(method), url: fillSecrets(mcp.url, values), headers, body }
+    const request = { ...this.#shown(method), url: this.#url, headers, body }
     const credential = mcp.auth ? await authorize(this.#services, project_id, mcp.auth, request, values, limits) : null
     const outcome = await egress.request({
       url: request.url,

@@ -1,32 +1,19 @@
-import { z } from 'zod'
 import { AppError } from '../../core/api/errors.ts'
-import { storable } from '../../core/api/validate.ts'
 import { boundJson } from '../../core/http/body.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolvedName, withoutPresets } from './actions.ts'
 import type { Callable, ToolCall } from './call-model.ts'
 import { MAX_VALUES } from './http.ts'
-import { type McpLink, withMcpServer } from './mcp-client.ts'
+import { linkTo, logged, type McpLink } from './mcp-client.ts'
+import { toolsListed } from './mcp-listing.ts'
 import type { ToolAction } from './model.ts'
 import { argumentsOf, isExposed } from './platform.ts'
 
 /** Tools of servers that speak the Model Context Protocol. */
 
-const MAX_PAGES = 20
-const MAX_TOOLS = 500
-const MAX_NAME = 255
-
-const Listed = z.object({
-  // What the database could not hold would keep records of its calls from being written.
-  name: z.string().min(1).max(MAX_NAME).refine(storable),
-  description: z.string().nullish().catch(null),
-  inputSchema: z.record(z.string(), z.unknown()).catch({ type: 'object' }),
-})
-type Listed = z.output<typeof Listed>
-
 /**
  * One call of a tool of the server.
- * @throws what withMcpServer does; TOOL_HTTP_ERROR also for a result that says that it is an error
+ * @throws what requests to the server do; TOOL_HTTP_ERROR also for a result that says that it is an error
  */
 export function callMcp(
   services: Services,
@@ -36,20 +23,23 @@ export function callMcp(
   call: ToolCall,
 ): Promise<unknown> {
   const params = { name: action, arguments: argumentsOf(tool, input) }
-  return logged(services, tool, action, () =>
-    withMcpServer(services, tool, call, async link =>
-      outputOf(await link.ask('tools/call', params, call.idempotencyKey), action, link),
-    ),
-  )
+  return logged(services, tool, action, async () => {
+    const link = await linkTo(services, tool, call)
+    return link.use(async () => outputOf(await link.ask('tools/call', params, call.idempotencyKey), action, link))
+  })
 }
 
 /**
- * What an mcp tool offers now, as models see it: up to 500 tools out of 20 pages of its server's list, without those that
- * the tool leaves out.
- * @throws what withMcpServer does
+ * What an mcp tool offers, as models see it: the tools that its server lists, without those that the tool leaves out.
+ * @throws what toolsListed does
  */
-export async function mcpActions(services: Services, tool: Callable, call: ToolCall): Promise<ToolAction[]> {
-  const listed = await logged(services, tool, null, () => withMcpServer(services, tool, call, listTools))
+export async function mcpActions(
+  services: Services,
+  tool: Callable,
+  call: ToolCall,
+  options: { fresh?: boolean } = {},
+): Promise<ToolAction[]> {
+  const listed = await toolsListed(services, tool, call, options)
   return listed
     .filter(({ name }) => isExposed(tool, name))
     .map(({ name, description, inputSchema }) => ({
@@ -58,25 +48,6 @@ export async function mcpActions(services: Services, tool: Callable, call: ToolC
       description: description ?? tool.description,
       input_schema: withoutPresets(inputSchema, tool.preset_parameters),
     }))
-}
-
-async function listTools(link: McpLink): Promise<Listed[]> {
-  const found = new Map<string, Listed>()
-  let cursor: unknown
-  for (let page = 0; page < MAX_PAGES; page++) {
-    const result = await link.ask('tools/list', cursor === undefined ? {} : { cursor })
-    const { tools, nextCursor } = Object(result)
-    if (!Array.isArray(tools))
-      return link.refuse('The server of the tool answered no list of tools', JSON.stringify(result))
-    for (const each of tools) {
-      const { data } = Listed.safeParse(each)
-      if (data && !found.has(data.name)) found.set(data.name, data)
-      if (found.size === MAX_TOOLS) return [...found.values()]
-    }
-    if (typeof nextCursor !== 'string') break
-    cursor = nextCursor
-  }
-  return [...found.values()]
 }
 
 /** What a result means: its structured content, its only text, or all that it holds. */
@@ -100,23 +71,4 @@ function textOf(content: unknown): string | null {
   if (!Array.isArray(content) || content.length !== 1) return null
   const { type, text } = Object(content[0])
   return type === 'text' && typeof text === 'string' ? text : null
-}
-
-/** Leaves one line of a call, however it ends. */
-async function logged<T>(
-  { log }: Services,
-  { id, project_id }: Callable,
-  action: string | null,
-  work: () => Promise<T>,
-): Promise<T> {
-  const started = performance.now()
-  let outcome = 'answer'
-  try {
-    return await work()
-  } catch (error) {
-    outcome = error instanceof AppError ? error.code : 'fault'
-    throw error
-  } finally {
-    log.info({ tool_id: id, project_id, action, outcome, ms: Math.round(performance.now() - started) }, 'tool call')
-  }
 }

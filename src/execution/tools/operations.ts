@@ -157,7 +157,7 @@ export const toolOperations: Operation[] = [
     async run({ services, resource: tool, page, request }) {
       if (tool.type !== 'mcp') return pageOfArray(actionsOf(tool), page)
       const call = openCall(services, { caller: async () => null, metering: null, signal: request.closed })
-      return pageOfArray(await mcpActions(services, tool, call), page)
+      return pageOfArray(await mcpActions(services, tool, call, { fresh: true }), page)
     },
   }),
 ]

@@ -26,6 +26,11 @@ export class RequestHeaders {
     this.#values.set(name.toLowerCase(), { name, value, sensitive })
   }
 
+  /** Sets all headers of others. */
+  add(others: RequestHeaders): void {
+    for (const [name, header] of others.#values) this.#values.set(name, header)
+  }
+
   delete(name: string): void {
     this.#values.delete(name.toLowerCase())
   }
