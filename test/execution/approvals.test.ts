@@ -122,6 +122,21 @@ describe('approvals', () => {
     assert.ok(!JSON.stringify(entries).includes('"amount"'))
   })
 
+  it('execute edited arguments of an operation of the platform', async () => {
+    const act = { type: 'platform', name: 'act', actions: ['create-actor'] }
+    const agent = await app.agent({ tool_bindings: [{ tool: act }] })
+    const { body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'x' })
+    const tool = { id: null, name: 'act', type: 'platform' }
+    const { id } = await propose(app, body.id, tool, { name: 'Ada' }, { action: 'create-actor' })
+    const edit = (fields: object) => approver.post(`/approvals/${id}/approve`, { arguments: fields })
+    refused(await edit({ name: 7 }), 400, 'APPROVAL_INVALID_EDIT')
+    refused(await edit({ named: 'Bob' }), 400, 'APPROVAL_INVALID_EDIT')
+    const edited = await edit({ name: 'Bob' })
+    assert.equal(edited.status, 200, JSON.stringify(edited.body))
+    assert.equal((await followed(`/approvals/${id}`)).execution.status, 'succeeded')
+    assert.equal((await app.admin.get(`/actors?project_id=${app.projectId}&name=Bob`)).body.total, 1)
+  })
+
   it('execute edited arguments, which must fit the tool', async () => {
     const { path } = await proposed({ amount: 900 })
     for (const edit of [[], 'x', null, { amount: 'much' }, {}]) {

@@ -229,6 +229,33 @@ type Json = Record<string, unknown>
 /** They follow from the operations alone, and take a millisecond each to make. */
 const schemas = new WeakMap<Operation, Json>()
 
+/** Metadata of schemas without their ids, by which they would stand behind references: models need not follow any. */
+const unnamed = {
+  get(schema: z.core.$ZodType) {
+    const { id: _id, ...metadata } = z.globalRegistry.get(schema) ?? {}
+    return metadata
+  },
+} as unknown as typeof z.globalRegistry
+
+/** The JSON Schema of a schema, whole in itself. */
+const inlineSchema = (type: z.core.$ZodType): Json => {
+  const { $schema: _draft, ...schema } = z.toJSONSchema(type, {
+    io: 'input',
+    unrepresentable: 'any',
+    reused: 'inline',
+    metadata: unnamed,
+    // What is checked by code of its own names its description.
+    override({ jsonSchema }) {
+      const named = z.globalRegistry._idmap.get(jsonSchema.$ref?.replace('#/$defs/', '') ?? '')
+      if (!named) return
+      const { $ref: _ref, ...own } = jsonSchema
+      for (const key of Object.keys(jsonSchema)) delete jsonSchema[key as keyof typeof jsonSchema]
+      Object.assign(jsonSchema, inlineSchema(named), own)
+    },
+  }) as Json
+  return schema
+}
+
 /** The JSON Schema of the arguments of an action. */
 export function actionSchema(operation: Operation): Json {
   const schema = schemas.get(operation) ?? schemaOf(operation)
@@ -239,15 +266,15 @@ export function actionSchema(operation: Operation): Json {
 function schemaOf(operation: Operation): Json {
   const properties: Json = {}
   const required: string[] = []
-  const $defs: Json = {}
+  let others: unknown = false
   for (const name of pathNames(operation)) {
     properties[name] = { type: 'string', description: `The ${name.replaceAll('_', ' ')}` }
     required.push(name)
   }
   for (const type of [operation.query, operation.body]) {
     if (!type) continue
-    const schema = z.toJSONSchema(type, { io: 'input', unrepresentable: 'any', reused: 'inline' }) as Json
-    Object.assign($defs, schema.$defs)
+    const schema = inlineSchema(type)
+    if (type === operation.body) others = schema.additionalProperties ?? false
     for (const [name, property] of Object.entries((schema.properties as Json | undefined) ?? {}))
       if (!FIXED.includes(name)) properties[name] ??= property
     if (type === operation.query || !operation.bodyOptional)
@@ -263,7 +290,6 @@ function schemaOf(operation: Operation): Json {
     type: 'object',
     properties,
     ...(required.length > 0 ? { required: [...new Set(required)].filter(name => !FIXED.includes(name)) } : {}),
-    additionalProperties: false,
-    ...(Object.keys($defs).length > 0 ? { $defs } : {}),
+    additionalProperties: others,
   }
 }

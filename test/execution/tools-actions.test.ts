@@ -1,0 +1,97 @@
+import assert from 'node:assert/strict'
+import { Ajv2020 } from 'ajv/dist/2020.js'
+import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+
+/** What models, and people who change the arguments of a call, are shown of the operations that platform tools offer. */
+describe('the schema of an action of a platform tool', () => {
+  let app: TestApp
+  let project: TestProject
+  let document: any
+  before(async () => {
+    app = await startApp()
+    project = await app.project()
+    document = (await app.anonymous.get('//openapi.json')).body
+  })
+  after(() => app?.close())
+
+  type Operation = { id: string; method: string; path: string; body: any; parameters: any[] }
+
+  const resolved = (schema: any): any =>
+    schema?.$ref ? resolved(document.components.schemas[schema.$ref.split('/').at(-1)]) : schema
+  const operations = (): Operation[] =>
+    Object.entries<any>(document.paths).flatMap(([path, methods]) =>
+      Object.entries<any>(methods)
+        .filter(([, { operationId }]) => operationId)
+        .map(([method, { operationId: id, requestBody, parameters = [] }]) => ({
+          id,
+          method,
+          path,
+          body: resolved(requestBody?.content?.['application/json']?.schema),
+          parameters: parameters.filter((each: any) => ['path', 'query'].includes(each.in)),
+        })),
+    )
+  const actionOf = (id: string) => id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`)
+
+  /** Every operation that a tool may offer, with its action as `GET /tools/{id}/actions` shows it. */
+  async function offered(): Promise<{ operation: Operation; schema: any }[]> {
+    const all = new Map(operations().map(operation => [actionOf(operation.id), operation]))
+    const actions: string[] = []
+    const rejected = await project.key.post('/tools', { name: 'api', type: 'platform', actions: [...all.keys()] })
+    const problems = rejected.body.error?.meta.problems.map(({ path }: any) => Number(/\d+/.exec(path)?.[0])) ?? []
+    for (const [index, action] of [...all.keys()].entries()) if (!problems.includes(index)) actions.push(action)
+    const made = await project.key.post('/tools', { name: 'api', type: 'platform', actions })
+    assert.equal(made.status, 201, JSON.stringify(made.body))
+    const found: { operation: Operation; schema: any }[] = []
+    for (let offset = 0; offset < actions.length; offset += 100) {
+      const { data } = (await project.key.get(`/tools/${made.body.id}/actions?limit=100&offset=${offset}`)).body
+      for (const { name, input_schema } of data)
+        found.push({ operation: all.get(name) as Operation, schema: input_schema })
+    }
+    assert.equal(found.length, actions.length)
+    return found
+  }
+
+  it('has every parameter and field of its operation, described, and refers to nothing', async () => {
+    const all = await offered()
+    assert.ok(all.length > 400, `${all.length}`)
+    const ajv = new Ajv2020({ strict: false, validateFormats: false })
+    for (const { operation, schema } of all) {
+      const { id, body, parameters } = operation
+      const text = JSON.stringify(schema)
+      assert.doesNotMatch(text, /"\$(ref|defs|schema)"/, id)
+      assert.doesNotThrow(() => ajv.compile(schema), id)
+      const names = [...parameters.map(({ name }) => name), ...Object.keys(body?.properties ?? {})]
+        // They are fixed: a tool waits, and answers no stream.
+        .filter(name => !['wait', 'stream'].includes(name) && !name.startsWith('tags['))
+      const missing = names.filter(name => !Object.hasOwn(schema.properties, name))
+      assert.deepEqual(missing, [], `${id} shows no ${missing}`)
+      for (const name of names)
+        assert.match(JSON.stringify(schema.properties[name]), /"description":"/, `${id}: ${name}`)
+      const needed = (body?.required ?? []).filter((name: string) => !['wait', 'stream'].includes(name))
+      if (needed.length > 0)
+        assert.ok(
+          needed.every((name: string) => schema.required?.includes(name)),
+          id,
+        )
+    }
+  })
+
+  it('lets pass what the operation takes', async () => {
+    const actor = (await project.key.post('/actors', { name: 'Ada' })).body
+    const tool = await project.key.post('/tools', {
+      name: 'tags',
+      type: 'platform',
+      actions: ['replace-actor-tags', 'update-actor'],
+    })
+    const { data } = (await project.key.get(`/tools/${tool.body.id}/actions`)).body
+    const ajv = new Ajv2020({ strict: false, validateFormats: false })
+    const calls = { 'replace-actor-tags': { team: 'desk' }, 'update-actor': { name: 'Ada L.' } }
+    for (const [action, fields] of Object.entries(calls)) {
+      const input = { actor_id: actor.id, ...fields }
+      const { input_schema } = data.find(({ name }: any) => name === action)
+      assert.equal(ajv.validate(input_schema, input), true, `${action}: ${JSON.stringify(ajv.errors)}`)
+      const reply = await project.key.post(`/tools/${tool.body.id}/call`, { action, input })
+      assert.equal(reply.status, 200, JSON.stringify(reply.body))
+    }
+  })
+})
