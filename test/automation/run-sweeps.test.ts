@@ -47,8 +47,8 @@ describe('sweeps for runs', () => {
     await waiting(2500)
     const { woken, statements } = await swept()
     assert.deepEqual(woken, [])
-    // Five for what is due, lost, or left, and two pages.
-    assert.equal(statements, 7)
+    // Six for what is due, lost, left or deleted, and two pages.
+    assert.equal(statements, 8)
     await clear()
   })
 
@@ -82,6 +82,13 @@ describe('sweeps for runs', () => {
       (await swept()).woken.filter(id => id !== ids[0]),
       [...ids.slice(1, 12), ids[300]].sort(),
     )
+    // One that is to be stopped needs no room.
+    const setParent = (execution: string | null) =>
+      pool.query(sql.unsafe`update orchestration_runs set parent_execution_id = ${execution} where id = ${ids[200]}`)
+    await setParent('gone')
+    await quiet()
+    assert.ok((await swept()).woken.includes(ids[200]))
+    await setParent(null)
     await run(ids[1])
     await quiet()
     assert.deepEqual(

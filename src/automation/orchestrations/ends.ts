@@ -3,7 +3,10 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { OrchestrationRow } from './model.ts'
 
-/** What ends with an orchestration: called behind the lock of its row, in the transaction that deletes it. */
+/**
+ * What ends with an orchestration: called behind the lock of its row, in the transaction that deletes it, unless it is marked
+ * as deleted there, to go later (`managed_by`).
+ */
 export type OrchestrationEnd = (tx: Tx, services: Services, orchestration: OrchestrationRow) => Promise<void>
 
 export const orchestrationEnds = extensionPoint<OrchestrationEnd>('ends of orchestrations')

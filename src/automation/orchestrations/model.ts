@@ -4,8 +4,10 @@ import { kind, selectList, type Values } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { versionArchive } from '../../core/api/version-archive.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { compared, type Definition, isSameText } from './definition.ts'
 import { EdgeShape, NodeShape } from './fields.ts'
+import { deleteUnmarked } from './store.ts'
 
 export { type Definition, type Edge, NODE_TYPES, type Node, type NodeType, type Retry } from './definition.ts'
 
@@ -108,6 +110,11 @@ export const definitionFields = ['nodes', 'edges', 'state_schema', 'input_schema
 
 export const orchestrationKind = {
   ...declared,
+  /** One that is marked goes later. */
+  async remove(tx: Tx, row: OrchestrationRow): Promise<void> {
+    await deleteUnmarked(tx, row.id)
+    tx.emit(declared, 'deleted', row)
+  },
   /** The order of keys counts: those of a state_mapping apply in theirs. */
   changes(before: OrchestrationRow, after: OrchestrationRow): Values<OrchestrationRow> {
     const reordered = definitionFields.filter(name => !isSameText(before[name], after[name]))

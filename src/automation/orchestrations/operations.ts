@@ -117,7 +117,7 @@ export const orchestrationOperations: Operation[] = [
   orchestrations.adopt({ adopt: (stored, { tx, caller }) => versionedGraphs.adopt(tx, stored, caller) }),
   orchestrations.remove({
     description:
-      'Cancels its runs and deletes them with its versions. What names it stays, and fails when it is used; generations and usage keep its id.',
+      'Cancels its runs and deletes them with its versions; of many runs, workers do so afterwards. What names it stays, and fails when it is used; generations and usage keep its id.',
     async check(row, { tx, services }) {
       for (const end of orchestrationEnds.all()) await end(tx, services, row)
     },

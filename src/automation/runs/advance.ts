@@ -60,6 +60,8 @@ export class Advance {
   readonly limits: { max_run_depth: number | null; max_concurrent_runs: number | null }
   /** Attempts of the project that workers hold. */
   readonly held: number
+  /** It is about to be stopped, and begins nothing more. */
+  readonly stopping: boolean
   readonly children: ReadonlyMap<string, Children>
   /** Attempts that are not applied, as they stand. */
   readonly open = new Map<string, ExecutionRow>()
@@ -102,6 +104,7 @@ export class Advance {
       project_pause_reason,
       max_concurrent_runs,
       max_run_depth,
+      stopping,
       held,
       seen_revision,
       open,
@@ -116,6 +119,7 @@ export class Advance {
     this.used = [...used]
     this.now = new Date(now)
     this.held = held
+    this.stopping = stopping
     this.limits = { max_concurrent_runs, max_run_depth }
     this.children = new Map(children.map(each => [each.execution_id, each]))
     for (const row of open) this.open.set(row.id, row)

@@ -3,7 +3,7 @@ import { RecordedFailure } from '../../core/api/errors.ts'
 import { selectList } from '../../core/api/kind.ts'
 import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { WORKER_TYPES } from '../orchestrations/definition.ts'
-import { anObject, EXECUTION_STATUSES, LIVE, type RunRow, RunRow as RunShape } from './model.ts'
+import { anObject, EXECUTION_STATUSES, isStopping, LIVE, type RunRow, RunRow as RunShape } from './model.ts'
 
 /** Types of nodes whose attempts workers make. */
 export const BY_WORKERS = sql.fragment`(${sql.join([...WORKER_TYPES], sql.fragment`, `)})`
@@ -184,7 +184,7 @@ export const take = (
       started_at = coalesce(t.started_at, now())
     from orchestration_runs r
     where t.id = ${executionId} and r.id = t.run_id and t.status = 'running' and not t.applied
-      and r.status in ${LIVE}
+      and r.status in ${LIVE} and not ${isStopping('r')}
       and (t.leased_until is null or t.leased_until < now()) and t.deliveries < ${deliveries}
       and (${most} = 0 or ${most} > (
         select count(*) from orchestration_node_executions o
@@ -212,7 +212,7 @@ export const findWaiting = (db: Queryable, executionId: string): Promise<z.outpu
       extract(epoch from now() - t.created_at)::float8 * 1000 as age_ms
     from orchestration_node_executions t join orchestration_runs r on r.id = t.run_id
     where t.id = ${executionId} and t.status = 'running' and not t.applied
-      and r.status in ${LIVE}`)
+      and r.status in ${LIVE} and not ${isStopping('r')}`)
 
 /** Renews the lease of an attempt; false when it is another's by now, or the run has stopped. */
 export const renew = async (

@@ -5,12 +5,13 @@ import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import { Advance, isFailure } from './advance.ts'
 import { submitted } from './begin.ts'
+import { pauseStarted } from './below.ts'
 import { pinnedGraph } from './definition.ts'
 import { type Driven, driverOf } from './driver.ts'
 import { hasEnded, type RunRow, runKind } from './model.ts'
 import { runQueue } from './queue.ts'
 import { bytesOf, keptArtifact, MAX_ARTIFACT_BYTES } from './state.ts'
-import { loadRun, pauseBelow } from './store.ts'
+import { loadRun } from './store.ts'
 
 /** Commands that callers give a run. Each takes the run's lock and leaves the work that follows to a worker. */
 
@@ -56,7 +57,7 @@ export async function submitInput(
   const waiting = [...run.open.values()].filter(
     row => row.status === 'requires_action' && (row.node_type === 'human' || row.node_type === 'webhook'),
   )
-  if (hasEnded(run.run)) return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })
+  if (hasEnded(run.run) || run.stopping) return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })
   if (run.paused) return raise('ORCHESTRATION_RUN_PAUSED', { meta: { pause_reason: run.run.pause_reason } })
   if (waiting.length === 0) return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })
   const row = waiting.find(each => each.node_id === node_id)
@@ -117,8 +118,7 @@ export async function pauseRun(
   run.run.pause_requested_at ??= run.nowText
   run.run.pause_reason ??= reason
   run.run.paused_with_project = false
-  for (const below of await pauseBelow(tx, id, reason))
-    tx.send(runQueue, { run_id: below.id, project_id: below.project_id })
+  await pauseStarted(tx, run.run.project_id, [id], reason)
   await run.save(false)
   return run.run
 }

@@ -122,7 +122,8 @@ async function advanceLoaded(
   if (options.report && !(await options.report(made))) return null
   const unrunnable = !pinned ? UNRUNNABLE.gone : pinned.graph.sorted ? null : UNRUNNABLE.cycle
   let more = false
-  if (unrunnable) await made.stop('failed', unrunnable)
+  if (made.stopping) await made.stop('cancelled', null)
+  else if (unrunnable) await made.stop('failed', unrunnable)
   else more = await made.work({ look, begin })
   const ended = hasEnded(made.run)
   const jobs = ended ? [] : made.jobs.filter(({ status }) => status === 'running')

@@ -7,8 +7,19 @@ import type { Services } from '../../core/process/services.ts'
 import { type Advance, failureOf } from './advance.ts'
 import { makeAttempts } from './attempt.ts'
 import { findWaiting, type Taken, take, takenOf, takeStrictly } from './attempt-store.ts'
+import { followAbove } from './below.ts'
 import { advance } from './go-on.ts'
-import { type NodeMessage, nodeQueue, type RunMessage, runQueue, runSweep, runTold } from './queue.ts'
+import {
+  belowQueue,
+  type NodeMessage,
+  nodeQueue,
+  type RunMessage,
+  removalQueue,
+  runQueue,
+  runSweep,
+  runTold,
+} from './queue.ts'
+import { remove } from './removal.ts'
 import { hasLiveRuns } from './store.ts'
 import { sweep } from './sweep.ts'
 
@@ -60,6 +71,8 @@ export const runHandlers = [
     },
     handleNode,
   ),
+  handler(belowQueue, { concurrency: 1, leaseSeconds, graceMs }, followAbove),
+  handler(removalQueue, { concurrency: 1, leaseSeconds, graceMs }, remove),
   handler(runSweep, { concurrency: 1 }, ({ all }, context) => sweep(context, all)),
 ]
 

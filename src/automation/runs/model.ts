@@ -3,7 +3,7 @@ import { UsageTotals } from '../../control/usage/totals.ts'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { record } from '../../core/api/record.ts'
-import { sql } from '../../core/db/sql.ts'
+import { type Fragment, sql } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
@@ -27,6 +27,13 @@ export const hasEnded = ({ status }: { status: RunStatus }): boolean => ENDED.in
 
 /** Statuses of runs that have not ended, in the words of orchestration_runs_live. */
 export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
+
+/**
+ * The condition that a run is about to be stopped: with a run above it, or with its orchestration. By primary keys.
+ * @param run the alias of its row
+ */
+export const isStopping = (run: string): Fragment =>
+  sql.fragment`orchestration_run_stopping(${sql.identifier([run, 'orchestration_id'])}, ${sql.identifier([run, 'parent_execution_id'])})`
 
 export const EXECUTION_STATUSES = [
   'running',

@@ -18,8 +18,8 @@ import { runKind, sealedRuns } from './model.ts'
 import { runOperations } from './operations.ts'
 import { picturedRun } from './picture.ts'
 import { followPause, projectPauseHandlers } from './project-pause.ts'
+import { endRuns } from './removal.ts'
 import { statsOperations } from './stats.ts'
-import { stopRunsOf } from './stop.ts'
 
 export default module('orchestration-runs', {
   errors: runErrors,
@@ -33,7 +33,7 @@ export default module('orchestration-runs', {
     turnContent.with(runContent),
     nodeApprovals.with(runApprovals),
     decisionWatchers.with(runDecisions),
-    orchestrationEnds.with(stopRunsOf),
+    orchestrationEnds.with(endRuns),
     picturedRuns.with(picturedRun),
     pauses.with(followPause),
     resumes.with(followPause),

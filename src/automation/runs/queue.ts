@@ -31,6 +31,35 @@ export const projectRunsQueue = workQueue('orchestration-project', {
   retry: { limit: 20 },
 })
 
+/**
+ * Runs below a run that are stopped or, with `pause`, paused with it: a page of those that it started, behind a place. What
+ * those started follows them.
+ */
+export const belowQueue = workQueue('orchestration-below', {
+  message: z.object({
+    run_id: z.string(),
+    project_id: z.string(),
+    /** Only those that this attempt of a node started. */
+    execution_id: z.string().nullable(),
+    pause: z.strictObject({ reason: z.string().nullable() }).nullable(),
+    after: z.strictObject({ execution_id: z.string(), index: z.int() }).nullable(),
+  }),
+  project: message => message.project_id,
+  concern: 'orchestration',
+  retry: { limit: 20 },
+})
+export type BelowMessage = z.output<typeof belowQueue.message>
+
+/** An orchestration that is marked as deleted: its runs have to be stopped and deleted, and then it can be. */
+export const removalQueue = entityMailbox('orchestration-removal', {
+  message: z.object({ orchestration_id: z.string(), project_id: z.string() }),
+  key: message => message.orchestration_id,
+  project: message => message.project_id,
+  concern: 'orchestration',
+  retry: { limit: 20 },
+})
+export type RemovalMessage = z.output<typeof removalQueue.message>
+
 /** Attempts of nodes that a worker makes, each beside the others. */
 export const nodeQueue = workQueue('orchestration-node', {
   message: z.object({ execution_id: z.string(), run_id: z.string(), project_id: z.string() }),

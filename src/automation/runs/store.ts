@@ -4,9 +4,9 @@ import { selectList } from '../../core/api/kind.ts'
 import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import type { OneStatement } from '../../core/db/write.ts'
 import { dated, type ExecutionRow, names } from './attempt-store.ts'
-import { anObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
+import { anObject, isStopping, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
-const runColumns = selectList(Object.keys(RunShape.shape))
+export const runColumns = selectList(Object.keys(RunShape.shape))
 
 /** Runs that an attempt of a node started, by what has become of them. */
 export const Children = z.object({
@@ -29,6 +29,8 @@ const Loaded = RunShape.extend({
   project_pause_reason: z.string().nullable(),
   max_concurrent_runs: z.int().nullable(),
   max_run_depth: z.int().nullable(),
+  /** It is about to be stopped, and begins nothing more. */
+  stopping: z.boolean(),
   /** Attempts of its project that workers hold. */
   held: z.int(),
   /** The revision in the snapshot of the statement: another one than `revision` when it waited for the lock. */
@@ -46,7 +48,7 @@ const loaded = sql.type(Loaded)
 export async function loadRun(db: Queryable, runId: string, driven = false): Promise<Loaded | null> {
   const read = () =>
     db.maybeOne(loaded`
-      select ${runColumns}, now() as now, p.paused_at is not null as project_paused, p.pause_reason as project_pause_reason, p.max_concurrent_runs, p.max_run_depth,
+      select ${runColumns}, now() as now, p.paused_at is not null as project_paused, p.pause_reason as project_pause_reason, p.max_concurrent_runs, p.max_run_depth, ${isStopping('t')} as stopping,
         (select count(*) from orchestration_node_executions o where o.project_id = t.project_id and o.leased_until > now()) as held,
         (select r.revision from orchestration_runs r where r.id = t.id) as seen_revision,
         coalesce((
@@ -85,6 +87,7 @@ export const unchanged = (
       where t.id = ${run.id} and t.revision = ${run.revision} and e.id = ${id} and e.status = 'running'
         and e.deliveries = ${deliveries} and e.polls = ${polls}
         and exists (select from projects p where p.id = t.project_id and p.paused_at is null)
+        and not ${isStopping('t')}
       for update of t, e)`,
   ],
   guard: sql.fragment`exists (select from unchanged)`,
@@ -189,45 +192,6 @@ export const childOutputs = (db: Queryable, runId: string, executionId: string, 
     select r.output from below b join orchestration_runs r on r.id = b.id
     where (select coalesce(sum(bytes), 0) from below) <= ${mostBytes} order by r.parent_index`)
 
-const stopped = sql.type(RunShape)
-
-/**
- * The ctes of what has not ended of trees of runs, under its locks: `held`, where parents are locked before what is below
- * them. A run that one of them starts meanwhile is missed. By orchestration_runs_parent.
- */
-const heldTrees = (roots: Fragment): Fragment => sql.fragment`
-    recursive tree as (
-      select r.id from orchestration_runs r where ${roots}
-      union
-      select r.id from tree join orchestration_runs r on r.parent_id = tree.id),
-    held as (
-      select r.id from tree join orchestration_runs r on r.id = tree.id
-      where r.status in ${LIVE} order by r.run_depth, r.id for update of r)`
-
-/** Ends runs that have not ended, with all that are below them. Ask again until there is none. */
-const cancelTrees = (db: Queryable, roots: Fragment): Promise<readonly RunRow[]> =>
-  db.any(stopped`
-    with ${heldTrees(roots)}
-    update orchestration_runs t set status = 'cancelled', revision = t.revision + 1, active_nodes = '{}', required_actions = '[]',
-      context = null, wake_at = null, due_at = null, queued_at = null, completed_at = now(), updated_at = now()
-    from held where t.id = held.id returning ${runColumns}`)
-
-/** Ends all runs below some, or below one attempt of a node of them, that have not ended. */
-export const cancelBelow = (db: Queryable, runIds: readonly string[], executionId: string | null = null) =>
-  cancelTrees(
-    db,
-    sql.fragment`r.parent_id = any(${sql.array([...runIds], 'text')})
-      and (${executionId}::text is null or r.parent_execution_id = ${executionId})`,
-  )
-
-/** Ends all runs of an orchestration that have not ended, with what is below them. By orchestration_runs_orchestration. */
-export const cancelRunsOf = (db: Queryable, orchestrationId: string) =>
-  cancelTrees(
-    db,
-    sql.fragment`r.orchestration_id = ${orchestrationId}
-      and r.status in ${LIVE}`,
-  )
-
 /** Runs of a project that have waited for room the longest. By orchestration_runs_live. */
 export const longestQueuedOf = (db: Queryable, projectId: string, limit: number): Promise<readonly NamedRun[]> =>
   db.any(named`
@@ -235,23 +199,16 @@ export const longestQueuedOf = (db: Queryable, projectId: string, limit: number)
     where project_id = ${projectId} and status = 'queued' and queued_at is not null
     order by queued_at limit ${limit}`)
 
-/** Whether any run has not ended. By orchestration_runs_live. */
-export const hasLiveRuns: Fragment = sql.fragment`exists (select from orchestration_runs where status in ${LIVE})`
+/** Whether any run has not ended, or an orchestration is being deleted. By orchestration_runs_live and orchestrations_deletion. */
+export const hasLiveRuns: Fragment = sql.fragment`(
+  exists (select from orchestration_runs where status in ${LIVE})
+  or exists (select from orchestrations where managed_by = 'deletion'))`
 
 const stateColumns = sql.type(RunShape.pick({ input: true, outcomes: true, written: true }))
 
 /** What expressions of a run read. */
 export const findState = (db: Queryable, runId: string) =>
   db.maybeOne(stateColumns`select input, outcomes, written from orchestration_runs where id = ${runId}`)
-
-/** Pauses what is below a run and has not ended, unless it is paused already. */
-export const pauseBelow = (db: Queryable, runId: string, reason: string | null): Promise<readonly NamedRun[]> =>
-  db.any(named`
-    with ${heldTrees(sql.fragment`r.parent_id = ${runId}`)}
-    update orchestration_runs t set revision = t.revision + 1, updated_at = now(),
-      pause_reason = case when t.pause_requested_at is null then ${reason} else t.pause_reason end,
-      pause_requested_at = coalesce(t.pause_requested_at, now())
-    from held where t.id = held.id returning t.id, t.project_id`)
 
 /** Live runs of a project in the order of their ids. By orchestration_runs_live. */
 export const nextLiveRuns = (

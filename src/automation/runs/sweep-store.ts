@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { BY_WORKERS } from './attempt-store.ts'
-import { LIVE } from './model.ts'
+import { isStopping, LIVE } from './model.ts'
 import { NamedRun } from './store.ts'
 
 const named = sql.type(NamedRun)
@@ -37,14 +37,14 @@ export const untakenExecutions = (db: Queryable, quietSeconds: number, limit: nu
 const SPARE = 10
 
 /**
- * Runs that have room, or need none, and have been left queued: of a project of which many wait for room only those of the
+ * Runs that have room, or need none, or are to be stopped, and have been left queued: of a project of which many wait for room only those of the
  * trees that would get it. Running trees are counted once a project. By orchestration_runs_live.
  */
 export const leftQueued = (db: Queryable, quietSeconds: number, limit: number): Promise<readonly NamedRun[]> =>
   db.any(named`
     with quiet as materialized (
-      select id, project_id, root_id, queued_at, min(queued_at) over (partition by root_id) as waits_since
-      from orchestration_runs
+      select id, project_id, root_id, queued_at, ${isStopping('r')} as stopping, min(queued_at) over (partition by root_id) as waits_since
+      from orchestration_runs r
       where status = 'queued' and updated_at < now() - ${quietSeconds} * interval '1 s'),
     running as materialized (
       select distinct project_id, root_id from orchestration_runs
@@ -59,12 +59,14 @@ export const leftQueued = (db: Queryable, quietSeconds: number, limit: number): 
     select id, project_id from (
       select id, project_id, queued_at from placed where trees is null or place <= trees + ${SPARE}
       union
+      select id, project_id, queued_at from quiet where stopping
+      union
       select q.id, q.project_id, q.queued_at from quiet q join running o on o.root_id = q.root_id) as woken
     order by queued_at limit ${limit}`)
 
-/** That something has happened of which a run has taken no note. By the primary keys of what runs wait for. */
+/** That a run is to be stopped, or something has happened of which it has taken no note. By the primary keys of what runs wait for. */
 export const unnoticed = sql.fragment`(
-        r.status = 'running' and not exists (
+        ${isStopping('r')} or r.status = 'running' and not exists (
           select from orchestration_node_executions e where e.run_id = r.id and not e.applied and e.status = 'running')
         or exists (
           select from orchestration_node_executions e

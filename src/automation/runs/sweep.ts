@@ -1,6 +1,7 @@
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { message } from '../../core/jobs/queue.ts'
-import { nodeQueue, runQueue } from './queue.ts'
+import { markedOrchestrations } from '../orchestrations/store.ts'
+import { nodeQueue, removalQueue, runQueue } from './queue.ts'
 import type { NamedRun } from './store.ts'
 import { dueRuns, leftBehind, leftQueued, leftWaiting, lostExecutions, untakenExecutions } from './sweep-store.ts'
 
@@ -10,7 +11,8 @@ const SWEPT = 1000
 const LOOKED = 2000
 
 /**
- * Wakes runs whose time has come or is about to, what a lost worker left, and what has been quiet for no reason.
+ * Wakes runs whose time has come or is about to, what a lost worker left, and what has been quiet for no reason, and has
+ * orchestrations deleted that are marked.
  * @param all also looks through the runs that wait
  */
 export async function sweep(
@@ -33,6 +35,10 @@ export async function sweep(
     ...lost.map(({ id: execution_id, run_id, project_id }) => message(nodeQueue, { execution_id, run_id, project_id })),
   ])
   await wake(left)
+  const marked = await markedOrchestrations(pool, SWEPT)
+  await queues.send(
+    marked.map(({ id: orchestration_id, project_id }) => message(removalQueue, { orchestration_id, project_id })),
+  )
   for (let after: string | null = all ? '' : null; after !== null && !stopping.aborted; ) {
     const found = await leftWaiting(pool, { quietSeconds: interval, after, limit: LOOKED })
     await wake(found.left)

@@ -43,6 +43,7 @@ type FaultPoint =
   | 'node_called'
   | 'node_finished'
   | 'child_started'
+  | 'run_followed'
   | 'trigger_accepted'
   | 'trigger_claimed'
   | 'trigger_started'

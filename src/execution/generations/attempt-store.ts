@@ -111,8 +111,8 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
 
 /**
  * Takes a generation for an attempt: guarded by the attempt that was read, so of two executors one gets it, and by its
- * journal: a statement of a worker that was lost may have written to it since. The prepared state and the first frame ride
- * along.
+ * journal: a statement of a worker that was lost may have written to it since. A turn of a run that is about to be stopped is
+ * left to that. The prepared state and the first frame ride along.
  */
 export function claimParts(claim: {
   generation: GenerationRow
@@ -132,6 +132,9 @@ export function claimParts(claim: {
         started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
       where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
         and status in ('pending', 'in_progress')
+        and (orchestration_run_id is null or not exists (
+          select from orchestration_runs r
+          where r.id = orchestration_run_id and orchestration_run_stopping(r.orchestration_id, r.parent_execution_id)))
       returning id)`,
   ]
   if (claim.sealedWork !== null)

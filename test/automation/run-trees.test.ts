@@ -1,0 +1,252 @@
+import assert from 'node:assert/strict'
+import { nodeQueue } from '../../src/automation/runs/queue.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import { client as doubleClient } from '../local/double/client.ts'
+import { eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type RunApp, set, startRunApp } from './fixtures.ts'
+import { copyRun, copyTree } from './support/copies.ts'
+
+const ENV = {
+  EGRESS_ALLOW_HOSTS: '127.0.0.1',
+  ORCHESTRATION_NODE_LEASE_SECONDS: '2',
+  ORCHESTRATION_SCHEDULER_INTERVAL_MS: '1000',
+}
+
+describe('large trees of runs', function () {
+  this.timeout(180_000)
+  let app: RunApp
+  let seeds: Record<'cancel' | 'call' | 'turn' | 'fail' | 'pause' | 'delete', Seed>
+  let done: any
+  before(async () => {
+    app = await startRunApp({ workers: [], env: ENV })
+    const made = await worker()
+    const seed = async (nodes: object[], is: (leaf: any) => boolean) => grown(await app.orchestration(nodes), is)
+    const asks = () => seed([{ id: 'ask', type: 'human' }], ({ status }) => status === 'awaiting_input')
+    app.target.answer = () => {}
+    const call = { id: 'call', type: 'tool', tool_id: await app.tool() }
+    const turn = { id: 'ask', type: 'agent', agent_id: app.agentId }
+    seeds = {
+      cancel: await asks(),
+      fail: await asks(),
+      pause: await asks(),
+      delete: await asks(),
+      call: await seed([call], () => app.target.requests.length > 0),
+      turn: await seed([turn], ({ node_executions }) => node_executions[0]?.generation_id),
+    }
+    done = await app.start(await app.orchestration([set('a')]))
+    await made.kill()
+  })
+  // What workers left that were killed.
+  beforeEach(() => app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name like 'orchestration%'`))
+  after(() => app?.close())
+
+  const worker = (kinds = ['orchestration'], env: Record<string, string> = {}) =>
+    startProcess('worker', app.databaseUrl, { ...ENV, ...env }, kinds)
+
+  const count = (what: Parameters<typeof app.services.pool.oneFirst>[0]) =>
+    app.services.pool.oneFirst(what) as Promise<number>
+  /** Runs of a tree that have not ended. */
+  const live = (root: string) =>
+    count(sql.unsafe`
+      select count(*)::int from orchestration_runs
+      where root_id = ${root} and status in ('queued', 'running', 'sleeping', 'awaiting_input')`)
+  const messages = () =>
+    app.services.pool.any(sql.unsafe`
+      select name, count(*)::int as count from pgboss.job_common
+      where name like 'orchestration%' and state <= 'active' group by 1 order by 1`)
+
+  const loop = (orchestration_id: string) => ({
+    id: 'each',
+    type: 'loop',
+    orchestration_id,
+    collection: 'input.items',
+    input_mapping: { items: [1] },
+  })
+
+  type Seed = { root: string; top: string; middle: string; leaf: any }
+
+  /** A live run with one below it at each of two depths, whose leaf is as asked. */
+  async function grown(leaf: string, is: (leaf: any) => boolean): Promise<Seed> {
+    const middle = await app.orchestration([loop(leaf)])
+    const top = await app.orchestration([loop(middle)])
+    const root = (await app.start(top, { input: { items: [1] }, wait: false })).id
+    const waiting = await eventually(async () => {
+      const [found] = (await app.key.get(`/orchestration-runs?orchestration_id=${leaf}`)).body.data
+      return found && is(found) ? found : null
+    })
+    await app.idle(root)
+    return { root, top, middle, leaf: waiting }
+  }
+  /** Makes the tree one of so many at each depth: the others are copies. */
+  const grow = ({ leaf }: Seed, copies: number) => copyTree(app.services.pool, leaf.parent_orchestration_run_id, copies)
+
+  /** What a request of this process does in the database. */
+  async function costOf<T>(request: () => Promise<T>): Promise<{ reply: T; statements: number }> {
+    const before = app.statements.length
+    const reply = await request()
+    return { reply, statements: app.statements.length - before }
+  }
+
+  /** Runs until a worker dies in the midst of what it has to do, and another one has done it. */
+  async function survived(point: string, isDone: () => Promise<boolean>): Promise<void> {
+    const first = await worker(undefined, { FAULT_POINTS: point })
+    assert.equal((await first.exited).signal, 'SIGKILL')
+    assert.equal(await isDone(), false)
+    const second = await worker()
+    try {
+      await eventually(isDone, { within: 120_000 })
+    } finally {
+      await second.kill()
+    }
+  }
+  const exists = (orchestrationId: string) =>
+    app.services.pool.exists(sql.unsafe`select from orchestrations where id = ${orchestrationId}`)
+
+  it('make no calls once they are cancelled, although they have yet to be stopped', async () => {
+    const { root } = seeds.call
+    await grow(seeds.call, 150)
+    const attempts = await app.services.pool.any(sql.unsafe`
+      update orchestration_node_executions set leased_until = null where node_id = 'call' returning id, run_id`)
+    assert.equal(attempts.length, 151)
+    assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 200)
+    // No message tells that they are to be stopped: a sweep finds them behind these.
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'orchestration-below'`)
+    await app.services.queues.send(
+      attempts.map(({ id, run_id }: any) => ({
+        queue: nodeQueue,
+        data: { execution_id: id, run_id, project_id: app.projectId },
+      })),
+    )
+    const made = await worker()
+    try {
+      await eventually(async () => (await live(root)) === 0, { within: 60_000 })
+      assert.equal(app.target.requests.length, 1)
+    } finally {
+      await made.kill()
+    }
+  })
+
+  it('are cancelled by a request that takes one run, and by workers of which one is lost', async () => {
+    const { root, leaf } = seeds.cancel
+    await grow(seeds.cancel, 1000)
+    const all = await live(root)
+    assert.equal(all, 2003)
+    await app.services.pool.query(sql.unsafe`delete from events`)
+    const { reply, statements } = await costOf(() => app.key.post(`/orchestration-runs/${root}/cancel`))
+    assert.deepEqual([reply.status, reply.body.status], [200, 'cancelled'])
+    assert.ok(statements < 20, `${statements} statements`)
+    assert.equal(await live(root), all - 1)
+    assert.deepEqual(await messages(), [{ name: 'orchestration-below', count: 1 }])
+    assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 409)
+    const answered = await app.key.post(`/orchestration-runs/${leaf.id}/human-input`, { node_id: 'ask', output: {} })
+    assert.deepEqual([answered.status, answered.body.error?.code], [409, 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT'])
+
+    await survived('run_followed=kill:4', async () => (await live(root)) === 0)
+    const events = await app.services.pool.one(sql.unsafe`
+      select count(*)::int as count, count(distinct resource_id)::int as runs
+      from events where name = 'orchestration_runs.cancelled'`)
+    assert.deepEqual(events, { count: all, runs: all })
+    const statuses = sql.unsafe`select distinct status from orchestration_runs where root_id = ${root}`
+    assert.deepEqual(await app.services.pool.anyFirst(statuses), ['cancelled'])
+  })
+
+  it('ask no model once they are cancelled, although they have yet to be stopped', async () => {
+    const { root, leaf } = seeds.turn
+    await grow(seeds.turn, 150)
+    const turn = async () => (await app.key.get(`/generations/${leaf.node_executions[0].generation_id}`)).body
+    assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 200)
+    const double = doubleClient(app.double)
+    const asked = async () => (await double.read('GET', '/control/requests')).data.length
+    const before = await asked()
+    const turns = await worker(['generation'])
+    let stops: TestProcess | undefined
+    try {
+      const waiting = sql.unsafe`
+        select count(*)::int from pgboss.job_common where name = 'generation-run' and state <= 'active'`
+      await eventually(async () => (await count(waiting)) === 0)
+      assert.equal((await turn()).status, 'pending')
+      assert.equal(await asked(), before)
+      stops = await worker()
+      await eventually(async () => (await live(root)) === 0, { within: 60_000 })
+      const { status, error } = await turn()
+      assert.deepEqual([status, error.message], ['failed', 'cancelled'])
+    } finally {
+      await turns.kill()
+      await stops?.kill()
+    }
+  })
+
+  it('are stopped with a node of which one run has failed, by workers', async () => {
+    const { root, leaf, middle } = seeds.fail
+    await grow(seeds.fail, 150)
+    const made = await worker()
+    try {
+      assert.equal((await app.key.post(`/orchestration-runs/${leaf.id}/cancel`)).status, 200)
+      await eventually(async () => (await live(root)) === 0, { within: 60_000 })
+      assert.equal((await app.read(root)).status, 'failed')
+      const cancelled = await app.key.get(`/orchestration-runs?orchestration_id=${middle}&status=cancelled`)
+      assert.equal(cancelled.body.total, 150)
+    } finally {
+      await made.kill()
+    }
+  })
+
+  it('are paused by a request that takes one run, and by workers of which one is lost', async () => {
+    const { root } = seeds.pause
+    await grow(seeds.pause, 200)
+    const path = `/orchestration-runs/${root}/pause`
+    const { reply, statements } = await costOf(() => app.key.post(path, { reason: 'why' }))
+    assert.equal(reply.status, 200)
+    assert.ok(statements < 20, `${statements} statements`)
+    const paused = () =>
+      count(sql.unsafe`
+        select count(*)::int from orchestration_runs
+        where root_id = ${root} and pause_requested_at is not null and pause_reason = 'why'`)
+    assert.equal(await paused(), 1)
+    await survived('run_followed=kill:2', async () => (await paused()) === 403)
+  })
+
+  it('are deleted with their orchestration by a request that hides it, and by workers of which one is lost', async () => {
+    const { root, top, leaf } = seeds.delete
+    await grow(seeds.delete, 200)
+    const id = leaf.orchestration_id
+    const all = await live(root)
+    const { reply, statements } = await costOf(() => app.key.delete(`/orchestrations/${id}`))
+    assert.equal(reply.status, 204)
+    assert.ok(statements < 20, `${statements} statements`)
+    assert.equal((await app.key.get(`/orchestrations/${id}`)).status, 404)
+    const listed = (await app.key.get('/orchestrations?limit=100')).body.data
+    assert.equal(
+      listed.some((each: any) => each.id === id),
+      false,
+    )
+    const start = await app.key.post('/orchestration-runs', { orchestration_id: id })
+    assert.deepEqual([start.status, start.body.error.code], [404, 'ORCHESTRATION_NOT_FOUND'])
+    assert.equal(await live(root), all)
+
+    // Each of them was waited for by a run above it, which fails with it.
+    await survived('run_followed=kill:2', async () => !(await exists(id)) && (await live(root)) === 0)
+    assert.equal((await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body.total, 0)
+    assert.equal((await app.read(root)).status, 'failed')
+    const [event] = (await app.key.get(`/events?resource_id=${id}`)).body.data
+    assert.equal(event.event, 'orchestrations.deleted')
+    assert.equal((await app.key.delete(`/orchestrations/${top}`)).status, 204)
+  })
+
+  it('of many runs that have ended are deleted page by page', async () => {
+    const id = done.orchestration_id
+    await copyRun(app.services.pool, done.id, 1500)
+    const { reply, statements } = await costOf(() => app.key.delete(`/orchestrations/${id}`))
+    assert.equal(reply.status, 204)
+    assert.ok(statements < 20, `${statements} statements`)
+    assert.equal((await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body.total, 1501)
+    const last = await worker()
+    try {
+      await eventually(async () => !(await exists(id)))
+      assert.equal((await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body.total, 0)
+    } finally {
+      await last.kill()
+    }
+  })
+})
