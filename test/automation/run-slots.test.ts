@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { nodeQueue } from '../../src/automation/runs/queue.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import type { TargetRequest } from '../execution/tool-target.ts'
@@ -108,6 +109,31 @@ describe('room for runs', function () {
       const key = request.headers['idempotency-key']?.toString().split(':')[0]
       assert.ok(key)
     }
+    for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
+  })
+
+  it('for attempts is waited for with one message each, however often they are looked at and swept', async () => {
+    const graph = await app.orchestration([call('a')])
+    const ids = await started(graph, 12)
+    await eventually(() => held.length === 2)
+    const counted = (text: string) =>
+      app.services.pool.oneFirst(
+        rawQuery(`select count(*)::int from pgboss.job_common where ${text}`),
+      ) as Promise<number>
+    const sweeps = () => counted(`name = 'orchestration.sweep' and state = 'completed'`)
+    const before = await sweeps()
+    await eventually(async () => (await sweeps()) >= before + 5)
+    const waiting = await app.services.pool.any(
+      rawQuery(
+        `
+        select data ->> 'execution_id' as id, count(*)::int as messages from pgboss.job_common
+        where name = $1 and state < 'active' group by 1`,
+        [nodeQueue.name],
+      ),
+    )
+    assert.equal(waiting.length, 10)
+    for (const { messages } of waiting) assert.equal(messages, 1)
+    for (const _id of ids) await released()
     for (const id of ids) assert.equal((await app.until(id)).status, 'succeeded')
   })
 

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { dispatchQueue } from '../../src/automation/tasks/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
@@ -146,13 +147,40 @@ describe('tasks whose workers are lost', function () {
   it('go on when the message of a dispatch is lost, and when that of its end is', async () => {
     await stopAll()
     const calling = await task(key, (await flowOf('tool')).id)
-    await forget('task-dispatch', calling.id)
+    await forget(dispatchQueue.name, calling.id)
     const waiting = await task(key, (await flowOf('agent')).id)
     const doomed = await worker({ FAULT_POINTS: 'task_looked=kill' })
     await doomed.exited
     await forget('task-settle', waiting.id)
     await worker()
     for (const { id } of [calling, waiting]) assert.equal((await closed(id)).state, 'good')
+  })
+
+  it('wait for a worker with one message each, however often they are swept', async () => {
+    await stopAll()
+    app.target.answer = () => {}
+    const flow = await flowOf('tool')
+    const ids: string[] = []
+    for (let n = 0; n < 4; n++) ids.push((await task(key, flow.id)).id)
+    await worker({ TASK_WORKER_CONCURRENCY: '1', PROJECT_WORKER_SHARE: '1' })
+    await eventually(() => app.target.requests.length === 1)
+    const sweeps = () =>
+      app.services.pool.oneFirst(sql.unsafe`
+        select count(*)::int from pgboss.job_common where name = 'task.sweep' and state = 'completed'`) as Promise<number>
+    // Long enough ago for their messages to have been lost.
+    await app.services.pool.query(
+      sql.unsafe`update task_dispatches set due_at = now() - interval '1 minute' where state = 'queued'`,
+    )
+    const before = await sweeps()
+    await eventually(async () => (await sweeps()) >= before + 3)
+    const waiting = await app.services.pool.anyFirst(sql.unsafe`
+      select count(*)::int from pgboss.job_common
+      where name = ${dispatchQueue.name} and state < 'active' group by data ->> 'dispatch_id'`)
+    assert.deepEqual(waiting, [1, 1, 1])
+    await stopAll()
+    app.target.answer = json({ ok: true })
+    await worker()
+    for (const id of ids) await closed(id)
   })
 
   it('hold a call while their worker is frozen, and write nothing when it thaws', async () => {

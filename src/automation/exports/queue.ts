@@ -1,11 +1,12 @@
 import { z } from 'zod'
-import { workQueue } from '../../core/jobs/queue.ts'
+import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
 /**
  * Wake-ups of exports: the row of the attempt is the truth. Retries of the queue are for what could not even be recorded.
  */
-export const exportQueue = workQueue('playbook-export', {
+export const exportQueue = entityMailbox('playbook.export', {
   message: z.object({ export_id: z.string(), attempt_id: z.string(), project_id: z.string() }),
+  key: message => message.attempt_id,
   project: message => message.project_id,
   concern: 'orchestration',
   retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },

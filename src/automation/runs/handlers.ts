@@ -121,7 +121,7 @@ async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<v
 }
 
 /** Makes an attempt that is ready, unless another worker has it. */
-async function handleNode(node: NodeMessage, { services, signal, stopping }: JobContext): Promise<void> {
+async function handleNode(node: NodeMessage, { services, signal, stopping, retryIn }: JobContext): Promise<void> {
   const { config, pool } = services
   const taken = await takeAttempt(services, node)
   if (taken) {
@@ -136,8 +136,8 @@ async function handleNode(node: NodeMessage, { services, signal, stopping }: Job
   // The project makes as many attempts as it may.
   else {
     const ms = Math.min(Math.max(waiting.age_ms / 4, FULL_MS.least), FULL_MS.most)
-    const startAfter = new Date(Date.now() + ms * (0.75 + Math.random() / 2))
-    await services.queues.send([message(nodeQueue, node, { startAfter })])
+    retryIn(ms * (0.75 + Math.random() / 2))
+    throw new HandBack('the project makes as many attempts as it may')
   }
 }
 

@@ -60,9 +60,10 @@ export const removalQueue = entityMailbox('orchestration-removal', {
 })
 export type RemovalMessage = z.output<typeof removalQueue.message>
 
-/** Attempts of nodes that a worker makes, each beside the others. */
-export const nodeQueue = workQueue('orchestration-node', {
+/** Attempts of nodes that a worker makes, each beside the others; of one at most one message waits. */
+export const nodeQueue = entityMailbox('orchestration.attempt', {
   message: z.object({ execution_id: z.string(), run_id: z.string(), project_id: z.string() }),
+  key: message => message.execution_id,
   project: message => message.project_id,
   concern: 'orchestration',
   retry: { limit: 20 },

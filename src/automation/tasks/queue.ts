@@ -1,9 +1,10 @@
 import { z } from 'zod'
-import { workQueue } from '../../core/jobs/queue.ts'
+import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
 
-/** Attempts of dispatches, by the names of the attempts. */
-export const dispatchQueue = workQueue('task-dispatch', {
+/** Attempts of dispatches, by the names of the attempts; of one at most one message waits. */
+export const dispatchQueue = entityMailbox('task.dispatch', {
   message: z.object({ task_id: z.string(), dispatch_id: z.string(), project_id: z.string() }),
+  key: message => message.dispatch_id,
   project: message => message.project_id,
   concern: 'orchestration',
   retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },

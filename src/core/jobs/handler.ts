@@ -21,7 +21,7 @@ export type JobContext = {
   /** Aborted when the worker was asked to stop: finish soon, or commit what is settled and throw HandBack. */
   stopping: AbortSignal
   log: Logger
-  /** Sets the delay before the next try in case this one fails, instead of the queue's rule. */
+  /** Sets the delay before the next try in case this one fails, or hands its message back, instead of the queue's rule. */
   retryIn(ms: number): void
   /**
    * Completes the message with the change that ends its work, in place of a statement afterwards. What is left for the
@@ -40,7 +40,7 @@ export type JobContext = {
   takeSlot(queue: Queue<any>, project: string): (() => void) | null
 }
 
-/** Thrown by a handler to give its message back at once; the attempt does not count. */
+/** Thrown by a handler to give its message back; the attempt does not count. By a worker that stops it is tried again at once. */
 export class HandBack extends Error {}
 
 export type Handler = {

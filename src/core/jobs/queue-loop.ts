@@ -456,7 +456,7 @@ export class QueueLoop {
     if (error instanceof HandBack || this.#hardStop) {
       attempt.state = 'settling'
       // Outside a stop, so that a handler that always hands back does not spin.
-      const given = await this.#giveBack([attempt], this.#stopping.aborted ? 0 : 1000)
+      const given = await this.#giveBack([attempt], this.#stopping.aborted ? 0 : (delay ?? 1000))
       this.#handedBack += given
       return
     }
