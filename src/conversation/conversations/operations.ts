@@ -12,9 +12,8 @@ import { spendRefusals } from '../../execution/generations/create.ts'
 import { actorKind } from '../actors/model.ts'
 import { generate } from '../turns/generate.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { clearMailbox, openSession } from '../turns/mailbox.ts'
+import { clearMailbox, gone, openSession } from '../turns/mailbox.ts'
 import { AcceptedTurn, TurnResult } from '../turns/result.ts'
-import { gone } from '../turns/source.ts'
 import {
   CONVERSATION_STATUSES,
   ConversationInput,

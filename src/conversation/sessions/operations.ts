@@ -128,8 +128,13 @@ export const sessionOperations: Operation[] = [
   sessions.remove({
     summary: 'Delete a session with its conversation, messages and turns',
     description: 'What waits or runs ends with RESOURCE_NOT_FOUND. Its end user, generations, traces and forks stay.',
-    check: ({ id, conversation_id }, { tx, services }) =>
-      clearMailbox(tx, services, { id: conversation_id }, failureOf('RESOURCE_NOT_FOUND', undefined, { id })),
+    check: ({ id, conversation_id, project_id }, { tx, services }) =>
+      clearMailbox(
+        tx,
+        services,
+        { id: conversation_id, project_id },
+        failureOf('RESOURCE_NOT_FOUND', undefined, { id }),
+      ),
   }),
   listMessages,
   sessions.action('messages', {

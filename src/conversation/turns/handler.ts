@@ -8,10 +8,18 @@ import type { Services } from '../../core/process/services.ts'
 import { executeTurn } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { replyByChat } from './chat-reply.ts'
-import { cancelTurns, conversationQueue, wakeConversation } from './mailbox.ts'
+import { cancelTurns, conversationQueue, endTurnsLeft, wakeConversation } from './mailbox.ts'
 import { preparePrompt } from './prompt.ts'
 import { type Picked, refusalOf, sessionOf, turnSource } from './source.ts'
-import { endTurns, nextTurn, requeueTurn, startTurn, type TurnState, wakeableConversations } from './store.ts'
+import {
+  deletedConversations,
+  endTurns,
+  nextTurn,
+  requeueTurn,
+  startTurn,
+  type TurnState,
+  wakeableConversations,
+} from './store.ts'
 
 /** Finds conversations with due turns and no message: the floor under the wake-ups. */
 export const conversationSweep = workQueue('conversation.sweep', {
@@ -31,12 +39,12 @@ const endOf: Record<string, Extract<TurnState, 'done' | 'failed'> | undefined> =
 /**
  * Takes the turn to run now: the one that runs already (its worker was lost), else the lowest due one. Its prompt is read
  * with the choice, so that a message either is in it or finds the turn running and asks for another. Null when nothing
- * is due; then a wake-up is on its way for the next one that waits for its time. Because the choice is made under the
+ * is due; then a wake-up is on its way for the next one that waits for its time. `deleted` when the conversation is. Because the choice is made under the
  * conversation's lock, no wake-up is lost.
  */
-async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | null> {
+async function takeTurn(tx: Tx, conversationId: string): Promise<Picked | 'deleted' | null> {
   const conversation = await lockConversation(tx, conversationId)
-  if (!conversation) return null
+  if (!conversation) return 'deleted'
   for (;;) {
     const turn = await nextTurn(tx, conversationId)
     if (!turn) return null
@@ -87,6 +95,7 @@ async function drain(services: Services, conversationId: string, context: JobCon
     if (stopping.aborted) throw new HandBack('the worker stops')
     const picked = await services.write(tx => takeTurn(tx, conversationId))
     if (!picked) return
+    if (picked === 'deleted') return endTurnsLeft(services, conversationId, stopping)
     const log = context.log.child({ conversation_id: conversationId, seq: picked.turn.seq })
     const outcome = await runTurn(services, picked, { ...context, log })
     if (outcome === 'settled' && picked.alone) return
@@ -134,15 +143,18 @@ const SWEEP_PAGE = 500
 /** A turn this young has its own wake-up on the way. */
 const QUIET_SECONDS = 5
 
-/** Sends a wake-up to every conversation with a due turn; one that has a message keeps that one. */
-async function sweep(services: Services): Promise<void> {
+/**
+ * Sends a wake-up to every conversation with a due turn, and to those that were deleted while turns of theirs ran; one that has
+ * a message keeps that one.
+ */
+async function sweep({ pool, queues }: Services): Promise<void> {
+  const wake = (found: readonly { conversation_id: string; project_id: string }[]) =>
+    queues.send(found.map(named => message(conversationQueue, named)))
+  await wake(await deletedConversations(pool, SWEEP_PAGE))
   let after = ''
   for (;;) {
-    const found = await wakeableConversations(services.pool, { quietSeconds: QUIET_SECONDS, after, limit: SWEEP_PAGE })
-    if (found.length > 0)
-      await services.queues.send(
-        found.map(({ conversation_id, project_id }) => message(conversationQueue, { conversation_id, project_id })),
-      )
+    const found = await wakeableConversations(pool, { quietSeconds: QUIET_SECONDS, after, limit: SWEEP_PAGE })
+    await wake(found)
     if (found.length < SWEEP_PAGE) return
     after = found[found.length - 1].conversation_id
     await sleep(0)

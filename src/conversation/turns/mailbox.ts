@@ -4,6 +4,7 @@ import { newId } from '../../core/api/ids.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Origin } from '../../core/invoke/call.ts'
+import { HandBack } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/abort.ts'
@@ -20,12 +21,14 @@ import {
   addPlace,
   autoWaits,
   endTurns,
+  firstTurns,
   moveTurn,
   newPlace,
   openTurnOf,
   openTurns,
   speakerOf,
   type TurnRow,
+  turnsLeft,
 } from './store.ts'
 
 /**
@@ -216,25 +219,58 @@ export async function cancelTurns(
 export const callOff = (tx: Tx, services: Services, turns: readonly TurnRow[]): Promise<void> =>
   cancelTurns(tx, services, turns, CANCELLED, { stop_reason: 'cancelled' })
 
-/** Ends a turn with its place in the mailbox; false when no mailbox holds it. */
+/**
+ * Ends a turn with its place in the mailbox; false when no mailbox holds it. One whose conversation was deleted ends at once:
+ * its worker may have been lost.
+ */
 export const endInMailbox: Mailboxes['end'] = async (tx, services, generation, failure, options) => {
   const conversation = await lockConversation(tx, generation.conversation_id as string)
-  const turn = conversation && (await openTurnOf(tx, generation.id))
+  if (!conversation) {
+    await abortTurn(tx, services, generation.id, failure, { ...options, force: true })
+    return true
+  }
+  const turn = await openTurnOf(tx, generation.id)
   if (!turn) return false
   await cancelTurns(tx, services, [turn], failure, options)
   return true
 }
 
-/** Cancels every queued turn and asks the running one to abort. Under lockConversation. */
+/** Turns that one transaction ends. */
+const AT_ONCE = 100
+
+/**
+ * Cancels the queued turns of a conversation that is deleted or takes no turns any more, and asks the running one to abort.
+ * Turns beyond the first hundred, and those that wait for their clients in a conversation that is deleted, are ended by the
+ * worker that this wakes. Under lockConversation.
+ */
 export async function clearMailbox(
   tx: Tx,
   services: Services,
-  conversation: Pick<ConversationRow, 'id'>,
+  conversation: Pick<ConversationRow, 'id' | 'project_id'>,
   failure: RecordedFailure,
 ): Promise<void> {
-  const { running, queued } = await mailboxState(tx, conversation.id)
-  await cancelTurns(tx, services, [...(running ? [running] : []), ...queued], failure)
+  await cancelTurns(tx, services, await firstTurns(tx, conversation.id, AT_ONCE), failure)
+  wakeConversation(tx, conversation)
 }
+
+/** Ends what is left of the turns of a conversation that was deleted, by the worker that has its mailbox. */
+export async function endTurnsLeft(services: Services, conversationId: string, stopping: AbortSignal): Promise<void> {
+  for (let left = true; left; ) {
+    if (stopping.aborted) throw new HandBack('the worker stops')
+    left = await services.write(async tx => {
+      const ids = await turnsLeft(tx, conversationId, AT_ONCE)
+      for (const id of ids) await abortTurn(tx, services, id, gone(conversationId), { force: true })
+      return ids.length === AT_ONCE
+    })
+  }
+}
+
+/** The failure of turns whose conversation was deleted. */
+export const gone = (conversationId: string): RecordedFailure => ({
+  code: 'RESOURCE_NOT_FOUND',
+  message: 'The conversation was deleted',
+  meta: { id: conversationId },
+})
 
 /**
  * Refuses a turn that would wait for the one that asks for it.

@@ -6,6 +6,7 @@ import { actorKind } from '../actors/model.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
+import { gone } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
 import { endedTurns, endTurns, type OpenTurn, openTurnOf, type TurnRow } from './store.ts'
 
@@ -138,10 +139,3 @@ export function turnSource(picked: Picked, complete: (outgoing: Outgoing) => voi
     },
   }
 }
-
-/** The failure of turns whose conversation was deleted. */
-export const gone = (conversationId: string): RecordedFailure => ({
-  code: 'RESOURCE_NOT_FOUND',
-  message: 'The conversation was deleted',
-  meta: { id: conversationId },
-})

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message.ts'
-import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { AbortRequest, GENERATION_STATUSES } from '../../execution/generations/model.ts'
 import { sessionHooks } from './hooks.ts'
 
@@ -95,6 +95,21 @@ export const openTurns = (db: Queryable, conversationId: string): Promise<readon
   db.any(turn`
     select ${columns} from ${tables}
     where t.conversation_id = ${conversationId} and t.state in ('queued', 'running') order by t.seq`)
+
+/** The first of them, that which runs before all others. */
+export const firstTurns = (db: Queryable, conversationId: string, limit: number): Promise<readonly TurnRow[]> =>
+  db.any(turn`
+    select ${columns} from ${tables}
+    where t.conversation_id = ${conversationId} and t.state in ('queued', 'running')
+    order by t.state = 'running' desc, t.seq limit ${limit}`)
+
+/**
+ * Turns of a conversation that was deleted which are not at their end. Reads generation_work, which has those that are not.
+ */
+export const turnsLeft = (db: Queryable, conversationId: string, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(identifying`
+    select g.id from generation_work w join generations g on g.id = w.generation_id
+    where g.conversation_id = ${conversationId} order by g.id limit ${limit}`)
 
 /** The turn that runs, else the lowest due one, else the one that is due next; by conversation_turns_open. */
 export const nextTurn = (db: Queryable, conversationId: string): Promise<TurnRow | null> =>
@@ -191,6 +206,17 @@ export const wakeableConversations = (
       and coalesce(t.started_at, t.not_before, t.created_at) <= now() - make_interval(secs => ${options.quietSeconds})
       and p.paused_at is null
     order by t.conversation_id limit ${options.limit}`)
+
+/** Conversations that were deleted and have turns which are not at their end. Reads generation_work, which has those. */
+export const deletedConversations = (
+  db: Queryable,
+  limit: number,
+): Promise<readonly { conversation_id: string; project_id: string }[]> =>
+  db.any(wakeable`
+    select distinct g.conversation_id, g.project_id
+    from generation_work w join generations g on g.id = w.generation_id
+    where g.conversation_id is not null and not exists (select from conversations c where c.id = g.conversation_id)
+    limit ${limit}`)
 
 /** A message as the model is to see it. */
 const SeenMessage = z.object({
