@@ -175,8 +175,10 @@ describe('tasks whose workers are lost', function () {
     await eventually(async () => (await sweeps()) >= before + 3)
     const waiting = await app.services.pool.anyFirst(sql.unsafe`
       select count(*)::int from pgboss.job_common
-      where name = ${dispatchQueue.name} and state < 'active' group by data ->> 'dispatch_id'`)
-    assert.deepEqual(waiting, [1, 1, 1])
+      where name = ${dispatchQueue.name} and state < 'active' and data ->> 'task_id' = any(${sql.array(ids, 'text')})
+      group by data ->> 'dispatch_id'`)
+    assert.ok(waiting.length >= 3)
+    assert.deepEqual([...new Set(waiting)], [1])
     await stopAll()
     app.target.answer = json({ ok: true })
     await worker()
