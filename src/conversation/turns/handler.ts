@@ -4,6 +4,7 @@ import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
 import { message, workQueue } from '../../core/jobs/queue.ts'
+import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { executeTurn } from '../../execution/generations/turn.ts'
 import { lockConversation } from '../conversations/store.ts'
@@ -96,6 +97,7 @@ async function drain(services: Services, conversationId: string, context: JobCon
     const picked = await services.write(tx => takeTurn(tx, conversationId))
     if (!picked) return
     if (picked === 'deleted') return endTurnsLeft(services, conversationId, stopping)
+    await fault(services, 'turn_taken')
     const log = context.log.child({ conversation_id: conversationId, seq: picked.turn.seq })
     const outcome = await runTurn(services, picked, { ...context, log })
     if (outcome === 'settled' && picked.alone) return

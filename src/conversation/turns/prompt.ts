@@ -7,7 +7,7 @@ import { type PromptFacts, type SeenMessage, type TurnRow, takePrompt } from './
 export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
 
 /**
- * Marks a turn as running and answers what it works on: the conversation as it stands now. It speaks to the conversation's
+ * Marks a turn as running and answers what it works on: the conversation as it stood when the turn was first taken. It speaks to the conversation's
  * owner, of a session the end user. Under lockConversation.
  */
 export async function preparePrompt(

@@ -240,7 +240,7 @@ const promptFacts = sql.type(PromptFacts)
 
 /**
  * Marks a turn as running and reads what its prompt is made of: as many of the last messages as its agent takes. The turn
- * remembers how far it saw. Under the conversation's row lock, so that nothing comes in between. The messages come as json:
+ * remembers how far it saw: one that runs already, since the worker that took it was lost, sees no more than that. Under the conversation's row lock, so that nothing comes in between. The messages come as json:
  * jsonb ends at 256 MB.
  * @param listenerId whom it speaks to
  */
@@ -257,10 +257,14 @@ export const takePrompt = (
   return db.one(promptFacts`
     with answers as (${answers}),
     seen as (
-      select * from conversation_messages where conversation_id = ${conversation_id} and exists (select from answers)
-      order by position desc limit (select max_context_messages from answers)
+      select m.* from conversation_messages m
+      join conversation_turns t on t.conversation_id = m.conversation_id and t.seq = ${seq}
+      where m.conversation_id = ${conversation_id} and exists (select from answers)
+        and (t.state = 'queued' or m.position <= t.seen_position)
+      order by m.position desc limit (select max_context_messages from answers)
     ), taken as (
-      update conversation_turns set state = 'running', started_at = now(), seen_position = (select max(position) from seen),
+      update conversation_turns set state = 'running', started_at = now(),
+        seen_position = case when state = 'queued' then (select max(position) from seen) else seen_position end,
         attempt = attempt + ${chat_id === null ? 0 : 1}
       where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')
     )

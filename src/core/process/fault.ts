@@ -8,6 +8,7 @@ import type { Services } from './services.ts'
  * of an event that executions wait for, of an export.
  */
 type FaultPoint =
+  | 'turn_taken'
   | 'after_claim'
   | 'before_model'
   | 'after_model'

@@ -1,0 +1,75 @@
+import assert from 'node:assert/strict'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { contents, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+
+const FAST = { GENERATION_LEASE_SECONDS: '2', CONVERSATION_SWEEP_SECONDS: '1' }
+
+describe('a turn that was taken by a worker that is lost before it starts', function () {
+  this.timeout(60_000)
+  let app: SessionApp
+  let workers: TestProcess[] = []
+  before(async () => {
+    app = await startSessionApp({
+      actions: ['conversations:*', 'sessions:*', 'generations:*'],
+      workers: [],
+      env: FAST,
+    })
+  })
+  afterEach(async () => {
+    for (const each of workers) await each.kill()
+    workers = []
+  })
+  after(() => app.close())
+
+  const worker = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['generation'])
+    workers.push(made)
+    return made
+  }
+  /** What the model was asked, but for the instructions. */
+  const asked = async (requests: () => Promise<any[]>) =>
+    (await requests()).map(({ body }) =>
+      body.messages.filter(({ role }: any) => role !== 'system').map(({ content }: any) => content),
+    )
+
+  it('sees what it saw when it was taken, and the next turn answers what came since', async () => {
+    const { agentId, requests } = await app.scripted([{ reply: { text: 'answer' } }])
+    const session = await app.session({ agent_id: agentId, auto_generate: true })
+    const first = await app.say(session, 'one')
+    const doomed = await worker({ FAULT_POINTS: 'turn_taken=kill' })
+    await doomed.exited
+    assert.equal((await app.generation(first.generation_id)).status, 'pending')
+    const second = await app.say(session, 'two')
+    assert.notEqual(second.generation_id, first.generation_id)
+    await worker()
+    for (const { generation_id } of [first, second])
+      assert.equal((await app.settled(generation_id)).status, 'completed')
+    assert.deepEqual(await asked(requests), [['one'], ['one', 'answer', 'two']])
+    assert.deepEqual(contents(await app.messages(session)), ['one', 'answer', 'two', 'answer'])
+  })
+
+  it('sees nothing that was stored behind it, whoever answers', async () => {
+    const chat = expectStatus(
+      await app.admin.post('/chats', { project_id: app.projectId, ai_provider_id: app.providerId }),
+      201,
+    )
+    const bot = { project_id: app.projectId, name: 'Bot', chat_id: chat.id }
+    const actor_id = expectStatus(await app.admin.post('/actors', bot), 201).id
+    for (const speaks of [{ agent_id: app.agentId }, { actor_id }]) {
+      const { id } = expectStatus(await app.key.post('/conversations', {}), 201)
+      const path = `/conversations/${id}`
+      const say = async (message: string) =>
+        expectStatus(await app.key.post(`${path}/messages`, { role: 'user', message }), 201)
+      await say('one')
+      const doomed = await worker({ FAULT_POINTS: 'turn_taken=kill' })
+      const answered = app.key.post(`${path}/generate?wait=true`, speaks)
+      await doomed.exited
+      await say('two')
+      await worker()
+      assert.equal(expectStatus(await answered, 200).content, 'echo: one')
+      const { data } = (await app.key.get(`${path}/messages`)).body
+      assert.deepEqual(contents(data), ['one', 'echo: one', 'two'])
+      for (const each of workers) await each.kill()
+    }
+  })
+})
