@@ -10,8 +10,8 @@ import { type Config, loadConfig } from '../../src/config.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { currentChain } from '../../src/core/db/causation.ts'
 import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
-import { openPool } from '../../src/core/db/pool.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { inTransaction, openPool } from '../../src/core/db/pool.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { createWriter } from '../../src/core/db/write.ts'
 import { claim, handBack, retry } from '../../src/core/jobs/claims.ts'
 import { every, HandBack, type Handler, handler, type JobContext } from '../../src/core/jobs/handler.ts'
@@ -534,6 +534,51 @@ describe('queues and workers', function () {
   })
 
   describe('failing', () => {
+    it('an attempt that the database failed is not counted, one whose statement took too long is', async () => {
+      const attempts: number[] = []
+      const { log, lines } = recorder()
+      let exhausted = 0
+      const states = ['53100', '57P01', '40001', null, '08006']
+      const own = await openPool({ databaseUrl, connections: 1 })
+      await run(
+        [
+          handler(fragile, { onExhausted: async () => void exhausted++ }, async (_data, { attempt }) => {
+            const state = states[attempts.push(attempt) - 1]
+            if (state === null)
+              await inTransaction(own, async tx => {
+                await tx.query(rawQuery('set local statement_timeout = 20'))
+                await tx.query(rawQuery('select pg_sleep(5)'))
+              })
+            if (state) await pool.query(`do $$ begin raise exception 'x' using errcode = '${state}'; end $$`)
+          }),
+        ],
+        { log },
+      )
+      await queues.send([message(fragile, { id: 'f' })])
+      await until('done', () => lines.some(line => line.outcome === 'done'))
+      await own.end()
+      assert.deepEqual(attempts, [1, 1, 1, 1, 2, 2])
+      assert.equal(exhausted, 0)
+      const outcomes = lines.filter(line => line.msg === 'attempt').map(line => line.outcome)
+      assert.deepEqual(outcomes, ['handed_back', 'handed_back', 'handed_back', 'retry', 'handed_back', 'done'])
+    })
+
+    it('messages of a batch that the database failed are given back together', async () => {
+      const handled: string[][] = []
+      await run([
+        handler(fragile, { batch: 3, concurrency: 1 }, async (batch: { id: string }[]) => {
+          handled.push(batch.map(({ id }) => id).sort())
+          if (handled.length === 1) await pool.query(`do $$ begin raise exception 'x' using errcode = '53100'; end $$`)
+        }),
+      ])
+      await queues.send(['a', 'b', 'c'].map(id => message(fragile, { id })))
+      await until('again', () => handled.flat().length === 6)
+      assert.deepEqual(handled, [
+        ['a', 'b', 'c'],
+        ['a', 'b', 'c'],
+      ])
+    })
+
     it('the last failure is passed to onExhausted, then the message is a dead letter that can be replayed', async () => {
       const passed: unknown[] = []
       let broken = true

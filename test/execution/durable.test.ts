@@ -194,7 +194,7 @@ describe('durable turns', function () {
     assert.deepEqual([record.status, record.error, record.step_count], ['completed', null, 1])
   })
 
-  it('a database that is lost when the model has answered costs no turn', async () => {
+  it('a database that is lost when the model has answered costs no turn, and no second call', async () => {
     await double.put('cut', {
       rules: [{ when: { call: 1 }, reply: { text: 'x', gate: 'cut' } }, { reply: { text: 'y' } }],
     })
@@ -204,7 +204,8 @@ describe('durable turns', function () {
     await waitingAt('cut')
     await cutWaiting(sql.fragment`generations in share`, () => open('cut'))
     const record = await ended(body.generation_id)
-    assert.deepEqual([record.status, record.error, record.output.content], ['completed', null, 'y'])
+    assert.deepEqual([record.status, record.error, record.output.content], ['completed', null, 'x'])
+    assert.equal((await double.requests('cut')).length, 1)
   })
 
   it('workers killed under load lose no turn and double none', async () => {

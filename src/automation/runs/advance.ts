@@ -3,6 +3,7 @@ import { type Rated, rateUsage } from '../../control/usage/rate.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { storableValue } from '../../core/api/text.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { isDueSoon } from '../../core/jobs/queue.ts'
 import { breather } from '../../core/process/breathe.ts'
@@ -565,7 +566,7 @@ const shapeOf = ({ input, written, outcomes, ...shape }: RunRow): string => JSON
 
 /** Whether an error is the failure of an attempt; others are those of the advance, which is made again. */
 export const isFailure = (error: unknown): error is AppError | RecordedFailure =>
-  error instanceof AppError || !(error instanceof Error)
+  !isTransient(error) && (error instanceof AppError || !(error instanceof Error))
 
 /** What is recorded of a failure; that of a turn or of a run below is on record already. */
 export const failureOf = (error: unknown): RecordedFailure =>

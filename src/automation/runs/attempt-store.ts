@@ -226,11 +226,17 @@ export const renew = async (
       where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
   ).rowCount === 1
 
-/** Gives an attempt back uncounted, for another worker to take at once. */
-export const giveBack = (db: Queryable, { id, deliveries, polls }: Pick<ExecutionRow, 'id' | 'deliveries' | 'polls'>) =>
-  db.query(statement`
-    update orchestration_node_executions set leased_until = null, deliveries = deliveries - 1
-    where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
+/** Requeues an attempt that this worker holds, without counting its delivery unless `counted`; false when it does not. */
+export const giveBack = async (
+  db: Queryable,
+  { id, deliveries, polls }: Pick<ExecutionRow, 'id' | 'deliveries' | 'polls'>,
+  counted = false,
+): Promise<boolean> =>
+  (
+    await db.query(statement`
+      update orchestration_node_executions set leased_until = null, deliveries = deliveries - ${counted ? 0 : 1}
+      where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
+  ).rowCount === 1
 
 const left = sql.type(z.object({ generation_id: z.string().nullable(), approval_id: z.string().nullable() }))
 

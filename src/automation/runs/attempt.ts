@@ -3,11 +3,11 @@ import { addUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { rateUsage } from '../../control/usage/rate.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { causedBy } from '../../core/db/causation.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
+import { databaseErrorKind, isTransient } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { chainOf } from '../../core/iam/caller.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
-import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { WorkerType } from '../orchestrations/definition.ts'
@@ -40,6 +40,9 @@ const mayTakeOver = ({ config }: Services, held: number): boolean => {
   const most = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
   return most === 0 || held <= most
 }
+
+/** When an attempt that the database failed is due again. */
+const UNAVAILABLE_MS = 1000
 
 /** How long a worker goes on with one run before it lets others have their turn. */
 const CHAIN_MS = 1000
@@ -98,13 +101,26 @@ async function makeAttempt(
       takes: run => (goesOn() && mayTakeOver(services, run.held) ? 1 : 0),
     })
   }
-  const finish: Finish = (tx, outcome) => {
-    if (held.lost) throw new Superseded()
-    return end(tx, outcome)
+  // What this worker took with a commit whose answer was lost is known by its ids alone.
+  const following: Taken[] = []
+  const note = (advanced: Advanced | null): Advanced | null => {
+    if (advanced) following.push(...advanced.jobs.map(row => takenOf(row, advanced.run)))
+    return advanced
   }
-  const settle = async (outcome: Outcome | { error: unknown }) =>
-    (known && (await whileKnown(services, known, taken, tx => end(tx, outcome, known)))) ??
-    services.write(tx => end(tx, outcome))
+  const finish: Finish = async (tx, outcome) => {
+    if (held.lost) throw new Superseded()
+    return note(await end(tx, outcome))
+  }
+  const settle = async (outcome: Outcome | { error: unknown }) => {
+    const after = await retryWhileUnavailable(
+      async () =>
+        (known && (await whileKnown(services, known, taken, async tx => note(await end(tx, outcome, known))))) ??
+        services.write(async tx => note(await end(tx, outcome))),
+      { signal: held.signal },
+    )
+    if (!after) for (const each of following) await requeueAttempt(services, each)
+    return after
+  }
   try {
     await fault(services, 'node_taken')
     const outcome = await work(services, taken, held.signal, draft => void used.push(draft), finish)
@@ -119,16 +135,17 @@ async function makeAttempt(
     log(after ? 'completed' : 'superseded')
     return after
   } catch (error) {
-    if (signal.aborted) {
-      await handBack(services, taken)
-      log('handed_back')
+    if (signal.aborted || (isTransient(error) && !held.lost)) {
+      const delayMs = signal.aborted ? 0 : UNAVAILABLE_MS
+      const counted = !signal.aborted && databaseErrorKind(error) === 'timeout'
+      for (const each of [taken, ...following]) await requeueAttempt(services, each, { delayMs, counted })
+      log('handed_back', { err: signal.aborted ? undefined : error })
       return null
     }
     if (held.lost || error instanceof Superseded) {
       log('superseded')
       return null
     }
-    if (isDatabaseLost(error)) throw error
     if (!isFailure(error)) services.log.error({ err: error, ...ids }, 'node attempt')
     const after = await settle({ error })
     log('failed', { code: failureOf(error).code })
@@ -177,12 +194,20 @@ const abortion = (signal: AbortSignal, made: Promise<unknown>): Promise<never> =
     }
   })
 
-/** Gives an attempt back uncounted, to be made at once by another worker. */
-async function handBack(services: Services, taken: Taken): Promise<void> {
-  await giveBack(services.pool, taken)
-  const { id: execution_id, run_id, project_id } = taken
-  await services.queues.send([message(nodeQueue, { execution_id, run_id, project_id })])
-}
+/** Requeues an attempt for another worker, if this one holds it. */
+export const requeueAttempt = (
+  services: Services,
+  taken: Taken,
+  { delayMs = 0, counted = false } = {},
+): Promise<void> =>
+  retryWhileUnavailable(() =>
+    services.write(async tx => {
+      if (!(await giveBack(tx, taken, counted))) return
+      const { id: execution_id, run_id, project_id } = taken
+      const startAfter = delayMs > 0 ? { startAfter: new Date(Date.now() + delayMs) } : {}
+      tx.send(nodeQueue, { execution_id, run_id, project_id }, startAfter)
+    }),
+  )
 
 /** The attempt as the run has it, while it is this worker's; null when it is not. */
 function ownRow(run: Advance, taken: Taken, started: number): ExecutionRow | null {

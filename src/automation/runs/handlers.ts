@@ -1,11 +1,13 @@
 import type { Config } from '../../config.ts'
 import { AppError } from '../../core/api/errors.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import { every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
 import { message } from '../../core/jobs/queue.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Advance, failureOf } from './advance.ts'
-import { makeAttempts } from './attempt.ts'
+import { makeAttempts, requeueAttempt } from './attempt.ts'
+import type { Advanced } from './attempt-model.ts'
 import { findWaiting, type Taken, take, takenOf, takeStrictly } from './attempt-store.ts'
 import { followAbove } from './below.ts'
 import { advance } from './go-on.ts'
@@ -91,6 +93,7 @@ export const runSchedules = [
 async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<void> {
   const { services, signal, stopping } = context
   const slot: { giveBack: (() => void) | null } = { giveBack: null }
+  const made: { after: Advanced | null } = { after: null }
   const mayTake = ({ held, run }: Advance): boolean => {
     if (stopping.aborted || !isFarFromFull(services, held)) return false
     slot.giveBack ??= context.takeSlot(nodeQueue, run.project_id)
@@ -105,6 +108,7 @@ async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<v
         },
         takes: run => (mayTake(run) ? 1 : 0),
       })
+      made.after = advanced
       await fault(services, 'run_advanced')
       context.complete(tx)
       return advanced
@@ -115,6 +119,12 @@ async function handleRun({ run_id }: RunMessage, context: JobContext): Promise<v
       await context
         .aside(() => makeAttempts(services, { taken: takenOf(first, after.run), known: after.known }, signal, stopping))
         .catch(error => services.log.error({ err: error, run_id }, 'attempts of a run given up'))
+  } catch (error) {
+    // Its answer was lost; what it took, if it was committed, is for another worker.
+    const { after } = made
+    if (isTransient(error) && after)
+      for (const row of after.jobs) await requeueAttempt(services, takenOf(row, after.run))
+    throw error
   } finally {
     slot.giveBack?.()
   }

@@ -4,8 +4,9 @@ import { rateUsage } from '../../control/usage/rate.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { causedBy } from '../../core/db/causation.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/write.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
+import type { Outgoing, Tx } from '../../core/db/write.ts'
 import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import { narrowed } from '../../core/iam/authority.ts'
 import { chainOf, type PrincipalRecord } from '../../core/iam/caller.ts'
@@ -128,7 +129,7 @@ async function start(message: DispatchMessage, { services, log }: JobContext, fo
     await fault(services, 'task_started')
     if (started) log.info({ task_id, dispatch_id, result_id: started, outcome: 'started' }, 'task dispatch')
   } catch (error) {
-    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
+    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
     if (error.code === 'PROJECT_PAUSED') return await holdPaused(services, message)
     const failure = failureOf(error)
     await settleFailure(services, message, { ok: false, error: failure, cause: null })
@@ -154,7 +155,7 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
   let defined: Dispatch | null = null
   const settle = async (outcome: Outcome): Promise<void> => {
     const rated = await rateUsage(services, used)
-    const after = await settleCall(services, held, outcome, outgoing => {
+    const follow = (outgoing: Outgoing) => {
       addUsage(outgoing, rated)
       if (!outcome.ok || !tool) return
       addActivity(outgoing, {
@@ -169,7 +170,8 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
         },
         ref_id: tool.id,
       })
-    })
+    }
+    const after = await retryWhileUnavailable(() => settleCall(services, held, outcome, follow), { signal })
     if (!after) throw new Superseded()
     settled = true
     await fault(services, 'task_settled')
@@ -217,8 +219,9 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
         result = await callTool(services, tool, opened)
         held.signal.throwIfAborted()
       } catch (error) {
-        // Given back it would be made again.
-        if (signal.aborted && stopping.aborted && !repeatable) return fail(new AppError('INTERNAL_ERROR').recorded())
+        // Given back it would be made again, and it may have been made: those over HTTP read the database before alone.
+        const mayBeMade = (signal.aborted && stopping.aborted) || (isTransient(error) && tool.type !== 'http')
+        if (mayBeMade && !repeatable) return fail(new AppError('INTERNAL_ERROR').recorded())
         throw error
       }
       await fault(services, 'task_called')
@@ -226,7 +229,6 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
       return { outcome: 'succeeded' }
     },
     async fail(error) {
-      if (isDatabaseLost(error) || error instanceof Superseded) throw error
       if (!(error instanceof AppError)) services.log.error({ err: error, task_id: task.id }, 'task dispatch')
       return fail(failureOf(error))
     },

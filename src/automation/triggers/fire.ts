@@ -2,7 +2,8 @@ import { addActivity } from '../../control/activity/record.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { causedBy } from '../../core/db/causation.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { claimOrWait, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
@@ -45,7 +46,7 @@ async function checked<T>(services: Services, { id }: FiringRow, work: () => T |
   try {
     return await work()
   } catch (error) {
-    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
+    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
     if (error.code === 'PROJECT_PAUSED') {
       await putOff(services.pool, id, PAUSE_HOLD_MS)
       return null
@@ -94,11 +95,16 @@ async function callTarget(
   const call = target.call as NonNullable<TriggerTarget['call']>
   let called = false
   const settle = (status: string, output: unknown, error: RecordedFailure | null, follow?: (tx: Tx) => void) =>
-    services.write(async tx => {
-      const made = { target_type: target.type, result_id: null, status, output: keptOutput(output) }
-      if (!(await settleFiring(tx, row.id, { result: called ? made : undefined, error }, claim))) throw new Superseded()
-      follow?.(tx)
-    })
+    retryWhileUnavailable(
+      () =>
+        services.write(async tx => {
+          const made = { target_type: target.type, result_id: null, status, output: keptOutput(output) }
+          if (!(await settleFiring(tx, row.id, { result: called ? made : undefined, error }, claim)))
+            throw new Superseded()
+          follow?.(tx)
+        }),
+      { signal: context.signal },
+    )
   await workOn(context, {
     what: 'firing',
     ids: { firing_id: row.id, trigger_id: trigger.id, project_id: row.project_id },
@@ -116,7 +122,6 @@ async function callTarget(
       return { outcome: 'succeeded' }
     },
     async fail(error) {
-      if (isDatabaseLost(error) || error instanceof Superseded) throw error
       if (!(error instanceof AppError)) services.log.error({ err: error, firing_id: row.id }, 'firing')
       const failure = failureOf(error)
       // Its call was not made: it is once the project is resumed.

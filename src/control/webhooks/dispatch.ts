@@ -1,3 +1,5 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { isTransient } from '../../core/db/database-errors.ts'
 import { dispatchQueue } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
@@ -13,6 +15,9 @@ import { eventSubscribers } from './subscribers.ts'
 /** Most events and deliveries of one transaction of the dispatcher; an event alone may have more deliveries. */
 const BATCH = 200
 const DELIVERIES = 5000
+
+/** The pause before a batch that the database failed is dispatched again. */
+const UNAVAILABLE_MS = 500
 
 /**
  * Dispatches events: one transaction selects their consumers, queues the deliveries and marks the events, so that a
@@ -69,6 +74,12 @@ export function createDispatcher(services: Services, deliver: (targets: readonly
       try {
         while (!closed && (await batch()));
       } catch (error) {
+        if (isTransient(error)) {
+          services.log.warn({ err: error }, 'events not dispatched yet')
+          await sleep(UNAVAILABLE_MS)
+          woken = true
+          continue
+        }
         services.log.error({ err: error }, 'dispatch failed, its events go on one by one')
         try {
           await defer(services)

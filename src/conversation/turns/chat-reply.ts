@@ -1,6 +1,7 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -47,11 +48,14 @@ export async function replyByChat(
     await fault(services, 'chat_answered')
   } catch (error) {
     if (signal.aborted) return 'lost'
-    if (isDatabaseLost(error)) throw error
+    if (isTransient(error)) throw error
     if (!(error instanceof AppError)) log.error({ err: error }, 'reply of a chat failed')
     given = recordedFailure(error)
   }
-  const outcome = await services.write(tx => settle(tx, picked, given, context))
+  // A commit whose answer was lost leaves no turn to settle.
+  const outcome = await retryWhileUnavailable(() => services.write(tx => settle(tx, picked, given, context)), {
+    signal,
+  })
   const duration_ms = Math.round(performance.now() - started)
   const code = 'code' in given ? given.code : null
   log.info({ chat_id: turn.chat_id, attempt: turn.attempt, outcome, code, duration_ms }, 'reply of a chat')

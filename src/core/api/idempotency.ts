@@ -7,15 +7,13 @@ import { type AppError, errorBody, raise } from './errors.ts'
 
 export type IdempotencyKey = { credential_id: string; project_id: string | null; path: string; key: string }
 
-/** A request's right to give the answer of a key; `created_at` tells it from a later request's. */
-export type IdempotencyClaim = IdempotencyKey & { created_at: string }
+/** A request's right to give the answer of a key; `claim` tells it from another request's. */
+export type IdempotencyClaim = IdempotencyKey & { claim: string }
 
 /** The answer that a first request got. */
 export type Kept = { status: number; body: unknown; headers: Record<string, string>; project_id: string | null }
 
-type Claimed = { kind: 'claimed'; claim: IdempotencyClaim } | { kind: 'replay'; answer: Kept }
-
-const claiming = sql.type(z.strictObject({ created_at: z.string() }))
+const claiming = sql.type(z.strictObject({ claim: z.string() }))
 
 const keeping = sql.type(
   z.strictObject({
@@ -29,34 +27,33 @@ const keeping = sql.type(
 )
 
 /** A first request that neither ended nor gave up within this time, or twice the longest wait, was lost with its process. */
-const LOST_AFTER_SECONDS = 900
+export const LOST_AFTER_SECONDS = 900
 
 /**
- * Claims an Idempotency-Key for a request: the first request goes on, a repeat gets the kept answer. Raises
- * IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first runs.
+ * Claims an Idempotency-Key for a request: null for the first one, the stored answer for a repeat. A claim is made again
+ * without effect. Raises IDEMPOTENCY_KEY_REUSED for another body and IDEMPOTENCY_IN_PROGRESS while the first request runs.
  */
 export async function claimIdempotency(
   db: Queryable,
   { secrets, config }: Pick<Services, 'secrets' | 'config'>,
-  request: IdempotencyKey & { request: string },
-): Promise<Claimed> {
-  const { credential_id, project_id, path, key } = request
+  request: IdempotencyClaim & { request: string },
+): Promise<Kept | null> {
+  const { credential_id, project_id, path, key, claim } = request
   const lostAfter = Math.max(LOST_AFTER_SECONDS, 2 * config.SYNC_WAIT_SECONDS)
   // Keyed: a request may hold a secret value, which a plain hash would let anyone with the table guess at.
   const hash = secrets.fingerprint(request.request)
   const claimed = await db.maybeOne(claiming`
-    insert into idempotency_keys (credential_id, path, key, project_id, request_hash)
-    values (${credential_id}, ${path}, ${key}, ${project_id}, ${hash})
+    insert into idempotency_keys (credential_id, path, key, project_id, request_hash, claim)
+    values (${credential_id}, ${path}, ${key}, ${project_id}, ${hash}, ${claim})
     on conflict (credential_id, path, key) do update
       set request_hash = excluded.request_hash, project_id = excluded.project_id, status = null, body = null,
-        sealed_body = null, headers = null, created_at = now()
+        sealed_body = null, headers = null, claim = excluded.claim, created_at = now()
       where idempotency_keys.created_at < now() - interval '24 hours'
         or (idempotency_keys.status is null
-          and idempotency_keys.created_at < now() - make_interval(secs => ${lostAfter}))
-    returning created_at`)
-  if (claimed) return { kind: 'claimed', claim: { credential_id, project_id, path, key, ...claimed } }
-  const kept = await keptAnswer(db, secrets, request)
-  return kept ? { kind: 'replay', answer: kept } : raise('IDEMPOTENCY_IN_PROGRESS')
+          and (idempotency_keys.claim = excluded.claim
+            or idempotency_keys.created_at < now() - make_interval(secs => ${lostAfter})))
+    returning claim`)
+  return claimed ? null : ((await keptAnswer(db, secrets, request)) ?? raise('IDEMPOTENCY_IN_PROGRESS'))
 }
 
 /**
@@ -98,9 +95,8 @@ export const keptAnswers = sealedColumn({
   id: sql.fragment`(credential_id || ':' || path || ':' || key)`,
 })
 
-const isClaimed = ({ credential_id, path, key, created_at }: IdempotencyClaim): Fragment => sql.fragment`
-  credential_id = ${credential_id} and path = ${path} and key = ${key} and created_at = ${created_at}::timestamptz
-    and status is null`
+const isClaimed = ({ credential_id, path, key, claim }: IdempotencyClaim): Fragment => sql.fragment`
+  credential_id = ${credential_id} and path = ${path} and key = ${key} and claim = ${claim} and status is null`
 
 /** A condition in SQL over what an answer shows: where it does not hold, repeats get the refusal in its place. */
 export type KeptWhile = { holds: Fragment; refusal: () => AppError }

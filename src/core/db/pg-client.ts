@@ -1,4 +1,5 @@
 import pg from 'pg'
+import { markDriverError } from './database-errors.ts'
 import { isHeld, planOf } from './transaction-edges.ts'
 
 /**
@@ -12,6 +13,9 @@ import { isHeld, planOf } from './transaction-edges.ts'
  * Transactions take fewer round trips (transaction-edges.ts).
  *
  * Statements under way are known with their start, for whoever has to tell a slow one from a server that is silent.
+ *
+ * Errors of connections and statements are marked (database-errors.ts): a reset socket of the database has the same code as
+ * the reset socket of a tool.
  */
 const { query } = pg.Client.prototype as unknown as { query: (...args: unknown[]) => unknown }
 
@@ -56,4 +60,31 @@ function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, c
   })
 }
 
-Object.assign(pg.Client.prototype, { query: queryWithCallback })
+type Failing = {
+  _connect(callback: (error: Error | undefined, ...rest: unknown[]) => void): void
+  _handleErrorEvent(error: Error): void
+  handleError(error: Error, connection: unknown): void
+}
+
+const { _connect, _handleErrorEvent } = pg.Client.prototype as unknown as Failing
+const { handleError } = pg.Query.prototype as unknown as Failing
+
+Object.assign(pg.Client.prototype, {
+  query: queryWithCallback,
+  _connect(this: Failing, callback: Parameters<Failing['_connect']>[0]) {
+    _connect.call(this, (error, ...rest) => {
+      markDriverError(error)
+      callback(error, ...rest)
+    })
+  },
+  _handleErrorEvent(this: Failing, error: Error) {
+    markDriverError(error)
+    _handleErrorEvent.call(this, error)
+  },
+})
+Object.assign(pg.Query.prototype, {
+  handleError(this: Failing, error: Error, connection: unknown) {
+    markDriverError(error)
+    handleError.call(this, error, connection)
+  },
+})

@@ -9,9 +9,10 @@ import {
 import type { z } from 'zod'
 import './pg-client.ts'
 import type { Executor } from '../jobs/queue.ts'
+import { DatabaseSilentError } from './database-errors.ts'
 import { createPreparer, METHODS, planIsStale } from './prepare.ts'
 import type { SilenceWatch } from './silence.ts'
-import { DatabaseSilentError, type Queryable, rawQuery } from './sql.ts'
+import { type Queryable, rawQuery } from './sql.ts'
 import { TenantGate, tenancyNow } from './tenancy.ts'
 
 export type Pool = DatabasePool
@@ -234,13 +235,21 @@ export async function inTransaction<T>(pool: Pool, work: (connection: Transactio
 }
 
 async function transaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
-  const outcome = await pool.connect(async connection => {
-    try {
-      return { ok: true as const, value: await connection.transaction(inner => work(inner)) }
-    } catch (error) {
-      return { ok: false as const, error }
-    }
-  })
-  if (outcome.ok) return outcome.value
-  throw outcome.error
+  let running: Promise<unknown> | undefined
+  try {
+    const outcome = await pool.connect(async connection => {
+      try {
+        running = connection.transaction(inner => work(inner))
+        return { ok: true as const, value: (await running) as T }
+      } catch (error) {
+        return { ok: false as const, error }
+      }
+    })
+    if (outcome.ok) return outcome.value
+    throw outcome.error
+  } catch (error) {
+    // When a connection is lost, Slonik rejects while the work still runs into it: what is tried again must not overlap it.
+    await running?.catch(() => {})
+    throw error
+  }
 }

@@ -1,8 +1,8 @@
 import pg from 'pg'
 import type { Logger } from '../process/log.ts'
+import { DatabaseSilentError } from './database-errors.ts'
 import type { Notifications } from './notify.ts'
 import { onPending, pendingStatements } from './pg-client.ts'
-import { DatabaseSilentError } from './sql.ts'
 import { outsideTenancy } from './tenancy.ts'
 
 /** What waits for the database so long is looked into. */

@@ -1,13 +1,9 @@
 import {
-  BackendTerminatedError,
-  BackendTerminatedUnexpectedlyError,
   type CommonQueryMethods,
-  ConnectionError,
   createSqlTag,
   ForeignKeyIntegrityConstraintViolationError,
   type FragmentSqlToken,
   type QuerySqlToken,
-  SlonikError,
 } from 'slonik'
 import { z } from 'zod'
 
@@ -72,24 +68,3 @@ export const isReferenceLost = (error: unknown): boolean => error instanceof For
 /** Whether a statement failed because the project it writes for was deleted meanwhile. */
 export const isProjectGone = (error: unknown): boolean =>
   error instanceof ForeignKeyIntegrityConstraintViolationError && /_project_id_fkey$/.test(error.constraint ?? '')
-
-/** What is thrown for work that a silent server would never have answered. */
-export class DatabaseSilentError extends Error {
-  constructor() {
-    super('the database does not answer')
-  }
-}
-
-/** Whether what was thrown speaks of statements: its text is for the log alone. */
-export const isOfDatabase = (error: unknown): boolean =>
-  error instanceof SlonikError ||
-  error instanceof DatabaseSilentError ||
-  // As PostgreSQL reports what Slonik has no class for.
-  (error instanceof Error && 'severity' in error && 'routine' in error)
-
-/** Whether a statement failed because the database went away or could not be reached; it may have been carried out. */
-export const isDatabaseLost = (error: unknown): boolean =>
-  error instanceof BackendTerminatedError ||
-  error instanceof BackendTerminatedUnexpectedlyError ||
-  error instanceof ConnectionError ||
-  error instanceof DatabaseSilentError

@@ -11,6 +11,7 @@ import {
   workQueue,
 } from '../jobs/queue.ts'
 import { currentChain } from './causation.ts'
+import { sqlStateOf } from './database-errors.ts'
 import { packEnvelope } from './envelopes.ts'
 import { type EventData, type EventRow, type EventSource, eventSource, makeEvent, type StoredEvent } from './events.ts'
 import { executor, inTransaction, type Pool, type Transaction } from './pool.ts'
@@ -216,13 +217,10 @@ function outboxParts(
 }
 
 const CONFLICT_TRIES = 3
-/** Codes of PostgreSQL: serialization failure, deadlock. */
+/** SQLSTATE of a serialization failure and of a deadlock. */
 const CONFLICTS = ['40001', '40P01']
 
-const isConflict = (error: unknown): boolean => {
-  const { code, cause } = error as { code?: string; cause?: { code?: string } }
-  return CONFLICTS.includes(code ?? '') || CONFLICTS.includes(cause?.code ?? '')
-}
+const isConflict = (error: unknown): boolean => CONFLICTS.includes(sqlStateOf(error) ?? '')
 
 const sending = sql.type(z.strictObject({ sent: z.int() }))
 

@@ -4,7 +4,9 @@ import { newId } from '../api/ids.ts'
 import type { Answer } from '../api/operation.ts'
 import { Batcher } from '../db/batcher.ts'
 import { causedBy, currentChain } from '../db/causation.ts'
-import { isDatabaseLost, isProjectGone, sql } from '../db/sql.ts'
+import { isTransient } from '../db/database-errors.ts'
+import { retryWhileUnavailable } from '../db/retry.ts'
+import { isProjectGone, sql } from '../db/sql.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import { perProcess } from '../process/per-process.ts'
 import type { Services } from '../process/services.ts'
@@ -82,7 +84,7 @@ const entryWriter = perProcess(services => {
       return entries.map(() => null)
     } catch (error) {
       // One that cannot be written takes no other along.
-      if (entries.length > 1 && !isDatabaseLost(error))
+      if (entries.length > 1 && !isTransient(error))
         return (await Promise.all(entries.map(entry => writeAll([entry])))).flat()
       // The entry's event cannot be written for a project that is gone; the entry can, as one of the deployment.
       if (!isProjectGone(error)) return entries.map(() => error)
@@ -103,6 +105,9 @@ const entryWriter = perProcess(services => {
   }
 })
 
+/** How long an answer waits for a database that does not take its audit entry; none that says so itself does. */
+const AUDIT_PATIENCE_MS = 5000
+
 /** Writes the entry of a call whose operation holds no transaction of the pipeline's. A failure is logged, no more. */
 async function recordEntry(inv: Invocation, status: number, createdId: string | null): Promise<void> {
   const { services, call } = inv
@@ -111,7 +116,7 @@ async function recordEntry(inv: Invocation, status: number, createdId: string | 
   if (!entry) return
   if (call.tx) return call.tx.audit(entry)
   try {
-    await entryWriter(services)(entry)
+    await retryWhileUnavailable(() => entryWriter(services)(entry), { withinMs: status < 500 ? AUDIT_PATIENCE_MS : 0 })
   } catch (error) {
     services.log.error({ err: error, request_id: call.request.id }, 'audit entry not written')
   }

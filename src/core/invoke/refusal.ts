@@ -1,9 +1,9 @@
 import { AppError, notReady } from '../api/errors.ts'
-import { isDatabaseLost } from '../db/sql.ts'
+import { isTransient } from '../db/database-errors.ts'
 
-/** What was thrown, where it is a refusal whatever the call: one that was raised, or the loss of the database. */
+/** An error that is a refusal whatever the call: one that was raised, or a database that takes no statement now. */
 export function refusalOf(error: unknown): AppError | null {
   if (error instanceof AppError) return error
-  if (!isDatabaseLost(error)) return null
-  return notReady({ database: 'cannot be reached' }, { cause: error, retryAfterSeconds: 1 })
+  if (!isTransient(error)) return null
+  return notReady({ database: 'not available' }, { cause: error, retryAfterSeconds: 1 })
 }

@@ -1,4 +1,6 @@
 import { z } from 'zod'
+import { isTransient } from '../db/database-errors.ts'
+import { retryWhileUnavailable } from '../db/retry.ts'
 import { type Fragment, type Queryable, sql, statement } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
 import type { Services } from '../process/services.ts'
@@ -231,10 +233,13 @@ export class Hold<C extends Claimed> {
     this.#lost.abort(new Superseded())
   }
 
-  /** A transaction of who has the claim; what it writes has to depend on that. Raises Superseded once it is lost. */
+  /**
+   * Runs a transaction that is fenced by the claim, again while the database is unavailable: a commit whose answer was lost
+   * ends the claim, or is repeated without effect. Raises Superseded once the claim is lost.
+   */
   write<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
     this.signal.throwIfAborted()
-    return this.#services.write(work)
+    return retryWhileUnavailable(() => this.#services.write(work), { signal: this.signal })
   }
 
   /** Takes the entity's lock, then makes sure of the claim and renews its lease. Raises Superseded. */
@@ -253,7 +258,8 @@ export type Outcome = { outcome: string } & Record<string, unknown>
 
 /**
  * Works on a claim to the end of one try, and leaves its one log line. What `work` throws becomes another try or the end
- * by `fail`; a worker that stops gives the attempt back uncounted and throws HandBack.
+ * by `fail`. The attempt is requeued uncounted by a worker that stops, which throws HandBack, and after an error of the
+ * database that is to be tried again, which is thrown on for the message.
  */
 export async function workOn<C extends Claimed>(
   { services, signal, stopping }: Pick<JobContext, 'services' | 'signal' | 'stopping'>,
@@ -278,16 +284,28 @@ export async function workOn<C extends Claimed>(
       { ...ids, attempt: claim.claims, duration_ms: Math.round(performance.now() - started), ...outcome },
       what,
     )
+  const requeue = async (): Promise<void> => {
+    await retryWhileUnavailable(() => attempts.requeue(services.pool, claim, { delayMs: 0, failed: false }), { signal })
+    report({ outcome: 'handed_back' })
+  }
   try {
     report(await work(hold))
   } catch (error) {
     if (signal.aborted && stopping.aborted) {
-      await attempts.requeue(services.pool, claim, { delayMs: 0, failed: false })
-      report({ outcome: 'handed_back' })
+      await requeue()
       throw new HandBack('the worker stops')
     }
     if (error instanceof Superseded || hold.signal.aborted) return report({ outcome: 'superseded' })
-    report(await fail(error, claim))
+    if (isTransient(error)) {
+      await requeue()
+      throw error
+    }
+    try {
+      report(await retryWhileUnavailable(() => fail(error, claim), { signal: hold.signal }))
+    } catch (failure) {
+      if (!(failure instanceof Superseded)) throw failure
+      report({ outcome: 'superseded' })
+    }
   } finally {
     hold.end()
   }

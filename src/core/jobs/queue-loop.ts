@@ -1,6 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
 import { causedBy } from '../db/causation.ts'
+import { databaseErrorKind } from '../db/database-errors.ts'
+import { retryWhileUnavailable } from '../db/retry.ts'
 import { inTenancy } from '../db/tenancy.ts'
 import { leasesLost } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
@@ -18,6 +20,8 @@ type Attempt = HeldClaim & {
   completion: 'none' | 'under_way' | 'committed'
   /** Pieces of its work that wait for other messages. */
   waits: number
+  /** `unknown`: it has not been renewed for its length because the database was unavailable. */
+  lease: 'held' | 'lost' | 'unknown'
 }
 
 /** When other workers are claiming everything that was found, the next claim waits so long. */
@@ -25,6 +29,12 @@ const CONTENDED_MS = 20
 
 /** After the hard stop a handler has this long to leave before its message is given back. */
 const LEAVE_MS = 1000
+
+/** A message that its handler returned is due again after this time, so that one which always returns it does not spin. */
+const HAND_BACK_MS = 1000
+
+/** Least and longest such time where the database failed the attempt: half of the time for which it has failed them all. */
+const UNAVAILABLE_MS = { least: 200, longest: 30_000 }
 
 /** Finished messages that wait for their completion to be recorded before the loop stops claiming more. */
 const UNSETTLED_PER_SLOT = 4
@@ -64,8 +74,10 @@ export class QueueLoop {
   #renewal: NodeJS.Timeout | undefined
   #takingOver = false
   #loop: Promise<void> | undefined
-  #hardStop = false
+  readonly #hardStop = new AbortController()
   #handedBack = 0
+  /** Since when every attempt of this loop that ended was failed by the database; undefined while some succeed. */
+  #unavailableSince: number | undefined
   /** The loop waits for a slot, not for messages. */
   #wantsSlot = false
   /** The loop waits until fewer completions are to be recorded. */
@@ -161,7 +173,7 @@ export class QueueLoop {
     await Promise.race([this.#loop, sleep(Math.max(graceMs, 1000), undefined, { ref: false })])
     while (this.#held.size > 0 && performance.now() < deadline) await this.#change(deadline)
 
-    this.#hardStop = true
+    this.#hardStop.abort()
     for (const attempt of this.#held.values()) attempt.abort.abort(new Error('worker stopped'))
     const last = performance.now() + LEAVE_MS
     while (this.#held.size > 0 && performance.now() < last) await this.#change(last)
@@ -249,17 +261,20 @@ export class QueueLoop {
   /** What this loop handles of the messages it claimed. */
   async #keep(jobs: Claim[]): Promise<Claim[]> {
     if (jobs.length === 0) return jobs
+    const signal = this.#hardStop.signal
+    const requeue = (claims: Claim[]) =>
+      retryWhileUnavailable(() => handBack(this.#queues.db, this.#queue, claims, 0, wakeChannel), { signal })
     if (this.#stopping.aborted) {
-      await handBack(this.#queues.db, this.#queue, jobs, 0, wakeChannel)
+      await requeue(jobs)
       return []
     }
     // Slots that were taken while the claim was under way.
     const beyond = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots - this.#busy)) : []
-    if (beyond.length > 0) await handBack(this.#queues.db, this.#queue, beyond, 0, wakeChannel)
+    if (beyond.length > 0) await requeue(beyond)
     if (!this.#queue.key) return jobs
     // A delayed wake-up that is due becomes an immediate one under the entity's own key.
     const delayed = jobs.filter(job => job.key !== this.#queue.key!(job.data))
-    if (delayed.length > 0) await this.#promote(delayed)
+    if (delayed.length > 0) await retryWhileUnavailable(() => this.#promote(delayed), { signal })
     return jobs.filter(job => !delayed.includes(job))
   }
 
@@ -287,6 +302,7 @@ export class QueueLoop {
         heldSince: now,
         completion: 'none',
         waits: 0,
+        lease: 'held',
         state: 'running',
         abort: new AbortController(),
       }),
@@ -366,7 +382,8 @@ export class QueueLoop {
         context,
       )
     } catch (error) {
-      if (attempts.length === 1 || error instanceof HandBack || this.#hardStop) {
+      const unavailable = databaseErrorKind(error) === 'unavailable'
+      if (attempts.length === 1 || unavailable || error instanceof HandBack || this.#hardStop.signal.aborted) {
         await Promise.all(attempts.map(attempt => this.#failed(attempt, error, undefined)))
         return
       }
@@ -429,19 +446,22 @@ export class QueueLoop {
   /** Records a completion with those of other slots; the slot is free for the next message meanwhile. */
   #done(attempt: Attempt): void {
     if (attempt.state === 'over') return
+    this.#unavailableSince = undefined
     const duration = performance.now() - attempt.startedAt
     if (attempt.completion === 'committed') {
       this.#settlement.reportDone(attempt, duration)
       this.#over(attempt)
       return
     }
+    if (attempt.lease !== 'held') return void this.#leave(attempt)
     attempt.state = 'settling'
     this.#unsettled += 1
     this.#settlement.complete(attempt, settled => {
       this.#unsettled -= 1
       if (this.#wantsRoom) this.claimNow()
       if (attempt.state === 'over') return
-      if (settled) this.#settlement.reportDone(attempt, duration)
+      // With a completion of its own whose commit was not answered it was completed then.
+      if (settled || attempt.completion === 'under_way') this.#settlement.reportDone(attempt, duration)
       else this.#lost(attempt)
       this.#over(attempt)
     })
@@ -453,15 +473,15 @@ export class QueueLoop {
       this.#log.error({ err: error, queue: this.#queue.name, job: attempt.id }, 'failed after its completion')
       return this.#done(attempt)
     }
-    if (error instanceof HandBack || this.#hardStop) {
-      attempt.state = 'settling'
-      // Outside a stop, so that a handler that always hands back does not spin.
-      const given = await this.#giveBack([attempt], this.#stopping.aborted ? 0 : (delay ?? 1000))
-      this.#handedBack += given
+    if (error instanceof HandBack || this.#hardStop.signal.aborted) {
+      this.#handedBack += await this.#giveBack([attempt], this.#stopping.aborted ? 0 : (delay ?? HAND_BACK_MS))
       return
     }
-    // The lease was lost: whoever took the message over has recorded this attempt.
-    if (attempt.abort.signal.aborted) return this.#over(attempt)
+    if (attempt.lease !== 'held') return this.#leave(attempt)
+    if (databaseErrorKind(error) === 'unavailable') {
+      await this.#giveBack([attempt], this.#stopping.aborted ? 0 : this.#unavailableMs(), error)
+      return
+    }
     attempt.state = 'settling'
     const { lost, dueInMs } = await this.#settlement.fail(attempt, error, delay)
     if (lost) this.#lost(attempt)
@@ -472,8 +492,21 @@ export class QueueLoop {
     this.#over(attempt)
   }
 
-  async #giveBack(attempts: Attempt[], delayMs = 0): Promise<number> {
-    const ids = await this.#settlement.giveBack(attempts, delayMs)
+  #unavailableMs(): number {
+    const now = performance.now()
+    this.#unavailableSince ??= now
+    return Math.min(Math.max((now - this.#unavailableSince) / 2, UNAVAILABLE_MS.least), UNAVAILABLE_MS.longest)
+  }
+
+  /** Leaves a message whose lease is over: the worker that took it over has recorded this attempt, if one has. */
+  async #leave(attempt: Attempt): Promise<void> {
+    if (attempt.lease === 'unknown') await this.#giveBack([attempt])
+    else this.#over(attempt)
+  }
+
+  async #giveBack(attempts: Attempt[], delayMs = 0, err?: unknown): Promise<number> {
+    for (const attempt of attempts) attempt.state = 'settling'
+    const ids = await this.#settlement.giveBack(attempts, { delayMs, err, signal: this.#hardStop.signal })
     for (const attempt of attempts) this.#over(attempt)
     return ids.size
   }
@@ -487,7 +520,8 @@ export class QueueLoop {
     if (waits || this.#stopping.aborted) this.claimNow()
   }
 
-  #lost(attempt: Attempt): void {
+  #lost(attempt: Attempt, lease: 'lost' | 'unknown' = 'lost'): void {
+    attempt.lease = lease
     leasesLost.inc({ queue: this.#queue.name })
     this.#log.warn({ queue: this.#queue.name, job: attempt.id, attempt: attempt.retryCount + 1 }, 'lease lost')
     attempt.abort.abort(new Error('lease lost'))
@@ -518,7 +552,7 @@ export class QueueLoop {
         !attempt.abort.signal.aborted &&
         (renewed || this.#settlement.leaseOver(attempt))
       ) {
-        this.#lost(attempt)
+        this.#lost(attempt, renewed ? 'lost' : 'unknown')
       }
     }
   }

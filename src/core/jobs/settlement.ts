@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { firstChars, storableText } from '../api/text.ts'
+import { retryPause, retryWhileUnavailable } from '../db/retry.ts'
 import { attempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, complete, expired, handBack, retry } from './claims.ts'
@@ -91,19 +92,27 @@ export class Settlement {
     return { lost: false }
   }
 
-  /** Gives messages back, due again in `delayMs`. Returns the ids given back; of the others the leases run out. */
-  async giveBack(attempts: HeldClaim[], delayMs: number): Promise<ReadonlySet<string>> {
+  /**
+   * Requeues messages, due again in `delayMs`, without counting the attempt; `err` is why, for its log line. While the
+   * database is unavailable it is tried again until `signal` is aborted. Returns the ids that were requeued; the leases of the
+   * others run out.
+   */
+  async giveBack(
+    attempts: HeldClaim[],
+    { delayMs, err, signal }: { delayMs: number; err?: unknown; signal: AbortSignal },
+  ): Promise<ReadonlySet<string>> {
     const { queues, log } = this.#services
+    const channel = delayMs > 0 ? delayedChannel : wakeChannel
     let ids = new Set<string>()
     try {
-      const channel = delayMs > 0 ? delayedChannel : wakeChannel
-      ids = new Set(await handBack(queues.db, this.#queue, attempts, delayMs, channel))
+      const back = () => handBack(queues.db, this.#queue, attempts, delayMs, channel)
+      ids = new Set(await retryWhileUnavailable(back, { signal, withinMs: Number.POSITIVE_INFINITY }))
     } catch (error) {
       log.error({ err: error, queue: this.#queue.name }, 'messages not given back')
     }
     for (const attempt of attempts)
       if (ids.has(attempt.id))
-        this.#report(attempt, 'handed_back', performance.now() - attempt.startedAt, { next_ms: delayMs })
+        this.#report(attempt, 'handed_back', performance.now() - attempt.startedAt, { next_ms: delayMs, err })
     return ids
   }
 
@@ -150,8 +159,12 @@ export class Settlement {
 
   /** Returns whether the failure is recorded on the entity. */
   async #exhausted(attempt: Claim, error: unknown): Promise<boolean> {
+    const { onExhausted } = this.#handler
     try {
-      await this.#handler.onExhausted?.(this.#queue.message.parse(attempt.data), error, this.#services)
+      await retryWhileUnavailable(
+        async () => onExhausted?.(this.#queue.message.parse(attempt.data), error, this.#services),
+        { withinMs: this.#queue.leaseSeconds * 1000 },
+      )
       return true
     } catch (failure) {
       const { log } = this.#services
@@ -205,9 +218,6 @@ export class Settlement {
     else log.info(line, 'attempt')
   }
 }
-
-/** How long a statement that failed so many times is left alone. */
-const retryPause = (failures: number): number => Math.min(50 * 2 ** failures, 2000)
 
 function idsOf(data: object): Record<string, string> {
   const ids: Record<string, string> = {}

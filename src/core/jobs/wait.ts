@@ -1,8 +1,13 @@
+import { retryWhileUnavailable } from '../db/retry.ts'
+
+/** How long a wait goes on while what it waits for cannot be read, before it fails. */
+const UNAVAILABLE_MS = 5000
+
 /**
  * Listens for the end of something before it begins, so that nothing is missed. `wait` reads it after each notice of
  * `subscribe`, which returns how to unsubscribe, and at least every `pollMs`, until `isOver` or until the time or the caller
  * is gone; it gives what it read last. `known` is what is known of it without reading. Nothing is held open in the database
- * meanwhile.
+ * meanwhile, and a read that the database fails is made again.
  */
 export function expectEnd<T extends object | null>(options: {
   subscribe: (notice: () => void) => () => void
@@ -28,7 +33,7 @@ export function expectEnd<T extends object | null>(options: {
         for (;;) {
           if (value === undefined) {
             notified = false
-            value = await read()
+            value = await retryWhileUnavailable(read, { signal: closed, withinMs: UNAVAILABLE_MS })
           }
           const rest = deadline - Date.now()
           if (isOver(value) || rest <= 0 || closed.aborted) return value

@@ -1,6 +1,7 @@
 import { currentChain, uncaused } from '../db/causation.ts'
+import { isTransient } from '../db/database-errors.ts'
 import { outsideTransaction } from '../db/pool.ts'
-import { isDatabaseLost, isProjectGone } from '../db/sql.ts'
+import { isProjectGone } from '../db/sql.ts'
 import { outsideTenancy } from '../db/tenancy.ts'
 import type { Logger } from './log.ts'
 
@@ -95,7 +96,7 @@ export class WriteBehind<T> {
       await this.#write(items)
       return done()
     } catch (error) {
-      if (isDatabaseLost(error)) {
+      if (isTransient(error)) {
         log.warn({ err: error, items: items.length }, `${what} not written yet`)
         return false
       }
@@ -125,7 +126,7 @@ export class WriteBehind<T> {
       try {
         await this.#write([item])
       } catch (error) {
-        if (isDatabaseLost(error)) {
+        if (isTransient(error)) {
           // What was stored is not stored again, and what was refused not tried again.
           if (refused.length > 0) this.#options.dropped(refused.length)
           this.#buffer = this.#buffer.slice(index)

@@ -1,6 +1,8 @@
 import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
-import { isOfDatabase } from '../../core/db/sql.ts'
+import { isDatabaseError } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
+import type { Tx } from '../../core/db/write.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
 import { HandBack, type JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
@@ -44,7 +46,10 @@ export async function scoreItem({ result_id }: ItemMessage, context: JobContext)
   const store = (end: {
     scores: readonly Score[]
     error: AppError['recorded'] extends () => infer R ? R | null : never
-  }) => services.write(tx => finish(tx, item, 'answered', { output: shown, ...end }))
+  }) =>
+    retryWhileUnavailable(() => services.write(tx => finish(tx, item, 'answered', { output: shown, ...end })), {
+      signal,
+    })
   try {
     // Purged meanwhile, or lost with a crash of the database.
     if (item.output === null) throw new AppError('GENERATION_CONTENT_UNAVAILABLE')
@@ -91,7 +96,7 @@ async function oneScore(scoring: Scoring, scorer: Scorer): Promise<Score> {
     await requireStarter(scoring, scorer)
     return await asked(scoring, scorer, known?.decision_id)
   } catch (error) {
-    const own = error instanceof Superseded || error instanceof HandBack || signal.aborted || isOfDatabase(error)
+    const own = error instanceof Superseded || error instanceof HandBack || signal.aborted || isDatabaseError(error)
     if (own || (error instanceof AppError && error.code === 'SERVICE_NOT_READY')) throw error
     throw failedScorer(scorer, error)
   }
@@ -141,10 +146,11 @@ async function keeping(scoring: Scoring, work: (use: (draft: UsageDraft) => void
   try {
     const score = await work(draft => void used.push(draft))
     const said = [...scoring.said, score]
-    const kept = await services.write(async tx => {
+    const keep = async (tx: Tx) => {
       await recordUsage(services, used, tx)
       return keepScores(tx, item, said)
-    })
+    }
+    const kept = await retryWhileUnavailable(() => services.write(keep), scoring)
     used.length = 0
     if (!kept) throw new Superseded()
     scoring.said.push(score)

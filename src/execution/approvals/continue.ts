@@ -1,6 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
 import { causedBy } from '../../core/db/causation.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { chainOf } from '../../core/iam/caller.ts'
 import { claimOrWait, type Hold, type Lease, leaseOf, type Outcome, workOn } from '../../core/jobs/attempt.ts'
@@ -43,11 +42,7 @@ export async function continueApproval(message: ContinueMessage, context: JobCon
       lease: ownLease(services),
       lock: tx => approvalKind.find(tx, row.id, true),
       work: hold => carryOn(services, row, hold),
-      fail: (error, failed) => {
-        // As when the worker had been lost.
-        if (isDatabaseLost(error)) throw error
-        return retryOrEnd(services, row, failed, error)
-      },
+      fail: (error, failed) => retryOrEnd(services, row, failed, error),
     })
   await causedBy(row.authority && chainOf(row.authority), work)
 }

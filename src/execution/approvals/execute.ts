@@ -2,7 +2,8 @@ import { addActivity } from '../../control/activity/record.ts'
 import { recordUsage, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
-import { isDatabaseLost, isOfDatabase, sql } from '../../core/db/sql.ts'
+import { isDatabaseError, isTransient } from '../../core/db/database-errors.ts'
+import { sql } from '../../core/db/sql.ts'
 import { type Hold, Superseded } from '../../core/jobs/attempt.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -132,11 +133,11 @@ async function call(
     const result = (await callTool(services, tool, calling)) ?? null
     return { text: firstChars(JSON.stringify(result), MAX_TOLD), digest: digestOf(result), error: null }
   } catch (error) {
+    // The next attempt finds out from the record whether the call may have been made.
+    if (hold.signal.aborted || error instanceof Superseded || isTransient(error)) throw error
     if (error instanceof AppError) return failure(error.recorded())
-    // Without the database nobody knows yet whether the call was made: who takes this up finds out.
-    if (hold.signal.aborted || error instanceof Superseded || isDatabaseLost(error)) throw error
     services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
-    const told = error instanceof Error && !isOfDatabase(error)
+    const told = error instanceof Error && !isDatabaseError(error)
     return failure({ code: 'TOOL_CALL_FAILED', message: told ? error.message : 'The call could not be made' })
   }
 }

@@ -1,7 +1,8 @@
 import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, raise, recordedFailure } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
-import { isDatabaseLost, sql } from '../../core/db/sql.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
+import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
 import { claimOrWait, type Lease, leaseOf, Superseded, workOn } from '../../core/jobs/attempt.ts'
@@ -74,7 +75,7 @@ async function askAgent({ decision_id }: DecisionMessage, { services, log }: Job
     })
     if (made) log.info({ decision_id, generation_id: made, outcome: 'asked' }, 'decision')
   } catch (error) {
-    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
+    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
     if (error.code === 'PROJECT_PAUSED') return
     await services.write(tx => settleDecision(tx, decision_id, { error: recordedFailure(error) }))
     log.info({ decision_id, outcome: 'failed', code: error.code, decision: 'given up' }, 'decision')
@@ -107,7 +108,6 @@ async function askTool(message: DecisionMessage, context: JobContext): Promise<v
       return { outcome: 'completed' }
     },
     async fail(error) {
-      if (isDatabaseLost(error)) throw error
       if (!(error instanceof AppError)) services.log.error({ err: error, decision_id: decision.id }, 'decision')
       const failure = recordedFailure(error)
       await services.write(tx => settle(tx, { error: failure }))

@@ -172,7 +172,8 @@ export async function journalStep(
     with owned as (
         update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
           routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
-        where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id),
+        where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
+          and status = 'in_progress' returning id),
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
       journalled as (${stepInsert(generation.id, step, guard)}),
       ${closedParts(generation, closed, step.n, guard)}
@@ -286,6 +287,14 @@ const held = sql.type(z.object({ held: z.boolean() }))
 /** Sends such a statement in a transaction that goes on; returns whether it held. */
 export const heldBy = (db: Queryable, { ctes, guard }: OneStatement): Promise<boolean> =>
   db.oneFirst(held`with ${sql.join(ctes, sql.fragment`, `)} select ${guard} as held`)
+
+const found = sql.type(z.object({ found: z.boolean() }))
+
+/** Whether the write of an attempt whose answer was lost was committed: only the attempt itself leaves such a row. */
+export const isWritten = (db: Queryable, { id, attempt, status, journalled }: GenerationRow): Promise<boolean> =>
+  db.oneFirst(found`
+    select exists (select from generations
+      where id = ${id} and attempt = ${attempt} and status = ${status} and journalled = ${journalled}) as found`)
 
 /** Gives a running turn back without counting the attempt as lost. */
 export async function handBackTurn(db: Queryable, generation: GenerationRow): Promise<void> {

@@ -1,6 +1,6 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
-import { isDatabaseLost, isOfDatabase } from '../../core/db/sql.ts'
+import { isDatabaseError, isTransient } from '../../core/db/database-errors.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { actingThrough, checkInput, gatedAs, judgedArguments, openCall, prepareCall } from '../tools/call.ts'
@@ -152,9 +152,9 @@ function proposalOf(
 /** What a model is told of a failure. */
 export function outcomeOf({ log }: Services, error: unknown, signal: AbortSignal): CallOutcome {
   if (signal.aborted) throw signal.reason
-  if (isDatabaseLost(error)) throw error
+  if (isTransient(error)) throw error
   if (error instanceof AppError) return { result: null, error: storableValue(error.recorded()) as RecordedFailure }
   log.error({ err: error }, 'tool call')
-  const message = isOfDatabase(error) ? 'The call could not be made' : String((error as Error)?.message ?? error)
+  const message = isDatabaseError(error) ? 'The call could not be made' : String((error as Error)?.message ?? error)
   return failed('TOOL_CALL_FAILED', message)
 }

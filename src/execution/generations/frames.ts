@@ -1,3 +1,4 @@
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import type { Services } from '../../core/process/services.ts'
 import { appendFrames, type Frame } from './frame-store.ts'
 import { TURN_CHANNEL, TurnLost } from './live.ts'
@@ -54,12 +55,15 @@ export class FrameWriter {
   private lastFlush = 0
   private readonly services: Services
   private readonly generation: GenerationRow
+  private readonly signal: AbortSignal
   seq: number
 
-  constructor(services: Services, generation: GenerationRow, lastSeq: number) {
+  /** @param signal aborted when the attempt is to be left */
+  constructor(services: Services, generation: GenerationRow, lastSeq: number, signal: AbortSignal) {
     this.services = services
     this.generation = generation
     this.seq = lastSeq
+    this.signal = signal
   }
 
   next(event: string, data: object): Frame {
@@ -85,7 +89,9 @@ export class FrameWriter {
     const frame = this.next('delta', deltaOf(this.pending))
     this.pending = ''
     this.lastFlush = performance.now()
-    this.flushing = appendFrames(this.services.pool, this.generation.id, this.generation.attempt, [frame], TURN_CHANNEL)
+    const { services, generation, signal } = this
+    const append = () => appendFrames(services.pool, generation.id, generation.attempt, [frame], TURN_CHANNEL)
+    this.flushing = retryWhileUnavailable(append, { signal })
       .then(
         owned => {
           if (!owned) this.failure = new TurnLost()

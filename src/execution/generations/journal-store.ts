@@ -100,7 +100,8 @@ export async function writeJournal(
     (await db.oneFirst(owned`
       with owned as (
           update generations set journalled = journalled + 1, updated_at = now() ${known}
-          where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id),
+          where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
+            and status = 'in_progress' returning id),
         entries as (${journalInsert(generation, rows, guard)}),
         ${usagePart(calls, guard)}
         added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})

@@ -2,7 +2,7 @@ import type { Result, SearchInput } from '../../content/knowledge/model.ts'
 import { search } from '../../content/knowledge/search.ts'
 import { recordedFailure } from '../../core/api/errors.ts'
 import { firstChars } from '../../core/api/text.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import type { Decided } from '../../core/iam/caller.ts'
 import { fault } from '../../core/process/fault.ts'
 import { type KnowledgeConfig, mergedKnowledge, sourcesOf } from '../agents/knowledge.ts'
@@ -60,7 +60,7 @@ async function recalled(
     return { block, results: shown.map(referenceOf), error: null }
   } catch (error) {
     if (signal.aborted) throw signal.reason
-    if (isDatabaseLost(error)) throw error
+    if (isTransient(error)) throw error
     services.log.warn({ err: error, generation_id: generation.id }, 'knowledge of a turn not searched')
     return { block: null, results: [], error: recordedFailure(error) }
   }

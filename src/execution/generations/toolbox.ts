@@ -1,6 +1,7 @@
 import { AppError, raise } from '../../core/api/errors.ts'
 import { storableText } from '../../core/api/text.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { namedByBindings } from '../agents/bindings.ts'
 import type { AgentRow, ToolBinding } from '../agents/model.ts'
@@ -123,7 +124,7 @@ async function resolve(
     return actions.map(action => turnTool(callable, action))
   } catch (error) {
     if (given.signal.aborted) throw given.signal.reason
-    if (!(error instanceof AppError) || error.code === 'MISSING_TOOL_CONTEXT_KEY') throw error
+    if (!(error instanceof AppError) || error.code === 'MISSING_TOOL_CONTEXT_KEY' || isTransient(error)) throw error
     unavailable.push(missing(callable, reasonOf(error)))
     return []
   }

@@ -2,11 +2,13 @@ import { Counter } from 'prom-client'
 import { followUsageLater, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import { type Rated, rateUsage } from '../../control/usage/rate.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AgentRow } from '../agents/model.ts'
 import type { LoadedRoute } from '../model-routes/store.ts'
-import { claimParts, handBackTurn, journalStep, type LoadedTurn } from './attempt-store.ts'
+import { claimParts, handBackTurn, isWritten, journalStep, type LoadedTurn } from './attempt-store.ts'
 import type { Told } from './calls.ts'
 import type { Attachments } from './files.ts'
 import type { Frame } from './frame-store.ts'
@@ -75,7 +77,7 @@ export class TurnAttempt {
     this.journalled = loaded.journal.length > 0
     this.steps = loaded.steps.map(step => settled.get(step.n) ?? step)
     this.route = loaded.route
-    this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame)
+    this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame, run.signal)
   }
 
   /** Takes the turn. On a resume, a frame says that the interrupted step's text is void. Raises TurnLost. */
@@ -84,7 +86,7 @@ export class TurnAttempt {
     const now = new Date().toISOString()
     const first = before.status === 'pending'
     const after = this.claimed(now)
-    this.frames = new FrameWriter(services, after, this.loaded.lastFrame)
+    this.frames = new FrameWriter(services, after, this.loaded.lastFrame, run.signal)
     const frames = this.firstFrames(after, first)
     const claim = {
       generation: before,
@@ -96,6 +98,8 @@ export class TurnAttempt {
       sealedWork: first && run.source?.prepare && this.work ? sealWork(services, before, this.work) : null,
       frames,
     }
+    // Where the answer to the claim is lost, the turn is given back under it.
+    this.generation = after
     const { held } = await services.writeOne(outgoing => {
       if (first) {
         outgoing.emit(generationKind, 'started', after)
@@ -105,7 +109,6 @@ export class TurnAttempt {
       return claimParts(claim)
     })
     if (!held) throw new TurnLost()
-    this.generation = after
   }
 
   private claimed(now: string): GenerationRow {
@@ -162,12 +165,35 @@ export class TurnAttempt {
     const answer: Entry[] = first ? [{ n: step.n, position: 0, value: step }] : []
     const rows = journalRows(services, generation, [...answer, ...entries])
     const calls = await this.rateCalls()
-    if (!(await writeJournal(services.pool, generation, rows, frames, TURN_CHANNEL, first, calls.rated)))
-      throw new TurnLost()
+    const after = { ...generation, journalled: generation.journalled + 1 }
+    const write = () => writeJournal(services.pool, generation, rows, frames, TURN_CHANNEL, first, calls.rated)
+    if (!(await this.persist(write, after))) throw new TurnLost()
     calls.written()
     followUsageLater(services, calls.rated)
+    this.generation = after
     this.noted = true
     this.journalled = true
+  }
+
+  /**
+   * Makes a write that the attempt fences, again while the database is unavailable. Where a further try finds the row changed
+   * by one whose answer was lost, it is as if that had been answered.
+   * @param after the row as the write leaves it
+   */
+  async persist<T>(write: () => Promise<T | false>, after: GenerationRow): Promise<T | true | false> {
+    const { services, run } = this
+    let unanswered = false
+    return retryWhileUnavailable(
+      async () => {
+        try {
+          return (await write()) || (unanswered && (await isWritten(services.pool, after)))
+        } catch (error) {
+          unanswered ||= isTransient(error)
+          throw error
+        }
+      },
+      { signal: run.signal },
+    )
   }
 
   /** Keeps a settled step, so that another worker could go on from it. Raises TurnLost. */
@@ -177,38 +203,42 @@ export class TurnAttempt {
     const hidden = generation.content_mode === 'none'
     const kept = hidden ? journalRows(services, generation, [{ n: step.n, position: 0, value: step }])[0] : null
     const calls = await this.rateCalls()
-    const journalled = await journalStep(
-      services.pool,
-      generation,
-      storedStep(step, generation.content_mode),
-      frames,
-      TURN_CHANNEL,
-      this.agent,
-      this.noted || kept ? { kept } : null,
-      calls.rated,
-    )
+    const after = {
+      ...generation,
+      step_count: generation.step_count + 1,
+      journalled: generation.journalled + 1,
+      lost_attempts: 0,
+      last_activity_at: step.completed_at,
+    }
+    const write = () =>
+      journalStep(
+        services.pool,
+        generation,
+        storedStep(step, generation.content_mode),
+        frames,
+        TURN_CHANNEL,
+        this.agent,
+        this.noted || kept ? { kept } : null,
+        calls.rated,
+      )
+    const journalled = await this.persist(write, after)
     if (!journalled) throw new TurnLost()
     calls.written()
     followUsageLater(services, calls.rated)
     this.journalled ||= hidden
-    this.route = journalled.route
+    if (journalled !== true) this.route = journalled.route
     if (this.route) this.slugs = new Map([...this.slugs, ...slugsOf({ provider: null, route: this.route })])
     this.answered = null
     this.steps.push(step)
     this.open = null
     this.noted = false
-    this.generation = {
-      ...this.generation,
-      step_count: this.generation.step_count + 1,
-      lost_attempts: 0,
-      last_activity_at: step.completed_at,
-    }
+    this.generation = after
   }
 
   /** Prices the calls of tools whose usage is yet to be written; `written` once it is. */
   async rateCalls(): Promise<{ rated: Rated[]; written: () => void }> {
     const count = this.calls.length
-    const rated = await rateUsage(this.services, this.calls)
+    const rated = await retryWhileUnavailable(() => rateUsage(this.services, this.calls), this.run)
     return { rated, written: () => void this.calls.splice(0, count) }
   }
 
@@ -222,6 +252,13 @@ export class TurnAttempt {
     await handBackTurn(this.services.pool, this.generation)
     this.report('handed_back')
     return 'handed_back'
+  }
+
+  /** Gives the turn back, uncounted, after an error of the database. */
+  async release(): Promise<void> {
+    const { services, generation, run } = this
+    await retryWhileUnavailable(() => handBackTurn(services.pool, generation), run).catch(() => {})
+    this.report('handed_back')
   }
 
   /** Leaves a turn that another process owns, or gives it back when this one is stopping. */

@@ -30,28 +30,29 @@ export async function closeAttempt(
   { after, frames, last, parts, follow, add, yields }: Closing,
 ): Promise<void> {
   const { services, run, generation } = turn
-  let owned: boolean
-  if (add) {
-    const firstSeq = turn.frames.seq
-    owned = await services.write(async tx => {
-      // A transaction that is tried again numbers its last frame as the first try did.
+  // A write that is made again numbers its last frame as the first did.
+  const firstSeq = turn.frames.seq
+  const inTransaction = (source: NonNullable<Closing['add']>) =>
+    services.write(async tx => {
       turn.frames.seq = firstSeq
       const stop = await run.source?.lock?.(tx, generation)
       if (stop && yields) throw new TurnAborted({ stop_reason: 'error', ...stop })
       if (!(await heldBy(tx, parts(frames)))) return false
       follow(tx)
-      const given = await add(tx)
+      const given = await source(tx)
       addFrame(tx, after.id, last(given?.result ?? null))
       return true
     })
-  } else {
+  const inOneStatement = async () => {
     const { held } = await services.writeOne(outgoing => {
+      turn.frames.seq = firstSeq
       follow(outgoing)
       run.complete?.(outgoing)
       return parts([...frames, last(null)])
     })
-    owned = held
+    return held
   }
+  const owned = await turn.persist(() => (add ? inTransaction(add) : inOneStatement()), after)
   if (!owned) throw (yields && (await abortOf(turn))) || new TurnLost()
   turn.generation = after
 }

@@ -1,6 +1,7 @@
 import { addUsage } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { isOfDatabase } from '../../core/db/sql.ts'
+import { isDatabaseError } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { fault } from '../../core/process/fault.ts'
 import { settlementParts } from './attempt-store.ts'
 import type { Told } from './calls.ts'
@@ -29,7 +30,7 @@ type End =
 /** What is recorded of a failure. Texts of the database are for the log alone. */
 export function recordedFailure(error: unknown): RecordedFailure {
   if (error instanceof AppError) return error.recorded()
-  const message = isOfDatabase(error) ? 'The turn could not be written' : String((error as Error)?.message ?? error)
+  const message = isDatabaseError(error) ? 'The turn could not be written' : String((error as Error)?.message ?? error)
   return { code: 'GENERATION_FAILED', message }
 }
 
@@ -120,11 +121,15 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
   const steps = step ? [...turn.steps, step] : turn.steps
   // An answer that has not become a step when the turn ends is paid for all the same.
   const answered = step ?? turn.answered
-  const used = await rateTurn(services, generation, {
-    steps: answered ? [...turn.steps, answered] : turn.steps,
-    slugs: turn.slugs,
-    call: { input: work?.messages ?? null, output: end.output },
-  })
+  const used = await retryWhileUnavailable(
+    () =>
+      rateTurn(services, generation, {
+        steps: answered ? [...turn.steps, answered] : turn.steps,
+        slugs: turn.slugs,
+        call: { input: work?.messages ?? null, output: end.output },
+      }),
+    run,
+  )
   const calls = await turn.rateCalls()
   const now = new Date().toISOString()
   const shown: GenerationRow = {
@@ -148,7 +153,7 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
     error: end.error,
     notes: work?.notes ?? {},
   })
-  const follow = await followersOf(services, shown)
+  const follow = await retryWhileUnavailable(() => followersOf(services, shown), run)
   await closeAttempt(turn, {
     after,
     frames,

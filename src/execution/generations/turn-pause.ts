@@ -25,6 +25,7 @@ export async function pauseTurn(turn: TurnAttempt, pending: readonly Released[],
   const shown: GenerationRow = {
     ...generation,
     status: 'requires_action',
+    journalled: generation.journalled + 1,
     required_action,
     usage: sumUsage([...steps, step]),
     last_activity_at: now,

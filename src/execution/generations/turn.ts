@@ -1,5 +1,5 @@
 import { causedBy } from '../../core/db/causation.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
+import { databaseErrorKind, isTransient } from '../../core/db/database-errors.ts'
 import { chainOf } from '../../core/iam/caller.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -65,8 +65,11 @@ async function carryOut(turn: TurnAttempt): Promise<Left> {
   } catch (error) {
     const reason = controller.signal.aborted ? controller.signal.reason : error
     if (reason instanceof TurnLost) return turn.leave()
-    // As when the worker had been lost: the next try of the message goes on behind what is settled.
-    if (isDatabaseLost(reason)) throw reason
+    if (isTransient(reason)) {
+      // The next attempt goes on behind what is settled. A statement that is always too slow counts as a lost worker.
+      if (databaseErrorKind(reason) === 'unavailable') await turn.release()
+      throw reason
+    }
     return failOrLeave(turn, reason)
   } finally {
     run.signal.removeEventListener('abort', leave)

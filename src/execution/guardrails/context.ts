@@ -1,5 +1,6 @@
 import { LRUCache } from 'lru-cache'
 import { AppError } from '../../core/api/errors.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { boundsName } from '../../core/iam/authority.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -60,7 +61,8 @@ async function answerOf(services: Services, rule: Rule, caller: () => Promise<Ca
   const asked = underWay.get(key) ?? ask(services, rule, by)
   if (!underWay.has(key)) {
     underWay.set(key, asked)
-    void asked.finally(() => underWay.delete(key))
+    const over = () => underWay.delete(key)
+    asked.then(over, over)
     const answer = await asked
     if (answer && services.config.GUARDRAIL_CONTEXT_TTL_MS > 0) kept.set(key, { context: answer })
   }
@@ -93,6 +95,8 @@ async function ask(services: Services, rule: Rule, caller: Caller | null): Promi
     outcome = 'answered'
     return answer
   } catch (error) {
+    // A call is not judged without facts that are there.
+    if (isTransient(error)) throw error
     outcome = error instanceof AppError ? error.code : 'INTERNAL_ERROR'
     if (!(error instanceof AppError)) services.log.error({ err: error, guardrail_id }, 'context tool failed')
     return null

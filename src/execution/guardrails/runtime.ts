@@ -1,3 +1,4 @@
+import { isTransient } from '../../core/db/database-errors.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GateRequest } from '../tools/gate.ts'
@@ -61,6 +62,7 @@ export async function runtimeOf(services: Services, call: Circumstances, paths: 
     try {
       for (const [path, value] of Object.entries(await read(services, call, theirs))) put(path, value)
     } catch (error) {
+      if (isTransient(error)) throw error
       services.log.warn({ err: error, project_id: call.project_id, keys: theirs }, 'runtime values not read')
     }
   }

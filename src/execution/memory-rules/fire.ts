@@ -1,5 +1,7 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { isDatabaseLost, jsonb, sql } from '../../core/db/sql.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
+import { jsonb, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import {
   claimOrWait,
@@ -107,7 +109,8 @@ async function carryOut(held: Held): Promise<Outcome> {
     })
     await fault(services, 'firing_answered')
     const kept = sql.fragment`facts = ${jsonb(facts)}, candidates = ${facts.length}`
-    if (!(await firingAttempts.set(services.pool, claim, kept))) throw new Superseded()
+    const keep = () => firingAttempts.set(services.pool, claim, kept)
+    if (!(await retryWhileUnavailable(keep, hold))) throw new Superseded()
   }
   await fault(services, 'firing_facts')
   for (const [index, fact] of facts.entries()) {
@@ -154,7 +157,7 @@ async function write({ services, claim, rule, turn, hold }: Held, fact: Fact): P
       admitted: true,
     })
   } catch (error) {
-    if (error instanceof Superseded || hold.signal.aborted || isDatabaseLost(error)) throw error
+    if (error instanceof Superseded || hold.signal.aborted || isTransient(error)) throw error
     services.log.warn({ err: error, memory_rule_id: rule.id, generation_id: turn.id }, 'fact not written')
     await marked(services.pool, 'failed')
   }
@@ -167,7 +170,6 @@ async function fail(
   message: FiringMessage,
   error: unknown,
 ): Promise<Outcome> {
-  if (isDatabaseLost(error)) throw error
   if (!(error instanceof AppError)) services.log.error({ err: error, memory_rule_id: rule.id }, 'memory rule')
   // Nothing is started in a paused project; the sweep finds it when that has been resumed.
   const paused = error instanceof AppError && error.code === 'PROJECT_PAUSED'

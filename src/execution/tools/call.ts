@@ -1,5 +1,6 @@
 import { AppError, type ErrorCode, invalid, raise } from '../../core/api/errors.ts'
 import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { ExpressionError, evaluate, readPath, type Spent } from '../../core/expressions/evaluate.ts'
 import { pathsOf } from '../../core/expressions/references.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -17,7 +18,7 @@ import { limitsOf, MAX_CALLS, underWay, within } from './limits.ts'
 import { callMcp } from './mcp.ts'
 import { meterCall } from './metering.ts'
 import { callPipeline } from './pipeline.ts'
-import { actionOf, callPlatform, checkArguments } from './platform.ts'
+import { actionOf, callPlatform, checkArguments, isReadOnly } from './platform.ts'
 
 /** A call, with its limits. */
 export const openCall = (
@@ -69,15 +70,28 @@ async function carryOut(services: Services, tool: Callable, given: ToolCall): Pr
   if (limits.depth > most) tooDeep(`Calls of tools nest at most ${most} deep`)
   if (--limits.room.calls < 0) tooDeep(`One call leads to at most ${MAX_CALLS} calls`)
   const { action, input } = await prepareCall(services, tool, call)
-  if (!call.judged) await requireExecute(services, tool, action ?? tool.name, call)
-  await takeShareCall(services, tool.consumer)
-  const output = await dispatch(services, tool, action, input, inNameOf(tool, call)).catch(error => {
+  const patiently = <T>(work: () => Promise<T>) =>
+    retryWhileUnavailable(work, {
+      signal: limits.signal,
+      withinMs: Math.min(DATABASE_PATIENCE_MS, limits.until - performance.now()),
+    })
+  if (!call.judged) await patiently(() => requireExecute(services, tool, action ?? tool.name, call))
+  await patiently(() => takeShareCall(services, tool.consumer))
+  const make = () => dispatch(services, tool, action, input, inNameOf(tool, call))
+  const output = await (readsBefore(tool, action) ? patiently(make) : make()).catch(error => {
     meterCall(services, tool, action, call, { input, output: null })
     throw tool.consumer ? withoutDefinition(error) : error
   })
   meterCall(services, tool, action, call, { input, output })
   return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
 }
+
+/** How long a call waits for a database that is unavailable, so that its turn or its node need not ask whether it was made. */
+const DATABASE_PATIENCE_MS = 30_000
+
+/** Whether a call that an error of the database has failed had no effect: it reads there before it makes its request. */
+const readsBefore = ({ type }: Callable, action: string | null): boolean =>
+  type === 'http' || type === 'mcp' || (type === 'platform' && isReadOnly(action as string))
 
 /**
  * As whom a tool acts that somebody calls: bound to the project in whose name it is called, whatever the credential of the

@@ -1,5 +1,6 @@
 import type { ToolRunner } from '../../content/tools.ts'
 import { AppError } from '../../core/api/errors.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { callTool, openCall } from './call.ts'
 import { resolveSharedTool } from './resolve.ts'
@@ -22,7 +23,7 @@ export const toolRunner: ToolRunner = {
       })
       return { ok: true, output: await callTool(services, tool, call) }
     } catch (error) {
-      if (!(error instanceof AppError)) throw error
+      if (!(error instanceof AppError) || isTransient(error)) throw error
       return { ok: false, error: error.recorded() }
     }
   },

@@ -2,7 +2,7 @@ import { lockRowsOfProject, rowsOfProject } from '../../core/api/dependents.ts'
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
-import { isDatabaseLost } from '../../core/db/sql.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -65,7 +65,7 @@ export async function sweepDeferredDeletes(services: Services, stopping: AbortSi
     try {
       if (await deleteWhenDue(services, id, now)) deleted++
     } catch (error) {
-      if (isDatabaseLost(error)) throw error
+      if (isTransient(error)) throw error
       services.log.error({ err: error, project_id: id }, 'deferred delete of a project failed')
     }
   }

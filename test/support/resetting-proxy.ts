@@ -1,0 +1,56 @@
+import net, { type AddressInfo, type Socket } from 'node:net'
+
+export type ResettingProxy = {
+  /** `databaseUrl` with the proxy's address in place of the server's. */
+  url: string
+  /** Whether connections that come are reset at once. */
+  refuse: boolean
+  /** Resets one connection at random; false when there is none. */
+  resetOne(): boolean
+  resetAll(): void
+  close(): Promise<void>
+}
+
+/** Stands between processes and PostgreSQL, and resets their connections as a broken network does: RST, not FIN. */
+export async function startResettingProxy(databaseUrl: string): Promise<ResettingProxy> {
+  const target = new URL(databaseUrl)
+  const pairs = new Set<[Socket, Socket]>()
+  const reset = (pair: [Socket, Socket]) => {
+    pairs.delete(pair)
+    for (const socket of pair) socket.resetAndDestroy()
+  }
+  const server = net.createServer(inward => {
+    inward.on('error', () => {})
+    if (proxy.refuse) return void inward.resetAndDestroy()
+    const outward = net.connect(Number(target.port), target.hostname)
+    const pair: [Socket, Socket] = [inward, outward]
+    pairs.add(pair)
+    const end = () => {
+      pairs.delete(pair)
+      for (const socket of pair) socket.destroy()
+    }
+    for (const socket of pair) socket.on('error', end).on('close', end)
+    inward.pipe(outward).pipe(inward)
+  })
+  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+  const url = new URL(databaseUrl)
+  url.host = `127.0.0.1:${(server.address() as AddressInfo).port}`
+  const proxy: ResettingProxy = {
+    url: url.href,
+    refuse: false,
+    resetOne() {
+      const open = [...pairs]
+      if (open.length === 0) return false
+      reset(open[Math.floor(Math.random() * open.length)])
+      return true
+    },
+    resetAll() {
+      for (const pair of [...pairs]) reset(pair)
+    },
+    async close() {
+      proxy.resetAll()
+      await new Promise(resolve => server.close(resolve))
+    },
+  }
+  return proxy
+}
