@@ -226,6 +226,77 @@ describe('health of a process whose database is away', function () {
       )
   })
 
+  describe('that takes no writes', () => {
+    let direct: pg.Client
+    before(async () => {
+      direct = new pg.Client(database.url)
+      await direct.connect()
+    })
+    after(() => direct.end())
+    const checksOf = async ({ url }: TestProcess) => {
+      const { status, body } = await timed(`${url}/readyz`)
+      return status === 200 ? 'ok' : body.error.meta.checks.database
+    }
+    const created = () =>
+      fetch(`${web.url}/api/v1/projects`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${admin}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ name: 'never' }),
+      })
+    const refused = async () => {
+      const answer = await created()
+      assert.deepEqual([answer.status, answer.headers.get('retry-after')], [503, '1'])
+    }
+
+    it('because it is read-only is not ready until it takes them again', async () => {
+      const name = `"${new URL(database.url).pathname.slice(1)}"`
+      const disconnect = () =>
+        direct.query(`select pg_terminate_backend(pid) from pg_stat_activity
+          where datname = current_database() and pid <> pg_backend_pid()`)
+      await direct.query(`alter database ${name} set default_transaction_read_only = on`)
+      await disconnect()
+      try {
+        for (const each of [web, worker])
+          await eventually(async () => (await checksOf(each)) === 'read-only', { what: 'not ready' })
+        await refused()
+      } finally {
+        await direct.query('set default_transaction_read_only = off')
+        await direct.query(`alter database ${name} reset default_transaction_read_only`)
+        await disconnect()
+      }
+      await Promise.all([web, worker].map(ready))
+    })
+
+    it('because its disk is full is not ready until there is room', async () => {
+      await direct.query(`create function full_disk() returns trigger language plpgsql as $$
+        begin raise exception 'could not extend file' using errcode = 'disk_full'; end $$`)
+      for (const table of ['write_probe', 'projects'])
+        await direct.query(
+          `create trigger full_disk before insert or update on ${table} for each row execute function full_disk()`,
+        )
+      try {
+        // The last write counts for a quarter of a minute.
+        for (const each of [web, worker])
+          await eventually(async () => (await checksOf(each)) === 'disk full', { what: 'not ready' })
+        await refused()
+      } finally {
+        await direct.query('drop function full_disk cascade')
+      }
+      await Promise.all([web, worker].map(ready))
+    })
+
+    it('is asked often and written rarely', async () => {
+      const written = async () => (await direct.query('select written_at::text from write_probe')).rows[0].written_at
+      await direct.query(`update write_probe set written_at = now() + interval '1 hour'`)
+      const before = await written()
+      for (let round = 0; round < 5; round++) for (const each of [web, worker]) assert.equal(await checksOf(each), 'ok')
+      assert.equal(await written(), before)
+      await direct.query(`update write_probe set written_at = '-infinity'`)
+      assert.equal(await checksOf(web), 'ok')
+      assert.notEqual(await written(), before)
+    })
+  })
+
   it('that lacks a migration is not ready, and says so', async () => {
     const direct = await startApp({ databaseUrl: database.url })
     try {

@@ -1,7 +1,8 @@
 import type { RequestListener, Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { errorBody, notReady } from '../api/errors.ts'
-import { counting } from '../db/sql.ts'
+import { sqlStateOf } from '../db/database-errors.ts'
+import { counting, type Queryable, statement } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import { requestIdOf } from './server.ts'
 
@@ -10,12 +11,29 @@ export type Checks = Record<string, string>
 
 const BUDGET_MS = 2000
 
-/** Why a check failed, without the addresses and names that messages of the database hold: anybody may read it. */
+/** Reasons that an operator can act on, by SQLSTATE. */
+const REASONS: Record<string, string> = {
+  '25006': 'read-only',
+  '53100': 'disk full',
+}
+
+/** Why a check failed, without the addresses and names that messages of the database hold: it is public. */
 function reasonOf(error: unknown): string {
   const { code, cause } = error as { code?: unknown; cause?: { code?: unknown } }
-  const known = code ?? cause?.code
-  return typeof known === 'string' ? `failed with ${known}` : 'failed'
+  const known = sqlStateOf(error) ?? code ?? cause?.code
+  return typeof known === 'string' ? (REASONS[known] ?? `failed with ${known}`) : 'failed'
 }
+
+/** Seconds between two writes of the probe, whichever processes are asked and how often. */
+const PROBE_SECONDS = 15
+
+/**
+ * Checks that the database takes writes. A read-only server refuses the statement also where it would write nothing; a full
+ * disk is found by the write, which every process tries until one succeeds.
+ */
+const probeWrite = (db: Queryable) =>
+  db.query(statement`
+    update write_probe set written_at = now() where written_at < now() - ${PROBE_SECONDS} * interval '1 s'`)
 
 const withBudget = async (check: () => Promise<string>): Promise<string> => {
   let timer: NodeJS.Timeout | undefined
@@ -36,7 +54,7 @@ export async function readiness(services: Services, expectedMigrations: number):
   const { pool } = services
   const [database, migrations, queue] = await Promise.all([
     withBudget(async () => {
-      await pool.query(counting`select 1 as count`)
+      await probeWrite(pool)
       return 'ok'
     }),
     withBudget(async () => {
