@@ -227,6 +227,8 @@ async function boundLayers(services: Services, bounds: readonly Bound[], project
   const layers = await Promise.all(
     bounds.map(bound => {
       if (bound.kind === 'author') return authorLayers(services, bound, projectId)
+      // No right of policies: the statements that read facts go by it.
+      if (bound.kind === 'memory') return []
       return bound.kind === 'policy' ? policyLayer(services, bound.id) : boundaryLayer(services, bound)
     }),
   )

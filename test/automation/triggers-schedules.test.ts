@@ -155,9 +155,10 @@ describe('schedules of triggers', function () {
   it('of many triggers fire in batches', async () => {
     const first = await madeTrigger(key, { ...tool, type: 'schedule', cron: '0 0 1 1 *' })
     await app.services.pool.query(sql.unsafe`
-      insert into triggers (id, project_id, name, type, target_type, target_id, cron, timezone, authority, next_fire_at)
+      insert into triggers (id, project_id, name, type, target_type, target_id, cron, timezone, authority, created_by,
+        next_fire_at)
       select 'trg_' || translate(lpad(n::text, 26, '0'), 'ilou', '0000'), project_id, 'many ' || n, type, target_type, target_id, cron, timezone, authority,
-        now() - interval '1 s'
+        created_by, now() - interval '1 s'
       from triggers, generate_series(1, 450) n where id = ${first.id}`)
     await worker({ TRIGGER_WORKER_CONCURRENCY: '50' })
     await eventually(

@@ -120,7 +120,7 @@ async function loadMemories(
         )} as m (id, content, hash)`)
       await insertVectors(
         tx,
-        batch.flatMap(({ id, vector }) => vectorRows({ id, ...of }, [vector], space)),
+        batch.flatMap(({ id, vector }) => vectorRows({ id, actor_id: null, ...of }, [vector], space)),
       )
     })
   }

@@ -14,7 +14,7 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names]`: every benchmark, or those named (http, lists, activity, files, turns, tools, usage, queue, fairness,
- * deliveries, knowledge, ingestion, memory, idle, usage-reports, orchestration, work). All numbers of a run come from one machine at one time; ratios are against a floor measured
+ * deliveries, knowledge, ingestion, memory, end-users, idle, usage-reports, orchestration, work). All numbers of a run come from one machine at one time; ratios are against a floor measured
  * beside them.
  */
 const all = {
@@ -31,6 +31,7 @@ const all = {
   knowledge: async () => (await import('./knowledge.ts')).run(),
   ingestion: async () => (await import('./ingestion.ts')).run(),
   memory: async () => (await import('./memory.ts')).run(),
+  'end-users': async () => (await import('./end-users.ts')).run(),
   idle: async () => (await import('./idle.ts')).run(),
   'usage-reports': async () => (await import('./usage-reports.ts')).run(),
   orchestration: async () => [

@@ -88,7 +88,7 @@ describe('sessions', () => {
         [{ message_delay_seconds: 1.5 }, 'message_delay_seconds'],
         [{ name: ' ' }, 'name'],
         [{ status: 'open' }, 'status'],
-        [{ knowledge_config: {} }, 'knowledge_config'],
+        [{ knowledge_config: { share_between_actors: true } }, 'knowledge_config.share_between_actors'],
         [{ tool_context: { a: 1 } }, 'tool_context.a'],
         [{ tool_context: { a: 'x\r\ny' } }, 'tool_context.a'],
         [{ tool_context: Object.fromEntries([...Array(65).keys()].map(n => [`k${n}`, ''])) }, 'tool_context'],

@@ -74,7 +74,9 @@ describe('errors of the database', function () {
         assert.equal(await kindOf(() => pool.query(rawQuery(text))), kind, `${state}`)
         assert.equal(await kindOf(() => db.executeSql(text)), kind, `${state} by pg-boss`)
         const inside = () => inTransaction(pool, tx => tx.query(rawQuery(text)))
-        if (!state.startsWith('40')) assert.equal(await kindOf(inside), kind, `${state} in a transaction`)
+        // A server that says that it ends the connection does so: nothing is rolled back.
+        if (!state.startsWith('40') && state !== '57P01')
+          assert.equal(await kindOf(inside), kind, `${state} in a transaction`)
       }
   })
 

@@ -51,6 +51,7 @@ describe('writing facts', () => {
       memory_rule_id: null,
       generation_id: null,
       conversation_id: null,
+      actor_id: null,
       principal_type: 'api_key',
       principal_id: project.keyId,
       tags: { of: 'ada' },

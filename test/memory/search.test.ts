@@ -41,6 +41,7 @@ describe('searching memories', () => {
       memory_id,
       memory_store_id: store,
       memory_store_name: 'Habits',
+      actor_id: null,
     })
     assert.deepEqual(signals, { vector: 1, lexical: 1 })
     assert.ok(score > 0 && similarity_score > 0.5 && created_at && updated_at)

@@ -26,6 +26,7 @@ describe('memory stores', () => {
         description: 'x',
         duplicate_threshold: null,
         supersede_threshold: null,
+        actor_memory_limit: null,
         memory_count: 0,
         tags: { team: 'a' },
         created_at: 0,

@@ -5,6 +5,7 @@ import { parse } from '../../core/api/validate.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
 import { Superseded } from '../../core/jobs/attempt.ts'
+import { claimedActor } from '../../memory/entries/door.ts'
 import { MemoryEntryInput } from '../../memory/entries/model.ts'
 import { writeFact } from '../../memory/entries/write.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
@@ -16,7 +17,7 @@ export async function writeMemory(attempt: Attempt, finish: Finish): Promise<Adv
   const { services, node, taken, key } = attempt
   const caller = await runCaller(attempt)
   if (!caller) return raise('UNAUTHORIZED')
-  const { content, tags, metadata, source_type = 'manual', source_id } = taken.input ?? {}
+  const { content, tags, metadata, source_type = 'manual', source_id, actor_id: given } = taken.input ?? {}
   if (tags !== undefined && tags !== null && !isObject(tags))
     invalid({ code: 'INVALID_TYPE', path: 'input.tags', message: 'must be an object' })
   const fact = parse(
@@ -28,14 +29,17 @@ export async function writeMemory(attempt: Attempt, finish: Finish): Promise<Adv
       ...(metadata == null ? {} : { metadata }),
       source_type,
       ...(source_id == null ? {} : { source_id }),
+      ...(given === undefined ? {} : { actor_id: given }),
     },
     'input',
   )
+  const actor_id = await claimedActor(services.pool, caller, taken.project_id, fact.actor_id, 'input.actor_id')
   let after: Advanced | null = null
   await writeFact(
     services,
     {
       ...fact,
+      actor_id,
       mechanism: 'orchestration',
       attempt_key: key,
       principal: { type: 'orchestration_run', id: taken.run_id },

@@ -98,7 +98,7 @@ export const documentSource: Source = {
   sample: ({ projects, filter }) => sql.fragment`
     select c.tsv from (
       select d.id from documents d
-      where ${all([searchable, inProjects(projects), filter?.({ ref: sql.fragment`null::text`, container: sql.fragment`d.id` })])}
+      where ${all([searchable, inProjects(projects), filter?.({ ref: sql.fragment`null::text`, container: sql.fragment`d.id`, owner: sql.fragment`''` })])}
       order by d.created_at desc, d.id desc limit ${SAMPLED_DOCUMENTS}
     ) d join document_chunks c on c.document_id = d.id and c.chunk_index = 0`,
 

@@ -39,6 +39,13 @@ export const SearchInput = z
     document_paths: several(50).pipe(z.array(Directory)).optional().describe('Directories, or exact paths'),
     metadata: MetadataFilter.optional(),
     memory_store_ids: several(50).optional().describe('Only memories of these stores'),
+    actor_id: z
+      .string()
+      .min(1)
+      .max(255)
+      .nullable()
+      .optional()
+      .describe('Only memories of this end user and of none; null: of none; default: of all'),
     tags: z
       .record(z.string().min(1).max(128), z.string().max(256))
       .optional()
@@ -125,6 +132,7 @@ export const MemoryResult = z
     memory_id: z.string(),
     memory_store_id: z.string(),
     memory_store_name: z.string(),
+    actor_id: z.string().nullable().describe('End user whose it is; null for nobody in particular'),
   })
   .meta({ id: 'KnowledgeMemoryResult' })
 

@@ -39,6 +39,8 @@ export type Source = {
   /** Table of the rows, with columns id, project_id and tsv, and the column of the container. */
   table: string
   container: string
+  /** Whose a row `c` is within its container, for sources whose rows are of end users. */
+  owner?: Fragment
   /** Whether a project can have rows of it at all; default yes. Where it cannot, nothing is asked of the database. */
   used?(services: Services, project: string): Promise<boolean>
   /** What of the projects the caller and the request leave; `none` when nothing is. */

@@ -124,7 +124,11 @@ function matching({ source, projects, filter }: Selection, query: Fragment, colu
     where ${all([
       projects && isOneOf(sql.fragment`c.project_id`, projects),
       sql.fragment`c.tsv @@ ${projects ? sql.fragment`(${tenants(projects)}::tsquery && ${query})` : query}`,
-      filter?.({ ref: sql.fragment`c.id`, container: sql.fragment`${container}` }),
+      filter?.({
+        ref: sql.fragment`c.id`,
+        container: sql.fragment`${container}`,
+        owner: source.owner ?? sql.fragment`''`,
+      }),
     ])}
     order by c.id desc limit ${RANKED}`
 }

@@ -12,6 +12,8 @@ export type NewVector = {
   source: SourceNumber
   /** The document or the memory store. */
   container_id: string
+  /** Whose it is within its container; default nobody's. */
+  owner_id?: string
   /** The chunk or the memory. */
   ref_id: string
   /** Window of a text that is longer than one embedding takes, from 0. */
@@ -22,9 +24,14 @@ export type NewVector = {
 }
 
 /** Columns of a row of knowledge_vectors, for a condition on what a search may see. */
-export type VectorColumns = { ref: Fragment; container: Fragment }
+/** `owner` is '' for rows that are nobody's. */
+export type VectorColumns = { ref: Fragment; container: Fragment; owner: Fragment }
 
-const columns: VectorColumns = { ref: sql.fragment`v.ref_id`, container: sql.fragment`v.container_id` }
+const columns: VectorColumns = {
+  ref: sql.fragment`v.ref_id`,
+  container: sql.fragment`v.container_id`,
+  owner: sql.fragment`v.owner_id`,
+}
 
 const bytesOf = (vector: Float32Array): string =>
   Buffer.from(vector.buffer, vector.byteOffset, vector.byteLength).toString('base64')
@@ -42,8 +49,8 @@ export function vectorInsert(rows: readonly NewVector[], guard: Fragment = sql.f
   const stored = rows.filter(row => !isZero(row.vector))
   const column = <T>(value: (row: NewVector) => T) => stored.map(value)
   return sql.fragment`
-    insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
-    select t.project_id, t.source, t.container_id, t.ref_id, t.segment, t.space_id, t.code::bit varying, decode(t.vec, 'base64')
+    insert into knowledge_vectors (project_id, source, container_id, owner_id, ref_id, segment, space_id, code, vec)
+    select t.project_id, t.source, t.container_id, t.owner_id, t.ref_id, t.segment, t.space_id, t.code::bit varying, decode(t.vec, 'base64')
     from unnest(${sql.array(
       column(row => row.project_id),
       'text',
@@ -52,6 +59,9 @@ export function vectorInsert(rows: readonly NewVector[], guard: Fragment = sql.f
       'int2',
     )}, ${sql.array(
       column(row => row.container_id),
+      'text',
+    )}, ${sql.array(
+      column(row => row.owner_id ?? ''),
       'text',
     )}, ${sql.array(
       column(row => row.ref_id),
@@ -68,12 +78,17 @@ export function vectorInsert(rows: readonly NewVector[], guard: Fragment = sql.f
     )}, ${sql.array(
       column(row => bytesOf(row.vector)),
       'text',
-    )}) as t (project_id, source, container_id, ref_id, segment, space_id, code, vec)
+    )}) as t (project_id, source, container_id, owner_id, ref_id, segment, space_id, code, vec)
     where ${guard}
     on conflict (source, ref_id, segment, space_id)
-    do update set project_id = excluded.project_id, container_id = excluded.container_id, code = excluded.code,
+    do update set project_id = excluded.project_id, container_id = excluded.container_id, owner_id = excluded.owner_id,
+      code = excluded.code,
       vec = excluded.vec, written_in = excluded.written_in`
 }
+
+/** Gives rows to another owner within their container, by knowledge_vectors_ref. */
+export const vectorsGivenTo = (owner: string, source: SourceNumber, refs: Fragment): Fragment => sql.fragment`
+  update knowledge_vectors set owner_id = ${owner} where source = ${source} and ref_id in (${refs})`
 
 /** Removes the vectors of a container (knowledge_vectors_container) or of single rows (knowledge_vectors_ref). */
 export async function removeVectors(

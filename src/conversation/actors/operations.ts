@@ -4,6 +4,7 @@ import { textFilter } from '../../core/api/lists.ts'
 import type { Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
+import { deleteMemoriesOf } from '../../memory/memories/ownership.ts'
 import { actorEnds, mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { obtainActor } from './obtain.ts'
@@ -50,19 +51,21 @@ export const actorOperations: Operation[] = [
   actors.update({ body: ActorPatch, raises: [...raises, 'NAME_CONFLICT'], check: checkLinks }),
   actors.remove({
     summary: 'Delete an actor that no message names',
+    description: 'Its memories and what their ledgers say of them go with it; the audit entry counts them.',
     raises: ['ACTOR_HAS_MESSAGES'],
     // A message that names the actor takes a share of its row, which is locked here.
-    async check(row, { tx }) {
+    async check(row, { audit, tx }) {
       const { id } = row
       await refuseWhilePurged(tx, id)
       const message_count = await countMessages(tx, id)
       if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
+      audit.detail.counts = await deleteMemoriesOf(tx, id)
       for (const end of actorEnds.all()) await end(tx, row)
     },
   }),
   ...actors.tags(),
   actors.action('merge', {
-    summary: 'Give the messages, conversations and sessions of an actor to another one and delete it',
+    summary: 'Give the messages, conversations, sessions and memories of an actor to another one and delete it',
     action: 'actors:DeleteActor',
     alsoActions: ['actors:UpdateActor'],
     body: ActorMerge,

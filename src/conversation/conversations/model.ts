@@ -5,6 +5,7 @@ import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { eventSource } from '../../core/db/events.ts'
+import { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
 import { Name } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
@@ -104,11 +105,15 @@ export const turnFields = {
   tool_context: ToolContextInput.nullish().describe('Headers that tool calls of this turn carry'),
 }
 
+export const OVERLAY_SAID =
+  'What the turn knows beside what its agent and its session do: lists and tags are added, other values replaced. Needs `knowledge:SearchKnowledge` on what is added'
+
 export const GenerateMessageInput = z
   .strictObject({
     agent_id: link.nullish().describe('Agent that answers'),
     actor_id: link.nullish().describe('Who speaks; without agent_id its linked agent or chat answers'),
     ...turnFields,
+    knowledge_config: KnowledgeOverlay.optional().describe(OVERLAY_SAID),
   })
   .refine(input => input.agent_id != null || input.actor_id != null, 'agent_id or actor_id is required')
   .meta({ id: 'ConversationGenerateInput' })

@@ -4,6 +4,7 @@ import { raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { replacedTags } from '../../core/api/tags.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
+import { checkOverlay, type SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import { findAgent } from '../../execution/agents/model.ts'
 import { requireSole } from './create.ts'
 import { expireLocked } from './expire.ts'
@@ -29,7 +30,7 @@ function changed(session: SessionRow, patch: SessionChange): SessionChange {
  * @throws SESSION_EXPIRED for a status on an expired session, SINGLE_SESSION_CONFLICT for a reopen
  */
 export async function changeSession(
-  context: Pick<Context<unknown, Patch, SessionRow>, 'tx' | 'services' | 'body' | 'resource' | 'allowTags'>,
+  context: Pick<Context<unknown, Patch, SessionRow>, 'tx' | 'services' | 'body' | 'resource' | 'allow' | 'allowTags'>,
 ): Promise<SessionRow> {
   const { tx, services, body, resource } = context
   if (body.status === 'open' && resource.actor_id) await lockPair(tx, resource.agent_id, resource.actor_id)
@@ -48,6 +49,7 @@ export async function changeSession(
   })
   if (Object.keys(change).length === 0) return session
   if (change.tags) context.allowTags(change.tags)
+  if (change.knowledge_config) await checkKnowledge(context, session, change.knowledge_config)
   if (change.status === 'open') {
     await requireReopenable(tx, session)
     change.reopened = true
@@ -60,6 +62,16 @@ export async function changeSession(
   if (change.status === 'closed') tx.emit(sessionKind, 'closed', next)
   // A shorter time to live may already be over.
   return (await expireLocked(tx, [next.id]))[0] ?? next
+}
+
+/** Raises what refuses a configuration for an agent that may be gone, whose session gets no turns then. */
+async function checkKnowledge(
+  context: Pick<Context, 'tx' | 'allow'>,
+  { agent_id, project_id }: SessionRow,
+  config: SessionKnowledge,
+): Promise<void> {
+  const agent = await findAgent(context.tx, agent_id)
+  if (agent) await checkOverlay(context, agent, project_id, config)
 }
 
 /** A reopened session counts for its agent's single_session_per_actor again. */

@@ -8,6 +8,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import { type AgentRow, agentKind, findAgent } from '../../execution/agents/model.ts'
 import { grantingShares } from '../../execution/shares/grants.ts'
 import { actorKind } from '../actors/model.ts'
@@ -107,6 +108,7 @@ export async function createSession(
   const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   const agent = await agentFor(tx, project_id, body.agent_id)
   if (!agent) return refuseAgent(tx, caller, body.agent_id)
+  if (body.knowledge_config) await checkOverlay(context, agent, project_id, body.knowledge_config)
   let actor_id = body.actor_id ?? null
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind, project_id })
@@ -126,6 +128,7 @@ export async function createSession(
     message_delay_seconds: body.message_delay_seconds ?? null,
     inactivity_ttl_seconds: body.inactivity_ttl_seconds ?? 0,
     tool_context,
+    knowledge_config: body.knowledge_config ?? null,
   })
   emitCreated(tx, session, conversation)
   return session

@@ -35,6 +35,8 @@ export async function forkSession(
     message_delay_seconds: parent.message_delay_seconds,
     inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
     tool_context: toolContext === undefined ? parent.tool_context : toolContext,
+    // It was allowed for what the parent's agent knows.
+    knowledge_config: agentId === parent.agent_id ? parent.knowledge_config : null,
     forked_from_session_id: parent.id,
     forked_from_position: until,
   })

@@ -4,6 +4,7 @@ import type { Answer, Context } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
+import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
 import { callOff, cancelTurns, enqueueTurn, mailboxState, refuseOwn } from '../turns/mailbox.ts'
@@ -27,7 +28,7 @@ const MAX_WAITING = 20
 export async function generate(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
-    'services' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck' | 'origin'
+    'services' | 'allow' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck' | 'origin'
   >,
 ): Promise<Answer> {
   const { services, caller, query, resource, request } = context
@@ -43,6 +44,8 @@ export async function generate(
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       if (conversation.message_count === 0)
         invalid({ code: 'INVALID_VALUE', path: '', message: 'the session has no messages' })
+      if (body.knowledge_config)
+        await checkOverlay({ tx, allow: context.allow }, agent, session.project_id, body.knowledge_config)
       await makeWay(tx, services, session, body.on_busy ?? 'reject', {
         at: request.receivedAt,
         takeovers: resource.takeovers,
@@ -51,6 +54,7 @@ export async function generate(
         generation_id,
         tool_context: turnContext(session, sent),
         model: body.model,
+        knowledge_config: body.knowledge_config,
         streamed: mode === 'stream',
         origin: context.origin,
       })

@@ -43,7 +43,7 @@ export const hooks: SessionHooks = {
   async load(db, sessionId) {
     const session = await findSession(db, sessionId)
     if (!session) return null
-    const { id, project_id, agent_id, actor_id, status } = session
+    const { id, project_id, agent_id, actor_id, status, knowledge_config } = session
     return {
       id,
       project_id,
@@ -51,6 +51,7 @@ export const hooks: SessionHooks = {
       actor_id,
       status,
       tool_context: turnContext(session, null),
+      knowledge_config,
       row: session,
     }
   },

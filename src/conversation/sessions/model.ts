@@ -2,9 +2,10 @@ import { z } from 'zod'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
+import { KnowledgeOverlay, SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import { ToolOutputs } from '../../execution/generations/tool-outputs.ts'
 import { Name } from '../actors/model.ts'
-import { idempotencyKey, SAYS_ONE, saidFields, saysOne, turnFields } from '../conversations/model.ts'
+import { idempotencyKey, OVERLAY_SAID, SAYS_ONE, saidFields, saysOne, turnFields } from '../conversations/model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
@@ -20,6 +21,9 @@ const settings = {
     .max(31_536_000)
     .describe('The session expires after so long without a message; 0 is never'),
   tool_context: ToolContextInput.nullable().describe('Headers that tool calls of its turns carry'),
+  knowledge_config: SessionKnowledge.nullable().describe(
+    'What its turns know beside what the agent does: lists and tags are added, other values replaced. Needs `knowledge:SearchKnowledge` on what is added, and `memories:CreateMemoryEntry` on a store to write to',
+  ),
 }
 
 /** A session as the wire shows it. */
@@ -136,6 +140,7 @@ export const ON_BUSY = ['reject', 'queue', 'interrupt', 'rollback'] as const
 export const SessionGenerateInput = z
   .strictObject({
     ...turnFields,
+    knowledge_config: KnowledgeOverlay.optional().describe(OVERLAY_SAID),
     on_busy: z
       .enum(ON_BUSY)
       .optional()

@@ -29,6 +29,7 @@ export type SessionValues = Pick<
   | 'message_delay_seconds'
   | 'inactivity_ttl_seconds'
   | 'tool_context'
+  | 'knowledge_config'
 > &
   Partial<Pick<SessionRow, 'forked_from_session_id' | 'forked_from_position'>>
 
@@ -40,10 +41,11 @@ const expiry = (since: Fragment, ttl: Fragment): Fragment =>
 export const insertSession = (db: Queryable, values: SessionValues): Promise<SessionRow> =>
   db.one(sessionKind.sql`
     insert into sessions as t (id, project_id, agent_id, conversation_id, name, actor_id, tags, auto_generate,
-      message_delay_seconds, inactivity_ttl_seconds, tool_context, forked_from_session_id, forked_from_position, expires_at)
+      message_delay_seconds, inactivity_ttl_seconds, tool_context, knowledge_config, forked_from_session_id,
+      forked_from_position, expires_at)
     values (${values.id}, ${values.project_id}, ${values.agent_id}, ${values.conversation_id}, ${values.name},
       ${values.actor_id}, ${jsonb(values.tags)}, ${values.auto_generate}, ${values.message_delay_seconds},
-      ${values.inactivity_ttl_seconds}, ${jsonb(values.tool_context)}, ${values.forked_from_session_id ?? null},
+      ${values.inactivity_ttl_seconds}, ${jsonb(values.tool_context)}, ${jsonb(values.knowledge_config)}, ${values.forked_from_session_id ?? null},
       ${values.forked_from_position ?? null}, ${expiry(sql.fragment`now()`, sql.fragment`${values.inactivity_ttl_seconds}::int`)})
     returning ${columns}`)
 
@@ -51,7 +53,14 @@ export const insertSession = (db: Queryable, values: SessionValues): Promise<Ses
 export type SessionChange = Partial<
   Pick<
     SessionRow,
-    'name' | 'status' | 'tags' | 'auto_generate' | 'tool_context' | 'inactivity_ttl_seconds' | 'message_delay_seconds'
+    | 'name'
+    | 'status'
+    | 'tags'
+    | 'auto_generate'
+    | 'tool_context'
+    | 'knowledge_config'
+    | 'inactivity_ttl_seconds'
+    | 'message_delay_seconds'
   >
 > & { reopened?: boolean }
 
@@ -68,6 +77,7 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
     change.tags !== undefined && sql.fragment`tags = ${jsonb(change.tags)}`,
     change.auto_generate !== undefined && sql.fragment`auto_generate = ${change.auto_generate}`,
     change.tool_context !== undefined && sql.fragment`tool_context = ${jsonb(change.tool_context)}`,
+    change.knowledge_config !== undefined && sql.fragment`knowledge_config = ${jsonb(change.knowledge_config)}`,
     change.message_delay_seconds !== undefined && sql.fragment`message_delay_seconds = ${change.message_delay_seconds}`,
     change.inactivity_ttl_seconds !== undefined && sql.fragment`inactivity_ttl_seconds = ${ttl}`,
     change.reopened === true && sql.fragment`last_activity_at = now()`,

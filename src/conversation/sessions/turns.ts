@@ -4,6 +4,7 @@ import type { Tx } from '../../core/db/write.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
 import { nestedIn, type TurnInput } from '../../execution/generations/create.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { callOff, clearMailbox, mailboxState } from '../turns/mailbox.ts'
@@ -31,6 +32,7 @@ export const turnInput = (
     tool_context: ToolContext
     model?: string | null
     streamed: boolean
+    knowledge_config?: KnowledgeOverlay
     origin: Origin | null
   },
 ): TurnInput => ({
@@ -39,6 +41,7 @@ export const turnInput = (
   agent_id: session.agent_id,
   messages: null,
   model: turn.model ?? null,
+  overrides: turn.knowledge_config ? { knowledge_config: turn.knowledge_config } : {},
   tool_context: turn.tool_context,
   conversation_id: session.conversation_id,
   session_id: session.id,

@@ -6,6 +6,7 @@ import { callerContext, mergeContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import type { Mailboxes } from '../../execution/generations/abort.ts'
 import { admitTurn } from '../../execution/generations/admit.ts'
 import { answerTurn, madeStatus, turnMode } from '../../execution/generations/answer.ts'
@@ -32,7 +33,10 @@ export async function generate(context: Generate): Promise<Answer> {
   refuseOwn(context.origin, resource.id)
   const sent = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   const chat = await chatOf(context)
-  if (chat !== null) return askChat(context, mode, chat)
+  if (chat !== null) {
+    if (body.knowledge_config) invalid({ code: 'INVALID_VALUE', path: 'knowledge_config', message: 'is for agents' })
+    return askChat(context, mode, chat)
+  }
   return answerTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
       const turn = await ask(tx, context, { generation_id, stream: mode === 'stream', sent })
@@ -45,7 +49,7 @@ export async function generate(context: Generate): Promise<Answer> {
 
 async function ask(
   tx: Tx,
-  { body, caller, services, resource, origin }: Generate,
+  { allow, body, caller, services, resource, origin }: Generate,
   turn: { generation_id: string; stream: boolean; sent: Record<string, string> | null },
 ) {
   const { project_id } = resource
@@ -54,6 +58,7 @@ async function ask(
   const actor_id = session_id === null ? null : resource.actor_id
   const agent = await admitTurn(tx, services, { project_id, agent_id, actor_id, session_id, conversation_id })
   if (turn.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+  if (body.knowledge_config) await checkOverlay({ tx, allow }, agent, project_id, body.knowledge_config)
   const conversation = await lockConversation(tx, resource.id)
   if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
   const session = conversation.session_id === null ? null : await admitSession(tx, conversation, agent_id)
@@ -69,6 +74,7 @@ async function ask(
       agent_id,
       messages: null,
       model: body.model ?? null,
+      overrides: body.knowledge_config ? { knowledge_config: body.knowledge_config } : {},
       tool_context: session ? mergeContext(session.tool_context, turn.sent) : turn.sent,
       actor_id: session?.actor_id ?? null,
       authority: principalRecord(caller),

@@ -4,6 +4,7 @@ import type { ToolContext } from '../../core/api/tool-context.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import type { SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import type { MessageRow } from '../conversations/model.ts'
 
 /** What the mailbox needs to know of the session whose conversation it is. */
@@ -17,6 +18,8 @@ export type SessionFacts = {
   status: 'open' | 'closed' | 'expired'
   /** The stored keys and those that only the platform may say; keys of a request are laid over them. */
   tool_context: ToolContext | null
+  /** What its turns know beside what their agent does. */
+  knowledge_config: SessionKnowledge | null
   /** The session as its kind finds it, for permission checks and events. */
   row: KindRow
 }

@@ -41,7 +41,7 @@ export function turnSource(picked: Picked, complete: (outgoing: Outgoing) => voi
   return {
     async prepare() {
       if (!picked.prompt) throw new Error(`turn ${picked.turn.seq} of ${picked.conversation.id} was not prepared`)
-      return picked.prompt
+      return { ...picked.prompt, knowledge_config: picked.session?.knowledge_config }
     },
 
     target: ({ kind, id }) =>

@@ -1,4 +1,4 @@
-import type { Bound, Decided, Definition, PrincipalRecord, PrincipalRef } from './caller.ts'
+import type { Bound, Decided, Definition, MemoryBound, PrincipalRecord, PrincipalRef } from './caller.ts'
 
 /**
  * Whose rights the effects of definitions have. What somebody starts acts as the starter, bound to the project; within what
@@ -11,12 +11,14 @@ import type { Bound, Decided, Definition, PrincipalRecord, PrincipalRef } from '
  * those when they wrote, and the boundaries of agents. A definition whose author is the principal adds nothing.
  */
 export function narrowed(record: PrincipalRecord, ...definitions: readonly Definition[]): PrincipalRecord {
-  const added = definitions.flatMap(({ id: of, author, boundary }): Bound[] => [
+  const added = definitions.flatMap(({ id: of, author, boundary, memory }): Bound[] => [
     ...(author === undefined || (author && isSame(author, record))
       ? []
       : [{ kind: 'author' as const, author: author && refOf(author), of }]),
-    ...(author ? boundsOf(author) : []),
+    // Whose facts it was written for is not whose facts it is used for.
+    ...(author ? boundsOf(author).filter(({ kind }) => kind !== 'memory') : []),
     ...(boundary ? [{ kind: 'boundary' as const, ...boundary }] : []),
+    ...(memory ? [{ kind: 'memory' as const, ...memory }] : []),
   ])
   return withBounds(record, added)
 }
@@ -47,6 +49,16 @@ export function startedAlsoBy(record: PrincipalRecord, other: PrincipalRecord): 
 export const withinBoundsOf = (record: PrincipalRecord, other: PrincipalRecord): PrincipalRecord =>
   withBounds(record, boundsOf(other))
 
+/** Whose facts an authority reads; null where nothing says so. */
+export function memoryBound({ bounds = [] }: Pick<PrincipalRecord, 'bounds'>): MemoryBound | null {
+  const bound = bounds.find(({ kind }) => kind === 'memory')
+  return bound?.kind === 'memory' ? { actor_id: bound.actor_id, shared: bound.shared } : null
+}
+
+/** An authority that reads the facts of nobody and of an end user, beside all that bounds it already. */
+export const withMemoryOf = (record: PrincipalRecord, memory: MemoryBound): PrincipalRecord =>
+  withBounds(record, [{ kind: 'memory', ...memory }])
+
 /** Whether the boundary of an agent narrows an authority. */
 export const isBounded = ({ bounds = [] }: PrincipalRecord): boolean => bounds.some(({ kind }) => kind === 'boundary')
 
@@ -59,8 +71,8 @@ const boundsOf = ({ via, bounds = [] }: PrincipalRecord): readonly Bound[] =>
   via?.type === 'trigger' && via.policy_id !== null ? [{ kind: 'policy', id: via.policy_id }, ...bounds] : bounds
 
 function withBounds(record: PrincipalRecord, added: readonly Bound[]): PrincipalRecord {
-  const bounds = new Map((record.bounds ?? []).map(bound => [nameOf(bound), bound]))
-  for (const bound of added) if (!bounds.has(nameOf(bound))) bounds.set(nameOf(bound), bound)
+  const bounds = new Map((record.bounds ?? []).map(bound => [keyOf(bound), bound]))
+  for (const bound of added) bounds.set(keyOf(bound), both(bounds.get(keyOf(bound)), bound))
   return bounds.size === 0 ? record : { ...record, bounds: [...bounds.values()] }
 }
 
@@ -68,9 +80,19 @@ const refOf = ({ type, id }: PrincipalRef): PrincipalRef => ({ type, id })
 
 const isSame = (one: PrincipalRef, other: PrincipalRef): boolean => one.type === other.type && one.id === other.id
 
+/** One of each is enough; of whose facts are read there is one. */
+const keyOf = (bound: Bound): string => (bound.kind === 'memory' ? bound.kind : nameOf(bound))
+
+/** The later end user counts, and all have to share. */
+const both = (known: Bound | undefined, bound: Bound): Bound =>
+  known?.kind === 'memory' && bound.kind === 'memory'
+    ? { kind: 'memory', actor_id: bound.actor_id ?? known.actor_id, shared: known.shared && bound.shared }
+    : (known ?? bound)
+
 /** Equal for bounds that say the same. Unknown authors are told apart by what they wrote. */
 function nameOf(bound: Bound): string {
   if (bound.kind === 'policy') return `policy ${bound.id}`
   if (bound.kind === 'boundary') return `boundary ${bound.agent_id} ${bound.version}`
+  if (bound.kind === 'memory') return `memory ${bound.actor_id} ${bound.shared}`
   return bound.author ? `author ${bound.author.type} ${bound.author.id}` : `unknown author of ${bound.of}`
 }

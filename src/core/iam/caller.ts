@@ -45,6 +45,10 @@ export type Bound =
   | { kind: 'policy'; id: string }
   /** The boundary policy of a version of an agent. */
   | { kind: 'boundary'; agent_id: string; version: number }
+  | ({ kind: 'memory' } & MemoryBound)
+
+/** Whose facts a turn reads, and all that it causes: those of nobody, and those of an end user or, `shared`, of everybody. */
+export type MemoryBound = { actor_id: string | null; shared: boolean }
 
 /** What is stored with work that runs later: never a token, always whose rights it runs with. */
 export type PrincipalRecord = PrincipalRef & {
@@ -65,6 +69,7 @@ export type Definition = {
   author?: PrincipalRecord | null
   /** Version of an agent whose boundary policy applies to what it does. */
   boundary?: { agent_id: string; version: number }
+  memory?: MemoryBound
 }
 
 /** A trigger as what bounds its firings: its policy, and the triggers that led to it with itself as the last. */

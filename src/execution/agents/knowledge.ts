@@ -3,7 +3,7 @@ import { z } from 'zod'
 import { documentKind } from '../../content/documents/model.ts'
 import { ACTION as SEARCH } from '../../content/knowledge/sources.ts'
 import { Directory } from '../../content/paths.ts'
-import { raise } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
@@ -12,14 +12,25 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 
 const ids = (max: number) => z.array(z.string().min(1).max(255)).max(max)
 
+const NAMES_SAID =
+  '`{actor_id}`, `{actor_external_id}` and `{session_id}` stand for those of the turn; where it has none, nothing matches'
+
+const UNSHARED = 'takes an agent with share_between_actors'
+
 const reading = {
   memory_store_ids: ids(50).optional().describe('Memory stores that are read'),
   document_ids: ids(500).optional().describe('Documents that are read'),
-  document_paths: z.array(Directory).max(50).optional().describe('Directories, or exact paths, that are read'),
+  document_paths: z
+    .array(Directory)
+    .max(50)
+    .optional()
+    .describe(`Directories, or exact paths, that are read. ${NAMES_SAID}`),
   tags: z
     .record(z.string().min(1).max(128), z.string().max(256))
     .optional()
-    .describe('Every pair must match: on a memory or its store, on a document. Reads memories and documents alike'),
+    .describe(
+      `Every pair must match: on a memory or its store, on a document. Reads memories and documents alike. ${NAMES_SAID}`,
+    ),
   min_score: z
     .number()
     .min(0)
@@ -36,26 +47,50 @@ const reading = {
   limit: z.int().min(1).max(50).optional().describe('Most results that a turn is given; default 5'),
 }
 
+const write_memory_scope = z
+  .enum(['actor', 'store'])
+  .optional()
+  .describe(
+    "Whose the facts of turns are that have an end user: `actor`, the default, the end user's; `store` nobody's in particular, which takes an agent with share_between_actors",
+  )
+
+const write_memory_store_id = z
+  .string()
+  .min(1)
+  .max(255)
+  .nullable()
+  .optional()
+  .describe('Memory store that turns may write to, by the tool `write_memory`')
+
 /** A configuration in the place of what an agent has, for one turn. */
-export const KnowledgeOverlay = z.strictObject(reading).meta({ id: 'KnowledgeOverlay' })
+export const KnowledgeOverlay = z.strictObject({ ...reading, write_memory_scope }).meta({ id: 'KnowledgeOverlay' })
 export type KnowledgeOverlay = z.output<typeof KnowledgeOverlay>
+
+/** The same for all turns of a session. */
+export const SessionKnowledge = z
+  .strictObject({ ...reading, write_memory_scope, write_memory_store_id })
+  .meta({ id: 'SessionKnowledgeConfig' })
+export type SessionKnowledge = z.output<typeof SessionKnowledge>
 
 export const KnowledgeConfig = z
   .strictObject({
     ...reading,
-    write_memory_store_id: z
-      .string()
-      .min(1)
-      .max(255)
-      .nullable()
+    write_memory_scope,
+    write_memory_store_id,
+    share_between_actors: z
+      .boolean()
       .optional()
-      .describe('Memory store that turns may write to, by the tool `write_memory`'),
+      .describe('Turns read the facts of every end user, not only those of their own; default false'),
+  })
+  .superRefine((config, context) => {
+    if (config.write_memory_scope === 'store' && !config.share_between_actors)
+      context.addIssue({ code: 'custom', path: ['write_memory_scope'], message: UNSHARED })
   })
   .meta({ id: 'KnowledgeConfig' })
 export type KnowledgeConfig = z.output<typeof KnowledgeConfig>
 
-/** What an agent reads in a turn: lists of both, tags of both, for the rest what the turn says. */
-export function mergedKnowledge(config: KnowledgeConfig, overlay: KnowledgeOverlay | undefined): KnowledgeConfig {
+/** What a turn reads and writes: lists of both, tags of both, for the rest what the later one says. */
+export function mergedKnowledge<C extends SessionKnowledge>(config: C, overlay: SessionKnowledge | undefined): C {
   if (!overlay) return config
   const both = (name: 'memory_store_ids' | 'document_ids' | 'document_paths') => {
     const merged = [...new Set([...(config[name] ?? []), ...(overlay[name] ?? [])])]
@@ -72,10 +107,55 @@ export function mergedKnowledge(config: KnowledgeConfig, overlay: KnowledgeOverl
   }
 }
 
-const isTagged = ({ tags }: KnowledgeConfig): boolean => Object.keys(tags ?? {}).length > 0
+/** Whom a turn is for, as configurations name it. */
+export type Named = { actor_id: string | null; actor_external_id: string | null; session_id: string | null }
+
+const NAME = /\{(actor_id|actor_external_id|session_id)\}/g
+
+export const namesExternalId = ({ tags, document_paths }: SessionKnowledge): boolean =>
+  [...Object.values(tags ?? {}), ...(document_paths ?? [])].some(text => text.includes('{actor_external_id}'))
+
+/** A text with its names filled in; null where the turn has none of that name. */
+function filled(text: string, named: Named): string | null {
+  const names = [...text.matchAll(NAME)].map(([, name]) => named[name as keyof Named])
+  return names.includes(null) ? null : text.replace(NAME, (_, name: keyof Named) => named[name] as string)
+}
+
+/** The same of a path. A name that is more than a part of one would lead elsewhere. */
+const filledPath = (path: string, named: Named): string | null =>
+  [...path.matchAll(NAME)].some(([, name]) => /[/*?]/.test(named[name as keyof Named] ?? ''))
+    ? null
+    : filled(path, named)
+
+/**
+ * What a configuration searches in a turn: its names filled in, and which sources. A filter that names what the turn does not
+ * have matches nothing; null where nothing is left to search.
+ */
+export function searchedBy(
+  config: SessionKnowledge,
+  named: Named,
+): { config: SessionKnowledge; memories: boolean; documents: boolean } | null {
+  const pairs = Object.entries(config.tags ?? {})
+  const tags = pairs.flatMap(([key, value]): [string, string][] => {
+    const known = filled(value, named)
+    return known === null ? [] : [[key, known]]
+  })
+  if (tags.length < pairs.length) return null
+  const document_paths = config.document_paths?.map(path => filledPath(path, named)).filter(path => path !== null)
+  const { memories, documents } = sourcesOf(config)
+  const nowhere = !!config.document_paths?.length && !document_paths?.length
+  if (!memories && nowhere) return null
+  return {
+    config: { ...config, ...(config.tags && { tags: Object.fromEntries(tags) }), document_paths },
+    memories,
+    documents: documents && !nowhere,
+  }
+}
+
+const isTagged = ({ tags }: SessionKnowledge): boolean => Object.keys(tags ?? {}).length > 0
 
 /** Which sources a configuration has searched. Memories are never read unscoped: stores may be of single end users. */
-export function sourcesOf(config: KnowledgeConfig): { memories: boolean; documents: boolean } {
+function sourcesOf(config: SessionKnowledge): { memories: boolean; documents: boolean } {
   const { memory_store_ids, document_ids, document_paths } = config
   const tagged = isTagged(config)
   const memories = !!memory_store_ids?.length || tagged
@@ -84,7 +164,7 @@ export function sourcesOf(config: KnowledgeConfig): { memories: boolean; documen
 }
 
 /** Whether no list narrows the documents that are read; tags may. */
-const readsAllDocuments = (config: KnowledgeConfig): boolean =>
+const readsAllDocuments = (config: SessionKnowledge): boolean =>
   sourcesOf(config).documents && !config.document_ids?.length && !config.document_paths?.length
 
 type Checking = { tx: Queryable; allow: Context['allow'] }
@@ -116,9 +196,9 @@ async function named(db: Queryable, kind: Kind<any>, projectId: string, ids: rea
 async function checkKnowledge(
   { tx, allow }: Checking,
   project_id: string,
-  given: KnowledgeConfig,
-  next: KnowledgeConfig,
-  before: KnowledgeConfig | null,
+  given: SessionKnowledge,
+  next: SessionKnowledge,
+  before: SessionKnowledge | null,
 ): Promise<void> {
   const store = storeKind()
   for (const row of await named(tx, store, project_id, given.memory_store_ids ?? []))
@@ -147,17 +227,20 @@ export const checkConfigured = (
 ): Promise<void> => checkKnowledge(checking, projectId, given, given, stored ?? null)
 
 /**
- * Validates what a single turn is to know beside what its agent does.
- * @throws RESOURCE_NOT_FOUND; FORBIDDEN, also for an agent of another project: a call does not widen what that shares
+ * Validates what a turn, or the turns of a session, are to know beside what the agent does.
+ * @throws RESOURCE_NOT_FOUND; VALIDATION_FAILED for facts of everybody by an agent that does not share them; FORBIDDEN, also for
+ *   an agent of another project: a call does not widen what that shares
  */
 export async function checkOverlay(
   checking: Checking,
   agent: { project_id: string; knowledge_config: KnowledgeConfig | null },
   projectId: string,
-  overlay: KnowledgeOverlay,
+  overlay: SessionKnowledge,
 ): Promise<void> {
   if (agent.project_id !== projectId)
     raise('FORBIDDEN', { message: 'What an agent of another project knows is not changed by a call' })
   const config = agent.knowledge_config
+  if (overlay.write_memory_scope === 'store' && !config?.share_between_actors)
+    invalid({ code: 'INVALID_VALUE', path: 'knowledge_config.write_memory_scope', message: UNSHARED })
   await checkKnowledge(checking, projectId, overlay, mergedKnowledge(config ?? {}, overlay), config)
 }

@@ -1,4 +1,5 @@
 import type { Tx } from '../../core/db/write.ts'
+import { withMemoryOf } from '../../core/iam/authority.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ApprovalDesk, Proposal } from '../generations/proposals.ts'
 import { releaseEvaluations } from '../guardrails/records.ts'
@@ -59,7 +60,7 @@ async function file(tx: Tx, services: Services, proposal: Proposal): Promise<App
 
 async function insert(tx: Tx, services: Services, proposal: Proposal, dedup_key: string): Promise<ApprovalRow | null> {
   const { generation, tool, action, args, tool_context, guardrail_context } = proposal
-  const { project_id, authority } = generation
+  const { project_id, authority, actor_id } = generation
   const { starters } = await askerOf(tx, project_id, authority)
   return insertItem(
     tx,
@@ -78,7 +79,8 @@ async function insert(tx: Tx, services: Services, proposal: Proposal, dedup_key:
       tool_type: tool.type,
       agent_version: generation.agent_version,
       conversation_id: generation.conversation_id,
-      authority,
+      // What the call reads when it is made is what the turn would have read.
+      authority: withMemoryOf(authority, { actor_id, shared: true }),
       permission: generation.permission,
       starters,
       forbid_self_approval: proposal.forbid_self_approval,

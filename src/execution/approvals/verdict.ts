@@ -23,7 +23,7 @@ export async function callerOf(
 ): Promise<Caller | null> {
   if (!authority || (agent_id !== null && !agent)) return null
   return agent
-    ? actingCaller(services, { authority, project_id }, agent)
+    ? actingCaller(services, { authority, project_id, actor_id: null }, agent)
     : callerForPrincipal(services, authority, project_id)
 }
 

@@ -1,12 +1,14 @@
 import type { Result, SearchInput } from '../../content/knowledge/model.ts'
 import { search } from '../../content/knowledge/search.ts'
 import { recordedFailure } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
 import { firstChars } from '../../core/api/text.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import type { Decided } from '../../core/iam/caller.ts'
 import { fault } from '../../core/process/fault.ts'
-import { type KnowledgeConfig, mergedKnowledge, sourcesOf } from '../agents/knowledge.ts'
+import { mergedKnowledge, type Named, namesExternalId, type SessionKnowledge, searchedBy } from '../agents/knowledge.ts'
 import { type ModelMessage, type PromptMessage, textOf } from '../providers/exchange.ts'
+import { actingAuthority, endUserOf } from './authority.ts'
 import { TurnLost } from './live.ts'
 import type { Knowledge, Work } from './model.ts'
 import { keepKnowledge } from './store.ts'
@@ -31,12 +33,20 @@ export async function recallKnowledge(turn: TurnAttempt, work: Work, signal: Abo
   const overlay = work.overrides.knowledge_config
   if (work.knowledge !== null || (agent.knowledge_config === null && !overlay)) return
   const config = mergedKnowledge(agent.knowledge_config ?? {}, overlay)
-  const request = requestOf(config, work.messages ?? [])
+  const request = requestOf(config, await namedIn(turn, config), work.messages ?? [])
   if (!request) return
   work.knowledge = await recalled(turn, request, signal)
   if (!(await keepKnowledge(services.pool, generation, sealWork(services, generation, work), shownOf(work.knowledge))))
     throw new TurnLost()
   await fault(services, 'knowledge_kept')
+}
+
+async function namedIn({ generation, services }: TurnAttempt, config: SessionKnowledge): Promise<Named> {
+  const { session_id } = generation
+  const actor_id = endUserOf(generation)
+  const actor =
+    actor_id !== null && namesExternalId(config) ? await kinds.get('actor').find(services.pool, actor_id) : null
+  return { session_id, actor_id, actor_external_id: actor?.external_id ?? null }
 }
 
 /** What the model is shown of it: one message of the user, before everything that was said. */
@@ -51,8 +61,15 @@ async function recalled(
   signal: AbortSignal,
 ): Promise<NonNullable<Work['knowledge']>> {
   const { type, id } = generation.authority
-  // What the agent knows is what its project has, whoever asks it: no layer of theirs narrows that.
-  const caller: Decided = { principal: { type, id }, credential: { type: 'run', id: generation.id }, layers: [] }
+  // What the agent knows is what its project has, whoever asks it: no layer of theirs narrows that. Facts of end users are
+  // not the project's: the turn reads its own.
+  const { bounds } = actingAuthority(generation, agent)
+  const caller: Decided = {
+    principal: { type, id },
+    credential: { type: 'run', id: generation.id },
+    layers: [],
+    bounds,
+  }
   try {
     const scope = { caller, project: agent.project_id }
     const { results } = await search(services, scope, request, { ref: generation.id, signal, admitted: true })
@@ -67,15 +84,16 @@ async function recalled(
 }
 
 /** The search of a turn; null where there is nothing to ask by. */
-function requestOf(config: KnowledgeConfig, messages: readonly ModelMessage[]): SearchInput | null {
+function requestOf(config: SessionKnowledge, named: Named, messages: readonly ModelMessage[]): SearchInput | null {
+  const searched = searchedBy(config, named)
+  if (!searched) return null
   const last = messages.findLast(message => message.role === 'user')
   const query = last ? firstChars(textOf(last).trim(), MAX_QUERY) : ''
-  const { memory_store_ids, document_ids, document_paths, tags, rrf_k, recency_half_life_days } = config
+  const { memory_store_ids, document_ids, document_paths, tags, rrf_k, recency_half_life_days } = searched.config
   const isFiltered = [memory_store_ids, document_ids, document_paths, tags].some(
     filter => filter !== undefined && Object.keys(filter).length > 0,
   )
   if (query === '' && !isFiltered) return null
-  const { memories, documents } = sourcesOf(config)
   return {
     ...(query === '' ? {} : { query }),
     limit: config.limit ?? DEFAULT_LIMIT,
@@ -83,8 +101,8 @@ function requestOf(config: KnowledgeConfig, messages: readonly ModelMessage[]): 
     document_ids,
     document_paths,
     tags,
-    include_memories: memories,
-    include_documents: documents,
+    include_memories: searched.memories,
+    include_documents: searched.documents,
     min_similarity: config.min_score ?? DEFAULT_MIN_SCORE,
     rrf_k,
     recency_half_life_days,

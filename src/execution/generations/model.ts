@@ -7,7 +7,7 @@ import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
-import type { KnowledgeOverlay } from '../agents/knowledge.ts'
+import type { SessionKnowledge } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
 import { Routing } from '../model-routes/model.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
@@ -178,7 +178,7 @@ export type Work = {
     step_rules?: StepRule[]
     stop_conditions?: StopCondition[]
     output_schema?: object
-    knowledge_config?: KnowledgeOverlay
+    knowledge_config?: SessionKnowledge
   }
   /** What came with the tool outputs that the turn was last resumed by. */
   resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }

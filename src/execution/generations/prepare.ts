@@ -4,6 +4,7 @@ import { type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
 import { authorsRights, ownRights, requirePermitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
+import { mergedKnowledge } from '../agents/knowledge.ts'
 import { grantingShares } from '../shares/grants.ts'
 import type { LoadedTurn } from './attempt-store.ts'
 import type { GenerationRow, Work } from './model.ts'
@@ -40,12 +41,16 @@ export async function prepareTurn(
   if (work.messages !== null || !source?.prepare) return { work, refusal: null }
   const prepared = await source.prepare(services.pool, generation)
   if ('refuse' in prepared) return { work, refusal: prepared.refuse }
+  const { overrides } = work
   return {
     work: {
       ...work,
       messages: [...prepared.messages, ...work.settled],
       system_extra: [...work.system_extra, ...prepared.system_extra],
       notes: prepared.notes ?? {},
+      overrides: prepared.knowledge_config
+        ? { ...overrides, knowledge_config: mergedKnowledge(prepared.knowledge_config, overrides.knowledge_config) }
+        : overrides,
     },
     refusal: null,
   }

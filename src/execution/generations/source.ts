@@ -4,6 +4,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import type { Outgoing, Tx } from '../../core/db/write.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Logger } from '../../core/process/log.ts'
+import type { SessionKnowledge } from '../agents/knowledge.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import type { GenerationRow } from './model.ts'
 
@@ -30,7 +31,14 @@ export type TurnSource = {
     db: Queryable,
     generation: GenerationRow,
   ): Promise<
-    { messages: ModelMessage[]; system_extra: string[]; notes?: Record<string, unknown> } | { refuse: RecordedFailure }
+    | {
+        messages: ModelMessage[]
+        system_extra: string[]
+        notes?: Record<string, unknown>
+        /** What the turn knows beside its agent; the request's is laid over it. */
+        knowledge_config?: SessionKnowledge | null
+      }
+    | { refuse: RecordedFailure }
   >
   /** What its permission is on, when the source has just read it. */
   target?(permission: { kind: string; id: string }): KindRow | null

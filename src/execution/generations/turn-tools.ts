@@ -15,7 +15,7 @@ import { writeMemoryTool } from './write-memory.ts'
 /** What the model of the turn can call, asked for once an attempt. Raises what `openToolbox` raises. */
 export async function openTools(turn: TurnAttempt, work: Work, signal: AbortSignal): Promise<Toolbox> {
   const { agent, generation, loaded, services, steps } = turn
-  const own = await writeMemoryTool(turn)
+  const own = await writeMemoryTool(turn, work)
   if (!agent.tool_bindings?.length && !own) return NO_TOOLS
   const tools = await openToolbox(services, {
     agent,

@@ -3,9 +3,10 @@ import { authorsRights, requirePermitted } from '../../core/iam/access.ts'
 import { writeFact } from '../../memory/entries/write.ts'
 import { MAX_CONTENT } from '../../memory/memories/model.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
+import { type KnowledgeConfig, mergedKnowledge } from '../agents/knowledge.ts'
 import { complete } from '../tools/model.ts'
-import { actingCaller } from './authority.ts'
-import type { GenerationRow } from './model.ts'
+import { actingCaller, endUserOf } from './authority.ts'
+import type { GenerationRow, Work } from './model.ts'
 import type { TurnTool, Unavailable } from './toolbox.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
@@ -25,9 +26,10 @@ const SCHEMA = {
 }
 
 /** The tool by which the turns of an agent write to its memory store; null for those that may not. */
-export async function writeMemoryTool(turn: TurnAttempt): Promise<TurnTool | Unavailable | null> {
+export async function writeMemoryTool(turn: TurnAttempt, work: Work): Promise<TurnTool | Unavailable | null> {
   const { agent, generation, services } = turn
-  const storeId = agent.knowledge_config?.write_memory_store_id ?? null
+  const config: KnowledgeConfig = mergedKnowledge(agent.knowledge_config ?? {}, work.overrides.knowledge_config)
+  const storeId = config.write_memory_store_id ?? null
   // An agent of another project writes nothing for that.
   if (storeId === null || agent.project_id !== generation.project_id) return null
   const store = await memoryStoreKind.find(services.pool, storeId)
@@ -44,28 +46,35 @@ export async function writeMemoryTool(turn: TurnAttempt): Promise<TurnTool | Una
     // What is written already is skipped.
     repeatable: true,
     justified: [],
-    perform: input => write(turn, storeId, input.content as string),
+    perform: input => write(turn, config, { memory_store_id: storeId, content: input.content as string }),
   }
 }
 
-/** Where a fact comes from that is stated in a turn, and in whose name. */
-export const statedIn = ({ id, agent_id, conversation_id }: GenerationRow) =>
-  ({
+/** Where a fact comes from that is stated in a turn, whose it is, and in whose name. */
+export const statedIn = (turn: GenerationRow) => {
+  const { id, agent_id, conversation_id } = turn
+  return {
     source_type: conversation_id === null ? 'manual' : 'conversation',
     source_id: conversation_id,
     generation_id: id,
     conversation_id,
+    actor_id: endUserOf(turn),
     principal: { type: 'agent', id: agent_id },
-  }) as const
+  } as const
+}
 
-async function write(turn: TurnAttempt, memory_store_id: string, content: string) {
+async function write(
+  turn: TurnAttempt,
+  { write_memory_scope, share_between_actors }: KnowledgeConfig,
+  said: { memory_store_id: string; content: string },
+) {
   const { generation, services } = turn
-  await requireWithinBounds(turn, memory_store_id)
-  const { entry } = await writeFact(
-    services,
-    { memory_store_id, content, mechanism: 'tool', ...statedIn(generation) },
-    { admitted: true },
-  )
+  await requireWithinBounds(turn, said.memory_store_id)
+  const stated = statedIn(generation)
+  // The agent may have ceased to share since the request or the session was checked.
+  const everybodys = write_memory_scope === 'store' && share_between_actors
+  const actor_id = everybodys ? null : stated.actor_id
+  const { entry } = await writeFact(services, { ...said, mechanism: 'tool', ...stated, actor_id }, { admitted: true })
   return { action: entry.action, memory_id: entry.memory_id, entry_id: entry.id }
 }
 

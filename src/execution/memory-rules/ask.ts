@@ -2,12 +2,14 @@ import { AppError, type RecordedFailure, raise, recordedFailure } from '../../co
 import { isReferenceLost } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
+import { withMemoryOf } from '../../core/iam/authority.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { startHop } from '../chains/hop.ts'
 import { admitTurn } from '../generations/admit.ts'
+import { endUserOf } from '../generations/authority.ts'
 import { createTurn, type TurnInput } from '../generations/create.ts'
 import type { GenerationRow } from '../generations/model.ts'
 import { callTool, openCall } from '../tools/call.ts'
@@ -32,8 +34,13 @@ async function admitHandler(tx: Tx, services: Services, { project_id, agent_id }
   return agent.project_id === project_id ? agent : raise('AGENT_NOT_FOUND', { meta: { id: agent.id } })
 }
 
+/** A handler reads the facts of the end user whose turn it is asked about. */
+const readingFor = (turn: GenerationRow, authority: PrincipalRecord): PrincipalRecord =>
+  withMemoryOf(authority, { actor_id: endUserOf(turn), shared: false })
+
 const handlerTurn = (services: Services, agent: AgentRow, turn: GenerationRow, asking: Asking): TurnInput => ({
   ...asking,
+  authority: readingFor(turn, asking.authority),
   project_id: agent.project_id,
   agent_id: agent.id,
   agent_version: agent.version,
@@ -107,8 +114,10 @@ async function toolFacts(
   services: Services,
   rule: MemoryRuleRow,
   turn: GenerationRow,
-  { authority, key, signal }: { authority: PrincipalRecord; key: string; signal: AbortSignal },
+  asking: { authority: PrincipalRecord; key: string; signal: AbortSignal },
 ): Promise<Fact[]> {
+  const { key, signal } = asking
+  const authority = readingFor(turn, asking.authority)
   const { project_id } = rule
   const tool = await toolKind.find(services.pool, rule.tool_id as string)
   if (tool?.project_id !== project_id) return raise('TOOL_NOT_FOUND', { meta: { id: rule.tool_id } })

@@ -3,10 +3,33 @@ import { invalid, raise } from '../../core/api/errors.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireAll } from '../../core/api/references.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { memoryBound } from '../../core/iam/authority.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 import { type MemoryRow, memoryKind, requireFuture, storeTarget } from '../memories/model.ts'
+import { reaches, reachOf } from '../reach.ts'
 import type { MemoryStoreRow } from '../stores/model.ts'
 import type { MemoryEntryInput, MemoryEntryRow } from './model.ts'
 import { type Found, writeFact } from './write.ts'
+
+/**
+ * Whose a fact is that a caller states. In a turn it is the end user's, and nobody else's unless the agent shares facts.
+ * @throws VALIDATION_FAILED, ACTOR_NOT_FOUND
+ */
+export async function claimedActor(
+  db: Queryable,
+  caller: Pick<Caller, 'bounds'>,
+  projectId: string,
+  given: string | null | undefined,
+  path = 'actor_id',
+): Promise<string | null> {
+  const bound = memoryBound(caller)
+  if (given === undefined) return bound?.actor_id ?? null
+  if (bound && !bound.shared && given !== bound.actor_id)
+    invalid({ code: 'INVALID_VALUE', path, message: 'must be the end user of the turn' })
+  if (given !== null) await requireAll(db, kinds.get('actor'), projectId, [given])
+  return given
+}
 
 type Claiming = Context<Record<string, unknown>, Omit<MemoryEntryInput, 'dry_run'>>
 
@@ -30,6 +53,7 @@ export async function writeClaim(
 ) {
   const { body, caller, project, record, services } = context
   const { project_id, ...claim } = body
+  const actor_id = await claimedActor(services.pool, caller, project as string, claim.actor_id)
   const check = async (store: MemoryStoreRow) => {
     if (store.project_id !== project) raise('RESOURCE_NOT_FOUND', { meta: { id: store.id } })
     if (project_id != null && project_id !== project)
@@ -46,7 +70,7 @@ export async function writeClaim(
   }
   return writeFact(
     services,
-    { ...claim, mechanism: 'api', principal: caller.principal },
+    { ...claim, actor_id, mechanism: 'api', principal: caller.principal },
     { dryRun, check, found, within: async (tx, entry) => record(tx, statusOf(entry), named(entry) ?? undefined) },
   )
 }
@@ -54,9 +78,10 @@ export async function writeClaim(
 export const statusOf = ({ action }: Pick<MemoryEntryRow, 'action'>): 200 | 201 => (action === 'created' ? 201 : 200)
 
 /** The memory that a claim replaces is changed by it. Raises RESOURCE_NOT_FOUND, FORBIDDEN. */
-async function allowReplacing({ services, allow, project }: Claiming, id: string): Promise<void> {
+async function allowReplacing({ services, allow, project, caller }: Claiming, id: string): Promise<void> {
   const target = isIdOf(memoryKind, id) ? await memoryKind.find(services.pool, id) : null
-  if (!target || target.project_id !== project) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  if (!target || target.project_id !== project || !reaches(reachOf(caller), target))
+    return raise('RESOURCE_NOT_FOUND', { meta: { id } })
   allowChange({ allow }, target)
 }
 

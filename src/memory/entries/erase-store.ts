@@ -5,22 +5,28 @@ import { identifying, type Queryable, sql } from '../../core/db/sql.ts'
 const erasable = sql.type(z.strictObject({ id: z.string(), memory_store_id: z.string() }))
 export type Erasable = { id: string; memory_store_id: string }
 
-/** Memories that come from conversations of an end user, by memories_source. */
+/** Memories of an end user, or that come from its conversations; by memories_actor and memories_source. */
 export const memoriesOfEndUser = (
   db: Queryable,
-  { project_id, conversations }: EndUser,
+  { id, project_id, conversations }: EndUser,
   until: string,
   limit: number,
 ): Promise<readonly Erasable[]> =>
   db.any(erasable`
-    select id, memory_store_id from memories
-    where source_id in (${conversations}) and project_id = ${project_id} and created_at <= ${until}::timestamptz
+    select id, memory_store_id from (
+      select id, memory_store_id, project_id, created_at from memories where source_id in (${conversations})
+      union select id, memory_store_id, project_id, created_at from memories where actor_id = ${id}
+    ) m
+    where project_id = ${project_id} and created_at <= ${until}::timestamptz
     order by id limit ${limit}`)
 
-/** Entries of the ledger that come from conversations of an end user, by memory_entries_source and memory_entries_conversation. */
+/**
+ * Entries of the ledger that are of an end user or come from its conversations, by memory_entries_actor, memory_entries_source
+ * and memory_entries_conversation.
+ */
 export const entriesOfEndUser = (
   db: Queryable,
-  { project_id, conversations }: EndUser,
+  { id, project_id, conversations }: EndUser,
   until: string,
   limit: number,
 ): Promise<readonly string[]> =>
@@ -28,14 +34,10 @@ export const entriesOfEndUser = (
     select id from (
       select id, project_id, created_at from memory_entries where source_id in (${conversations})
       union select id, project_id, created_at from memory_entries where conversation_id in (${conversations})
+      union select id, project_id, created_at from memory_entries where actor_id = ${id}
     ) e
     where project_id = ${project_id} and created_at <= ${until}::timestamptz
     order by id limit ${limit}`)
-
-/** Locks stores, as every writer of their memories does first. */
-export const lockStores = (db: Queryable, ids: readonly string[]): Promise<unknown> =>
-  db.any(identifying`
-    select id from memory_stores where id = any(${sql.array([...new Set(ids)], 'text')}) order by id for no key update`)
 
 /** Deletes entries that resolved into memories, by memory_entries_memory; they say the same. Returns their ids. */
 export const deleteEntriesOf = (db: Queryable, memoryIds: readonly string[]): Promise<readonly string[]> =>

@@ -2,16 +2,10 @@ import { removeVectors, SOURCES } from '../../content/vectors/store.ts'
 import { redactEvents, withoutFields } from '../../control/events/redact.ts'
 import { type EndUserContent, type EndUserPurge, eraseFound, unavailable } from '../../control/retention/content.ts'
 import { eraseAnswers } from '../../core/api/idempotency.ts'
+import { lockStores } from '../memories/lock.ts'
 import { memoryKind } from '../memories/model.ts'
 import { deleteMemories } from '../memories/store.ts'
-import {
-  deleteEntries,
-  deleteEntriesOf,
-  type Erasable,
-  entriesOfEndUser,
-  lockStores,
-  memoriesOfEndUser,
-} from './erase-store.ts'
+import { deleteEntries, deleteEntriesOf, type Erasable, entriesOfEndUser, memoriesOfEndUser } from './erase-store.ts'
 
 const without = withoutFields('content', 'metadata')
 

@@ -33,6 +33,7 @@ const fields = {
   memory_rule_id: z.string().nullable().describe('Rule that stated it; null once that is deleted'),
   generation_id: z.string().nullable().describe('Turn that stated it'),
   conversation_id: z.string().nullable().describe('Conversation of that turn'),
+  actor_id: z.string().nullable().describe('End user whose fact it is; null for nobody in particular'),
   principal_type: z.string().describe('Who stated it: user, api_key, agent, orchestration_run or formation'),
   principal_id: z.string(),
   tags: z.record(z.string(), z.string()).describe('As claimed'),
@@ -53,6 +54,7 @@ export const memoryEntryKind = kind({
     { kind: 'memory_store', column: 'memory_store_id', on_delete: 'cascade' },
     { kind: 'memory', column: 'memory_id', on_delete: 'null' },
     { kind: 'memory_rule', column: 'memory_rule_id', on_delete: 'null' },
+    { kind: 'actor', column: 'actor_id', on_delete: 'cascade' },
   ],
   record: MemoryEntry,
   computed: { store_tags: sql.fragment`(select s.tags from memory_stores s where s.id = t.memory_store_id)` },
@@ -79,6 +81,15 @@ const claim = z.strictObject({
     .nullable()
     .optional()
     .describe('Conversation that it comes from; with source_type conversation, and only then'),
+  actor_id: z
+    .string()
+    .min(1)
+    .max(255)
+    .nullable()
+    .optional()
+    .describe(
+      'End user whose fact it is: compared with facts of the same end user, and read by turns of no other. Default: of the turn that states it, else of nobody',
+    ),
   supersedes: z
     .string()
     .min(1)

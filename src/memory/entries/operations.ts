@@ -1,8 +1,10 @@
-import { invalid } from '../../core/api/errors.ts'
+import { invalid, raise } from '../../core/api/errors.ts'
 import { equals, type Filters, filterConditions, filterSchema, oneOf } from '../../core/api/filters.ts'
 import { page, pageOf } from '../../core/api/lists.ts'
 import { answer, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
+import { ownerColumn, ownerFilter } from '../memories/model.ts'
+import { reaches, reachOf, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { statusOf, writeClaim } from './door.ts'
 import {
@@ -32,7 +34,7 @@ const create = operation({
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryEntryInput,
   answers: { 201: MemoryEntry, 200: MemoryEntry.or(DryRun) },
-  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
+  raises: ['RESOURCE_NOT_FOUND', 'ACTOR_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
   transaction: false,
   async run(context) {
     const { dry_run: dryRun, ...body } = context.body
@@ -67,6 +69,7 @@ const filters = {
   memory_rule_id: equals('memory_rule_id'),
   mechanism: oneOf('mechanism', MECHANISMS),
   action: oneOf('action', ACTIONS),
+  actor_id: ownerFilter,
 } satisfies Filters
 
 const list = operation({
@@ -80,7 +83,7 @@ const list = operation({
   query: filterSchema(filters),
   answers: { 200: pageOf(MemoryEntry) },
   run(context) {
-    const { query, visible } = context
+    const { caller, query, visible } = context
     if (!Object.keys(scopes).some(name => query[name as keyof typeof scopes] !== undefined))
       invalid({
         code: 'REQUIRED',
@@ -91,7 +94,7 @@ const list = operation({
       columns: memoryEntryKind.columns,
       from: sql.fragment`memory_entries t join memory_stores s on s.id = t.memory_store_id`,
       rows: visible({ project: sql.fragment`t.project_id`, id: sql.fragment`s.id`, tags: sql.fragment`s.tags` }).rows,
-      filters: filterConditions(filters, query),
+      filters: [...filterConditions(filters, query), withinReach(ownerColumn(sql.fragment`t`), reachOf(caller))],
       time: sql.fragment`t.created_at`,
       order: sql.fragment`t.created_at desc, t.id desc`,
       key: sql.fragment`t.id`,
@@ -108,7 +111,10 @@ const get = itemOperation(memoryEntryKind, {
   tag,
   action: 'memories:GetMemoryEntry',
   answers: { 200: MemoryEntry },
-  run: async ({ resource }) => memoryEntryKind.present(resource),
+  async run({ caller, resource }) {
+    if (!reaches(reachOf(caller), resource)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
+    return memoryEntryKind.present(resource)
+  },
 })
 
 export const memoryEntryOperations: Operation[] = [create, list, get]

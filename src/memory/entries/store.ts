@@ -1,5 +1,9 @@
 import { z } from 'zod'
-import { type Fragment, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import { raise } from '../../core/api/errors.ts'
+import { type Fragment, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { writeLocks } from '../memories/lock.ts'
+import { ownerColumn } from '../memories/model.ts'
+import { ownerOf } from '../reach.ts'
 import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import { type MemoryEntryRow, memoryEntryKind } from './model.ts'
 
@@ -9,23 +13,33 @@ const SMALL = 2000
 const Seen = memoryStoreKind.row.extend({
   /** What statements could see when the store was read. */
   snapshot: z.string(),
-  /** A memory that holds with the same text. */
+  /** A memory of the same end user that holds with the same text. */
   twin: z.string().nullable(),
   /** Memories of the project that hold, where the store is no small one. */
   project_count: z.int().nullable(),
 })
 const seen = sql.type(Seen)
+const locked = sql.type(memoryStoreKind.row.extend({ locks: z.string() }))
 export type SeenStore = MemoryStoreRow & z.output<typeof Seen>
 
 /** A store before a claim is written to it, by the primary key, memories_hash and memory_stores_project. */
-export const seeStore = (db: Queryable, id: string, hash: string): Promise<SeenStore | null> =>
+export const seeStore = (
+  db: Queryable,
+  { memory_store_id: id, hash, actor_id }: { memory_store_id: string; hash: string; actor_id: string | null },
+): Promise<SeenStore | null> =>
   db.maybeOne(seen`
     select ${memoryStoreKind.columns}, pg_current_snapshot()::text as snapshot,
       (select m.id from memories m where m.memory_store_id = t.id and m.content_hash = decode(${hash}, 'hex')
-        and m.invalidated_at is null and (m.expires_at is null or m.expires_at > now()) order by m.id limit 1) as twin,
+        and ${ownerColumn(sql.fragment`m`)} = ${ownerOf(actor_id)} and m.invalidated_at is null and (m.expires_at is null or m.expires_at > now()) order by m.id limit 1) as twin,
       case when t.valid_count > ${SMALL}
         then (select sum(s.valid_count)::int from memory_stores s where s.project_id = t.project_id) end as project_count
     from memory_stores t where t.id = ${id}`)
+
+/** A store under the locks of a write of an end user to it. Raises RESOURCE_NOT_FOUND. */
+export const lockForWrite = async (db: Queryable, id: string, actorId: string | null): Promise<MemoryStoreRow> =>
+  (await db.maybeOne(locked`
+    select ${memoryStoreKind.columns}, l.locks from memory_stores t cross join ${writeLocks(id, actorId)} l (locks)
+    where t.id = ${id}`)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
 
 /** `source_id` is the conversation that a claim comes from, `attempt_key` the attempt of a node that makes it. */
 export type NewEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & {
@@ -37,12 +51,20 @@ export type NewEntry = Omit<MemoryEntryRow, 'created_at' | 'store_tags'> & {
 export const entryInsert = (entry: NewEntry): Fragment => sql.fragment`
   insert into memory_entries as t (id, project_id, memory_store_id, content, action, memory_id, superseded_memory_id,
     similarity, declared, mechanism, memory_rule_id, generation_id, conversation_id, principal_type, principal_id, tags,
-    metadata, source_id, resolved_id, attempt_key)
+    metadata, source_id, resolved_id, attempt_key, actor_id)
   values (${entry.id}, ${entry.project_id}, ${entry.memory_store_id}, ${entry.content}, ${entry.action},
     ${entry.memory_id}, ${entry.superseded_memory_id}, ${entry.similarity}, ${entry.declared}, ${entry.mechanism},
     ${entry.memory_rule_id}, ${entry.generation_id}, ${entry.conversation_id}, ${entry.principal_type},
     ${entry.principal_id}, ${jsonb(entry.tags)}, ${entry.metadata === null ? null : JSON.stringify(entry.metadata)}::json,
-    ${entry.source_id}, ${entry.memory_id}, ${entry.attempt_key ?? null})`
+    ${entry.source_id}, ${entry.memory_id}, ${entry.attempt_key ?? null}, ${entry.actor_id})`
+
+/** Gives the entries of an end user to another. */
+export const moveEntries = (db: Queryable, from: string, to: string): Promise<unknown> =>
+  db.query(statement`update memory_entries set actor_id = ${to} where actor_id = ${from}`)
+
+/** Deletes the entries of an end user; returns how many. By memory_entries_actor. */
+export const deleteEntriesOfActor = async (db: Queryable, actorId: string): Promise<number> =>
+  (await db.query(statement`delete from memory_entries where actor_id = ${actorId}`)).rowCount
 
 /** Adds an entry to the ledger. */
 export const insertEntry = (db: Queryable, entry: NewEntry): Promise<MemoryEntryRow> =>

@@ -15,10 +15,11 @@ import { embedContent } from '../memories/embed.ts'
 import { contentHash } from '../memories/hash.ts'
 import { MAX_CONTENT, type MemoryRow, memoryKind, requireHolding } from '../memories/model.ts'
 import { type Embedded, insertMemory, type NewMemory, type Rival, readRivals } from '../memories/store.ts'
-import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
+import { ownerOf } from '../reach.ts'
+import { ACTOR_MEMORY_LIMIT, type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import { effectiveThresholds } from '../stores/thresholds.ts'
 import { type Mechanism, type MemoryEntryRow, memoryEntryKind } from './model.ts'
-import { entryInsert, insertEntry, type NewEntry, type SeenStore, seeStore } from './store.ts'
+import { entryInsert, insertEntry, lockForWrite, type NewEntry, type SeenStore, seeStore } from './store.ts'
 
 /** A fact that somebody states. */
 export type Fact = {
@@ -28,6 +29,8 @@ export type Fact = {
   metadata?: Record<string, unknown> | null
   source_type: 'manual' | 'conversation'
   source_id?: string | null
+  /** The end user whose fact it is; null for nobody in particular. */
+  actor_id?: string | null
   /** The memory that it replaces, however near it is. */
   supersedes?: string | null
   /** In place of those of the store. */
@@ -59,9 +62,10 @@ const LOOKED_AT = 16
 const MOST_ROUNDS = 5
 
 /**
- * Writes one fact: it is new, replaces the memory that it is near to, or says what the store knows already. The text is
- * embedded and its likes are searched before the transaction; the store is then locked, and what was written since the
- * search began is looked at too. So of equal facts that come at once one is new and the others are not.
+ * Writes one fact: it is new, replaces the memory that it is near to, or says what the store knows already of the same end
+ * user, or of nobody. The text is embedded and its likes are searched before the transaction; the part of the store that is
+ * the end user's is then locked, and what was written since the search began is looked at too. So of equal facts that come
+ * at once one is new and the others are not.
  *
  * No model takes part and no texts are merged. A fact that cannot be embedded is new unless its text is there.
  * @param options.dryRun says what would happen; the entry is not stored, and the memory of a new fact is null
@@ -103,7 +107,7 @@ export async function writeFact(
     }
   }
   return services.write(async tx => {
-    const store = await memoryStoreKind.lock(tx, claim.memory_store_id)
+    const store = await lockForWrite(tx, claim.memory_store_id, claim.actor_id)
     const decision = await decide(tx, store, claim, prepared)
     if (decision === 'look again')
       throw new RunFirst(async () => {
@@ -116,7 +120,12 @@ export async function writeFact(
   })
 }
 
-type Claim = Fact & { hash: string; tags: Record<string, string>; metadata: Record<string, unknown> | null }
+type Claim = Fact & {
+  hash: string
+  actor_id: string | null
+  tags: Record<string, string>
+  metadata: Record<string, unknown> | null
+}
 
 /** Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
 function claimOf(fact: Fact): Claim {
@@ -130,7 +139,14 @@ function claimOf(fact: Fact): Claim {
   if (problem) invalid({ code: 'INVALID_VALUE', path: 'content', message: problem })
   if (!isIdOf(memoryStoreKind, fact.memory_store_id))
     raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id } })
-  return { ...fact, content, hash: contentHash(content), tags: fact.tags ?? {}, metadata: fact.metadata ?? null }
+  return {
+    ...fact,
+    content,
+    hash: contentHash(content),
+    actor_id: fact.actor_id ?? null,
+    tags: fact.tags ?? {},
+    metadata: fact.metadata ?? null,
+  }
 }
 
 /** What was found out about a claim before its store is locked. */
@@ -158,8 +174,7 @@ async function prepare(
   }: { again?: boolean; admitted?: boolean; check?: (store: MemoryStoreRow) => Promise<void> },
 ): Promise<Prepared> {
   const store =
-    (await seeStore(services.pool, claim.memory_store_id, claim.hash)) ??
-    raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
+    (await seeStore(services.pool, claim)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: claim.memory_store_id } })
   await check?.(store)
   const { supersede } = effectiveThresholds(claim, store)
   if (store.twin && !again && !claim.supersedes) return { store, embedded: null, near: [], more: false }
@@ -168,7 +183,11 @@ async function prepare(
     (await embedContent(services, { project_id: store.project_id, ref: store.id, content: claim.content, admitted }))
   const { space, vectors } = embedded
   if (claim.supersedes || !space || vectors.length === 0) return { store, embedded, near: [], more: false }
-  const near = await nearest(services, store, space, { vector: vectors[0], relevant: supersede })
+  const near = await nearest(services, store, space, {
+    actor_id: claim.actor_id,
+    vector: vectors[0],
+    relevant: supersede,
+  })
   return { store, embedded, near: near.slice(0, LOOKED_AT), more: near.length > LOOKED_AT }
 }
 
@@ -181,22 +200,25 @@ async function vectorsOfTwin(services: Services, id: string): Promise<Embedded |
 }
 
 /**
- * Memories of a store by how near they are to a vector. A store that holds most of its project's is searched in the codes
- * that the process keeps of all of them; of others the database finds the rows.
+ * Memories of an end user in a store, or of nobody, by how near they are to a vector. Where those of nobody are most of what
+ * the project has, they are searched in the codes that the process keeps of all of it; of others the database finds the rows.
  */
 async function nearest(
   services: Services,
   store: SeenStore,
   space: Space,
-  question: { vector: Float32Array; relevant: number },
+  { actor_id, ...question }: { actor_id: string | null; vector: Float32Array; relevant: number },
 ): Promise<string[]> {
   try {
     const found = await nearestRows(services, {
       projects: [store.project_id],
       space,
       source: SOURCES.memory,
-      filter: ({ container }) => sql.fragment`${container} = ${store.id}`,
-      whole: store.project_count !== null && 2 * store.valid_count >= store.project_count,
+      filter: ({ container, owner }) => sql.fragment`${container} = ${store.id} and ${owner} = ${ownerOf(actor_id)}`,
+      whole:
+        actor_id === null &&
+        store.project_count !== null &&
+        2 * (store.valid_count - store.marked_count) >= store.project_count,
       ...question,
       limit: 1,
     })
@@ -225,14 +247,24 @@ async function decide(
   { store: { snapshot }, embedded, near, more }: Prepared,
 ): Promise<Decision | 'look again'> {
   const thresholds = effectiveThresholds(claim, store)
-  const { hash, supersedes = null } = claim
-  const rivals = await readRivals(db, { store, hash, supersedes, near, snapshot, space: embedded?.space ?? null })
+  const { actor_id, hash, supersedes = null } = claim
+  const rivals = await readRivals(db, {
+    store,
+    actor_id,
+    hash,
+    supersedes,
+    near,
+    snapshot,
+    space: embedded?.space ?? null,
+  })
   const likeness = (rival: Rival): number | null => similarityOf(embedded?.vectors ?? [], rival.vectors ?? [])
   if (supersedes) {
     const target =
       rivals.find(({ id }) => id === supersedes) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: supersedes } })
     if (target.memory_store_id !== store.id)
       invalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the store' })
+    if (target.actor_id !== actor_id)
+      invalid({ code: 'INVALID_VALUE', path: 'supersedes', message: 'must name a memory of the same actor_id' })
     requireHolding(target, 'supersedes')
     return { action: 'superseded', similarity: target.hash === hash ? 1 : likeness(target), match: target }
   }
@@ -281,9 +313,10 @@ async function write(
     return { entry: await insertEntry(tx, entryOf(store, claim, decision, match?.id ?? null)), memory: match }
   const made = memoryOf(store, claim, match)
   const entry = entryOf(store, claim, decision, made.id)
-  const memory = await insertMemory(tx, made, prepared.embedded as Embedded, {
+  const { memory, tooMany } = await insertMemory(tx, made, prepared.embedded as Embedded, {
     textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
     retires: match?.id ?? null,
+    most: store.actor_memory_limit ?? ACTOR_MEMORY_LIMIT,
     entry: entryInsert(entry),
   })
   tx.emit(memoryKind, 'created', memory)
@@ -298,6 +331,7 @@ async function write(
     }
     tx.emit(memoryKind, 'superseded', retired, { extra: { superseded_by: memory.id } })
   }
+  for (const row of tooMany) tx.emit(memoryKind, 'retracted', row)
   // Of the same statement, so of the same time.
   return { entry: { ...entry, created_at: memory.created_at, store_tags: store.tags }, memory }
 }
@@ -312,6 +346,7 @@ function memoryOf(store: MemoryStoreRow, claim: Claim, replaced: MemoryRow | nul
     hash: claim.hash,
     source_type: claim.source_type,
     source_id: claim.source_id ?? null,
+    actor_id: claim.actor_id,
     tags: replaced ? inheritedTags(replaced.tags, claim.tags) : claim.tags,
     metadata: replaced?.metadata ? inheritedMetadata(replaced.metadata, claim.metadata) : claim.metadata,
     expires_at: claim.expires_at ?? null,
@@ -352,6 +387,7 @@ const entryOf = (
   generation_id: claim.generation_id ?? null,
   conversation_id: claim.conversation_id ?? null,
   source_id: claim.source_id ?? null,
+  actor_id: claim.actor_id,
   attempt_key: claim.attempt_key ?? null,
   principal_type: claim.principal.type,
   principal_id: claim.principal.id,

@@ -63,6 +63,7 @@ export async function changeMemory(context: Changing<Embedded | null>): Promise<
       generation_id: null,
       conversation_id: null,
       source_id: row.source_id,
+      actor_id: row.actor_id,
       principal_type: caller.principal.type,
       principal_id: caller.principal.id,
       tags: body.tags ?? {},

@@ -1,6 +1,6 @@
 import { inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
-import { memoryStoreKind } from '../stores/model.ts'
+import { lockStores } from './lock.ts'
 import { retireExpired, storesWithExpired } from './store.ts'
 
 /** Ends memories whose time is over: reads leave them out before. Returns how many. */
@@ -12,7 +12,10 @@ export async function expireMemories(services: Services, stopping: AbortSignal):
     for (const id of stores)
       retired += await inBatches(
         limit =>
-          services.write(async tx => ((await memoryStoreKind.find(tx, id, true)) ? retireExpired(tx, id, limit) : 0)),
+          services.write(async tx => {
+            await lockStores(tx, [id])
+            return retireExpired(tx, id, limit)
+          }),
         stopping,
       )
   }

@@ -1,10 +1,27 @@
-import { identifying, type Queryable } from '../../core/db/sql.ts'
+import { type Fragment, identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { ownerOf } from '../reach.ts'
 
 /**
- * Locks the store of a memory. Writes of one store decide one after the other, and whoever changes one of its memories
- * holds its lock before the memory's.
+ * Writes of one end user to a store decide one after the other, and beside those of others. Whoever changes facts that are
+ * there holds the whole store. All of these locks come before those of rows.
  */
+
+const storeLock = (id: Fragment): Fragment => sql.fragment`hashtextextended('memory store ' || ${id}, 0)`
+
+/** The locks of a write, as a row to join: what is read beside them is of the moment before they are held. */
+export const writeLocks = (storeId: string, actorId: string | null): Fragment => sql.fragment`
+  (select pg_advisory_xact_lock_shared(${storeLock(sql.fragment`${storeId}`)})::text
+    || pg_advisory_xact_lock(hashtextextended(${`memory of ${storeId} ${ownerOf(actorId)}`}, 0))::text)`
+
+/** Holds whole stores until the transaction ends. */
+export const lockStores = (db: Queryable, ids: readonly string[]): Promise<unknown> =>
+  db.query(statement`
+    select from unnest(${sql.array([...new Set(ids)].sort(), 'text')}) s (id)
+    cross join lateral pg_advisory_xact_lock(${storeLock(sql.fragment`s.id`)}) l`)
+
+/** Holds the store of a memory. */
 export const lockStoreOf = (db: Queryable, memoryId: string): Promise<unknown> =>
   db.maybeOne(identifying`
-    select s.id from memory_stores s
-    where s.id = (select m.memory_store_id from memories m where m.id = ${memoryId}) for no key update of s`)
+    select m.id from memories m
+    cross join lateral pg_advisory_xact_lock(${storeLock(sql.fragment`m.memory_store_id`)}) l
+    where m.id = ${memoryId}`)

@@ -1,13 +1,14 @@
 import { z } from 'zod'
 import { removeVectors, SOURCES } from '../../content/vectors/store.ts'
 import { invalid } from '../../core/api/errors.ts'
+import { filter } from '../../core/api/filters.ts'
 import { type KindRow, kind } from '../../core/api/kind.ts'
 import { timeInput } from '../../core/api/lists.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import type { AllowTarget } from '../../core/api/operation.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
-import { sql } from '../../core/db/sql.ts'
+import { type Fragment, sql } from '../../core/db/sql.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { lockStoreOf } from './lock.ts'
 
@@ -28,6 +29,7 @@ export const Memory = record(
     content: z.string(),
     source_type: z.enum(SOURCE_TYPES),
     source_id: z.string().nullable().describe('Conversation that the fact comes from; kept when that is deleted'),
+    actor_id: z.string().nullable().describe('End user whose fact it is; null for nobody in particular'),
     metadata: z.record(z.string(), z.unknown()).nullable(),
     embedded: z.boolean().describe('Whether searches by meaning and likeness find it; words find it in any case'),
     expires_at: z.iso.datetime().nullable(),
@@ -36,6 +38,17 @@ export const Memory = record(
   },
   { tags: true },
 )
+
+export const AssignInput = z
+  .strictObject({
+    memory_ids: z.array(z.string().min(1).max(255)).min(1).max(500).describe('Memories of the store'),
+    actor_id: z.string().min(1).max(255).describe('End user whose they are from then on'),
+  })
+  .meta({ id: 'MemoryAssignInput' })
+
+export const AssignAnswer = z
+  .object({ assigned: z.int().describe("Memories that were nobody's before") })
+  .meta({ id: 'MemoryAssignAnswer' })
 
 export const MemoryPatch = patchBody('MemoryPatch', {
   ...written,
@@ -56,6 +69,7 @@ export const memoryKind = kind({
     { kind: 'project', column: 'project_id', on_delete: 'cascade' },
     { kind: 'memory_store', column: 'memory_store_id', on_delete: 'cascade' },
     { kind: 'memory', column: 'superseded_by_memory_id', on_delete: 'null' },
+    { kind: 'actor', column: 'actor_id', on_delete: 'cascade' },
   ],
   record: Memory,
   computed: {
@@ -82,6 +96,14 @@ export const storeTarget = ({ memory_store_id, project_id, store_tags }: Contain
   kind: memoryStoreKind,
   row: { id: memory_store_id, project_id, tags: store_tags },
 })
+
+/** Whose a memory is, as the indexes by it have it; '' for nobody's. */
+export const ownerColumn = (table: Fragment): Fragment => sql.fragment`coalesce(${table}.actor_id, '')`
+
+export const ownerFilter = filter(
+  z.string().max(255).optional().describe('Exact match of `actor_id`; empty: of nobody in particular'),
+  id => sql.fragment`${ownerColumn(sql.fragment`t`)} = ${id}`,
+)
 
 /** The condition that the memory `t` holds now. */
 export const holdsNow = sql.fragment`t.invalidated_at is null and (t.expires_at is null or t.expires_at > now())`

@@ -11,20 +11,38 @@ import { sees, visibleRows } from '../../core/iam/access.ts'
 import { statusOf, writeClaim } from '../entries/door.ts'
 import { MemoryInput, WrittenMemory } from '../entries/model.ts'
 import type { Found } from '../entries/write.ts'
+import { reaches, reachOf, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { changeMemory, embedChange } from './change.ts'
-import { holdsNow, Memory, MemoryPatch, type MemoryRow, memoryKind, requireHolding, storeTarget } from './model.ts'
+import {
+  AssignAnswer,
+  AssignInput,
+  holdsNow,
+  Memory,
+  MemoryPatch,
+  type MemoryRow,
+  memoryKind,
+  ownerColumn,
+  ownerFilter,
+  requireHolding,
+  storeTarget,
+} from './model.ts'
+import { assignMemories } from './ownership.ts'
 import { memoriesAfter, retireMemory } from './store.ts'
 
 const tag = 'Memory'
 const path = '/memories/{memory_id}'
 const memories = resource(memoryKind, { path: '/memories', tag })
 
-/** An operation on a memory asks for its action on the store too: a memory is never more visible than its store. */
+/**
+ * An operation on a memory asks for its action on the store too: a memory is never more visible than its store. Those that a
+ * turn does not read are none to it.
+ */
 const within = (item: Operation): Operation => ({
   ...item,
   run(context) {
-    const { allow, resource } = context as unknown as Context<unknown, unknown, MemoryRow>
+    const { allow, caller, resource } = context as unknown as Context<unknown, unknown, MemoryRow>
+    if (!reaches(reachOf(caller), resource)) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
     allow(item.action as string, storeTarget(resource))
     return item.run(context)
   },
@@ -44,7 +62,7 @@ const create = operation({
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryInput,
   answers: { 201: WrittenMemory, 200: WrittenMemory },
-  raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
+  raises: ['RESOURCE_NOT_FOUND', 'ACTOR_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
   transaction: false,
   async run(context) {
     const { body, project } = context
@@ -77,6 +95,7 @@ const list = operation({
   query: z.object({
     memory_store_id: z.string().min(1).max(255).describe('Store whose memories are listed'),
     include_invalidated,
+    actor_id: ownerFilter.schema,
     query: textFilter.describe('Part of the content, whatever the case'),
     tags: tagged.schema,
   }),
@@ -97,6 +116,8 @@ const list = operation({
       filters: [
         sql.fragment`t.memory_store_id = ${id}`,
         !query.include_invalidated && holdsNow,
+        withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
+        query.actor_id !== undefined && ownerFilter.where(query.actor_id),
         query.query !== undefined && sql.fragment`t.content ilike ${substring(query.query)}`,
         tagCondition(sql.fragment`t.tags`, query.tags),
       ],
@@ -159,6 +180,7 @@ const exportStore = itemOperation(memoryStoreKind, {
     const where = all([
       sql.fragment`t.memory_store_id = ${store.id} and t.created_at <= ${services.clock.now().toISOString()}::timestamptz`,
       rows,
+      withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
       !query.include_invalidated && holdsNow,
       tagCondition(sql.fragment`t.tags`, query.tags),
     ])
@@ -174,9 +196,25 @@ const exportStore = itemOperation(memoryStoreKind, {
   },
 })
 
+const assign = itemOperation(memoryStoreKind, {
+  id: 'assignMemories',
+  method: 'post',
+  path: '/memory-stores/{memory_store_id}/assign',
+  summary: "Say whose memories are that are nobody's: turns of other end users no longer read them",
+  description:
+    "All of them or none. The action is asked for on the store and on each memory with its tags. A memory that is somebody's stays so: naming another end user for it is refused.",
+  tag,
+  action: 'memories:UpdateMemory',
+  body: AssignInput,
+  answers: { 200: AssignAnswer },
+  raises: ['ACTOR_NOT_FOUND', 'RESOURCE_NOT_FOUND'],
+  run: assignMemories,
+})
+
 export const memoryOperations: Operation[] = [
   list,
   create,
   ...[memories.get(), change('patch'), change('put'), memories.remove(), ...memories.tags(), retract].map(within),
   exportStore,
+  assign,
 ]

@@ -6,8 +6,9 @@ import { tagCondition } from '../../core/api/lists.ts'
 import { all, type Fragment, isOneOf, type Queryable, sql } from '../../core/db/sql.ts'
 import { facts } from '../../core/iam/caller.ts'
 import { rowFilter } from '../../core/iam/row-filter.ts'
+import { reachOf, withinReach } from '../reach.ts'
 import { hasStores } from '../stores/presence.ts'
-import { holdsNow } from './model.ts'
+import { holdsNow, ownerColumn } from './model.ts'
 
 /** Memories that hold, as a source of searches: `t` is a memory, `s` its store. */
 
@@ -16,6 +17,8 @@ type Narrowing = {
   stores: Fragment | null
   /** What is left of their memories; null leaves all that hold. */
   memories: Fragment | null
+  /** What is left of them by whose they are; null leaves all. */
+  owners: ((owner: Fragment) => Fragment | null) | null
 }
 
 /** What the caller and the request leave; `none` when it is nothing. */
@@ -31,7 +34,8 @@ function narrowing({ caller, project }: Scope, request: SearchInput): Narrowing 
   if (store === false) return 'none'
   const own = permitted(sql.fragment`t.tags`)
   const asksForTags = JSON.stringify(own) !== JSON.stringify(store)
-  const { memory_store_ids: ids, tags } = request
+  const { memory_store_ids: ids, tags, actor_id } = request
+  const reaches = [reachOf(caller), actor_id === undefined ? null : { actor_id }]
   const storeConditions = [
     store !== true && sql.fragment`(${store})`,
     isGiven(ids) && sql.fragment`s.id = any(${sql.array(ids, 'text')})`,
@@ -44,6 +48,7 @@ function narrowing({ caller, project }: Scope, request: SearchInput): Narrowing 
   return {
     stores: storeConditions.length === 0 ? null : all(storeConditions),
     memories: memoryConditions.length === 0 ? null : all(memoryConditions),
+    owners: reaches.every(reach => reach === null) ? null : owner => withinReach(owner, ...reaches),
   }
 }
 
@@ -75,19 +80,21 @@ export const memorySource: Source = {
   resource: 'memory_store',
   table: 'memories',
   container: 'memory_store_id',
+  owner: ownerColumn(sql.fragment`c`),
   used: hasStores,
 
   visible(scope, request) {
     const narrowed = narrowing(scope, request)
     if (narrowed === 'none') return 'none'
-    const { stores, memories } = narrowed
+    const { stores, memories, owners } = narrowed
     const projects = scope.project === null ? null : [scope.project]
-    if (!stores && !memories) return { whole: true, filter: ({ ref }) => notOver(ref, projects) }
+    if (!stores && !memories && !owners) return { whole: true, filter: ({ ref }) => notOver(ref, projects) }
     return {
       whole: false,
-      filter: ({ ref, container }) =>
+      filter: ({ ref, container, owner }) =>
         all([
           notOver(ref, projects),
+          owners?.(owner),
           stores &&
             sql.fragment`${container} in (
               select s.id from memory_stores s where ${all([inProjects(sql.fragment`s.project_id`, projects), stores])})`,
@@ -105,7 +112,11 @@ export const memorySource: Source = {
     where ${all([
       sql.fragment`c.tsv is not null`,
       inProjects(sql.fragment`c.project_id`, projects),
-      filter?.({ ref: sql.fragment`c.id`, container: sql.fragment`c.memory_store_id` }),
+      filter?.({
+        ref: sql.fragment`c.id`,
+        container: sql.fragment`c.memory_store_id`,
+        owner: ownerColumn(sql.fragment`c`),
+      }),
     ])}
     order by c.id desc limit ${SAMPLED}`,
 
@@ -149,7 +160,13 @@ async function select(
   if (narrowed === 'none') return []
   return db.any(row`
     select 'memory' as source_type, t.content, t.project_id, t.tags, t.created_at, t.updated_at, t.id as memory_id,
-      s.id as memory_store_id, s.name as memory_store_name
+      s.id as memory_store_id, s.name as memory_store_name, t.actor_id
     from memories t join memory_stores s on s.id = t.memory_store_id
-    where ${all([query.where, holdsNow, narrowed.stores, narrowed.memories])} ${query.order}`)
+    where ${all([
+      query.where,
+      holdsNow,
+      narrowed.stores,
+      narrowed.memories,
+      narrowed.owners?.(ownerColumn(sql.fragment`t`)),
+    ])} ${query.order}`)
 }

@@ -11,7 +11,8 @@ import {
   vectorsOf,
 } from '../../content/vectors/store.ts'
 import { counting, type Fragment, identifying, jsonb, type Queryable, sql, statement } from '../../core/db/sql.ts'
-import { holdsNow, type MemoryRow, memoryKind } from './model.ts'
+import { ownerOf } from '../reach.ts'
+import { holdsNow, type MemoryRow, memoryKind, ownerColumn } from './model.ts'
 
 /** Statements on memories that do not follow from the kind. */
 
@@ -26,7 +27,7 @@ export const embeddingOf = ({ vectors, failed, space }: Embedded): { embedded: b
 
 /** Rows of knowledge_vectors for a memory. */
 export const vectorRows = (
-  { id, project_id, memory_store_id }: Pick<MemoryRow, 'id' | 'project_id' | 'memory_store_id'>,
+  { id, project_id, memory_store_id, actor_id }: Pick<MemoryRow, 'id' | 'project_id' | 'memory_store_id' | 'actor_id'>,
   vectors: readonly Float32Array[],
   space: Space | null,
 ): NewVector[] =>
@@ -35,6 +36,7 @@ export const vectorRows = (
         project_id,
         source: SOURCES.memory,
         container_id: memory_store_id,
+        owner_id: ownerOf(actor_id),
         ref_id: id,
         segment,
         space_id: space.id,
@@ -55,22 +57,37 @@ export type NewMemory = Pick<
   | 'hash'
   | 'source_type'
   | 'source_id'
+  | 'actor_id'
   | 'tags'
   | 'metadata'
   | 'expires_at'
 >
 
 /**
- * Adds a memory with its words and vectors and its entry of the ledger, and retires the one that it replaces: one statement. The caller holds the
- * store and has seen that the retired one holds.
+ * Adds a memory with its words and vectors and its entry of the ledger, and retires the one that it replaces and, of an end
+ * user who has more than `most` in the store then, the oldest: one statement. The caller holds the end user's part of the
+ * store and has seen that the one to retire holds. Returns the memory and those that were too many.
  */
-export function insertMemory(
+export async function insertMemory(
   db: Queryable,
   memory: NewMemory,
   embedded: Embedded,
-  { textSearchConfig, retires, entry }: { textSearchConfig: string; retires: string | null; entry: Fragment },
-): Promise<MemoryRow> {
-  const { id, project_id, memory_store_id, content, hash, source_type, source_id, tags, metadata, expires_at } = memory
+  options: { textSearchConfig: string; retires: string | null; most: number; entry: Fragment },
+): Promise<{ memory: MemoryRow; tooMany: readonly MemoryRow[] }> {
+  const { textSearchConfig, retires, most, entry } = options
+  const {
+    id,
+    project_id,
+    memory_store_id,
+    content,
+    hash,
+    source_type,
+    source_id,
+    actor_id,
+    tags,
+    metadata,
+    expires_at,
+  } = memory
   const { embedded: found, space_id } = embeddingOf(embedded)
   const rows = vectorRows(memory, embedded.vectors, embedded.space)
   const retiring = retires
@@ -82,27 +99,46 @@ export function insertMemory(
       dropped as (${removal(retires)}),`
     : sql.fragment``
   const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
-  return db.one(memoryKind.sql`
-    with ${retiring} ${vectors} entry as (${entry}), words as (${configNamed(textSearchConfig)})
-    insert into memories as t (id, project_id, memory_store_id, content, content_hash, source_type, source_id, tags,
-      metadata, expires_at, embedded, space_id, tsv, tsv_config)
-    select ${id}, ${project_id}, ${memory_store_id}, ${content}, decode(${hash}, 'hex'), ${source_type}, ${source_id},
-      ${jsonb(tags)}, ${metadata === null ? null : JSON.stringify(metadata)}::json, ${expires_at}::timestamptz, ${found},
-      ${space_id}::int, search_tsv(words.config, ${content}, ${project_id}), words.name
-    from words
-    returning ${memoryKind.columns}`)
+  const limited = actor_id !== null
+  const trimming = limited
+    ? sql.fragment`trimmed as (
+        update memories t set invalidated_at = now(), embedded = false, tsv = null, updated_at = now()
+        where id in (
+          select t.id from memories t
+          where t.memory_store_id = ${memory_store_id} and ${ownerColumn(sql.fragment`t`)} = ${actor_id} and ${holdsNow}
+            and t.id is distinct from ${retires}
+          order by t.created_at desc, t.id desc offset ${most - 1}
+        )
+        returning ${memoryKind.columns}
+      ),
+      trimmed_vectors as (${vectorRemoval(SOURCES.memory, sql.fragment`any(array(select id from trimmed))`)}),`
+    : sql.fragment``
+  const [made, ...tooMany] = await db.many(memoryKind.sql`
+    with ${retiring} ${trimming} ${vectors} entry as (${entry}), words as (${configNamed(textSearchConfig)}),
+    made as (
+      insert into memories as t (id, project_id, memory_store_id, content, content_hash, source_type, source_id, actor_id,
+        tags, metadata, expires_at, embedded, space_id, tsv, tsv_config)
+      select ${id}, ${project_id}, ${memory_store_id}, ${content}, decode(${hash}, 'hex'), ${source_type}, ${source_id},
+        ${actor_id}, ${jsonb(tags)}, ${metadata === null ? null : JSON.stringify(metadata)}::json,
+        ${expires_at}::timestamptz, ${found}, ${space_id}::int, search_tsv(words.config, ${content}, ${project_id}),
+        words.name
+      from words
+      returning ${memoryKind.columns}
+    )
+    select * from made ${limited ? sql.fragment`union all select * from trimmed` : sql.fragment``}`)
+  return { memory: made, tooMany }
 }
 
 /** Gives a memory another text, with its words and vectors. The caller holds the memory. */
 export function replaceContent(
   db: Queryable,
-  { id, project_id, memory_store_id }: MemoryRow,
+  { id, project_id, memory_store_id, actor_id }: MemoryRow,
   { content, hash }: Pick<MemoryRow, 'content' | 'hash'>,
   embedded: Embedded,
   textSearchConfig: string,
 ): Promise<MemoryRow> {
   const { embedded: found, space_id } = embeddingOf(embedded)
-  const rows = vectorRows({ id, project_id, memory_store_id }, embedded.vectors, embedded.space)
+  const rows = vectorRows({ id, project_id, memory_store_id, actor_id }, embedded.vectors, embedded.space)
   const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
   const beside = { space_id, segments: rows.length }
   return db.one(memoryKind.sql`
@@ -122,6 +158,8 @@ export type Rival = MemoryRow & { vectors: string[] | null }
 /** What a claim has to be compared with. */
 export type RivalsOf = {
   store: { id: string; project_id: string }
+  /** Whose the claim is: facts of others are none of its likes. */
+  actor_id: string | null
   hash: string
   /** The memory that the claim names, whether it holds or not. */
   supersedes: string | null
@@ -137,7 +175,7 @@ export type RivalsOf = {
  */
 export function readRivals(
   db: Queryable,
-  { store, hash, supersedes, near, snapshot, space }: RivalsOf,
+  { store, actor_id, hash, supersedes, near, snapshot, space }: RivalsOf,
 ): Promise<readonly Rival[]> {
   const scope = space && { project: store.project_id, space, source: SOURCES.memory }
   const recent =
@@ -150,9 +188,11 @@ export function readRivals(
       union
       select m.id from memories m
       where m.memory_store_id = ${store.id} and m.content_hash = decode(${hash}, 'hex') and m.invalidated_at is null
+        and ${ownerColumn(sql.fragment`m`)} = ${ownerOf(actor_id)}
       ${recent}
     ) and t.project_id = ${store.project_id}
-      and (t.id = ${supersedes} or (t.memory_store_id = ${store.id} and ${holdsNow}))
+      and (t.id = ${supersedes} or (
+        t.memory_store_id = ${store.id} and ${ownerColumn(sql.fragment`t`)} = ${ownerOf(actor_id)} and ${holdsNow}))
     order by t.id`)
 }
 
@@ -175,7 +215,7 @@ export const memoriesAfter = (
     where ${where} ${after === null ? sql.fragment`` : sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})`}
     order by t.created_at, t.id limit ${limit}`)
 
-/** Ends up to a number of memories of a store whose time is over; returns how many. The caller holds the store. */
+/** Ends up to a number of memories of a store whose time is over; returns how many. The caller holds the store (lockStores). */
 export const retireExpired = (db: Queryable, storeId: string, limit: number): Promise<number> =>
   db.oneFirst(counting`
     with retired as (
@@ -197,10 +237,17 @@ export const storesWithExpired = (db: Queryable, limit: number): Promise<readonl
       order by t.expires_at limit ${limit}
     ) e`)
 
-const BareMemory = memoryKind.row.pick({ id: true, project_id: true, memory_store_id: true, content: true, hash: true })
+const BareMemory = memoryKind.row.pick({
+  id: true,
+  project_id: true,
+  memory_store_id: true,
+  actor_id: true,
+  content: true,
+  hash: true,
+})
 export type BareMemory = z.output<typeof BareMemory>
 export const bareMemory = sql.type(BareMemory)
-export const bareColumns = sql.fragment`t.id, t.project_id, t.memory_store_id, t.content, encode(t.content_hash, 'hex') as hash`
+export const bareColumns = sql.fragment`t.id, t.project_id, t.memory_store_id, t.actor_id, t.content, encode(t.content_hash, 'hex') as hash`
 
 /**
  * Memories that hold and were last embedded for another space or for none, from behind an id on. memories_space gives them

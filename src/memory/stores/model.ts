@@ -17,10 +17,21 @@ export const thresholds = {
     .describe('Cosine from which on a fact replaces the one it is near to; below duplicate_threshold; null for 0.90'),
 }
 
+/** Memories of one end user that hold in a store that says nothing else. */
+export const ACTOR_MEMORY_LIMIT = 500
+
 const fields = {
   name: z.string().trim().min(1).max(255).describe('Name to show; several stores may have the same'),
   description: z.string().max(16_384).nullable().describe('What the store is for'),
   ...thresholds,
+  actor_memory_limit: z
+    .int()
+    .min(1)
+    .max(100_000)
+    .nullable()
+    .describe(
+      `Memories that may hold of one end user; one more retires the oldest. Null for ${ACTOR_MEMORY_LIMIT}; those of nobody in particular are not limited`,
+    ),
 }
 
 export const MemoryStore = record(
@@ -52,7 +63,7 @@ export const memoryStoreKind = kind({
       select count(*)::int from memories m
       where m.memory_store_id = t.id and m.invalidated_at is null and m.expires_at <= now())`,
   },
-  hidden: { valid_count: z.int() },
+  hidden: { valid_count: z.int(), marked_count: z.int() },
   events: ['created', 'updated', 'deleted'],
   async remove(tx, row) {
     tx.emit(memoryStoreKind, 'deleted', row)

@@ -1,0 +1,29 @@
+import { type Fragment, sql } from '../core/db/sql.ts'
+import { memoryBound } from '../core/iam/authority.ts'
+import type { Decided } from '../core/iam/caller.ts'
+
+/** Whose facts work reads: those of an end user, or of none, beside those of nobody. Null: everybody's. */
+export type Reach = { actor_id: string | null } | null
+
+/** What a turn, and all that it caused, may read; who calls with a key or as a user reads what policies allow. */
+export function reachOf(caller: Pick<Decided, 'bounds'>): Reach {
+  const bound = memoryBound(caller)
+  return bound && !bound.shared ? { actor_id: bound.actor_id } : null
+}
+
+/** Whose a row of knowledge is, as the database knows it. */
+export const ownerOf = (actorId: string | null): string => actorId ?? ''
+
+/** Whose rows somebody sees who sees those of an end user, or of none. */
+const ownersOf = ({ actor_id }: NonNullable<Reach>): readonly string[] => ['', ...(actor_id === null ? [] : [actor_id])]
+
+/** The condition that all of some reaches hold over the owner of a row; null leaves all. */
+export function withinReach(owner: Fragment, ...reaches: readonly Reach[]): Fragment | null {
+  const all = reaches.filter(reach => reach !== null).map(ownersOf)
+  if (all.length === 0) return null
+  const owners = all[0].filter(id => all.every(others => others.includes(id)))
+  return sql.fragment`${owner} = any(${sql.array(owners, 'text')})`
+}
+
+export const reaches = (reach: Reach, { actor_id }: { actor_id: string | null }): boolean =>
+  reach === null || ownersOf(reach).includes(ownerOf(actor_id))
