@@ -227,6 +227,70 @@ describe('memory of end users in turns', function () {
     }
   })
 
+  it('is marked by rules, whose handlers read what the turn read', async () => {
+    const [kept, facts] = [await store(), await store()]
+    const [ann, bob] = [await actor(), await actor()]
+    await fact(facts, 'Bob has the code 4711', bob)
+    await fact(facts, 'Ann has the code 1234', ann)
+    const handler = await agent({ memory_store_ids: [facts], min_score: 0, share_between_actors: true }, [
+      { text: '{"facts":[{"content":"Ann is early"}]}' },
+    ])
+    const talker = await agent(null)
+    const rule = {
+      memory_store_id: kept,
+      on: 'generations.completed',
+      source_agent_ids: [talker.id],
+      agent_id: handler.id,
+    }
+    await created('/memory-rules', rule)
+    await says(await session(talker.id, ann), 'Which codes are there?')
+    const [entry] = await eventually(async () => {
+      const { data } = (await app.key.get(`/memory-entries?memory_store_id=${kept}`)).body
+      return data.length > 0 ? data : null
+    })
+    assert.deepEqual([entry.mechanism, entry.content, entry.actor_id], ['rule', 'Ann is early', ann])
+    const text = await shown(handler.lane)
+    assert.ok(text.includes('1234') && !text.includes('4711'), text)
+  })
+
+  it('is marked and read by runs that a turn starts as the turn is', async () => {
+    const storeId = await store()
+    const [ann, bob] = [await actor(), await actor()]
+    await fact(storeId, 'Bob has the code 4711', bob)
+    await fact(storeId, 'Ann has the code 1234', ann)
+    const write = { id: 'w', type: 'memory_write', memory_store_id: storeId, input_mapping: { content: 'Ann is late' } }
+    const nodes = [write, { id: 'k', type: 'knowledge', input_mapping: { query: 'code', memory_store_ids: [storeId] } }]
+    const graph = { name: 'r', nodes, edges: [{ from: 'w', to: 'k' }] }
+    const orchestration_id = (await created('/orchestrations', graph)).id
+    const tool = await made(app.key, { type: 'platform', actions: ['start-run'] } as never)
+    const starting = await agent(
+      null,
+      [{ tool_calls: [{ name: 'tool_start-run', args: { orchestration_id } }] }, { text: 'done' }],
+      { tool_bindings: [{ tool_id: tool.id }] },
+    )
+    await says(await session(starting.id, ann), 'Start it')
+    const run = await eventually(async () => {
+      const [found] = (await app.key.get(`/orchestration-runs?orchestration_id=${orchestration_id}`)).body.data
+      return found && ['succeeded', 'failed'].includes(found.status) ? found : null
+    })
+    assert.equal(run.status, 'succeeded', JSON.stringify(run))
+    const { output } = (await app.key.get(`/orchestration-runs/${run.id}`)).body
+    const found = JSON.stringify(output)
+    assert.ok(found.includes('1234') && !found.includes('4711'), found)
+    const [entry] = (await app.key.get(`/memory-entries?memory_store_id=${storeId}`)).body.data
+    assert.deepEqual([entry.mechanism, entry.content, entry.actor_id], ['orchestration', 'Ann is late', ann])
+    // A run that nobody's turn started is an operator's: it says whose the fact is, and reads all.
+    const own = { ...write, input_mapping: { content: 'Bob is late', actor_id: bob } }
+    const direct = (await created('/orchestrations', { ...graph, nodes: [own, nodes[1]] })).id
+    const started = (await app.key.post('/orchestration-runs', { orchestration_id: direct })).body
+    const ended = await eventually(async () => {
+      const { body } = await app.key.get(`/orchestration-runs/${started.id}`)
+      return ['succeeded', 'failed'].includes(body.status) ? body : null
+    })
+    assert.match(JSON.stringify(ended.output), /4711/)
+    assert.equal((await app.key.get(`/memories?memory_store_id=${storeId}&actor_id=${bob}`)).body.data.length, 2)
+  })
+
   it('is configured on sessions, with names that stand for the end user', async () => {
     const [first, second] = [await store(), await store()]
     const [ann, star] = [await actor('ann-7'), await actor('*')]

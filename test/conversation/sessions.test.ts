@@ -38,6 +38,7 @@ describe('sessions', () => {
         message_delay_seconds: null,
         inactivity_ttl_seconds: 0,
         tool_context: null,
+        knowledge_config: null,
         last_activity_at: null,
         generating_at: null,
         queued_turns: 0,

@@ -45,6 +45,8 @@ const env: NodeJS.ProcessEnv = { ...process.env, PATH: `${bin}${path.delimiter}$
 // Processes that tests start compile the same modules: with the cache a worker is ready after 0.8 s of processor time in
 // place of 1.4 s.
 env.NODE_COMPILE_CACHE ??= path.join(root, 'node_modules/.cache/compile')
+// As `npm run web` has it: a sixth less, as no module's path is looked up for links.
+env.NODE_OPTIONS = [env.NODE_OPTIONS, '--preserve-symlinks'].filter(Boolean).join(' ')
 // Tests name their databases; a deployment's address in the environment must not reach them.
 delete env.DATABASE_URL
 
