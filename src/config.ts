@@ -502,6 +502,12 @@ const settings = {
     '5',
     'Triggers that may have led to an event which fires another one.',
   ),
+  EVENT_FANOUT_MAX: setting(
+    'workers',
+    positiveOr(10_000),
+    '10000',
+    'Firings of event triggers that one event, or one firing by hand, by clock or by a call, may lead to in all.',
+  ),
   TRIGGER_MAX_PER_PROJECT: setting('workers', integer(1), '1000', 'Most triggers of a project.'),
   TRIGGER_EVENT_MAX_PER_PROJECT: setting(
     'workers',

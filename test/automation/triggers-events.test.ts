@@ -1,9 +1,15 @@
 import assert from 'node:assert/strict'
+import { Breadth } from '../../src/automation/triggers/fanout.ts'
+import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
+import { newestSnapshot } from '../../src/control/storage/store.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { ACTIONS, allEnded, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+
+/** More than any other test here fires by one event. */
+const FANOUT = 12
 
 describe('event triggers', function () {
   this.timeout(60_000)
@@ -28,7 +34,7 @@ describe('event triggers', function () {
     )
 
   before(async () => {
-    app = await startTriggerApp({ actions: [...ACTIONS, 'projects:*'] })
+    app = await startTriggerApp({ actions: [...ACTIONS, 'projects:*'], env: { EVENT_FANOUT_MAX: String(FANOUT) } })
     key = app.key
   })
   beforeEach(async () => {
@@ -190,6 +196,100 @@ describe('event triggers', function () {
       triggers.slice(0, 5).map(({ id }) => id),
     )
     for (const { id } of triggers.slice(0, 5)) assert.equal((await allEnded(key, id, 1))[0].status, 'succeeded')
+  })
+
+  /** The firings of triggers once nothing is under way any more. */
+  const settledFirings = (triggers: readonly { id: string }[]) =>
+    eventually(
+      async () => {
+        const read = async () => (await Promise.all(triggers.map(({ id }) => firingsOf(key, id)))).flat()
+        await dispatched()
+        const before = await read()
+        await dispatched()
+        const all = await read()
+        const over = all.every(({ status }) => status !== 'pending' && status !== 'running')
+        return over && all.length === before.length ? all : null
+      },
+      { what: 'the end of all firings' },
+    )
+  const breaches = async () =>
+    (await key.get('/exceptions?kind=event_trigger_loop')).body.data.filter(
+      (item: any) => item.detail.reason === 'breadth',
+    )
+
+  it('fire by one event at most so often in all, whatever it leads to; the others are skipped', async () => {
+    const target = { ...(await platform('create-actor')), input_mapping: { name: 'more' } }
+    const triggers = [await on('actors.created', target), await on('actors.*', target), await on('actors.*', target)]
+    await actor()
+    const all = await settledFirings(triggers)
+    const skipped = all.filter(({ status }) => status === 'skipped')
+    assert.equal(all.length - skipped.length, FANOUT)
+    assert.ok(skipped.length >= 1 && skipped.length <= triggers.length, `${skipped.length}`)
+    const root_id = all.find(({ causation_chain }) => causation_chain.length === 0).event_id
+    for (const { error, attempts, trigger_id, causation_chain } of skipped) {
+      assert.equal(error.code, 'TRIGGER_CAUSATION_LIMIT')
+      assert.deepEqual(error.meta, { reason: 'breadth', root_id, causation_chain, max_firings: FANOUT })
+      assert.equal(attempts, 0)
+      const listed = await key.get(`/trigger-firings?trigger_id=${trigger_id}&status=skipped`)
+      assert.equal(listed.body.total, 1)
+    }
+    for (const { causation_chain } of all)
+      assert.ok(causation_chain.every((id: string) => triggers.some(trigger => trigger.id === id)))
+    const [item] = await eventually(async () => ((await breaches()).length > 0 ? await breaches() : null))
+    assert.deepEqual([item.detail.root_id, item.detail.max_firings], [root_id, FANOUT])
+    assert.ok(item.detail.skipped >= skipped.length)
+    assert.equal((await breaches()).length, 1)
+    assert.equal((await key.get(`/triggers/${triggers[0].id}`)).body.active, true)
+    // What another event leads to is counted by itself.
+    await key.patch(`/triggers/${triggers[1].id}`, { active: false })
+    await key.patch(`/triggers/${triggers[2].id}`, { active: false })
+    const before = (await firingsOf(key, triggers[0].id)).length
+    await actor()
+    await eventually(async () => (await firingsOf(key, triggers[0].id)).length > before)
+    const [newest] = await settledFirings([triggers[0]])
+    assert.notEqual(newest.status, 'skipped')
+  })
+
+  it('count what a firing by hand leads to as what an event does', async () => {
+    const target = { ...(await platform('create-actor')), input_mapping: { name: 'more' } }
+    const triggers = [await on('actors.created', target), await on('actors.*', target), await on('actors.*', target)]
+    const byHand = await madeTrigger(key, { ...target, type: 'manual' })
+    const { body: root } = await key.post(`/triggers/${byHand.id}/fire`)
+    const all = await settledFirings(triggers)
+    assert.equal(all.filter(({ status }) => status !== 'skipped').length, FANOUT - 1)
+    assert.deepEqual(
+      [...new Set(all.filter(({ status }) => status === 'skipped').map(({ error }) => error.meta.root_id))],
+      [root.id],
+    )
+  })
+
+  it('share the count of one root however many dispatch at once', async () => {
+    const root = { id: `evt_${app.projectId.slice(5)}`, project_id: app.projectId, chained: true }
+    const dispatch = () =>
+      app.services.write(async tx => {
+        const breadth = new Breadth(10)
+        await breadth.read(tx, [root])
+        await breadth.lock(tx, Array(8).fill(root))
+        const admitted = Array.from({ length: 8 }, () => breadth.admits(root)).filter(Boolean).length
+        await breadth.write(tx)
+        return admitted
+      })
+    // The root itself is the first.
+    assert.deepEqual((await Promise.all([dispatch(), dispatch(), dispatch()])).sort(), [0, 1, 8])
+  })
+
+  it('take room in the storage of their project', async () => {
+    const stored = async () => {
+      await snapshotProjects(app.services, { all: true })
+      return (await newestSnapshot(app.services.pool, app.projectId))?.bytes as number
+    }
+    const trigger = await on('actors.created')
+    await actor('before')
+    await allEnded(key, trigger.id, 1)
+    const before = await stored()
+    await actor('x'.repeat(200))
+    await allEnded(key, trigger.id, 2)
+    assert.ok((await stored()) >= before + 500)
   })
 
   it('are not fired again by what a turn does that they started', async () => {

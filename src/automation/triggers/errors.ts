@@ -19,7 +19,10 @@ export const triggerErrors = {
     description:
       'A field does not go with the type or the target of the trigger: action belongs to platform and mcp tools, cron to schedules, event_pattern to event triggers, secrets to webhook triggers',
   },
-  TRIGGER_CAUSATION_LIMIT: { status: 409, description: 'Event trigger already in the causal chain or chain too deep' },
+  TRIGGER_CAUSATION_LIMIT: {
+    status: 409,
+    description: 'Event trigger already in the causal chain, or chain too deep or too broad',
+  },
   TRIGGER_CREATOR_UNAVAILABLE: { status: 409, description: 'Trigger creator no longer exists' },
   TRIGGER_FIRING_ABANDONED: { status: 500, description: 'The worker died on every delivery of a tool firing' },
   TRIGGER_INPUT_INVALID: { status: 400, description: 'Effective input invalid for target' },

@@ -4,7 +4,7 @@ import { gateShows } from '../../control/webhooks/matching.ts'
 import type { DispatchedEvent, EventSubscriber } from '../../control/webhooks/subscribers.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
-import { causedBy } from '../../core/db/causation.ts'
+import { causedBy, rootMark, rootOf, triggersIn } from '../../core/db/causation.ts'
 import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
@@ -13,6 +13,7 @@ import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import { breather } from '../../core/process/breathe.ts'
 import type { Services } from '../../core/process/services.ts'
+import { Breadth, type Root } from './fanout.ts'
 import { failureOf } from './fire.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, triggerKind } from './model.ts'
@@ -80,7 +81,10 @@ const envelopesOf = (db: Queryable, ids: readonly string[]) =>
   db.any(envelope`
     select id, envelope, causation, created_at from events where id = any(${sql.array([...ids], 'text')})`)
 
-type Event = DispatchedEvent & { text: string; chain: readonly string[]; created_at: string }
+type Event = DispatchedEvent & { text: string; root: Root; chain: readonly string[]; created_at: string }
+
+/** What an event and a trigger come to: a firing, or nothing where what the event began with has led to too much. */
+type Outcome = { event: Event; trigger: Listening; firing: NewFiring | null }
 
 /** Whether the policy of a trigger lets it see an event; tags are those of the event's data. */
 function seen(gates: Map<string, CompiledDocument>, trigger: Listening, event: Event, data: unknown): boolean {
@@ -138,6 +142,7 @@ function firingOf(
     idempotency_key: `${event.id}:${trigger.id}`,
     causation_chain: [...event.chain],
     event_id: event.id,
+    root_id: event.root.chained ? event.root.id : null,
   }
   const { paused_at, pause_reason } = trigger
   const refused =
@@ -158,23 +163,52 @@ function firingOf(
   }
 }
 
-/** Files the exception of a chain that was refused. What it leads to in turn does not fire the trigger again. */
-function fileLoop(tx: Tx, { trigger_id, project_id, causation_chain, error }: NewFiring, event: string): void {
-  const reason = error?.meta?.reason
-  const chain = causation_chain.includes(trigger_id) ? causation_chain : [...causation_chain, trigger_id]
-  causedBy(chain, () =>
+/** Files an exception of a chain. What it leads to in turn counts to the same root, and does not fire the trigger again. */
+function file(tx: Tx, { root, chain }: Event, trigger_id: string, title: string, dedup_key: string, detail: object) {
+  const behind = chain.includes(trigger_id) ? chain : [...chain, trigger_id]
+  const { project_id } = root
+  causedBy([rootMark(root.id), ...behind], () =>
     addException(tx, {
       project_id,
       kind: 'event_trigger_loop',
-      title: reason === 'repeat' ? 'A trigger would fire itself' : 'Triggers fire one another too often',
-      detail: { trigger_id, reason, chain: causation_chain, event },
-      dedup_key: `${trigger_id}:${reason}`,
+      title,
+      detail: { trigger_id, ...detail, chain },
+      dedup_key,
     }),
   )
 }
 
-/** Fires the triggers that want some events, in the transaction that marks these as dispatched. */
-async function take(tx: Tx, services: Services, events: readonly DispatchedEvent[]): Promise<void> {
+function fileLoop(tx: Tx, event: Event, { trigger_id, error }: NewFiring): void {
+  const reason = error?.meta?.reason
+  const title = reason === 'repeat' ? 'A trigger would fire itself' : 'Triggers fire one another too often'
+  file(tx, event, trigger_id, title, `${trigger_id}:${reason}`, { reason, event: event.name })
+}
+
+/** The record that a trigger was left out: one for each root, however many firings that was too broad for. */
+function skippedFiring({ event, trigger }: Outcome, max_firings: number): NewFiring {
+  const { root, chain } = event
+  const error = new AppError('TRIGGER_CAUSATION_LIMIT', {
+    message: `${root.id} has led to ${max_firings} firings; this one and those behind it are skipped`,
+    meta: { reason: 'breadth', root_id: root.id, causation_chain: chain, max_firings },
+  })
+  return {
+    id: newId(firingKind.prefix),
+    project_id: trigger.project_id,
+    trigger_id: trigger.id,
+    source: 'event',
+    target_type: trigger.target_type,
+    input: {},
+    idempotency_key: `${root.id}:skipped`,
+    causation_chain: [...chain],
+    event_id: event.id,
+    root_id: root.id,
+    skipped: true,
+    error: error.recorded(),
+  }
+}
+
+/** The events that active triggers of their projects want, by the ids of what each began with. */
+async function wantedOf(tx: Tx, events: readonly DispatchedEvent[]) {
   const triggers = await listeningIn(tx, [...new Set(events.map(({ project_id }) => project_id))])
   const byProject = Map.groupBy(triggers, ({ project_id }) => project_id)
   const wanted = events.flatMap(event => {
@@ -183,57 +217,104 @@ async function take(tx: Tx, services: Services, events: readonly DispatchedEvent
     )
     return matching.length > 0 && !isImpostor(event.name) ? [{ event, matching }] : []
   })
-  if (wanted.length === 0) return
+  if (wanted.length === 0) return []
   const stored = await envelopesOf(
     tx,
     wanted.map(({ event }) => event.id),
   )
   const texts = new Map(stored.map(row => [row.id, row]))
+  const found = wanted.flatMap(({ event, matching }) => {
+    const { envelope: text, causation, created_at } = texts.get(event.id) ?? {}
+    if (!text || !created_at) return []
+    const began = rootOf(causation ?? [])
+    const root: Root = { id: began ?? event.id, project_id: event.project_id, chained: began !== null }
+    const read: Event = { ...event, text, root, chain: triggersIn(causation ?? []), created_at }
+    return [{ event: read, matching }]
+  })
+  const byRoot = Map.groupBy(found, ({ event }) => event.root.id)
+  return [...byRoot.keys()].sort().flatMap(id => byRoot.get(id) ?? [])
+}
+
+/** Fires the triggers that want some events, in the transaction that marks these as dispatched. */
+async function take(tx: Tx, services: Services, events: readonly DispatchedEvent[]): Promise<void> {
+  const wanted = await wantedOf(tx, events)
+  if (wanted.length === 0) return
+  const max = services.config.EVENT_FANOUT_MAX
+  const breadth = new Breadth(max)
+  await breadth.read(
+    tx,
+    wanted.map(({ event }) => event.root),
+  )
   const gates = new Map<string, CompiledDocument>()
-  const names = new Map(wanted.map(({ event }) => [event.id, event.name]))
-  let firings: NewFiring[] = []
+  const skipped = new Map<string, Outcome>()
+  let outcomes: Outcome[] = []
   let bytes = 0
   const breathe = breather()
   for (const { event, matching } of wanted) {
-    const found = texts.get(event.id)
-    if (!found?.envelope) continue
-    const read: Event = {
-      ...event,
-      text: found.envelope,
-      chain: found.causation ?? [],
-      created_at: found.created_at,
-    }
     for (const trigger of matching) {
       try {
-        const firing = firingOf(services, gates, trigger, read)
-        if (!firing) continue
-        firings.push(firing)
-        bytes += trigger.input_mapping ? JSON.stringify(firing.input).length : read.text.length
+        const firing = breadth.isSpent(event.root) ? null : firingOf(services, gates, trigger, event)
+        if (!firing && !breadth.isSpent(event.root)) continue
+        outcomes.push({ event, trigger, firing })
+        if (firing) bytes += trigger.input_mapping ? JSON.stringify(firing.input).length : event.text.length
       } catch (error) {
         // Others go on; what cannot be evaluated does not let the event through.
         services.log.error({ err: error, trigger_id: trigger.id, event_id: event.id }, 'event trigger left out')
       }
       if (bytes >= TOGETHER_BYTES) {
-        await write(tx, firings, names)
-        firings = []
+        await write(tx, breadth, max, outcomes, skipped)
+        outcomes = []
         bytes = 0
       }
       await breathe()
     }
   }
-  await write(tx, firings, names)
+  await write(tx, breadth, max, outcomes, skipped)
+  await breadth.write(tx)
+  for (const [root_id, { event, trigger }] of skipped)
+    file(tx, event, trigger.id, 'An event has led to too many firings of triggers', `${root_id}:breadth`, {
+      reason: 'breadth',
+      root_id,
+      max_firings: max,
+      skipped: breadth.skippedOf(root_id),
+      event: event.name,
+    })
 }
 
-/** Writes firings with what follows from them. */
-async function write(tx: Tx, firings: readonly NewFiring[], names: ReadonlyMap<string, string>): Promise<void> {
-  if (firings.length === 0) return
-  const made = new Set(await insertFirings(tx, firings))
-  for (const firing of firings) {
+/** Writes firings with what follows from them, as many as their roots may lead to. `skipped` gets the roots of the others. */
+async function write(
+  tx: Tx,
+  breadth: Breadth,
+  max: number,
+  outcomes: readonly Outcome[],
+  skipped: Map<string, Outcome>,
+): Promise<void> {
+  if (outcomes.length === 0) return
+  await breadth.lock(
+    tx,
+    outcomes.map(({ event }) => event.root),
+  )
+  const firings = new Map<string, { firing: NewFiring; event: Event }>()
+  for (const outcome of outcomes) {
+    const { event, trigger, firing } = outcome
+    if (breadth.admits(event.root) && firing) {
+      firings.set(firing.id, { firing, event })
+      continue
+    }
+    if (!skipped.has(event.root.id)) skipped.set(event.root.id, outcome)
+    firings.set(`${event.root.id}:${trigger.id}`, { firing: skippedFiring(outcome, max), event })
+  }
+  const made = new Set(
+    await insertFirings(
+      tx,
+      [...firings.values()].map(({ firing }) => firing),
+    ),
+  )
+  for (const { firing, event } of firings.values()) {
     if (!made.has(firing.id)) continue
     const { id, project_id, error } = firing
     if (!error) tx.send(firingQueue, { firing_id: id, project_id })
-    else if (error.code === 'TRIGGER_CAUSATION_LIMIT')
-      fileLoop(tx, firing, names.get(firing.event_id as string) as string)
+    else if (error.code === 'TRIGGER_CAUSATION_LIMIT' && !firing.skipped) fileLoop(tx, event, firing)
   }
 }
 

@@ -10,6 +10,7 @@ import type { JobContext } from '../../core/jobs/handler.ts'
 import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { PAUSE_HOLD_MS } from '../../identity/projects/pause.ts'
+import { chainBehind } from './fanout.ts'
 import { type FiringRow, firingKind, hasEnded, type TriggerRow } from './model.ts'
 import { type FiringMessage, firingQueue } from './queue.ts'
 import { keptOutput, settleFiring } from './settle.ts'
@@ -33,7 +34,7 @@ export async function fire(message: FiringMessage, context: JobContext): Promise
     await putOff(services.pool, firing.id, PAUSE_HOLD_MS)
     return
   }
-  await causedBy([...firing.causation_chain, trigger.id], async () => {
+  await causedBy(chainBehind(firing, trigger.id), async () => {
     const target = await checked(services, firing, () => targetOf(trigger).target)
     if (!target) return
     if (target.call) await callTarget(message, context, trigger, firing, target)

@@ -7,6 +7,7 @@ import { message } from '../../core/jobs/queue.ts'
 import { apart, inBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockPauseState } from '../../identity/projects/store.ts'
+import { deleteFanouts } from './fanout.ts'
 import { fire, giveUp } from './fire.ts'
 import { firingQueue, firingSweep, projectFiringsQueue } from './queue.ts'
 import { skipMissed } from './schedule.ts'
@@ -95,8 +96,9 @@ async function releaseFirings({ project_id }: { project_id: string }, { services
   })
 }
 
-/** Deletes firings that ended more than TRIGGER_FIRING_RETENTION_DAYS ago, in batches. Returns how many went. */
-export function pruneFirings({ pool, clock, config }: Services, stopping?: AbortSignal): Promise<number> {
+/** Deletes firings that ended more than TRIGGER_FIRING_RETENTION_DAYS ago, and counts as old, in batches. Returns how many went. */
+export async function pruneFirings({ pool, clock, config }: Services, stopping?: AbortSignal): Promise<number> {
   const before = new Date(clock.now().getTime() - config.TRIGGER_FIRING_RETENTION_DAYS * DAY_MS)
-  return inBatches(limit => deleteEnded(pool, before, limit), stopping)
+  const firings = await inBatches(limit => deleteEnded(pool, before, limit), stopping)
+  return firings + (await inBatches(limit => deleteFanouts(pool, before, limit), stopping))
 }

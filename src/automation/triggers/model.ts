@@ -15,7 +15,7 @@ export type TriggerType = (typeof TRIGGER_TYPES)[number]
 export const TARGET_TYPES = ['orchestration', 'agent', 'tool', 'eval', 'playbook'] as const
 export type TargetType = (typeof TARGET_TYPES)[number]
 
-export const FIRING_STATUSES = ['pending', 'running', 'succeeded', 'failed'] as const
+export const FIRING_STATUSES = ['pending', 'running', 'succeeded', 'failed', 'skipped'] as const
 
 const INPUT_BYTES = 256 * 1024
 
@@ -147,7 +147,9 @@ export type FiringResult = z.output<typeof FiringResult>
 export const TriggerFiring = record('TriggerFiring', {
   trigger_id: z.string(),
   source: z.enum(SOURCES).describe('What fired the trigger'),
-  status: z.enum(FIRING_STATUSES),
+  status: z
+    .enum(FIRING_STATUSES)
+    .describe('`skipped` — what its event began with has led to `EVENT_FANOUT_MAX` firings'),
   input: anObject.describe('The effective input'),
   result: FiringResult.nullable().describe('Set once something was started'),
   error: RecordedFailure.nullable(),
@@ -209,8 +211,10 @@ export const firingKind = kind({
     attempts: sql.fragment`t.claims`,
   },
   hidden: {
-    state: z.enum(['queued', 'running', 'started', 'succeeded', 'failed']),
+    state: z.enum(['queued', 'running', 'started', 'succeeded', 'failed', 'skipped']),
     target_type: z.enum(TARGET_TYPES),
+    /** What it counts to: an event or a firing; null for one that began by itself or by its event. */
+    root_id: z.string().nullable(),
     result_id: z.string().nullable(),
     /** Who fired it by hand, with what narrows them. */
     asked_by: z.custom<PrincipalRecord>().nullable(),
@@ -220,7 +224,7 @@ export const firingKind = kind({
 export type FiringRow = z.output<typeof firingKind.row>
 
 export const hasEnded = ({ status }: Pick<FiringRow, 'status'>): boolean =>
-  status === 'succeeded' || status === 'failed'
+  status === 'succeeded' || status === 'failed' || status === 'skipped'
 
 /** Carries the id of a firing that has ended. */
 export const FIRING_CHANNEL = 'muster_trigger_firings'

@@ -1,4 +1,5 @@
 import { turnContent } from '../../control/retention/content.ts'
+import { footprints } from '../../control/storage/footprint.ts'
 import { eventSubscribers } from '../../control/webhooks/subscribers.ts'
 import { module } from '../../core/api/module.ts'
 import { eventConsumers } from '../../core/db/write.ts'
@@ -16,6 +17,7 @@ import { firingKind, triggerKind, triggerSecrets } from './model.ts'
 import { triggerOperations } from './operations.ts'
 import { orchestrationTarget, triggeredRuns } from './orchestrations.ts'
 import { scheduler } from './schedule.ts'
+import { firingFootprint } from './store.ts'
 import { triggerTargets } from './targets.ts'
 import { toolTarget } from './tools.ts'
 
@@ -37,6 +39,7 @@ export default module('triggers', {
     eventConsumers.with(hasEventTrigger),
     eventSubscribers.with(eventTriggers),
     resumes.with(resumeTriggers),
+    footprints.with(firingFootprint),
     turnContent.with(firingContent),
     cloneables.with(triggerCloning),
   ],

@@ -281,6 +281,7 @@ const STATES: Record<(typeof FIRING_STATUSES)[number], readonly string[]> = {
   running: ['running', 'started'],
   succeeded: ['succeeded'],
   failed: ['failed'],
+  skipped: ['skipped'],
 }
 
 const statusFilter = oneOf('status', FIRING_STATUSES)

@@ -84,22 +84,32 @@ export const firingOfKey = (db: Queryable, triggerId: string, key: string): Prom
 export type NewFiring = Pick<
   FiringRow,
   'id' | 'project_id' | 'trigger_id' | 'source' | 'target_type' | 'input' | 'idempotency_key' | 'causation_chain'
-> & { event_id?: string; scheduled_for?: string; error?: RecordedFailure }
+> & {
+  event_id?: string
+  scheduled_for?: string
+  root_id?: string | null
+  error?: RecordedFailure
+  /** What it began with has led to too much. */
+  skipped?: boolean
+}
 
 const ids = sql.type(z.object({ id: z.string() }))
+
+/** What a firing takes beside its contents. */
+const ROW_BYTES = 700
 
 /** Writes firings in one statement and returns the ids of those that were not there. Unique index trigger_firings_key. */
 export const insertFirings = (db: Queryable, firings: readonly NewFiring[]): Promise<readonly string[]> =>
   db.anyFirst(ids`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, causation_chain,
-      event_id, scheduled_for, state, error, due_at, completed_at)
+      event_id, scheduled_for, root_id, state, error, due_at, completed_at)
     select f.id, f.project_id, f.trigger_id, f.source, f.target_type, f.input, f.idempotency_key,
       array(select json_array_elements_text(f.causation_chain)), f.event_id, f.scheduled_for,
-      case when f.error is null then 'queued' else 'failed' end, f.error, case when f.error is null then now() end,
+      f.root_id, case when f.skipped then 'skipped' when f.error is null then 'queued' else 'failed' end, f.error, case when f.error is null then now() end,
       case when f.error is not null then now() end
     from json_to_recordset(${JSON.stringify(firings)}::json) as f (id text, project_id text, trigger_id text, source text,
       target_type text, input json, idempotency_key text, causation_chain json, event_id text, scheduled_for timestamptz,
-      error jsonb)
+      root_id text, error jsonb, skipped boolean)
     where exists (select from triggers g where g.id = f.trigger_id)
     on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
     returning id`)
@@ -226,12 +236,22 @@ export const hasDue: Fragment = sql.fragment`exists (select from trigger_firings
 /** Whether a firing waits for what it started. Index trigger_firings_started. */
 export const hasStarted: Fragment = sql.fragment`exists (select from trigger_firings where state = 'started')`
 
+/**
+ * What firings of a project take: what they were given and came to, as it is stored, and their rows with the entries of indexes.
+ * Index trigger_firings_project.
+ */
+export const firingFootprint = (project: Fragment) => ({
+  bytes: sql.fragment`
+    select sum(pg_column_size(f.input) + coalesce(pg_column_size(f.result), 0) + coalesce(pg_column_size(f.error), 0) + ${ROW_BYTES})
+    from trigger_firings f where f.project_id = ${project}`,
+})
+
 /** Deletes a batch of firings that ended before a time. Index trigger_firings_ended. */
 export async function deleteEnded(db: Queryable, before: Date, limit: number): Promise<number> {
   const { rowCount } = await db.query(statement`
     delete from trigger_firings where id = any (array(
       select id from trigger_firings
-      where state in ('succeeded', 'failed') and completed_at < ${before.toISOString()}::timestamptz
+      where state in ('succeeded', 'failed', 'skipped') and completed_at < ${before.toISOString()}::timestamptz
       order by completed_at limit ${limit}))`)
   return rowCount
 }
@@ -252,9 +272,9 @@ export const fireAgain = (
 ): Promise<readonly { id: string; project_id: string }[]> =>
   db.any(madeAgain`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, event_id,
-      scheduled_for, causation_chain, fired_by, asked_by)
+      scheduled_for, causation_chain, root_id, fired_by, asked_by)
     select n.new_id, t.project_id, t.trigger_id, t.source, t.target_type, t.input, 'again:' || t.id, t.event_id,
-      t.scheduled_for, t.causation_chain, t.fired_by, t.asked_by
+      t.scheduled_for, t.causation_chain, t.root_id, t.fired_by, t.asked_by
     from ${sql.unnest(
       taken.map(({ id }) => [id, newId(firingKind.prefix)]),
       ['text', 'text'],

@@ -10,6 +10,7 @@ import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
 import { perProcess } from '../../core/process/per-process.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
+import { type Begun, chainBehind } from './fanout.ts'
 import type { FiringRow, TargetType, TriggerRow } from './model.ts'
 
 /** What a firing goes by: in whose name, with what. */
@@ -86,7 +87,7 @@ export async function requireTarget(db: Queryable, aim: Aim): Promise<FoundTarge
 }
 
 /** As much of a firing as says whose rights it has. */
-type Asked = Pick<FiringRow, 'causation_chain' | 'asked_by'>
+type Asked = Begun & Pick<FiringRow, 'asked_by'>
 
 /**
  * Whose rights the firings of a trigger have: those of who wrote it, within its policy and what narrows who fires it by hand,
@@ -94,13 +95,13 @@ type Asked = Pick<FiringRow, 'causation_chain' | 'asked_by'>
  */
 export function authorityOf(
   { id, policy_id, authority }: Pick<TriggerRow, 'id' | 'policy_id' | 'authority'>,
-  { causation_chain, asked_by }: Asked,
+  asked: Asked,
 ): PrincipalRecord {
   const own: PrincipalRecord = {
     ...authority,
-    via: { type: 'trigger', id, policy_id, chain: [...causation_chain, id] },
+    via: { type: 'trigger', id, policy_id, chain: chainBehind(asked, id) },
   }
-  return asked_by ? askedForBy(own, asked_by) : own
+  return asked.asked_by ? askedForBy(own, asked.asked_by) : own
 }
 
 /**

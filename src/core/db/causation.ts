@@ -1,14 +1,27 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 
 /**
- * Which triggers led to the work that is under way, oldest first. Events carry it and messages hand it on, so that a trigger
- * is not fired by what it caused itself. Work that no trigger caused has none and pays nothing.
+ * Which triggers led to the work that is under way, oldest first, behind a mark of the event or firing that all of it began with.
+ * Events carry it and messages hand it on, so that a trigger is not fired by what it caused itself, and what one event leads
+ * to can be counted. Work that no trigger caused has none and pays nothing.
  */
 const storage = new AsyncLocalStorage<readonly string[]>()
 
 const NONE: readonly string[] = []
 
-/** The ids of the triggers that led here. */
+const ROOT = 'root:'
+
+/** The entry of a chain that names what it began with. */
+export const rootMark = (id: string): string => `${ROOT}${id}`
+
+/** What a chain began with; null where it does not say. Of a chain that was joined from several, what the first began with. */
+export const rootOf = (chain: readonly string[]): string | null =>
+  chain.find(entry => entry.startsWith(ROOT))?.slice(ROOT.length) ?? null
+
+/** The triggers of a chain, oldest first. */
+export const triggersIn = (chain: readonly string[]): string[] => chain.filter(entry => !entry.startsWith(ROOT))
+
+/** What led here: ids of triggers, and the mark of what it began with. */
 export const currentChain = (): readonly string[] => storage.getStore() ?? NONE
 
 /** Does work that triggers caused, beside those that led here already; without any it is done as it is. */
