@@ -31,7 +31,7 @@ import { registry, reportQueues } from '../../src/core/process/metrics.ts'
 import { modules } from '../../src/modules.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
-import { fragile, mailbox, shared, sharedMailbox, tasks } from '../support/queue-fixtures.ts'
+import { fragile, mailbox, recurring, shared, sharedMailbox, tasks } from '../support/queue-fixtures.ts'
 
 describe('queues and workers', function () {
   this.timeout(60_000)
@@ -46,7 +46,7 @@ describe('queues and workers', function () {
   before(async () => {
     databaseUrl = await createDatabase()
     config = loadConfig(testEnvironment(databaseUrl))
-    queueTable.fill([mailbox, tasks, fragile, shared, sharedMailbox])
+    queueTable.fill([mailbox, tasks, fragile, recurring, shared, sharedMailbox])
     await createQueuesInDatabase(databaseUrl)
     queues = await openQueues({ databaseUrl, connections: 6, log: silentLog() })
     listen = await openNotifications({ databaseUrl, log: silentLog() })
@@ -577,6 +577,39 @@ describe('queues and workers', function () {
         ['a', 'b', 'c'],
         ['a', 'b', 'c'],
       ])
+    })
+
+    it('a message that a schedule sends anew is dropped when it fails or its worker is lost', async () => {
+      const request = { limit: 1, last: '', held: new Map(), share: 1, borrow: 0 }
+      await queues.send([message(recurring, { id: 'lost' })])
+      const [lost] = (await claim(queues.db, recurring, request))!.jobs
+      assert.deepEqual(lost.data, { id: 'lost' })
+      await queues.send([message(recurring, { id: 'failing' })])
+      const { log, lines } = recorder()
+      const handled: string[] = []
+      await run(
+        [
+          handler(recurring, {}, async ({ id }) => {
+            handled.push(id)
+            throw new Error('broken')
+          }),
+        ],
+        { log },
+      )
+      const dropped = () => lines.filter(({ outcome }: any) => outcome === 'dropped')
+      await until('both dropped', async () => dropped().length === 2)
+      assert.deepEqual(handled, ['failing'])
+      assert.deepEqual(
+        dropped()
+          .map(({ message }: any) => message.id)
+          .sort(),
+        ['failing', 'lost'],
+      )
+      assert.deepEqual(await queues.deadLetters.list(), [])
+      assert.deepEqual(
+        (await jobs(recurring.name)).map(({ state }) => state),
+        ['failed', 'failed'],
+      )
     })
 
     it('the last failure is passed to onExhausted, then the message is a dead letter that can be replayed', async () => {

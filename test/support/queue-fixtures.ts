@@ -26,6 +26,14 @@ export const fragile = workQueue('test-fragile', {
   retry: { limit: 1, delaySeconds: 0, backoff: false },
 })
 
+/** Of messages that a schedule sends anew. */
+export const recurring = workQueue('test-recurring', {
+  message: entity,
+  concern: 'test',
+  leaseSeconds: 1,
+  retry: { limit: 0 },
+})
+
 export const shared = workQueue('test-shared', { message: task, concern: 'test', project: m => m.project_id })
 
 export const sharedMailbox = entityMailbox('test-shared-mailbox', {

@@ -38,6 +38,9 @@ type QueueOptions<M extends object> = {
   leaseSeconds?: number
 }
 
+/** Whether a schedule sends the message again in any case: one that fails or is lost is dropped, and is no dead letter. */
+export const isSentAnew = ({ retry }: Pick<Queue<any>, 'retry'>): boolean => retry.limit === 0
+
 /** Every queue of the process. */
 export const queues = declarations<Queue<any>>('queue', ({ name }) => name)
 
@@ -49,7 +52,8 @@ function declare<M extends object>(queue: Queue<M>): Queue<M> {
 }
 
 /**
- * Declares a work queue: many messages at once, each tried `retry.limit` times more, then moved to `<name>.dead`.
+ * Declares a work queue: many messages at once, each tried `retry.limit` times more, then moved to `<name>.dead`; with a limit
+ * of 0, of messages that a schedule sends anew, it is dropped.
  * Defaults: 2 retries with backoff from 1 s to 60 s, a lease of 60 s.
  */
 export function workQueue<M extends object>(name: string, options: QueueOptions<M>): Queue<M> {
@@ -422,7 +426,7 @@ function storedOptions(queue: Queue<any>, retentionDays: number) {
     // A message waits for as long as it takes: no worker for weeks must not lose work.
     retentionSeconds: 365 * daysInSeconds,
     deleteAfterSeconds: retentionDays * daysInSeconds,
-    deadLetter: deadName(queue.name),
+    deadLetter: isSentAnew(queue) ? null : deadName(queue.name),
     notify: true,
   }
 }
@@ -462,12 +466,13 @@ export async function createQueuesInDatabase(
       if (present && present.policy !== queue.policy) {
         throw new Error(`queue ${queue.name} has policy ${present.policy}, declared ${queue.policy}`)
       }
-      const { retryDelayMax, ...rest } = stored
+      const { retryDelayMax, deadLetter, ...rest } = stored
       if (present) await boss.updateQueue(queue.name, stored)
       else
         await boss.createQueue(queue.name, {
           ...rest,
           ...(retryDelayMax ? { retryDelayMax } : {}),
+          ...(deadLetter ? { deadLetter } : {}),
           policy: queue.policy,
         })
     }

@@ -5,9 +5,9 @@ import { attempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Claim, complete, expired, handBack, retry } from './claims.ts'
 import type { Handler } from './handler.ts'
-import { delayedChannel, type Queue, wakeChannel } from './queue.ts'
+import { delayedChannel, isSentAnew, type Queue, wakeChannel } from './queue.ts'
 
-type Outcome = 'done' | 'retry' | 'dead' | 'handed_back'
+type Outcome = 'done' | 'retry' | 'dead' | 'dropped' | 'handed_back'
 
 /** A message that this process tries. */
 export type HeldClaim = Claim & {
@@ -71,7 +71,7 @@ export class Settlement {
   }
 
   /**
-   * Has a failed attempt tried again, or makes it a dead letter after its last try.
+   * Has a failed attempt tried again, or makes it a dead letter after its last try, unless a schedule sends it anew.
    * @param delayMs delay before the next try, in place of the queue's rule
    */
   async fail(attempt: HeldClaim, error: unknown, delayMs: number | undefined): Promise<FailureSettled> {
@@ -88,7 +88,7 @@ export class Settlement {
     // When it could not be recorded the lease runs out, and another worker records it.
     if (!(await this.#exhausted(attempt, error))) return { lost: false }
     if (!(await this.#persist(attempt, () => this.#deadLetter(attempt, output)))) return { lost: true }
-    this.#report(attempt, 'dead', duration, { err: error })
+    this.#report(attempt, this.#last, duration, { err: error })
     return { lost: false }
   }
 
@@ -139,7 +139,7 @@ export class Settlement {
         } else {
           await this.#exhausted(message, error)
           const dead = await this.#deadLetter(message, describe(error))
-          if (dead) this.#report(message, 'dead', undefined, { reason: 'lease_expired' })
+          if (dead) this.#report(message, this.#last, undefined, { reason: 'lease_expired' })
         }
       } catch (failure) {
         log.error({ err: failure, queue: this.#queue.name, job: message.id }, 'expired message not taken over')
@@ -201,6 +201,11 @@ export class Settlement {
     return Math.min(seconds, maxDelaySeconds ?? Number.POSITIVE_INFINITY) * 1000
   }
 
+  /** What becomes of a message behind its last try. */
+  get #last(): Outcome {
+    return isSentAnew(this.#queue) ? 'dropped' : 'dead'
+  }
+
   /** The one line of an attempt. */
   #report(attempt: Claim, outcome: Outcome, duration: number | undefined, more: object = {}): void {
     const { log } = this.#services
@@ -214,7 +219,7 @@ export class Settlement {
       ...(duration === undefined ? {} : { duration_ms: Math.round(duration) }),
       ...more,
     }
-    if (outcome === 'retry' || outcome === 'dead') log.warn(line, 'attempt')
+    if (outcome !== 'done' && outcome !== 'handed_back') log.warn(line, 'attempt')
     else log.info(line, 'attempt')
   }
 }
