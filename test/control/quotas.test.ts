@@ -599,6 +599,7 @@ describe('quotas', () => {
         limit: 3,
         remaining: 1,
         resets_at: current_usage.resets_at,
+        actors: null,
       })
       await times(5, () => project.key.get('/quotas'))
       assert.equal((await app.admin.get(`/quotas/${body.id}/usage`)).body.remaining, 0)
@@ -613,6 +614,7 @@ describe('quotas', () => {
         limit: 10,
         remaining: null,
         resets_at: null,
+        actors: null,
       })
     })
   })

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { after, afterEach, before, describe, it } from 'mocha'
+import { fullestActors } from '../../src/control/usage/sums.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -168,7 +169,24 @@ describe('quotas of tokens and money', function () {
     assert.equal((await reply((await session(null)).id)).status, 200)
     assert.equal(await code(ask()), 200)
     assert.equal((await reply((await session(three)).id)).status, 429)
-    assert.equal((await measured(id)).observed_value, 150)
+    const { observed_value, remaining, actors } = await measured(id)
+    assert.deepEqual([observed_value, remaining], [150, 0])
+    // The second has had a turn by now.
+    assert.deepEqual(
+      actors.map(({ actor_id }: any) => actor_id),
+      [three, one, two],
+    )
+    assert.deepEqual(actors.slice(0, 2), [
+      { actor_id: three, observed_value: 150, remaining: 0 },
+      { actor_id: one, observed_value: 100, remaining: 0 },
+    ])
+    assert.equal(actors[2].remaining, 100 - actors[2].observed_value)
+    const talking = await session(one, { auto_generate: true })
+    const waited = await app.key.post(`/sessions/${talking.id}/messages?wait=true`, { message: 'hello' })
+    assert.deepEqual([waited.status, waited.body.error.code], [429, 'QUOTA_EXCEEDED'])
+    const seconds = Number(waited.headers.get('retry-after'))
+    const left = (new Date(waited.body.error.meta.resets_at).getTime() - Date.now()) / 1000
+    assert.ok(Number.isInteger(seconds) && seconds >= left && seconds < left + 60, `${seconds} for ${left}`)
     await eventually(async () => (await events('quota.exceeded', id)).length > 0)
     const [fired, ...more] = await events('quota.exceeded', id)
     assert.equal(more.length, 0)
@@ -185,6 +203,21 @@ describe('quotas of tokens and money', function () {
       observed_value: 100,
       mode: 'enforce',
     })
+  })
+
+  it('name the end users who used most in the window itself, not in the hour around it', async () => {
+    const [early, late] = [await actor(), await actor()]
+    await used(90, { actor_id: early, created_at: '2026-01-01T10:10:00Z' })
+    await used(5, { actor_id: late, created_at: '2026-01-01T10:40:00Z' })
+    const of = { project_id: app.projectId, metric: 'tokens' as const, meter: null }
+    const since = (time: string) => fullestActors(app.services.pool, { ...of, since: `2026-01-01T${time}Z` }, 10)
+    assert.deepEqual(await since('10:30:00'), [{ actor_id: late, used: 5 }])
+    assert.deepEqual(await since('10:00:00'), [
+      { actor_id: early, used: 90 },
+      { actor_id: late, used: 5 },
+    ])
+    const { id } = await quota({ limit: 1000 })
+    assert.equal((await measured(id)).actors, null)
   })
 
   it('fire once per window under concurrent breaches, warn before, and audit what they only watch', async () => {

@@ -71,11 +71,23 @@ export const QuotaUsage = z
       .number()
       .nullable()
       .describe(
-        'Of a quota with a budget for each actor, what the one that used most has used; null when storage was not measured yet',
+        'Of a quota with a budget for each actor, what the fullest one has used; null when storage was not measured yet',
       ),
     limit,
     remaining: z.number().nullable().describe('What is left of the limit; null with observed_value'),
     resets_at: z.string().nullable().describe('When the next window begins; null for storage_bytes'),
+    actors: z
+      .array(
+        z.object({
+          actor_id: z.string().describe('ID of the actor, which may have been deleted'),
+          observed_value: z.number().describe('What the actor has used'),
+          remaining: z.number().describe('What is left of the limit for the actor'),
+        }),
+      )
+      .nullable()
+      .describe(
+        'Of a quota with a budget for each actor, the ten actors that used most, fullest first; null for others',
+      ),
   })
   .meta({ id: 'QuotaUsage' })
 

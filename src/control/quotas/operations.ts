@@ -21,7 +21,7 @@ import {
   SCOPES,
   type Scope,
 } from './model.ts'
-import { usedIn } from './spend-store.ts'
+import { fullestIn, usedIn } from './spend-store.ts'
 import { countIn, deleteCountersOf } from './store.ts'
 import { windowOf } from './windows.ts'
 
@@ -54,8 +54,10 @@ async function withUsage(db: Queryable, row: QuotaRow, now: Date): Promise<Quota
 /** What a quota has used in its running window, as far as it was measured. */
 async function observed(db: Queryable, quota: QuotaRow, now: Date) {
   if (isSpend(quota.metric)) {
-    const used = await usedIn(db, quota, now)
-    return { window: windowOf(quota.window, now), value: quota.metric === 'tokens' ? used.tokens : used.cost_usd }
+    const window = windowOf(quota.window, now)
+    if (quota.scope !== 'actor' || quota.scope_ref !== null) return { window, value: await usedIn(db, quota, now) }
+    const actors = await fullestIn(db, quota, now)
+    return { window, value: actors[0]?.used ?? 0, actors }
   }
   const snapshot = quota.metric === 'storage_bytes' ? await newestSnapshot(db, quota.project_id) : null
   const window = windowOf(quota.window, snapshot ? new Date(snapshot.day) : now)
@@ -103,13 +105,16 @@ export const quotaOperations: Operation[] = [
     action: 'quotas:GetQuota',
     answers: { 200: QuotaUsage },
     async run({ db, resource: quota, services }) {
-      const { window, value } = await observed(db, quota, services.clock.now())
+      const { window, value, actors } = await observed(db, quota, services.clock.now())
+      const left = (used: number) => Math.max(0, quota.limit - used)
       return {
         window_key: window.key,
         observed_value: value,
         limit: quota.limit,
-        remaining: value === null ? null : Math.max(0, quota.limit - value),
+        remaining: value === null ? null : left(value),
         resets_at: window.resets_at,
+        actors:
+          actors?.map(({ actor_id, used }) => ({ actor_id, observed_value: used, remaining: left(used) })) ?? null,
       }
     },
   }),

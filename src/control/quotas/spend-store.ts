@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type Fragment, type Queryable, sql, statement } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
-import { Used, usedSince } from '../usage/sums.ts'
+import { type Fullest, fullestActors, Used, usedSince } from '../usage/sums.ts'
 import type { QuotaRow } from './model.ts'
 import { Measured, measured } from './store.ts'
 import { WINDOWS, windowOf } from './windows.ts'
@@ -91,19 +91,25 @@ export const lockStarts = (db: Queryable, projectId: string): Promise<unknown> =
   db.query(statement`select from pg_advisory_xact_lock(hashtextextended('quota starts ' || ${projectId}, 0))`)
 
 const used = sql.type(Used)
-const Top = z.object({ ref: z.string() })
 
-/** What a tokens or cost_usd quota has counted in its running window; of a budget for each actor, that of who used most. */
-export async function usedIn(db: Queryable, quota: QuotaRow, now: Date): Promise<Used> {
-  const actor =
-    quota.scope === 'actor' && quota.scope_ref === null
-      ? await db.maybeOneFirst(sql.type(Top)`
-          select s.ref from usage_sums s
-          where s.project_id = ${quota.project_id} and s.scope = 'actor'
-            and s.hour >= date_trunc('hour', ${windowOf(quota.window, now).start}::timestamptz, 'UTC')
-            and s.meter_type = coalesce(${quota.meter_type}, s.meter_type)
-          group by s.ref order by ${quota.metric === 'tokens' ? sql.fragment`sum(s.tokens)` : sql.fragment`sum(s.cost_usd)`} desc, s.ref limit 1`)
-      : null
-  return db.one(used`
-    select u.* from quotas q cross join lateral (${usedBy(sql.fragment`${actor}::text`, now)}) u where q.id = ${quota.id}`)
+/** What a tokens or cost_usd quota has counted in its running window. */
+export async function usedIn(db: Queryable, quota: QuotaRow, now: Date): Promise<number> {
+  const { tokens, cost_usd } = await db.one(used`
+    select u.* from quotas q cross join lateral (${usedBy(sql.fragment`null::text`, now)}) u where q.id = ${quota.id}`)
+  return quota.metric === 'tokens' ? tokens : cost_usd
 }
+
+/** Actors that the usage of a quota names. */
+const NAMED = 10
+
+/** The actors that have used most of their budgets in the running window of a quota with one for each. */
+export const fullestIn = (
+  db: Queryable,
+  { project_id, metric, meter_type, window }: QuotaRow,
+  now: Date,
+): Promise<readonly Fullest[]> =>
+  fullestActors(
+    db,
+    { project_id, metric: metric as 'tokens' | 'cost_usd', since: windowOf(window, now).start, meter: meter_type },
+    NAMED,
+  )

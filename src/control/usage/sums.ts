@@ -60,6 +60,33 @@ export function usedSince(of: {
     ) u`
 }
 
+const Fullest = z.object({ actor_id: z.string(), used: z.number() })
+export type Fullest = z.output<typeof Fullest>
+
+/**
+ * The actors of a project that used most since a time, fullest first (indexes usage_sums_pkey, usage_events_project). Reads a sum
+ * for each actor and hour of the span.
+ */
+export const fullestActors = (
+  db: Queryable,
+  of: { project_id: string; metric: 'tokens' | 'cost_usd'; since: string; meter: string | null },
+  limit: number,
+): Promise<readonly Fullest[]> => {
+  const since = sql.fragment`${of.since}::timestamptz`
+  const hour = sql.fragment`date_trunc('hour', ${since} + interval '3599999 milliseconds', 'UTC')`
+  const value = sql.identifier([of.metric])
+  return db.any(sql.type(Fullest)`
+    select u.ref as actor_id, sum(u.used)::float8 as used from (
+      select s.ref, s.${value} as used from usage_sums s
+      where s.project_id = ${of.project_id} and s.scope = 'actor' and s.hour >= ${hour}
+        and s.meter_type = coalesce(${of.meter}, s.meter_type)
+      union all
+      select e.actor_id, e.${value} from usage_events e
+      where e.project_id = ${of.project_id} and e.created_at >= ${since} and e.created_at < ${hour}
+        and e.actor_id is not null and e.meter_type = coalesce(${of.meter}, e.meter_type)
+    ) u group by u.ref having sum(u.used) > 0 order by used desc, u.ref limit ${limit}`)
+}
+
 /** Whether an event `e` is of a model call other than an embedding. */
 const isModelUse = sql.fragment`e.meter_type = 'llm_tokens' and e.source is distinct from 'embedding'`
 

@@ -1,4 +1,5 @@
-import { isErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { retryAfter } from '../../control/quotas/windows.ts'
+import { errorEntry, isErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { expectEnd } from '../../core/jobs/wait.ts'
 import type { Services } from '../../core/process/services.ts'
 import { readFrame } from './frames.ts'
@@ -68,9 +69,19 @@ async function recordedResult(services: Services, generation: GenerationRow): Pr
   }
 }
 
-/** Raises the code of a recorded failure, with `more` in its meta; what the catalogue does not know is GENERATION_FAILED. */
-export const raiseRecorded = ({ code, message, meta }: RecordedFailure, more?: Record<string, unknown>): never =>
-  raise(isErrorCode(code) ? code : 'GENERATION_FAILED', { message, meta: more ? { ...meta, ...more } : meta })
+/**
+ * Raises the code of a recorded failure, with `more` in its meta; what the catalogue does not know is GENERATION_FAILED. A limit
+ * that says when it resets is answered with Retry-After, as where it refuses a request itself.
+ */
+export function raiseRecorded({ code, message, meta }: RecordedFailure, more?: Record<string, unknown>): never {
+  const known = isErrorCode(code) ? code : 'GENERATION_FAILED'
+  const resets = errorEntry(known).status === 429 ? meta?.resets_at : null
+  return raise(known, {
+    message,
+    meta: more ? { ...meta, ...more } : meta,
+    ...(typeof resets === 'string' && { headers: { 'Retry-After': String(retryAfter(resets, new Date())) } }),
+  })
+}
 
 /** Raises a failed turn's own code. */
 export const raiseFailure = ({ failure, id: generation_id, trace_id }: EndedTurn): never =>
