@@ -124,6 +124,9 @@ describe('activity', () => {
       encoded(`2026-02-30T00:00:00.000Z|${id}`),
       encoded(`2026-01-01|${id}`),
       encoded(`|${id}`),
+      '%00',
+      `${next_cursor}%00`,
+      encoded('\0'),
       `${next_cursor}=`,
       `${next_cursor.slice(0, -1)}`,
     ])

@@ -23,6 +23,7 @@ const list = operation({
   action: 'activity:ListActivity',
   lists: activityKind,
   paged: false,
+  judges: ['cursor'],
   query: FeedQuery,
   answers: {
     200: z.object({

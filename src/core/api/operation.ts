@@ -156,6 +156,8 @@ export type Operation = {
   paged: boolean
   /** False: `from` and `to` do not narrow the list. */
   timed: boolean
+  /** Parameters of the query that `run` judges itself, with a code of its own: no statement gets them as they are. */
+  judges: readonly string[]
   /** Default and largest page size. */
   pageSize: { default: number; max: number }
   query: z.ZodType | null
@@ -234,6 +236,7 @@ export type Common<Q extends z.ZodType | undefined, B extends z.ZodType | undefi
   rejects?: number[]
   paged?: boolean
   timed?: boolean
+  judges?: readonly string[]
   pageSize?: { default: number; max: number }
   transaction?: boolean
   reads?: boolean
@@ -351,6 +354,7 @@ function base(declaration: Common<z.ZodType | undefined, z.ZodType | undefined>)
     gate,
     paged: declaration.paged ?? false,
     timed: declaration.timed ?? true,
+    judges: declaration.judges ?? [],
     pageSize: declaration.pageSize ?? { default: 50, max: 100 },
     query: declaration.query ?? null,
     body: declaration.body ?? null,

@@ -22,8 +22,9 @@ export function requireObject({ body }: Invocation): void {
 }
 
 /** Refuses a query or a body with what the database cannot hold. Raises VALIDATION_FAILED. */
-export function requireStorable({ call, body }: Invocation): void {
-  const problem = checkStorable(call.query) ?? checkStorable(body)
+export function requireStorable({ call, body, operation }: Invocation): void {
+  const asked = Object.entries(call.query).filter(([name]) => !operation.judges.includes(name))
+  const problem = checkStorable(Object.fromEntries(asked)) ?? checkStorable(body)
   if (problem) invalid(problem)
 }
 
