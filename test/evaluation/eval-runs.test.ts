@@ -80,6 +80,29 @@ describe('runs of evals', () => {
     refused(await app.key.get(`/evals/${id}/compare?runs=${first.id},evrun_1`), 400, 'VALIDATION_FAILED', 'runs')
   })
 
+  it('give their results in the order of the dataset, whichever ends first', async () => {
+    const agent_id = await app.echo('ordered', [
+      { when: { user: 'first' }, reply: { text: 'Yes', gate: 'ordered' } },
+      { reply: { text: 'Yes' } },
+    ])
+    const names = ['first', 'second', 'third', 'fourth']
+    const dataset_id = await app.dataset(names.map(name => item(name, 'Yes')))
+    const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
+    const run = await made(app.key, `/evals/${id}/runs`, {})
+    const order = async () => (await app.results(run)).map(({ input }) => input[0].content)
+    await eventually(async () => (await order()).length === 3, { what: 'all results but the first' })
+    assert.deepEqual(await order(), names.slice(1))
+    await open('ordered')
+    await ended(app.key, run)
+    assert.deepEqual(await order(), names)
+    const results = await app.results(run)
+    assert.ok(results[0].created_at >= results[3].created_at)
+    assert.deepEqual(
+      [...(await app.results(run, '?limit=2')), ...(await app.results(run, '?limit=2&offset=2'))].map(each => each.id),
+      results.map(each => each.id),
+    )
+  })
+
   it('are canceled once, keep what came, and emit nothing', async () => {
     const agent_id = await app.echo('slow', [{ reply: { text: 'Yes', gate: 'slow' } }])
     const dataset_id = await app.dataset(Array.from({ length: 6 }, (_, at) => item(`q${at}`, 'Yes')))

@@ -11,7 +11,7 @@ export async function heldItems(db: Queryable, datasetId: string): Promise<reado
     select id from dataset_items where dataset_id = ${datasetId} order by created_at, id`)
 }
 
-/** Writes the items of a new run as they are now, each under an id of its own. */
+/** Writes the items of a new run as they are now, each under an id of its own; the order of the ids is that of the results. */
 export const insertItems = (
   db: Queryable,
   run: Pick<EvalRunRow, 'id' | 'project_id'>,
@@ -194,7 +194,7 @@ export const outcomesOf = (db: Queryable, runId: string, groupBy: string | null)
         from (select (case when i.id is null then t.metadata else i.metadata end) -> ${groupBy}::text as value) m)`
       } as label
     from eval_results t ${groupBy === null ? sql.fragment`` : sql.fragment`left join dataset_items i on i.id = t.item_id`}
-    where t.eval_run_id = ${runId} and t.state = 'done' order by t.created_at, t.id`)
+    where t.eval_run_id = ${runId} and t.state = 'done' order by t.id`)
 
 /** The newest run by which a version of an agent passed an eval as it is now. By eval_runs_passed. */
 export const passedRun = (db: Queryable, evalId: string, version: number): Promise<string | null> =>
