@@ -910,6 +910,25 @@ describe('generations', () => {
       assert.ok(!/whispered|unheard/.test(await dump()))
     })
 
+    it('keeps the code of a failure, and what the provider said of it only for who waits', async () => {
+      await client(hidden.double).put('refusing', {
+        rules: [{ reply: { error: { status: 400, message: 'a whispered refusal' } } }],
+      })
+      const agent = await hidden.agent({ model: 'refusing/m' })
+      const failing = () => hidden.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'x' })
+      const { status, body } = await failing()
+      assert.deepEqual([status, body.error.code], [502, 'AI_PROVIDER_ERROR'])
+      assert.match(body.error.message, /whispered/)
+      const { generation_id, trace_id } = body.error.meta
+      const error = { code: 'AI_PROVIDER_ERROR', message: 'AI_PROVIDER_ERROR' }
+      const record = (await hidden.key.get(`/generations/${generation_id}`)).body
+      assert.deepEqual([record.status, record.error], ['failed', error])
+      assert.deepEqual((await hidden.key.get(`/traces/${trace_id}`)).body.error, error)
+      const [event] = await storedEvents(hidden.services.pool, { name: 'generations.failed', resource: generation_id })
+      assert.deepEqual(event.data.error, error)
+      assert.ok(!/whispered/.test(await dump()))
+    })
+
     it('of the project or of the agent, the stricter one counts', async () => {
       const redacted = async (agent: string) => {
         const { body } = await hidden.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'say' })

@@ -236,12 +236,17 @@ export const generationKind = kind({
 
 export type GenerationRow = z.output<typeof generationKind.row>
 
-/** A settled generation as its content mode lets it be stored: with `none` a skeleton, stamped as never kept. */
+const codeAlone = ({ code }: RecordedFailure): RecordedFailure => ({ code, message: code })
+
+/**
+ * A settled generation as its content mode lets it be stored: with `none` a skeleton, stamped as never kept, which has no more of
+ * an error than its code.
+ */
 export function storable(row: GenerationRow, now: string): GenerationRow {
   if (row.content_mode === 'full') return row
   return {
     ...row,
-    error: null,
+    error: row.error && codeAlone(row.error),
     output: null,
     input: null,
     metadata: null,

@@ -41,16 +41,14 @@ export async function readEnd(services: Services, generationId: string): Promise
   const { last_frame, ...generation } = row
   if (generation.status === 'pending' || generation.status === 'in_progress') return null
   const said = last_frame ? (JSON.parse(readFrame(services, generation, last_frame)) as object) : null
-  if (generation.status === 'failed')
-    return {
-      ...generation,
-      result: null,
-      failure: generation.error ??
-        (said as RecordedFailure | null) ?? {
-          code: 'GENERATION_CONTENT_UNAVAILABLE',
-          message: 'The failure was not kept',
-        },
-    }
+  if (generation.status === 'failed') {
+    const { error } = generation
+    const told = said as RecordedFailure | null
+    const unknown = { code: 'GENERATION_CONTENT_UNAVAILABLE', message: 'The failure was not kept' }
+    // Where no content is kept the record has the code alone.
+    const failure = (generation.content_mode === 'none' ? (told ?? error) : (error ?? told)) ?? unknown
+    return { ...generation, result: null, failure }
+  }
   return { ...generation, result: said ?? (await recordedResult(services, generation)), failure: null }
 }
 
