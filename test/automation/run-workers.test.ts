@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { isDeepStrictEqual } from 'node:util'
 import { runQueue } from '../../src/automation/runs/queue.ts'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import { usageOf } from '../control/usage-support.ts'
 import { json, type TargetRequest } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -81,6 +82,11 @@ describe('runs and workers that are lost', function () {
     assert.deepEqual(
       app.target.requests.map(keyOf),
       [1, 1, 2].map(attempt => `${run.id}:a:${attempt}`),
+    )
+    const used = (await usageOf(app, app.projectId)).filter(use => use.meter_type === 'tool_execution')
+    assert.deepEqual(
+      used.filter(use => use.orchestration_run_id === run.id).map(use => use.idempotency_key),
+      [1, 2].map(attempt => `tool:${run.id}:a:${attempt}`),
     )
   })
 

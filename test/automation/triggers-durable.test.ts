@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
+import { usageOf } from '../control/usage-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
@@ -132,6 +133,11 @@ describe('firings and their workers', function () {
     const firing = await ended(key, id)
     assert.deepEqual([firing.status, firing.error.code, firing.attempts], ['failed', 'TRIGGER_FIRING_ABANDONED', 3])
     assert.deepEqual(keys(), [id, id, id])
+    const uses = (await usageOf(app, app.projectId)).filter(({ idempotency_key }) => idempotency_key === `tool:${id}`)
+    assert.deepEqual(
+      uses.map(({ trigger_id, source }) => [trigger_id, source]),
+      [[trigger.id, 'trigger']],
+    )
   })
 
   it('a worker that was frozen past its lease writes nothing when it thaws', async () => {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '../../src/core/db/sql.ts'
+import { usageOf } from '../control/usage-support.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -50,6 +51,11 @@ describe('what follows from an approval, when its worker is killed', function ()
       (each: any) => each.initiator_generation_id === body.id,
     )
     assert.equal(followers.length, 1)
+    const uses = (await usageOf(app, app.projectId)).filter(({ idempotency_key }) => idempotency_key === `tool:${id}`)
+    assert.deepEqual(
+      uses.map(({ tool_id, source }) => [tool_id, source]),
+      [[tool.id, 'approval']],
+    )
     await next.kill()
     return { execution, id }
   }

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
+import { usageOf } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -51,6 +52,10 @@ describe('decisions and their workers', function () {
     (await app.services.pool.any(sql.unsafe`select * from ${sql.identifier([table])}`)) as Record<string, unknown>[]
   const inputsLeft = async () =>
     [...(await rows('decision_inputs')), ...(await rows('decision_inputs_unlogged'))].length
+  const usedOnce = async (id: string) => {
+    const keys = (await usageOf(app, app.projectId)).map(({ idempotency_key }) => idempotency_key)
+    assert.equal(keys.filter(key => key === `tool:${id}`).length, 1)
+  }
   const endedOnce = async (id: string) =>
     assert.equal((await eventsOf(app.key, id)).length, 1, JSON.stringify(await eventsOf(app.key, id)))
 
@@ -101,6 +106,7 @@ describe('decisions and their workers', function () {
     assert.deepEqual([decision.status, decision.error.code], ['failed', 'DECISION_INTERRUPTED'])
     assert.equal(target.requests.length, 1)
     await endedOnce(id)
+    await usedOnce(id)
   })
 
   it('one that is idempotent is called again under the same key', async () => {
@@ -147,6 +153,7 @@ describe('decisions and their workers', function () {
     await worker()
     assert.equal((await settled(app.key, id)).error.code, 'DECISION_INTERRUPTED')
     assert.equal(target.requests.length, 3)
+    await usedOnce(id)
   })
 
   it('a worker that was frozen past its lease changes nothing when it thaws', async () => {

@@ -46,6 +46,10 @@ describe('workers killed in turns with tools', function () {
       { what: `end of ${id}`, within: 60_000 },
     )
   const stepsOf = async (id: string) => (await app.key.get(`/generations/${id}/transcript`)).body.steps
+  const toolUses = (id: string) =>
+    app.services.pool.oneFirst(
+      counted`select count(*)::int as count from usage_events where generation_id = ${id} and meter_type = 'tool_execution'`,
+    )
   const modelCalls = async () => {
     const answer = await fetch(`${app.double.url}/control/requests?kind=chat`)
     return ((await answer.json()) as any).data.length
@@ -95,6 +99,8 @@ describe('workers killed in turns with tools', function () {
         assert.equal(target.requests.length, idempotent ? repeated : once, `${idempotent}`)
         assert.equal(new Set(target.requests.map(({ headers }) => headers['idempotency-key'])).size <= 1, true)
         assert.equal((await modelCalls()) - before, asked)
+        // Made once more or not at all, and not known whether it was: it counts once.
+        assert.equal(await toolUses(record.id), 1)
         const [step] = await stepsOf(record.id)
         const known = idempotent || !['before_tool', 'after_tool'].includes(point)
         if (known) assert.deepEqual(step.tool_results[0].result, { ok: true })
@@ -131,6 +137,7 @@ describe('workers killed in turns with tools', function () {
       tool_results.map(({ result, error }: any) => result ?? error.meta.reason),
       [{ fast: true }, 'outcome_unknown', { again: true }],
     )
+    assert.equal(await toolUses(record.id), 3)
     const made = Object.groupBy(target.requests, ({ url }) => url)
     assert.deepEqual(
       ['/fast', '/act', '/again'].map(url => made[url]?.length),

@@ -1,4 +1,5 @@
 import type { Config } from '../../config.ts'
+import { recordUsage } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { every, HandBack, handler, type JobContext } from '../../core/jobs/handler.ts'
@@ -11,6 +12,7 @@ import type { Advanced } from './attempt-model.ts'
 import { findWaiting, type Taken, take, takenOf, takeStrictly } from './attempt-store.ts'
 import { followAbove } from './below.ts'
 import { advance } from './go-on.ts'
+import { lostNodeCall } from './node-tool.ts'
 import {
   belowQueue,
   type NodeMessage,
@@ -173,9 +175,11 @@ async function takeAttempt(services: Services, { execution_id: id, project_id }:
 const giveUp = (services: Services, { execution_id, run_id }: NodeMessage, error: unknown) =>
   services.write(tx =>
     advance(tx, services, run_id, {
-      report: run => {
+      report: async run => {
         const row = run.open.get(execution_id)
         if (row?.status !== 'running' || (row.leased_until !== null && !run.isPast(row.leased_until))) return false
+        const used = row.deliveries > 0 ? await lostNodeCall(tx, run.run, row, run.node(row.node_id)) : null
+        if (used) await recordUsage(services, [used], tx)
         run.fail(row, error)
         return true
       },

@@ -1,4 +1,6 @@
+import type { UsageDraft } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { approvalKind } from '../../execution/approvals/model.ts'
 import { approvedArguments } from '../../execution/approvals/node.ts'
@@ -12,10 +14,14 @@ import {
 } from '../../execution/tools/call.ts'
 import type { ToolCall } from '../../execution/tools/call-model.ts'
 import { toolGate, type Verdict } from '../../execution/tools/gate.ts'
+import { lostCall } from '../../execution/tools/metering.ts'
 import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/resolve.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
+import type { Node } from '../orchestrations/model.ts'
 import type { Attempt, Outcome } from './attempt-model.ts'
 import { contextOf } from './context.ts'
+import type { RunRow } from './model.ts'
+import { keyOf } from './show.ts'
 import { asArtifact } from './state.ts'
 
 /** As whom the work of a run acts: whoever started it, with the rights of this moment. */
@@ -92,6 +98,26 @@ export function openNodeCall(attempt: Attempt, input: Record<string, unknown>): 
     },
     signal,
   })
+}
+
+/** The use of the call of an attempt whose workers were all lost; null for a node that calls no tool, or one that is gone. */
+export async function lostNodeCall(
+  db: Queryable,
+  { id: run_id, project_id, trigger_id }: Pick<RunRow, 'id' | 'project_id' | 'trigger_id'>,
+  row: Parameters<typeof keyOf>[0],
+  node: Node,
+): Promise<UsageDraft | null> {
+  if (node.type !== 'tool') return null
+  const tool = await resolveSharedTool(db, project_id, node.tool_id as string)
+  const { node_id } = row
+  const metering = {
+    source: 'orchestration' as const,
+    record: keyOf(row),
+    orchestration_run_id: run_id,
+    node_id,
+    trigger_id,
+  }
+  return tool && lostCall(tool, node.operation_id ?? null, metering, null)
 }
 
 /** What the guardrails of the project and the tool say of a call, and the call as they saw it. */

@@ -16,6 +16,7 @@ import { fault } from '../../core/process/fault.ts'
 import type { Services } from '../../core/process/services.ts'
 import { isRepeatable } from '../../execution/approvals/tool.ts'
 import { callTool, openCall } from '../../execution/tools/call.ts'
+import { lostCall } from '../../execution/tools/metering.ts'
 import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/resolve.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { Dispatch } from '../workflows/definition.ts'
@@ -195,9 +196,12 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
       if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: defined.tool_id } })
       const repeatable = isRepeatable(tool, defined.operation_id ?? undefined)
       // Whether the lost worker made the call is not known.
-      if (dispatch.losses > 0 && (!repeatable || dispatch.losses > MAX_LOSSES))
-        return fail(new AppError('INTERNAL_ERROR').recorded())
       const input = inputOf(defined, task)
+      const metering = { source: 'task' as const, record: dispatch.dispatch_id }
+      if (dispatch.losses > 0 && (!repeatable || dispatch.losses > MAX_LOSSES)) {
+        used.push(lostCall(tool, defined.operation_id ?? null, metering, input))
+        return fail(new AppError('INTERNAL_ERROR').recorded())
+      }
       const opened = openCall(services, {
         action: defined.operation_id,
         input,
@@ -211,7 +215,7 @@ async function call(context: JobContext, held: Held, leaseMs: number): Promise<v
           }),
         context: contextOf(services, task) ?? undefined,
         idempotencyKey: dispatch.dispatch_id,
-        metering: { source: 'task', record: dispatch.dispatch_id, add: draft => void used.push(draft) },
+        metering: { ...metering, add: draft => void used.push(draft) },
         signal: held.signal,
       })
       let result: unknown

@@ -1,4 +1,5 @@
 import { addActivity } from '../../control/activity/record.ts'
+import { recordUsage } from '../../control/usage/meter.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/text.ts'
 import { causedBy } from '../../core/db/causation.ts'
@@ -90,7 +91,7 @@ async function callTarget(
 ): Promise<void> {
   const { services } = context
   const lease = leaseOf(services.config.TRIGGER_FIRING_LEASE_SECONDS * 1000)
-  const claim = await services.write(tx => take(tx, services, message, lease.leaseMs))
+  const claim = await services.write(tx => take(tx, services, { message, trigger, target }, lease.leaseMs))
   if (!claim) return
   await fault(services, 'trigger_claimed')
   const call = target.call as NonNullable<TriggerTarget['call']>
@@ -149,11 +150,19 @@ function recordCall(tx: Tx, { trigger, target }: Firing, { id }: FiringRow): voi
 }
 
 /** Claims a firing whose tool is called. One that another worker holds is looked at again when its lease is over. */
-async function take(tx: Tx, services: Services, message: FiringMessage, leaseMs: number): Promise<Claim | null> {
+async function take(
+  tx: Tx,
+  services: Services,
+  { message, trigger, target }: { message: FiringMessage; trigger: TriggerRow; target: TriggerTarget },
+  leaseMs: number,
+): Promise<Claim | null> {
   const named = { entity: message.firing_id, id: message.firing_id }
-  if (!(await firingKind.find(tx, named.id, true))) return null
+  const firing = await firingKind.find(tx, named.id, true)
+  if (!firing) return null
   const lost = await lostWorkers(tx, named.id)
   if (lost !== null && lost >= services.config.TRIGGER_FIRING_MAX_ATTEMPTS) {
+    const used = await target.lost?.(tx, trigger, firing)
+    if (used) await recordUsage(services, [used], tx)
     await settleFiring(tx, named.id, { error: abandoned(lost) })
     return null
   }

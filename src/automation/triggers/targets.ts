@@ -1,3 +1,4 @@
+import type { UsageDraft } from '../../control/usage/meter.ts'
 import { type AppError, raise } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
 import { joinedReads } from '../../core/db/joined-reads.ts'
@@ -47,6 +48,8 @@ export type TriggerTarget = {
   start?(tx: Tx, services: Services, firing: Firing & { id: string; prepared: unknown }): Promise<Started>
   /** In place of `start`: does the work while the worker keeps the firing. Repeated under the firing's id. */
   call?(services: Services, firing: Firing & { id: string; signal: AbortSignal }): Promise<unknown>
+  /** What such work has used whose workers were all lost. */
+  lost?(db: Queryable, trigger: TriggerRow, firing: Pick<FiringRow, 'id' | 'input'>): Promise<UsageDraft | null>
 }
 
 export const triggerTargets = extensionPoint<TriggerTarget>('targets of triggers')

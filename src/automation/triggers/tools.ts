@@ -1,6 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import type { KindRow } from '../../core/api/kind.ts'
 import { callTool, openCall } from '../../execution/tools/call.ts'
+import { lostCall } from '../../execution/tools/metering.ts'
 import { toolKind } from '../../execution/tools/model.ts'
 import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/resolve.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
@@ -42,5 +43,9 @@ export const toolTarget: TriggerTarget = {
       signal,
     })
     return callTool(services, { ...tool, project_id: own_project_id }, call)
+  },
+  async lost(db, { id: trigger_id, project_id, target_id, action }, { id, input }) {
+    const tool = await resolveSharedTool(db, project_id, target_id)
+    return tool && lostCall(tool, action, { source: 'trigger', record: id, trigger_id }, input)
   },
 }

@@ -10,6 +10,7 @@ import type { Services } from '../../core/process/services.ts'
 import { requireRunnable } from '../../identity/projects/pause.ts'
 import { refusalToStart } from '../generations/prepare.ts'
 import { callTool, openCall } from '../tools/call.ts'
+import { lostCall } from '../tools/metering.ts'
 import { type ApprovalRow, approvalKind, type CallOutcome, type Execution } from './model.ts'
 import { digestOf, openFrozen, openOutcome, sealOutcome } from './seal.ts'
 import { type Continuation, continuations } from './store.ts'
@@ -106,7 +107,11 @@ async function call(
     const tool = await toolOf(services.pool, row)
     if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: row.proposed_action?.tool_id ?? null } })
     const action = row.proposed_action?.action
-    if (hold.claim.executing && !isRepeatable(tool, action)) return UNKNOWN
+    const metering = meteringOf(row)
+    if (hold.claim.executing && !isRepeatable(tool, action)) {
+      used.push(lostCall(tool, action ?? null, metering, frozen.arguments))
+      return UNKNOWN
+    }
     await requireRunnable(services.pool, row.project_id)
     await requirePrincipal(services, row)
     await begin(row, hold)
@@ -117,16 +122,7 @@ async function call(
       caller: async () => callerOf(services, row, await agentOf(services, row)),
       context: frozen.tool_context ?? undefined,
       idempotencyKey: row.id,
-      metering: {
-        source: 'approval',
-        record: row.id,
-        agent_id: row.agent_id,
-        generation_id: row.generation_id,
-        session_id: row.session_id,
-        orchestration_run_id: row.orchestration_run_id,
-        node_id: row.node_id,
-        add: draft => void used.push(draft),
-      },
+      metering: { ...metering, add: draft => void used.push(draft) },
       judged: true,
       signal: hold.signal,
     })
@@ -141,6 +137,24 @@ async function call(
     return failure({ code: 'TOOL_CALL_FAILED', message: told ? error.message : 'The call could not be made' })
   }
 }
+
+/** Whom the call of an item is metered to. */
+export const meteringOf = ({
+  id,
+  agent_id,
+  generation_id,
+  session_id,
+  orchestration_run_id,
+  node_id,
+}: ApprovalRow) => ({
+  source: 'approval' as const,
+  record: id,
+  agent_id,
+  generation_id,
+  session_id,
+  orchestration_run_id,
+  node_id,
+})
 
 /** The call is made as whoever the turn ran as, with the rights of this moment. */
 async function requirePrincipal(services: Services, row: ApprovalRow): Promise<void> {

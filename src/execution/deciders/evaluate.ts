@@ -14,7 +14,8 @@ import { callerForPrincipal } from '../../identity/principals.ts'
 import { findAgentVersion } from '../agents/served.ts'
 import { createTurn } from '../generations/create.ts'
 import { callTool, openCall } from '../tools/call.ts'
-import { toolKind } from '../tools/model.ts'
+import { lostCall } from '../tools/metering.ts'
+import { type ToolRow, toolKind } from '../tools/model.ts'
 import { requireCallable } from './backend.ts'
 import { type DecisionRow, decisionKind, isSettled } from './model.ts'
 import { answersSchema, askingMessage } from './prompt.ts'
@@ -22,7 +23,7 @@ import type { Answer } from './questions.ts'
 import { type DecisionMessage, decisionQueue } from './queue.ts'
 import { sealOf } from './request.ts'
 import { type End, SOURCE, settleDecision } from './settle.ts'
-import { type Claim, decisionAttempts, endAttempt, findHeld } from './store.ts'
+import { type Claim, decisionAttempts, endAttempt, findHeld, hasCalled } from './store.ts'
 import { toolAnswers } from './tool-answer.ts'
 
 /** How long the lease of a worker is, and how often it renews it. */
@@ -129,21 +130,29 @@ async function take(tx: Tx, services: Services, message: DecisionMessage): Promi
   const claim = await claimOrWait(tx, decisionAttempts, named, ownLease(services), decisionQueue, message)
   if (claim === 'held') return null
   if (!claim) {
-    await giveUp(tx, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
+    await giveUp(tx, services, message, new AppError('DECISION_INTERRUPTED', { message: LOST }))
     return null
   }
   await decisionKind.update(tx, decision.id, { status: 'running' })
   return { claim, decision, sealed: held.sealed }
 }
 
+/** The use of a call that a lost worker has made; what it was given is not looked at again. */
+const lostCallOf = ({ id, project_id, tool_id }: DecisionRow, tool: ToolRow | null): UsageDraft =>
+  lostCall(tool ?? { id: tool_id, name: 'decider', project_id }, null, { source: 'decider', record: id }, null)
+
 const LOST = 'The workers of the decision were lost one after the other'
 
 /** Ends a decision that no live worker holds with a failure. */
-export async function giveUp(tx: Tx, message: DecisionMessage, error: unknown): Promise<void> {
+export async function giveUp(tx: Tx, services: Services, message: DecisionMessage, error: unknown): Promise<void> {
   const { decision_id, attempt_id } = message
   const decision = await decisionKind.find(tx, decision_id, true)
-  if (decision && (await decisionAttempts.endIdle(tx, { entity: decision_id, id: attempt_id })))
-    await settleDecision(tx, decision_id, { error: recordedFailure(error) })
+  if (!decision) return
+  const called = await hasCalled(tx, decision_id)
+  if (!(await decisionAttempts.endIdle(tx, { entity: decision_id, id: attempt_id }))) return
+  if (called)
+    await recordUsage(services, [lostCallOf(decision, await toolKind.find(tx, decision.tool_id as string))], tx)
+  await settleDecision(tx, decision_id, { error: recordedFailure(error) })
 }
 
 /** Ends a decision that this worker holds. Raises Superseded when it does not. */
@@ -167,7 +176,10 @@ async function answersOf(
   const { id, project_id, asked } = decision
   const { principal, permission } = claim
   const tool = await toolKind.find(services.pool, decision.tool_id as string)
-  if (claim.called && !tool?.idempotent) return raise('DECISION_INTERRUPTED')
+  if (claim.called && !tool?.idempotent) {
+    used.push(lostCallOf(decision, tool))
+    return raise('DECISION_INTERRUPTED')
+  }
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: decision.tool_id } })
   requireCallable(tool)
   const input = inputOf(services, decision, sealed)

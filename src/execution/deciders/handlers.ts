@@ -22,7 +22,7 @@ export const decisionHandlers = [
     {
       // A message stays with a lost worker no longer than the attempt.
       leaseSeconds: config => Math.min(config.DECISION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
-      onExhausted: (asked, error, services) => services.write(tx => giveUp(tx, asked, error)),
+      onExhausted: (asked, error, services) => services.write(tx => giveUp(tx, services, asked, error)),
     },
     evaluate,
   ),

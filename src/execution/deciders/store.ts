@@ -36,6 +36,12 @@ export const decisionAttempts = attempts({
   owner: 'decisions',
   row,
 })
+const calling = sql.type(z.object({ called: z.boolean() }))
+
+/** Whether a worker may have called the tool of a decision. By the primary key. */
+export const hasCalled = async (db: Queryable, decisionId: string): Promise<boolean> =>
+  (await db.maybeOneFirst(calling`select called from decision_attempts where decision_id = ${decisionId}`)) === true
+
 export type Claim = Claimed & z.output<z.ZodObject<typeof row>>
 
 /** Where what is decided about is held. */

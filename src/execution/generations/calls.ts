@@ -6,9 +6,9 @@ import { fault } from '../../core/process/fault.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { type Deciding, decide, outcomeOf, type Released } from './decide-call.ts'
 import type { Entry } from './journal-store.ts'
-import { attributionOf } from './metering.ts'
+import { attributionOf, lostTurnCall } from './metering.ts'
 import type { CallOutcome } from './model.ts'
-import { callFailed, failed } from './open-step.ts'
+import { callFailed, failed, UNKNOWN } from './open-step.ts'
 import type { TurnTool } from './toolbox.ts'
 
 /** The calls of one step: decided one by one, made side by side, journalled before and after. */
@@ -50,6 +50,10 @@ export async function makeCalls(calling: Calling): Promise<CallsMade> {
     signal.throwIfAborted()
     if ('released' in decided) released.push(decided.released)
     else outcomes.set(position, decided.outcome)
+    if ('outcome' in decided && decided.outcome === UNKNOWN) {
+      const tool = calling.tools.get(tool_name)
+      if (!tool?.perform) calling.meter(lostTurnCall(calling.generation, step.tool_calls[position], tool))
+    }
     if ('released' in decided || decided.judged) called.add(tool_name)
     if ('outcome' in decided && decided.judged)
       judged.push({ n: step.n, position: position + 1, value: decided.outcome })

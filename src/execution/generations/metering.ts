@@ -6,9 +6,12 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
 import { aiProviderKind } from '../providers/model.ts'
+import type { Callable } from '../tools/call-model.ts'
+import { lostCall } from '../tools/metering.ts'
 import type { LoadedTurn } from './attempt-store.ts'
 import type { AnsweredStep, Left } from './left.ts'
-import type { GenerationRow } from './model.ts'
+import type { GenerationRow, OpenStep } from './model.ts'
+import { WRITE_MEMORY } from './open-step.ts'
 
 type Generation = Pick<
   GenerationRow,
@@ -108,6 +111,34 @@ export async function rateTurn(
   return { rated, usage: { ...usage, cost_usd: costOf(rated) } }
 }
 
+/** As much of a tool of a turn as the use of a call names. */
+type Used = { callable: Callable; action: string | null; perform?: unknown }
+
+/** The calls of a step that were started and whose outcome nobody knows. `tools`: those of the turn, where they are known. */
+export function lostCalls(
+  generation: Generation,
+  { step, started, outcomes }: NonNullable<Left['open']>,
+  tools?: ReadonlyMap<string, Used>,
+): UsageDraft[] {
+  return [...started].flatMap(position => {
+    const { id, tool_name, args } = step.tool_calls[position]
+    const tool = tools?.get(tool_name)
+    if (outcomes.has(position) || tool?.perform || tool_name === WRITE_MEMORY) return []
+    return [lostTurnCall(generation, { id, tool_name, args }, tool)]
+  })
+}
+
+/** The use of one such call. */
+export function lostTurnCall(
+  generation: Generation,
+  { id, tool_name, args }: Pick<OpenStep['tool_calls'][number], 'id' | 'tool_name' | 'args'>,
+  tool?: Used,
+): UsageDraft {
+  const named = tool?.callable ?? { id: null, name: tool_name, project_id: generation.project_id }
+  const record = `${generation.id}:${id}`
+  return lostCall(named, tool?.action ?? null, { ...attributionOf(generation), source: 'agent', record }, args)
+}
+
 /** Meters a turn that is ended from outside, and returns what it used; null when no call of it was answered. */
 export async function meterStopped(
   tx: Tx,
@@ -121,6 +152,7 @@ export async function meterStopped(
     call: { input: generation.input, output: null },
   }
   const { rated, usage } = await rateTurn(services, generation, used, tx)
-  addUsage(tx, rated)
+  const calls = open ? await rateUsage(services, lostCalls(generation, open), tx) : []
+  addUsage(tx, [...rated, ...calls])
   return usage
 }

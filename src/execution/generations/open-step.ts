@@ -38,6 +38,9 @@ export const failed = (code: string, message: string, meta?: Record<string, unkn
 })
 export const callFailed = (message: string, reason: string) => failed('TOOL_CALL_FAILED', message, { reason })
 
+/** Name of the platform's own tool that states facts: it calls nobody. */
+export const WRITE_MEMORY = 'write_memory'
+
 const NOT_RUN = callFailed('The turn ended before the call was made', 'not_run')
 /** Of a call that was started by a worker that was lost. */
 export const UNKNOWN = callFailed('Whether the call was made is not known', 'outcome_unknown')

@@ -15,7 +15,7 @@ import type { Frame } from './frame-store.ts'
 import { FrameWriter, startedOf } from './frames.ts'
 import { type Entry, journalRows, type OpenWork, readJournal, writeJournal } from './journal-store.ts'
 import { TURN_CHANNEL, TurnLost } from './live.ts'
-import { type Slugs, slugsOf } from './metering.ts'
+import { lostCalls, type Slugs, slugsOf } from './metering.ts'
 import { type GenerationRow, generationKind, type OpenStep, type StepRow, type Work } from './model.ts'
 import type { TurnRun } from './source.ts'
 import { storedStep } from './steps.ts'
@@ -240,6 +240,13 @@ export class TurnAttempt {
     const count = this.calls.length
     const rated = await retryWhileUnavailable(() => rateUsage(this.services, this.calls), this.run)
     return { rated, written: () => void this.calls.splice(0, count) }
+  }
+
+  /** Takes up the use of calls whose outcome is not known when the turn ends. */
+  leaveUnknown(open: NonNullable<OpenWork['open']>): void {
+    const known = new Set(this.calls.map(({ idempotency_key }) => idempotency_key))
+    const lost = lostCalls(this.generation, open, this.tools.tools)
+    this.calls.push(...lost.filter(({ idempotency_key }) => !known.has(idempotency_key)))
   }
 
   /** Records usage that no write of the turn has taken along. */

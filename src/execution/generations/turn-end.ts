@@ -130,6 +130,7 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
       }),
     run,
   )
+  if (!given && turn.begun) turn.leaveUnknown(turn.begun)
   const calls = await turn.rateCalls()
   const now = new Date().toISOString()
   const shown: GenerationRow = {

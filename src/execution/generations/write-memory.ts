@@ -7,10 +7,10 @@ import { type KnowledgeConfig, mergedKnowledge } from '../agents/knowledge.ts'
 import { complete } from '../tools/model.ts'
 import { actingCaller, endUserOf } from './authority.ts'
 import type { GenerationRow, Work } from './model.ts'
+import { WRITE_MEMORY } from './open-step.ts'
 import type { TurnTool, Unavailable } from './toolbox.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
-export const WRITE_MEMORY = 'write_memory'
 const WRITE = 'memories:CreateMemoryEntry'
 
 const DESCRIPTION =

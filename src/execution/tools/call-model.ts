@@ -21,7 +21,8 @@ export type Callable = Definition & {
 }
 
 /** The project in whose name a tool is called. */
-export const callingProject = ({ consumer, project_id }: Callable): string => consumer?.project_id ?? project_id
+export const callingProject = ({ consumer, project_id }: Pick<Callable, 'consumer' | 'project_id'>): string =>
+  consumer?.project_id ?? project_id
 
 /** What a call may take, with everything that it calls in turn. */
 export type Limits = {

@@ -1,19 +1,19 @@
 import { randomUUID } from 'node:crypto'
 import { recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type Callable, callingProject, type ToolCall } from './call-model.ts'
+import { type Callable, callingProject, type Metering, type ToolCall } from './call-model.ts'
 
-/** Meters a call that was made, whatever became of it. Prices of the tool see what it answered, before any mapping. */
-export function meterCall(
-  services: Services,
-  tool: Callable,
+/** As much of a tool as its use names. `id` is null for a tool that is not known any more. */
+type Named = Pick<Callable, 'id' | 'name' | 'project_id' | 'consumer'>
+
+/** The use of a call. Prices of the tool see what it answered, before any mapping. */
+function draftOf(
+  tool: Named,
   action: string | null,
-  { metering }: Pick<ToolCall, 'metering'>,
+  { source, record, add: _, ...attribution }: Metering,
   call: NonNullable<UsageDraft['call']>,
-): void {
-  if (!metering) return
-  const { source, record, add, ...attribution } = metering
-  const draft: UsageDraft = {
+): UsageDraft {
+  return {
     ...attribution,
     idempotency_key: `tool:${record ?? randomUUID()}`,
     project_id: callingProject(tool),
@@ -27,6 +27,29 @@ export function meterCall(
     components: [{ component: 'tool_call', quantity: 1, unit: 'tool_call', billable: true }],
     call,
   }
-  if (add) add(draft)
+}
+
+/** Meters a call that was made, whatever became of it. */
+export function meterCall(
+  services: Services,
+  tool: Callable,
+  action: string | null,
+  { metering }: Pick<ToolCall, 'metering'>,
+  call: NonNullable<UsageDraft['call']>,
+): void {
+  if (!metering) return
+  const draft = draftOf(tool, action, metering, call)
+  if (metering.add) metering.add(draft)
   else recordUsageLater(services, [draft])
 }
+
+/**
+ * The use of a call that was about to be made when its worker was lost, and that is not made again: it may have been made, and
+ * counts as made. Under the key of the call, so that a worker that was only late counts it once.
+ */
+export const lostCall = (
+  tool: Named,
+  action: string | null,
+  metering: Metering & { record: string },
+  input: unknown,
+): UsageDraft => draftOf(tool, action, metering, { input, output: null })
