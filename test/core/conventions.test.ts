@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
+import { isDeepStrictEqual } from 'node:util'
 import { outsideTransaction } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { type Described, describedOperations } from '../support/fuzz.ts'
 import { populate } from '../support/populate.ts'
 
@@ -24,6 +26,16 @@ const pathWith = (described: Described, ids: Record<string, string>): string =>
 
 /** Routes that look at a token of their own before they look at the body. */
 const WITH_TOKEN = ['uploadFileWithToken', 'completeIngestionCallback', 'callOrchestrationRunHook', 'callTriggerHook']
+
+/** What a read shows of records beside what their events do: what belongs to the reader, and what counts others without an event. */
+const READ_ALONE: Record<string, readonly string[]> = {
+  documents: ['content'],
+  shares: ['acceptance', 'projection'],
+  tasks: ['available_transitions'],
+  cases: ['evidence_count', 'updated_at'],
+  conversations: ['message_count', 'updated_at'],
+  memory_stores: ['memory_count'],
+}
 
 /** Lists of figures: a parameter that they do not know would seem to narrow them. */
 const REFUSING = ['listUsageEvents']
@@ -447,6 +459,26 @@ describe('conventions', () => {
         // An event's time is that of its envelope; a document's status is a part of its record.
         assert.ok('created_at' in body || ['getEvent', 'getDocumentStatus'].includes(described.id), described.id)
       }
+    })
+
+    it('is what its newest event shows', async () => {
+      const { pool } = app.services
+      const compared: string[] = []
+      const differing: Record<string, string[]> = {}
+      for (const described of operations.filter(({ id, method }) => method === 'GET' && /^get/.test(id))) {
+        const read = await call(app.admin, described)
+        if (read.status !== 200 || typeof read.body.id !== 'string') continue
+        const of = (await storedEvents(pool, { resource: read.body.id })).at(-1)
+        if (!of || compared.includes(read.body.id)) continue
+        compared.push(read.body.id)
+        const apart = READ_ALONE[of.name.split('.')[0]] ?? []
+        const fields = Object.keys(read.body).filter(
+          field => !apart.includes(field) && !isDeepStrictEqual(of.data[field], read.body[field]),
+        )
+        if (fields.length > 0) differing[of.name] = fields
+      }
+      assert.deepEqual(differing, {})
+      assert.ok(compared.length > 20, `${compared.length}`)
     })
 
     it('is the same in the answer of its creation, its GET and its list', async () => {

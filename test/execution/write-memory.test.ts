@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { storedEvents } from '../support/events.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { refused } from './tool-target.ts'
 
@@ -68,6 +69,8 @@ describe('the tool write_memory', function () {
       read.memory_entries.map((each: any) => each.id),
       [entry.id],
     )
+    const [completed] = await storedEvents(app.services.pool, { name: 'generations.completed', resource: generation })
+    assert.deepEqual(completed.envelope.data, read)
     assert.equal(read.tool_surface.tools, 1)
     assert.equal((await app.key.get('/generations')).body.data[0].memory_entries, undefined)
     const again = await firstResult(await turn((await writer(storeId)).id))

@@ -4,6 +4,7 @@ import type { Services } from '../../core/process/services.ts'
 import { lockRunnable } from '../../identity/projects/pause.ts'
 import type { AgentRow } from '../agents/model.ts'
 import type { TurnInput } from '../generations/create.ts'
+import { remembered } from '../generations/ended.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { joinChain } from '../generations/store.ts'
 import { addTraceNote } from '../generations/trace-store.ts'
@@ -98,7 +99,14 @@ async function refuseHop(
   const root = await generationKind.find(tx, root_generation_id)
   if (root)
     tx.emit(generationKind, 'chain_limit', root, {
-      extra: { chain_id, root_generation_id, chain_size, limit, limit_source },
+      extra: {
+        memory_entries: await remembered(tx, root.id),
+        chain_id,
+        root_generation_id,
+        chain_size,
+        limit,
+        limit_source,
+      },
     })
   addException(tx, {
     project_id,

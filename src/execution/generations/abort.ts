@@ -4,7 +4,7 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
 import { heldBy, settlementParts } from './attempt-store.ts'
 import type { TurnInput } from './create.ts'
-import { followEnd } from './ended.ts'
+import { followEnd, remembered } from './ended.ts'
 import { lastFrame } from './frame-store.ts'
 import { makeFrame } from './frames.ts'
 import { leftOf } from './left.ts'
@@ -118,7 +118,7 @@ export async function abortTurn(
   const journalled = generation.journalled > 0
   const stored = step && storedStep(step, generation.content_mode)
   await heldBy(tx, settlementParts({ generation, after, step: stored, frames, journalled }))
-  followEnd(tx, after)
+  followEnd(tx, after, generation.journalled > 0 ? await remembered(tx, generationId) : [])
   await ownerOf(after)?.settled(tx, after, { status: 'failed', content: null, object: null, error: failure })
   if (after.step_count > 0) tx.send(traceWrite, { trace_id: after.trace_id, project_id: after.project_id })
   return 'failed'

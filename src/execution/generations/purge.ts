@@ -13,7 +13,7 @@ import { eraseAnswers, type KeptWhile } from '../../core/api/idempotency.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import type { Services } from '../../core/process/services.ts'
-import { followEnd } from './ended.ts'
+import { followEnd, withMemory } from './ended.ts'
 import { leftOf } from './left.ts'
 import { meterStopped } from './metering.ts'
 import { type GenerationRow, generationKind, type TraceRow } from './model.ts'
@@ -39,6 +39,7 @@ const withoutContent = withoutFields(
   'output',
   'input',
   'required_action',
+  'memory_entries',
 )
 
 /** An answer that shows a turn is kept for repeats only while the turn's content is: a purge may come before. */
@@ -76,7 +77,7 @@ async function erase(
   const paused = new Set(generations.filter(({ status }) => status === 'requires_action').map(({ id }) => id))
   const ended = redacted.filter(({ id }) => paused.has(id))
   for (const row of ended) {
-    followEnd(tx, row)
+    followEnd(tx, row, null)
     await ownerOf(row)?.settled(tx, row, {
       status: 'failed',
       content: null,
@@ -89,7 +90,7 @@ async function erase(
     { resource_type: traceKind.name, ids: traceIds, without: withoutContent },
   ])
   const kept_answers = await eraseAnswers(tx, services, projectId, [...ids, ...traceIds], unavailable())
-  for (const row of redacted) tx.emit(generationKind, 'content_purged', row)
+  for (const row of redacted) tx.emit(generationKind, 'content_purged', row, withMemory(null))
   return { redacted, counts: addCounts(counts, { generations: redacted.length, kept_answers }) }
 }
 

@@ -10,6 +10,7 @@ import type { AgentRow } from '../agents/model.ts'
 import type { LoadedRoute } from '../model-routes/store.ts'
 import { claimParts, handBackTurn, isWritten, journalStep, type LoadedTurn } from './attempt-store.ts'
 import type { Told } from './calls.ts'
+import { withMemory } from './ended.ts'
 import type { Attachments } from './files.ts'
 import type { Frame } from './frame-store.ts'
 import { FrameWriter, startedOf } from './frames.ts'
@@ -102,7 +103,7 @@ export class TurnAttempt {
     this.generation = after
     const { held } = await services.writeOne(outgoing => {
       if (first) {
-        outgoing.emit(generationKind, 'started', after)
+        outgoing.emit(generationKind, 'started', after, withMemory([]))
         run.source?.started?.(outgoing, after)
       }
       if (frames.length > 0) outgoing.notify(TURN_CHANNEL, `${before.id} frames`)

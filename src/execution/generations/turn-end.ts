@@ -5,7 +5,7 @@ import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { fault } from '../../core/process/fault.ts'
 import { settlementParts } from './attempt-store.ts'
 import type { Told } from './calls.ts'
-import { followersOf } from './ended.ts'
+import { followersOf, rememberedBy } from './ended.ts'
 import { rateTurn } from './metering.ts'
 import { type GenerationRow, type StepRow, storable, type Work } from './model.ts'
 import { settledStep } from './open-step.ts'
@@ -155,6 +155,7 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
     notes: work?.notes ?? {},
   })
   const follow = await retryWhileUnavailable(() => followersOf(services, shown), run)
+  const memory = await retryWhileUnavailable(() => rememberedBy(services.pool, generation, steps), run)
   await closeAttempt(turn, {
     after,
     frames,
@@ -164,7 +165,7 @@ async function settle(turn: TurnAttempt, end: End, given: StepRow | null, told: 
         : turn.frames.next('error', end.error),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
     follow(outgoing) {
-      follow(outgoing, after)
+      follow(outgoing, after, memory)
       addUsage(outgoing, [...used.rated, ...calls.rated])
     },
     add: source?.settle && (tx => source.settle?.(tx, after, outcome())),

@@ -1,10 +1,11 @@
 import { addUsage } from '../../control/usage/meter.ts'
 import { sumUsage } from '../../control/usage/totals.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { fault } from '../../core/process/fault.ts'
 import { pauseParts } from './attempt-store.ts'
 import type { Told } from './calls.ts'
 import type { Released } from './decide-call.ts'
-import { followPause } from './ended.ts'
+import { followPause, rememberedBy } from './ended.ts'
 import { type Entry, journalRows, type OpenWork } from './journal-store.ts'
 import type { GenerationRow } from './model.ts'
 import { agentResult, requiredAction } from './result.ts'
@@ -32,6 +33,7 @@ export async function pauseTurn(turn: TurnAttempt, pending: readonly Released[],
     updated_at: now,
   }
   const calls = await turn.rateCalls()
+  const memory = await retryWhileUnavailable(() => rememberedBy(services.pool, generation, [...steps, step]), run)
   const after = shown.content_mode === 'none' ? { ...shown, required_action: null } : shown
   await closeAttempt(turn, {
     after,
@@ -39,7 +41,7 @@ export async function pauseTurn(turn: TurnAttempt, pending: readonly Released[],
     last: result => turn.frames.next('requires_action', result ?? agentResult(shown, steps, step)),
     parts: frames => pauseParts(generation, after, entries, frames),
     follow(outgoing) {
-      followPause(outgoing, after)
+      followPause(outgoing, after, memory)
       addUsage(outgoing, calls.rated)
     },
     add: source?.pause && (tx => source.pause?.(tx, after, { required_action, text: step.text, model: step.model })),
