@@ -1,15 +1,16 @@
 import assert from 'node:assert/strict'
 import { newId } from '../../src/core/api/ids.ts'
 import { client } from '../local/double/client.ts'
-import type { Client } from '../support/app.ts'
+import { type Client, eventually } from '../support/app.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { json, made, startTarget, type Target } from './tool-target.ts'
 
 describe('documents in messages', () => {
   let app: AgentApp
   let double: ReturnType<typeof client>
 
   before(async () => {
-    app = await startAgentApp()
+    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     double = client(app.double)
   })
   after(() => app?.close())
@@ -118,5 +119,126 @@ describe('documents in messages', () => {
       const refused = await ask(content)
       assert.deepEqual([refused.status, refused.body.error.meta.action], [403, 'documents:GetDocument'])
     }
+  })
+
+  describe('beside results of tools', () => {
+    let target: Target
+    let tool: any
+    before(async () => {
+      target = await startTarget()
+      tool = await made(app.key, { name: 'order', execute: { url: `${target.url}/order` } })
+    })
+    beforeEach(() => {
+      target.requests.length = 0
+      target.answer = json({ order: { state: 'shipped', items: ['tea'] } })
+    })
+    after(() => target?.close())
+
+    const result = (fields: object = {}) => ({ type: 'tool_output', tool_id: tool.id, ...fields })
+    const boundTo = async (name: string, ...ids: string[]) => {
+      await double.put(name, { rules: [] })
+      return app.agent({ model: `${name}/m`, tool_bindings: ids.map(tool_id => ({ tool_id })) })
+    }
+    const refusedAs = (reply: any, status: number, code: string) =>
+      assert.deepEqual([reply.status, reply.body.error?.code], [status, code], JSON.stringify(reply.body))
+
+    it('stand for what a tool answers, which is called once before the model', async () => {
+      const agent = await boundTo('outputs', tool.id)
+      const { status, body } = await generate(
+        [
+          text('It is'),
+          result({ input: { id: 7 }, output_path: 'order.state' }),
+          result({ output_path: 'order.items.0' }),
+          result(),
+        ],
+        agent,
+      )
+      assert.equal(status, 200, JSON.stringify(body))
+      assert.deepEqual(
+        target.requests.map(request => JSON.parse(request.body || '{}')),
+        [{ id: 7 }, {}, {}],
+      )
+      const whole = '{"order":{"state":"shipped","items":["tea"]}}'
+      const [request] = await double.requests('outputs')
+      assert.deepEqual(request.body.messages[0].content, ['It is', 'shipped', 'tea', whole].map(text))
+      for (const role of ['user', 'assistant'])
+        assert.equal((await generate(result({ output_path: 'order.state' }), agent, app.key, role)).status, 200)
+      const [, second, third] = await double.requests('outputs')
+      assert.deepEqual(
+        [second, third].map(({ body }) => [body.messages[0].role, body.messages[0].content]),
+        [
+          ['user', 'shipped'],
+          ['assistant', 'shipped'],
+        ],
+      )
+      // The turn keeps what was answered, and its use names it.
+      const { input } = (await app.key.get(`/generations/${body.id}/transcript`)).body
+      assert.deepEqual(input[0].content, request.body.messages[0].content)
+      const uses = async () =>
+        (await app.key.get(`/usage/events?generation_id=${body.id}&meter_type=tool_execution`)).body.data
+      await eventually(async () => (await uses()).length === 3)
+      assert.deepEqual((await uses())[0].source, 'direct')
+    })
+
+    it('are of a tool that the agent is bound to and the caller may call, and that can be called here', async () => {
+      const other = await made(app.key, { name: 'other', execute: { url: target.url } })
+      const client = await made(app.key, { name: 'theirs', type: 'client' })
+      const foreign = (await app.project()).key
+      const away = await made(foreign, { name: 'away', execute: { url: target.url } })
+      const agent = await boundTo('bound', tool.id, client.id)
+      const before = (await app.key.get('/generations')).body.total
+      for (const tool_id of [other.id, away.id, newId('tool'), 'x'])
+        refusedAs(await generate([text('x'), result({ tool_id })], agent), 403, 'FORBIDDEN')
+      refusedAs(await generate(result({ tool_id: client.id }), agent), 422, 'TOOL_CALL_NOT_SUPPORTED')
+      const allow = (action: string) => ({
+        statement: [{ effect: 'Allow', action: [action], resource: [`srn:${app.projectId}:*:*`] }],
+      })
+      const user = (await app.user(undefined, [allow('agents:CreateAgentGeneration')])) as Client
+      const denied = await generate(result(), agent, user)
+      refusedAs(denied, 403, 'FORBIDDEN')
+      assert.equal(denied.body.error.meta.action, 'tools:CallTool')
+      const caller = (await app.user(undefined, [
+        allow('agents:CreateAgentGeneration'),
+        allow('tools:CallTool'),
+      ])) as Client
+      // All are checked before the first is called.
+      refusedAs(await generate([result(), result({ tool_id: other.id })], agent), 403, 'FORBIDDEN')
+      assert.equal(target.requests.length, 0)
+      assert.equal((await generate(result(), agent, caller)).status, 200)
+      assert.equal((await app.key.get('/generations')).body.total, before + 1)
+    })
+
+    it('are refused with the code of the call, or where their path leads nowhere, and no turn is made', async () => {
+      const agent = await boundTo('failing', tool.id)
+      const before = (await app.key.get('/generations')).body.total
+      const refusedAt = async (content: unknown, path: string) => {
+        const reply = await generate(content, agent)
+        refusedAs(reply, 400, 'VALIDATION_FAILED')
+        assert.equal(reply.body.error.meta.problems[0].path, path)
+      }
+      for (const output_path of ['order.none', 'order.items.1', 'order.__proto__'])
+        await refusedAt([text('x'), result({ output_path })], 'messages[0].content[1].output_path')
+      target.requests.length = 0
+      await refusedAt(
+        Array.from({ length: 17 }, () => result()),
+        'messages',
+      )
+      assert.equal(target.requests.length, 0)
+      target.answer = json({ no: 'order' }, 500)
+      refusedAs(await generate(result(), agent), 502, 'TOOL_HTTP_ERROR')
+      await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'night' })
+      target.requests.length = 0
+      refusedAs(await generate(result(), agent), 409, 'PROJECT_PAUSED')
+      await app.admin.post(`/projects/${app.projectId}/resume`)
+      assert.equal(target.requests.length, 0)
+      assert.equal((await app.key.get('/generations')).body.total, before)
+    })
+
+    it('are for agents alone: chats and sessions know no such part', async () => {
+      const session = (await app.key.post('/sessions', { agent_id: app.agentId })).body
+      refusedAs(await app.key.post(`/sessions/${session.id}/messages`, { message: result() }), 400, 'VALIDATION_FAILED')
+      const completion = await app.key.post('/chat/completions', { messages: [{ role: 'user', content: [result()] }] })
+      assert.equal(completion.status, 400)
+    })
   })
 })

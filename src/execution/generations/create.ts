@@ -9,6 +9,7 @@ import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
+import { requireRunnable } from '../../identity/projects/pause.ts'
 import { firstProvider } from '../model-routes/store.ts'
 import type { ModelMessage } from '../providers/exchange.ts'
 import { modelClient } from '../providers/models.ts'
@@ -178,6 +179,20 @@ async function requireCallable(
   if (binding.require_priced_model) await requirePrices(services, binding, model ?? null, db)
 }
 
+/**
+ * Refuses a turn before anything is done for it that no refusal undoes: PROJECT_PAUSED, and what `requireCallable` and the quotas
+ * refuse. What makes the turn asks again.
+ */
+export async function refuseEarly(
+  services: Services,
+  input: Pick<TurnInput, 'project_id' | 'agent_id' | 'actor_id'>,
+  binding: Binding,
+): Promise<void> {
+  await requireRunnable(services.pool, input.project_id)
+  await requireCallable(services, binding, {})
+  await checkSpend(services, spenderOf(input))
+}
+
 /** Tokens whose prices say what a turn costs. */
 const PRICED = ['input_tokens', 'output_tokens'] as const
 
@@ -232,7 +247,11 @@ export const nestedIn = (origin: Origin | null): Partial<TurnInput> =>
       }
     : {}
 
-const spenderOf = ({ project_id, agent_id, actor_id = null }: TurnInput): Spender => ({
+const spenderOf = ({
+  project_id,
+  agent_id,
+  actor_id = null,
+}: Pick<TurnInput, 'project_id' | 'agent_id' | 'actor_id'>): Spender => ({
   project_id,
   agent_id,
   actor_id,

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { UsageTotals } from '../../control/usage/totals.ts'
-import { invalid, raise } from '../../core/api/errors.ts'
+import { type ErrorCode, invalid, raise } from '../../core/api/errors.ts'
+import { newId } from '../../core/api/ids.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { type Context, itemOperation } from '../../core/api/operation.ts'
 import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
@@ -11,11 +12,12 @@ import { checkOverlay, KnowledgeOverlay } from '../agents/knowledge.ts'
 import { type AgentRow, agentKind, StepRules, StepToolChoice, TurnStopConditions, toolIds } from '../agents/model.ts'
 import { takeTurn } from './admit.ts'
 import { answerTurn, madeStatus, turnMode, WaitQuery } from './answer.ts'
-import { createTurn, createTurnAtOnce, nestedIn, spendRefusals, type TurnInput } from './create.ts'
+import { createTurn, createTurnAtOnce, nestedIn, refuseEarly, spendRefusals, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { type SentMessage, withDocuments } from './documents.ts'
 import { admitFiles } from './files.ts'
-import type { Work } from './model.ts'
+import { generationKind, type Work } from './model.ts'
+import { type AskedMessage as Asked, ToolOutputPart, withoutToolOutputs, withToolOutputs } from './tool-parts.ts'
 import { requireContext } from './toolbox.ts'
 import { findTrace } from './trace-store.ts'
 
@@ -54,9 +56,31 @@ export const Message = z
     message: 'must be a text or a document in a message of the assistant',
   })
 
+/** A message that a turn is asked with; it alone may have results of tools for texts. */
+const AskedMessage = z
+  .strictObject({
+    role: Message.shape.role,
+    content: z
+      .union([
+        text,
+        z.discriminatedUnion('type', [Document, ToolOutputPart]),
+        z
+          .array(z.discriminatedUnion('type', [...Part.options, ToolOutputPart]))
+          .min(1)
+          .max(32),
+      ])
+      .describe(
+        'Text; a document whose text it is; the result of a tool that is called before the model; or in a message of the user parts: texts, documents, results and files (images, sounds and PDF)',
+      ),
+  })
+  .refine(({ role, content }) => role !== 'assistant' || !Array.isArray(content), {
+    path: ['content'],
+    message: 'must be a text, a document or the result of a tool in a message of the assistant',
+  })
+
 const GenerateInput = z
   .strictObject({
-    messages: z.array(Message).min(1).max(500).optional().describe('What was said so far, oldest first'),
+    messages: z.array(AskedMessage).min(1).max(500).optional().describe('What was said so far, oldest first'),
     prompt: text.optional().describe('Appended as the last message of the user'),
     stream: z.boolean().optional().describe('Answer with the event stream of the turn'),
     metadata: MetadataBag.nullish().describe('Data of your own, kept on the generation'),
@@ -125,6 +149,19 @@ export const turnFailures = [
   'GENERATION_FAILED',
   'RESOURCE_NOT_FOUND',
 ] as const
+
+/** What calls of tools are refused with that a request has made before its turn. */
+const toolCallRefusals: ErrorCode[] = [
+  'TOOL_CALL_NOT_SUPPORTED',
+  'TOOL_DISPATCH_FAILED',
+  'TOOL_EGRESS_BLOCKED',
+  'TOOL_HTTP_ERROR',
+  'TOOL_AUTH_FAILED',
+  'SECRET_NOT_FOUND',
+  'SECRET_NOT_DECRYPTABLE',
+  'PIPELINE_STEP_FAILED',
+  'PIPELINE_DEPTH_EXCEEDED',
+]
 
 type Body = z.output<typeof GenerateInput>
 
@@ -205,7 +242,7 @@ export const generateOperation = itemOperation(agentKind, {
   summary: 'Run an agent: in the background, waited for, or streamed',
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
-  alsoActions: ['documents:GetDocument', 'files:DownloadFile', 'knowledge:SearchKnowledge'],
+  alsoActions: ['documents:GetDocument', 'files:DownloadFile', 'knowledge:SearchKnowledge', 'tools:CallTool'],
   find: findRunnableAgent,
   query: WaitQuery,
   body: GenerateInput,
@@ -227,6 +264,7 @@ export const generateOperation = itemOperation(agentKind, {
     'GENERATION_CONTENT_UNAVAILABLE',
     'AGENT_NOT_FOUND',
     'SHARE_CAP_EXCEEDED',
+    ...toolCallRefusals,
   ],
   transaction: false,
   async run(context) {
@@ -245,11 +283,18 @@ export const generateOperation = itemOperation(agentKind, {
       await checkOverlay({ tx: services.pool, allow: context.allow }, agent, project_id, body.knowledge_config)
     await requireContext(services, agent, tool_context)
     await checkTraces(context)
-    const messages = await messagesOf(context, project_id)
+    const { sent, awaited } = withoutToolOutputs((body.messages ?? []) as Asked[])
+    let messages = await messagesOf({ ...context, body: { ...body, messages: sent } }, project_id)
+    const generation_id = newId(generationKind.prefix)
+    if (awaited.length > 0) {
+      await refuseEarly(services, { project_id, agent_id: agent.id }, agent)
+      messages = await withToolOutputs(context, { project_id, agent, generation_id }, messages, awaited)
+      checkSize(messages)
+    }
     const nested = nestedIn(context.origin)
     // It may be grouped under a trace of its own choice.
     if (body.trace_id) Object.assign(nested, { parent_trace_id: null, root_trace_id: null })
-    return answerTurn(context, mode, generation_id => {
+    const make = () => {
       const input: TurnInput = {
         generation_id,
         project_id,
@@ -279,6 +324,7 @@ export const generateOperation = itemOperation(agentKind, {
         note(tx)
         return made
       })
-    })
+    }
+    return answerTurn(context, mode, make, generation_id)
   },
 })
