@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { triggersIn } from '../../src/core/db/causation.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import type { Client } from '../support/app.ts'
 import { eventually } from '../support/app.ts'
@@ -156,7 +157,7 @@ describe('triggers of orchestrations', function () {
       )
       return found.length > 0 ? (found as any[]) : null
     })
-    return causation
+    return causation && triggersIn(causation)
   }
   it('hand on what led to the start of a run, and to what it waited for', async () => {
     const tool = await key.post('/tools', { name: 'resumes', type: 'platform', actions: ['resume-run'] })
@@ -209,7 +210,7 @@ describe('triggers of orchestrations', function () {
             made.map(({ id }) => id),
             'text',
           )}`)
-      return found.length >= made.length ? [...found] : null
+      return found.length >= made.length ? found.map(chain => triggersIn(chain as string[])) : null
     })
     assert.deepEqual(causations.toSorted(), made.map(({ id }) => [id]).toSorted())
   })
