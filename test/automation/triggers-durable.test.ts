@@ -298,7 +298,13 @@ describe('firings and their workers', function () {
     await app.services.pool.query(
       sql.unsafe`update trigger_firings set completed_at = now() - interval '31 days' where id = ${ids[0]}`,
     )
+    const fanouts = async () =>
+      app.services.pool.anyFirst(sql.unsafe`select root_id from trigger_fanouts order by root_id`)
+    await app.services.pool.query(sql.unsafe`
+      insert into trigger_fanouts (root_id, project_id, firings, created_at)
+      values ('evt_new', ${app.projectId}, 1, now() - interval '29 days'), ('evt_old', ${app.projectId}, 1, now() - interval '31 days')`)
     await pruneFirings(app.services)
+    assert.deepEqual(await fanouts(), ['evt_new'])
     assert.deepEqual(
       (await firingsOf(key, trigger.id)).map(({ id }) => id),
       [ids[1]],

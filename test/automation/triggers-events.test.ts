@@ -276,6 +276,24 @@ describe('event triggers', function () {
       })
     // The root itself is the first.
     assert.deepEqual((await Promise.all([dispatch(), dispatch(), dispatch()])).sort(), [0, 1, 8])
+    // An event that more triggers want than it may fire is counted before anything follows from it.
+    const first = { id: `${root.id}x`, project_id: app.projectId, chained: false }
+    const counts = sql.unsafe`select firings, skipped from trigger_fanouts where root_id = ${first.id}`
+    const fire = (of: typeof first, wanted: number) =>
+      app.services.write(async tx => {
+        const breadth = new Breadth(2)
+        await breadth.read(tx, [of])
+        const spent = breadth.isSpent(of)
+        await breadth.lock(tx, Array(wanted).fill(of))
+        const admitted = Array.from({ length: wanted }, () => breadth.admits(of))
+        await breadth.write(tx)
+        return [spent, ...admitted]
+      })
+    assert.deepEqual(await fire(first, 2), [false, true, true])
+    assert.deepEqual(await app.services.pool.any(counts), [])
+    assert.deepEqual(await fire(first, 3), [false, true, true, false])
+    assert.deepEqual(await fire({ ...first, chained: true }, 1), [true, false])
+    assert.deepEqual(await app.services.pool.any(counts), [{ firings: 2, skipped: 2 }])
   })
 
   it('take room in the storage of their project', async () => {

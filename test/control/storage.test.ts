@@ -254,6 +254,7 @@ describe('storage', () => {
         limit: 100,
         remaining: null,
         resets_at: null,
+        actors: null,
       })
       await stored(id, 30, '2026-07-05')
       assert.deepEqual(await usage(), {
@@ -262,6 +263,7 @@ describe('storage', () => {
         limit: 100,
         remaining: 70,
         resets_at: null,
+        actors: null,
       })
       await stored(id, 130, '2026-07-06')
       assert.deepEqual([(await usage()).observed_value, (await usage()).remaining], [130, 0])
