@@ -148,6 +148,21 @@ describe('workers killed in turns with tools', function () {
     assert.equal(await app.services.pool.oneFirst(entries(false)), 0)
   })
 
+  it('over one call again and again, end the turn, which has used the call once', async () => {
+    const agent = await app.agent({ tool_bindings: [bound('act', true)] })
+    const { body } = await app.key.post(`/agents/${agent}/generate`, script(call('act'), { text: 'done' }))
+    for (let lost = 0; lost < 3; lost++) await killed(await worker({ FAULT_POINTS: 'before_tool=kill' }))
+    await worker()
+    const record = await ended(body.generation_id)
+    assert.deepEqual([record.status, record.error.meta.reason], ['failed', 'executor_lost'])
+    const [{ tool_results }] = await stepsOf(record.id)
+    assert.equal(tool_results[0].error.meta.reason, 'outcome_unknown')
+    const uses = await app.services.pool.any(
+      sql.unsafe`select tool_action from usage_events where generation_id = ${record.id} and meter_type = 'tool_execution'`,
+    )
+    assert.deepEqual(uses, [{ tool_action: 'act' }])
+  })
+
   it('in a pause and behind it, go on days later with the version and the numbers they had', async () => {
     const client = { tool: { name: 'pick', type: 'client' } }
     const agent = await app.agent({ instructions: 'first', tool_bindings: [client, bound('act', false)] })
@@ -205,6 +220,7 @@ describe('workers killed in turns with tools', function () {
     assert.deepEqual([record.status, record.stop_reason], ['failed', 'cancelled'])
     const [{ tool_results }] = await stepsOf(record.id)
     assert.equal(tool_results[0].error.meta.reason, 'outcome_unknown')
+    assert.equal(await toolUses(record.id), 1)
     target.answer = json({ ok: true })
     const again = await app.key.post(`/generations/${record.id}/retry?wait=true`)
     assert.equal(again.body.output.content, 'done')
