@@ -142,6 +142,8 @@ describe('tasks whose workers are lost', function () {
     const failed = await closed(id)
     assert.equal(failed.state, 'bad')
     assert.equal(app.target.requests.length, 1)
+    const used = await ok(app.admin.get(`/usage/events?project_id=${app.projectId}&source=task&limit=100`))
+    assert.equal(used.data.filter(({ tool_id }: any) => tool_id === app.toolId).length, 1)
   })
 
   it('go on when the message of a dispatch is lost, and when that of its end is', async () => {

@@ -12,11 +12,13 @@ export type Redaction = {
   without: (data: Record<string, unknown>) => Record<string, unknown>
 }
 
+const holdsContent = (value: unknown): boolean => value != null && !(Array.isArray(value) && value.length === 0)
+
 /** Data without the values of fields. */
 export const withoutFields =
   (...fields: readonly string[]): Redaction['without'] =>
   data => {
-    const shown = fields.filter(field => data[field] != null)
+    const shown = fields.filter(field => holdsContent(data[field]))
     return shown.length === 0 ? data : { ...data, ...Object.fromEntries(shown.map(field => [field, null])) }
   }
 
