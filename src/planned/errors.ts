@@ -4,6 +4,7 @@ export const plannedErrors = {
   FORMATION_DELETE_FAILED: {
     status: 409,
     description: 'Some resources could not be deleted; stack left delete_failed',
+    hint: 'Remove what holds the resources that are left, then delete the formation again.',
   },
   FORMATION_HANDLER_FAILED: {
     status: 502,
@@ -14,9 +15,21 @@ export const plannedErrors = {
     description: 'Formation-level metadata contains a substitution expression',
   },
   FORMATION_MISSING_PARAMETERS: { status: 400, description: 'Required template parameters not supplied or empty' },
-  FORMATION_OPERATION_IN_PROGRESS: { status: 409, description: 'Write on a formation whose operation runs' },
-  FORMATION_PLAN_STALE: { status: 409, description: 'Saved plan no longer matches live state' },
-  FORMATION_PROTECTED: { status: 409, description: 'Delete of a protected formation' },
+  FORMATION_OPERATION_IN_PROGRESS: {
+    status: 409,
+    description: 'Write on a formation whose operation runs',
+    hint: 'Wait until the operation of the formation has ended, then repeat.',
+  },
+  FORMATION_PLAN_STALE: {
+    status: 409,
+    description: 'Saved plan no longer matches live state',
+    hint: 'Make another plan of the formation and apply that one.',
+  },
+  FORMATION_PROTECTED: {
+    status: 409,
+    description: 'Delete of a protected formation',
+    hint: 'Take the protection off the formation, then delete it.',
+  },
   FORMATION_REPLACE_CLEANUP_FAILED: {
     status: 500,
     description:

@@ -613,7 +613,7 @@ describe('conventions', () => {
 
     it('a missing id and one of a project that cannot be seen are told apart by nothing', async () => {
       const [gone, foreign] = [await limited.get(`/actors/${missing}`), await limited.get(foreignPath)]
-      const plain = (reply: Reply) => ({ ...reply.body.error, meta: Object.keys(reply.body.error.meta) })
+      const plain = ({ body: { error } }: Reply) => JSON.parse(JSON.stringify(error).replaceAll(error.meta.id, 'id'))
       assert.deepEqual(plain(gone), plain(foreign))
       assert.equal(foreign.body.error.meta.id, foreignPath.split('/')[2])
     })

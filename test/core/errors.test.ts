@@ -1,12 +1,14 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
+import ts from 'typescript'
 import {
   AppError,
   type ErrorCode,
   errorCodes,
   errorDocument,
   errorEntry,
+  errorTable,
   invalid,
   isErrorCode,
   raise,
@@ -128,6 +130,8 @@ const statuses = new Map(
 
 /** Codes of single problems (`meta.problems`), outcomes, checks and of Node, which are no error codes. */
 const OTHER_CODES = [
+  'ADDRESS_BLOCKED',
+  'ARGUMENT_NOT_REQUIRED',
   'DISPATCH_TARGET_INVALID',
   'DISPATCH_TARGET_NOT_FOUND',
   'DURATION_INVALID',
@@ -177,6 +181,44 @@ const sources = ['src', 'jobs', 'bin'].flatMap(dir =>
 
 const literals = (pattern: RegExp): { file: string; code: string }[] =>
   sources.flatMap(({ file, text }) => [...text.matchAll(pattern)].map(match => ({ file, code: match[1] })))
+
+/** Codes whose message says nothing of the occurrence: for who may not know more. */
+const CONSTANT = ['FORBIDDEN', 'INTERNAL_ERROR', 'UNAUTHORIZED']
+
+type Occurrence = { at: string; code: ErrorCode; message: boolean; meta: string[] | null }
+
+/** Where a source raises a code that it names: whether with a message, and what its meta says; null where that is not literal. */
+function occurrences(file: string, text: string): Occurrence[] {
+  if (!/\b(?:raise|AppError)\(/.test(text)) return []
+  const source = ts.createSourceFile(file, text, ts.ScriptTarget.Latest, true)
+  const found: Occurrence[] = []
+  const visit = (node: ts.Node): void => {
+    ts.forEachChild(node, visit)
+    if (!ts.isCallExpression(node) && !ts.isNewExpression(node)) return
+    const [code, options] = node.arguments ?? []
+    if (!['raise', 'AppError'].includes(node.expression.getText()) || !code || !ts.isStringLiteral(code)) return
+    const { line } = source.getLineAndCharacterOfPosition(node.getStart())
+    const names = options ? propertiesOf(options) : new Map<string, ts.Node>()
+    // What is handed on may have a message, and is raised where it is made.
+    const message = names === null || names.has('message')
+    const meta = names?.get('meta')
+    const said = meta ? propertiesOf(meta) : new Map()
+    found.push({ at: `${file}:${line + 1}`, code: code.text as ErrorCode, message, meta: said && [...said.keys()] })
+  }
+  visit(source)
+  return found
+}
+
+/** The properties that an object literal has by name; null for anything else. */
+function propertiesOf(node: ts.Node): Map<string, ts.Node> | null {
+  if (!ts.isObjectLiteralExpression(node) || node.properties.some(ts.isSpreadAssignment)) return null
+  return new Map(
+    node.properties.map(property => [
+      property.name?.getText() ?? '',
+      ts.isPropertyAssignment(property) ? property.initializer : property,
+    ]),
+  )
+}
 
 describe('the error catalogue', () => {
   it('has every code of the contract and of the conventions with its status, and no other', () => {
@@ -260,6 +302,32 @@ describe('the error catalogue', () => {
     )
   })
 
+  it('says for each conflict what to do about that one', () => {
+    const conflicts = errorCodes().filter(code => errorEntry(code).status === 409)
+    assert.ok(conflicts.length > 50)
+    const hints = conflicts.map(code => errorEntry(code).hint)
+    const alike = conflicts.filter((_code, index) => hints.indexOf(hints[index]) !== hints.lastIndexOf(hints[index]))
+    assert.deepEqual(alike, [])
+    assert.deepEqual(
+      conflicts.filter(code => errorTable.get(code).hint === undefined),
+      [],
+    )
+  })
+
+  it('has a message of the occurrence for everything that the source raises', () => {
+    const raised = sources.flatMap(({ file, text }) => occurrences(file, text))
+    assert.ok(raised.length > 300)
+    const wrong = raised.flatMap(({ at, code, message, meta }) => {
+      if (message || CONSTANT.includes(code)) return []
+      const { message: template } = errorTable.get(code)
+      if (template === undefined) return `${at} raises ${code} with the description of the code for a message`
+      const needed = [...template.matchAll(/\{(\w+)\}/g)].map(([, name]) => name)
+      const lacking = meta === null ? [] : needed.filter(name => !meta.includes(name))
+      return lacking.length > 0 ? `${at} raises ${code} without ${lacking.join(', ')}` : []
+    })
+    assert.deepEqual(wrong, [])
+  })
+
   it('keeps the constant messages', () => {
     assert.equal(errorEntry('INTERNAL_ERROR').message, 'Internal Server Error')
     assert.equal(errorEntry('UNAUTHORIZED').message, 'Unauthorized')
@@ -268,6 +336,18 @@ describe('the error catalogue', () => {
 })
 
 describe('an error', () => {
+  it('says in its message what its meta says, as far as it does', () => {
+    const message = (code: ErrorCode, meta?: Record<string, unknown>) => new AppError(code, { meta }).message
+    assert.equal(message('AGENT_NOT_FOUND', { id: 'agent_1' }), 'The agent agent_1 does not exist in the project')
+    assert.equal(message('AGENT_NOT_FOUND'), 'The agent does not exist in the project')
+    const conflict = message('VERSION_CONFLICT', { current_version: 3, expected_version: 2 })
+    assert.equal(conflict, 'The record is at version 3, not at the expected_version 2')
+    // What callers wrote is shown as it is, and not much of it.
+    assert.equal(message('RESOURCE_NOT_FOUND', { id: '{id} $& {code}' }), 'There is no resource {id} $& {code}')
+    assert.ok(message('RESOURCE_NOT_FOUND', { id: 'x'.repeat(5000) }).length < 300)
+    assert.equal(new AppError('AGENT_NOT_FOUND', { message: 'own {id}', meta: { id: 1 } }).message, 'own {id}')
+  })
+
   const thrown = (work: () => never): AppError => {
     try {
       return work()

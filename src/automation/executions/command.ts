@@ -32,7 +32,13 @@ async function opened({ tx, caller }: Commanding, row: ExecutionRow): Promise<He
 
 /** Raises RESOURCE_NOT_FOUND for a key that the playbook does not have. */
 function stepIn(held: Held, key: string): { record: StepRow; step: Step } {
-  return held.step(key) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: held.row.id, step_key: key } })
+  return (
+    held.step(key) ??
+    raise('RESOURCE_NOT_FOUND', {
+      message: `The execution ${held.row.id} has no step ${key}`,
+      meta: { id: held.row.id, step_key: key },
+    })
+  )
 }
 
 /** A manual step that waits. Raises PLAYBOOK_EXECUTION_CONFLICT for any other. */

@@ -1,4 +1,4 @@
-import { type Problem, raise } from '../../core/api/errors.ts'
+import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -74,6 +74,7 @@ export async function requireValid(
     return requireNodeRights({ tx, allow }, project, definition.nodes)
   }
   raise('ORCHESTRATION_VALIDATION_FAILED', {
+    message: problemsText(problems),
     meta: { problems, warnings: await withMissing(tx, project, definition, warnings) },
   })
 }

@@ -4,7 +4,7 @@ export const orchestrationErrors = {
   ORCHESTRATION_NOT_FOUND: {
     status: 404,
     description: 'Orchestration missing',
-    message: 'There is no such orchestration',
+    message: 'There is no orchestration {id}',
   },
   ORCHESTRATION_VALIDATION_FAILED: {
     status: 400,

@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { type Problem, raise } from '../../core/api/errors.ts'
+import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
@@ -52,7 +52,7 @@ export async function requireValid(
   stored?: Definition,
 ): Promise<void> {
   const problems = await problemsIn(tx, services, definition, { project, tenant: project, inTransaction: true })
-  if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { meta: { problems } })
+  if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { message: problemsText(problems), meta: { problems } })
   if (!stored || !isDeepStrictEqual(stored.steps, definition.steps))
     await requireStepRights({ tx, allow }, project, definition.steps)
 }

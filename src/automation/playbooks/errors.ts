@@ -4,7 +4,8 @@ export const playbookErrors = {
   PLAYBOOK_HAS_ACTIVE_EXECUTIONS: {
     status: 409,
     description: 'Delete of a playbook in use',
-    message: 'Executions of the playbook are under way; meta.active_executions counts them',
+    message: '{active_executions} executions of the playbook are under way',
+    hint: 'Wait until they have ended, or end them with POST /playbook-executions/{execution_id}/cancel, then delete the playbook.',
   },
   PLAYBOOK_VALIDATION_FAILED: {
     status: 400,

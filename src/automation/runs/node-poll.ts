@@ -14,7 +14,7 @@ const MAX_ITERATIONS = 10
 export async function poll(attempt: Attempt): Promise<Outcome> {
   const { services, node, taken } = attempt
   const run = await findState(services.pool, taken.run_id)
-  if (!run) throw new AppError('ORCHESTRATION_RUN_NOT_FOUND')
+  if (!run) throw new AppError('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: taken.run_id } })
   const state = stateOf(run)
   const number = taken.polls + 1
   const tool = await toolOf(attempt)

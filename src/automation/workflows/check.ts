@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { type Problem, raise } from '../../core/api/errors.ts'
+import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { firstChars } from '../../core/api/text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -35,7 +35,8 @@ export async function requireValid(
     ...(await targetProblems(tx, project, targets)),
     ...(await schemaProblem(services, project, definition.payload_schema)),
   ]
-  if (found.length > 0) raise('WORKFLOW_VALIDATION_FAILED', { meta: { problems: listed(found) } })
+  if (found.length > 0)
+    raise('WORKFLOW_VALIDATION_FAILED', { message: problemsText(found), meta: { problems: listed(found) } })
   const structureOf = ({ states, transitions }: Pick<Unchecked, 'states' | 'transitions'>) => [states, transitions]
   if (stored && isDeepStrictEqual(structureOf(stored), structureOf(definition))) return
   await requireNamingRights(

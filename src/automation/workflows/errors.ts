@@ -4,9 +4,14 @@ export const workflowErrors = {
   WORKFLOW_HAS_OPEN_TASKS: {
     status: 409,
     description: 'Workflow has open tasks',
+    message: 'The workflow has {open_tasks} open tasks',
     hint: 'meta.open_tasks counts them: close or delete them first.',
   },
-  WORKFLOW_NOT_FOUND: { status: 404, description: 'Workflow missing', message: 'There is no such workflow' },
+  WORKFLOW_NOT_FOUND: {
+    status: 404,
+    description: 'Workflow missing',
+    message: 'There is no workflow {id}',
+  },
   WORKFLOW_VALIDATION_FAILED: {
     status: 400,
     description:

@@ -112,7 +112,10 @@ const getDocumentByPath = operation({
     if (!row) {
       // Who may not read what is there does not learn whether something is.
       allow('documents:GetDocument', { kind: documentKind, project_id: project, path: query.path })
-      return raise('RESOURCE_NOT_FOUND', { meta: { path: query.path, project_id: project } })
+      return raise('RESOURCE_NOT_FOUND', {
+        message: `There is no document at the path ${query.path}`,
+        meta: { path: query.path, project_id: project },
+      })
     }
     allow('documents:GetDocument', { kind: documentKind, row })
     return read(services, row)

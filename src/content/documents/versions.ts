@@ -17,7 +17,10 @@ export async function versionOf(
   number: string,
 ): Promise<DocumentVersionRow> {
   const found = NUMBER.test(number) ? await findVersion(db, documentId, Number(number)) : null
-  return found ?? raise('RESOURCE_NOT_FOUND', { meta: { id: number } })
+  return (
+    found ??
+    raise('RESOURCE_NOT_FOUND', { message: `There is no version ${number} of ${documentId}`, meta: { id: number } })
+  )
 }
 
 /**

@@ -10,7 +10,7 @@ export const fileErrors = {
   FILE_NOT_FOUND: {
     status: 400,
     description: 'Referenced file missing',
-    message: 'The file named does not exist in the project',
+    message: 'The file {id} does not exist in the project',
   },
   FILE_STORAGE_MISCONFIGURED: {
     status: 500,

@@ -9,7 +9,7 @@ export const ingestionErrors = {
   FILE_ALREADY_INGESTED: {
     status: 409,
     description: 'File already backs a document',
-    message: 'The file has a document already',
+    message: 'The file {file_id} has the document {document_id} already',
     hint: 'Read the file again with POST /documents/{document_id}/ingest; meta.document_id names the document.',
   },
   FILE_PARSE_FAILED: {
@@ -21,13 +21,13 @@ export const ingestionErrors = {
   FILE_TOO_LARGE_FOR_SYNC: {
     status: 413,
     description: 'Too large for wait=true; retry without it and poll the document',
-    message: 'The file is too large to wait for its ingestion',
+    message: 'The file has {size} bytes; one of more than {max_bytes} is not waited for',
     hint: 'Repeat without wait=true, then poll GET /documents/{document_id}/status or follow the event documents.ingested.',
   },
   INGESTION_CALLBACK_CONFLICT: {
     status: 409,
     description: 'Document no longer awaiting this conversion attempt',
-    message: 'The document waits for this conversion no longer',
+    message: 'The document {document_id} waits for this conversion no longer',
     hint: 'Drop the result: the attempt has ended, or has been replaced by another with an address of its own.',
   },
   INGESTION_CALLBACK_INVALID_TOKEN: {
@@ -55,7 +55,7 @@ export const ingestionErrors = {
   UNSUPPORTED_FILE_TYPE: {
     status: 400,
     description: 'Content type cannot be ingested',
-    message: 'Nothing here reads files of this content type',
+    message: 'Nothing here reads files of the content type {content_type}',
     hint: 'Make an ingestion rule with a converter for the type (POST /ingestion-rules), or convert the file to PDF, text or Markdown.',
   },
 } as const satisfies ErrorTable

@@ -21,7 +21,7 @@ export const ruleErrors = {
   INGESTION_RULE_GLOB_CONFLICT: {
     status: 409,
     description: 'Rule for this content_type_glob exists',
-    message: 'Another rule has this content_type_glob and path_prefix',
+    message: 'Another rule has the content_type_glob {content_type_glob} and the path_prefix {path_prefix}',
     hint: 'Change the rule that is there (GET /ingestion-rules lists them), or give this one another path_prefix.',
   },
   INGESTION_RULE_VALIDATION_FAILED: {

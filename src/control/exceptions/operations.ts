@@ -79,7 +79,7 @@ const resolve = exceptions.action('resolve', {
 })
 
 const refusal = (id: string, code: 'EXCEPTION_NOT_FOUND' | 'EXCEPTION_ALREADY_RESOLVED') => {
-  const { message } = new AppError(code)
+  const { message } = new AppError(code, { meta: { id } })
   return { id, exception: null, error: { code, message } }
 }
 

@@ -12,7 +12,8 @@ export type Counts = Record<string, number>
 export type ErasedBy = { type: string; id: string }
 
 /** What answers in the place of content that was erased. */
-export const unavailable = () => new AppError('GENERATION_CONTENT_UNAVAILABLE')
+export const unavailable = () =>
+  new AppError('GENERATION_CONTENT_UNAVAILABLE', { message: 'The content has been erased' })
 
 /** Turns whose content is erased; their rows are locked, and they have ended. */
 export type ErasedTurn = { id: string; project_id: string; session_id: string | null }

@@ -4,7 +4,8 @@ export const usageErrors = {
   PRICE_IN_EFFECT: {
     status: 409,
     description: 'Delete of a price row already effective',
-    message: 'The price is in force: another one may follow it, but what was priced by it stays so',
+    message: 'The price {id} is in force: another one may follow it, but what was priced by it stays so',
+    hint: 'Write a price of the same component with a later effective_from.',
   },
 } as const satisfies ErrorTable
 

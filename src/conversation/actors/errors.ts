@@ -4,17 +4,18 @@ export const actorErrors = {
   ACTOR_HAS_MESSAGES: {
     status: 409,
     description: 'Actor has linked messages; cannot delete',
-    message: 'The actor has written messages and cannot be deleted',
+    message: 'The actor has written {message_count} messages and cannot be deleted',
+    hint: 'Merge the actor into another one with POST /actors/{actor_id}/merge, or keep it and erase what it said with POST /actors/{actor_id}/purge-content.',
   },
   ACTOR_NOT_FOUND: {
     status: 400,
     description: 'Referenced actor missing',
-    message: 'The actor named does not exist in the project',
+    message: 'The actor {id} does not exist in the project',
   },
   AGENT_AND_CHAT_EXCLUSIVE: {
     status: 400,
     description: 'Both agent_id and chat_id set on an actor',
-    message: 'An actor is linked to an agent or to a chat, not to both',
+    message: 'agent_id and chat_id: an actor is linked to one of them at most',
   },
 } as const satisfies ErrorTable
 

@@ -1,5 +1,5 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { AppError, invalid, raise, recordedFailure } from '../../core/api/errors.ts'
+import { AppError, invalid, problemsText, raise, recordedFailure } from '../../core/api/errors.ts'
 import { eventStream } from '../../core/api/event-stream.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Answer, answer, type Context } from '../../core/api/operation.ts'
@@ -134,7 +134,11 @@ async function requireObject(
   signal: AbortSignal,
 ): Promise<void> {
   const read = await readObject(services, projectId, { text, schema, signal })
-  if (!read.ok) raise('OUTPUT_SCHEMA_VALIDATION_FAILED', { meta: { problems: read.problems, finish_reason } })
+  if (!read.ok)
+    raise('OUTPUT_SCHEMA_VALIDATION_FAILED', {
+      message: `The answer of the model is not what was asked for: ${problemsText(read.problems)}`,
+      meta: { problems: read.problems, finish_reason },
+    })
 }
 
 /** The stream of a completion. The provider is left when the client leaves. */

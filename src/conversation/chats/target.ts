@@ -82,7 +82,11 @@ export function requireModel({ provider, route }: Target, model: string | null):
       message: 'the chat goes by a model route, whose targets name theirs',
     })
   // The default route may have been cleared before there was a chat to hold it.
-  if (!route) raise('AI_PROVIDER_NOT_FOUND', { meta: { id: null } })
+  if (!route)
+    raise('AI_PROVIDER_NOT_FOUND', {
+      message: 'The chat has neither a provider nor a model route, and its project has no default route',
+      meta: { id: null },
+    })
 }
 
 /** Refuses a completion that could not be made: AI_PROVIDER_NOT_FOUND, AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { all, type Fragment, identifying, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/write.ts'
-import { type ErrorCode, raise } from './errors.ts'
+import { countsText, type ErrorCode, raise } from './errors.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
 
 /** What keeps a row from being deleted, mostly by plural kind name; kinds without such rows are absent. */
@@ -140,7 +140,11 @@ export async function refuseDependents(
     taken.push({ kind, ids, letGo })
   }
   const { held, ...dependents } = await dependentsOf(tx, target, id)
-  if (held && !(force && dependents.forcible)) raise(code, { meta: dependents })
+  if (held && !(force && dependents.forcible))
+    raise(code, {
+      message: `The ${target.name.replaceAll('_', ' ')} ${id} is still referred to (${countsText(dependents.counts)})`,
+      meta: dependents,
+    })
   for (const { kind, ids, letGo } of taken.reverse())
     if (ids.length > 0) await (letGo ? letGo(tx, ids) : removeRows(tx, kind, ids))
 }

@@ -1,7 +1,10 @@
 import { z } from 'zod'
 import { declarations } from '../declarations.ts'
 
-/** One code: its status, what it means, the message of an occurrence that has none of its own, what to do about it. */
+/**
+ * One code: its status, what it means, what to do about it, and the message of an occurrence that has none of its own, in
+ * which `{name}` stands for what the meta of the occurrence says under that name.
+ */
 export type ErrorEntry = { status: number; description: string; message?: string; hint?: string }
 
 export type ErrorTable = Record<string, ErrorEntry>
@@ -14,7 +17,8 @@ export const coreErrors = {
   API_KEY_PROJECT_SCOPE: {
     status: 403,
     description: 'Project-bound credential targets another project',
-    message: 'The credential is bound to another project',
+    message:
+      'The credential is bound to the project {scoped_project} and cannot act in the project {requested_project}',
   },
   FORBIDDEN: { status: 403, description: 'Not permitted', message: 'Forbidden' },
   IDEMPOTENCY_IN_PROGRESS: {
@@ -27,6 +31,7 @@ export const coreErrors = {
     status: 409,
     description: 'An Idempotency-Key repeated with another body',
     message: 'The Idempotency-Key was used with another body',
+    hint: 'Repeat the first request as it was, or give this one another Idempotency-Key.',
   },
   INTERNAL_ERROR: { status: 500, description: 'Unhandled failure', message: 'Internal Server Error' },
   INVALID_TOOL_CONTEXT_KEY: {
@@ -37,7 +42,7 @@ export const coreErrors = {
   NAME_CONFLICT: {
     status: 409,
     description: 'Name already used in the project',
-    message: 'The name is taken',
+    message: 'The {field} {name} is taken',
     hint: 'Take another name or path, or change or delete what has this one.',
   },
   NOT_IMPLEMENTED: { status: 501, description: 'Option not implemented' },
@@ -54,12 +59,13 @@ export const coreErrors = {
   RESOURCE_NOT_FOUND: {
     status: 404,
     description: 'Resource missing or invisible to the credential (a resource in another project looks identical)',
-    message: 'There is no such resource',
+    message: 'There is no resource {id}',
   },
   SECRET_NOT_DECRYPTABLE: {
     status: 500,
     description:
       'Stored trigger or webhook secret undecryptable after the encryption key changed; rotate the secret or restore the key',
+    message: 'The secret of {id} cannot be decrypted',
   },
   SERVICE_NOT_READY: {
     status: 503,
@@ -76,7 +82,7 @@ export const coreErrors = {
   VERSION_CONFLICT: {
     status: 409,
     description: 'Stale expected_version in a body',
-    message: 'The record is at another version than expected_version',
+    message: 'The record is at version {current_version}, not at the expected_version {expected_version}',
     hint: 'Read the record again and repeat with its version as expected_version.',
   },
 } as const satisfies ErrorTable
@@ -135,6 +141,20 @@ export const RecordedFailure = z
   .meta({ id: 'RecordedFailure' })
 export type RecordedFailure = z.output<typeof RecordedFailure>
 
+/** Characters of a value, and values of a list, that a message shows. */
+const SHOWN_LENGTH = 200
+const SHOWN_VALUES = 5
+
+/** A message of the catalogue about one occurrence; what its meta does not say is left out. */
+function filled(message: string, meta: Record<string, unknown> = {}): string {
+  return message.replace(/( ?)\{(\w+)\}/g, (_match, space: string, name: string) => {
+    const value = meta[name]
+    if (value === undefined) return ''
+    const shown = Array.isArray(value) ? value.slice(0, SHOWN_VALUES).join(', ') : String(value)
+    return `${space}${shown.slice(0, SHOWN_LENGTH)}`
+  })
+}
+
 /** The only error that reaches a caller. `status` differs from the catalogue's for REQUEST_REJECTED alone. */
 export class AppError extends Error {
   readonly code: ErrorCode
@@ -151,7 +171,7 @@ export class AppError extends Error {
       cause?: unknown
     } = {},
   ) {
-    super(options.message ?? errorEntry(code).message, { cause: options.cause })
+    super(options.message ?? filled(errorEntry(code).message, options.meta), { cause: options.cause })
     this.code = code
     this.status = options.status ?? errorEntry(code).status
     this.meta = options.meta
@@ -183,6 +203,19 @@ export const notReady = (
     meta: { checks },
     ...(retryAfterSeconds === undefined ? {} : { headers: { 'Retry-After': String(retryAfterSeconds) } }),
   })
+
+/** A message about problems: the first, and how many there are besides. */
+export function problemsText([first, ...others]: readonly Problem[]): string {
+  const text = first.path ? `${first.path}: ${first.message}` : first.message
+  return others.length === 0 ? text : `${text}, and ${others.length} more`
+}
+
+/** What there is by its name, as a message shows it: `agents: 2, traces: 1`. */
+export const countsText = (counts: Record<string, number>): string =>
+  Object.entries(counts)
+    .filter(([, count]) => count > 0)
+    .map(([name, count]) => `${name.replaceAll('_', ' ')}: ${count}`)
+    .join(', ')
 
 /** Raises VALIDATION_FAILED with its problems; the message names the first. */
 export function invalid(problems: Problem | Problem[]): never {

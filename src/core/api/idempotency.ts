@@ -75,7 +75,10 @@ export async function keptAnswer(
   let body = kept.body ?? undefined
   if (kept.sealed_body !== null) {
     const opened = secrets.open(kept.sealed_body, sealFor({ ...request, project_id: kept.project_id }))
-    if (!opened.ok) return raise('SECRET_NOT_DECRYPTABLE')
+    if (!opened.ok)
+      return raise('SECRET_NOT_DECRYPTABLE', {
+        message: 'The answer kept under the Idempotency-Key cannot be decrypted',
+      })
     body = JSON.parse(opened.value)
   }
   return { status: kept.status, body, headers: kept.headers ?? {}, project_id: kept.project_id }

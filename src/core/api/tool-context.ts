@@ -40,13 +40,20 @@ export const ToolContextInput = z
 export function callerContext(bag: ToolContext | null | undefined, prefix: string): ToolContext | null {
   if (!bag) return null
   const keys = Object.keys(bag)
-  const bad = keys.filter(key => !isContextKey(key))
-  if (bad.length > 0) raise('INVALID_TOOL_CONTEXT_KEY', { meta: { keys: bad } })
+  const bad: string[] = keys.filter(key => !isContextKey(key))
+  if (bad.length > 0)
+    raise('INVALID_TOOL_CONTEXT_KEY', {
+      message: `tool_context: ${JSON.stringify(bad[0].slice(0, 100))} cannot be part of a header name`,
+      meta: { keys: bad },
+    })
   const seen = new Map<string, string>()
   for (const key of keys) {
     const first = seen.get(key.toLowerCase())
     if (first !== undefined)
-      raise('INVALID_TOOL_CONTEXT_KEY', { meta: { keys: [first, key], header: `${prefix}${first}` } })
+      raise('INVALID_TOOL_CONTEXT_KEY', {
+        message: `tool_context: ${first} and ${key} would be the same header`,
+        meta: { keys: [first, key], header: `${prefix}${first}` },
+      })
     seen.set(key.toLowerCase(), key)
   }
   return Object.fromEntries(Object.entries(bag).filter(([key]) => !RESERVED.has(key.toLowerCase())))

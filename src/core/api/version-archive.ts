@@ -3,12 +3,11 @@ import { type Queryable, sql, statement } from '../db/sql.ts'
 import { type Caller, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
 import { Author, type Authored, definitionOf } from './authors.ts'
 import { Comparison, changesBetween } from './compare.ts'
-import { raise } from './errors.ts'
 import { newId } from './ids.ts'
 import { type Kind, selectList } from './kind.ts'
 import { page, pageOf, textFilter } from './lists.ts'
 import { itemOperation, type Operation, type Page } from './operation.ts'
-import { versionNumber, versionQuery } from './versions.ts'
+import { noVersion, versionNumber, versionQuery } from './versions.ts'
 
 /** What every archive keeps of a version; `config` is what a restore writes. */
 export type ArchivedVersion = {
@@ -78,7 +77,7 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
     /** One version. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
     async get(db: Queryable, id: string, number: number): Promise<Row> {
       const [found] = await find(db, id, [number])
-      return found ?? raise('RESOURCE_NOT_FOUND', { meta: { id, version: number } })
+      return found ?? noVersion(id, number)
     },
 
     /** A version of a row, default the live one, as what narrows the rights of what is made of it. */
@@ -129,7 +128,7 @@ export function versionArchive<S extends z.ZodObject>(declaration: {
       const found = new Map((await find(db, row.id, [from, to])).map(version => [version.version, version]))
       const configAt = (number: number) => {
         const version = found.get(number)
-        return version ? read(version.config) : raise('RESOURCE_NOT_FOUND', { meta: { id: row.id, version: number } })
+        return version ? read(version.config) : noVersion(row.id, number)
       }
       const after = configAt(to)
       // What is older than its archive has nothing before its first version there.

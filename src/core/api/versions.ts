@@ -16,6 +16,10 @@ export function versionNumber(text: string): number {
   return number
 }
 
+/** Raises RESOURCE_NOT_FOUND for a version that a row does not have. */
+export const noVersion = (id: string, version: number): never =>
+  raise('RESOURCE_NOT_FOUND', { message: `There is no version ${version} of ${id}`, meta: { id, version } })
+
 /** Raises VERSION_CONFLICT when the caller expected another version. */
 export function requireVersion(row: { version: number }, expected_version: number | undefined): void {
   if (expected_version !== undefined && expected_version !== row.version)

@@ -52,7 +52,8 @@ export async function scoreItem({ result_id }: ItemMessage, context: JobContext)
     })
   try {
     // Purged meanwhile, or lost with a crash of the database.
-    if (item.output === null) throw new AppError('GENERATION_CONTENT_UNAVAILABLE')
+    if (item.output === null)
+      throw new AppError('GENERATION_CONTENT_UNAVAILABLE', { message: 'The answer to be scored is not there any more' })
     const scores = await allScores({ services, item, said: [...item.scores], signal, stopping })
     await fault(services, 'eval_item_scored')
     await store({ scores, error: null })

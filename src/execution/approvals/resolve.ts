@@ -1,5 +1,5 @@
 import { addActivity } from '../../control/activity/record.ts'
-import { AppError, invalid, raise } from '../../core/api/errors.ts'
+import { AppError, invalid, type Problem, problemsText, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { storableText } from '../../core/api/text.ts'
 import type { Outgoing } from '../../core/db/write.ts'
@@ -47,7 +47,8 @@ export async function requireEdit(
   row: ApprovalRow,
   given: unknown,
 ): Promise<Record<string, unknown>> {
-  const refuse = (problems: object[]): never => raise('APPROVAL_INVALID_EDIT', { meta: { problems } })
+  const refuse = (problems: Problem[]): never =>
+    raise('APPROVAL_INVALID_EDIT', { message: problemsText(problems), meta: { problems } })
   const wrong = (message: string) => refuse([{ code: 'INVALID_TYPE', path: 'arguments', message }])
   if (!isObject(given)) return wrong('must be an object')
   if (!row.proposed_action) return wrong('cannot be given: no tool is called')
@@ -64,7 +65,7 @@ async function requireArguments(
   row: ApprovalRow,
   tool: Callable,
   given: Record<string, unknown>,
-  refuse: (problems: object[]) => never,
+  refuse: (problems: Problem[]) => never,
 ): Promise<void> {
   const schema = argumentsSchema(tool, row.proposed_action?.action)
   if (!schema) return

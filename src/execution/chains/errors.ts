@@ -4,7 +4,7 @@ export const chainErrors = {
   CHAIN_NOT_FOUND: {
     status: 404,
     description: 'Continuation chain missing',
-    message: 'There is no such chain',
+    message: 'There is no chain {id}',
   },
 } as const satisfies ErrorTable
 

@@ -4,7 +4,7 @@ export const deciderErrors = {
   DECIDER_AGENT_NOT_TOOL_LESS: {
     status: 400,
     description: "A decider's agent has a tool surface",
-    message: 'The agent of a decider has no tools; meta.tools names those it has',
+    message: 'The agent {agent_id} of a decider may have no tools, but has {tools}',
   },
   DECIDER_TOOL_NOT_CALLABLE: {
     status: 400,

@@ -79,7 +79,10 @@ export function askModel(
     return { generation, answer: callModel(services, provider, model, request) }
   }
   // Of an agent that has changed since, what its version names may be gone.
-  if (!route) raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND')
+  if (!route)
+    raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND', {
+      meta: { id: agent.ai_provider_id ?? agent.model_route_id ?? undefined },
+    })
   // Noted while the call is made, and written with its step or with the failure of the turn.
   const routing = openRouting(route, generation.routing, generation.publisher_project_id)
   return { generation: { ...generation, routing }, answer: callRoute(services, route, request, { step, routing }) }

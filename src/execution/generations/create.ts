@@ -174,7 +174,10 @@ async function requireCallable(
       message: 'the agent uses a model route, whose targets name theirs',
     })
   const first = firstProvider(binding)
-  if (!first) raise('MODEL_ROUTE_NOT_FOUND')
+  if (!first)
+    raise('MODEL_ROUTE_NOT_FOUND', {
+      message: 'The agent has neither a provider nor a model route, and its project has no default route',
+    })
   await modelClient(services, first, db)
   if (binding.require_priced_model) await requirePrices(services, binding, model ?? null, db)
 }
@@ -216,7 +219,12 @@ async function requirePrices(
     ),
     db,
   )
-  if (unpriced_rows.length > 0) raise('MODEL_NOT_PRICED', { meta: { unpriced_rows } })
+  const [first] = unpriced_rows
+  if (first)
+    raise('MODEL_NOT_PRICED', {
+      message: `The model ${first.model} of ${first.provider} has no price for ${first.component}, and the project requires one`,
+      meta: { unpriced_rows },
+    })
 }
 
 /**

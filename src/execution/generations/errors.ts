@@ -4,18 +4,20 @@ export const generationErrors = {
   GENERATION_ALREADY_IN_PROGRESS: {
     status: 409,
     description: 'A generation is running for the session',
-    message: 'A generation is running already',
+    message: 'The generation {generation_id} is under way',
+    hint: 'Wait until the generation meta.generation_id has ended, or end it with POST /generations/{generation_id}/cancel, then repeat.',
   },
   GENERATION_CONTENT_UNAVAILABLE: {
     status: 409,
     description: 'Content never stored (trace_content_mode none) or purged',
-    message: 'The content was never stored or has been erased',
+    message: 'The content of the generation {generation_id} was never stored or has been erased',
+    hint: 'The content cannot be had back. trace_content_mode of the project and the agent says whether that of later turns is kept.',
   },
   GENERATION_FAILED: { status: 500, description: 'Unexpected failure during generation' },
   GENERATION_NOT_FOUND: {
     status: 404,
     description: 'Generation missing or not pending for tool output submission',
-    message: 'There is no such generation',
+    message: 'There is no generation {id}',
   },
   MODEL_NOT_PRICED: {
     status: 409,

@@ -143,7 +143,8 @@ const updateGeneration = itemOperation(generationKind, {
   async run({ tx, body: { metadata }, resource }) {
     const row = await generationKind.lock(tx, resource.id)
     if (metadata === undefined) return generationKind.present(row)
-    if (row.content_redacted_at || row.content_mode === 'none') raise('GENERATION_CONTENT_UNAVAILABLE')
+    if (row.content_redacted_at || row.content_mode === 'none')
+      raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: row.id } })
     // The metadata as it will stand is bounded too, or it would grow patch by patch.
     parse(GenerationPatch, { metadata: { ...row.metadata, ...metadata } })
     return generationKind.present(await mergeMetadata(tx, resource.id, metadata))

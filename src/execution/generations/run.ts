@@ -226,7 +226,10 @@ async function checkTraces({
     return trace
   }
   if (trace_id && (await find(trace_id)).content_redacted_at)
-    raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { trace_id } })
+    raise('GENERATION_CONTENT_UNAVAILABLE', {
+      message: `The content of the trace ${trace_id} has been erased`,
+      meta: { trace_id },
+    })
   if (parent_trace_id) {
     const parent = await find(parent_trace_id)
     if (root_trace_id && root_trace_id !== (parent.root_trace_id ?? parent.id))

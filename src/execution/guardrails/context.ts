@@ -82,7 +82,7 @@ async function ask(services: Services, rule: Rule, caller: Caller | null): Promi
   let outcome = 'no_object'
   try {
     const [tool] = await toolsOfIds(services.pool, project_id, [context_tool_id as string])
-    if (!tool) throw new AppError('TOOL_NOT_FOUND')
+    if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: context_tool_id } })
     const call = openCall(services, {
       caller: async () => caller,
       timeoutMs: services.config.GUARDRAIL_CONTEXT_TIMEOUT_MS,

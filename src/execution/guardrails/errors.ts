@@ -5,11 +5,12 @@ export const guardrailErrors = {
     status: 409,
     description: 'Guardrail still attached; detach first (guardrails:DetachGuardrail)',
     message: 'The guardrail is attached to something; detach it first',
+    hint: 'Take the guardrail off what meta.references names, which needs guardrails:DetachGuardrail, then delete it.',
   },
   GUARDRAIL_NOT_FOUND: {
     status: 400,
     description: 'Guardrail in guardrail_ids missing',
-    message: 'A guardrail named does not exist in the project',
+    message: 'The guardrail {id} does not exist in the project',
   },
 } as const satisfies ErrorTable
 

@@ -161,6 +161,7 @@ async function toolFacts(
 
 /** What is recorded of a failure; one without a code is for the log alone. */
 export function failureOf(error: unknown): RecordedFailure {
-  if (isReferenceLost(error)) return new AppError('RESOURCE_NOT_FOUND').recorded()
+  if (isReferenceLost(error))
+    return new AppError('RESOURCE_NOT_FOUND', { message: 'What the firing needs was deleted' }).recorded()
   return recordedFailure(error)
 }

@@ -56,7 +56,9 @@ export async function callRoute(
       fallbacksTotal.inc(index - reached)
       reached = index
     }
-    const provider = providers.find(({ id }) => id === ai_provider_id) ?? raise('AI_PROVIDER_NOT_FOUND')
+    const provider =
+      providers.find(({ id }) => id === ai_provider_id) ??
+      raise('AI_PROVIDER_NOT_FOUND', { meta: { id: ai_provider_id } })
     const timed = target.timeout_seconds === null ? request : { ...request, timeout_ms: target.timeout_seconds * 1000 }
     return attemptModel(services, provider, model, timed, {
       retries: target.max_retries,

@@ -1,11 +1,15 @@
 import type { Codes, ErrorTable } from '../../core/api/errors.ts'
 
 export const modelRouteErrors = {
-  MODEL_ROUTE_HAS_DEPENDENTS: { status: 409, description: 'Route used by agents or a project default' },
+  MODEL_ROUTE_HAS_DEPENDENTS: {
+    status: 409,
+    description: 'Route used by agents or a project default',
+    hint: 'Have what meta.counts counts name another route or a provider, then delete the route.',
+  },
   MODEL_ROUTE_NOT_FOUND: {
     status: 400,
     description: 'Referenced route missing',
-    message: 'The model route named does not exist in the project',
+    message: 'The model route {id} does not exist in the project',
   },
 } as const satisfies ErrorTable
 

@@ -10,7 +10,7 @@ export const shareErrors = {
   SHARE_CAP_EXCEEDED: {
     status: 429,
     description: 'Share cap spent',
-    message: 'The calls that the share allows are spent for this window',
+    message: 'The {calls} calls that the share {share_id} allows in a {window} are spent',
   },
   SHARE_IN_USE: {
     status: 409,
@@ -21,7 +21,7 @@ export const shareErrors = {
   SHARE_REVOKED: {
     status: 403,
     description: "Share, or the caller's acceptance, revoked by the publisher",
-    message: 'The share has been revoked by its publisher',
+    message: 'The share {share_id} has been revoked by its publisher',
   },
 } as const satisfies ErrorTable
 

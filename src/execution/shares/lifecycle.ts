@@ -71,7 +71,12 @@ export async function revokeShare(context: Acting, force: boolean): Promise<Shar
   if (known.status === 'revoked') return { ...share, acceptance: known }
   if (!force) {
     const references = await referencesIn(tx, share, project, SAMPLE)
-    if (references.length > 0) raise('SHARE_IN_USE', { meta: { references } })
+    const [first] = references
+    if (first)
+      raise('SHARE_IN_USE', {
+        message: `Resources of the project still name what is shared, such as the ${first.type} ${first.id}`,
+        meta: { references },
+      })
   }
   const acceptance = await revokeAcceptance(tx, known.id, 'consumer')
   tx.emit(shareKind, 'revoked', share, { extra: { acceptance } })

@@ -1,7 +1,11 @@
 import type { Codes, ErrorTable } from '../../core/api/errors.ts'
 
 export const toolErrors = {
-  MISSING_TOOL_CONTEXT_KEY: { status: 400, description: 'Header references a context key absent from tool_context' },
+  MISSING_TOOL_CONTEXT_KEY: {
+    status: 400,
+    description: 'Header references a context key absent from tool_context',
+    message: 'The header {header} needs the key {key} of the tool context',
+  },
   PIPELINE_DEPTH_EXCEEDED: { status: 422, description: 'Pipeline tools nested too deep' },
   PIPELINE_INVALID_STEP: {
     status: 400,
@@ -17,13 +21,13 @@ export const toolErrors = {
   TOOL_CALL_NOT_SUPPORTED: {
     status: 422,
     description: 'Tool type cannot run server-side (client tools)',
-    message: 'A client tool runs at the client; the platform cannot call it',
+    message: 'The client tool {tool_id} runs at the client; the platform cannot call it',
   },
   TOOL_DISPATCH_FAILED: {
     status: 422,
     description:
       'A call that cannot wait was held back by guardrails: meta.outcome is blocked, tripwire or route_to_approval',
-    message: 'The guardrails did not let the call pass',
+    message: 'The guardrails did not let the call of the tool {tool_id} pass: {outcome}',
     hint: 'Change the arguments, or the guardrails of the project or the tool; meta.outcome says what they decided.',
   },
   TOOL_EGRESS_BLOCKED: {
@@ -31,12 +35,16 @@ export const toolErrors = {
     description: 'Http or mcp tool target not publicly routable, bad scheme, or redirect chain too long',
     hint: 'Call a public address, or have the operator add this one to EGRESS_ALLOW_HOSTS.',
   },
-  TOOL_HAS_DEPENDENTS: { status: 409, description: 'Tool named by a decider, ingestion rule or accepted share' },
+  TOOL_HAS_DEPENDENTS: {
+    status: 409,
+    description: 'Tool named by a decider, ingestion rule or accepted share',
+    hint: 'meta.counts says what refers to the tool. Change that first, or repeat with force=true where meta.forcible is true, which deletes it too.',
+  },
   TOOL_HTTP_ERROR: { status: 502, description: 'Http tool got a non-2xx' },
   TOOL_NOT_FOUND: {
     status: 400,
     description: 'Referenced tool missing',
-    message: 'The tool named does not exist in the project',
+    message: 'The tool {id} does not exist in the project',
   },
 } as const satisfies ErrorTable
 

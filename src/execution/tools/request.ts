@@ -130,10 +130,7 @@ export function setConfigured(
 ): void {
   for (const [name, template] of Object.entries(configured)) {
     const value = fillTokens(template, values, key =>
-      raise('MISSING_TOOL_CONTEXT_KEY', {
-        message: `The header ${name} needs the key ${key} of the tool context`,
-        meta: { key, header: name },
-      }),
+      raise('MISSING_TOOL_CONTEXT_KEY', { meta: { key, header: name } }),
     )
     headers.set(name, headerText(value, `${at}.headers.${name}`), holdsToken(template))
   }

@@ -1,7 +1,8 @@
 import { isDeepStrictEqual } from 'node:util'
 import { changesBetween } from '../../core/api/compare.ts'
-import { raise } from '../../core/api/errors.ts'
+import { countsText, raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
+import { noVersion } from '../../core/api/versions.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { principalsChanged } from '../principals.ts'
@@ -40,14 +41,13 @@ export const fields = ({ name, description, document }: PolicyRow | PolicyVersio
 /** One version of a policy. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
 export async function policyVersion(db: Queryable, id: string, number: number): Promise<PolicyVersion> {
   const [version] = await findPolicyVersions(db, id, [number])
-  return version ?? raise('RESOURCE_NOT_FOUND', { meta: { id, version: number } })
+  return version ?? noVersion(id, number)
 }
 
 /** What changed from one version to another. Raises RESOURCE_NOT_FOUND for a number that does not exist. */
 export async function comparePolicyVersions(db: Queryable, id: string, from: number, to: number) {
   const versions = new Map((await findPolicyVersions(db, id, [from, to])).map(found => [found.version, found]))
-  const version = (number: number): PolicyVersion =>
-    versions.get(number) ?? raise('RESOURCE_NOT_FOUND', { meta: { id, version: number } })
+  const version = (number: number): PolicyVersion => versions.get(number) ?? noVersion(id, number)
   return { from, to, changes: changesBetween(fields(version(from)), fields(version(to))) }
 }
 
@@ -66,5 +66,8 @@ export async function refuseHeld(tx: Tx, policy: PolicyRow): Promise<void> {
     counts[plural] = count
     sample_ids[plural] = ids
   }
-  raise('POLICY_HAS_DEPENDENTS', { meta: { counts, sample_ids, forcible: false } })
+  raise('POLICY_HAS_DEPENDENTS', {
+    message: `The policy ${policy.id} is still attached (${countsText(counts)})`,
+    meta: { counts, sample_ids, forcible: false },
+  })
 }

@@ -1,5 +1,5 @@
 import { lockRowsOfProject, rowsOfProject } from '../../core/api/dependents.ts'
-import { raise } from '../../core/api/errors.ts'
+import { countsText, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
@@ -31,7 +31,10 @@ export async function removeProject(tx: Tx, id: string, force: boolean): Promise
   if (!force) {
     const dependents = await rowsOfProject(tx, id)
     if (Object.keys(dependents.counts).length > 0)
-      raise('PROJECT_HAS_DEPENDENTS', { meta: { ...dependents, forcible: true } })
+      raise('PROJECT_HAS_DEPENDENTS', {
+        message: `The project ${id} still holds resources (${countsText(dependents.counts)})`,
+        meta: { ...dependents, forcible: true },
+      })
   }
   for (const clear of projectLeavings.all()) await clear(tx, id)
   await projectKind.delete(tx, id)

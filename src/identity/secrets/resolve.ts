@@ -53,7 +53,9 @@ export async function openSecrets(
 
 function opened(services: Services, projectId: string, id: string, sealed: string): string {
   const value = services.secrets.open(sealed, sealedFor(id, projectId))
-  return value.ok ? value.value : raise('SECRET_NOT_DECRYPTABLE', { meta: { secret_id: id } })
+  return value.ok
+    ? value.value
+    : raise('SECRET_NOT_DECRYPTABLE', { message: `The secret ${id} cannot be decrypted`, meta: { secret_id: id } })
 }
 
 function fromStore(

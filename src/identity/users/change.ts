@@ -39,7 +39,8 @@ export async function changeUser(
   try {
     return await updateUser(tx, id, { username, role, disabled_at, endTokens })
   } catch (error) {
-    if (error instanceof UniqueIntegrityConstraintViolationError) return raise('NAME_CONFLICT', { meta: { username } })
+    if (error instanceof UniqueIntegrityConstraintViolationError)
+      return raise('NAME_CONFLICT', { message: `The username ${username} is taken`, meta: { username } })
     throw error
   }
 }

@@ -182,7 +182,7 @@ export const userOperations: Operation[] = [
     async run({ body, prepared: password_hash, tx }) {
       const { username, role } = body
       const made = await insertUser(tx, { id: newId('user'), username, role, password_hash })
-      if (!made) return raise('NAME_CONFLICT', { meta: { username } })
+      if (!made) return raise('NAME_CONFLICT', { message: `The username ${username} is taken`, meta: { username } })
       return userKind.present(made)
     },
   }),
