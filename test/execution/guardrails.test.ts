@@ -184,9 +184,6 @@ describe('guardrails', () => {
       assert.deepEqual(await outcome({ class: sized, default_class: 'D' }), ['D', 'blocked', null])
       const equal = { if: [{ '==': [{ var: 'context.limit' }, null] }, 'A', 'D'] }
       assert.deepEqual(await outcome({ class: equal }), ['A', 'execute', null])
-      // Arguments compare as they do.
-      const args = { if: [{ '<': [{ var: 'args.amount' }, 5] }, 'A', 'D'] }
-      assert.deepEqual(await outcome({ class: args }), ['A', 'execute', null])
       // No class at all, and too much work.
       assert.deepEqual(await outcome({ class: { cat: ['x'] } }), ['C', 'route_to_approval', null])
       const long = { reduce: [{ var: 'args.list' }, { '+': [{ var: 'current' }, { var: 'accumulator' }] }, 0] }
@@ -196,6 +193,55 @@ describe('guardrails', () => {
         'blocked',
         null,
       ])
+    })
+
+    it('convert no argument that is absent, empty or of another type', async () => {
+      const { id } = await guardrail(key, { class: 'A' })
+      const outcome = async (document: object, args: object) => (await tried(key, id, { document, args })).decision
+      const amounts = [{}, { amount: null }, { amount: '' }, { amount: '5' }, { amount: [] }, { amount: {} }]
+      // Whichever way an author writes it, and whatever follows.
+      const amount = { var: 'args.amount' }
+      for (const small of [
+        { if: [{ '<': [amount, 100] }, 'A', 'D'] },
+        { if: [{ '>': [amount, 100] }, 'D', 'A'] },
+        { if: [{ '<': [0, { '+': [amount, 1] }, 100] }, 'A', 'D'] },
+        { if: [{ '<=': [{ max: [amount, 0] }, 100] }, 'A', 'D'] },
+      ]) {
+        assert.equal(await outcome({ class: small }, { amount: 5 }), 'execute')
+        assert.equal(await outcome({ class: small }, { amount: 500 }), 'blocked')
+        for (const args of amounts) {
+          const what = JSON.stringify([small, args])
+          assert.equal(await outcome({ class: small }, args), 'route_to_approval', what)
+          assert.equal(await outcome({ class: small, default_class: 'D' }, args), 'blocked', what)
+        }
+      }
+      for (const guard of [{ '<': [amount, 100] }, { '!': [{ '>': [amount, 100] }] }, { '!=': [amount, 100] }])
+        for (const args of amounts)
+          assert.equal(await outcome({ class: 'B', guard }, args), 'tripwire', JSON.stringify([guard, args]))
+
+      const to = { var: 'args.to' }
+      const cases: [object, object, string][] = [
+        // Of another type than what it is compared with.
+        [{ if: [{ '==': [to, 'ann'] }, 'D', 'A'] }, { to: ['ann'] }, 'route_to_approval'],
+        [{ if: [{ '!=': [to, 0] }, 'D', 'A'] }, { to: '' }, 'route_to_approval'],
+        [{ if: [{ in: [to, ['ann', 'ben']] }, 'D', 'A'] }, { to: ['ann'] }, 'route_to_approval'],
+        [{ if: [{ in: ['ann', to] }, 'D', 'A'] }, { to: { 0: 'ann' } }, 'route_to_approval'],
+        [{ if: [{ in: [to, 'example.com'] }, 'A', 'D'] }, {}, 'route_to_approval'],
+        [{ if: [{ none: [to, { '==': [{ var: '' }, 'ann'] }] }, 'A', 'D'] }, { to: 'ann' }, 'route_to_approval'],
+        [{ if: [{ '==': [{ substr: [to, -3] }, 'ann'] }, 'A', 'D'] }, { to: ['ann'] }, 'route_to_approval'],
+        [{ if: [{ '<': [{ length: to }, 3] }, 'A', 'D'] }, { to: { many: 1 } }, 'route_to_approval'],
+        // What asks for identity or presence gets an answer.
+        [{ if: [{ '===': [to, 'ann'] }, 'D', 'A'] }, { to: 5 }, 'execute'],
+        [{ if: [{ '==': [to, null] }, 'D', 'A'] }, {}, 'blocked'],
+        [{ if: [{ missing: ['args.to'] }, 'D', { '<': [to, 'b'] }, 'A', 'C'] }, {}, 'blocked'],
+        // Tools that a rule does not mean need not have what it compares.
+        [{ if: [{ '!=': [{ var: 'args.kind' }, 'refund'] }, 'A', { '<': [amount, 5] }, 'A', 'D'] }, {}, 'execute'],
+      ]
+      for (const [rule, args, decision] of cases)
+        assert.equal(await outcome({ class: rule }, args), decision, JSON.stringify([rule, args]))
+      const noted = { '!=': [{ var: ['args.note', ''] }, 'urgent'] }
+      assert.equal(await outcome({ class: 'B', guard: noted }, {}), 'execute')
+      assert.equal(await outcome({ class: 'B', guard: { '!=': [{ var: 'args.note' }, 'urgent'] } }, {}), 'tripwire')
     })
 
     it('ask their context tool with the credential of who tries', async () => {
@@ -244,6 +290,51 @@ describe('guardrails', () => {
         await hurried.close()
       }
     })
+  })
+
+  it('warn where they compare arguments that a tool does not require', async () => {
+    const amount = { var: 'args.order.amount' }
+    const rule = await guardrail(key, {
+      class: { if: [{ '<': [amount, 100] }, 'B', 'C'] },
+      guard: { var: 'args.note' },
+    })
+    const schemaOf = (required: string[], inner: string[]) => ({
+      type: 'object',
+      required,
+      properties: { order: { type: 'object', required: inner, properties: { amount: { type: 'number' } } } },
+    })
+    const tool = await made(key, { guardrail_ids: [rule.id], parameters: schemaOf(['order'], []) })
+    assert.deepEqual(
+      tool.warnings.map(({ code, path, message }: any) => [code, path, /args\.\S+(?=,)/.exec(message)?.[0]]),
+      [
+        ['ARGUMENT_NOT_REQUIRED', 'guardrail_ids', 'args.order.amount'],
+        ['ARGUMENT_NOT_REQUIRED', 'guardrail_ids', 'args.note'],
+      ],
+    )
+    // Neither kept nor in events.
+    assert.equal('warnings' in (await key.get(`/tools/${tool.id}`)).body, false)
+    const change = async (body: object) => (await key.patch(`/tools/${tool.id}`, body)).body.warnings?.length
+    assert.equal(await change({ preset_parameters: { note: 'x' } }), 1)
+    assert.equal(await change({ parameters: schemaOf(['order', 'note'], ['amount']) }), undefined)
+    // A change of the document is about the tools that have the guardrail.
+    const document = { class: { if: [{ '>': [{ var: 'args.total' }, 1] }, 'C', 'A'] } }
+    const changed = (await key.patch(`/guardrails/${rule.id}`, { document })).body.warnings
+    assert.deepEqual(
+      changed.map(({ path, message }: any) => [path, message.includes(tool.id), message.includes('args.total')]),
+      [['document.class', true, true]],
+    )
+    assert.equal('warnings' in (await key.post(`/guardrails/${rule.id}/versions/1/restore`)).body, false)
+    // So is one that an agent has about the tools that it binds, and a write of the agent.
+    const bound = { project_id: id, name: 'a', guardrail_ids: [rule.id], tool_bindings: [{ tool: { name: 'pay' } }] }
+    const vendor = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
+    const { body: provider } = await app.admin.post('/ai-providers', { project_id: id, ...vendor })
+    const agent = await app.admin.post('/agents', { ...bound, ai_provider_id: provider.id })
+    const messages = (reply: any) =>
+      reply.body.warnings?.map(({ message }: any) => /the tool (\S+) do/.exec(message)?.[1])
+    assert.deepEqual(messages(agent), ['pay', 'pay'])
+    assert.deepEqual(messages(await key.patch(`/guardrails/${rule.id}`, { document })), [tool.id, 'pay'])
+    const without = await app.admin.patch(`/agents/${agent.body.id}`, { guardrail_ids: null })
+    assert.deepEqual([without.status, messages(without)], [200, undefined])
   })
 
   it('are nobody else’s', async () => {

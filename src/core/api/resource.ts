@@ -160,7 +160,7 @@ export function resource<Row extends KindRow, Event extends string>(
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | Existing<Row>>
           /** What the answer shows beside the record, such as a secret. */
-          show?: (row: Row, context: QueryContext<z.output<B>>) => object
+          show?: (row: Row, context: QueryContext<z.output<B>>) => object | Promise<object>
         },
     ): Operation {
       const { body, check, make, show, ...more } = overrides
@@ -186,7 +186,7 @@ export function resource<Row extends KindRow, Event extends string>(
           if ('existing' in made) return answer(200, present(await complete(made.existing as Row, context)))
           const row = await complete(made, context)
           if (emits('created')) tx.emit(kind, 'created' as Event, row)
-          return { ...present(row), ...show?.(row, context as never) }
+          return { ...present(row), ...(await show?.(row, context as never)) }
         },
       })
     },
@@ -211,11 +211,13 @@ export function resource<Row extends KindRow, Event extends string>(
         write?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<Row>
         /** Null where `write` tells of the change itself. */
         event?: null
+        /** What the answer shows beside the record, such as warnings. */
+        show?: (row: Row, context: QueryContext<z.output<B>, Row>) => object | Promise<object>
         /** What else follows from the change, in its transaction. */
         changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
       },
     ): Operation {
-      const { body, method = 'patch', quiet = false, check, change, write, event, changed, ...more } = overrides
+      const { body, method = 'patch', quiet = false, check, change, write, event, show, changed, ...more } = overrides
       return itemOperation(kind, {
         id: `${method === 'put' ? 'replace' : 'update'}${noun}`,
         method,
@@ -230,10 +232,11 @@ export function resource<Row extends KindRow, Event extends string>(
         async run(context) {
           const { tx, resource } = context
           const stored = await kind.lock(tx, resource.id)
+          const shown = async (row: Row) => ({ ...present(row), ...(await show?.(row, context as never)) })
           const given = Object.fromEntries(
             Object.entries((context.body ?? {}) as object).filter(([, value]) => value !== undefined),
           )
-          if (Object.keys(given).length === 0) return present(await complete(stored, context))
+          if (Object.keys(given).length === 0) return shown(await complete(stored, context))
           if (kind.tags && given.tags) {
             given.tags = replacedTags(stored.tags ?? {}, given.tags as Tags)
             context.allowTags(given.tags as Tags)
@@ -246,14 +249,14 @@ export function resource<Row extends KindRow, Event extends string>(
           const differing = kind.changes(stored, next)
           const changes: Values<Row> =
             kind.authored === 'author' ? { ...differing, ...authorColumn(differing, context.caller) } : differing
-          if (quiet && Object.keys(changes).length === 0) return present(await complete(stored, context))
+          if (quiet && Object.keys(changes).length === 0) return shown(await complete(stored, context))
           const row = await complete(
             write ? await write(next, all) : await kind.update(tx, stored.id, changes),
             context,
           )
           if (event !== null && emits('updated')) tx.emit(kind, 'updated' as Event, row)
           await changed?.(row, all)
-          return present(row)
+          return shown(row)
         },
       })
     },

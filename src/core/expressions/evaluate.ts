@@ -55,13 +55,26 @@ const nestsDeeper = (value: unknown, levels: number): boolean =>
 /**
  * The value of an expression over a root, or of a literal with expressions in it: JSON that shares nothing with the root.
  * @param spent what other expressions of the same work have cost, which counts
+ * @param strictness what becomes of values that are absent or of another type than an operator takes
  * @throws ExpressionError when it costs too much or its result is too large
  */
-export function evaluate(expression: unknown, root: unknown, spent: Spent = nothingSpent()): unknown {
-  const result = copied(new Evaluation(spent).value(expression, root))
+export function evaluate(
+  expression: unknown,
+  root: unknown,
+  spent: Spent = nothingSpent(),
+  strictness: Strictness = 'coercing',
+): unknown {
+  const result = copied(new Evaluation(spent, strictness).value(expression, root))
   spent.volume += result.values
   return result.copy
 }
+
+/**
+ * What becomes of a value that an operator cannot use as it is. `coercing`: it is converted, as JavaScript does it. `typed`: the
+ * evaluation fails, so that nothing that is absent, empty or of another type passes for zero or for a text. `present`: it
+ * also fails where a path without a default is read that has no value.
+ */
+export type Strictness = 'coercing' | 'typed' | 'present'
 
 /** What evaluations have cost, where several share one budget. */
 export type Spent = { applications: number; volume: number }
@@ -77,9 +90,22 @@ export const mostlySpent = (left: number): Spent => ({
 /** An evaluation and what it has spent. */
 class Evaluation {
   readonly #spent: Spent
+  readonly #strictness: Strictness
 
-  constructor(spent: Spent) {
+  constructor(spent: Spent, strictness: Strictness) {
     this.#spent = spent
+    this.#strictness = strictness
+  }
+
+  /** Fails a strict evaluation where a value is none that an operator takes. */
+  expect(usable: boolean, what: string): void {
+    if (!usable && this.#strictness !== 'coercing') throw new ExpressionError(`${what}, or has another type`)
+  }
+
+  /** What a path without a default reads. */
+  found(value: unknown): unknown {
+    if (value === null && this.#strictness === 'present') throw new ExpressionError('reads a value that is missing')
+    return value
   }
 
   /** Counts characters or elements that are about to be read or made. */
@@ -108,6 +134,7 @@ class Evaluation {
   /** Calls back for each element of the array that the first argument gives, or not at all. */
   each(args: readonly unknown[], data: Data): unknown[] {
     const list = this.value(args[0], data)
+    this.expect(Array.isArray(list), 'goes through a list that is missing')
     if (!Array.isArray(list)) return []
     this.spend(list.length)
     return list
@@ -122,6 +149,7 @@ class Evaluation {
 
   /** A value as text; null is empty. */
   text(value: unknown, levels = MAX_RESULT_NESTING): string {
+    this.expect(isScalar(value), 'makes a text of a value that is missing')
     if (Array.isArray(value)) {
       if (levels === 0) throw new ExpressionError(`makes a text of more than ${MAX_RESULT_NESTING} levels`)
       this.spend(value.length)
@@ -133,6 +161,7 @@ class Evaluation {
   }
 
   number(value: unknown): number {
+    this.expect(isNumber(value), 'calculates with a number that is missing')
     const primitive = this.primitive(value)
     if (typeof primitive === 'string') this.spend(primitive.length)
     return Number(primitive)
@@ -146,6 +175,7 @@ class Evaluation {
   /** `==` of JavaScript. */
   alike(left: unknown, right: unknown): boolean {
     if (left === null || right === null) return left === right
+    this.expect(isScalar(left) && typeof left === typeof right, 'compares with a value that is missing')
     if (typeof left === 'object' && typeof right === 'object') return left === right
     const [one, other] = [this.primitive(left), this.primitive(right)]
     if (typeof one === typeof other) return this.equal(one, other)
@@ -154,8 +184,10 @@ class Evaluation {
 
   /** Whether each operand stands before the next; two or three are compared. */
   ordered(args: readonly unknown[], data: Data, holds: (left: any, right: any) => boolean): boolean {
-    const operands = this.values(args.slice(0, 3), data).map(value => this.primitive(value))
-    if (operands.length < 2) operands.push(null)
+    const values = this.values(args.slice(0, 3), data)
+    if (values.length < 2) values.push(null)
+    this.expect(values.every(isNumber) || values.every(isText), 'compares with a value that is missing')
+    const operands = values.map(value => this.primitive(value))
     return operands.slice(1).every((right, index) => {
       const left = operands[index]
       if (typeof left === 'string' && typeof right === 'string') this.spend(Math.min(left.length, right.length))
@@ -163,6 +195,13 @@ class Evaluation {
     })
   }
 }
+
+const isScalar = (value: unknown): boolean => ['string', 'number', 'boolean'].includes(typeof value)
+
+const isNumber = (value: unknown): boolean => Number.isFinite(value)
+
+/** An empty text is as good as none. */
+const isText = (value: unknown): boolean => typeof value === 'string' && value !== ''
 
 /** Whether a value counts as true. */
 export const truthy = (value: unknown): boolean => (Array.isArray(value) ? value.length > 0 : Boolean(value))
@@ -216,6 +255,7 @@ function missing(run: Evaluation, keys: readonly unknown[], data: Data): unknown
 }
 
 function contains(run: Evaluation, needle: unknown, hay: unknown): boolean {
+  run.expect(typeof hay === 'string' ? isText(needle) : Array.isArray(hay), 'searches in a value that is missing')
   if (typeof hay === 'string') {
     const part = run.text(needle)
     run.spend(hay.length * (1 + Math.min(part.length / SEARCH_STEPS, MAX_SEARCH_COST)) + part.length)
@@ -223,7 +263,11 @@ function contains(run: Evaluation, needle: unknown, hay: unknown): boolean {
   }
   if (!Array.isArray(hay)) return false
   run.spend(hay.length)
-  return hay.some(item => run.equal(item, needle))
+  const found = hay.some(item => run.equal(item, needle))
+  // Nothing in the list could have been equal to what has another type than all of it.
+  const comparable = found || needle === null || hay.length === 0 || hay.some(item => typeof item === typeof needle)
+  run.expect(comparable && (found || needle === null || isScalar(needle)), 'searches for a value that is missing')
+  return found
 }
 
 /** Part of a text: from `start`, or so far from the end; `length` characters, or all but so many at the end. */
@@ -266,7 +310,7 @@ const OPERATORS: Record<string, Operator> = {
   var(run, args, data) {
     const path = args.length === 0 ? '' : run.value(args[0], data)
     const value = path === null ? data : readPath(data, pathAt(run, path))
-    return value === null && args.length > 1 ? run.value(args[1], data) : value
+    return value === null && args.length > 1 ? run.value(args[1], data) : run.found(value)
   },
   missing(run, args, data) {
     const given = run.values(args, data)
@@ -321,6 +365,7 @@ const OPERATORS: Record<string, Operator> = {
   },
   length(run, args, data) {
     const value = run.value(args[0], data)
+    run.expect(typeof value === 'string' || Array.isArray(value), 'measures a value that is missing')
     return typeof value === 'string' || Array.isArray(value) ? value.length : 0
   },
   preserve: (_run, args) => args[0],

@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
+import { withWarnings } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import { BoundTool } from '../tools/model.ts'
@@ -169,6 +170,9 @@ const expected_version = z
   .optional()
   .describe('The write goes through only while the agent is at this version')
 const version_label = label.describe('Label of the version that the write makes')
+
+/** What a write of an agent answers. */
+export const AgentWithWarnings = withWarnings(Agent, 'AgentWithWarnings')
 
 export const AgentPatch = patchBody('AgentPatch', { ...fields, version_label, expected_version })
 

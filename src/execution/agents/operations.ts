@@ -7,15 +7,28 @@ import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { madeBy } from '../../core/api/version-archive.ts'
 import { requireVersion } from '../../core/api/versions.ts'
+import { shownWarnings } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { detaching, hasGuardrail, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { checkDocument } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-route.ts'
+import { toolGate } from '../tools/gate.ts'
+import { complete } from '../tools/model.ts'
+import { toolsOfIds } from '../tools/store.ts'
 import { adoptAgent, changeAgent, insertAgent } from './archive.ts'
 import { checkBindings, checkToolSettings, distinct } from './bindings.ts'
 import { refuseBounded } from './bounds.ts'
 import { checkConfigured } from './knowledge.ts'
-import { Agent, type AgentConfig, AgentInput, AgentPatch, AgentProjection, type AgentRow, agentKind } from './model.ts'
+import {
+  Agent,
+  type AgentConfig,
+  AgentInput,
+  AgentPatch,
+  AgentProjection,
+  type AgentRow,
+  AgentWithWarnings,
+  agentKind,
+} from './model.ts'
 import { checkOutputSchema } from './schema.ts'
 
 const agents = resource(agentKind, { path: '/agents', tag: 'Agents' })
@@ -99,6 +112,17 @@ export const namingRights = [
   'memories:CreateMemoryEntry',
 ]
 
+/** What the guardrails of an agent have to warn of, of the tools of its bindings. */
+async function warningsOf(agent: AgentRow, { tx }: Pick<Context, 'tx'>): Promise<object> {
+  const { guardrail_ids, tool_bindings } = agent
+  if (!guardrail_ids?.length || !tool_bindings?.length) return {}
+  const ids = tool_bindings.flatMap(({ tool_id }) => tool_id ?? [])
+  const records = ids.length === 0 ? [] : await toolsOfIds(tx, agent.project_id, ids)
+  const tools = [...records, ...tool_bindings.flatMap(({ tool }) => (tool ? complete(tool) : []))]
+  const guarded = tools.map(tool => ({ tool, path: 'guardrail_ids' }))
+  return shownWarnings((await toolGate.only()?.warnings(tx, guardrail_ids, guarded)) ?? [])
+}
+
 const change = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
     method,
@@ -109,6 +133,8 @@ const change = (method: 'patch' | 'put', id: string, summary: string): Operation
     alsoActions: [...namingRights, detaching],
     admit: refuseBounded,
     body: AgentPatch,
+    answers: { 200: AgentWithWarnings },
+    show: warningsOf,
     quiet: true,
     raises: [...refusals, 'VERSION_CONFLICT'],
     check(next, context) {
@@ -139,6 +165,8 @@ export const agentOperations: Operation[] = [
       'Binding a tool needs `tools:CallTool` on it, naming a secret in a definition `secrets:UseSecret`, reading by `knowledge_config` `knowledge:SearchKnowledge`, writing by it `memories:CreateMemoryEntry`.',
     alsoActions: namingRights,
     body: AgentInput,
+    answers: { 201: AgentWithWarnings },
+    show: warningsOf,
     raises: [...refusals],
     check: context => checkConfig(context.body, context.body, context, context.project),
     make: ({ body, project, caller, tx }) =>

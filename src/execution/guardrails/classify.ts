@@ -1,5 +1,5 @@
 import { storableValue } from '../../core/api/text.ts'
-import { ExpressionError, evaluate, readPath } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluate, nothingSpent, readPath, type Strictness } from '../../core/expressions/evaluate.ts'
 import type { Reading } from '../../core/expressions/references.ts'
 import { isAmbient, isClass, isContext, type Rule } from './document.ts'
 import type { Class, Decision, Evaluation } from './model.ts'
@@ -8,8 +8,9 @@ import type { Class, Decision, Evaluation } from './model.ts'
 export type Facts = { args: Record<string, unknown>; context: Record<string, unknown> | null; runtime: object }
 
 /**
- * What a rule says of a call. It fails closed: what depends on a value that is missing, or costs too much, gives the
- * default class, and a guard that does not hold.
+ * What a rule says of a call. It fails closed: what compares a value that is missing or of another type, or costs too
+ * much, gives the default class, and a guard that does not hold. Values of `context` and `runtime` must be there whatever
+ * branch is taken; arguments only where they are read, because a rule may be held to tools with different ones.
  * @param contextFailed the context tool did not answer
  */
 export function classify(
@@ -32,9 +33,8 @@ function classOf({ document, reads }: Rule, facts: Facts, contextFailed: boolean
   if (isClass(document.class)) return document.class
   const fallback = document.default_class ?? 'C'
   if (contextFailed && reads.class.some(readsContext)) return fallback
-  // Null would compare as zero.
   if (reads.class.some(reading => reading.ordered && isMissing(reading, facts))) return fallback
-  const result = quietly(document.class, facts)
+  const result = quietly(document.class, facts, 'typed')
   return isClass(result) ? result : fallback
 }
 
@@ -43,7 +43,7 @@ function guardHolds({ document, reads }: Rule, facts: Facts, contextFailed: bool
   if (contextFailed && reads.guard.some(readsContext)) return false
   const lacking = (reading: Reading) => isMissing(reading, facts) && !(reading.defaulted && readsContext(reading))
   if (reads.guard.some(lacking)) return false
-  return quietly({ '!!': [document.guard] }, facts) === true
+  return quietly({ '!!': [document.guard] }, facts, 'present') === true
 }
 
 const readsContext = ({ path }: Reading): boolean => path !== null && isContext(path)
@@ -51,9 +51,9 @@ const readsContext = ({ path }: Reading): boolean => path !== null && isContext(
 const isMissing = ({ path, by }: Reading, facts: Facts): boolean =>
   by === 'var' && path !== null && isAmbient(path) && readPath(facts, path) === null
 
-function quietly(expression: unknown, facts: Facts): unknown {
+function quietly(expression: unknown, facts: Facts, strictness: Strictness): unknown {
   try {
-    return evaluate(expression, facts)
+    return evaluate(expression, facts, nothingSpent(), strictness)
   } catch (error) {
     if (error instanceof ExpressionError) return null
     throw error

@@ -18,6 +18,7 @@ import {
 } from './model.ts'
 import { askedByNode, holdEvaluations, recordEvaluations } from './records.ts'
 import { type Circumstances, runtimeOf } from './runtime.ts'
+import { warningsFor } from './warnings.ts'
 
 /** From the mildest to the strictest. */
 const STRICTNESS: readonly Decision[] = ['execute', 'route_to_approval', 'tripwire', 'blocked']
@@ -163,6 +164,7 @@ async function trip(services: Services, request: GateRequest, rule: Rule): Promi
 /** The guardrails of projects, agents and tools, as calls of tools ask them. */
 export const guardrailGate: ToolGate = {
   judge,
+  warnings: warningsFor,
   async mayAsk(services, { project_id, agent, tools }) {
     return Promise.all(
       tools.map(async tool =>

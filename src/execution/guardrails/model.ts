@@ -3,6 +3,7 @@ import { Author } from '../../core/api/authors.ts'
 import { orJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
+import { withWarnings } from '../../core/api/warnings.ts'
 
 /** How strictly a call is treated: harmless, under a guard, by a person, never. */
 export const CLASSES = ['A', 'B', 'C', 'D'] as const
@@ -57,6 +58,9 @@ export const Guardrail = record('Guardrail', {
   version: z.int().describe('Counts the changes of the document, from 1'),
   document: z.record(z.string(), z.unknown()),
 })
+
+/** What a write of a guardrail answers. */
+export const GuardrailWithWarnings = withWarnings(Guardrail, 'GuardrailWithWarnings')
 
 const version_label = z.string().trim().min(1).max(255).optional().describe('Label of the version that the write makes')
 

@@ -1,9 +1,10 @@
-import { invalid, raise } from '../../core/api/errors.ts'
+import { countsText, invalid, raise } from '../../core/api/errors.ts'
 import { equals, oneOf } from '../../core/api/filters.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { madeBy, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
+import { shownWarnings } from '../../core/api/warnings.ts'
 import { announce } from '../../core/db/notified-cache.ts'
 import { effectOf } from '../tools/effect.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
@@ -18,14 +19,15 @@ import {
   EvaluateInput,
   Evaluation,
   evaluationKind,
-  Guardrail,
   GuardrailInput,
   GuardrailPatch,
   GuardrailVersion,
+  GuardrailWithWarnings,
   guardrailKind,
   RestoreInput,
 } from './model.ts'
 import { attachedTo } from './store.ts'
+import { warningsOfGuardrail } from './warnings.ts'
 
 const tag = 'Guardrails'
 const path = '/guardrails'
@@ -70,6 +72,8 @@ export const guardrailOperations: Operation[] = [
       'Acts on the calls that begin after it. Another document makes a version. Naming another context tool needs `tools:CallTool` on it.',
     alsoActions: ['tools:CallTool'],
     body: GuardrailPatch,
+    answers: { 200: GuardrailWithWarnings },
+    show: async (row, { tx }) => shownWarnings(await warningsOfGuardrail(tx, row)),
     quiet: true,
     raises: ['TOOL_NOT_FOUND'],
     async check(next, { body, stored, ...context }) {
@@ -86,8 +90,12 @@ export const guardrailOperations: Operation[] = [
     raises: ['GUARDRAIL_HAS_REFERENCES'],
     async check({ id }, { tx }) {
       const references = await attachedTo(tx, id)
-      if (Object.values(references).some(({ length }) => length > 0))
-        raise('GUARDRAIL_HAS_REFERENCES', { meta: { references } })
+      const counts = Object.entries(references).map(([name, { length }]) => [name, length] as const)
+      if (counts.some(([, count]) => count > 0))
+        raise('GUARDRAIL_HAS_REFERENCES', {
+          message: `The guardrail ${id} is still attached (${countsText(Object.fromEntries(counts))})`,
+          meta: { references },
+        })
       announce(tx, guardrailChannel, id)
     },
   }),
@@ -100,11 +108,12 @@ export const guardrailOperations: Operation[] = [
     action: 'guardrails:RestoreGuardrailVersion',
     body: RestoreInput,
     bodyOptional: true,
-    answers: { 200: Guardrail },
-    run: async context =>
-      guardrailKind.present(
-        await versionedGuardrails.restore(context, versionNumber(context.params.version), context.body?.label),
-      ),
+    answers: { 200: GuardrailWithWarnings },
+    async run(context) {
+      const version = versionNumber(context.params.version)
+      const row = await versionedGuardrails.restore(context, version, context.body?.label)
+      return { ...guardrailKind.present(row), ...shownWarnings(await warningsOfGuardrail(context.tx, row)) }
+    },
   }),
   guardrails.action('evaluate', {
     summary: 'Try a guardrail on arguments',

@@ -1,6 +1,9 @@
 import { z } from 'zod'
 import { referencesTo } from '../../core/api/dependents.ts'
 import { identifying, type Queryable, sql, statement } from '../../core/db/sql.ts'
+import { hasGuardrail } from '../../identity/guardrail-ids.ts'
+import { type AgentRow, agentKind } from '../agents/model.ts'
+import { type ToolRow, toolKind } from '../tools/model.ts'
 import { type Evaluation, type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'
 
 /** Guardrails by their ids. By the primary key. */
@@ -38,6 +41,26 @@ export async function attachedTo(
   const of = (type: string) => rows.find(row => row.type === type)?.ids ?? []
   return { tools: of('tool'), agents: of('agent'), projects: of('project') }
 }
+
+/** Agents that have a guardrail attached, so many at most. By agents_guardrails. */
+export const agentsGuardedBy = (db: Queryable, id: string, limit: number): Promise<readonly AgentRow[]> =>
+  db.any(agentKind.sql`
+    select ${agentKind.columns} from agents t where ${hasGuardrail(id)} order by t.id limit ${limit}`)
+
+/** Tools that have a guardrail attached, and others of its project by their ids. By tools_guardrails and the primary key. */
+export const toolsGuardedBy = (
+  db: Queryable,
+  { id, project_id }: Pick<GuardrailRow, 'id' | 'project_id'>,
+  others: readonly string[],
+  limit: number,
+): Promise<readonly ToolRow[]> =>
+  db.any(toolKind.sql`
+    select ${toolKind.columns} from tools t
+    where t.id in (
+      select t.id from tools t where ${hasGuardrail(id)}
+      union select unnest(${sql.array([...others], 'text')}))
+      and t.project_id = ${project_id}
+    order by t.id limit ${limit}`)
 
 /** What is kept of one evaluation. */
 export type EvaluationDraft = Evaluation & Pick<EvaluationRow, 'id' | 'project_id' | 'tool_id' | 'approval_id'>

@@ -1,7 +1,10 @@
+import type { Problem } from '../../core/api/errors.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
+import type { Definition } from './model.ts'
 
 /** The node of a run that a call is made for. */
 export type RunOfCall = {
@@ -54,6 +57,9 @@ export type Verdict =
       forbid_self_approval: boolean
     }
 
+/** A tool as its author wrote it, whether a record or inline. */
+export type GuardedTool = Pick<Definition, 'name' | 'type' | 'parameters' | 'preset_parameters'> & { id?: string }
+
 /** The rules that calls of tools are held to. */
 export type ToolGate = {
   /** Rejects when the rules cannot be read: the call is not made then. */
@@ -66,6 +72,15 @@ export type ToolGate = {
     services: Services,
     scope: { project_id: string; agent: GateRequest['agent']; tools: GateRequest['tool'][] },
   ) => Promise<boolean[]>
+  /**
+   * What may be a mistake where rules are attached to tools.
+   * @param tools each with the field of the written record that a warning is about
+   */
+  warnings: (
+    db: Queryable,
+    guardrailIds: readonly string[],
+    tools: readonly { tool: GuardedTool; path: string }[],
+  ) => Promise<Problem[]>
 }
 
 export const toolGate = extensionPoint<ToolGate>('tool gate')

@@ -3,6 +3,7 @@ import { Author } from '../../core/api/authors.ts'
 import { orJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
+import { withWarnings } from '../../core/api/warnings.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 
 export const TOOL_TYPES = ['http', 'client', 'mcp', 'platform', 'pipeline'] as const
@@ -201,6 +202,9 @@ export const Tool = record('Tool', {
   guardrail_ids: z.array(z.string()).nullable(),
   idempotent: z.boolean(),
 })
+
+/** What a write of a tool answers. */
+export const ToolWithWarnings = withWarnings(Tool, 'ToolWithWarnings')
 
 export const ToolInput = createBody('ToolInput', { ...fields, guardrail_ids }, ['name'])
 

@@ -2,8 +2,9 @@ import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { contains, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
-import { itemOperation, type Operation } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { shownWarnings } from '../../core/api/warnings.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { detaching, lostGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { refusePaused, requireRunnable } from '../../identity/projects/pause.ts'
@@ -11,6 +12,7 @@ import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
 import { checkTool } from './check.ts'
 import { stepToolIds } from './check-pipeline.ts'
+import { toolGate } from './gate.ts'
 import { mcpActions } from './mcp.ts'
 import {
   CallInput,
@@ -21,6 +23,7 @@ import {
   ToolInput,
   ToolPatch,
   type ToolRow,
+  ToolWithWarnings,
   toolKind,
 } from './model.ts'
 import { projectionOf, ToolProjection } from './projection.ts'
@@ -36,6 +39,12 @@ const raises = [
   'GUARDRAIL_NOT_FOUND',
 ] as const
 
+/** What the guardrails of a tool have to warn of. */
+const warningsOf = async (tool: ToolRow, { tx }: Pick<Context, 'tx'>): Promise<object> =>
+  shownWarnings(
+    (await toolGate.only()?.warnings(tx, tool.guardrail_ids ?? [], [{ tool, path: 'guardrail_ids' }])) ?? [],
+  )
+
 export const toolOperations: Operation[] = [
   // tools_project serves the order.
   tools.list({ filters: { name: contains('name'), type: oneOf('type', TOOL_TYPES) } }),
@@ -44,6 +53,8 @@ export const toolOperations: Operation[] = [
       'The definition is validated as a whole. Without what its type needs, `execute` or `mcp`, it is a draft that fails when it is called. Naming a secret needs `secrets:UseSecret` on it, naming a tool in a step `tools:CallTool`.',
     alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
     body: ToolInput,
+    answers: { 201: ToolWithWarnings },
+    show: warningsOf,
     raises: [...raises],
     async make(context) {
       const { tx, body, project, caller } = context
@@ -71,6 +82,8 @@ export const toolOperations: Operation[] = [
       'Acts on the next call. The resulting definition is validated as a whole. Naming another secret, or changing what is sent with one, needs `secrets:UseSecret` on it; changing a pipeline needs `tools:CallTool` on the tools of its steps, detaching a guardrail `guardrails:DetachGuardrail`.',
     alsoActions: ['secrets:UseSecret', 'tools:CallTool', detaching],
     body: ToolPatch,
+    answers: { 200: ToolWithWarnings },
+    show: warningsOf,
     quiet: true,
     raises: [...raises],
     check: (next, context) =>
