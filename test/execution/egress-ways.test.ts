@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict'
-import { INTERNAL_HOSTS } from '../support/addresses.ts'
+import { INTERNAL_HOSTS, storeAddress } from '../support/addresses.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { startReceiver } from '../support/receiver.ts'
-import { call, json, made, refused, startTarget, type Target } from './tool-target.ts'
+import { call, json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
 
 describe('no way out leads to an address that is not public:', function () {
   this.timeout(180_000)
@@ -37,9 +36,10 @@ describe('no way out leads to an address that is not public:', function () {
   }
 
   it('a tool that sends requests', async () => {
-    const tool = await made(key, {})
+    const tool = await made(key, { execute: { url: `${target.url}/x` } })
     await each(async (url, host, address) => {
-      assert.equal((await key.patch(`/tools/${tool.id}`, { execute: { url } })).status, 200)
+      refusedAt(await key.patch(`/tools/${tool.id}`, { execute: { url } }), 'execute.url')
+      await storeAddress(app, ['tools', 'execute', 'url'], tool.id, url)
       blocked(await call(key, tool.id), host, address)
     })
   })
@@ -55,18 +55,20 @@ describe('no way out leads to an address that is not public:', function () {
   it('a tool of an MCP server', async () => {
     const tool = await made(key, { type: 'mcp', execute: undefined, mcp: { url: `${target.url}/mcp` } })
     await each(async (url, host, address) => {
-      assert.equal((await key.patch(`/tools/${tool.id}`, { mcp: { url } })).status, 200)
+      refusedAt(await key.patch(`/tools/${tool.id}`, { mcp: { url } }), 'mcp.url')
+      await storeAddress(app, ['tools', 'mcp', 'url'], tool.id, url)
       blocked(await key.get(`/tools/${tool.id}/actions`), host, address)
     })
   })
 
   it('the token endpoint of a tool', async () => {
     target.answer = json({})
-    const tool = await made(key, {})
+    const auth = { type: 'oauth2_client_credentials', client_id: 'a', client_secret: 'b' }
+    const asking = (token_url: string) => ({ execute: { url: `${target.url}/x`, auth: { ...auth, token_url } } })
+    const tool = await made(key, asking(`${target.url}/token`))
     await each(async (token_url, host, address) => {
-      const auth = { type: 'oauth2_client_credentials', token_url, client_id: 'a', client_secret: 'b' }
-      const execute = { url: `${target.url}/x`, auth }
-      assert.equal((await key.patch(`/tools/${tool.id}`, { execute })).status, 200)
+      refusedAt(await key.patch(`/tools/${tool.id}`, asking(token_url)), 'execute.auth.token_url')
+      await storeAddress(app, ['tools', 'execute', 'auth', 'token_url'], tool.id, token_url)
       blocked(await call(key, tool.id), host, address)
     })
   })
@@ -77,7 +79,8 @@ describe('no way out leads to an address that is not public:', function () {
     const agent = await key.post('/agents', { name: 'a', ai_provider_id: body.id })
     assert.equal(agent.status, 201, JSON.stringify(agent.body))
     await each(async base_url => {
-      assert.equal((await app.admin.patch(`/ai-providers/${body.id}`, { base_url })).status, 200)
+      refusedAt(await app.admin.patch(`/ai-providers/${body.id}`, { base_url }), 'base_url')
+      await storeAddress(app, ['ai_providers', 'base_url'], body.id, base_url)
       const listed = refused(await app.admin.get(`/ai-providers/${body.id}/models`), 400, 'AI_PROVIDER_MISCONFIGURED')
       assert.equal(listed.meta.reason, 'egress_blocked', base_url)
       const messages = [{ role: 'user', content: 'x' }]
@@ -86,12 +89,42 @@ describe('no way out leads to an address that is not public:', function () {
     })
   })
 
+  it('nor is one that says so itself written anew, in any field, as any name', async () => {
+    const fields = { name: 'x', default_model: 'm', provider: 'custom', events: ['*'] }
+    for (const host of ['169.254.169.254', 'localhost', 'LOCALHOST.', 'api.localhost', '[::1]', '0x7f.1']) {
+      const url = `http://${host}:${stranger.port}/x`
+      refusedAt(await key.post('/webhooks', { name: 'x', url, events: ['*'] }), 'url')
+      const { events: _, ...provider } = fields
+      refusedAt(await key.post('/ai-providers', { ...provider, base_url: url }), 'base_url')
+      refusedAt(await key.post('/tools', { name: 'x', execute: { url: `${url}/{id}` } }), 'execute.url')
+      refusedAt(await key.post('/tools', { name: 'x', type: 'mcp', mcp: { url } }), 'mcp.url')
+      const steps = [{ id: 'a', tool: { name: 'x', execute: { url } } }]
+      const step = await key.post('/tools', { name: 'x', type: 'pipeline', pipeline: { steps } })
+      refusedAt(step, 'pipeline.steps[0].tool.execute.url')
+      const agent = { name: 'x', ai_provider_id: null, tool_bindings: [{ tool: { name: 'x', execute: { url } } }] }
+      const { body: own } = await key.post('/ai-providers', { ...provider, base_url: 'https://example.com/v1' })
+      const bound = await key.post('/agents', { ...agent, ai_provider_id: own.id })
+      refusedAt(bound, 'tool_bindings[0].tool.execute.url')
+    }
+    // What is allowed, or says nothing itself, is written.
+    for (const url of [target.url, 'http://internal.test/x', 'https://example.com/x'])
+      assert.equal((await key.post('/tools', { name: 'x', execute: { url } })).status, 201, url)
+    // A change of something else leaves a stored address alone.
+    const { body: hook } = await key.post('/webhooks', { name: 'h', url: `${target.url}/h`, events: ['*'] })
+    await storeAddress(app, ['webhooks', 'url'], hook.id, 'http://10.0.0.1/h')
+    const renamed = await key.patch(`/webhooks/${hook.id}`, { name: 'other', url: 'http://10.0.0.1/h' })
+    assert.deepEqual([renamed.status, renamed.body.name], [200, 'other'])
+    assert.equal((await key.delete(`/webhooks/${hook.id}`)).status, 204)
+    assert.equal(stranger.connections, 0)
+  })
+
   it('a webhook', async () => {
     const { key } = await app.project()
-    const receiver = await startReceiver()
-    const { body: hook } = await key.post('/webhooks', { name: 'h', url: receiver.url, events: ['secrets.*'] })
+    const { body: hook } = await key.post('/webhooks', { name: 'h', url: `${target.url}/h`, events: ['secrets.*'] })
+    const before = target.requests.length
     await each(async (url, host, address) => {
-      assert.equal((await key.patch(`/webhooks/${hook.id}`, { url })).status, 200)
+      refusedAt(await key.patch(`/webhooks/${hook.id}`, { url }), 'url')
+      await storeAddress(app, ['webhooks', 'url'], hook.id, url)
       const sent = await key.post('/secrets', { name: `s${Math.random()}`, value: 'v' })
       assert.equal(sent.status, 201)
       const delivery = await eventually(
@@ -103,7 +136,6 @@ describe('no way out leads to an address that is not public:', function () {
       )
       assert.equal(delivery.attempts, 0)
     })
-    assert.equal(receiver.requests.length, 0)
-    await receiver.close()
+    assert.equal(target.requests.length, before)
   })
 })

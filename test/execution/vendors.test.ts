@@ -10,6 +10,7 @@ import { callModel } from '../../src/execution/providers/call.ts'
 import type { ModelRequest } from '../../src/execution/providers/exchange.ts'
 import { aiProviderKind } from '../../src/execution/providers/model.ts'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
+import { storeAddress } from '../support/addresses.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { startVendors, type Vendors } from './vendors.ts'
 
@@ -67,6 +68,13 @@ describe('model calls', () => {
     const made = await key.post('/ai-providers', { name: 'p', default_model: 'model-1', ...fields })
     assert.equal(made.status, 201, JSON.stringify(made.body))
     return made.body.id
+  }
+
+  /** A provider whose address the egress rule refuses. */
+  const blocked = async (): Promise<string> => {
+    const id = await provider({ provider: 'custom', base_url: 'https://example.com/v1' })
+    await storeAddress(app, ['ai_providers', 'base_url'], id, 'http://10.1.2.3/v1')
+    return id
   }
 
   const call = async (
@@ -313,7 +321,7 @@ describe('model calls', () => {
         'secret_shape',
       )
       await refused(await provider({ provider: 'openai', secret_id: await secret('two\nlines') }), 'secret_shape')
-      await refused(await provider({ provider: 'custom', base_url: 'http://10.1.2.3/v1' }), 'egress_blocked')
+      await refused(await blocked(), 'egress_blocked')
     })
 
     it('take nothing but the own keys out of a vertex key file', async () => {
@@ -739,8 +747,7 @@ describe('model calls', () => {
       const without = await models(await provider({ provider: 'openai' }))
       assert.equal(without.status, 400)
       assert.equal(without.body.error.code, 'AI_PROVIDER_MISCONFIGURED')
-      const blocked = await models(await provider({ provider: 'custom', base_url: 'http://10.1.2.3/v1' }))
-      assert.equal(blocked.body.error.meta.reason, 'egress_blocked')
+      assert.equal((await models(await blocked())).body.error.meta.reason, 'egress_blocked')
     })
 
     it('fail with what the vendor answered', async () => {

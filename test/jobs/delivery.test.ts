@@ -4,6 +4,7 @@ import { createServer } from 'node:net'
 import { backoff } from '../../src/control/webhooks/deliver.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
+import { storeAddress } from '../support/addresses.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
@@ -413,11 +414,12 @@ describe('the egress rule', () => {
     const { port } = server.address() as { port: number }
     const use = using(app)
     use.project = (await app.project()).id
-    const hooks = [
-      await use.hook(`http://127.0.0.1:${port}/`),
-      await use.hook(`http://localhost:${port}/`),
-      await use.hook(`http://[::ffff:127.0.0.1]:${port}/`),
-    ]
+    const hooks: { id: string }[] = []
+    for (const host of ['127.0.0.1', 'localhost', '[::ffff:127.0.0.1]']) {
+      const hook = await use.hook('http://example.com/')
+      await storeAddress(app, ['webhooks', 'url'], hook.id, `http://${host}:${port}/`)
+      hooks.push(hook)
+    }
     await use.write()
     for (const { id } of hooks) {
       const delivery = await use.ended(id)
@@ -438,7 +440,8 @@ describe('a webhook whose deliveries keep failing', () => {
     const use = using(app)
     use.project = (await app.project()).id
     // Not on the allow-list: a delivery fails without three attempts.
-    const { id } = await use.hook('http://10.0.0.1/')
+    const { id } = await use.hook('http://example.com/')
+    await storeAddress(app, ['webhooks', 'url'], id, 'http://10.0.0.1/')
     /** Failures in a row, which are counted after the deliveries have been settled. */
     const failures = () => app.services.pool.oneFirst(sql.unsafe`select failures from webhooks where id = ${id}`)
     const fail = async (count: number) => {
@@ -488,10 +491,10 @@ describe('a webhook whose deliveries keep failing', () => {
     const receiver = await startReceiver()
     try {
       await fail(99)
-      await app.services.pool.query(sql.unsafe`update webhooks set url = ${receiver.url} where id = ${id}`)
+      await storeAddress(app, ['webhooks', 'url'], id, receiver.url)
       await app.services.write(async tx => emitNamed(tx, 'secrets.updated', project, { id: 'sec_well' }))
       await eventually(async () => (await failures()) === 0)
-      await app.services.pool.query(sql.unsafe`update webhooks set url = 'http://10.0.0.1/' where id = ${id}`)
+      await storeAddress(app, ['webhooks', 'url'], id, 'http://10.0.0.1/')
       clock.advance(25 * 3_600_000)
       await fail(1)
       assert.equal(await active(), true)

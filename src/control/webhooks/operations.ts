@@ -11,6 +11,7 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/write.ts'
 import { sees } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import { addressProblems } from '../../core/net/refused-address.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
   type DeliveryRow,
@@ -60,6 +61,10 @@ const change = (method: 'patch' | 'put'): Operation =>
     method,
     body: WebhookPatch,
     raises: ['POLICY_NOT_FOUND'],
+    check(_next, { body, stored, services }) {
+      const problems = addressProblems(services, 'url', body.url, stored.url)
+      if (problems.length > 0) invalid(problems)
+    },
     // A webhook that is switched on starts with a clean record.
     change: (next, { body }) => (body.active ? { ...next, failures: 0, failing_since: null } : next),
     changed: (row, { tx }) => wakeWorkers(tx, row),
@@ -157,6 +162,8 @@ export const webhookOperations: Operation[] = [
     raises: ['POLICY_NOT_FOUND'],
     secretAnswer: true,
     async make({ tx, body, project, services }) {
+      const problems = addressProblems(services, 'url', body.url)
+      if (problems.length > 0) invalid(problems)
       const limit = services.config.WEBHOOK_MAX_PER_PROJECT
       if ((await countLocked(tx, project)) >= limit)
         invalid({ code: 'LIMIT_REACHED', path: '', message: `a project has at most ${limit} webhooks` })

@@ -30,7 +30,7 @@ const TRY_NEXT = new Set(['ENOTFOUND', 'ENODATA', 'ESERVFAIL'])
  */
 export function openResolver(options: { servers: string; hostsFile?: string; configFile?: string }): Resolve {
   const { hostsFile = '/etc/hosts', configFile = '/etc/resolv.conf' } = options
-  const servers = options.servers.split(',').flatMap(server => server.trim() || [])
+  const servers = nameServers(options.servers)
   let files = ''
   let system = readSystem('', '', servers)
   let readAt = Number.NEGATIVE_INFINITY
@@ -44,6 +44,13 @@ export function openResolver(options: { servers: string; hostsFile?: string; con
     }
     return resolve(system, hostname)
   }
+}
+
+/** A comma list of name servers, IP or IP:port. Throws an Error for one that is neither. */
+export function nameServers(list: string): string[] {
+  const servers = list.split(',').flatMap(server => server.trim() || [])
+  new Resolver().setServers(servers)
+  return servers
 }
 
 type System = { hosts: Map<string, Set<string>>; search: string[]; ndots: number; resolver: Resolver }

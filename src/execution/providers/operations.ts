@@ -2,13 +2,14 @@ import { randomUUID } from 'node:crypto'
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { recordUsageLater, tokenComponents } from '../../control/usage/meter.ts'
-import { AppError, RecordedFailure } from '../../core/api/errors.ts'
+import { AppError, invalid, RecordedFailure } from '../../core/api/errors.ts'
 import { contains, equals, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Values } from '../../core/api/kind.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { addressProblems } from '../../core/net/refused-address.ts'
 import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import {
@@ -58,6 +59,8 @@ async function valuesOf(
   const base_url = draft.base_url?.replace(/\/+$/, '') ?? null
   const wanted = { ...draft, base_url }
   checkProvider(wanted)
+  const blocked = addressProblems(services, 'base_url', base_url, stored?.base_url)
+  if (blocked.length > 0) invalid(blocked)
   const nothing = { config: {}, headers: {} }
   const parted =
     given.config === undefined && stored

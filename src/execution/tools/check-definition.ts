@@ -2,6 +2,8 @@ import { invalid, type Problem, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
 import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { addressProblems } from '../../core/net/refused-address.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { Auth, Definition, Execute, Mcp } from './model.ts'
 import { actionProblems } from './platform.ts'
 import {
@@ -29,7 +31,13 @@ const MAX_JSON_BYTES = 64 * 1024
 const problem = (path: string, message: string, code = 'INVALID_VALUE'): Problem => ({ code, path, message })
 
 /** Validates one definition, of a record or inline. `at` is its path in the body, ending in a dot where it has one. */
-export async function checkDefinition(checking: Checking, tool: Definition, at: string): Promise<void> {
+/** @param stored the definition before: addresses of it are not checked again */
+export async function checkDefinition(
+  checking: Checking,
+  tool: Definition,
+  at: string,
+  stored: Partial<Pick<Definition, 'execute' | 'mcp'>> | null = null,
+): Promise<void> {
   const { services, project_id } = checking
   const { execute, mcp, parameters, preset_parameters, output_mapping, context_keys } = tool
   const tooLarge = sizeProblems({ execute, mcp, preset_parameters }, at)
@@ -44,6 +52,7 @@ export async function checkDefinition(checking: Checking, tool: Definition, at: 
     ...(execute ? executeProblems(execute, services.config.TOOL_CALL_TIMEOUT_MS, `${at}execute`) : []),
     ...(mcp ? mcpProblems(mcp, `${at}mcp`) : []),
     ...actionProblems(tool, at),
+    ...blockedProblems(services, tool, at, stored),
   ]
   const unusable = output_mapping && expressionProblem(output_mapping)
   if (unusable) problems.push(problem(`${at}output_mapping`, unusable))
@@ -65,6 +74,25 @@ export const parametersSchema = (project: string, parameters: object) => ({
   text: JSON.stringify(parameters),
   rules: { strict: false },
 })
+
+/** Addresses that the egress rule refuses. What stands behind a host cannot change it. */
+function blockedProblems(
+  services: Services,
+  { execute, mcp }: Pick<Definition, 'execute' | 'mcp'>,
+  at: string,
+  stored: Partial<Pick<Definition, 'execute' | 'mcp'>> | null,
+): Problem[] {
+  const originOf = (sent: Sent | null | undefined) => sent && AUTHORITY.exec(sent.url)?.[0]
+  const tokenUrl = (sent: Sent | null | undefined) =>
+    sent?.auth?.type === 'oauth2_client_credentials' ? sent.auth.token_url : null
+  return (['execute', 'mcp'] as const).flatMap(name => {
+    const [sent, before] = [{ execute, mcp }[name], stored?.[name]]
+    return [
+      ...addressProblems(services, `${at}${name}.url`, originOf(sent), originOf(before)),
+      ...addressProblems(services, `${at}${name}.auth.token_url`, tokenUrl(sent), tokenUrl(before)),
+    ]
+  })
+}
 
 const sizeProblems = (values: Record<string, unknown>, at: string): Problem[] =>
   Object.entries(values).flatMap(([name, value]) =>

@@ -22,7 +22,7 @@ export async function checkTool(
   stored: ToolRow | null,
 ): Promise<string[]> {
   const { tx, allow, project_id } = checking
-  await checkDefinition(checking, tool, '')
+  await checkDefinition(checking, tool, '', stored)
   if (tool.pipeline) await checkPipeline(checking, tool.pipeline, stored?.pipeline ?? null)
   else if (tool.type === 'pipeline')
     raise('PIPELINE_INVALID_STEP', { message: 'pipeline: a pipeline tool needs steps' })
