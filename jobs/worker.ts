@@ -1,7 +1,8 @@
 import { writeFile } from 'node:fs/promises'
 import { pathToFileURL } from 'node:url'
 import express from 'express'
-import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../src/config.ts'
+import { z } from 'zod'
+import { type Config, ConfigError, WORKER_KINDS } from '../src/config.ts'
 import { knownNames, loadModules, workOf } from '../src/core/api/module.ts'
 import { migrate } from '../src/core/db/migrate.ts'
 import { sql } from '../src/core/db/sql.ts'
@@ -12,6 +13,8 @@ import { IDLE_POLL_MS } from '../src/core/jobs/queue.ts'
 import { startWorkers } from '../src/core/jobs/worker.ts'
 import { createLog, type Logger } from '../src/core/process/log.ts'
 import { openServices } from '../src/core/process/open-services.ts'
+import type { Services } from '../src/core/process/services.ts'
+import { loadSettings } from '../src/core/process/settings.ts'
 import { configured, untilStopped } from '../src/core/process/shutdown.ts'
 import { modules } from '../src/modules.ts'
 
@@ -88,6 +91,9 @@ export async function startWorker(
   })
   const healthPort = portOf(server)
   log.info({ kinds, health_port: healthPort, instance: config.INSTANCE_ID }, 'worker is ready')
+  await beat()
+  const unserved = await unservedConcerns(services, config.WORKER_HEARTBEAT_STALE_MS)
+  if (unserved.length > 0) log.warn({ concerns: unserved }, 'nobody works on these concerns; start a worker for them')
   let stopping: Promise<void> | undefined
   return {
     healthPort,
@@ -107,6 +113,14 @@ export async function startWorker(
   }
 }
 
+/** The concerns that no worker of the deployment has, this one included. */
+async function unservedConcerns({ pool }: Pick<Services, 'pool'>, staleMs: number) {
+  const served = await pool.anyFirst(sql.type(z.strictObject({ kind: z.string() }))`
+    select distinct unnest(kinds) as kind from worker_heartbeats
+    where beat_at > now() - make_interval(secs => ${staleMs / 1000})`)
+  return WORKER_KINDS.filter(kind => !served.includes(kind))
+}
+
 /** The concerns named on the command line; without names, WORKER_KINDS. Raises ConfigError for an unknown one. */
 export function concernsOf(names: readonly string[], config: Config): (typeof WORKER_KINDS)[number][] {
   if (names.length === 0) return config.WORKER_KINDS
@@ -117,7 +131,7 @@ export function concernsOf(names: readonly string[], config: Config): (typeof WO
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
-  const config = configured(() => loadConfig())
+  const config = configured(loadSettings)
   const log = createLog({ level: config.LOG_LEVEL, base: { process: 'worker' } })
   const kinds = configured(() => concernsOf(process.argv.slice(2), config))
   await untilStopped(log, () => startWorker(config, log, kinds))

@@ -824,12 +824,17 @@ export type Config = Omit<
   production: boolean
 }
 
-/** A setting that cannot be used. `variable` names it. */
+export type SettingProblem = { variable: string; message: string }
+
+/** Settings that cannot be used, each with a line of the message. `variable` names the first. */
 export class ConfigError extends Error {
   readonly variable: string
-  constructor(variable: string, message: string) {
-    super(`${variable}: ${message}`)
+  readonly problems: readonly SettingProblem[]
+  constructor(variable: string, message: string, others: readonly SettingProblem[] = []) {
+    const problems = [{ variable, message }, ...others]
+    super(problems.map(problem => `${problem.variable}: ${problem.message}`).join('\n'))
     this.variable = variable
+    this.problems = problems
   }
 }
 
@@ -856,40 +861,41 @@ export const settingRows = () =>
 
 /**
  * Parses an environment into the configuration.
- * @throws ConfigError naming the first variable that is missing or invalid.
+ * @throws ConfigError naming every variable that is missing or invalid.
  */
 export function loadConfig(env: Record<string, string | undefined> = process.env): Config {
   const parsed: Record<string, unknown> = {}
   const production = env.NODE_ENV === 'production'
+  const problems: SettingProblem[] = []
+  const wrong = (variable: string, message: string) => problems.push({ variable, message })
   for (const [name, entry] of Object.entries(settings as Record<string, Setting<unknown>>)) {
     const given = env[name]
-    if (production && entry.production && !given) throw new ConfigError(name, 'is required in production')
     const result = entry.schema.safeParse(given === undefined || given === '' ? (entry.default ?? '') : given)
-    if (!result.success) throw new ConfigError(name, result.error.issues[0].message)
-    parsed[name] = result.data
+    if (production && entry.production && !given) wrong(name, 'is required in production')
+    else if (!result.success) wrong(name, result.error.issues[0].message)
+    else parsed[name] = result.data
   }
   const config = parsed as unknown as Config
   config.production = production
   config.baseUrlGiven = config.BASE_URL !== null && config.BASE_URL !== undefined
   config.BASE_URL = (config.BASE_URL ?? `http://localhost:${config.PORT}`).replace(/\/+$/, '')
-  if (!URL.canParse(config.BASE_URL)) throw new ConfigError('BASE_URL', 'must be an absolute URL')
+  if (config.baseUrlGiven && !URL.canParse(config.BASE_URL)) wrong('BASE_URL', 'must be an absolute URL')
   config.DOCS_BASE_URL = (config.DOCS_BASE_URL ?? `${config.BASE_URL}/docs`).replace(/\/+$/, '')
-  if (!URL.canParse(config.DOCS_BASE_URL)) throw new ConfigError('DOCS_BASE_URL', 'must be an absolute URL')
+  if (env.DOCS_BASE_URL && !URL.canParse(config.DOCS_BASE_URL)) wrong('DOCS_BASE_URL', 'must be an absolute URL')
   config.TOOL_CONTEXT_HEADER_PREFIX = config.TOOL_CONTEXT_HEADER_PREFIX ?? `${config.HEADER_PREFIX}Context-`
   if (!/^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/.test(config.TOOL_CONTEXT_HEADER_PREFIX))
-    throw new ConfigError('TOOL_CONTEXT_HEADER_PREFIX', 'must be header-name characters')
+    wrong('TOOL_CONTEXT_HEADER_PREFIX', 'must be header-name characters')
   config.INSTANCE_ID = config.INSTANCE_ID ?? `${hostname()}-${randomBytes(4).toString('hex')}`
+  if (production && typeof config.JWT_SECRET === 'string' && Buffer.byteLength(config.JWT_SECRET) < 32)
+    wrong('JWT_SECRET', 'must be at least 32 bytes in production')
   config.JWT_SECRET = config.JWT_SECRET ?? randomBytes(32).toString('base64url')
-  if (production && Buffer.byteLength(config.JWT_SECRET) < 32)
-    throw new ConfigError('JWT_SECRET', 'must be at least 32 bytes in production')
-  if (production && config.FAULT_POINTS) throw new ConfigError('FAULT_POINTS', 'must not be set in production')
+  if (production && config.FAULT_POINTS) wrong('FAULT_POINTS', 'must not be set in production')
   if (config.WEBHOOK_LEASE_MS <= config.WEBHOOK_TIMEOUT_MS)
-    throw new ConfigError('WEBHOOK_LEASE_MS', 'must be above WEBHOOK_TIMEOUT_MS')
-  if (config.SECRETS_ENCRYPTION_KEY.length > 1)
-    throw new ConfigError(
-      'SECRETS_ENCRYPTION_KEY',
-      'must be one key; older ones go into SECRETS_ENCRYPTION_KEY_PREVIOUS',
-    )
+    wrong('WEBHOOK_LEASE_MS', 'must be above WEBHOOK_TIMEOUT_MS')
+  if (config.SECRETS_ENCRYPTION_KEY?.length > 1)
+    wrong('SECRETS_ENCRYPTION_KEY', 'must be one key; older ones go into SECRETS_ENCRYPTION_KEY_PREVIOUS')
+  const [first, ...others] = problems
+  if (first) throw new ConfigError(first.variable, first.message, others)
   config.DATABASE_URL ??= databaseUrl(config)
   return config
 }

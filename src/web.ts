@@ -1,13 +1,14 @@
 import type { Server } from 'node:http'
 import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
-import { type Config, loadConfig } from './config.ts'
+import type { Config } from './config.ts'
 import { knownNames, loadModules } from './core/api/module.ts'
 import { migrate } from './core/db/migrate.ts'
 import { closeServer, createGate, portOf } from './core/http/health.ts'
 import { openServer } from './core/http/server.ts'
 import { createLog, type Logger } from './core/process/log.ts'
 import { openServices } from './core/process/open-services.ts'
+import { loadSettings } from './core/process/settings.ts'
 import { configured, untilStopped } from './core/process/shutdown.ts'
 import { modules } from './modules.ts'
 
@@ -58,7 +59,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {
-  const config = configured(() => loadConfig())
+  const config = configured(loadSettings)
   const log = createLog({ level: config.LOG_LEVEL, base: { process: 'web' } })
   await untilStopped(log, () => startWeb(config, log))
 }

@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
-import { loadConfig } from '../src/config.ts'
-import { silentLog } from '../src/core/process/log.ts'
-import { openServices } from '../src/core/process/open-services.ts'
+import { type ConfigError, loadConfig } from '../src/config.ts'
+import { loadSettings } from '../src/core/process/settings.ts'
 
 const PRODUCTION = {
   NODE_ENV: 'production',
@@ -87,20 +86,25 @@ describe('configuration', () => {
     refuses({ SECRETS_ENCRYPTION_KEY_PREVIOUS: `${'a'.repeat(64)},b` }, 'SECRETS_ENCRYPTION_KEY_PREVIOUS')
   })
 
-  it('names the allow-list of the egress client when it cannot be read, before a connection is opened', async () => {
-    for (const EGRESS_ALLOW_HOSTS of ['10.0.0.0/99', 'a b', 'host:0']) {
-      const config = loadConfig({ EGRESS_ALLOW_HOSTS, DATABASE_URL: 'postgres://nobody@127.0.0.1:1/none' })
-      const opening = openServices(config, { log: silentLog(), role: 'cli' })
-      await assert.rejects(opening, { variable: 'EGRESS_ALLOW_HOSTS' })
-    }
+  it('names the lists of the egress client that cannot be read', () => {
+    for (const [variable, texts] of Object.entries({
+      EGRESS_ALLOW_HOSTS: ['10.0.0.0/99', 'a b', 'host:0'],
+      EGRESS_DNS_SERVERS: ['ns.test', '192.0.2.1,x', '192.0.2.1:x'],
+    }))
+      for (const text of texts) assert.throws(() => loadSettings({ [variable]: text }), { variable }, text)
   })
 
-  it('names the name servers of the egress client when one is no address', async () => {
-    for (const EGRESS_DNS_SERVERS of ['ns.test', '192.0.2.1,x', '192.0.2.1:x']) {
-      const config = loadConfig({ EGRESS_DNS_SERVERS, DATABASE_URL: 'postgres://nobody@127.0.0.1:1/none' })
-      const opening = openServices(config, { log: silentLog(), role: 'cli' })
-      await assert.rejects(opening, { variable: 'EGRESS_DNS_SERVERS' })
-    }
+  it('names everything that is wrong, once', () => {
+    const env = { ...PRODUCTION, BASE_URL: '', JWT_SECRET: 'short', PORT: '99999', EGRESS_ALLOW_HOSTS: 'a b' }
+    assert.throws(
+      () => loadSettings({ ...env, WEBHOOK_LEASE_MS: '1000', FAULT_POINTS: 'turn.started=kill' }),
+      (error: ConfigError) => {
+        const named = error.problems.map(({ variable }) => variable).sort()
+        const wrong = ['BASE_URL', 'EGRESS_ALLOW_HOSTS', 'FAULT_POINTS', 'JWT_SECRET', 'PORT', 'WEBHOOK_LEASE_MS']
+        assert.deepEqual([named, error.message.split('\n').length], [wrong, wrong.length])
+        return true
+      },
+    )
   })
 
   it('reads booleans in all their spellings', () => {

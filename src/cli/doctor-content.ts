@@ -17,15 +17,8 @@ const TRIAL_MS = 15_000
 
 /** What files, embeddings and searches need: each is tried once, as a request would. */
 export async function examineContent(config: Config): Promise<Check[]> {
-  let services: Awaited<ReturnType<typeof openServices>>
-  try {
-    // What fails is said in the checks.
-    services = await openServices(config, { log: silentLog(), role: 'cli' })
-  } catch (error) {
-    if (!(error instanceof ConfigError)) throw error
-    const fix = 'Correct the variable; muster settings says what it means.'
-    return [{ name: 'configuration', status: 'fail', detail: error.message, fix }]
-  }
+  // What fails is said in the checks.
+  const services = await openServices(config, { log: silentLog(), role: 'cli' })
   try {
     const [storage, embeddings, textSearch, vectorIndex] = await Promise.all([
       examineStorage(services),

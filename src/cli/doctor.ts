@@ -1,8 +1,9 @@
-import { type Config, ConfigError, loadConfig, WORKER_KINDS } from '../config.ts'
+import { type Config, ConfigError, WORKER_KINDS } from '../config.ts'
 import { loadModules } from '../core/api/module.ts'
 import { migrationNames } from '../core/db/migrate.ts'
 import { openPool, type Pool } from '../core/db/pool.ts'
 import { deadName, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
+import { loadSettings } from '../core/process/settings.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../core/secrets/secretbox.ts'
 import { anyUser } from '../identity/users/store.ts'
 import { modules } from '../modules.ts'
@@ -44,10 +45,10 @@ async function examine(env: Environment): Promise<Check[]> {
   const checks: Check[] =
     problems.length === 0
       ? [{ name: 'configuration', status: 'ok', detail: 'every setting is valid' }]
-      : problems.map(({ message }) => ({
+      : problems.map(({ variable, message }) => ({
           name: 'configuration',
           status: 'fail',
-          detail: message,
+          detail: `${variable}: ${message}`,
           fix: 'Correct the variable; muster settings says what it means.',
         }))
   if (!config) return checks
@@ -91,18 +92,18 @@ const FILLERS: Environment = {
 }
 
 /** Every problem of an environment, and the configuration without them. */
-function readable(env: Environment): { config: Config | null; problems: ConfigError[] } {
+function readable(env: Environment): { config: Config | null; problems: ConfigError['problems'] } {
   const mended = { ...env }
-  const problems: ConfigError[] = []
+  const problems: ConfigError['problems'][number][] = []
   for (;;) {
     try {
-      return { config: loadConfig(mended), problems }
+      return { config: loadSettings(mended), problems }
     } catch (error) {
       if (!(error instanceof ConfigError)) throw error
-      const { variable } = error
-      if (problems.some(problem => problem.variable === variable)) return { config: null, problems }
-      problems.push(error)
-      mended[variable] = FILLERS[variable]
+      const more = error.problems.filter(({ variable }) => !problems.some(known => known.variable === variable))
+      if (more.length === 0) return { config: null, problems }
+      problems.push(...more)
+      for (const { variable } of more) mended[variable] = FILLERS[variable]
     }
   }
 }

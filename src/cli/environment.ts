@@ -1,9 +1,10 @@
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
-import { type Config, loadConfig } from '../config.ts'
+import type { Config } from '../config.ts'
 import { createLog, type Logger } from '../core/process/log.ts'
 import type { OpenServices } from '../core/process/open-services.ts'
+import { loadSettings } from '../core/process/settings.ts'
 import { findEmbedded, startEmbedded } from '../local/postgres.ts'
 
 export type Environment = Record<string, string | undefined>
@@ -86,7 +87,7 @@ export const commandLog = (env: Environment): Logger =>
 export async function withConfig<T>(dataDir: string, work: (config: Config, log: Logger) => Promise<T>): Promise<T> {
   const { env, close } = await deployment(dataDir)
   try {
-    return await work(loadConfig(env), commandLog(env))
+    return await work(loadSettings(env), commandLog(env))
   } finally {
     await close()
   }

@@ -8,12 +8,12 @@ import { CommandError, describe, note, print, printJson } from './output.ts'
 export const migrateCommand = ({ data, json }: { data: string; json?: boolean }): Promise<void> =>
   withConfig(data, async config => {
     loadModules(modules)
-    const waiting = setTimeout(() => note('another process migrates; waiting for its lock'), 2000)
     const began = performance.now()
     try {
       const ran = await migrate(config.DATABASE_URL, {
         lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
         jobRetentionDays: config.JOB_RETENTION_DAYS,
+        onWait: () => note('another process migrates; waiting for its lock'),
       })
       const ms = Math.round(performance.now() - began)
       if (json) return printJson({ ran, ms })
@@ -25,7 +25,5 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
         `the database ${host}${pathname} cannot be migrated: ${describe(error)}`,
         'Set DATABASE_URL to a database that exists, or run muster up, which brings its own.',
       )
-    } finally {
-      clearTimeout(waiting)
     }
   })

@@ -4,10 +4,11 @@ import { createServer } from 'node:http'
 import { isIPv6 } from 'node:net'
 import path from 'node:path'
 import { stderr } from 'node:process'
-import { type Config, loadConfig } from '../config.ts'
+import type { Config } from '../config.ts'
 import { openPool } from '../core/db/pool.ts'
 import { portOf } from '../core/http/health.ts'
 import { createLog } from '../core/process/log.ts'
+import { loadSettings } from '../core/process/settings.ts'
 import { onStop } from '../core/process/shutdown.ts'
 import type { Double } from '../local/double/server.ts'
 import { findEmbedded, startEmbedded, stopEmbedded } from '../local/postgres.ts'
@@ -83,7 +84,7 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
   if (options.port !== undefined) env.PORT = options.port
   // One process has one health to ask for, that of web; the worker's port shall not be what keeps it from starting.
   env.WORKER_HEALTH_PORT ||= '0'
-  const { PORT, HOST, production } = loadConfig(env)
+  const { PORT, HOST, production } = loadSettings(env)
   env.PORT = String(await takePort(PORT, HOST))
 
   // The database comes up while the modules load.
@@ -109,7 +110,7 @@ async function start(options: UpOptions, parts: Part[], stopped: () => boolean):
 
   const [{ startWeb }, { startWorker }, { migrate }, { firstSignIn, makeDemo }, { loadModules }, all] = await loading
   loadModules(all.modules)
-  const config = loadConfig(env)
+  const config = loadSettings(env)
   const { host, port, pathname } = new URL(config.DATABASE_URL)
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_URL, {

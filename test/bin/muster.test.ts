@@ -5,6 +5,7 @@ import path from 'node:path'
 import { withSettings } from '../../src/cli/settings.ts'
 import { conversationSweep } from '../../src/conversation/turns/handler.ts'
 import { newId } from '../../src/core/api/ids.ts'
+import { openPool } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { handler } from '../../src/core/jobs/handler.ts'
 import { startWorkers } from '../../src/core/jobs/worker.ts'
@@ -12,7 +13,7 @@ import { silentLog } from '../../src/core/process/log.ts'
 import { createTurn } from '../../src/execution/generations/create.ts'
 import { findEmbedded, startEmbedded } from '../../src/local/postgres.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { run } from '../support/commands.ts'
+import { launch, run } from '../support/commands.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
@@ -115,6 +116,26 @@ describe('muster', function () {
         ran.sort((a, b) => a - b),
         [0, 0, files],
       )
+    })
+
+    it('is waited for while another process migrates, and says so then alone', async () => {
+      const pool = await openPool({ databaseUrl: env.DATABASE_URL, connections: 1, applicationName: 'test' })
+      const lock = (work: () => Promise<void>) =>
+        pool.connect(async connection => {
+          await connection.query(sql.unsafe`select pg_advisory_lock(7310542201)`)
+          await work()
+          await connection.query(sql.unsafe`select pg_advisory_unlock(7310542201)`)
+        })
+      const migrating = () => launch('bin/muster.ts', ['migrate'], { ...testEnvironment(app.databaseUrl), ...env })
+      let waiting = migrating()
+      await waiting.ended
+      assert.equal(waiting.output.stderr, '')
+      await lock(async () => {
+        waiting = migrating()
+        await eventually(() => waiting.output.stderr.includes('another process migrates'), { within: 30_000 })
+      })
+      assert.equal(await waiting.ended, 0)
+      await pool.end()
     })
 
     it('gets its first admin once', async () => {

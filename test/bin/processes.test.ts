@@ -134,6 +134,8 @@ describe('web and worker processes', function () {
       WORKER_HEARTBEAT_INTERVAL_MS: '200',
     })
     assert.match(running.output.stdout, /"kinds":\["delivery","snapshot"\]/)
+    const others = '"ingestion","generation","orchestration","trigger","evaluation"'
+    await eventually(() => running.output.stdout.includes(`"concerns":[${others}]`), { what: 'what nobody works on' })
     assert.equal(await status(`${url}/healthz`), 200)
     await eventually(async () => (await status(`${url}/readyz`)) === 200, { within: 10_000 })
     assert.equal(await running.stop(), 0)
@@ -195,15 +197,18 @@ describe('web and worker processes', function () {
     )
   })
 
-  it('a setting that cannot be used is named, in one line', async () => {
+  it('settings that cannot be used are named, all at once and each in a line', async () => {
     for (const file of ['src/web.ts', 'jobs/worker.ts']) {
-      const { code, stderr } = await run(file, [], { ...testEnvironment(database.url), DATABASE_POOL_MAX: 'many' })
+      const settings = { DATABASE_POOL_MAX: 'many', NODE_ENV: 'production', EGRESS_ALLOW_HOSTS: 'a b' }
+      const { code, stderr } = await run(file, [], { ...testEnvironment(database.url), ...settings })
       assert.equal(code, 1)
-      assert.equal(stderr, 'DATABASE_POOL_MAX: must be an integer\n')
+      assert.deepEqual(stderr.split('\n').sort(), [
+        '',
+        'BASE_URL: is required in production',
+        'DATABASE_POOL_MAX: must be an integer',
+        'EGRESS_ALLOW_HOSTS: "a b" is not a host, host:port, *.suffix, IP or CIDR',
+      ])
     }
-    const bare = await run('src/web.ts', [], { ...testEnvironment(database.url), NODE_ENV: 'production' })
-    assert.equal(bare.code, 1)
-    assert.equal(bare.stderr, 'BASE_URL: is required in production\n')
   })
 
   it('a port that is taken ends the process', async () => {

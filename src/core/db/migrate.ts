@@ -12,21 +12,31 @@ const MIGRATION_LOCK = 7_310_542_201
  * Brings a database to the state of sql/ and of the queues that the loaded modules handle.
  * Several processes may call it at once: one works, the others wait.
  * @param options.lockTimeoutMs how long to wait for the lock before giving up.
+ * @param options.onWait called when another process migrates, before it is waited for.
  * @param options.jobRetentionDays how long finished messages are kept, default 7.
  * @returns the names of the migrations that ran.
  */
 export async function migrate(
   databaseUrl: string,
-  options: { lockTimeoutMs?: number; jobRetentionDays?: number; log?: (line: string) => void } = {},
+  options: {
+    lockTimeoutMs?: number
+    jobRetentionDays?: number
+    log?: (line: string) => void
+    onWait?: () => void
+  } = {},
 ): Promise<string[]> {
   // Loaded for this alone: a process that does not migrate has no use for it.
   const { runner } = await import('node-pg-migrate')
   const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster migrate' })
   await client.connect()
   try {
-    await client.query(`set lock_timeout = ${Math.max(1, options.lockTimeoutMs ?? 600_000)}`)
-    await client.query(`select pg_advisory_lock(${MIGRATION_LOCK})`)
-    await client.query('set lock_timeout = 0')
+    const { rows } = await client.query(`select pg_try_advisory_lock(${MIGRATION_LOCK}) as locked`)
+    if (!rows[0].locked) {
+      options.onWait?.()
+      await client.query(`set lock_timeout = ${Math.max(1, options.lockTimeoutMs ?? 600_000)}`)
+      await client.query(`select pg_advisory_lock(${MIGRATION_LOCK})`)
+      await client.query('set lock_timeout = 0')
+    }
     const ran = await runner({
       dbClient: client,
       dir: directory,

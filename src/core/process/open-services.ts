@@ -1,10 +1,10 @@
-import { type Config, ConfigError } from '../../config.ts'
+import type { Config } from '../../config.ts'
 import { openNotifications } from '../db/notify.ts'
 import { openPool } from '../db/pool.ts'
 import { watchForSilence } from '../db/silence.ts'
 import { createWriter } from '../db/write.ts'
 import { openQueues } from '../jobs/queue.ts'
-import { createEgress, type Egress } from '../net/egress.ts'
+import { createEgress } from '../net/egress.ts'
 import { openResolver } from '../net/resolver.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../secrets/secretbox.ts'
 import { type Clock, systemClock } from './clock.ts'
@@ -16,7 +16,6 @@ export type OpenServices = Services & { close(): Promise<void> }
 /**
  * Opens what a process needs: the pool, the queues, the listening connection, the egress client, the secret box.
  * The schema must be there (core/migrate). `close` releases all of it, in the reverse order, once.
- * @throws ConfigError before anything is opened, for an allow-list or name servers that cannot be read
  */
 export async function openServices(
   config: Config,
@@ -36,7 +35,10 @@ export async function openServices(
   })
   if (config.SECRETS_ENCRYPTION_KEY.length === 0)
     log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
-  const egress = openEgress(config)
+  const egress = createEgress({
+    allowHosts: config.EGRESS_ALLOW_HOSTS,
+    resolve: openResolver({ servers: config.EGRESS_DNS_SERVERS }),
+  })
   const queueConnections = options.role === 'worker' ? 6 : 2
   const notifications = await openNotifications({ databaseUrl: config.DATABASE_URL, log })
   const silence = watchForSilence({ databaseUrl: config.DATABASE_URL, notifications, log })
@@ -91,16 +93,4 @@ export async function openServices(
       return closing
     },
   }
-}
-
-function openEgress(config: Config): Egress {
-  const named = <T>(setting: string, open: () => T): T => {
-    try {
-      return open()
-    } catch (error) {
-      throw new ConfigError(setting, (error as Error).message)
-    }
-  }
-  const resolve = named('EGRESS_DNS_SERVERS', () => openResolver({ servers: config.EGRESS_DNS_SERVERS }))
-  return named('EGRESS_ALLOW_HOSTS', () => createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS, resolve }))
 }
