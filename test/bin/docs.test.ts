@@ -27,6 +27,14 @@ function commandsOf(page: string): Map<string, string> {
   return new Map(commands.filter(([, code]) => code !== '') as [string, string][])
 }
 
+/** Sections that install or start what the others run against; test/bin/up.test.ts and examples.test.ts do that. */
+const STARTING = [
+  'CONTRIBUTING.md: Setting up',
+  'README.md: Running it',
+  'README.md: Try it',
+  'examples/README.md: A receiver of webhooks',
+]
+
 describe('the commands of the pages', function () {
   this.timeout(90_000)
 
@@ -61,9 +69,13 @@ describe('the commands of the pages', function () {
       ['http://127.0.0.1:5049/v1', report.model.url],
       ['KEY=sk_...', `KEY=${report.demo.key}`],
       ['TOKEN=...', `TOKEN=${token}`],
+      ['PASSWORD=...', `PASSWORD=${report.admin.password}`],
     ]
     return given.reduce((text, [shown, real]) => text.replaceAll(shown, real), code)
   }
+
+  /** The blocks that have run, as the pages show them. */
+  const run: string[] = []
 
   /** Runs the commands of all sections in one shell that ends at the first that fails; what each section printed. */
   async function answersOf(sections: Map<string, string>, cwd: string): Promise<Map<string, string>> {
@@ -71,6 +83,7 @@ describe('the commands of the pages', function () {
     const shell = spawn('sh', ['-eu', '-c', script], { cwd, stdio: ['ignore', 'pipe', 'pipe'] })
     const output = { stdout: '', stderr: '' }
     for (const name of ['stdout', 'stderr'] as const) shell[name].on('data', part => (output[name] += part))
+    run.push(...sections.values())
     const [code] = await once(shell, 'close')
     assert.deepEqual([code, output.stderr], [0, ''], output.stdout.slice(-2000))
     const answers = output.stdout.split(/^## /m).slice(1)
@@ -291,7 +304,8 @@ describe('the commands of the pages', function () {
   it('of guardrails.md run as they are written', async () => {
     const sections = commandsOf('docs/guardrails.md')
     const answers = await answersOf(sections, base)
-    assert.equal(answers.get('Write one, and try it'), 'execute\ntripwire\nroute_to_approval')
+    const asked = Array(4).fill('route_to_approval').join('\n')
+    assert.equal(answers.get('Write one, and try it'), `execute\ntripwire\n${asked}`)
     assert.equal(answers.get('Attach it'), '2tripwire')
   })
 
@@ -351,19 +365,60 @@ describe('the commands of the pages', function () {
     assert.match(found.results[0].content, /password/i)
   })
 
-  it('of documents and files in messages run as they are written', async () => {
-    const heading = 'Documents and files in messages'
-    const { agent_id, key, session_id } = report.demo
-    const prelude = `API=${report.url}/api/v1
-      H='Authorization: Bearer ${key}'
-      J='Content-Type: application/json'
-      AGENT=${agent_id}
-      SESSION=${session_id}
-      ${/^field\(\).*$/m.exec(commandsOf('docs/conversations.md').get('Before the first call') as string)?.[0]}\n`
-    const commands = commandsOf('docs/conversations.md').get(heading) as string
-    const answers = await answersOf(new Map([[heading, prelude + commands]]), base)
+  it('of conversations.md run as they are written', async () => {
+    const sections = commandsOf('docs/conversations.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
     assert.deepEqual(failures(answers), [])
-    assert.match(answers.get(heading) ?? '', /"content":"We ship on Friday\.".*"content":"echo: We ship on Friday\."/s)
-    assert.match(last(answers.get(heading)).output.content, /What is this\?/)
+    const of = (heading: string) => answers.get(heading) ?? ''
+    assert.match(of('A provider and an agent'), /"default_model_route_id":"route_/)
+    assert.match(of('Messages and turns'), /"content":"echo: \[Ann\]: Hello, who are you\?"/)
+    const files = 'Documents and files in messages'
+    assert.match(of(files), /"content":"We ship on Friday\.".*"content":"echo: .*We ship on Friday\."/s)
+    assert.match(last(of(files)).output.content, /What is this\?/)
+    // The stream as it is read first, the turn from its start, and what follows its second piece.
+    assert.deepEqual(of('Streams').match(/^id: 1$|^event: completed$/gm), [
+      'id: 1',
+      'event: completed',
+      'id: 1',
+      'event: completed',
+      'event: completed',
+    ])
+    assert.match(of('Without a session'), /"content":"echo: One line, please\."/)
+    assert.match(of('Webhooks'), /"secret":"whsec_/)
+  })
+
+  it('of operations.md run as they are written, on the data of a deployment that runs', async () => {
+    // What has a place for an id is for a dead letter that there is; none is here.
+    const commands = [...commandsOf('docs/operations.md')].map(([heading, code]) => [heading, code] as const)
+    const muster = `muster() { node '${path.join(root, 'bin/muster.ts')}' "$@" --data '${data}' 2>&1; }\n`
+    const demo = client(report.url, report.demo.key)
+    const { project_id } = (await demo.get(`/agents/${report.demo.agent_id}`)).body
+    const runnable = commands.map(([heading, code]) => [heading, code.replace(/^.*<id>.*\n/gm, '')] as const)
+    const shown = runnable.map(([heading, code]) => [heading, code.replaceAll('proj_...', project_id)] as const)
+    const answers = await answersOf(new Map([['muster', muster], ...shown]), base)
+    run.push(...commands.map(([, code]) => code))
+    assert.match(answers.get('Embeddings') ?? '', /^\d+ of \d+ documents, \d+ chunks embedded, 0 failed$/m)
+  })
+
+  it('of examples run as they are written', async () => {
+    const [[heading, code]] = commandsOf('examples/README.md')
+    const given = code.replace('MUSTER_KEY=sk_...', `MUSTER_KEY=${report.demo.key}`)
+    const answers = await answersOf(new Map([[heading, given]]), root)
+    run.push(code)
+    assert.match(answers.get(heading) ?? '', /agent: echo: Hello, who are you\?/)
+  })
+
+  it('are run of every page, all that do not start a deployment', () => {
+    const pages = ['.', 'docs', 'examples'].flatMap(folder =>
+      fs
+        .readdirSync(path.join(root, folder))
+        .filter(name => name.endsWith('.md'))
+        .map(name => path.join(folder, name)),
+    )
+    const left = pages.flatMap(page =>
+      [...commandsOf(page)].filter(([, code]) => !run.includes(code)).map(([heading]) => `${page}: ${heading}`),
+    )
+    assert.deepEqual(left.sort(), STARTING)
   })
 })
